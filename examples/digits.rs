@@ -7,24 +7,79 @@
 //! Four fifths of the 1,797 digits are for training. The other fifth is held out. It is chosen at random with
 //! a fixed seed, so accuracies can be compared for all values of `--seed`.
 
-mod common;
-
 use candle_core::{Device, Tensor};
 use candle_nn::{Activation::Relu, Module, VarBuilder};
-use common::compare::{Trained, compared};
-use common::{Options, progress::Progress};
-use distribute::data::{Csv, Dataset};
+use clap::{Parser, ValueEnum};
+use distribute::cluster::deadline::Stopwatch;
+use distribute::data::Csv;
+use distribute::monitor::Monitor;
+use distribute::net::{Certificates, Credentials};
 use distribute::nn::{Linear, linear, loss}; // candle_nn's layers work as well, at half the speed
-use distribute::prelude::*;
-use distribute::{Checkpoint, Training};
+use distribute::summary::SummaryWriter;
+use distribute::{prelude::*, trace};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::PathBuf;
 
-const EPOCHS: usize = 30;
 /// The global batch size.
 const BATCH: usize = 128;
 const LEARNING_RATE: f64 = 1e-3;
 
 /// Images `[n, 64]` in [0, 1] and their labels `[n]`.
 type Digits = Dataset<(Tensor, Tensor)>;
+
+/// Trains a network of three layers to read handwritten digits, a replica on every core, and compares with one replica
+#[derive(Parser)]
+struct Options {
+    /// The placement of the replicas
+    #[arg(long, value_enum, default_value = "mirrored")]
+    strategy: Kind,
+    /// The number of replicas, on each worker [default: one for each core]
+    #[arg(long)]
+    replicas: Option<usize>,
+    /// The devices of the replicas instead of cores, the same on each worker, such as gpu:0 or gpu:0,cpu:0, in a build
+    /// with --features cuda
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',', conflicts_with_all = ["replicas", "workers"])]
+    device: Vec<String>,
+    /// The number of workers that train together, as threads of this process
+    #[arg(long)]
+    workers: Option<usize>,
+    /// Certificates for links between machines: ca.pem, certificate.pem and key.pem in this folder [default: created
+    /// from the secret of the job]
+    #[arg(long, value_name = "FOLDER")]
+    certificates: Option<PathBuf>,
+    /// The number of passes over all digits
+    #[arg(long, default_value_t = 30)]
+    epochs: u64,
+    /// The seed of initial weights and of the order of digits
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Print only the result
+    #[arg(long)]
+    quiet: bool,
+    /// Print the result as one line of JSON
+    #[arg(long)]
+    json: bool,
+    /// Write a timeline of each replica into this file, for <https://ui.perfetto.dev>
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Write the loss of each step and histograms of variables into this folder, for TensorBoard
+    #[arg(long, value_name = "FOLDER")]
+    log_dir: Option<PathBuf>,
+    /// Show the training at http://127.0.0.1:PORT, to browsers, Prometheus and `distribute status 127.0.0.1:PORT`
+    #[arg(long, value_name = "PORT")]
+    live: Option<u16>,
+}
+
+#[derive(ValueEnum, Clone, Copy)]
+#[value(rename_all = "snake_case")]
+enum Kind {
+    /// MirroredStrategy: a replica on each core
+    Mirrored,
+    /// MultiWorkerMirroredStrategy: all processes of the cluster in the environment, a replica on each of their cores
+    #[value(alias = "multi-worker")]
+    MultiWorker,
+}
 
 struct Mlp {
     hidden: [Linear; 2],
@@ -44,13 +99,58 @@ impl Mlp {
     }
 }
 
-#[distribute::main]
+#[distribute::main(allocator = mimalloc::MiMalloc)]
 fn main() -> distribute::Result<()> {
-    let options: Options = common::parse(
-        "Trains a network of three layers to read handwritten digits, a replica on every core; with --workers also on several workers",
-    );
+    let options = Options::parse();
     let (training, held_out) = digits()?;
-    compared("digits", &options, |strategy| train(strategy, &options, &training, &held_out))
+    let train = |strategy: &Strategy| train(strategy, &options, &training, &held_out);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let timeline = options.trace.as_ref().map(trace::to_file).transpose()?; // written until it is dropped
+
+    if let Some(workers) = options.workers {
+        let replicas = options.replicas.unwrap_or((cores / workers.max(1)).max(1));
+        let all = MultiWorkerMirroredStrategy::on_threads(workers, replicas, train)?;
+        drop(timeline);
+        let one = train(&MirroredStrategy::cpus(workers * replicas)?)?;
+        return compare_workers(&options, workers, &all, &one);
+    }
+    let strategy = strategy(&options, options.replicas.unwrap_or(cores))?;
+    let trained = train(&strategy)?;
+    drop(timeline);
+    match (strategy.world().workers(), trained.replicas) {
+        // The first worker compares.
+        _ if !strategy.is_chief() => Ok(()),
+        (1, 1) => {
+            let table = format!("{HEADER}{}weights: {}", trained.row("1 replica"), trained.sha256);
+            finish(&options, &table, &trained.figures(&options));
+            Ok(())
+        }
+        (1, _) => compare_replicas(&options, &trained, &train(&OneDeviceStrategy::new("cpu:0")?)?),
+        (workers, replicas) => {
+            let one = train(&MirroredStrategy::cpus(replicas)?)?;
+            compare_workers(&options, workers, &[trained], &one)
+        }
+    }
+}
+
+/// Returns the requested strategy: the only part of a program that depends on the location of replicas.
+fn strategy(options: &Options, replicas: usize) -> distribute::Result<Strategy> {
+    let devices = options.device.iter().map(String::as_str);
+    match (options.strategy, options.device.is_empty()) {
+        (Kind::Mirrored, true) => MirroredStrategy::cpus(replicas),
+        (Kind::Mirrored, false) => MirroredStrategy::new(devices),
+        (Kind::MultiWorker, cpus) => {
+            let builder = MultiWorkerMirroredStrategy::builder();
+            let mut builder = if cpus { builder.replicas(replicas) } else { builder.devices(devices) };
+            if let Some(folder) = &options.certificates {
+                let [ca, certificate, key] =
+                    ["ca.pem", "certificate.pem", "key.pem"].map(|name| folder.join(name));
+                let certificates = Certificates { ca, certificate, key };
+                builder = builder.credentials(Credentials::new().certificates(certificates));
+            }
+            builder.build()
+        }
+    }
 }
 
 fn train(
@@ -59,30 +159,90 @@ fn train(
     training: &Digits,
     held_out: &Digits,
 ) -> distribute::Result<Trained> {
-    let (epochs, examples) = (options.epochs(EPOCHS), training.cardinality().finite().unwrap_or(0));
+    let examples = training.cardinality().finite().unwrap_or(0);
     let model = strategy.replicate_seeded(options.seed, Mlp::new)?;
     let optimizer = Adam::new(&model.variables, LEARNING_RATE)?;
     let batches = strategy.distribute_dataset(training.shuffle(examples, options.seed).batch(BATCH))?;
+    let steps_per_epoch = examples.div_ceil(BATCH) as u64;
 
-    let mut progress =
-        Progress::start(options, strategy, epochs, examples, BATCH)?.variables(&model.variables);
+    // A page of the chief, served until it is dropped.
+    let monitor = options.live.map(|port| Monitor::builder(strategy).address(format!("127.0.0.1:{port}")));
+    let monitor = monitor.map(|monitor| monitor.start()).transpose()?;
+    if let Some(address) = monitor.as_ref().and_then(Monitor::address).filter(|_| !options.quiet) {
+        say(&format!("watch it at http://{address}"));
+    }
+    let summaries = match &options.log_dir {
+        None => SummaryWriter::noop(),
+        Some(folder) => {
+            let world = strategy.world().to_string().replace(',', "").replace(' ', "-");
+            strategy.summary_writer(folder.join(world))?
+        }
+    };
+
+    let (clock, mut seen, mut mean) = (Stopwatch::start(), 0, f64::NAN);
     let state = Checkpoint::new().part("strategy", strategy).part("model", &model.variables);
     let state = state.part("optimizer", &optimizer).part("batches", &batches);
     // If a worker of several is killed, its replacement takes over this state, and all resume from it.
     let accuracy = Training::new(state)?.run(|| {
-        progress.at(batches.position());
-        while batches.position().epoch < epochs as u64 {
+        while batches.position().epoch < options.epochs {
+            let (begun, mut losses) = (batches.position(), Vec::new());
             for batch in &batches {
-                let losses = strategy.run((&model, batch?), |ctx, (model, (images, labels))| {
+                let of_replicas = strategy.run((&model, batch?), |ctx, (model, (images, labels))| {
                     let loss = loss::cross_entropy(&model.forward(&images)?, &labels)?;
                     optimizer.minimize(ctx, loss, labels.dim(0)?) // backward, reduce, update; the mean loss of all replicas
                 })?;
-                progress.step(&losses)?;
+                losses.extend(of_replicas.iter().next().cloned());
+            }
+
+            if losses.is_empty() {
+                continue; // resumed after the last step of an epoch
+            }
+            // Read once an epoch, because reading from a GPU waits for it.
+            let losses = Tensor::stack(&losses, 0)?.to_vec1::<f32>()?;
+            let (mut sum, mut count) = (0., 0);
+            for (step, loss) in (begun.steps..).zip(losses) {
+                let size = BATCH.min(examples - step as usize * BATCH);
+                (sum, count) = (sum + f64::from(loss) * size as f64, count + size);
+                summaries.scalar("loss", loss.into(), begun.epoch * steps_per_epoch + step + 1)?;
+            }
+            (mean, seen) = (sum / count as f64, seen + count);
+            let (epoch, speed) = (begun.epoch + 1, seen as f64 / clock.seconds());
+            summarize(&summaries, &model.variables, speed, epoch * steps_per_epoch)?;
+            // At most twenty lines.
+            if strategy.is_chief() && !options.quiet && epoch.is_multiple_of(options.epochs.div_ceil(20)) {
+                let (world, epochs, speed) = (strategy.world(), options.epochs, thousands(speed));
+                say(&format!("{world}: epoch {epoch} of {epochs}, {speed} examples/s, loss {mean:.4}"));
             }
         }
         accuracy(strategy, &model, held_out)
     })?;
-    Ok(Trained { pace: progress.finish()?, accuracy, variables: model.variables.clone() })
+    let seconds = clock.seconds();
+    Ok(Trained {
+        seconds,
+        examples_per_s: seen as f64 / seconds,
+        loss: mean,
+        accuracy,
+        replicas: strategy.num_replicas_in_sync(),
+        sha256: model.variables.sha256()?,
+        variables: model.variables.clone(),
+    })
+}
+
+/// Writes the speed and histograms of variables, if there is a folder for them.
+fn summarize(
+    summaries: &SummaryWriter,
+    variables: &Variables,
+    speed: f64,
+    step: u64,
+) -> distribute::Result<()> {
+    if summaries.path().is_some() {
+        summaries.scalar("examples_per_s", speed, step)?;
+        for name in variables.names() {
+            let values = variables.get(&name)?.flatten_all()?.to_vec1::<f32>()?;
+            summaries.histogram(&name.replace('.', "/"), values, step)?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the accuracy of the model on `digits`: each replica counts in its part of the batch, and `reduce`
@@ -103,7 +263,7 @@ fn accuracy(strategy: &Strategy, model: &Replicated<Mlp>, digits: &Digits) -> di
 /// Returns four fifths of the digits for training, and one for testing.
 fn digits() -> distribute::Result<(Digits, Digits)> {
     const SPLIT_SEED: u64 = 0;
-    let file = Csv::bytes("digits.csv.gz", include_bytes!("data/digits.csv.gz")).header(false);
+    let file = Csv::bytes("digits.csv.gz", include_bytes!("data/digits.csv.gz")).without_header();
     let (images, labels) = file.labelled(64)?.load()?;
     let count = labels.dims()[0];
     let images = (images.to_candle(&Device::Cpu)? / 16.)?;
@@ -113,4 +273,115 @@ fn digits() -> distribute::Result<(Digits, Digits)> {
     let shuffled = Dataset::from_slices((images, labels))?.shuffle(count, SPLIT_SEED).load()?;
     let digits = Dataset::from_slices(shuffled)?;
     Ok((digits.skip(count / 5), digits.take(count / 5)))
+}
+
+/// The result of a training.
+struct Trained {
+    seconds: f64,
+    examples_per_s: f64,
+    /// The mean loss of the last epoch.
+    loss: f64,
+    /// The accuracy on the held-out digits.
+    accuracy: f64,
+    replicas: usize,
+    variables: Variables,
+    sha256: String,
+}
+
+const HEADER: &str = "\n                accuracy   seconds    examples/s\n";
+
+impl Trained {
+    fn row(&self, title: &str) -> String {
+        let (percent, speed) = (format!("{:.2} %", self.accuracy * 100.), thousands(self.examples_per_s));
+        format!("{title:<14}{percent:>10}{:>10.2}{speed:>14}\n", self.seconds)
+    }
+
+    fn figures(&self, options: &Options) -> Value {
+        json!({
+            "example": "digits",
+            "accuracy": self.accuracy,
+            "seconds": self.seconds,
+            "examples_per_s": self.examples_per_s,
+            "loss": self.loss,
+            "replicas": self.replicas,
+            "seed": options.seed,
+            "weights_sha256": self.sha256,
+        })
+    }
+}
+
+/// The maximum difference of weights. With another number of replicas the same gradients are added in another
+/// order, so their last bits differ. Weights then mostly differ by 1e-6. But if the input of a unit is zero
+/// except for such a bit, the unit is on in one training and off in the other. Adam divides gradients by
+/// their size, so it then moves the unit's weights by up to the learning rate in each step.
+const TOLERANCE: f32 = 1e-2;
+
+/// Compares a training with that of one replica.
+fn compare_replicas(options: &Options, trained: &Trained, one: &Trained) -> distribute::Result<()> {
+    let mut difference = 0f32;
+    for name in one.variables.names() {
+        let both = (trained.variables.get(&name)? - one.variables.get(&name)?)?;
+        difference = difference.max(both.abs()?.flatten_all()?.max(0)?.to_scalar()?);
+    }
+    let (replicas, speedup) = (trained.replicas, trained.examples_per_s / one.examples_per_s);
+    let weights = if difference <= TOLERANCE {
+        " and train the same weights: they differ"
+    } else {
+        ". Their weights differ:"
+    };
+    let table = format!(
+        "{HEADER}{}{}{replicas} replicas are {speedup:.2} times as fast as one{weights} by {difference:.0e} at most.\nweights: {}",
+        trained.row(&format!("{replicas} replicas")),
+        one.row("1 replica"),
+        trained.sha256,
+    );
+    let mut figures = trained.figures(options);
+    figures["speedup"] = speedup.into();
+    figures["largest_difference_of_weights"] = difference.into();
+    finish(options, &table, &figures);
+    Ok(())
+}
+
+/// Compares the results of all workers, or of the first, with a training of one process with the same number
+/// of replicas. All computed values must be equal.
+fn compare_workers(
+    options: &Options,
+    workers: usize,
+    all: &[Trained],
+    one: &Trained,
+) -> distribute::Result<()> {
+    let Some(first) = all.first() else { return Ok(()) };
+    let same = all.iter().all(|worker| worker.sha256 == one.sha256);
+    let mut table = format!("{HEADER}{}{}", first.row(&format!("{workers} workers")), one.row("one process"));
+    table += if same { "All train the same weights, to the bit.\n" } else { "Their weights differ.\n" };
+    for (worker, trained) in all.iter().enumerate() {
+        table += &format!("weights of worker {worker}: {}\n", trained.sha256);
+    }
+    table += &format!("of one process:      {}", one.sha256);
+    let mut figures = first.figures(options);
+    figures["workers"] = workers.into();
+    figures["same_weights"] = same.into();
+    finish(options, &table, &figures);
+    Ok(())
+}
+
+fn finish(options: &Options, table: &str, figures: &Value) {
+    if !(options.quiet && options.json) {
+        say(table);
+    }
+    if options.json {
+        say(&figures.to_string());
+    }
+}
+
+/// Prints a line. If the reader has exited (`digits | head -1`), the program continues silently.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// Formats a number for people: 12,345.
+fn thousands(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    groups.join(",")
 }

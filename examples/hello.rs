@@ -1,13 +1,23 @@
 //! The smallest program: every replica contributes its id, and receives the sum of all.
 
-mod common;
+use clap::Parser;
 use distribute::prelude::*;
+
+/// Sums the ids of all replicas: the smallest program
+#[derive(Parser)]
+struct Options {
+    /// The number of replicas [default: one for each core]
+    #[arg(long)]
+    replicas: Option<usize>,
+}
 
 #[distribute::main]
 fn main() -> distribute::Result<()> {
-    let options: common::Options = common::parse("Sums the ids of all replicas: the smallest program");
-    let strategy = options.strategy()?; // MirroredStrategy::all_cores()?, unless --strategy says otherwise
+    let strategy = match Options::parse().replicas {
+        Some(replicas) => MirroredStrategy::cpus(replicas)?,
+        None => MirroredStrategy::all_cores()?,
+    };
     let sums = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, ctx.replica_id_in_sync_group()))?;
-    options.finish(&sums.to_string(), &[("example", "hello".into()), ("replicas", sums.len().into())]);
+    println!("{sums}");
     Ok(())
 }

@@ -5,14 +5,14 @@
 //! cargo run --release --example records
 //! ```
 
-mod common;
-
 use candle_core::Device;
 use candle_nn::{Module, linear};
-use common::{Options, progress::Progress};
+use clap::Parser;
 use distribute::data::example::{Example, Features, FixedLen};
-use distribute::data::{Compression, Csv, Dataset, Files, TfRecord, TfRecordWriter};
-use distribute::{Checkpoint, nn::loss, prelude::*};
+use distribute::data::{Compression, Csv, Files, TfRecord, TfRecordWriter};
+use distribute::nn::loss;
+use distribute::prelude::*;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -22,11 +22,26 @@ const BATCH: usize = 64;
 /// Features by name: `pixels` `[n, 64]` and `digit` `[n]`.
 type Digits = Dataset<BTreeMap<String, HostTensor>>;
 
-#[distribute::main]
+/// Writes digits into TFRecord files, and trains on them, from the middle of an epoch on another number of replicas
+#[derive(Parser)]
+struct Options {
+    /// The number of replicas of the first half [default: one for each core]; the second half has one more
+    #[arg(long)]
+    replicas: Option<usize>,
+    /// The seed of initial weights and of the order of digits
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Print only the result
+    #[arg(long)]
+    quiet: bool,
+    /// Print the result as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[distribute::main(allocator = mimalloc::MiMalloc)]
 fn main() -> distribute::Result<()> {
-    let options: Options = common::parse(
-        "Writes digits into TFRecord files, and trains on them, from the middle of an epoch on another number of replicas",
-    );
+    let options = Options::parse();
     let folder = tempfile::tempdir().map_err(distribute::Error::other)?;
     let count = write(folder.path())?;
 
@@ -35,7 +50,10 @@ fn main() -> distribute::Result<()> {
     let files = Files::glob(&format!("{}/digits-*.tfrecord.gz", folder.path().display()))?;
     let digits = TfRecord::new(files).examples(&features)?.shuffle(500, options.seed).batch(BATCH);
 
-    let few = options.strategy()?;
+    let few = match options.replicas {
+        Some(replicas) => MirroredStrategy::cpus(replicas)?,
+        None => MirroredStrategy::all_cores()?,
+    };
     let more = MirroredStrategy::cpus(few.num_replicas_in_sync() + 1)?;
     let saved = folder.path().join("saved");
     let half = count / BATCH / 2 * BATCH;
@@ -44,14 +62,12 @@ fn main() -> distribute::Result<()> {
         train(&more, &options, &digits, &saved, count - half)?,
     ];
 
-    let figures = [
-        ("example", "records".into()),
-        ("digits", count.into()),
-        ("seen", seen.iter().sum::<usize>().into()),
-        ("replicas", more.num_replicas_in_sync().into()),
-    ];
-    let [before, after] = seen;
-    options.finish(&format!("{before} + {after} of {count} digits seen in one epoch"), &figures);
+    if options.json {
+        let replicas = more.num_replicas_in_sync();
+        println!("{}", json!({"digits": count, "seen": seen.iter().sum::<usize>(), "replicas": replicas}));
+    } else {
+        println!("{} + {} of {count} digits seen in one epoch", seen[0], seen[1]);
+    }
     Ok(())
 }
 
@@ -77,8 +93,7 @@ fn train(
         print!("{}", batches.explain());
     }
 
-    let mut progress = Progress::start(options, strategy, 1, count, BATCH)?;
-    let mut seen = 0;
+    let (mut seen, mut last) = (0, f32::NAN);
     for batch in batches.iter().take(count.div_ceil(BATCH)) {
         let results = strategy.run((&model, batch?), |ctx, (model, batch)| {
             let images = (batch["pixels"].to_candle(&Device::Cpu)? / 16.)?;
@@ -87,10 +102,12 @@ fn train(
             Ok((optimizer.minimize(ctx, loss, digits.dim(0)?)?, digits.dim(0)?))
         })?;
         let (losses, counts) = results.unzip();
-        progress.step(&losses)?;
+        last = losses.to_scalar()?;
         seen += strategy.reduce(ReduceOp::Sum, counts, None)?;
     }
-    progress.finish()?;
+    if !options.quiet {
+        println!("{}: {seen} digits, loss {last:.4}", strategy.world());
+    }
     if !saved.exists() {
         training.save(saved)?;
     }
@@ -99,7 +116,7 @@ fn train(
 
 /// Writes the digits into files of examples, in round-robin order.
 fn write(folder: &Path) -> distribute::Result<usize> {
-    let csv = Csv::bytes("digits.csv.gz", include_bytes!("data/digits.csv.gz")).header(false);
+    let csv = Csv::bytes("digits.csv.gz", include_bytes!("data/digits.csv.gz")).without_header();
     let digits: Dataset<(HostTensor, i64)> = csv.labelled(64)?;
     let mut writers = (0..FILES)
         .map(|i| TfRecordWriter::create(folder.join(format!("digits-{i}.tfrecord.gz")), Compression::Gzip))

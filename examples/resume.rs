@@ -8,12 +8,14 @@
 //!
 //! SIGTERM saves first. All workers save after the same step, whichever of them receives it.
 
-mod common;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, linear};
 use clap::Parser;
-use common::{Options, progress::Progress};
-use distribute::{Checkpoint, CheckpointManager, Preemption, data::Dataset, nn::loss, prelude::*};
+use distribute::checkpoint::CheckpointManager;
+use distribute::nn::loss;
+use distribute::prelude::*;
+use distribute::training::Preemption;
+use serde_json::json;
 use std::path::PathBuf;
 
 const POINTS: usize = 1000;
@@ -21,26 +23,39 @@ const BATCH: usize = 64;
 /// The number of steps between checkpoints.
 const SAVE_EVERY: u64 = 10;
 
+/// Trains, stops at any time, and continues from its last checkpoint when it is started again
 #[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    common: Options,
+struct Options {
+    /// The number of replicas, on each worker of the cluster in the environment [default: one for each core]
+    #[arg(long)]
+    replicas: Option<usize>,
+    /// The number of passes over all points
+    #[arg(long, default_value_t = 20)]
+    epochs: u64,
     /// The folder of checkpoints, one for every ten steps; the last three are kept
     #[arg(long)]
     checkpoints: Option<PathBuf>,
     /// Stop after this number of steps, as if killed
     #[arg(long)]
     stop_after: Option<u64>,
+    /// The seed of initial weights and of the order of points
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Print only the result
+    #[arg(long)]
+    quiet: bool,
+    /// Print the result as one line of JSON
+    #[arg(long)]
+    json: bool,
 }
 
-#[distribute::main]
+#[distribute::main(allocator = mimalloc::MiMalloc)]
 fn main() -> distribute::Result<()> {
-    let Arguments { common: options, checkpoints, stop_after } = common::parse(
-        "Trains, stops at any time, and continues from its last checkpoint when it is started again",
-    );
-    let epochs = options.epochs(20);
-
-    let strategy = options.strategy()?;
+    let options = Options::parse();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // Without a cluster in the environment, this process is the only worker.
+    let strategy =
+        MultiWorkerMirroredStrategy::builder().replicas(options.replicas.unwrap_or(cores)).build()?;
     let model = strategy.replicate_seeded(options.seed, |vb| {
         let [first, second] = [linear(2, 64, vb.pp("first"))?, linear(64, 2, vb.pp("second"))?];
         distribute::Ok(move |x: &Tensor| second.forward(&first.forward(x)?.relu()?))
@@ -53,7 +68,7 @@ fn main() -> distribute::Result<()> {
         .part("steps", &strategy)
         .part("input", &batches); // the position in the epoch: the examples still to come
 
-    let manager = checkpoints.map(CheckpointManager::new).transpose()?.map(|manager| manager.keep(3));
+    let manager = options.checkpoints.map(CheckpointManager::new).transpose()?.map(|manager| manager.keep(3));
     if let Some(manager) = &manager {
         training.restore_latest(manager)?;
     }
@@ -63,16 +78,14 @@ fn main() -> distribute::Result<()> {
     let begun = batches.position();
     let done = begun.epoch * POINTS.div_ceil(BATCH) as u64 + begun.steps;
     let mut steps = done;
-    let _trace = options.trace()?;
-    let mut progress =
-        Progress::start(&options, &strategy, epochs.saturating_sub(begun.epoch as usize), POINTS, BATCH)?;
-    'training: while batches.position().epoch < epochs as u64 {
+    'training: while batches.position().epoch < options.epochs {
+        let (epoch, mut last) = (batches.position().epoch + 1, f32::NAN);
         for batch in &batches {
             let losses = strategy.run((&model, batch?), |ctx, (model, (x, y))| {
                 let loss = loss::cross_entropy(&model(&x)?, &y)?;
                 optimizer.minimize(ctx, loss, y.dim(0)?)
             })?;
-            progress.step(&losses)?;
+            last = losses.to_scalar()?;
             steps += 1;
             if let Some(manager) = manager.as_ref().filter(|_| steps.is_multiple_of(SAVE_EVERY)) {
                 training.save_to(manager)?;
@@ -83,23 +96,25 @@ fn main() -> distribute::Result<()> {
                 preemption.save(&training, manager)?;
                 break 'training;
             }
-            if stop_after.is_some_and(|last| steps >= last) {
+            if options.stop_after.is_some_and(|last| steps >= last) {
                 break 'training;
             }
         }
+        // At most twenty lines.
+        if strategy.is_chief() && !options.quiet && epoch.is_multiple_of(options.epochs.div_ceil(20)) {
+            println!("{}: epoch {epoch} of {}, loss {last:.4}", strategy.world(), options.epochs);
+        }
     }
 
-    let pace = progress.finish()?;
     let weights = model.variables.sha256()?;
-    let figures = [
-        ("example", "resume".into()),
-        ("resumed_after", done.into()),
-        ("steps", steps.into()),
-        ("seconds", pace.seconds.into()),
-        ("replicas", strategy.num_replicas_in_sync().into()),
-        ("weights_sha256", weights.clone().into()),
-    ];
-    options.finish(&format!("steps {done} to {steps}; the weights are {weights}"), &figures);
+    if options.json {
+        let replicas = strategy.num_replicas_in_sync();
+        let line =
+            json!({"resumed_after": done, "steps": steps, "replicas": replicas, "weights_sha256": weights});
+        println!("{line}");
+    } else {
+        println!("steps {done} to {steps}; the weights are {weights}");
+    }
     Ok(())
 }
 
@@ -109,7 +124,7 @@ fn spiral() -> distribute::Result<Dataset<(Tensor, Tensor)>> {
     let arm = (0..POINTS as u32).map(|i| i % 2).collect::<Vec<_>>();
     let arm = Tensor::new(arm, &Device::Cpu)?;
     let radius = (&t / POINTS as f64)?;
-    let angle = ((&radius * 6.)? + (arm.to_dtype(candle_core::DType::F32)? * std::f64::consts::PI)?)?;
+    let angle = ((&radius * 6.)? + (arm.to_dtype(DType::F32)? * std::f64::consts::PI)?)?;
     let points = Tensor::stack(&[(&radius * angle.cos()?)?, (&radius * angle.sin()?)?], 1)?;
     Ok(Dataset::from_slices((points, arm))?)
 }

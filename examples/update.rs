@@ -1,29 +1,68 @@
 //! A line through noisy points without an optimizer: the standard way to update variables with values
 //! computed by replicas, run → merge_call → batch_reduce_to → update.
 
-mod common;
-use candle_core::{Device, Tensor};
-use common::{Options, progress::Progress};
-use distribute::{Variable, data::Dataset, nn::loss, optimizer::backward, prelude::*};
+use candle_core::{DType, Device, Tensor};
+use clap::{Parser, ValueEnum};
+use distribute::nn::loss;
+use distribute::optimizer::backward;
+use distribute::parameter_server::{LocalCluster, MinSizePartitioner};
+use distribute::prelude::*;
+use serde_json::json;
 
 const POINTS: usize = 1000;
 const BATCH: usize = 100;
 const LEARNING_RATE: f64 = 0.2;
 
-#[distribute::main]
-fn main() -> distribute::Result<()> {
-    let options: Options = common::parse(
-        "Fits a line through noisy points without an optimizer: by what replicas have computed, reduced in merge_call",
-    );
-    let epochs = options.epochs(20);
+/// Fits a line through noisy points without an optimizer: by what replicas have computed, reduced in merge_call
+#[derive(Parser)]
+struct Options {
+    /// The location of the variables
+    #[arg(long, value_enum, default_value = "mirrored")]
+    strategy: Kind,
+    /// The number of replicas of a mirrored strategy [default: one for each core]
+    #[arg(long)]
+    replicas: Option<usize>,
+    /// The number of passes over all points
+    #[arg(long, default_value_t = 20)]
+    epochs: usize,
+    /// The seed of the order of points
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Print only the result
+    #[arg(long)]
+    quiet: bool,
+    /// Print the result as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
 
+#[derive(ValueEnum, Clone, Copy)]
+enum Kind {
+    /// MirroredStrategy: a copy on each replica
+    Mirrored,
+    /// ParameterServerStrategy: on two parameter servers in this process
+    Ps,
+}
+
+#[distribute::main(allocator = mimalloc::MiMalloc)]
+fn main() -> distribute::Result<()> {
+    let options = Options::parse();
     let x =
         Tensor::arange(0f32, POINTS as f32, &Device::Cpu)?.affine(2. / POINTS as f64, -1.)?.unsqueeze(1)?;
     let y = x.affine(3., 2.)?;
 
+    let strategy: Strategy = match (options.strategy, options.replicas) {
+        (Kind::Mirrored, None) => MirroredStrategy::all_cores()?,
+        (Kind::Mirrored, Some(replicas)) => MirroredStrategy::cpus(replicas)?,
+        (Kind::Ps, _) => {
+            let (servers, min_shard_bytes) = (2, 256 << 10);
+            let cluster = LocalCluster::new(1, servers)?;
+            let partitioner = MinSizePartitioner::new(min_shard_bytes, servers)?;
+            ParameterServerStrategy::new(cluster.resolver(), partitioner)?.into()
+        }
+    };
     // Mirrored variables: a copy on each replica's device.
-    let strategy = options.strategy()?;
-    let zero = Tensor::zeros(1, candle_core::DType::F32, &Device::Cpu)?;
+    let zero = Tensor::zeros(1, DType::F32, &Device::Cpu)?;
     let [slope, intercept] =
         ["slope", "intercept"].map(|name| strategy.scope(|| Variable::new(name, zero.clone())));
     let (slope, intercept) = (slope?, intercept?);
@@ -33,9 +72,8 @@ fn main() -> distribute::Result<()> {
 
     let batches = strategy
         .distribute_dataset(Dataset::from_slices((x, y))?.shuffle(POINTS, options.seed).batch_exact(BATCH))?;
-    let _trace = options.trace()?;
-    let mut progress = Progress::start(&options, &strategy, epochs, POINTS, BATCH)?;
-    for _ in 0..epochs {
+    for epoch in 1..=options.epochs {
+        let mut last = f32::NAN;
         for batch in &batches {
             let losses = strategy.run(batch?, |ctx, (x, y)| {
                 // On each replica: the gradients of its own part of the batch.
@@ -60,23 +98,20 @@ fn main() -> distribute::Result<()> {
                 })?;
                 ctx.all_reduce(ReduceOp::Mean, loss.detach())
             })?;
-            progress.step(&losses)?;
+            last = losses.to_scalar()?;
+        }
+        if !options.quiet {
+            println!("epoch {epoch} of {}: loss {last:.4}", options.epochs);
         }
     }
 
-    let pace = progress.finish()?;
     let number = |variable: &Variable| distribute::Ok(variable.read::<Tensor>()?.to_vec1::<f32>()?[0]);
     let (a, b, steps) = (number(&slope)?, number(&intercept)?, steps.read::<i64>()?);
-    let figures = [
-        ("example", "update".into()),
-        ("slope", a.into()),
-        ("intercept", b.into()),
-        ("steps", steps.into()),
-        ("seconds", pace.seconds.into()),
-        ("examples_per_s", pace.examples_per_s.into()),
-        ("replicas", strategy.num_replicas_in_sync().into()),
-    ];
-    let text = format!("y = {a:.3} x + {b:.3} after {steps} steps, drawn as y = 3 x + 2\n{slope}");
-    options.finish(&text, &figures);
+    if options.json {
+        let replicas = strategy.num_replicas_in_sync();
+        println!("{}", json!({"slope": a, "intercept": b, "steps": steps, "replicas": replicas}));
+    } else {
+        println!("y = {a:.3} x + {b:.3} after {steps} steps, drawn as y = 3 x + 2\n{slope}");
+    }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The time of an all-reduce of one tensor over replicas of one process.
+//! The time of an all-reduce of one tensor over replicas in one process.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Target};
 use super::numbers::size;
@@ -9,18 +9,18 @@ use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, ReduceOp, Result};
 use std::hint::black_box;
 
-/// Calls of `all_reduce` inside one `run`, timed on replica 0.
+/// The figure for calls of `all_reduce` inside one `run`, timed on replica 0.
 struct AllReduce {
     op: ReduceOp,
     replicas: usize,
     bytes: usize,
-    /// The approximate time of a call, in seconds.
+    /// An estimate of the time of a call, in seconds.
     estimate: f64,
-    /// The target, in microseconds.
+    /// The target in microseconds, if there is one.
     reach: Option<f64>,
 }
 
-/// Returns figures of 2 replicas at the sizes of DESIGN, and of more replicas than cores.
+/// Returns figures for 2 replicas at the sizes in DESIGN.md, and for more replicas than cores.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     use ReduceOp::{Mean, Sum};
     let figure = |op, replicas, bytes, estimate, reach| {

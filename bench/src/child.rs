@@ -1,4 +1,4 @@
-//! Measurements that need a new process: the time until a program's first step, and its peak of memory.
+//! Measurements that need a new process: the time until a program's first step, and its peak memory.
 
 use super::coordinator;
 use super::figure::{About, Better, Effort, Figure, Target};
@@ -13,7 +13,7 @@ use crate::output;
 use distribute::{Error, Result};
 use std::io::Error as IoError;
 
-/// A figure measured from outside a child process.
+/// A figure that is measured from outside a child process.
 struct Child {
     name: &'static str,
     unit: &'static str,
@@ -21,7 +21,7 @@ struct Child {
     target: Target,
 }
 
-/// Returns the figures of start and memory.
+/// Returns the figures for the start of a program and for memory.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     let child =
         |name, unit, measures, target| Box::new(Child { name, unit, measures, target }) as Box<dyn Figure>;
@@ -75,7 +75,7 @@ impl Figure for Child {
     }
 }
 
-/// Runs the work of `name` in the child, and prints a line.
+/// Runs the work `name` in the child process, and prints one line.
 pub fn run(name: &str) -> Result<()> {
     match name {
         "start_to_first_step" => {

@@ -8,21 +8,19 @@ use super::sample::Sample;
 use super::work::{BATCHES, Model, RATE, Recommender};
 use crate::output;
 use candle_core::Tensor;
+use distribute::cluster::resolver::SimpleClusterResolver;
 use distribute::cluster::{ClusterSpec, Job, Stopwatch, Task};
-use distribute::params::MinSizePartitioner;
+use distribute::parameter_server::{MinSizePartitioner, ServeBuilder};
 use distribute::remote::{Batches, PerWorker, WorkerContext};
-use distribute::{
-    ClusterCoordinator, Dataset, Error, ParameterServerStrategy, Replicated, Result, Serve, Sgd,
-    SimpleClusterResolver,
-};
+use distribute::{ClusterCoordinator, Dataset, Error, ParameterServerStrategy, Replicated, Result, Sgd};
 use std::net::TcpListener;
 use std::process::Command;
 
-/// The prefix of the name of a child that is a task of the cluster.
+/// The prefix of the name of a child process that is a task of the cluster.
 pub const CHILD: &str = "coordinator/";
 
 const SERVERS: usize = 2;
-/// The number of workers, unless a figure has another.
+/// The number of workers in figures that do not set it.
 const WORKERS: usize = 2;
 /// The number of closures that are scheduled before a join.
 const CLOSURES: usize = 1000;
@@ -31,9 +29,9 @@ const SHARD_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Work {
-    /// Empty functions, scheduled and joined.
+    /// Scheduling empty functions, and joining them.
     Closures,
-    /// Steps of the recommender, by this number of workers.
+    /// Steps of the recommender on the given number of workers.
     Steps(usize),
     /// The time from killing a worker until its replacement has completed a function.
     Replaced,
@@ -45,7 +43,7 @@ pub fn figures() -> Vec<Box<dyn Figure>> {
     all.into_iter().map(|work| Box::new(work) as Box<dyn Figure>).collect()
 }
 
-/// The recommender, as a resource of a worker.
+/// The recommender, which a worker keeps as a resource.
 struct Kept {
     model: Replicated<Recommender>,
     optimizer: Sgd,
@@ -158,7 +156,7 @@ impl Figure for Work {
     }
 }
 
-/// Returns how many items per second are done, if `work` does `count` of them at once.
+/// Returns the number of items per second. `work` processes `count` of them in one call.
 fn rate(effort: Effort, count: usize, work: impl Fn(usize) -> Result<()>) -> Result<f64> {
     // The first call connects workers, and creates their resources.
     work(count)?;
@@ -170,7 +168,7 @@ fn rate(effort: Effort, count: usize, work: impl Fn(usize) -> Result<()>) -> Res
     Ok(done as f64 / watch.seconds())
 }
 
-/// The processes of a cluster, killed when this is dropped.
+/// The processes of a cluster, which are killed when this is dropped.
 struct Cluster {
     spec: ClusterSpec,
     tasks: Vec<(Task, Program)>,
@@ -197,7 +195,7 @@ impl Cluster {
         ParameterServerStrategy::new(resolver, MinSizePartitioner::new(SHARD_BYTES, SERVERS)?)
     }
 
-    /// Kills the first worker, and starts it again. Returns the id of its process.
+    /// Kills the first worker and starts it again. Returns the id of the new process.
     fn replace(&mut self) -> Result<u32> {
         let first = Job::Worker.task(0);
         self.tasks.retain(|(task, _)| *task != first);
@@ -216,7 +214,7 @@ fn start(cluster: &ClusterSpec, task: &Task) -> Result<Program> {
     Program::start(Command::new(&path).args(["--child", &name])).map_err(io)
 }
 
-/// Runs one task in the child, until the process is killed.
+/// Runs one task in the child process, until the process is killed.
 pub fn child(name: &str) -> Result<()> {
     let wrong = || invalid(format!("there is no task {name:?}"));
     let mut parts = name.strip_prefix(CHILD).ok_or_else(wrong)?.splitn(3, ' ');
@@ -226,7 +224,7 @@ pub fn child(name: &str) -> Result<()> {
         return Err(wrong());
     };
     let resolver = SimpleClusterResolver::new(cluster).with_task(Task::new(job, index));
-    if Serve::new().run(&resolver)? { output::line("ended") } else { Err(wrong()) }
+    if ServeBuilder::new().run(&resolver)?.has_served() { output::line("ended") } else { Err(wrong()) }
 }
 
 #[cfg(test)]

@@ -14,17 +14,17 @@ use tracing::{Event, Metadata, Subscriber};
 
 const WORKERS: usize = 2;
 
-/// The slice of the timeline in which a worker computes its checksum of a step.
+/// The name of the timeline's slice in which a worker computes its checksum of a step.
 const SLICE: &str = "compare";
 
-/// The share of checksums in the time of a model's steps.
+/// The figure for the share of checksums in the time of a model's steps.
 struct Share<M> {
     reach: Option<f64>,
     model: PhantomData<fn() -> M>,
 }
 
-/// Returns figures of a model whose step reads all of its variables, and of one that reads a few rows of its
-/// tables.
+/// Returns figures for a model whose step reads all of its variables, and for a model whose step reads a few rows of
+/// its tables.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     let model = PhantomData;
     vec![
@@ -50,7 +50,7 @@ impl<M: Model> Figure for Share<M> {
 
     fn round(&self, effort: Effort) -> Result<Sample> {
         let shares = MultiWorkerMirroredStrategy::on_threads(WORKERS, 1, |strategy| {
-            let mut training = Training::<M>::by(strategy.clone().into(), RATE, M::BATCH)?;
+            let mut training = Training::<M>::by(strategy.clone(), RATE, M::BATCH)?;
             let agree = training.agreement();
             let mut step = || training.step().map(|loss| drop(black_box(loss)));
             let calls = warmed_up(effort, agree, &mut step)?;

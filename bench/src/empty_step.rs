@@ -1,4 +1,4 @@
-//! The cost of an empty step: `run` itself.
+//! The cost of an empty step, which is the cost of `run` itself.
 
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::sample::Sample;
@@ -6,13 +6,13 @@ use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, Result};
 use std::hint::black_box;
 
-/// Calls of `run` with an empty closure, back to back.
+/// The figure for consecutive calls of `run` with an empty closure.
 struct EmptyStep {
     replicas: usize,
 }
 
-/// Returns figures of 2 replicas, as in DESIGN, and of more than cores, to see that waiting does not cost
-/// more than working.
+/// Returns figures for 2 replicas, as in DESIGN.md, and for more replicas than cores, to check that waiting does not
+/// cost more than working.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     [2, 4, 8].into_iter().map(|replicas| Box::new(EmptyStep { replicas }) as Box<dyn Figure>).collect()
 }

@@ -1,33 +1,33 @@
-//! Figures: a measurement, and the values to which it is compared.
+//! Figures: measurements, and the values with which they are compared.
 
 use super::hosts::Hosts;
 use super::sample::Sample;
 use distribute::Result;
 
-/// A measurement of `distribute-bench`. Each kind has a file; [`figures`](crate::figures::figures) lists
-/// them.
+/// A measurement of `distribute-bench`. Each kind of measurement has a separate file;
+/// [`figures`](crate::figures::figures) lists them.
 pub trait Figure {
-    /// Returns the name, the meaning and the targets.
+    /// Returns the name, the meaning and the targets of the figure.
     fn about(&self) -> About;
 
     /// Measures one round from scratch: prepares, warms up, and returns the value in [`About::unit`].
     ///
     /// # Errors
-    /// The errors of the library.
+    /// Returns the errors of the library.
     fn round(&self, effort: Effort) -> Result<Sample>;
 
-    /// Returns the number of rounds if `wanted` are requested: fewer if each takes seconds, or the value
-    /// never changes.
+    /// Returns the number of rounds to measure if `wanted` are requested. It is lower if each round takes seconds, or
+    /// if the value never changes.
     fn rounds(&self, wanted: usize) -> usize {
         wanted
     }
 
-    /// Returns the name in the peers' scripts.
+    /// Returns the name of the figure in the peers' scripts.
     fn peers(&self) -> String {
         self.about().name
     }
 
-    /// Returns the hosts between which it is measured, unless it is measured on this host.
+    /// Returns the hosts between which the figure is measured, or `None` if it is measured on this host.
     fn hosts(&self) -> Option<&Hosts> {
         None
     }
@@ -40,7 +40,7 @@ pub trait Figure {
 
 /// An alternative that does the same work in this process.
 pub struct Beside {
-    /// The library, and its configuration.
+    /// The name and the configuration of the library.
     pub name: String,
     /// The version of the library.
     pub version: &'static str,
@@ -50,51 +50,51 @@ pub struct Beside {
     pub round: Box<dyn Fn(Effort) -> Result<Sample>>,
 }
 
-/// The role of an alternative in the comparison.
+/// The role of an alternative in a comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Role {
     /// A library that users could choose instead.
     Peer,
-    /// A bound on the possible value.
+    /// A bound on the value that is possible.
     Bound,
-    /// The whole of which the figure is a part.
+    /// The complete value of which the figure is a part.
     Whole,
 }
 
 /// The name, the meaning and the targets of a figure.
 #[derive(Clone, Debug)]
 pub struct About {
-    /// The name for `--filter`, with words joined by `_`. Peers' scripts use the same.
+    /// The name for `--filter`, with words joined by `_`. The peers' scripts use the same name.
     pub name: String,
     /// The unit of the values.
     pub unit: &'static str,
-    /// The direction of improvement.
+    /// The direction in which the value improves.
     pub better: Better,
     /// A description of the measurement.
     pub measures: String,
-    /// The targets, all of which are to be reached.
+    /// The targets, all of which should be reached.
     pub targets: Vec<Target>,
 }
 
-/// The direction of improvement.
+/// The direction in which a figure improves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Better {
-    /// Smaller is better, as for times.
+    /// Smaller is better, as with times.
     Less,
-    /// Larger is better, as for rates.
+    /// Larger is better, as with rates.
     More,
-    /// Equal is required, as for losses.
+    /// Values must be equal, as with losses.
     Same,
 }
 
-/// A target of a figure.
+/// A target for a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// This value.
+    /// The given value.
     Value(f64),
-    /// A multiple of the best peer.
+    /// A multiple of the best peer's value.
     BestPeer(f64),
-    /// A multiple of the best peer whose name begins with this library's.
+    /// A multiple of the value of the best peer whose name begins with the given name.
     Library(&'static str, f64),
     /// A multiple of the bound.
     Bound(f64),
@@ -102,7 +102,7 @@ pub enum Target {
     Difference(f64),
 }
 
-/// The amount of measurement.
+/// The amount of measurement for a figure.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// The duration of one round without warm-up, in seconds.
@@ -110,15 +110,15 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// Returns the number of calls of about `estimate` seconds that fill a round.
+    /// Returns the number of calls that fill a round, if each takes about `estimate` seconds.
     pub fn calls(&self, estimate: f64) -> usize {
         ((self.seconds / estimate) as usize).clamp(8, 1_000_000)
     }
 }
 
 impl About {
-    /// Returns how many times better than `other` a value is, above 1 for better, including times. `None` if
-    /// neither can be better.
+    /// Returns the factor by which `value` is better than `other`. It is greater than 1 if `value` is better. Returns
+    /// `None` if neither can be better.
     pub fn ratio(&self, value: f64, other: f64) -> Option<f64> {
         match self.better {
             Better::Less => Some(other / value),

@@ -1,25 +1,24 @@
-//! A figure as a row of a table, a plain line or a line of JSON.
+//! Formats of a figure: a row of a table, a line of text, or a line of JSON.
 
 use super::figure::{Better, Role};
 use super::numbers::number;
 use super::output::coloured;
 use super::report::{Report, Rival};
-use super::statistics::Summary;
 use serde_json::{Value, json};
 
 /// The output format of results.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Form {
-    /// Text for a person or a log.
+    /// Text for a terminal or a log.
     Text,
-    /// A JSON object per line.
+    /// One JSON object per line.
     Json,
     /// A Markdown table.
     Markdown,
 }
 
 impl Report {
-    /// Returns the headings of [`Report::row`].
+    /// Returns the headings for [`Report::row`].
     pub fn heads() -> String {
         let ours = "ours";
         format!(
@@ -78,25 +77,22 @@ impl Report {
         text
     }
 
-    /// The headings of [`Report::markdown`].
-    pub const MARKDOWN: &str = "| figure | ours (spread, best) | ratio to the best peer | of bests | to reach | others (spread, best) |\n|---|---|---|---|---|---|";
+    /// The headings for [`Report::markdown`].
+    pub const MARKDOWN: &str =
+        "| figure | ours (spread) | the best peer | ratio | goal |\n|---|---|---|---|---|";
 
-    /// Formats a row for docs/performance.md.
+    /// Formats a row for docs/reference/performance.md.
     pub fn markdown(&self) -> String {
-        let with_spread = |values: &Summary| {
-            let best = number(self.best(values));
-            format!("{} ({}, best {best})", number(values.median), number(values.spread))
-        };
-        let others = self.rivals.iter().map(|r| format!("{} {}", r.label(), with_spread(&r.values)));
+        let peer = self.best_peer().map(|peer| format!("{}: {}", peer.label(), number(peer.values.median)));
         format!(
-            "| `{}` | {} {} | {} | {} | {} | {} |",
+            "| `{}` | {} {} ({}) | {} | {} | {} |",
             self.about.name,
-            with_spread(&self.ours),
+            number(self.ours.median),
             self.about.unit,
+            number(self.ours.spread),
+            peer.unwrap_or_default(),
             times(self.ratio()),
-            times(self.best_ratio()),
             self.verdicts().replace(": no", ": **no**"),
-            others.collect::<Vec<_>>().join("; "),
         )
     }
 
@@ -138,7 +134,7 @@ impl Report {
 }
 
 impl Rival {
-    /// Returns the name, with the version.
+    /// Returns the name with the version.
     pub fn label(&self) -> String {
         match &self.recorded {
             Some(_) => format!("{} ({}, recorded)", self.name, self.version),

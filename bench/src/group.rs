@@ -1,5 +1,5 @@
-//! Process groups: a program and all processes that it starts are stopped and continued together, so they do
-//! not run while others are measured. They do not outlive the benchmark.
+//! Process groups. A program and all processes that it starts are stopped and resumed together, so they do not run
+//! while others are measured. They do not outlive the benchmark.
 
 #[cfg(unix)]
 use distribute::cluster::Deadline;
@@ -15,15 +15,15 @@ use std::time::Duration;
 /// The group of processes that a program leads.
 pub struct Group(u32);
 
-/// The environment variable with the parent process, for [`end_with_parent`].
+/// The environment variable with the id of the parent process, for [`end_with_parent`].
 const PARENT: &str = "DISTRIBUTE_BENCH_PARENT";
 
-/// Arranges that this process, which a `Program` started, is killed when its parent ends for any reason. Only
-/// Linux supports this; on other systems the process continues until the end of its round.
+/// Ensures that this process, which a `Program` started, is killed when its parent exits for any reason. Only Linux
+/// supports this. On other systems, the process continues until the end of its round.
 ///
 /// # Errors
-/// - The errors of the system.
-/// - Another error if the parent has ended already.
+/// - The errors of the operating system.
+/// - An error if the parent has already exited.
 pub fn end_with_parent() -> Result<()> {
     #[cfg(target_os = "linux")]
     {
@@ -38,7 +38,7 @@ pub fn end_with_parent() -> Result<()> {
     Ok(())
 }
 
-/// The maximum time until a signal arrives: on a busy machine a process has to be scheduled to stop.
+/// The maximum time until a signal takes effect. On a busy machine, a process must first be scheduled before it stops.
 #[cfg(unix)]
 const ARRIVES_WITHIN: Duration = Duration::from_secs(10);
 
@@ -51,7 +51,8 @@ impl Group {
         command
     }
 
-    /// Returns the group led by the process with this id, an unreaped child of this one.
+    /// Returns the group that is led by the process with this id. The process must be a child of this one whose exit
+    /// status has not been read.
     pub fn of(leader: u32) -> Self {
         Self(leader)
     }
@@ -59,10 +60,10 @@ impl Group {
 
 #[cfg(unix)]
 impl Group {
-    /// Stops all processes, and returns when the leader has stopped or ended.
+    /// Stops all processes. Returns when the leader has stopped or exited.
     ///
     /// # Errors
-    /// An error if that takes too long.
+    /// Returns an error if this takes too long.
     pub fn stop(&self) -> Result<()> {
         let leader = self.send(Signal::STOP)?;
         let deadline = Deadline::after(ARRIVES_WITHIN);
@@ -83,15 +84,15 @@ impl Group {
     /// Resumes all stopped processes.
     ///
     /// # Errors
-    /// An error if there are none.
+    /// Returns an error if the group has no processes.
     pub fn resume(&self) -> Result<()> {
         self.send(Signal::CONT).map(drop)
     }
 
-    /// Kills all processes, stopped or not.
+    /// Kills all processes, even if they are stopped.
     ///
     /// # Errors
-    /// An error if there are none.
+    /// Returns an error if the group has no processes.
     pub fn kill(&self) -> Result<()> {
         self.send(Signal::KILL).map(drop)
     }
@@ -104,7 +105,7 @@ impl Group {
     }
 }
 
-/// The fallback for other systems: all continue to run, and only the program is killed.
+/// The fallback for other systems. All processes continue to run, and only the program is killed.
 #[cfg(not(unix))]
 impl Group {
     pub fn stop(&self) -> Result<()> {

@@ -1,7 +1,7 @@
-//! `distribute-bench --growth`: the growth of a step's time and memory, next to the bound given by the bytes
-//! that it moves.
+//! `distribute-bench --growth`: how a step's time and memory grow, compared to the bound given by the bytes that the
+//! step moves.
 //!
-//! Each point has its own process, so that its peak of memory is its own.
+//! Each point is measured in a separate process, so that its peak memory is measured separately.
 
 use super::error::invalid;
 use super::form::Form;
@@ -21,7 +21,7 @@ use distribute::{MirroredStrategy, PerReplica, Result, Sgd};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// A dimension of growth.
+/// A quantity that is increased from point to point.
 struct Axis {
     name: &'static str,
     measures: &'static str,
@@ -43,24 +43,24 @@ const AXES: [Axis; 4] = [
     Axis { name: "batch", measures: "MLP step, 2 replicas, by global batch", points: &[32, 128, 512, 2048] },
 ];
 
-/// The measurement of one point.
+/// The measurement at one point.
 struct Point {
     axis: &'static Axis,
     at: usize,
     micros: Summary,
     /// The minimum number of bytes that a step reads and writes.
     bytes: f64,
-    /// The time to read and write them without a cache.
+    /// The time to read and write these bytes without a cache, in microseconds.
     bound_micros: f64,
     peak_mib: f64,
     parameters: f64,
     replicas: f64,
 }
 
-/// The headings for docs/performance.md.
+/// The table headings for docs/reference/performance.md.
 const MARKDOWN: &str = "| what grows | at | µs a step (spread) | best | bytes of a step | their traffic alone, µs | peak, MiB | a replica | bytes a parameter |\n|---|---|---|---|---|---|---|---|---|";
 
-/// Measures all points whose axis contains `filter`, prints them, and plots them.
+/// Measures all points on axes whose names contain `filter`, prints them, and plots them.
 pub fn run(
     filter: &str,
     rounds: usize,
@@ -190,7 +190,7 @@ impl Point {
     }
 }
 
-/// Measures the point `growth/AXIS/AT/ROUNDS/SECONDS` in the child, and prints it.
+/// Measures the point `growth/AXIS/AT/ROUNDS/SECONDS` in the child process, and prints it.
 pub fn child(name: &str) -> Result<()> {
     let refused = || invalid(format!("--child knows no {name:?}"));
     let parts: Vec<_> = name.split('/').collect();
@@ -218,7 +218,7 @@ pub fn child(name: &str) -> Result<()> {
     output::line(line.to_string())
 }
 
-/// A step, and its properties.
+/// A step that is measured, and its properties.
 struct Work {
     step: Box<dyn FnMut() -> Result<()>>,
     replicas: usize,
@@ -229,14 +229,15 @@ struct Work {
 const FLOAT: f64 = 4.;
 const MLP_PARAMETERS: usize = 784 * 512 + 512 + 512 * 256 + 256 + 256 * 10 + 10;
 
-/// Returns the bytes of dense parameters. Each replica reads the weights and writes gradients; the update
-/// reads all gradients, and reads and writes the weights. The second reading of weights in backward, for the
-/// gradients of inputs, is assumed to hit the caches.
+/// Returns the number of bytes that a step moves for dense parameters. Each replica reads the weights and writes
+/// gradients. The update reads all gradients, and reads and writes the weights. The backward pass reads weights a
+/// second time, for the gradients of inputs; these reads are assumed to hit the caches.
 fn dense_bytes(parameters: usize, replicas: usize) -> f64 {
     parameters as f64 * FLOAT * (3. * replicas as f64 + 2.)
 }
 
-/// Returns the bytes of the MLP's activations, forward and backward: each is written once and read once.
+/// Returns the number of bytes that the MLP's activations add in forward and backward. Each activation is written once
+/// and read once.
 fn mlp_bytes(batch: usize, replicas: usize) -> f64 {
     let activations = batch * (784 + 2 * (512 + 256 + 10));
     dense_bytes(MLP_PARAMETERS, replicas) + 2. * FLOAT * activations as f64

@@ -1,4 +1,4 @@
-//! Two hosts, which are network namespaces of this machine, and starting processes on them.
+//! Two hosts that are network namespaces of this machine, and starting processes on them.
 
 use super::error::invalid;
 use distribute::Error;
@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 use std::str::FromStr;
 
-/// A host: the network namespace of a process that keeps it.
+/// A host: a network namespace, and the process that keeps it alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
     address: Ipv4Addr,
@@ -16,23 +16,23 @@ pub struct Host {
 }
 
 impl Host {
-    /// Creates the host with this address, in the namespace of this process.
+    /// Creates the host with this address in the network namespace of the process `keeper`.
     pub fn new(address: Ipv4Addr, keeper: u32) -> Self {
         Self { address, keeper }
     }
 
-    /// Returns its address in the network of both.
+    /// Returns the address of the host in the network that connects both hosts.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
 
-    /// Returns the process that keeps it.
+    /// Returns the id of the process that keeps the namespace alive.
     pub fn keeper(&self) -> u32 {
         self.keeper
     }
 
-    /// Creates a command that runs on the host. Only the network differs: files, processes and user are those
-    /// of this machine.
+    /// Creates a command that runs on the host. Only the network differs from this machine; files, processes and the
+    /// user are the same.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.keeper)).arg("--").arg(program);
@@ -40,17 +40,17 @@ impl Host {
     }
 }
 
-/// Both hosts. The text form for other processes is `ADDRESS@PROCESS,ADDRESS@PROCESS`.
+/// Two hosts. The text form for other processes is `ADDRESS@PROCESS,ADDRESS@PROCESS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hosts([Host; 2]);
 
 impl Hosts {
-    /// Creates the hosts of workers 0 and 1.
+    /// Creates the hosts for workers 0 and 1.
     pub fn new(hosts: [Host; 2]) -> Self {
         Self(hosts)
     }
 
-    /// Returns both, in the order of workers.
+    /// Returns both hosts, in the order of workers.
     pub fn all(&self) -> impl Iterator<Item = &Host> {
         self.0.iter()
     }

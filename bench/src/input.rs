@@ -1,23 +1,24 @@
-//! The rate of batches: of a range alone, and of complete passes over files, tensors and functions.
+//! The rate of batches from a range, and from complete passes over files, tensors and functions.
 
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::sample::Sample;
 use super::training::timed;
 use super::work::inputs::{self, Pass};
 use distribute::data::Dataset;
-use distribute::{DistributedDataset, DistributedIterator, Error, MirroredStrategy, Nest, Result};
+use distribute::input::{DistributedDataset, DistributedIterator};
+use distribute::{Error, MirroredStrategy, Nest, Result};
 use std::hint::black_box;
 
-/// Batches of a range, split over two replicas.
+/// The figure for batches of a range, split over two replicas.
 struct Range;
 
-/// Passes over a dataset, split over two replicas.
+/// The figure for passes over a dataset, split over two replicas.
 struct Passes<T>(Pass<T>);
 
 /// The number of examples in a batch.
 const BATCH: usize = 256;
 
-/// Returns the figures of the range and the passes.
+/// Returns the figures for the range and the passes.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     vec![
         Box::new(Range),
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passes_give_what_those_of_the_peers_give() {
+    fn passes_equal_those_of_the_peers() {
         fn check<T: Nest>(pass: Pass<T>) {
             let passes = Passes(pass);
             passes.check(&mut passes.distributed().unwrap().iter()).unwrap();

@@ -1,4 +1,4 @@
-//! Equality of losses with the peers, from the same weights and batches. Without it, speeds could not be
+//! Comparison of losses with the peers, from the same weights and batches. Unless they are equal, speeds cannot be
 //! compared.
 
 use super::figure::{About, Better, Effort, Figure, Target};
@@ -7,12 +7,12 @@ use super::work::{Mlp, Model, Recommender, Training};
 use distribute::Result;
 use std::marker::PhantomData;
 
-/// The losses of the first steps on two replicas.
+/// The figure for the losses of the first steps on two replicas.
 struct Losses<M>(PhantomData<fn() -> M>);
 
 const STEPS: usize = 50;
 
-/// Returns the figures of both models.
+/// Returns the figures for both models.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     vec![Box::new(Losses::<Mlp>(PhantomData)), Box::new(Losses::<Recommender>(PhantomData))]
 }

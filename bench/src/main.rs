@@ -1,4 +1,4 @@
-//! The benchmark of `distribute`: figures of this machine, next to targets and to the figures of peers.
+//! The benchmark of `distribute`. It compares figures of this machine with targets and with the figures of peers.
 //!
 //! | module | contents |
 //! |---|---|
@@ -15,6 +15,7 @@
 //! | [`coordinator`] | functions that a coordinator schedules on workers, which train against parameter servers |
 //! | [`workers`], [`hosts`] | all-reduces and training of several processes, also over a slow link; two hosts |
 //! | [`drift`] | the cost of comparing variables between workers |
+//! | [`memory`], [`error`] | the memory of a process; errors of invalid requests |
 //! | [`growth`] | the growth of a step's time and memory |
 //! | [`steps`] | steps without a measurement, for counting instructions |
 
@@ -78,7 +79,7 @@ fn main() -> Result<()> {
     run(&Arguments::parse())
 }
 
-/// Measures and prints as requested by the options.
+/// Measures and prints what the options request.
 fn run(arguments: &Arguments) -> Result<()> {
     if let Some(steps) = arguments.steps {
         return steps::run(arguments.filter.as_deref().unwrap_or_default(), steps);

@@ -1,6 +1,6 @@
 //! Numbers and sizes as text.
 
-/// Formats a number with about three significant digits.
+/// Formats a number with approximately three significant digits.
 pub fn number(x: f64) -> String {
     match x.abs() {
         a if a >= 100. => format!("{x:.0}"),
@@ -10,7 +10,7 @@ pub fn number(x: f64) -> String {
     }
 }
 
-/// Formats a number of bytes: 4096 is `4KiB`.
+/// Formats a number of bytes. For example, 4096 is formatted as `4KiB`.
 pub fn size(bytes: usize) -> String {
     match bytes {
         b if b >= 1 << 20 => format!("{}MiB", b >> 20),

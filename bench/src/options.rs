@@ -15,62 +15,62 @@ pub struct Arguments {
     /// The number of rounds of each figure, of which the median is reported
     #[arg(long, default_value_t = 9)]
     pub rounds: usize,
-    /// Short rounds: for a check that everything works, not for comparisons
+    /// Use short rounds, to check that everything works. They are not suitable for comparisons
     #[arg(long)]
     pub quick: bool,
-    /// The length of a round of each figure, in seconds. Short rounds have an undisturbed minimum even on a
-    /// busy machine
+    /// The length of a round of each figure, in seconds. With short rounds, the minimum is undisturbed even on a busy
+    /// machine
     #[arg(long)]
     pub seconds: Option<f64>,
-    /// Measure the peers as well, alternating with this library; FOLDER has their scripts, as bench/peers of
-    /// the repository. Without this, their recorded values are shown
+    /// Also measure the peers, alternating with this library. FOLDER contains their scripts, such as bench/peers of the
+    /// repository. Without this option, recorded values are shown
     #[arg(long, value_name = "FOLDER", num_args = 0..=1, default_missing_value = "bench/peers")]
     pub peers: Option<PathBuf>,
     /// The Python with the peers' libraries (bench/peers/README.md explains how to create one)
     #[arg(long, default_value = "python3", requires = "peers")]
     pub python: PathBuf,
-    /// The growth of a step with replicas, parameters, rows of a table and batch, instead of the figures
+    /// Show how a step grows with replicas, parameters, rows of a table and batch size, instead of the figures
     #[arg(long)]
     pub growth: bool,
-    /// The time of an all-reduce among 2 to 16 processes of this machine, and the prediction of a fitted
-    /// model for 1,000 machines, instead of the figures
+    /// Show the time of an all-reduce between 2 to 16 processes of this machine, and the prediction of a fitted model
+    /// for 1,000 machines, instead of the figures
     #[arg(long, conflicts_with = "growth")]
     pub worlds: bool,
-    /// Training by two processes on two hosts, network namespaces of this machine, instead of the figures. The
-    /// link between them has this rate (1gbit, 100mbit, unlimited; several separated by commas). Needs root, and
-    /// ip and tc of iproute2
+    /// Show training by two processes on two hosts, which are network namespaces of this machine, instead of the
+    /// figures. The link between them has this rate (1gbit, 100mbit, unlimited; several separated by commas). Needs
+    /// root, and ip and tc of iproute2
     #[arg(long, value_name = "RATE", value_delimiter = ',')]
     #[arg(conflicts_with_all = ["growth", "worlds", "list", "plot", "record"])]
     pub link: Vec<link::Rate>,
-    /// Plot the ratios, or the growth, as SVG into this file
+    /// Plot the ratios, or the growth, as SVG to this file
     #[arg(long)]
     pub plot: Option<PathBuf>,
-    /// One line of JSON for each figure
+    /// Print one line of JSON for each figure
     #[arg(long)]
     pub json: bool,
-    /// The tables of docs/performance.md
+    /// Print the tables of docs/reference/performance.md
     #[arg(long, conflicts_with = "json")]
     pub markdown: bool,
-    /// List the figures and their descriptions, and measure nothing
+    /// List the figures and their descriptions, without measuring
     #[arg(long)]
     pub list: bool,
-    /// Make this number of steps of the figure named by --filter, and measure and print nothing: for counting
-    /// their instructions
+    /// Make the given number of steps of the figure named by --filter, without measuring or printing, so that their
+    /// instructions can be counted
     #[arg(long)]
     pub steps: Option<u64>,
-    /// Write the peers' values into this file, for machines without them
+    /// Write the peers' values to this file, for machines without the peers
     #[arg(long, requires = "peers", requires = "machine")]
     pub record: Option<PathBuf>,
-    /// The note in that file: the machine and the day
+    /// A note in that file, with the machine and the day
     #[arg(long)]
     pub machine: Option<String>,
-    /// The part of a figure that runs in its own process
+    /// The part of a figure to run, in a separate process
     #[arg(long, hide = true)]
     pub child: Option<String>,
-    /// Measure this figure, a round for each line of standard input
+    /// Measure this figure, with one round for each line of standard input
     #[arg(long, hide = true)]
     pub serve: Option<String>,
-    /// The hosts between which it is measured
+    /// The hosts between which the figure is measured
     #[arg(long, hide = true, requires = "serve")]
     pub hosts: Option<Hosts>,
 }

@@ -1,5 +1,5 @@
-//! Processes that are controlled line by line (`--serve`): peers, which are the scripts of `bench/peers/`,
-//! and this program. Each runs while it is measured, and is stopped while others are.
+//! Processes that are controlled line by line (`--serve`): peers, which are the scripts in `bench/peers/`, and this
+//! program. Each runs only while it is measured, and is otherwise stopped.
 
 use super::error::invalid;
 use super::hosts::Hosts;
@@ -13,13 +13,13 @@ use std::io::{Error as IoError, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 
-/// A figure that a peer measures in one configuration.
+/// A figure that a peer can measure in one configuration.
 #[derive(Clone, Debug)]
 pub struct Entry {
     program: Vec<PathBuf>,
     /// The name of the figure.
     pub figure: String,
-    /// The library, and its configuration.
+    /// The name and the configuration of the library.
     pub peer: String,
 }
 
@@ -33,8 +33,8 @@ const SCRIPTS: [&str; 7] = [
     "peer_mpi.py",
 ];
 
-/// Returns the entries of the peers: the scripts of this folder with this Python, and burn's program if it
-/// has been built.
+/// Returns the entries of all peers: the scripts in `folder`, run with the given Python, and burn's program if it has
+/// been built.
 pub fn entries(folder: &Path, python: &Path) -> Result<Vec<Entry>> {
     if let Some(missing) = SCRIPTS.iter().find(|script| !folder.join(script).is_file()) {
         return Err(invalid(format!(
@@ -60,7 +60,7 @@ pub fn entries(folder: &Path, python: &Path) -> Result<Vec<Entry>> {
     Ok(all)
 }
 
-/// Creates the command of a peer's program, on the first of the hosts if there are any.
+/// Creates the command that runs a peer's program. If there are hosts, the program runs on the first of them.
 fn command(program: &[PathBuf], hosts: Option<&Hosts>) -> Command {
     let mut command =
         hosts.map_or_else(|| Command::new(&program[0]), |hosts| hosts.first().command(&program[0]));
@@ -86,7 +86,7 @@ fn list(program: &[PathBuf]) -> Result<Vec<Entry>> {
 }
 
 impl Entry {
-    /// Starts the process.
+    /// Starts the peer's process.
     pub fn start(&self, hosts: Option<&Hosts>) -> Result<Process> {
         let mut command = command(&self.program, hosts);
         command.args(["--serve", "--only", &self.figure, "--peer", &self.peer]);
@@ -97,7 +97,7 @@ impl Entry {
     }
 }
 
-/// Starts this program again to measure a figure, between these hosts if there are any.
+/// Starts this program again to measure a figure. If there are hosts, the figure is measured between them.
 pub fn ours(figure: &str, hosts: Option<&Hosts>) -> Result<Process> {
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
     command.args(["--serve", figure]);
@@ -107,10 +107,10 @@ pub fn ours(figure: &str, hosts: Option<&Hosts>) -> Result<Process> {
     Process::start("this program", &mut command)
 }
 
-/// A controlled program, which is stopped except during its own rounds. When it is dropped it waits for a
-/// line, so it can be killed safely.
+/// A controlled program, which is stopped except during its own rounds. When the process is dropped, the program is
+/// waiting for a line, so it can be killed safely.
 pub struct Process {
-    /// The library, and its configuration.
+    /// The name and the configuration of the library.
     pub peer: String,
     /// The version of the library.
     pub version: String,
@@ -125,14 +125,15 @@ impl Process {
         Ok(Self { peer: name.into(), version: String::new(), program, stdin })
     }
 
-    /// Waits until the process is ready. Processes may start concurrently, because none is being measured.
+    /// Waits until the process is ready. Several processes may start at the same time, because none of them is being
+    /// measured yet.
     pub fn greeted(mut self) -> Result<Self> {
         self.version = self.reply()?["version"].as_str().unwrap_or_default().into();
         self.program.stop().map_err(failed)?;
         Ok(self)
     }
 
-    /// Runs one round of about this duration.
+    /// Runs one round of approximately this duration.
     pub fn round(&mut self, seconds: f64) -> Result<Sample> {
         self.program.resume().map_err(failed)?;
         if let Some(stdin) = &mut self.stdin {

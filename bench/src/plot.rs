@@ -2,38 +2,38 @@
 
 use std::fmt::Write;
 
-/// One figure's ratios to its peers.
+/// The ratios of one figure to its peers.
 pub struct Bars {
-    /// The figure.
+    /// The name of the figure.
     pub label: String,
-    /// The names of peers, and how many times better ours is.
+    /// The names of the peers, and the factor by which this library is better.
     pub bars: Vec<(String, f64)>,
 }
 
-/// Lines in one pair of axes.
+/// Lines that share one pair of axes.
 pub struct Panel {
-    /// The title.
+    /// The title of the panel.
     pub title: String,
     /// The label of the horizontal axis.
     pub x: String,
     /// The label of the vertical axis.
     pub y: String,
-    /// The lines.
+    /// The lines in the panel.
     pub series: Vec<Series>,
 }
 
-/// One line.
+/// One line of a panel.
 pub struct Series {
     /// The name of the line.
     pub label: String,
-    /// The points, with positive coordinates.
+    /// The points of the line. Coordinates must be positive.
     pub points: Vec<(f64, f64)>,
 }
 
 const COLOURS: [&str; 6] = ["#1f6f8b", "#e07a1f", "#4c9f50", "#8d5fa8", "#b8433f", "#777777"];
 const FONT: &str = "font-family=\"sans-serif\" font-size=\"12\"";
 
-/// A scale from values to pixels, by logarithms.
+/// A logarithmic scale from values to pixels.
 struct Scale {
     low: f64,
     high: f64,
@@ -42,7 +42,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// Creates a scale between the powers of ten around the values.
+    /// Creates a scale between the powers of ten that enclose the values.
     fn around(values: impl Iterator<Item = f64> + Clone, from: f64, to: f64) -> Self {
         let logs = values.filter(|v| *v > 0. && v.is_finite()).map(f64::log10);
         let low = logs.clone().fold(f64::INFINITY, f64::min).floor();
@@ -65,7 +65,7 @@ impl Scale {
     }
 }
 
-/// Plots horizontal bars, grouped by figure. The line at 1 marks equality.
+/// Plots horizontal bars, grouped by figure. A line at 1 marks equality.
 pub fn bars(groups: &[Bars]) -> String {
     let (left, width, bar, gap) = (190., 860., 14., 14.);
     let lines: usize = groups.iter().map(|group| group.bars.len()).sum();
@@ -99,7 +99,7 @@ pub fn bars(groups: &[Bars]) -> String {
     document(width, height, &body)
 }
 
-/// Plots panels, two per row.
+/// Plots panels, two in each row.
 pub fn panels(all: &[Panel]) -> String {
     let (wide, high) = (460., 300.);
     let mut body = String::new();

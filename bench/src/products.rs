@@ -1,4 +1,4 @@
-//! The share of bare matrix products in a step: a lower bound of its time for these shapes.
+//! The share of plain matrix products in a step. Their time is a lower bound for the time of the step.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Role};
 use super::sample::Sample;
@@ -9,16 +9,16 @@ use distribute::{MirroredStrategy, ReduceOp, Result};
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// The matrix products of a model's step on two replicas.
+/// The figure for the matrix products of a model's step on two replicas.
 struct Alone<M>(PhantomData<fn() -> M>);
 
-/// Returns the figures of both models.
+/// Returns the figures for both models.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     vec![Box::new(Alone::<Mlp>(PhantomData)), Box::new(Alone::<Recommender>(PhantomData))]
 }
 
 const REPLICAS: usize = 2;
-/// The approximate time of the products, in seconds.
+/// An estimate of the time of the products, in seconds.
 const ESTIMATE: f64 = 1.5e-3;
 
 impl<M: Model> Figure for Alone<M> {
@@ -42,7 +42,7 @@ impl<M: Model> Figure for Alone<M> {
         let calls = effort.calls(ESTIMATE);
         let seconds = strategy.run((), |ctx, ()| {
             let mut layers = M::products(M::BATCH / REPLICAS);
-            let mut make = || layers.iter_mut().for_each(|layer| black_box(layer).make());
+            let mut make = || layers.iter_mut().for_each(|layer| black_box(layer).compute());
             (0..calls / 4 + 1).for_each(|_| make());
             // All begin at the same time.
             ctx.all_reduce(ReduceOp::Sum, 0f32)?;

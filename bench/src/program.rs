@@ -1,4 +1,4 @@
-//! Programs that are measured from outside: their output, read with a deadline.
+//! Programs that are measured from outside. Their output is read with a deadline.
 
 use super::group::Group;
 use distribute::cluster::Deadline;
@@ -9,19 +9,19 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// The maximum time without output. Importing TensorFlow takes seconds, and starting two PyTorch processes
-/// takes longer.
+/// The maximum time without output. Importing TensorFlow takes seconds, and starting two PyTorch processes takes even
+/// longer.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// The maximum time until a killed program ends.
+/// The maximum time until a killed program exits.
 const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
-/// A started program, with all processes that it starts. They are killed when it is dropped.
+/// A running program, with all processes that it starts. They are killed when it is dropped.
 pub struct Program {
     child: Arc<SharedChild>,
     events: Receiver<Event>,
     status: Option<Result<ExitStatus>>,
-    /// The last line of its standard error.
+    /// The last line of the program's standard error.
     complaint: Option<String>,
 }
 
@@ -32,7 +32,7 @@ enum Event {
 }
 
 impl Program {
-    /// Starts a program. Its standard output is read, and also its standard error if the command pipes it.
+    /// Starts a program. Its standard output is read, and its standard error if the command pipes it.
     pub fn start(command: &mut Command) -> Result<Self> {
         let child = Arc::new(SharedChild::spawn(Group::lead(command.stdout(Stdio::piped())))?);
         let (send, events) = channel();
@@ -51,33 +51,34 @@ impl Program {
         Ok(Self { child, events, status: None, complaint: None })
     }
 
-    /// Returns the id of its process.
+    /// Returns the id of the program's process.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Takes its standard input, if the command pipes it. Succeeds once.
+    /// Takes the program's standard input, if the command pipes it. Only the first call returns it.
     pub fn take_stdin(&mut self) -> Option<ChildStdin> {
         self.child.take_stdin()
     }
 
-    /// Stops it with all processes that it has started, until it is resumed.
+    /// Stops the program, with all processes that it has started, until it is resumed.
     ///
     /// # Errors
-    /// An error if it has ended, or does not stop.
+    /// Returns an error if the program has exited or does not stop.
     pub fn stop(&self) -> Result<()> {
         self.group()?.stop()
     }
 
-    /// Resumes it.
+    /// Resumes the program.
     ///
     /// # Errors
-    /// An error if it has ended.
+    /// Returns an error if the program has exited.
     pub fn resume(&self) -> Result<()> {
         self.group()?.resume()
     }
 
-    /// Returns its process group while it is running: later the system may reuse its id.
+    /// Returns the program's process group, or an error if the program has exited. After that, the system may reuse its
+    /// id.
     fn group(&self) -> Result<Group> {
         match self.child.try_wait()? {
             None => Ok(Group::of(self.child.id())),
@@ -85,10 +86,10 @@ impl Program {
         }
     }
 
-    /// Returns its next line, or `None` if it has ended.
+    /// Returns the next line of output, or `None` if the program has exited.
     ///
     /// # Errors
-    /// An error if the deadline passes first.
+    /// Returns an error if the deadline passes before that.
     pub fn line(&mut self, deadline: Deadline) -> Result<Option<String>> {
         loop {
             match self.events.recv_timeout(deadline.remaining()) {
@@ -104,11 +105,11 @@ impl Program {
         }
     }
 
-    /// Returns the remaining lines, after it has ended.
+    /// Returns the remaining lines of output, after the program has exited.
     ///
     /// # Errors
-    /// - An error if the deadline passes first.
-    /// - The last line of its standard error, if it has failed.
+    /// - An error if the deadline passes before that.
+    /// - The last line of the program's standard error, if the program failed.
     pub fn rest(mut self, deadline: Deadline) -> Result<Vec<String>> {
         let mut lines = Vec::new();
         while let Some(line) = self.line(deadline)? {
@@ -132,7 +133,7 @@ impl Drop for Program {
     }
 }
 
-/// Sends each line, until there are no more or the receiver is dropped.
+/// Sends each line until there are no more, or until the receiver is dropped.
 fn forward(from: impl Read, to: &Sender<Event>, event: fn(String) -> Event) {
     let lines = BufReader::new(from).split(b'\n').map_while(Result::ok);
     let mut lines = lines.map(|line| String::from_utf8_lossy(&line).trim_end().to_string());
@@ -209,7 +210,7 @@ mod tests {
     /// Checks that all processes that a program has started stop with it.
     #[test]
     #[cfg(target_os = "linux")]
-    fn what_a_program_has_started_is_stopped_and_killed_with_it() {
+    fn children_of_a_program_are_stopped_and_killed_with_it() {
         let mut program = shell("exec 3<&0; cat <&3 & echo $!; wait");
         let started: u32 = program.line(soon()).unwrap().unwrap().parse().unwrap();
         let state = || {

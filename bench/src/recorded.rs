@@ -5,17 +5,17 @@ use super::report::{Report, Rival};
 use super::statistics::Summary;
 use serde_json::{Value, json};
 
-/// Lines as the peers' scripts print them, with the machine.
+/// Lines as printed by the peers' scripts, with a description of the machine.
 const LINES: &str = include_str!("recorded.jsonl");
 
-/// Returns the recorded peers of a figure. The ratio to them compares two machines.
+/// Returns the recorded peers of a figure. A ratio to them compares different machines.
 pub fn of(figure: &str) -> Vec<Rival> {
     let lines = LINES.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     lines.filter(|line| line["figure"] == figure).filter_map(|line| rival(&line)).collect()
 }
 
-/// Returns the lines to record for a figure: its peers' values in this run. `machine` describes the machine
-/// and the day.
+/// Returns the lines to record for a figure, which contain its peers' values in this run. `machine` describes the
+/// machine and the day.
 pub fn lines(report: &Report, machine: &str) -> String {
     let measured =
         report.rivals.iter().filter(|r| r.role == Role::Peer && !r.in_process && r.recorded.is_none());

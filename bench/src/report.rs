@@ -6,52 +6,53 @@ use super::statistics::Summary;
 
 /// The measurements of a figure.
 pub struct Report {
-    /// The figure.
+    /// The figure that was measured.
     pub about: About,
-    /// The values of the rounds.
+    /// The values of this library's rounds.
     pub ours: Summary,
-    /// The number of bytes that one of two hosts sent in a step, if counted.
+    /// The number of bytes that one of two hosts sent per step, if they were counted.
     pub sent: Option<f64>,
     /// The number of rounds.
     pub rounds: usize,
-    /// The values of others.
+    /// The values of the alternatives.
     pub rivals: Vec<Rival>,
 }
 
-/// The values of another library, or of a bound.
+/// The values of another library or of a bound.
 #[derive(Clone, Debug)]
 pub struct Rival {
-    /// The library, and its configuration.
+    /// The name and the configuration of the library.
     pub name: String,
     /// The version of the library.
     pub version: String,
     /// The values of the rounds.
     pub values: Summary,
-    /// The number of bytes sent in a step, if counted.
+    /// The number of bytes that one of two hosts sent per step, if they were counted.
     pub sent: Option<f64>,
-    /// The role in the comparison.
+    /// The role of the alternative in the comparison.
     pub role: Role,
     /// Whether it was measured in this process.
     pub in_process: bool,
-    /// The maximum difference between its losses and ours.
+    /// The maximum difference between its losses and those of this library.
     pub difference: Option<f64>,
-    /// The machine and day, if it was not measured in this run.
+    /// The machine and the day of the measurement, if it was not made in this run.
     pub recorded: Option<String>,
 }
 
 impl Report {
-    /// Returns how many times better ours is than the best peer, above 1 for better.
+    /// Returns the factor by which this library is better than the best peer.
     pub fn ratio(&self) -> Option<f64> {
         self.about.ratio(self.ours.median, self.best_peer()?.values.median)
     }
 
-    /// Compares the best rounds, ours and any peer's: on a busy machine these are undisturbed.
+    /// Compares the best round of this library with the best round of any peer. Even on a busy machine, these rounds
+    /// are undisturbed.
     pub fn best_ratio(&self) -> Option<f64> {
         let ratio = |rival: &Rival| self.about.ratio(self.best(&self.ours), self.best(&rival.values));
         self.of(Role::Peer).filter_map(ratio).min_by(f64::total_cmp)
     }
 
-    /// Returns the best of the rounds.
+    /// Returns the value of the best round.
     pub fn best(&self, values: &Summary) -> f64 {
         match self.about.better {
             Better::More => values.max,
@@ -59,7 +60,7 @@ impl Report {
         }
     }
 
-    /// Returns the alternatives with the ratios to them, for plots.
+    /// Returns the alternatives, with this library's ratio to each, for plots.
     pub fn ratios(&self) -> Vec<(&Rival, f64)> {
         let ratio = |r: &Rival| self.about.ratio(self.ours.median, r.values.median);
         let compared = self.rivals.iter().filter(|rival| rival.role != Role::Whole);
@@ -70,7 +71,7 @@ impl Report {
         self.rivals.iter().filter(move |rival| rival.role == role)
     }
 
-    /// Whether all targets are reached. `None` if a comparison is missing.
+    /// Returns `true` if all targets are reached. Returns `None` if a value for the comparison is missing.
     pub fn reached(&self) -> Option<bool> {
         let reached = self.about.targets.iter().map(|target| self.reaches(*target));
         reached
@@ -90,7 +91,7 @@ impl Report {
         })
     }
 
-    /// Returns the maximum difference of losses.
+    /// Returns the maximum difference between this library's losses and those of any peer.
     pub fn difference(&self) -> Option<f64> {
         self.rivals.iter().filter_map(|rival| rival.difference).max_by(f64::total_cmp)
     }
@@ -110,7 +111,8 @@ impl Report {
         peers.max_by(|a, b| goodness(a).total_cmp(&goodness(b)))
     }
 
-    /// Returns the targets, and whether they are reached. For a part, returns its share of the whole.
+    /// Describes the targets, and whether they are reached. If the figure is a part of a complete value, describes its
+    /// share.
     pub fn verdicts(&self) -> String {
         let text = |target: &Target| {
             let what = match target {

@@ -1,15 +1,15 @@
-//! The result of one round, as a value and as the line of JSON sent between processes.
+//! The result of one round, as a value and as a line of JSON that is sent between processes.
 
 use serde_json::{Value, json};
 
 /// The result of one round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// The value, in the figure's unit.
+    /// The measured value, in the figure's unit.
     pub value: f64,
     /// The losses of the steps, if losses are compared.
     pub losses: Vec<f64>,
-    /// The number of bytes that one of two hosts sent in a step, if counted.
+    /// The number of bytes that one of two hosts sent per step, if they were counted.
     pub sent: Option<f64>,
 }
 
@@ -20,7 +20,7 @@ impl From<f64> for Sample {
 }
 
 impl Sample {
-    /// Parses the line of another process. `None` if it is not a sample.
+    /// Parses a line that another process has printed. Returns `None` if it is not a sample.
     pub fn said(line: &Value) -> Option<Self> {
         let losses = line["losses"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
         Some(Self { value: line["value"].as_f64()?, losses, sent: line["sent"].as_f64() })

@@ -1,4 +1,4 @@
-//! The speedup by a second replica if only matrix products limit it.
+//! The speedup that a second replica achieves if only matrix products limit it.
 
 use super::figure::{About, Better, Effort, Figure, Target};
 use super::sample::Sample;
@@ -9,7 +9,7 @@ use distribute::nn::{Linear, linear};
 use distribute::{MirroredStrategy, PerReplica, Result, Sgd};
 use std::hint::black_box;
 
-/// The steps per second of two replicas divided by those of one, on the same global batch.
+/// The figure for the steps per second of two replicas, divided by those of one replica on the same global batch.
 struct TwoOverOne;
 
 /// Returns the figure.

@@ -1,5 +1,5 @@
-//! This program in its own process, controlled as the peers are, so that it is stopped while they are
-//! measured.
+//! This program in a separate process. It is controlled in the same way as the peers, so that it is stopped while they
+//! are measured.
 
 use super::figure::{Effort, Figure};
 use super::sample::Sample;
@@ -8,7 +8,7 @@ use distribute::{Error, Result};
 use serde_json::json;
 use std::io::BufRead;
 
-/// Prints the version, then answers each line of `input`, a number of seconds, with a round.
+/// Prints the version. Then answers each line of `input`, which contains a number of seconds, with a round.
 pub fn run(figure: &dyn Figure, input: impl BufRead) -> Result<()> {
     output::line(json!({ "version": env!("CARGO_PKG_VERSION") }).to_string())?;
     for line in input.lines() {

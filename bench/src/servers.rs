@@ -1,5 +1,5 @@
-//! Parameter servers in processes of this machine: dense variables are pulled and pushed, rows are looked up
-//! and scattered by two clients. Also the latency of a lookup under load, and the memory of a table.
+//! Parameter servers in processes of this machine. Dense variables are pulled and pushed, and two clients look up and
+//! scatter rows. The latency of a lookup under load and the memory of a table are also measured.
 
 use super::error::invalid;
 use super::figure::{About, Better, Effort, Figure, Target};
@@ -8,32 +8,31 @@ use super::sample::Sample;
 use crate::output;
 use distribute::cluster::{ClusterSpec, Deadline, Job, Stopwatch};
 use distribute::net::Identity;
-use distribute::params::{
-    Channel, Contents, Initializer, Push, Request, Response, RowPartition, Started, TableSpec,
-};
+use distribute::parameter_server::Initializer;
 use distribute::tensor::random::{Distribution, Draws};
 use distribute::tensor::{DType, HostTensor};
 use distribute::{Error, Result};
 use distribute_optim::{RuleSpec, Sgd, Step};
 use distribute_ps_server::{Connection, ParameterServer, SERVICE};
+use distribute_ps_tables::{Channel, Contents, Push, Request, Response, RowPartition, Started, TableSpec};
 use distribute_rpc::{ClientBuilder, Server};
 use std::io::Error as IoError;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The prefix of the name of a child that is a server.
+/// The prefix of the name of a child process that is a server.
 pub const CHILD: &str = "server/";
 
 const SERVERS: usize = 2;
 const CLIENTS: usize = 2;
 
-/// The work, as in bench/peers/peer_tensorflow_servers.py: elements of a dense variable on each server, and a
-/// table.
+/// The number of elements of the dense variable on each server. The work is the same as in
+/// bench/peers/peer_tensorflow_servers.py.
 const ELEMENTS: usize = 4 << 20;
 const ROWS: usize = 1_000_000;
 const WIDTH: usize = 32;
-/// The number of rows in a request to all servers, and in one whose latency is measured.
+/// The number of rows in a request to all servers. `FEW` is the number in a request whose latency is measured.
 const BATCH: usize = 8192;
 const FEW: usize = 1024;
 
@@ -46,12 +45,12 @@ enum Work {
     Push,
     LookUp,
     Scatter,
-    /// A quantile of the latency of a lookup while the other client scatters.
+    /// A quantile of the latency of a lookup while the other client scatters rows.
     Latency(f64),
     Memory,
 }
 
-/// The channels to all servers.
+/// The channels of a client to all servers.
 type Channels = Vec<Arc<dyn Channel>>;
 
 /// Returns all figures.
@@ -107,7 +106,7 @@ impl Figure for Work {
                 let bytes = (SERVERS * ELEMENTS * 4) as f64 / 1e9;
                 let gradient = HostTensor::new(vec![1e-3f32; ELEMENTS], [ELEMENTS]).map_err(Error::other)?;
                 let request = |step| match self {
-                    Work::Pull => Request::Read { table: DENSE.into(), known: None },
+                    Work::Pull => Request::Read { table: DENSE.into(), known: None, may_round: false },
                     _ => Request::Push { table: DENSE.into(), push: push(step), gradient: gradient.clone() },
                 };
                 bytes
@@ -138,7 +137,7 @@ impl Figure for Work {
     }
 }
 
-/// Processes of servers, killed when this is dropped.
+/// The processes of the servers, which are killed when this is dropped.
 struct Servers {
     programs: Vec<Program>,
     cluster: ClusterSpec,
@@ -168,7 +167,7 @@ impl Servers {
         (0..SERVERS).map(one).collect()
     }
 
-    /// Returns the number of bytes of memory that they hold.
+    /// Returns the number of bytes of memory that the servers use.
     fn resident(&self) -> Result<f64> {
         let of = |program: &Program| {
             let io = |source| Error::Io { operation: "reading what a server holds".into(), source };
@@ -181,7 +180,7 @@ impl Servers {
     }
 }
 
-/// Runs one server in the child, which prints its address, until the process is killed.
+/// Runs one server in the child process, until the process is killed. The process prints the server's address.
 pub fn child(name: &str) -> Result<()> {
     let index = name.strip_prefix(CHILD).and_then(|index| index.parse().ok()).filter(|i| *i < SERVERS);
     let index: usize = index.ok_or_else(|| invalid(format!("there is no server {name:?}")))?;
@@ -205,7 +204,7 @@ fn create(channels: &Channels, name: &str, contents: impl Fn(usize) -> Contents)
 fn create_rows(channels: &Channels) -> Result<()> {
     let initializer = Initializer::new(Distribution::Uniform { lo: -0.1, up: 0.1 }, 1, TABLE);
     let (partition, dtype) = (RowPartition::div(ROWS, SERVERS), DType::F32);
-    create(channels, TABLE, |shard| Contents::Drawn {
+    create(channels, TABLE, |shard| Contents::Initialized {
         shape: vec![ROWS, WIDTH],
         dtype,
         initializer,
@@ -214,14 +213,14 @@ fn create_rows(channels: &Channels) -> Result<()> {
     })
 }
 
-/// Starts a request to each server, then waits for all.
+/// Sends a request to each server, and waits for all responses.
 fn together(channels: &Channels, request: impl Fn(usize) -> Request) -> Result<Vec<Response>> {
     let start = |(i, channel): (usize, &Arc<dyn Channel>)| channel.start(request(i), PATIENCE);
     let started: std::result::Result<Vec<Started>, _> = channels.iter().enumerate().map(start).collect();
     started.map_err(Error::other)?.into_iter().map(|one| one.wait().map_err(Error::other)).collect()
 }
 
-/// Returns random rows of one server.
+/// Returns the indices of random rows on one server.
 fn ids(client: usize, turn: u64, count: usize) -> Vec<i64> {
     let draws = Draws::new(client as u64, turn);
     (0..count as u64).map(|i| (draws.bits(i) % (ROWS / SERVERS) as u64) as i64).collect()
@@ -274,7 +273,7 @@ fn rate(
     Ok(done?.iter().sum::<u64>() as f64 / waited.seconds())
 }
 
-/// Returns the latencies of lookups in seconds, while another client scatters.
+/// Returns the latencies of lookups, in seconds, while another client scatters rows.
 fn under_load(all: &[Channels], effort: Effort) -> Result<Vec<f64>> {
     let [reads, writes, ..] = all else { return Err(invalid("two clients are needed".into())) };
     // The first calls make connections and allocate memory.

@@ -1,4 +1,4 @@
-//! This program started again, as a process that measures and prints a line: `--child NAME`.
+//! Starting this program again as a process that measures and prints one line: `--child NAME`.
 
 use super::program::Program;
 use distribute::cluster::{Deadline, Stopwatch};
@@ -7,7 +7,8 @@ use std::io::Error as IoError;
 use std::process::Command;
 use std::time::Duration;
 
-/// Starts this program again for `--child NAME`. Returns the line that it prints, and the seconds until then.
+/// Starts this program again with `--child NAME`. Returns the line that it prints, and the time in seconds until it was
+/// printed.
 pub fn spawned(name: &str, patience: Duration) -> Result<(String, f64)> {
     let watch = Stopwatch::start();
     let io = |source| Error::Io { operation: format!("bench --child {name}"), source };
@@ -21,7 +22,7 @@ pub fn spawned(name: &str, patience: Duration) -> Result<(String, f64)> {
     Ok((line, seconds))
 }
 
-/// Returns the peak memory of this process.
+/// Returns the peak memory of this process, in MiB.
 pub fn peak_mib() -> Result<f64> {
     let io = |source| Error::Io { operation: "reading /proc/self/status".into(), source };
     let status = std::fs::read_to_string("/proc/self/status").map_err(io)?;

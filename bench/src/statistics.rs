@@ -1,20 +1,20 @@
-//! Median and spread of rounds.
+//! The median and the spread of rounds.
 
 /// A summary of the values of several rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// The median.
+    /// The median of the values.
     pub median: f64,
-    /// The interquartile range.
+    /// The interquartile range of the values.
     pub spread: f64,
-    /// The minimum.
+    /// The smallest value.
     pub min: f64,
-    /// The maximum.
+    /// The largest value.
     pub max: f64,
 }
 
 impl Summary {
-    /// Summarizes one value or more. Without values, all fields are NaN.
+    /// Summarizes values. If there are none, all fields are NaN.
     pub fn of(values: &[f64]) -> Self {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -23,7 +23,7 @@ impl Summary {
     }
 }
 
-/// Returns a quantile by linear interpolation between neighbours.
+/// Returns a quantile, with linear interpolation between neighbouring values.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let place = q * last as f64;

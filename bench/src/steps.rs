@@ -1,12 +1,12 @@
-//! `distribute-bench --steps N`: N steps and nothing else, for counting instructions (`.ci/instructions`).
-//! The cost of the steps is the difference between two runs with different N.
+//! `distribute-bench --steps N`: makes N steps and nothing else, so that instructions can be counted
+//! (`.ci/instructions`). The cost of the steps is the difference between two runs with different N.
 
 use super::error::invalid;
 use super::work::{Mlp, Model, Recommender, Training};
 use distribute::{MirroredStrategy, Result};
 use std::hint::black_box;
 
-/// The valid names.
+/// A description of the valid names, for an error message.
 const NAMES: &str =
     "empty_step_R, mlp_R_replicas and recommender_R_replicas, R being a number of replicas such as 2";
 
@@ -36,8 +36,8 @@ fn empty_steps(replicas: usize, steps: u64) -> Result<()> {
     Ok(())
 }
 
-/// Trains from the same weights and on the same batches in every run: the time of relu, for example, depends
-/// on its input.
+/// Trains from the same weights and on the same batches in every run, because the time of relu, for example, depends on
+/// its input.
 fn train<M: Model>(replicas: usize, steps: u64) -> Result<()> {
     let mut training = Training::<M>::new(replicas)?;
     for _ in 0..steps {

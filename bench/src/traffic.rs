@@ -1,4 +1,4 @@
-//! The cost of moving the same bytes without any synchronization: the bound of every figure that moves bytes.
+//! The cost of moving the same bytes without any synchronization. It is a bound for every figure that moves bytes.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Role};
 use super::numbers::size;
@@ -7,7 +7,7 @@ use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, Result};
 use std::hint::black_box;
 
-/// A loop over memory, split over threads that do not wait for each other.
+/// The figure for a loop over memory, split over threads that do not wait for each other.
 struct Traffic {
     kind: Kind,
     bytes: usize,
@@ -17,13 +17,13 @@ struct Traffic {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    /// One read, one write.
+    /// One read and one write per element.
     Copy,
-    /// Two reads, one write: the minimum traffic of an all-reduce of 2 replicas.
+    /// Two reads and one write per element: the minimum traffic of an all-reduce between 2 replicas.
     Add,
 }
 
-/// Returns copies and sums at the sizes of the all-reduce.
+/// Returns figures for copies and sums at the sizes of the all-reduce.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     let mut all: Vec<Box<dyn Figure>> = Vec::new();
     for kind in [Kind::Copy, Kind::Add] {
@@ -36,7 +36,7 @@ pub fn figures() -> Vec<Box<dyn Figure>> {
     all
 }
 
-/// Returns the cost of summing two tensors of this number of bytes as memory traffic, split over two threads.
+/// Returns the memory traffic for summing two tensors of the given size in bytes, split over two threads, as a bound.
 pub fn of_a_sum(bytes: usize, estimate: f64) -> Beside {
     let add = Traffic { kind: Kind::Add, bytes, threads: 2, estimate };
     Beside {

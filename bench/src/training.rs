@@ -1,4 +1,4 @@
-//! Training steps: two models, on one replica and two, next to candle's own layers and optimizer.
+//! Training steps of two models on one and two replicas, compared with candle's own layers and optimizer.
 
 use super::figure::{About, Beside, Better, Effort, Figure, Role, Target};
 use super::sample::Sample;
@@ -10,15 +10,15 @@ use distribute::cluster::Stopwatch;
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// The steps of a model on this number of replicas.
+/// The figure for a model's steps on the given number of replicas.
 struct Steps<M> {
     replicas: usize,
-    /// The target multiples of the best peer, and of JAX, the fastest peer with compiled steps.
+    /// The target multiples of the best peer, and of JAX, which is the fastest peer with compiled steps.
     reach: Option<(f64, f64)>,
     model: PhantomData<fn() -> M>,
 }
 
-/// Returns the figures of both models, on one replica and on two.
+/// Returns the figures for both models, on one and two replicas.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     vec![
         steps::<Mlp>(1, None),
@@ -68,14 +68,14 @@ impl<M: Model> Figure for Steps<M> {
     }
 }
 
-/// Returns steps per second, after a quarter of the number for warm-up.
+/// Returns the number of steps per second. A quarter of the measured number of steps is made first, as a warm-up.
 pub fn timed(effort: Effort, mut step: impl FnMut() -> Result<()>) -> Result<Sample> {
     let calls = warmed_up(effort, Ok, &mut step)?;
     steps_per_second(calls, step).map(Sample::from)
 }
 
-/// Makes warm-up steps, and returns the number of steps to measure. If others make the same steps, `agree`
-/// returns the same estimate of a step's seconds to all of them.
+/// Makes warm-up steps, and returns the number of steps to measure. If several replicas or workers make the same steps,
+/// `agree` returns the same estimate of a step's seconds on all of them.
 pub fn warmed_up(
     effort: Effort,
     agree: impl FnOnce(f64) -> Result<f64>,
@@ -92,7 +92,7 @@ pub fn warmed_up(
     Ok(calls)
 }
 
-/// Times `calls` steps.
+/// Makes `calls` steps, and returns the number of steps per second.
 pub fn steps_per_second(calls: usize, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
     let watch = Stopwatch::start();
     for _ in 0..calls {

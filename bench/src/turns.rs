@@ -1,5 +1,5 @@
-//! Alternating rounds of this library and others, so that disturbances of the machine affect all alike. A
-//! process is stopped while others are measured, so a round has only its own work, and the entire machine.
+//! Alternating rounds of this library and others, so that disturbances of the machine affect all of them equally. A
+//! process is stopped while others are measured, so each round has the machine to itself.
 
 use super::figure::{Beside, Effort, Figure, Role};
 use super::peers::{self, Entry, Process};
@@ -25,8 +25,8 @@ impl Other {
     }
 }
 
-/// Measures a figure in this number of rounds. A peer that fails is reported to stderr and left out. If no
-/// peer is left, the recorded values are used.
+/// Measures a figure in the given number of rounds. A peer that fails is reported on stderr and omitted. If no peer is
+/// left, the recorded values are used.
 pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entry]) -> Result<Report> {
     let (about, rounds) = (figure.about(), figure.rounds(rounds));
     let mut others: Vec<_> = figure.beside().into_iter().map(|b| (Other::Beside(b), Vec::new())).collect();
@@ -68,7 +68,7 @@ fn summary(samples: &[Sample]) -> Summary {
     Summary::of(&samples.iter().map(|sample| sample.value).collect::<Vec<_>>())
 }
 
-/// Returns the number of bytes sent in a step, if the samples have it.
+/// Returns the number of bytes sent per step, if the samples contain it.
 fn sent(samples: &[Sample]) -> Option<f64> {
     let all: Vec<_> = samples.iter().filter_map(|sample| sample.sent).collect();
     (!all.is_empty()).then(|| Summary::of(&all).median)
@@ -87,7 +87,7 @@ fn rival(other: Other, samples: &[Sample], ours: &[Sample]) -> Rival {
     Rival { name, version, values, sent, role, in_process, difference, recorded: None }
 }
 
-/// Returns the maximum difference of two series; infinite if their lengths differ.
+/// Returns the maximum difference between two series. It is infinite if their lengths differ.
 fn difference(a: &[f64], b: &[f64]) -> f64 {
     if a.len() == b.len() {
         a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0., f64::max)

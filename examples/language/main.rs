@@ -5,39 +5,60 @@
 //! ```
 //!
 //! The model is candle_transformers' llama2_c with other `use` lines (see `model.rs`, and the guide
-//! docs/transformers.md for the reason). It is trained on nine tenths of 63,666 descriptions. On the others
+//! docs/train/transformers.md for the reason). It is trained on nine tenths of 63,666 descriptions. On the others
 //! its loss is compared with that of a bigram model, which counts pairs of characters. At the end it
 //! generates some packages.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod model;
 mod text;
 
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 use candle_nn::VarBuilder;
-use common::{Options, progress::Progress};
-use distribute::data::Dataset;
+use clap::Parser;
+use distribute::cluster::deadline::Stopwatch;
 use distribute::optimizer::schedules::{CosineDecay, Warmup};
 use distribute::{nn::loss, nn::ops, prelude::*};
 use model::{Config, Llama};
 use serde_json::json;
 use text::{END, Text};
 
-const EPOCHS: usize = 1;
 /// The global batch size, in pieces of text.
 const BATCH: usize = 32;
 /// The number of characters in a piece.
 const LENGTH: usize = 64;
 const LEARNING_RATE: f64 = 3e-3;
 const WARMUP: u64 = 50;
+/// The number of lines that the training prints.
+const LINES: usize = 20;
 
-#[distribute::main]
+/// Trains a small Llama 2 to describe Debian's packages, character by character
+#[derive(Parser)]
+struct Options {
+    /// The number of replicas [default: one for each core]
+    #[arg(long)]
+    replicas: Option<usize>,
+    /// The number of passes over the text
+    #[arg(long, default_value_t = 1)]
+    epochs: usize,
+    /// The seed of initial weights and of the order of pieces
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Print only the result
+    #[arg(long)]
+    quiet: bool,
+    /// Print the result as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[distribute::main(allocator = mimalloc::MiMalloc)]
 fn main() -> distribute::Result<()> {
-    let options: Options =
-        common::parse("Trains a small Llama 2 to describe Debian's packages, character by character");
+    let options = Options::parse();
     let text = Text::read()?;
-    let strategy = options.strategy()?;
+    let strategy = match options.replicas {
+        Some(replicas) => MirroredStrategy::cpus(replicas)?,
+        None => MirroredStrategy::all_cores()?,
+    };
     let config = Config {
         dim: 64,
         hidden_dim: 192,
@@ -49,60 +70,69 @@ fn main() -> distribute::Result<()> {
         norm_eps: 1e-5,
     };
     let pieces = text.training(LENGTH)?;
-    let (epochs, examples) = (options.epochs(EPOCHS), pieces.dim(0)?);
-    let steps = (epochs * examples.div_ceil(BATCH)) as u64;
+    let examples = pieces.dim(0)?;
+    let steps = options.epochs * examples.div_ceil(BATCH);
 
-    let trace = options.trace()?;
     let model = strategy.replicate_seeded(options.seed, move |vb: VarBuilder| Llama::load(vb, &config))?;
-    let schedule =
-        Warmup::new(0., WARMUP, CosineDecay::new(LEARNING_RATE, steps.saturating_sub(WARMUP).max(1)));
+    let schedule = Warmup::new(
+        0.,
+        WARMUP,
+        CosineDecay::new(LEARNING_RATE, (steps as u64).saturating_sub(WARMUP).max(1)),
+    );
     let optimizer = Adam::new(&model.variables, LEARNING_RATE)?.with_schedule(schedule)?;
     let batches = Dataset::from_slices(pieces)?.shuffle(examples, options.seed).batch(BATCH);
     let batches = strategy.distribute_dataset(batches)?;
-    let mut progress =
-        Progress::start(&options, &strategy, epochs, examples, BATCH)?.variables(&model.variables);
-    for _ in 0..epochs {
+    let (clock, mut step, mut training_loss) = (Stopwatch::start(), 0, 0.);
+    for _ in 0..options.epochs {
+        let (mut sum, mut count) = (0., 0);
         for batch in &batches {
             let losses = strategy.run((&model, batch?), |ctx, (model, pieces)| {
                 let (loss, n) = loss(model, &pieces)?;
                 optimizer.minimize(ctx, loss, n)
             })?;
-            progress.step(&losses)?;
+            let loss = f64::from(losses.to_scalar::<f32>()?);
+            (sum, count, step) = (sum + loss, count + 1, step + 1);
+            if !options.quiet && step % steps.div_ceil(LINES) == 0 {
+                println!("step {step} of {steps}: loss {loss:.4}, after {:.0} s", clock.seconds());
+            }
         }
+        training_loss = sum / f64::from(count);
     }
-    let pace = progress.finish()?;
-    drop(trace);
+    let seconds = clock.seconds();
 
     let loss = held_out_loss(&strategy, &model, &text)?;
     let bigram_loss = text.bigram_loss(LENGTH)?;
-    let replicas = strategy.num_replicas_in_sync();
     let sha256 = model.variables.sha256()?;
+    let speed = (options.epochs * examples * LENGTH) as f64 / seconds;
+    if options.json {
+        let figures = json!({
+            "example": "language",
+            "loss": loss,
+            "bigram_loss": bigram_loss,
+            "training_loss": training_loss,
+            "seconds": seconds,
+            "characters_per_s": speed,
+            "replicas": strategy.num_replicas_in_sync(),
+            "seed": options.seed,
+            "weights_sha256": sha256,
+        });
+        println!("{figures}");
+        return Ok(());
+    }
     let mut table = format!("\n{:<22}{:>10}{:>18}\n", "", "loss", "bits/character");
-    for (title, loss) in
-        [("bigrams, held out", bigram_loss), ("Llama 2, held out", loss), ("Llama 2, training", pace.loss)]
-    {
+    for (title, loss) in [
+        ("bigrams, held out", bigram_loss),
+        ("Llama 2, held out", loss),
+        ("Llama 2, training", training_loss),
+    ] {
         table += &format!("{title:<22}{loss:>10.4}{:>18.3}\n", loss / std::f64::consts::LN_2);
     }
-    let (seconds, speed) = (pace.seconds, pace.examples_per_s * LENGTH as f64);
-    table += &format!("{seconds:.0} s, {} characters/s\n", common::progress::thousands(speed));
+    table += &format!("{seconds:.0} s, {speed:.0} characters/s\n");
     table += "\nPackages that it made up:\n";
     for line in made_up(&model.merged()?, &text, options.seed, 6)? {
         table += &format!("  {line}\n");
     }
-    table += &format!("weights: {sha256}");
-    let figures = [
-        ("example", json!("language")),
-        ("strategy", json!(strategy.extended().kind())),
-        ("loss", json!(loss)),
-        ("bigram_loss", json!(bigram_loss)),
-        ("training_loss", json!(pace.loss)),
-        ("seconds", json!(seconds)),
-        ("characters_per_s", json!(speed)),
-        ("replicas", json!(replicas)),
-        ("seed", json!(options.seed)),
-        ("weights_sha256", json!(sha256)),
-    ];
-    options.finish(&table, &figures);
+    println!("{table}weights: {sha256}");
     Ok(())
 }
 

@@ -5,17 +5,18 @@
 //! distribute launch --workers 2 --ps 2 -- target/release/examples/packages --strategy between-graph
 //! ```
 
-use crate::common::compare::{Asynchronous, beside_one_device};
-use crate::common::{Options, progress::Progress, say};
 use crate::data::Packages;
 use crate::model::Model;
-use crate::{BATCH, EPOCHS, Kind, LEARNING_RATE, right, rule};
-use distribute::between_graph::{self, ParameterServerStrategy};
-use distribute::cluster::resolver;
+use crate::progress::Progress;
+use crate::report::{Trained, report_asynchronous};
+use crate::{BATCH, LEARNING_RATE, Options, accuracy, rule};
+use distribute::between_graph::{self, AsyncWorkerStrategy};
+use distribute::cluster::{Job, resolver};
 use distribute::data::AutoShardPolicy;
+use distribute::nn::loss;
 use distribute::optimizer::Adagrad;
-use distribute::params::MinSizePartitioner;
-use distribute::{Job, nn::loss};
+use distribute::parameter_server::{MinSizePartitioner, Usage};
+use distribute::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,49 +27,50 @@ const SHARD: usize = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs one task of the job, or the entire training if there is no cluster.
-pub fn run(name: &str, options: &Options, kind: Kind, packages: &Arc<Packages>) -> distribute::Result<()> {
+pub fn main(options: &Options) -> distribute::Result<()> {
     let found = resolver::from_env()?;
-    if between_graph::serve(&*found)? {
+    if between_graph::serve(&*found)?.has_served() {
         return Ok(());
     }
     let servers = found.cluster_spec()?.num_tasks(&Job::Ps).unwrap_or(1);
     let settings =
         distribute::ParameterServerStrategy::builder().partitioner(MinSizePartitioner::new(SHARD, servers)?);
-    let strategy = ParameterServerStrategy::of(settings)?;
-    let trained = train(&strategy, options, kind, packages)?;
+    let strategy = AsyncWorkerStrategy::of(settings)?;
+    let packages = Packages::share()?;
+    let trained = train(&strategy, options, &packages)?;
     strategy.finish(PATIENCE)?;
-    match trained {
-        Some(trained) => beside_one_device(name, options, &trained, |one| {
-            crate::train(one, options, kind, packages, false)
-        }),
-        None => Ok(()),
+    if let Some((trained, usage)) = trained {
+        let (one, _) = crate::train(&OneDeviceStrategy::new("cpu:0")?, options, &packages)?;
+        report_asynchronous(options, strategy.workers(), &usage, &trained, &one);
     }
+    Ok(())
 }
 
+/// Trains as one of the workers. Returns the result and the usage of the servers on the chief.
 fn train(
-    strategy: &ParameterServerStrategy,
+    strategy: &AsyncWorkerStrategy,
     options: &Options,
-    kind: Kind,
     packages: &Arc<Packages>,
-) -> distribute::Result<Option<Asynchronous>> {
-    let (epochs, examples) = (options.epochs(EPOCHS), packages.training.len());
+) -> distribute::Result<Option<(Trained, Vec<Usage>)>> {
+    let (kind, examples) = (options.model, packages.training.len());
     let all = packages.clone();
     let model = strategy.replicate_seeded(options.seed, move |vb| Model::new(kind, &all, vb))?;
     let optimizer = Adagrad::with_rule(rule(), &model.variables, LEARNING_RATE)?;
     // The steps of all workers count, so a restarted or slow worker delays no other.
     let steps = strategy.global_step()?;
     let each = examples.div_ceil(BATCH) as i64;
-    let total = each * epochs as i64;
+    let total = each * options.epochs as i64;
     strategy.ready(PATIENCE)?;
 
     let mut made: i64 = steps.read()?;
     if !options.quiet {
         let (worker, workers) = (strategy.worker(), strategy.workers());
-        say(&format!("worker {worker} of {workers} trains from step {made} of {total}"));
+        println!("worker {worker} of {workers} trains from step {made} of {total}");
     }
     // The chief shows its own steps.
     let share = examples.div_ceil(strategy.workers());
-    let mut progress = Progress::start(options, strategy, epochs, share, BATCH)?.variables(&model.variables);
+    let (title, is_quiet) = (strategy.world().to_string(), options.quiet || !strategy.is_chief());
+    let mut progress = Progress::start(title, is_quiet, options.epochs, share, BATCH);
     let mut pass = made / each;
     while made < total {
         let (all, seed) = (packages.clone(), options.seed.wrapping_add(pass as u64));
@@ -84,7 +86,7 @@ fn train(
                 steps.assign_add(1i64)?;
                 Ok(loss)
             })?;
-            progress.step(&losses)?;
+            progress.step(losses.to_scalar::<f32>()?.into())?;
             made = steps.read()?;
             if made >= total {
                 break;
@@ -92,18 +94,12 @@ fn train(
         }
         pass += 1;
     }
-    let pace = progress.finish()?;
+    let mut trained = progress.trained();
     if !strategy.is_chief() {
         return Ok(None);
     }
     // The chief tests alone, on all held-out packages.
-    let right = right(strategy, &model, packages, &packages.held_out, AutoShardPolicy::Off)?;
+    trained.accuracy = accuracy(strategy, &model, packages, AutoShardPolicy::Off)?;
     let usage = strategy.extended().parameter_servers().map_or(Ok(Vec::new()), |servers| servers.usage())?;
-    Ok(Some(Asynchronous {
-        strategy: strategy.extended().kind(),
-        accuracy: right as f64 / packages.held_out.len() as f64,
-        workers: strategy.workers(),
-        pace,
-        usage,
-    }))
+    Ok(Some((trained, usage)))
 }

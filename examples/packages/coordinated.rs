@@ -1,21 +1,27 @@
 //! The same training by a coordinator: this program schedules steps, workers run them without waiting for
 //! each other, and tables of embeddings are on parameter servers.
 
-use crate::common::compare::{Asynchronous, beside_one_device};
-use crate::common::{Options, progress::Progress};
 use crate::data::{Batch, Packages};
+use crate::fleet::Fleet;
 use crate::model::Model;
-use crate::{BATCH, EPOCHS, Kind, right, rule, train};
+use crate::progress::Progress;
+use crate::report::report_asynchronous;
+use crate::{BATCH, Kind, Options, right, rule, train};
+use distribute::cluster::{Job, resolver};
 use distribute::data::AutoShardPolicy;
+use distribute::monitor::Monitor;
 use distribute::nn::loss;
 use distribute::optimizer::Adagrad;
+use distribute::parameter_server::{LocalCluster, MinSizePartitioner};
 use distribute::remote::{Batches, RemoteValue, WorkerContext};
-use distribute::{ClusterCoordinator, ParameterServerStrategy, Result, prelude::*};
+use distribute::{ClusterCoordinator, Result, prelude::*};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// The number of steps in the queue or on workers, so that no worker ever has to wait.
 const AHEAD: usize = 64;
+/// The minimum size of a shard, in bytes.
+const SHARD: usize = 256 << 10;
 /// The number of packages that are tested at once.
 const TESTED: usize = 16 * BATCH;
 
@@ -71,44 +77,71 @@ fn evaluate(worker: &WorkerContext, trainer: &Trainer, from: usize, to: usize) -
     )
 }
 
-/// Trains and tests on the workers of a strategy, and compares with one device.
-pub fn main(name: &str, options: &Options, strategy: &ParameterServerStrategy, kind: Kind) -> Result<()> {
-    let packages = Packages::share()?;
-    let coordinator = ClusterCoordinator::new(strategy)?;
-    let trace = options.trace()?;
-    let (epochs, examples) = (options.epochs(EPOCHS), packages.training.len());
-    let data = coordinator.create_per_worker_dataset(input, (epochs, options.seed))?;
-    let trainer = coordinator.create_per_worker_value(build, (kind, options.seed))?;
+/// Returns the strategy of the coordinator: with the cluster in the environment or, without one, with workers and
+/// servers in this process. `None` if this process was one of its tasks, which has served until the chief finished.
+fn strategy(options: &Options) -> Result<Option<ParameterServerStrategy>> {
+    let found = resolver::from_env()?;
+    let cluster = found.cluster_spec()?;
+    if cluster.is_empty() {
+        let cluster = LocalCluster::new(options.workers, options.ps)?;
+        let partitioner = MinSizePartitioner::new(SHARD, options.ps)?;
+        return ParameterServerStrategy::new(cluster.resolver(), partitioner).map(Some);
+    }
+    if distribute::serve(&*found)?.has_served() {
+        return Ok(None);
+    }
+    let servers = cluster.num_tasks(&Job::Ps)?;
+    let partitioner = MinSizePartitioner::new(SHARD, servers.max(1))?;
+    ParameterServerStrategy::builder().partitioner(partitioner).build().map(Some)
+}
 
-    let mut progress = Progress::of_coordinator(options, &coordinator, epochs, examples, BATCH)?;
+/// Trains and tests on the workers, and compares with one device.
+pub fn main(options: &Options) -> Result<()> {
+    let Some(strategy) = strategy(options)? else { return Ok(()) };
+    let packages = Packages::share()?;
+    let coordinator = ClusterCoordinator::new(&strategy)?;
+    let (epochs, examples) = (options.epochs, packages.training.len());
+    let data = coordinator.create_per_worker_dataset(input, (epochs, options.seed))?;
+    let trainer = coordinator.create_per_worker_value(build, (options.model, options.seed))?;
+
+    let monitor = options.live.map(|port| {
+        Monitor::builder(&strategy).coordinator(&coordinator).address(format!("127.0.0.1:{port}")).start()
+    });
+    let monitor = monitor.transpose()?; // served until it is dropped
+    if let Some(address) = monitor.as_ref().and_then(Monitor::address).filter(|_| !options.quiet) {
+        println!("watch it at http://{address}");
+    }
+    let mut fleet = Fleet::new(&coordinator)?;
+    let mut progress = Progress::start(fleet.title(), options.quiet, epochs, examples, BATCH);
+    let mut made = |loss: f32| {
+        if let Some(monitor) = &monitor {
+            monitor.record(BATCH, loss.into());
+        }
+        progress.step_of(loss.into(), || fleet.text())
+    };
     let mut losses: VecDeque<RemoteValue<f32>> = VecDeque::new();
     for _ in 0..epochs * examples.div_ceil(BATCH) {
         if losses.len() == AHEAD
             && let Some(first) = losses.pop_front()
         {
-            progress.add(first.fetch()?.into())?;
+            made(first.fetch()?)?;
         }
         losses.push_back(coordinator.schedule(train_step, (&trainer, &data))?);
     }
-    losses.into_iter().try_for_each(|loss| progress.add(loss.fetch()?.into()))?;
+    losses.into_iter().try_for_each(|loss| made(loss.fetch()?))?;
     coordinator.join()?;
-    let pace = progress.finish()?;
+    let mut trained = progress.trained();
 
     let held_out = packages.held_out.len();
     let tests = (0..held_out)
         .step_by(TESTED)
         .map(|from| coordinator.schedule(evaluate, (&trainer, from, (from + TESTED).min(held_out))));
     let tests = tests.collect::<Result<Vec<_>>>()?;
-    let accuracy = coordinator.fetch(tests)?.iter().sum::<u64>() as f64 / held_out as f64;
-    drop(trace);
-    let trained = Asynchronous {
-        strategy: strategy.extended().kind(),
-        pace,
-        accuracy,
-        workers: strategy.workers(),
-        usage: strategy.server_usage()?,
-    };
+    trained.accuracy = coordinator.fetch(tests)?.iter().sum::<u64>() as f64 / held_out as f64;
+    let (workers, usage) = (strategy.workers(), strategy.server_usage()?);
     // Dropped before the workers are ended: otherwise the coordinator would report their loss.
-    drop((trainer, data, coordinator));
-    beside_one_device(name, options, &trained, |one| train(one, options, kind, &packages, false))
+    drop((trainer, data, fleet, monitor, coordinator));
+    let (one, _) = train(&OneDeviceStrategy::new("cpu:0")?, options, &packages)?;
+    report_asynchronous(options, workers, &usage, &trained, &one);
+    strategy.end_servers()
 }

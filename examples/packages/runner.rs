@@ -1,10 +1,9 @@
 //! The training by `runner::run` instead of a loop: each replica makes its own batches.
 
-use crate::common::Options;
-use crate::common::progress::Progress;
 use crate::data::Packages;
 use crate::model::Model;
-use crate::{BATCH, EPOCHS};
+use crate::progress::Progress;
+use crate::{BATCH, Options};
 use candle_core::{Device, Tensor};
 use distribute::optimizer::Adagrad;
 use distribute::runner::{self, Datasets, Trainer};
@@ -33,10 +32,9 @@ pub fn train(
         Ok(batches.try_map(move |packages: Tensor| all.batch(&packages.to_vec1()?, seed)).prefetch(4))
     });
     let progress = RefCell::new(progress);
-    let trainer = Trainer::new(BATCH).epochs(options.epochs(EPOCHS)).on_step(|step| {
-        let loss = Tensor::new(step.loss as f32, &Device::Cpu)?;
-        progress.borrow_mut().step(&PerReplica::from_values(vec![loss]))
-    });
+    // Without the bar: all ways to train print the same lines.
+    let trainer = Trainer::new(BATCH).epochs(options.epochs).without_progress();
+    let trainer = trainer.on_step(|step| progress.borrow_mut().step(step.loss));
     runner::run(&trainer, model, optimizer, &datasets, |model, batch, _phase| {
         let loss = loss::cross_entropy(&model.forward(&batch)?, &batch.sections)?;
         Ok((loss, batch.sections.dim(0)?))

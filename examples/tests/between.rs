@@ -3,16 +3,20 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod launched;
+
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
-use distribute::between_graph::{self, ParameterServerStrategy};
-use distribute::prelude::*;
-use distribute::{Adagrad, Job, Result};
-use distribute_launch::{Launch, Layout, Output, Plan};
+use distribute::between_graph::{self, AsyncWorkerStrategy};
+use distribute::cluster::Job;
+use distribute::cluster::resolver::TfConfigClusterResolver;
+use distribute::optimizer::Adagrad;
+use distribute::{Result, prelude::*};
+use distribute_launch::{Layout, Plan};
 use distribute_testing::{child, watched};
+use launched::launched;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The folder to which workers write their results.
@@ -26,10 +30,10 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// Runs the program of one task.
 fn program(folder: &Path, dies: usize) -> Result<()> {
     // PSV1-1: the cluster is that of TF_CONFIG.
-    if between_graph::serve(&TfConfigClusterResolver::from_env()?)? {
+    if between_graph::serve(&TfConfigClusterResolver::from_env()?)?.has_served() {
         return Ok(());
     }
-    let strategy = ParameterServerStrategy::new(0)?;
+    let strategy = AsyncWorkerStrategy::new(0)?;
     let (died, back) = (folder.join("died"), folder.join("back"));
     let (dies, is_back) =
         (strategy.worker() == dies && !died.exists(), strategy.worker() == dies && died.exists());
@@ -87,56 +91,35 @@ fn task() {
 /// Trains under a launcher. `dies` is the number of the worker that dies, counted from the chief.
 fn train(layout: Layout, dies: usize) {
     let folder = tempfile::tempdir().unwrap();
-    let said = Arc::new(Mutex::new(String::new()));
-    let saying = said.clone();
-    let task = child::command("task", "train");
     let plan = Plan::new(&layout).unwrap();
     let workers = plan.tasks().iter().filter(|task| task.task.job != Job::Ps).count();
-    let mut launch = Launch::new(plan)
-        .command(task.get_program(), task.get_args())
-        .env(FOLDER, folder.path())
-        .env(DIES, dies.to_string())
-        .max_restarts(1)
-        .backoff(Duration::from_millis(50))
-        .output(move |output| {
-            let line = match output {
-                Output::Line { task, text, .. } => format!("{task}: {}\n", String::from_utf8_lossy(text)),
-                Output::Notice(notice) => format!("{notice}\n"),
-            };
-            saying.lock().unwrap().push_str(&line);
-        });
-    for (name, value) in task.get_envs() {
-        launch = match value {
-            Some(value) => launch.env(name, value),
-            None => launch.env_remove(name),
-        };
-    }
-    let outcome = launch.run().unwrap();
-    let said = said.lock().unwrap();
-    assert_eq!(outcome.exit_code(), 0, "{said}");
+    let printed = launched(plan, "task", "train", |launch| {
+        let launch = launch.env(FOLDER, folder.path()).env(DIES, dies.to_string());
+        launch.max_restarts(1).backoff(Duration::from_millis(50))
+    });
     let back: i64 = fs::read_to_string(folder.path().join("back")).unwrap().parse().unwrap();
-    assert!(back >= 1, "it went on where the others were, not at the beginning: {back}\n{said}");
+    assert!(back >= 1, "it went on where the others were, not at the beginning: {back}\n{printed}");
     let result = fs::read_to_string(folder.path().join("result")).unwrap();
     let numbers: Vec<f64> = result.split(' ').map(|number| number.parse().unwrap()).collect();
     let [loss, weight, steps] = numbers[..] else { panic!("{result}") };
-    assert!(loss < 0.05 && (weight - 3.).abs() < 1., "{result}\n{said}");
-    assert!(steps >= TOTAL as f64, "{workers} workers: {result}\n{said}");
+    assert!(loss < 0.05 && (weight - 3.).abs() < 1., "{result}\n{printed}");
+    assert!(steps >= TOTAL as f64, "{workers} workers: {result}\n{printed}");
 }
 
 // PSV1-1, PSV1-3, PSV1-4, INV-63
 #[test]
-fn a_worker_that_is_killed_comes_again_and_all_end_well() {
+fn a_killed_worker_restarts_and_all_finish() {
     watched(|| train(Layout::new(2).ps(2), 1));
 }
 
 // INV-63
 #[test]
-fn the_chief_may_be_killed_too_and_finds_what_it_had_made() {
+fn the_chief_may_be_killed_and_finds_its_variables() {
     watched(|| train(Layout::new(2).ps(2), 0));
 }
 
 // CL-3
 #[test]
-fn a_chief_of_its_own_trains_as_one_more_worker() {
-    watched(|| train(Layout::new(1).chief(true).ps(1), 1));
+fn a_separate_chief_trains_as_an_additional_worker() {
+    watched(|| train(Layout::new(1).with_chief().ps(1), 1));
 }

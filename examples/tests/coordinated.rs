@@ -20,7 +20,7 @@ const ARGUMENTS: [&str; 5] = ["--strategy", "ps", "--epochs", "2", "--json"];
 /// Checks the result of every training by two workers with two servers.
 fn check(found: &Value) {
     assert_eq!((&found["workers"], &found["servers"]), (&json!(2), &json!(2)), "{found}");
-    let [accuracy, of_one] = [found, &found["one_device"]].map(|it| it["accuracy"].as_f64().unwrap());
+    let [accuracy, of_one] = ["accuracy", "accuracy_of_one_device"].map(|it| found[it].as_f64().unwrap());
     assert!(accuracy > 0.8 && (accuracy - of_one).abs() <= 0.01, "{found}");
     for rows in ["rows_read", "rows_pushed"] {
         let of_servers: Vec<_> =
@@ -30,7 +30,7 @@ fn check(found: &Value) {
 }
 
 #[test]
-fn workers_of_one_process_come_to_the_accuracy_of_one_device() {
+fn workers_of_one_process_reach_the_accuracy_of_one_device() {
     watched_for(MINUTES, || {
         let output = Command::new(example("packages")).args(ARGUMENTS).output().unwrap();
         check(&figures(&output));
@@ -47,11 +47,11 @@ fn workers_of_one_process_come_to_the_accuracy_of_one_device() {
 const MINUTES: Duration = Duration::from_secs(180);
 
 #[test]
-fn processes_under_a_launcher_come_to_it_too_and_end_by_themselves() {
+fn processes_under_a_launcher_reach_the_same_weights_and_exit() {
     watched_for(MINUTES, || {
         let said = Arc::new(Mutex::new(Vec::new()));
         let lines = said.clone();
-        let plan = Plan::new(&Layout::new(2).chief(true).ps(2)).unwrap();
+        let plan = Plan::new(&Layout::new(2).with_chief().ps(2)).unwrap();
         let launch = Launch::new(plan).command(example("packages"), [&ARGUMENTS[..], &["--quiet"]].concat());
         let launch = launch.output(move |output| {
             if let Output::Line { task, stream, text, .. } = output {

@@ -3,18 +3,19 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod launched;
+
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
-use distribute::prelude::*;
-use distribute::{Checkpoint, Result, Training};
-use distribute_launch::{Launch, Layout, Output, Plan};
+use distribute::{Result, prelude::*};
+use distribute_launch::{Layout, Plan};
 use distribute_testing::{child, watched};
+use launched::launched;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const ROWS: i64 = 60;
@@ -40,7 +41,7 @@ fn program(folder: &Path) -> Result<()> {
     let model = strategy.replicate(|vb| linear(1, 1, vb.pp("fc")))?;
     let optimizer = Adam::new(&model.variables, 0.05)?;
     let batches = strategy.distribute_dataset(Dataset::range(ROWS).shuffle(ROWS as usize, 7).batch(BATCH))?;
-    let parts = Checkpoint::new().part("strategy", &*strategy).part("model", &model.variables);
+    let parts = Checkpoint::new().part("strategy", &strategy).part("model", &model.variables);
     let parts = parts.part("optimizer", &optimizer).part("batches", &batches);
     let mut steps = fs::File::create(folder.join(format!("steps-{}", std::process::id()))).unwrap();
     let mut shrunk = false;
@@ -137,31 +138,10 @@ fn a_world_under_a_launcher_shrinks_and_grows_and_uses_each_example_once() {
         let address = listener.local_addr().unwrap().to_string();
         let keeper = std::thread::spawn(move || keep(&listener));
 
-        let said = Arc::new(Mutex::new(String::new()));
-        let saying = said.clone();
-        let worker = child::command("worker", "train");
-        let mut launch = Launch::new(Plan::new(&Layout::new(3)).unwrap())
-            .command(worker.get_program(), worker.get_args())
-            .env(FOLDER, folder.path())
-            .env(GATE, address)
-            .min_workers(1)
-            .max_restarts(1)
-            .output(move |output| {
-                let line = match output {
-                    Output::Line { task, text, .. } => format!("{task}: {}\n", String::from_utf8_lossy(text)),
-                    Output::Notice(notice) => format!("{notice}\n"),
-                };
-                saying.lock().unwrap().push_str(&line);
-            });
-        for (name, value) in worker.get_envs() {
-            launch = match value {
-                Some(value) => launch.env(name, value),
-                None => launch.env_remove(name),
-            };
-        }
-        let outcome = launch.run().unwrap();
-        let said = said.lock().unwrap();
-        assert_eq!(outcome.exit_code(), 0, "{said}");
+        let plan = Plan::new(&Layout::new(3)).unwrap();
+        let printed = launched(plan, "worker", "train", |launch| {
+            launch.env(FOLDER, folder.path()).env(GATE, address).min_workers(1).max_restarts(1)
+        });
         keeper.join().unwrap();
 
         let mut steps = BTreeMap::<u64, (usize, Vec<i64>)>::new();
@@ -174,15 +154,15 @@ fn a_world_under_a_launcher_shrinks_and_grows_and_uses_each_example_once() {
         }
         let mut sizes: Vec<_> = steps.values().map(|(workers, _)| *workers).collect();
         sizes.dedup();
-        assert!(sizes.ends_with(&[3, 2, 3]), "{sizes:?}\n{said}");
+        assert!(sizes.ends_with(&[3, 2, 3]), "{sizes:?}\n{printed}");
         assert!(steps.len() as u64 >= 2 * STEPS && (steps.len() as u64).is_multiple_of(STEPS));
         for epoch in 0..steps.len() as u64 / STEPS {
             let of = steps.range(epoch * STEPS..(epoch + 1) * STEPS);
             let mut ids: Vec<_> = of.flat_map(|(_, (_, ids))| ids.clone()).collect();
             ids.sort_unstable();
-            assert_eq!(ids, (0..ROWS).collect::<Vec<_>>(), "epoch {epoch}\n{said}");
+            assert_eq!(ids, (0..ROWS).collect::<Vec<_>>(), "epoch {epoch}\n{printed}");
         }
         let weights = written(folder.path(), "weights-");
-        assert!(weights.len() == 3 && weights.iter().all(|of| *of == weights[0]), "{weights:?}\n{said}");
+        assert!(weights.len() == 3 && weights.iter().all(|of| *of == weights[0]), "{weights:?}\n{printed}");
     });
 }

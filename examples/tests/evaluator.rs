@@ -3,19 +3,20 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod launched;
+
 use candle_core::{Device, Tensor};
 use candle_nn::{Linear, Module, linear};
-use distribute::prelude::*;
 use distribute::runner::{self, Datasets, Evaluator, Trainer};
-use distribute::{Checkpoint, Result};
-use distribute_launch::{Launch, Layout, Output, Plan};
+use distribute::{Result, prelude::*};
+use distribute_launch::{Layout, Plan};
 use distribute_testing::{child, watched};
+use launched::launched;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const EPOCHS: usize = 3;
@@ -113,7 +114,7 @@ fn task() {
 }
 
 #[test]
-fn an_evaluator_under_a_launcher_dies_comes_again_and_has_evaluated_each_checkpoint_once() {
+fn a_restarted_evaluator_under_a_launcher_evaluates_each_checkpoint_once() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -123,38 +124,22 @@ fn an_evaluator_under_a_launcher_dies_comes_again_and_has_evaluated_each_checkpo
             // Kept open until the end, for messages of later evaluations.
             listener
         });
-        let said = Arc::new(Mutex::new(String::new()));
-        let saying = said.clone();
-        let task = child::command("task", "run");
-        let mut launch = Launch::new(Plan::new(&Layout::new(2).evaluator(true)).unwrap())
-            .command(task.get_program(), task.get_args())
-            .env(FOLDER, folder.path())
-            .env(GATE, address)
-            .max_restarts(1)
-            .output(move |output| {
-                let line = match output {
-                    Output::Line { task, text, .. } => format!("{task}: {}\n", String::from_utf8_lossy(text)),
-                    Output::Notice(notice) => format!("{notice}\n"),
-                };
-                saying.lock().unwrap().push_str(&line);
-            });
-        for (name, value) in task.get_envs() {
-            launch = match value {
-                Some(value) => launch.env(name, value),
-                None => launch.env_remove(name),
-            };
-        }
-        let outcome = launch.run().unwrap();
-        let said = said.lock().unwrap();
-        assert_eq!(outcome.exit_code(), 0, "{said}");
+        let plan = Plan::new(&Layout::new(2).with_evaluator()).unwrap();
+        let printed = launched(plan, "task", "run", |launch| {
+            launch.env(FOLDER, folder.path()).env(GATE, address).max_restarts(1)
+        });
         drop(keeper.join().unwrap());
-        assert!(folder.path().join("died").exists(), "{said}");
+        assert!(folder.path().join("died").exists(), "{printed}");
         let results = fs::read_to_string(folder.path().join("results.jsonl")).unwrap();
         let results: Vec<serde_json::Value> =
             results.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let found: Vec<_> = results.iter().map(|one| (one["step"].as_u64(), one["last"].as_bool())).collect();
-        assert_eq!(found, [(Some(4), Some(false)), (Some(8), Some(false)), (Some(12), Some(true))], "{said}");
+        assert_eq!(
+            found,
+            [(Some(4), Some(false)), (Some(8), Some(false)), (Some(12), Some(true))],
+            "{printed}"
+        );
         let losses: Vec<_> = results.iter().map(|one| one["metrics"]["loss"].as_f64().unwrap()).collect();
-        assert!(losses.is_sorted_by(|a, b| a > b), "{losses:?}\n{said}");
+        assert!(losses.is_sorted_by(|a, b| a > b), "{losses:?}\n{printed}");
     });
 }

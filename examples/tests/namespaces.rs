@@ -101,7 +101,7 @@ enum Identity {
 struct Running {
     output: mpsc::Receiver<Output>,
     errors: mpsc::Receiver<String>,
-    heard: Vec<String>,
+    lines: Vec<String>,
 }
 
 impl Running {
@@ -112,17 +112,17 @@ impl Running {
         let ((line, errors), (ended, output)) = (mpsc::channel(), mpsc::channel());
         std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|text| line.send(text)));
         std::thread::spawn(move || ended.send(child.wait_with_output().unwrap()));
-        Self { output, errors, heard: Vec::new() }
+        Self { output, errors, lines: Vec::new() }
     }
 
     /// Returns the first line that contains all of these.
-    fn says(&mut self, parts: &[&str]) -> String {
+    fn wait_for_line(&mut self, parts: &[&str]) -> String {
         // It may print many other lines.
         let deadline = Deadline::after(PATIENCE);
         loop {
             let line = self.errors.recv_timeout(deadline.remaining());
-            let line = line.unwrap_or_else(|_| panic!("nothing with {parts:?} in {:#?}", self.heard));
-            self.heard.push(line.clone());
+            let line = line.unwrap_or_else(|_| panic!("nothing with {parts:?} in {:#?}", self.lines));
+            self.lines.push(line.clone());
             if parts.iter().all(|part| line.contains(part)) {
                 return line;
             }
@@ -132,8 +132,8 @@ impl Running {
     /// Returns its standard output after it has succeeded or failed, and its errors.
     fn ends(mut self, well: bool) -> (String, String) {
         let output = self.output.recv_timeout(2 * PATIENCE);
-        self.heard.extend(self.errors.iter());
-        let errors = self.heard.join("\n");
+        self.lines.extend(self.errors.iter());
+        let errors = self.lines.join("\n");
         let output = output.unwrap_or_else(|_| panic!("it has not ended: {errors}"));
         assert_eq!(output.status.success(), well, "{errors}");
         (text(&output.stdout), errors)
@@ -194,20 +194,20 @@ fn two_hosts_train(what: &str, identities: impl Fn(&Path) -> [Identity; 3]) {
         let start = |host, cluster, identity| Running::start(training(&hosts(), host, cluster, identity));
 
         let mut leader = start(0, [0, 1], a);
-        leader.says(&["1 of 2 workers joined", "missing worker 1 at 10.77.0.2:2222"]);
+        leader.wait_for_line(&["1 of 2 workers joined", "missing worker 1 at 10.77.0.2:2222"]);
 
         // Another secret, or a certificate of another CA.
         let (_, said) = start(2, [0, 2], other).ends(false);
         assert!(said.contains("worker 0 at 10.77.0.1:2222"), "{said}");
         println!("the stranger: {said}");
-        println!("the leader: {}", leader.says(&["connection", "(address 10.77.1.3:"]));
+        println!("the leader: {}", leader.wait_for_line(&["connection", "(address 10.77.1.3:"]));
 
         // No certificate.
         let mut none = Command::new("ip");
         none.args(["netns", "exec", &hosts().name(HOSTS[2]), "openssl", "s_client", "-quiet"]);
         none.args(["-no_ign_eof", "-connect", "10.77.0.1:2222"]);
         let none = Running::start(none);
-        println!("the leader: {}", leader.says(&["connection", "(address 10.77.1.3:"]));
+        println!("the leader: {}", leader.wait_for_line(&["connection", "(address 10.77.1.3:"]));
         drop(none);
 
         let second = start(1, [0, 1], b);

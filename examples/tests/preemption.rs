@@ -56,8 +56,8 @@ fn sigterm_to(signalled: &'static [usize]) {
         let [first, second] = outputs.each_ref().map(figures);
         assert_eq!(first["steps"], second["steps"], "after the same step");
         assert_eq!(first["weights_sha256"], second["weights_sha256"]);
-        let (chief, heard) = (text(&outputs[0].stderr), text(&outputs[signalled[0]].stderr));
-        assert!(heard.contains("SIGTERM: "), "{heard}");
+        let (chief, log) = (text(&outputs[0].stderr), text(&outputs[signalled[0]].stderr));
+        assert!(log.contains("SIGTERM: "), "{log}");
         assert!(chief.contains(&format!("after step {}, ", first["steps"])), "{chief}");
 
         let again = Workers::start(2, "resume", &arguments).end();
@@ -73,7 +73,7 @@ fn sigterm_to(signalled: &'static [usize]) {
 }
 
 #[test]
-fn sigterm_to_one_worker_of_two_ends_both_after_one_step_and_they_go_on_to_the_same_weights() {
+fn sigterm_to_one_worker_of_two_stops_both_after_one_step_and_they_resume_to_the_same_weights() {
     sigterm_to(&[1]);
 }
 
@@ -88,7 +88,7 @@ fn sigterm_to_all_does_the_same() {
 }
 
 #[test]
-fn sigterm_to_a_process_that_trains_alone_saves_too() {
+fn sigterm_to_a_single_process_saves() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let command = || {

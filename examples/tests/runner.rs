@@ -24,7 +24,7 @@ fn packages_trained_in_one_call_have_the_weights_of_one_replica() {
 }
 
 #[test]
-fn what_is_not_in_step_is_refused() {
+fn workers_out_of_step_are_refused() {
     watched_for(MINUTES, || {
         for strategy in ["ps", "between-graph"] {
             let arguments = ["--runner", "--strategy", strategy];

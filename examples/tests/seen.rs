@@ -31,8 +31,9 @@ fn the_chief_of_two_processes_shows_both_and_writes_for_both() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let logs = folder.path().join("logs");
-        let arguments = ["--epochs", "100000", "--replicas", "1", "--live", "0", "--log-dir"];
-        let arguments = [&arguments[..], &[logs.to_str().unwrap()]].concat();
+        let arguments =
+            ["--strategy", "multi-worker", "--replicas", "1", "--epochs", "100000", "--live", "0"];
+        let arguments = [&arguments[..], &["--log-dir", logs.to_str().unwrap()]].concat();
         let mut workers = Workers::start(2, "digits", &arguments);
         let mut said = BufReader::new(workers.0[0].stdout.take().unwrap());
         let mut line = String::new();

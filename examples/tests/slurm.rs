@@ -14,14 +14,16 @@ mod processes;
 
 use distribute_launch::Layout;
 use distribute_launch::print::{Job, Target};
-use distribute_testing::{Port, child::Killed, watched};
+use distribute_testing::{Port, child::Killed, watched_for};
 use processes::{example, text};
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// A Slurm of one node, which ends when dropped.
 struct Slurm {
@@ -76,7 +78,7 @@ impl Slurm {
              SlurmctldPidFile={folder}/slurmctld.pid\nSlurmdPidFile={folder}/slurmd.pid\n\
              ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nMpiDefault=none\nReturnToService=2\n\
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\n\
-             NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN\n\
+             SlurmdParameters=config_overrides\nNodeName={host} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN\n\
              PartitionName=here Nodes={host} Default=YES MaxTime=10 State=UP\n",
             ports[0].number(),
             ports[1].number(),
@@ -104,7 +106,7 @@ impl Slurm {
     }
 
     /// Runs a script, and returns its output.
-    fn carry_out(&self, script: &str) -> String {
+    fn run(&self, script: &str) -> String {
         let at = |name: &str| self.folder.path().join(name);
         fs::write(at("job.sh"), script).unwrap();
         let submitted = Command::new("sbatch")
@@ -126,23 +128,43 @@ fn figures(line: &str) -> Value {
 }
 
 #[test]
-fn what_is_printed_trains_the_weights_of_one_process() {
+fn printed_commands_train_the_weights_of_one_process() {
     if std::env::var_os("DISTRIBUTE_TEST_SLURM").is_none() {
         return println!("not asked for: DISTRIBUTE_TEST_SLURM=1");
     }
-    watched(|| {
+    watched_for(Duration::from_secs(300), || {
         let digits = example("digits").display().to_string();
         let options = ["--epochs", "1", "--quiet", "--json"];
         let words = [&*digits, "--strategy", "multi-worker", "--replicas", "1"];
         let command: Vec<_> = words.iter().chain(&options).map(|word| (*word).to_owned()).collect();
         let layout = Layout::new(2);
-        let job = Job { layout: &layout, command: &command, timeout: None, max_restarts: 0, image: None };
-        let said = Slurm::start().carry_out(&job.print(Target::Slurm).unwrap());
+        let job = Job::new(&layout, &command);
+        let slurm = Slurm::start();
+        let said = slurm.run(&job.print(Target::Slurm).unwrap());
         let chief = said.lines().find_map(|line| line.strip_prefix("0: {"));
         let chief = figures(&format!("{{{}", chief.unwrap_or_else(|| panic!("{said}"))));
         let one = Command::new(&digits).args(["--replicas", "2"]).args(options).output().unwrap();
         let one = figures(text(&one.stdout).lines().last().unwrap());
         assert_eq!(chief["weights_sha256"], one["weights_sha256"], "{said}");
         assert_eq!(chief["workers"], 2);
+
+        // A chief schedules: without it, servers and workers would wait for one for ever.
+        let packages = example("packages").display().to_string();
+        let command =
+            [&*packages, "--strategy", "ps", "--epochs", "1", "--quiet", "--json"].map(str::to_owned);
+        let layout = Layout::new(1).with_chief().ps(1);
+        let said = slurm.run(&Job::new(&layout, &command).print(Target::Slurm).unwrap());
+        assert!(
+            said.lines().any(|line| line.starts_with("0: {") && line.contains("\"example\":\"packages\"")),
+            "{said}"
+        );
+
+        // The third job of this Slurm would have this port.
+        let taken = TcpListener::bind(("127.0.0.1", 10_000 + 3 * 64)).unwrap();
+        let command = ["sh", "-c", "echo port $DISTRIBUTE_PORT_BASE"].map(str::to_owned);
+        let said = slurm.run(&Job::new(&Layout::new(1), &command).print(Target::Slurm).unwrap());
+        let port =
+            said.lines().find_map(|line| line.strip_prefix("0: port ")).unwrap_or_else(|| panic!("{said}"));
+        assert!(port.parse::<u16>().unwrap() > taken.local_addr().unwrap().port(), "{said}");
     });
 }

@@ -22,8 +22,9 @@ fn alone(name: &str, replicas: usize, arguments: &[&str]) -> Value {
 fn same_weights(name: &'static str, (workers, replicas): (usize, usize)) {
     watched(move || {
         let arguments = ["--epochs", "1", "--quiet", "--json"];
+        let multi = ["--strategy", "multi-worker", "--replicas"];
         let each = replicas.to_string();
-        let outputs = Workers::start(workers, name, &[&arguments[..], &["--replicas", &each]].concat()).end();
+        let outputs = Workers::start(workers, name, &[&arguments[..], &multi, &[&each]].concat()).end();
         let chief = figures(&outputs[0]);
         assert_eq!(chief["same_weights"], json!(true), "{chief}");
         assert_eq!(chief["replicas"], json!(workers * replicas));
@@ -56,7 +57,8 @@ fn two_processes_of_two_replicas_train_the_weights_of_one_with_four() {
 fn a_worker_that_is_killed_is_named_by_all_others() {
     watched(|| {
         // Long enough that the training has not ended before the worker is killed.
-        let mut workers = Workers::start(3, "packages", &["--epochs", "2", "--replicas", "1"]);
+        let arguments = ["--strategy", "multi-worker", "--epochs", "2", "--replicas", "1"];
+        let mut workers = Workers::start(3, "packages", &arguments);
         let mut said = BufReader::new(workers.0[0].stdout.take().unwrap());
         let mut line = String::new();
         while !line.contains("epoch") {
@@ -85,23 +87,23 @@ fn a_worker_that_is_killed_is_named_by_all_others() {
 }
 
 #[test]
-fn a_process_of_a_cluster_that_trains_alone_says_so() {
+fn a_process_of_a_cluster_that_trains_alone_logs_a_warning() {
     watched(|| {
         let config = r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}"#;
-        let run = |config: &str, strategy: &str| {
-            let arguments = ["--epochs", "1", "--quiet", "--replicas", "1", "--strategy", strategy];
+        let run = |config: &str| {
+            let arguments = ["--epochs", "1", "--quiet", "--replicas", "1"];
             let output = Command::new(example("linear")).args(arguments).env("TF_CONFIG", config).output();
             text(&output.unwrap().stderr)
         };
-        let said = run(config, "mirrored");
+        let said = run(config);
         assert_eq!(said.matches("TF_CONFIG started this process as one of several").count(), 1, "{said}");
-        assert_eq!(run(&config.replace(r#""type": "worker""#, r#""type": "evaluator""#), "mirrored"), "");
-        assert_eq!(run("{}", "mirrored"), "");
+        assert_eq!(run(&config.replace(r#""type": "worker""#, r#""type": "evaluator""#)), "");
+        assert_eq!(run("{}"), "");
     });
 }
 
 #[test]
-fn a_worker_that_does_not_come_is_named() {
+fn a_missing_worker_is_named() {
     watched(|| {
         let cluster = json!({"cluster": {"worker": ["127.0.0.1:0", "127.0.0.1:0"]}, "task": {"type": "worker", "index": 1}});
         let run = |config: &str| {
@@ -116,10 +118,7 @@ fn a_worker_that_does_not_come_is_named() {
             )
         };
         let error = run(&cluster.to_string());
-        assert!(
-            error.contains("of worker 0 leaves the port open, and the others have to know it"),
-            "{error}"
-        );
+        assert!(error.contains("of worker 0 has no port, and the others need it"), "{error}");
         let error = run(r#"{"cluster": {"worker": ["a:1", "b:1"]}}"#);
         assert!(error.contains("the task of this process is not given"), "{error}");
         let error = run(r#"{"cluster": {"worker": ["a:1", 7]}}"#);

@@ -1,6 +1,7 @@
-//! Numbers by formula: this program and the peers compute the same bits, so they need not exchange files.
+//! Numbers that are computed by a formula. This program and the peers compute the same bits, so they need not exchange
+//! files.
 
-/// Returns 24 pseudorandom bits for number `i` of a stream.
+/// Returns 24 pseudorandom bits, which depend on the stream and on the position `i`.
 pub fn noise(stream: u32, i: usize) -> u32 {
     let mut x = (i as u32).wrapping_add(stream.wrapping_mul(0x9E37_79B9));
     x ^= x >> 16;
@@ -10,12 +11,13 @@ pub fn noise(stream: u32, i: usize) -> u32 {
     (x ^ (x >> 16)) >> 8
 }
 
-/// Returns a float in [0, 1).
+/// Returns a pseudorandom float in [0, 1), which depends on the stream and on the position `i`.
 pub fn unit(stream: u32, i: usize) -> f32 {
     noise(stream, i) as f32 / (1 << 24) as f32
 }
 
-/// Returns the weight `[out, in]` and bias `[out]` of layer `k`, within 1/√in.
+/// Returns the weight of shape `[out, in]` and the bias of shape `[out]` of layer `k`. Values are between -1/√in and
+/// 1/√in.
 pub fn layer(k: u32, width: usize, height: usize) -> (Vec<f32>, Vec<f32>) {
     let scale = (1. / (width as f64).sqrt()) as f32;
     let draw = |stream, count| (0..count).map(|i| (unit(stream, i) * 2. - 1.) * scale).collect();

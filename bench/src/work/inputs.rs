@@ -1,30 +1,31 @@
-//! The datasets of the input figures. `bench/peers/inputs.py` has the same.
+//! The datasets of the input figures. `bench/peers/inputs.py` contains the same datasets.
 
 use super::files;
 use super::formula::{noise, unit};
 use distribute::data::example::{Features, FixedLen};
 use distribute::data::{Csv, Dataset, TfRecord};
-use distribute::{HostTensor, Leaf, Nest, Result};
+use distribute::tensor::Leaf;
+use distribute::{HostTensor, Nest, Result};
 use std::collections::BTreeMap;
 
 /// One pass over the examples of a dataset.
 pub struct Pass<T> {
-    /// The part of the figure's name.
+    /// The component of the figure's name.
     pub name: &'static str,
     /// A description of the examples.
     pub what: &'static str,
     /// The number of examples.
     pub examples: usize,
-    /// The sum of all contents, by [`checksum`].
+    /// The checksum of all examples, computed by [`checksum`].
     pub checksum: i64,
-    /// Creates the dataset.
+    /// A function that creates the dataset.
     pub dataset: fn() -> Result<Dataset<T>>,
 }
 
-/// Columns by name.
+/// Columns, keyed by name.
 type Columns = BTreeMap<String, HostTensor>;
 
-/// Records of 8 files: 64 floats, an integer and a name.
+/// Records in 8 files. Each contains 64 floats, an integer and a name.
 pub const TFRECORD: Pass<Columns> = Pass {
     name: "tfrecord",
     what: "8 TFRecord files of 8192 examples (64 float32, an int64, a string)",
@@ -37,7 +38,7 @@ pub const TFRECORD: Pass<Columns> = Pass {
     },
 };
 
-/// Lines of a CSV file: 20 floats and a label.
+/// Lines of a CSV file. Each contains 20 floats and a label.
 pub const CSV: Pass<(HostTensor, i64)> = Pass {
     name: "csv",
     what: "a CSV file of 200,000 lines (20 float32, an int64)",
@@ -46,7 +47,7 @@ pub const CSV: Pass<(HostTensor, i64)> = Pass {
     dataset: || Ok(Csv::file(files::rows()?).labelled("label")?),
 };
 
-/// Rows of tensors in memory, shuffled again in each pass.
+/// Rows of tensors in memory, which are shuffled again in each pass.
 pub const SHUFFLE: Pass<(HostTensor, HostTensor)> = Pass {
     name: "shuffle",
     what: "60,000 rows of tensors (784 float32, an int64) in random order",
@@ -60,7 +61,7 @@ pub const SHUFFLE: Pass<(HostTensor, HostTensor)> = Pass {
     },
 };
 
-/// The numbers of a range, with an expensive function of each.
+/// The results of an expensive function of each number in a range.
 pub const MAP: Pass<HostTensor> = Pass {
     name: "map",
     what: "a function of some 20 µs (64 float64) on 2 threads of each number of a range",
@@ -73,7 +74,8 @@ const IMAGES: usize = 60_000;
 const PIXELS: usize = 784;
 const ROOTS: usize = 3;
 
-/// Computes `v[j] = (j + 1) (1 + i mod 16)` for 4096 j, three times its root, then selects every 64th.
+/// Computes `v[j] = (j + 1) (1 + i mod 16)` for 4096 values of j, takes the square root several times, and selects
+/// every 64th element.
 fn costly(i: i64) -> HostTensor {
     let factor = (1 + i % 16) as f64;
     let mut v: Vec<f64> = (1..4097).map(|j| f64::from(j) * factor).collect();
@@ -83,7 +85,8 @@ fn costly(i: i64) -> HostTensor {
     HostTensor::vector(v.into_iter().skip(63).step_by(64).collect::<Vec<_>>())
 }
 
-/// Returns the sum of all elements: integers, floats as floor(x 2^20), names as the sum of their bytes.
+/// Returns the sum of all elements. Integers are added directly, floats as floor(x 2^20), and names as the sum of their
+/// bytes.
 pub fn checksum(nest: impl Nest) -> i64 {
     nest.into_tree().leaves().into_iter().map(of_leaf).sum()
 }

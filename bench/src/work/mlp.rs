@@ -1,4 +1,4 @@
-//! An MLP 784-512-256-10: bound by matrix products.
+//! An MLP with layers of 784, 512, 256 and 10 elements, whose speed is limited by matrix products.
 
 use super::formula::{noise, unit};
 use super::training::{Model, set_layer};
@@ -7,7 +7,7 @@ use candle_nn::{Activation::Relu, Module, VarBuilder};
 use distribute::nn::{Linear, Products, linear, loss};
 use distribute::{Result, Variables};
 
-/// Three layers, the first two with relu.
+/// Three linear layers, of which the first two are followed by relu.
 pub struct Mlp([Linear; 3]);
 
 /// The widths of the layers.

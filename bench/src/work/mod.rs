@@ -1,5 +1,5 @@
-//! The work of this program and the peers: models, inputs and initial weights by formula.
-//! `bench/peers/common.py` has the same.
+//! The work of this program and the peers: models, inputs, and initial weights computed by a formula.
+//! `bench/peers/common.py` contains the same.
 
 mod files;
 pub mod formula;
@@ -12,7 +12,7 @@ pub use mlp::Mlp;
 pub use recommender::Recommender;
 pub use training::{Model, Training};
 
-/// The number of batches, which are used in turn.
+/// The number of batches, which are used in rotation.
 pub const BATCHES: u32 = 16;
-/// The learning rate of timed steps.
+/// The learning rate of the steps that are timed.
 pub const RATE: f64 = 0.01;

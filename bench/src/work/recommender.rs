@@ -1,5 +1,5 @@
-//! A recommender: the embeddings of eight ids from a table of 100 000 × 32, concatenated, and two layers.
-//! Bound by memory.
+//! A recommender: it concatenates the embeddings of eight ids from a table of 100 000 × 32, and applies two layers. Its
+//! speed is limited by memory.
 
 use super::formula::{noise, unit};
 use super::training::{Model, set_layer};
@@ -8,7 +8,7 @@ use candle_nn::{Activation::Relu, Module, VarBuilder};
 use distribute::nn::{Embedding, Linear, Products, embedding, linear, loss};
 use distribute::{Result, Variables};
 
-/// A table and two layers, the first with relu.
+/// A table and two linear layers, of which the first is followed by relu.
 pub struct Recommender {
     table: Embedding,
     hidden: Linear,
@@ -25,7 +25,7 @@ const HIDDEN: (usize, usize) = (IDS * WIDTH, 128);
 const OUT: (usize, usize) = (128, 1);
 
 impl Recommender {
-    /// Creates the model with this number of rows in its table.
+    /// Creates the model with the given number of rows in its table.
     pub fn with_rows(rows: usize, vb: VarBuilder<'_>) -> candle_core::Result<Self> {
         Ok(Self {
             table: embedding(rows, WIDTH, vb.pp("table"))?,
@@ -34,7 +34,8 @@ impl Recommender {
         })
     }
 
-    /// Returns ids of a table of this size. A target tells whether the first id is in the table's first half.
+    /// Returns ids for a table with `table` rows, and targets. A target is 1 if the example's first id is in the first
+    /// half of the table.
     pub fn batch_of(table: usize, number: u32, first: usize, rows: usize) -> Result<(Tensor, Tensor)> {
         let drawn = (first * IDS..(first + rows) * IDS).map(|i| noise(300 + number, i) % table as u32);
         let ids: Vec<u32> = drawn.collect();

@@ -1,4 +1,4 @@
-//! The training of a model on several replicas, for timed steps, memory and losses.
+//! Training of a model on several replicas, for timed steps, memory and losses.
 
 use super::{BATCHES, RATE, formula};
 use candle_core::{Device, Tensor};
@@ -14,7 +14,7 @@ pub trait Model: Sized + Send + Sync + 'static {
     const WORK: &'static str;
     /// The number of examples in a global batch.
     const BATCH: usize;
-    /// A learning rate at which the losses of a few steps differ enough to be compared.
+    /// A learning rate with which the losses of a few steps differ enough to be compared.
     const LOSS_RATE: f64;
 
     /// Creates the model with the fast layers of `distribute`.
@@ -26,17 +26,17 @@ pub trait Model: Sized + Send + Sync + 'static {
     /// Returns the same loss with candle_nn's layers, from the same variables.
     fn stock_loss(vb: &VarBuilder<'_>, inputs: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor>;
 
-    /// Returns the matrix products of a step on one replica with this number of rows.
+    /// Returns the matrix products of a step on one replica with the given number of rows.
     fn products(rows: usize) -> Vec<Products>;
 
-    /// Sets the initial weights, which the peers use as well.
+    /// Sets the initial weights, which the peers also use.
     fn set_formula(variables: &Variables) -> Result<()>;
 
-    /// Returns examples `first` to `first + rows` of a batch, by formula.
+    /// Returns the examples from `first` to `first + rows` of a batch, computed by a formula.
     fn batch(number: u32, first: usize, rows: usize) -> Result<(Tensor, Tensor)>;
 }
 
-/// Sets the variables of a linear layer by formula.
+/// Sets the variables of a linear layer to values computed by a formula.
 pub fn set_layer(variables: &Variables, name: &str, k: u32, (width, height): (usize, usize)) -> Result<()> {
     let (weight, bias) = formula::layer(k, width, height);
     let weight = Tensor::from_vec(weight, (height, width), &Device::Cpu)?;
@@ -54,17 +54,17 @@ pub struct Training<M> {
 }
 
 impl<M: Model> Training<M> {
-    /// Creates a training from the formula's weights, at the rate of timed steps.
+    /// Creates a training run with the formula's initial weights and the learning rate of timed steps.
     pub fn new(replicas: usize) -> Result<Self> {
         Self::with(replicas, RATE, M::BATCH)
     }
 
-    /// Creates a training with another learning rate, and another number of examples in a global batch.
+    /// Creates a training run with the given learning rate and number of examples in a global batch.
     pub fn with(replicas: usize, rate: f64, batch: usize) -> Result<Self> {
-        Self::by(MirroredStrategy::cpus(replicas)?.into(), rate, batch)
+        Self::by(MirroredStrategy::cpus(replicas)?, rate, batch)
     }
 
-    /// Creates a training on the replicas of a strategy, each with its part of a global batch.
+    /// Creates a training run on the replicas of a strategy. Each replica gets its part of a global batch.
     pub fn by(strategy: Strategy, rate: f64, batch: usize) -> Result<Self> {
         let model = strategy.replicate(M::new)?;
         M::set_formula(&model.variables)?;
@@ -85,7 +85,7 @@ impl<M: Model> Training<M> {
         })
     }
 
-    /// Returns a function that averages a value over all replicas.
+    /// Returns a function that averages a number over all replicas.
     pub fn agreement(&self) -> impl FnOnce(f64) -> Result<f64> + use<M> {
         let strategy = self.strategy.clone();
         move |mine| {

@@ -1,4 +1,4 @@
-//! The process of a worker.
+//! The process of one worker.
 
 use super::place::{Order, Work};
 use super::{sum, train};
@@ -8,7 +8,7 @@ use crate::output;
 use crate::work::{Mlp, Model, Recommender};
 use distribute::Result;
 
-/// Does the work of the order `name`. Worker 0 prints its measurement.
+/// Performs the work of the order `name`. Worker 0 prints its measurement.
 pub fn run(name: &str) -> Result<()> {
     let Order { place, work } = name.parse()?;
     let sample = match work {
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_that_are_not_known_are_refused_by_name() {
+    fn unknown_models_are_refused_by_name() {
         let error = run("workers/0/a:1/train/moon/auto/1").unwrap_err();
         assert!(error.to_string().contains("moon"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Figures of two processes: all-reduces over both kinds of links, and training.
+//! Figures for two processes: all-reduces over both kinds of links, and training.
 
 use super::place::{Communication, Links, Work};
 use super::start::measured;
@@ -11,20 +11,20 @@ use std::marker::PhantomData;
 
 const WORKERS: usize = 2;
 
-/// The sizes, from latency-bound to bandwidth-bound.
+/// The sizes of vectors in bytes, from latency-bound to bandwidth-bound.
 const SIZES: [usize; 10] =
     [64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 
-/// All-reduces of two processes.
+/// The figure for all-reduces between two processes.
 struct AllReduce {
     links: Links,
     bytes: usize,
 }
 
-/// Training by two processes.
+/// The figure for training by two processes.
 struct Trained<M>(PhantomData<fn() -> M>);
 
-/// Returns the figures of all sizes over both links, and of both models.
+/// Returns the figures for all sizes over both links, and for both models.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     let sums = Links::ALL.into_iter().flat_map(|links| SIZES.map(|bytes| AllReduce { links, bytes }));
     let mut all: Vec<_> = sums.map(|figure| Box::new(figure) as Box<dyn Figure>).collect();

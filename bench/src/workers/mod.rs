@@ -1,5 +1,5 @@
-//! Workers in processes of this machine: the cost of an all-reduce, the speed of training, and a prediction
-//! for more workers than one machine has.
+//! Workers in processes of this machine: the cost of an all-reduce, the speed of training, and a prediction for more
+//! workers than one machine can run.
 //!
 //! | module | contents |
 //! |---|---|

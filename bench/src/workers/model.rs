@@ -1,31 +1,32 @@
-//! The cost of an all-reduce as a time for each message and a time for each byte (the α-β model). It is
-//! fitted to measurements on this machine, and predicts the time of more workers on other machines.
+//! A model of the cost of an all-reduce, as a time per message and a time per byte (the α-β model). It is fitted to
+//! measurements on this machine, and predicts the time for more workers on several machines.
 
 /// The algorithm of an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// Each worker sends its vector to every other.
+    /// Each worker sends its vector to every other worker.
     Exchange,
-    /// Each worker sends every other its range, and then the sum of its own range to all. The group uses this
-    /// for more than two workers.
+    /// Each worker sends each other worker that worker's range, and then sends the sum of its own range to all. The
+    /// group uses this for more than two workers.
     Owners,
-    /// Ranges are passed around a ring and summed on the way, then passed around again.
+    /// Ranges are passed around a ring and summed on the way. The sums are then passed around the ring.
     Ring,
-    /// Each worker sends half to a partner, then half of that to the next one, and back in reverse order.
+    /// Each worker sends half of its vector to a partner, half of that to the next partner, and so on. The sums are
+    /// sent back in reverse order.
     HalvingDoubling,
     /// Each worker sends its vector to its parent in a binomial tree. The sum is sent back.
     Tree,
 }
 
-/// The traffic of the busiest worker.
+/// The traffic of the worker that sends the most.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sent {
-    /// The number of times that it waits for others.
+    /// The number of times that the worker waits for others.
     pub rounds: f64,
-    /// The number of messages of the algorithm and of the agreement: in the first round, a worker sends every
-    /// other the call that it makes.
+    /// The number of messages. It includes those of the agreement: in the first round, a worker sends its call to every
+    /// other worker.
     pub messages: f64,
-    /// The number of bytes of vectors.
+    /// The number of bytes of vectors that are sent.
     pub bytes: f64,
 }
 
@@ -33,7 +34,7 @@ impl Algorithm {
     /// All algorithms.
     pub const ALL: [Self; 5] = [Self::Exchange, Self::Owners, Self::Ring, Self::HalvingDoubling, Self::Tree];
 
-    /// Returns the name.
+    /// Returns the name of the algorithm.
     pub fn name(self) -> &'static str {
         match self {
             Self::Exchange => "exchange",
@@ -44,7 +45,7 @@ impl Algorithm {
         }
     }
 
-    /// Returns the traffic of a worker in an all-reduce of `bytes` among `workers`.
+    /// Returns the traffic of a worker in an all-reduce of `bytes` bytes between `workers` workers.
     pub fn sent(self, workers: usize, bytes: f64) -> Sent {
         if workers < 2 {
             return Sent { rounds: 0., messages: 0., bytes: 0. };
@@ -74,27 +75,28 @@ pub struct Point {
     pub seconds: f64,
 }
 
-/// The costs of a link for the processor of a worker.
+/// The costs of a link, in time of a worker's processor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// The seconds per message: sent, and one received.
+    /// The time in seconds for sending one message and receiving one.
     pub alpha: f64,
-    /// The seconds per byte: sent, one received, and added.
+    /// The time in seconds for sending one byte, receiving one and adding it.
     pub beta: f64,
 }
 
 /// The network between machines.
 #[derive(Clone, Copy, Debug)]
 pub struct Network {
-    /// The seconds until a message arrives, in addition to the processors' time.
+    /// The time in seconds until a message arrives, in addition to the processors' time.
     pub latency: f64,
-    /// The bytes per second of a machine, in each direction.
+    /// The bandwidth of a machine in each direction, in bytes per second.
     pub bandwidth: f64,
 }
 
 impl Link {
-    /// Fits the model to the points by relative error: a microsecond of ten counts as much as a second of ten
-    /// million. On `cores` cores, more workers than cores take turns. Returns `None` without points.
+    /// Fits the model to the points by relative error, so that an error of one microsecond in ten has the same weight
+    /// as one second in ten. If there are more workers than `cores`, the workers take turns. Returns `None` if there
+    /// are no points.
     pub fn fitted(points: &[Point], cores: usize) -> Option<Self> {
         // Each point is an equation alpha * x + beta * y = 1.
         let equations = points.iter().filter(|point| point.seconds > 0.).map(|point| {
@@ -119,21 +121,21 @@ impl Link {
         }
     }
 
-    /// Returns the seconds of an all-reduce by processes of one machine.
+    /// Returns the time in seconds of an all-reduce between processes of one machine.
     pub fn on_one_machine(&self, algorithm: Algorithm, workers: usize, bytes: usize, cores: usize) -> f64 {
         let sent = algorithm.sent(workers, bytes as f64);
         turns(workers, cores) * (sent.messages * self.alpha + sent.bytes * self.beta)
     }
 
-    /// Returns the seconds of an all-reduce by workers on separate machines. A byte takes the time of the
-    /// slower of processor and network.
+    /// Returns the time in seconds of an all-reduce between workers on separate machines. A byte takes the time of the
+    /// processor or of the network, whichever is longer.
     pub fn over(&self, network: Network, algorithm: Algorithm, workers: usize, bytes: usize) -> f64 {
         let sent = algorithm.sent(workers, bytes as f64);
         let byte = self.beta.max(1. / network.bandwidth);
         sent.rounds * network.latency + sent.messages * self.alpha + sent.bytes * byte
     }
 
-    /// Returns the relative error of the model for each point.
+    /// Returns the relative error of the model at each point.
     pub fn errors(&self, points: &[Point], cores: usize) -> Vec<f64> {
         let error = |point: &Point| {
             let model = self.on_one_machine(point.algorithm, point.workers, point.bytes, cores);
@@ -143,7 +145,7 @@ impl Link {
     }
 }
 
-/// Returns the factor by which workers slow down if they share cores.
+/// Returns the factor by which workers slow down because they share cores.
 fn turns(workers: usize, cores: usize) -> f64 {
     (workers as f64 / cores.max(1) as f64).max(1.)
 }

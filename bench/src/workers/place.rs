@@ -1,4 +1,4 @@
-//! The order that a worker's process gets by `--child workers/…`.
+//! The order that a worker's process receives with `--child workers/…`.
 
 use crate::error::invalid;
 use distribute::Result;
@@ -10,26 +10,26 @@ use std::str::FromStr;
 /// The position of a process among the workers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
-    /// The number of workers, and the rank of this one.
+    /// The world, with the number of workers and the rank of this worker.
     pub world: World,
-    /// The addresses of all workers, `host:port`. Only worker 0's port has to be known before the rendezvous.
+    /// The addresses of all workers, as `host:port`. Only worker 0's port must be known before the rendezvous.
     pub addresses: Vec<String>,
 }
 
 /// The links between the workers of an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {
-    /// Sockets.
+    /// Sockets, even on the same machine.
     Tcp,
     /// Shared memory.
     Shared,
 }
 
 impl Links {
-    /// Both kinds.
+    /// Both kinds of links.
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Shared];
 
-    /// Returns a short name for figures.
+    /// Returns a short name for use in figures.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -46,14 +46,14 @@ impl Links {
     }
 }
 
-/// The communication between workers that train.
+/// The communication between the workers of a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Communication {
-    /// Chosen automatically: shared memory on one machine.
+    /// The communication is chosen automatically. On one machine, it is shared memory.
     Auto,
-    /// Sockets.
+    /// Sockets, even on the same machine.
     Sockets,
-    /// No communication: each worker computes its part of a step alone.
+    /// No communication. Each worker computes only its own part of a step.
     Nothing,
 }
 
@@ -69,14 +69,14 @@ impl Communication {
     }
 }
 
-/// The work of all workers, for about this number of seconds.
+/// The work of all workers. Each takes approximately the given number of seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
-    /// All-reduces of vectors of this number of bytes.
+    /// All-reduces of vectors of the given size in bytes.
     Sum { links: Links, bytes: usize, seconds: f64 },
-    /// Exchanges: each worker only sends this number of bytes to the others.
+    /// Exchanges, in which each worker only sends the given number of bytes to the others.
     Exchange { bytes: usize, seconds: f64 },
-    /// Training steps of the model of this name.
+    /// Training steps of the model with the given name.
     Train { model: String, communication: Communication, seconds: f64 },
 }
 

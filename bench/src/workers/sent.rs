@@ -3,22 +3,22 @@
 use distribute::{Error, Result};
 use std::io::Error as IoError;
 
-/// The counters of this process's namespace. `/sys/class/net` may still be that of the namespace in which it
-/// was mounted.
+/// The file with the counters of this process's namespace. `/sys/class/net` may belong to the namespace in which it was
+/// mounted.
 const COUNTERS: &str = "/proc/self/net/dev";
 
-/// Returns the number of bytes that this host has sent to others so far, including the headers of packets.
+/// Returns the number of bytes that this host has sent to other hosts so far, including the headers of packets.
 ///
 /// # Errors
-/// [`Error::Io`] if the system does not count.
+/// - [`Error::Io`]: the system does not provide the counters.
 pub fn sent() -> Result<u64> {
     let io = |source| Error::Io { operation: format!("reading {COUNTERS}"), source };
     let text = std::fs::read_to_string(COUNTERS).map_err(io)?;
     parsed(&text).ok_or_else(|| io(IoError::other(format!("it is not as expected: {text:?}"))))
 }
 
-/// Parses two lines of headings and a line for each device: eight columns of received data, then the sent
-/// bytes.
+/// Parses two lines of headings, and one line per device: eight columns of received data, followed by the number of
+/// bytes sent.
 fn parsed(text: &str) -> Option<u64> {
     let devices = text.lines().skip(2).map(|line| {
         let (name, counters) = line.split_once(':')?;
@@ -36,7 +36,7 @@ mod tests {
         face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n";
 
     #[test]
-    fn what_goes_to_itself_is_not_sent() {
+    fn bytes_of_the_loopback_device_are_not_counted() {
         let devices =
             "    lo: 900 9 0 0 0 0 0 0 900 9 0 0 0 0 0 0\n link0:123 2 0 0 0 0 0 0 4567 3 0 0 0 0 0 0\n";
         assert_eq!(parsed(&format!("{HEADS}{devices}")), Some(4567));

@@ -1,4 +1,4 @@
-//! The processes of one round: all are started, all have to succeed, and worker 0 prints the measurement.
+//! The processes of one round. All are started and must succeed, and worker 0 prints the measurement.
 
 use super::place::{Order, Place, Work};
 use crate::hosts::Hosts;
@@ -12,14 +12,15 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
-/// The port of worker 0 on its host, where no other process listens.
+/// The port of worker 0 on its host. No other process listens on it.
 const PORT: u16 = 2222;
 
-/// Runs this work in `workers` processes of this machine, and returns the measurement of worker 0. No process
-/// is left when this returns.
+/// Runs the work in `workers` processes of this machine, and returns the measurement of worker 0. When this returns,
+/// all processes have exited.
 ///
 /// # Errors
-/// [`Error::Io`] with the last line of standard error of a failed worker, or if the processes take minutes.
+/// - [`Error::Io`]: a worker failed, or the processes take minutes. The error contains the last line of a failed
+///   worker's standard error.
 pub fn measured(workers: usize, work: &Work) -> Result<Sample> {
     let io = |source| Error::Io { operation: format!("{workers} processes for {work}"), source };
     let mut addresses = vec!["127.0.0.1:0".to_string(); workers];
@@ -32,10 +33,10 @@ pub fn measured(workers: usize, work: &Work) -> Result<Sample> {
     round(&addresses, all, work).map_err(io)
 }
 
-/// Runs this work in a process on each of two hosts.
+/// Runs the work in one process on each of two hosts.
 ///
 /// # Errors
-/// The errors of [`measured`].
+/// Returns the errors of [`measured`].
 pub fn measured_between(hosts: &Hosts, work: &Work) -> Result<Sample> {
     let io = |source| Error::Io { operation: format!("{hosts} for {work}"), source };
     let addresses: Vec<_> = hosts.all().map(|host| format!("{}:{PORT}", host.address())).collect();
@@ -44,7 +45,7 @@ pub fn measured_between(hosts: &Hosts, work: &Work) -> Result<Sample> {
     round(&addresses, all, work).map_err(io)
 }
 
-/// Runs a round of workers at these addresses, started by these commands.
+/// Runs a round. The workers have the given addresses, and are started with the given commands.
 fn round(addresses: &[String], commands: Vec<Command>, work: &Work) -> std::io::Result<Sample> {
     let start = |(worker, mut command): (usize, Command)| {
         let world = World::new(addresses.len(), worker, 1).map_err(IoError::other)?;
@@ -60,8 +61,8 @@ fn round(addresses: &[String], commands: Vec<Command>, work: &Work) -> std::io::
     sample.ok_or_else(|| IoError::other(format!("worker 0 has said {line:?}, which is no sample")))
 }
 
-/// Reserves an address: the system does not assign it to others while the socket is open, but a process that
-/// requests it can listen there.
+/// Reserves an address. While the socket is open, the system does not assign the address to other processes, but a
+/// process that requests it can listen on it.
 fn reserve() -> std::io::Result<(String, OwnedFd)> {
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;

@@ -4,7 +4,7 @@ use super::model::Algorithm;
 use super::place::{Links, Place};
 use crate::figure::Effort;
 use bytes::Bytes;
-use distribute::cluster::{Fingerprint, Operation, Standing, Stopwatch};
+use distribute::cluster::{Fingerprint, Operation, ReplicaStatus, Stopwatch};
 use distribute::tensor::kernel::fold_scaled;
 use distribute::{Error, Result};
 use distribute_collective::group::{Group, GroupCall, SumOptions, numbers};
@@ -13,22 +13,22 @@ use std::hint::black_box;
 use std::panic::Location;
 use std::time::Duration;
 
-/// The time that a worker waits for the others in one exchange.
+/// The maximum time that a worker waits for the others in one exchange.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The maximum size at which two workers exchange entire vectors: saving a round outweighs adding everything
-/// twice.
+/// The maximum size in bytes at which two workers exchange complete vectors. Up to this size, saving a round outweighs
+/// adding everything twice.
 const WHOLE: usize = 64 << 10;
 
-/// Returns the algorithm for vectors of this size.
+/// Returns the algorithm that is used for vectors of this size.
 pub fn algorithm(workers: usize, bytes: usize) -> Algorithm {
     if workers == 2 && bytes <= WHOLE { Algorithm::Exchange } else { Algorithm::Owners }
 }
 
-/// Measures the microseconds of an all-reduce, by this worker's clock.
+/// Measures the time of an all-reduce in microseconds, with this worker's clock.
 ///
-/// Vectors are in the group's buffers, as gradients are. Sums stay where they arrive, in a piece for each
-/// worker that made one: nothing is copied before or after.
+/// Vectors are stored in the group's buffers, like gradients. Sums remain where they arrive, in one piece for each
+/// worker that computed one. Nothing is copied before or after.
 pub fn micros(place: &Place, links: Links, bytes: usize, effort: Effort) -> Result<f64> {
     let workers = place.world.workers();
     let weights = vec![1_f32; workers];
@@ -44,8 +44,8 @@ pub fn micros(place: &Place, links: Links, bytes: usize, effort: Effort) -> Resu
     Ok(micros)
 }
 
-/// Measures the microseconds of an exchange: each worker sends a vector to the others through sockets,
-/// without adding.
+/// Measures the time of an exchange in microseconds. Each worker sends a vector to the others over sockets, without
+/// adding the vectors.
 pub fn exchange_micros(place: &Place, bytes: usize, effort: Effort) -> Result<f64> {
     let exchange = |mut calling: GroupCall<'_>, mine: &Bytes| {
         calling.all_gather_sized("bytes", mine.clone(), |_| bytes).map_err(failed)
@@ -58,7 +58,8 @@ pub fn exchange_micros(place: &Place, bytes: usize, effort: Effort) -> Result<f6
     Err(failed(format!("{came} bytes came of {bytes} from each")))
 }
 
-/// Measures the microseconds of a call in which all workers participate, and returns its last result.
+/// Measures the time in microseconds of a call in which all workers participate. Also returns the result of the last
+/// call.
 fn timed(
     place: &Place,
     links: Links,
@@ -78,7 +79,7 @@ fn timed(
     let mine = mine.freeze();
     let print = Fingerprint::new(Operation::AllReduce, format!("{bytes} bytes"), Location::caller());
     let calling =
-        || GroupCall::new(&session, vec![Standing::waiting(world.worker(), print.clone())], TIMEOUT);
+        || GroupCall::new(&session, vec![ReplicaStatus::waiting(world.worker(), print.clone())], TIMEOUT);
     let repeat = |calls: usize| {
         let watch = Stopwatch::start();
         for _ in 0..calls {
@@ -99,7 +100,7 @@ fn timed(
     Ok((seconds * 1e6, last))
 }
 
-/// Sends both vectors to both workers. Each adds them in the same order.
+/// Sends both vectors to both workers. Both add them in the same order.
 fn exchanged(mut calling: GroupCall<'_>, mine: &Bytes, weights: &[f32]) -> Result<Vec<Bytes>> {
     let all = calling.all_gather_sized("its vector", mine.clone(), |_| mine.len()).map_err(failed)?;
     let all: Vec<_> = all.iter().map(|bytes| numbers::<f32>(bytes)).collect();

@@ -1,4 +1,4 @@
-//! Training in a worker's process, one replica in each.
+//! Training in a worker's process, with one replica per worker.
 
 use super::place::{Communication, Place};
 use super::sent::sent;
@@ -6,16 +6,16 @@ use crate::figure::Effort;
 use crate::sample::Sample;
 use crate::training::{steps_per_second, timed, warmed_up};
 use crate::work::{Model, RATE, Training};
+use distribute::cluster::resolver::SimpleClusterResolver;
+use distribute::cluster::{ClusterSpec, Job};
 use distribute::net::Credentials;
-use distribute::{
-    ClusterSpec, CommunicationImplementation, CommunicationOptions, Job, MultiWorkerMirroredStrategy, Result,
-    SimpleClusterResolver,
-};
+use distribute::strategy::{CommunicationImplementation, CommunicationOptions};
+use distribute::{MultiWorkerMirroredStrategy, Result};
 use std::hint::black_box;
 
-/// Measures the steps per second of all workers together on a global batch. Without communication, measures
-/// one worker on its part of the batch. Over sockets, the sample contains the number of bytes that this host
-/// has sent in a step.
+/// Measures the steps per second that all workers together make on a global batch. Without communication, measures a
+/// single worker on its part of the batch. Over sockets, the sample also contains the number of bytes that this host
+/// has sent per step.
 pub fn sample<M: Model>(place: &Place, communication: Communication, effort: Effort) -> Result<Sample> {
     let builder = MultiWorkerMirroredStrategy::builder();
     let builder = match communication {
@@ -35,7 +35,7 @@ pub fn sample<M: Model>(place: &Place, communication: Communication, effort: Eff
     let cluster = ClusterSpec::from_lists([(Job::Worker, place.addresses.clone())])?;
     let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(place.world.worker()));
     let strategy = builder.cluster_resolver(resolver).build()?;
-    let mut training = Training::<M>::by(strategy.into(), RATE, M::BATCH)?;
+    let mut training = Training::<M>::by(strategy, RATE, M::BATCH)?;
     let agree = training.agreement();
     let mut step = || training.step().map(|loss| drop(black_box(loss)));
     let calls = warmed_up(effort, agree, &mut step)?;

@@ -1,4 +1,4 @@
-//! `distribute-bench --worlds`: all-reduces of 2 to 16 processes of this machine, and predictions for 1,000
+//! `distribute-bench --worlds`: all-reduces between 2 to 16 processes of this machine, and predictions for 1,000
 //! machines.
 
 use super::model::{Algorithm, Link, Network, Point};
@@ -18,13 +18,13 @@ use std::path::Path;
 const WORLDS: [usize; 5] = [2, 3, 4, 8, 16];
 const SIZES: [usize; 5] = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
 
-/// The number of workers in the prediction.
+/// The number of workers in the predictions.
 const MANY: usize = 1000;
-/// The network of the prediction: 25 Gbit/s each way, and the typical latency of a switched network of one
+/// The network in the predictions: 25 Gbit/s in each direction, and the typical latency of a switched network on one
 /// site.
 const NETWORK: Network = Network { latency: 20e-6, bandwidth: 25e9 / 8. };
 
-/// The headings for docs/performance.md.
+/// The table headings for docs/reference/performance.md.
 const MARKDOWN: &str = "| links | processes | bytes | µs (spread) | best | algorithm | model, µs |\n|---|---|---|---|---|---|---|";
 
 /// The measurement of one world at one size.
@@ -34,8 +34,8 @@ struct Measured {
     micros: Summary,
 }
 
-/// Measures the worlds, over both links or those whose name contains `filter`, prints them and the model, and
-/// plots both.
+/// Measures the worlds over both kinds of links, or over those whose names contain `filter`. Prints the measurements
+/// and the model, and plots both.
 pub fn run(filter: &str, rounds: usize, seconds: f64, form: Form, plot: Option<&Path>) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut drawn = Vec::new();
@@ -85,7 +85,7 @@ fn measure(links: Links, rounds: usize, seconds: f64) -> Result<Vec<Measured>> {
 }
 
 impl Measured {
-    /// Returns the prediction of the model, in microseconds.
+    /// Returns the time that the model predicts, in microseconds.
     fn model(&self, link: &Link, cores: usize) -> f64 {
         let Point { algorithm, workers, bytes, .. } = self.point;
         link.on_one_machine(algorithm, workers, bytes, cores) * 1e6
@@ -115,7 +115,7 @@ impl Measured {
     }
 }
 
-/// Formats the fitted link, and its errors at the points.
+/// Formats the fitted costs of a link, and the model's errors at the points.
 fn fit(form: Form, links: Links, link: &Link, points: &[Point], cores: usize) -> String {
     let errors = Summary::of(&link.errors(points, cores));
     let (alpha, rate) = (link.alpha * 1e6, 1e-9 / link.beta);
@@ -141,7 +141,7 @@ fn of_many(link: &Link, algorithm: Algorithm, bytes: usize) -> f64 {
     link.over(NETWORK, algorithm, MANY, bytes) * 1e6
 }
 
-/// Formats the predictions of the model for many machines, for each algorithm.
+/// Formats the model's predictions for many machines, for each algorithm.
 fn predicted(form: Form, link: &Link, bytes: usize) -> String {
     let all = Algorithm::ALL.map(|algorithm| (algorithm.name(), of_many(link, algorithm, bytes)));
     match form {

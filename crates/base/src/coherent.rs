@@ -1,51 +1,55 @@
-//! The states of copies of one value: of a weight that is cached from a server, on devices, or both.
+//! The states of a value's copies. A copy may be cached from a server, stored on a device, or both.
+
+// - INV-68: every writer marks the other copies stale: storage of variables, optimizers, caches of servers. Copies
+//   are refreshed when a run begins, after a merge and after a step. Tests: `base/src/device/copies.rs`,
+//   `base/src/coherent.rs`, `distribute/tests/devices/main.rs`.
 
 use crate::error::Result;
 use crate::lock::lock;
 use std::sync::{Mutex, MutexGuard};
 
-/// The state of a copy.
+/// The state of one copy of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State<V> {
-    /// The copy has the value of this version.
+    /// The copy holds the given version of the value.
     Fresh(V),
-    /// The copy has another value, or none.
+    /// The copy holds a different version of the value, or none.
     Stale,
-    /// The copy was written in place of the value, which is stale itself.
+    /// The copy was written instead of the value, so the value itself is stale.
     Dirty,
 }
 
-/// The states of the copies of one value, or of its parts, each with the version `V` that it has. It is locked while a
-/// copy is read or written, so that no copy has the label of another value.
+/// The states of the copies of a value, or of parts of the copies. A fresh copy holds version `V` of the value. The
+/// states are locked while a copy is read or written, so a state always describes the contents of its copy.
 #[derive(Debug)]
 pub struct Coherent<V>(Mutex<Vec<State<V>>>);
 
 impl<V: Copy + PartialEq> Coherent<V> {
-    /// Creates the states of copies that are stale.
+    /// Creates the states of `copies` copies. All are stale.
     pub fn new(copies: usize) -> Self {
         Self(Mutex::new(vec![State::Stale; copies]))
     }
 
-    /// Returns the version of each copy that is fresh.
+    /// Returns the version that each copy holds; `None` for a copy that is not fresh.
     pub fn versions(&self) -> Vec<Option<V>> {
         let version =
             |state: &State<V>| if let State::Fresh(version) = state { Some(*version) } else { None };
         lock(&self.0).iter().map(version).collect()
     }
 
-    /// Writes a `version` of the value to a copy.
+    /// Calls `write`, which writes version `version` of the value to a copy.
     ///
     /// # Errors
-    /// The error of `write`. The copy is stale then.
+    /// Returns the error of `write`; the copy is then stale.
     pub fn store(&self, copy: usize, version: V, write: impl FnOnce() -> Result<()>) -> Result<()> {
         self.lock().store(copy, version, write)
     }
 
-    /// Writes the value to a copy, unless the copy is dirty or has the value's `version`. The version is read under the
-    /// lock.
+    /// Calls `write`, which writes the value to a copy, unless the copy is dirty or already holds the current version.
+    /// `version` returns the current version, and is called under the lock.
     ///
     /// # Errors
-    /// The error of `write`. The copy is stale then.
+    /// Returns the error of `write`; the copy is then stale.
     pub fn refresh(
         &self,
         copy: usize,
@@ -61,11 +65,11 @@ impl<V: Copy + PartialEq> Coherent<V> {
         }
     }
 
-    /// Calls `write`, which writes the same to all `copies` in place of the value. The copies are dirty from now on,
-    /// even if `write` fails.
+    /// Calls `write`, which writes the same contents to all `copies` instead of to the value. The copies are dirty from
+    /// then on, even if `write` fails.
     ///
     /// # Errors
-    /// The error of `write`.
+    /// Returns the error of `write`.
     pub fn write(
         &self,
         copies: impl Iterator<Item = usize>,
@@ -76,11 +80,12 @@ impl<V: Copy + PartialEq> Coherent<V> {
         write()
     }
 
-    /// Makes the value fresh before it is read or written itself. If copies are dirty, `back` writes one of them to the
-    /// value, and all dirty copies become fresh, with the `version` that the value had before.
+    /// Makes the value fresh. Must be called before the value itself is read or written. If there are dirty copies,
+    /// calls `back` with the index of one of them, which writes that copy to the value. All dirty copies then become
+    /// fresh, with the value's `version`.
     ///
     /// # Errors
-    /// The error of `back`. The copies are still dirty then.
+    /// Returns the error of `back`; the copies then remain dirty.
     pub fn read(&self, version: impl FnOnce() -> V, back: impl FnOnce(usize) -> Result<()>) -> Result<()> {
         let mut states = self.lock();
         let Some(dirty) = states.0.iter().position(|state| *state == State::Dirty) else { return Ok(()) };
@@ -99,7 +104,7 @@ impl<V: Copy + PartialEq> Coherent<V> {
     }
 }
 
-/// The states while they are locked.
+/// A lock on the states of the copies.
 struct States<'a, V>(MutexGuard<'a, Vec<State<V>>>);
 
 impl<V> States<'_, V> {
@@ -151,7 +156,7 @@ mod tests {
 
     // INV-68
     #[test]
-    fn copies_that_are_dirty_are_not_written_before_the_value_has_what_one_of_them_has() {
+    fn dirty_copies_are_written_after_the_value_was_read_from_one() {
         let copies = Coherent::new(3);
         copies.refresh(1, || 1, || Ok(())).unwrap();
         assert!(copies.write([1, 2].into_iter(), fails).is_err());

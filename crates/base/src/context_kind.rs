@@ -1,17 +1,18 @@
-//! The contexts that code can run in, by name.
+//! The kinds of context that code can run in.
 
 use std::fmt;
 
-/// The context that code runs in, as errors name it.
+/// The kind of context that code runs in. Errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContextKind {
-    /// No strategy has been entered: the context in which every thread starts.
+    /// No strategy has been entered. Every thread starts in this context.
     Default,
-    /// Inside of `scope` or of a merge function: once for all replicas.
+    /// Code inside `scope` or a merge function, which runs once for all replicas.
     CrossReplica,
-    /// Inside of the closure given to `run`: once for each replica.
+    /// Code inside the closure of `run`, which runs once per replica.
     Replica,
-    /// Inside of the closure given to `update`: once for each copy of a variable. A kind of cross-replica context.
+    /// Code inside the closure of `update`, which runs once per copy of a variable. It is a kind of
+    /// cross-replica context.
     Update,
 }
 

@@ -1,27 +1,31 @@
-//! The ground of `distribute`: errors, devices and copies between them, the buckets of gradients.
+//! The base of `distribute`: errors, devices, transfers between them, and buckets of gradients.
 //!
-//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `error` | what went wrong, who did it, what to do; the cause under the layers of a run |
-//! | `device` | names of devices, GPUs, the copies that replicas on them compute with |
-//! | `coherent` | which copies of a value are fresh, stale or dirty |
-//! | `transfer` | tensors between the host and devices, without a wait |
-//! | `deposit` | the bucket in which the layers of a replica leave their gradients |
-//! | `number`, `scalars`, `known` | f32 and f64; operations of scalars; operations whose result is there |
-//! | `random` | numbers drawn by name and position |
-//! | `context_kind`, `variable_kinds` | names that errors use |
-//! | `lock` | mutexes after a panic |
+//! | `error` | [`Error`], [`Result`]: all errors of `distribute`; finding the cause under the layers that `run` adds |
+//! | `device` | [`DeviceName`]; GPUs; the copies of variables on devices |
+//! | `coherent` | the state of each copy of a value: fresh, stale or dirty |
+//! | `transfer` | copies tensors between the host and devices, without waiting if possible |
+//! | `gradients` | the bucket that layers write gradients into |
+//! | `precision` | [`MixedPrecision`]: the dtype in which layers compute |
+//! | `number`, `scalars`, `precomputed` | f32 and f64; operations on scalars; operations with precomputed results |
+//! | `random` | random numbers that depend on a name and a position |
+//! | `context_kind`, `variable_kinds` | kinds of contexts and variables, as named in errors |
+//! | `lock` | locking a mutex even after a panic |
+//!
+//! This crate does not depend on strategies.
 
 mod coherent;
 mod context_kind;
-mod deposit;
 mod device;
 mod error;
-mod known;
+mod gradients;
 mod lock;
 mod number;
+mod precision;
+mod precomputed;
 mod random;
 mod scalars;
 mod transfer;
@@ -29,35 +33,37 @@ mod variable_kinds;
 
 pub use context_kind::ContextKind;
 pub use device::{DeviceKind, DeviceName};
-pub use error::{Error, Ok, Result};
+pub use error::{Error, ErrorKind, Ok, Result};
+pub use precision::MixedPrecision;
 pub use variable_kinds::{VariableAggregation, VariableSynchronization};
 
-/// The interface for the other crates of `distribute`. It is not public: anything in it may change.
+/// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::coherent::Coherent;
-    pub use crate::deposit::{
-        Bucket, Dense, Filling, Flat, Layout, Pack, Pool, ReplicaGradient, RowValues, Rows,
-    };
-    pub use crate::device::{DeviceCopies, Writing, is_native, put};
+    pub use crate::device::{DeviceCopies, MarkWritten, is_native, put};
     pub use crate::error::panicked;
-    pub use crate::known::{Known, attach};
+    pub use crate::gradients::{
+        Bucket, BucketPool, Dense, Layout, Pack, PackCoding, PackWriter, PackedGradients, ReplicaGradient,
+        RowValues, Rows,
+    };
     pub use crate::lock::lock;
-    pub use crate::number::{Any, Elements, Number, computed_in, operand, with_elements};
+    pub use crate::number::{EitherFloat, Elements, Number, accumulation_dtype, operand, with_elements};
+    pub use crate::precomputed::{PrecomputedOp, attach};
     pub use crate::scalars::{choose, sum};
     #[cfg(feature = "cuda")]
-    pub use crate::transfer::held;
+    pub use crate::transfer::hold_gpu;
     pub use crate::transfer::{
-        HostTwins, WAITS, by_pinned_memory, from_vec, known_on_host, to_device, to_host,
+        HostCopies, WAITS, from_vec, host_value, through_pinned_memory, to_device, to_host,
     };
-    pub mod deposit {
-        pub use crate::deposit::{collect, device_row_gradient, gradient, is_used, row_gradient};
+    pub mod gradients {
+        pub use crate::gradients::{collect, device_row_gradient, gradient, is_used, row_gradient};
     }
     pub mod gpu {
         pub use crate::device::gpu::open;
     }
-    pub mod in_candle {
-        pub use crate::device::in_candle::write;
+    pub mod candle_write {
+        pub use crate::device::candle_write::write;
     }
     pub mod random {
         pub use crate::random::draws;

@@ -1,44 +1,44 @@
-//! The two element types that can be trained.
+//! The two element types of variables that can be trained: f32 and f64.
 
 use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType, bail};
 use distribute_optim::Float;
-use distribute_tensor::Element;
 use distribute_tensor::kernel::Scale;
+use distribute_tensor::{Element, Wire};
 
-/// Something of one of the two dtypes.
+/// A value that belongs to one of the two dtypes.
 #[derive(Clone, Debug)]
-pub enum Any<A, B> {
-    /// The one of f32.
+pub enum EitherFloat<A, B> {
+    /// The value for f32.
     F32(A),
-    /// The one of f64.
+    /// The value for f64.
     F64(B),
 }
 
-/// Elements of one of the two dtypes.
-pub type Elements = Any<Vec<f32>, Vec<f64>>;
+/// A vector of elements of one of the two dtypes.
+pub type Elements = EitherFloat<Vec<f32>, Vec<f64>>;
 
 impl Elements {
-    /// No elements, of a variable's dtype.
+    /// Returns an empty vector of elements of the given dtype.
     pub fn none(dtype: DType) -> Self {
         match dtype {
-            DType::F32 => Any::F32(Vec::new()),
-            _ => Any::F64(Vec::new()),
+            DType::F32 => EitherFloat::F32(Vec::new()),
+            _ => EitherFloat::F64(Vec::new()),
         }
     }
 }
 
-/// The dtype for sums over what is of `dtype`: half precision would not do.
-pub fn computed_in(dtype: DType) -> DType {
+/// Returns the dtype in which elements of `dtype` are summed: f32 for half precision, otherwise `dtype` itself.
+pub fn accumulation_dtype(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
         dtype => dtype,
     }
 }
 
-/// Calls `then` with the elements of a contiguous CPU tensor.
+/// Calls `then` with the elements of a contiguous CPU tensor. Returns its result.
 ///
 /// # Errors
-/// candle's, for another tensor.
+/// Returns an error of candle if the tensor is on another device, is not contiguous or has a different dtype.
 pub fn with_elements<T: Number, R>(tensor: &Tensor, then: impl FnOnce(&[T]) -> R) -> Result<R> {
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
@@ -47,12 +47,13 @@ pub fn with_elements<T: Number, R>(tensor: &Tensor, then: impl FnOnce(&[T]) -> R
     }
 }
 
-/// The elements of a contiguous operand of an operation on the CPU.
+/// Returns the elements of a contiguous operand of a CPU operation.
 ///
-/// Of a tensor without elements, such as columns of no rows, the layout may begin behind the end of the storage.
+/// For a tensor without elements, such as the columns of an empty batch, the layout may begin beyond the end of the
+/// storage.
 ///
 /// # Errors
-/// candle's, for another operand.
+/// Returns an error of candle if the operand is not contiguous or has a different dtype.
 pub fn operand<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
     let all = T::cpu_storage_as_slice(storage)?;
     match layout.contiguous_offsets() {
@@ -62,51 +63,56 @@ pub fn operand<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Re
     }
 }
 
-/// A float that can be reduced, updated and found in a tensor.
+/// A float type whose values can be reduced, updated and stored in tensors.
 pub trait Number: Float + Scale + Element + WithDType + bytemuck::Pod {
-    /// The nearest value: [`Float::from_f64`], a name that candle also uses.
+    /// Returns the nearest value. It calls [`Float::from_f64`], whose name conflicts with one of candle's methods.
     #[inline]
     fn of(value: f64) -> Self {
         <Self as Float>::from_f64(value)
     }
-    /// The square, in f64.
+    /// Replaces each `f32` by the number that is received if it is sent. `f64` is sent unchanged.
+    fn round(wire: Wire, numbers: &mut [Self]);
+    /// Returns the square of the number, computed in f64.
     fn square(self) -> f64;
-    /// The exponential function.
+    /// Returns the exponential of the number.
     fn exp(self) -> Self;
-    /// The elements, if they are of this type.
-    fn in_vector(vector: &Elements) -> Option<&[Self]>;
-    /// The elements to be changed, if they are of this type.
-    fn in_vector_mut(vector: &mut Elements) -> Option<&mut Vec<Self>>;
-    /// Elements of this type.
-    fn vector(vector: Vec<Self>) -> Elements;
+    /// Returns the elements if they have this type, otherwise `None`.
+    fn slice_of(vector: &Elements) -> Option<&[Self]>;
+    /// Returns the vector of elements if they have this type, otherwise `None`.
+    fn vec_of_mut(vector: &mut Elements) -> Option<&mut Vec<Self>>;
+    /// Converts a vector to elements.
+    fn into_elements(vector: Vec<Self>) -> Elements;
 }
 
 macro_rules! number {
-    ($t:ident, $variant:ident) => {
+    ($t:ident, $variant:ident, $round:expr) => {
         impl Number for $t {
+            fn round(wire: Wire, numbers: &mut [Self]) {
+                $round(wire, numbers);
+            }
             fn square(self) -> f64 {
                 f64::from(self) * f64::from(self)
             }
             fn exp(self) -> Self {
                 <$t>::exp(self)
             }
-            fn in_vector(vector: &Elements) -> Option<&[Self]> {
+            fn slice_of(vector: &Elements) -> Option<&[Self]> {
                 match vector {
-                    Any::$variant(v) => Some(v),
+                    EitherFloat::$variant(v) => Some(v),
                     _ => None,
                 }
             }
-            fn in_vector_mut(vector: &mut Elements) -> Option<&mut Vec<Self>> {
+            fn vec_of_mut(vector: &mut Elements) -> Option<&mut Vec<Self>> {
                 match vector {
-                    Any::$variant(v) => Some(v),
+                    EitherFloat::$variant(v) => Some(v),
                     _ => None,
                 }
             }
-            fn vector(vector: Vec<Self>) -> Elements {
-                Any::$variant(vector)
+            fn into_elements(vector: Vec<Self>) -> Elements {
+                EitherFloat::$variant(vector)
             }
         }
     };
 }
-number!(f32, F32);
-number!(f64, F64);
+number!(f32, F32, Wire::round);
+number!(f64, F64, |_, _: &mut [f64]| {});

@@ -1,8 +1,10 @@
-//! Operations of candle's that its CUDA refuses for scalars: it would have to tell the GPU a shape without dimensions.
+//! Operations on scalars that candle does not support on CUDA, because a scalar's shape has no dimensions to pass to
+//! the GPU.
 
 use candle_core::{Result, Tensor};
 
-/// `then` where the condition is not 0, else `otherwise`; of one shape.
+/// Selects elements of `then` if the condition is not 0, and of `otherwise` if it is 0. All three have the
+/// same shape.
 pub fn choose(condition: &Tensor, then: &Tensor, otherwise: &Tensor) -> Result<Tensor> {
     if condition.rank() > 0 {
         return condition.where_cond(then, otherwise);
@@ -11,7 +13,7 @@ pub fn choose(condition: &Tensor, then: &Tensor, otherwise: &Tensor) -> Result<T
     vector(condition)?.where_cond(&vector(then)?, &vector(otherwise)?)?.reshape(())
 }
 
-/// The sum of all elements.
+/// Returns the sum of all elements.
 pub fn sum(tensor: &Tensor) -> Result<Tensor> {
     if tensor.rank() > 0 { tensor.sum_all() } else { Ok(tensor.clone()) }
 }

@@ -1,44 +1,47 @@
-//! The synchronization and the aggregation of variables.
+//! The synchronization and aggregation of variables.
 
 use std::fmt;
 
-/// The time at which the copies of a variable are synchronized.
+/// The rule that determines when the copies of a variable are synchronized.
 #[doc(alias = "tf.VariableSynchronization")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VariableSynchronization {
-    /// The choice of the strategy: [`OnWrite`](Self::OnWrite).
+    /// The default of the strategy, which is [`OnWrite`](Self::OnWrite).
     #[doc(alias = "tf.VariableSynchronization.AUTO")]
     #[default]
     Auto,
-    /// Never. Strategies with replicas refuse it: say when.
+    /// The copies are never synchronized. Strategies with replicas do not support this; choose another value.
     #[doc(alias = "tf.VariableSynchronization.NONE")]
     None,
-    /// At every write: all copies are always equal. For what is read often, such as weights.
+    /// Every write synchronizes, so all copies are always equal. This is suitable for values that are read often, such
+    /// as weights.
     #[doc(alias = "tf.VariableSynchronization.ON_WRITE")]
     #[doc(alias = "ON_WRITE")]
     OnWrite,
-    /// At a read from outside of `run`: each replica writes its own copy, without waiting for the others. For what is
-    /// written often and read rarely, such as metrics.
+    /// A read outside `run` synchronizes. Each replica writes its own copy without waiting for the others. This is
+    /// suitable for values that are written often and read rarely, such as metrics.
     #[doc(alias = "tf.VariableSynchronization.ON_READ")]
     #[doc(alias = "ON_READ")]
     OnRead,
 }
 
-/// The aggregation of the values that replicas write or have written. It must be given where it matters.
+/// The rule that determines how the values that replicas write are combined. It must be set if several values are to be
+/// combined.
 #[doc(alias = "tf.VariableAggregation")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VariableAggregation {
-    /// No aggregation: replicas cannot write such a variable together, and it cannot be read as one value.
+    /// The values are not combined. Replicas cannot write the variable together, and separate copies cannot be read as
+    /// one value.
     #[doc(alias = "tf.VariableAggregation.NONE")]
     #[default]
     None,
-    /// The sum over replicas.
+    /// The sum over the replicas.
     #[doc(alias = "tf.VariableAggregation.SUM")]
     Sum,
-    /// The mean over replicas. For floats only.
+    /// The mean over the replicas. It is only defined for floating-point dtypes.
     #[doc(alias = "tf.VariableAggregation.MEAN")]
     Mean,
-    /// The value of replica 0.
+    /// The value of replica 0. The values of the other replicas are ignored.
     #[doc(alias = "tf.VariableAggregation.ONLY_FIRST_REPLICA")]
     #[doc(alias = "ONLY_FIRST_REPLICA")]
     OnlyFirstReplica,

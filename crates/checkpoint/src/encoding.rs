@@ -1,4 +1,4 @@
-//! The encoding of the 16 dtypes in safetensors. The bytes are those of [`distribute_tensor::codec`].
+//! The encoding of the 16 dtypes in safetensors files. The bytes are those of [`distribute_tensor::codec`].
 
 use distribute_tensor::{DType, HostTensor};
 use safetensors::Dtype;
@@ -11,7 +11,7 @@ pub(crate) struct Stored {
     pub(crate) shape: Vec<usize>,
 }
 
-/// Returns the encoding of a slice; `None` for strings, whose length depends on the elements.
+/// Returns the stored dtype and shape of a slice; `None` for strings, which have no fixed size.
 pub(crate) fn stored(dtype: DType, shape: &[usize]) -> Option<Stored> {
     let mut shape = shape.to_vec();
     let dtype = match dtype {
@@ -38,7 +38,8 @@ pub(crate) fn stored(dtype: DType, shape: &[usize]) -> Option<Stored> {
     Some(Stored { dtype, shape })
 }
 
-/// Returns the end of each string within the bytes of all; empty for other dtypes.
+/// Returns the end offset of each string within the concatenated bytes of the given strings. Returns an empty
+/// list for other dtypes.
 pub(crate) fn ends(tensor: &HostTensor, elements: Range<usize>) -> Vec<u64> {
     let strings = tensor.as_slice::<Vec<u8>>().map_or(&[][..], |strings| &strings[elements]);
     let end = |end: &mut u64, string: &Vec<u8>| {
@@ -48,7 +49,8 @@ pub(crate) fn ends(tensor: &HostTensor, elements: Range<usize>) -> Vec<u64> {
     strings.iter().scan(0, end).collect()
 }
 
-/// Returns the number of bytes of elements, including [`ends`].
+/// Returns the number of bytes that the given elements occupy in a file, including 8 bytes per string for its
+/// [end](ends).
 pub(crate) fn size(tensor: &HostTensor, elements: Range<usize>) -> usize {
     match tensor.dtype().bytes() {
         Some(bytes) => bytes * elements.len(),

@@ -1,45 +1,45 @@
-//! Errors of checkpoints, whose messages name the fix.
+//! The errors of saving and reading checkpoints. Their messages contain remedies.
 
 use distribute_tensor::DType;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The result of this crate's functions.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of a checkpoint.
+/// An error while a checkpoint is saved or read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system refuses an operation on a file or folder.
+    /// An operation on a file or folder failed.
     #[error("{operation} {}: {source}", path.display())]
     Io {
-        /// The operation.
+        /// The operation that failed, such as `reading`.
         operation: &'static str,
         /// The path of the file or folder.
         path: PathBuf,
-        /// The error of the system.
+        /// The error from the operating system.
         #[source]
         source: io::Error,
     },
-    /// There is no checkpoint at a path.
-    #[error("{} is no checkpoint: {reason}", path.display())]
+    /// There is no checkpoint at the path.
+    #[error("{} is not a checkpoint: {reason}", path.display())]
     NoCheckpoint {
-        /// The path.
+        /// The path that was opened.
         path: PathBuf,
-        /// The contents of the path, and the path to use instead, as text.
+        /// A description of what is at the path instead, and of the path to use.
         reason: String,
     },
-    /// The destination of a save already exists. Nothing was changed.
+    /// The destination of a save already exists. Nothing has changed.
     #[error(
         "{} exists: a checkpoint is never overwritten; save under another name, or let a CheckpointManager number them",
         path.display()
     )]
     Exists {
-        /// The destination.
+        /// The path at which the checkpoint was to be saved.
         path: PathBuf,
     },
-    /// Another process or thread is saving to the same folder. Nothing was changed.
+    /// Another process or thread is saving to the same folder. Nothing has changed.
     #[error("{} is being saved to by another process or thread; only the chief saves", path.display())]
     Busy {
         /// The folder of the manager.
@@ -50,30 +50,30 @@ pub enum Error {
     Removal {
         /// The path of the new checkpoint.
         saved: PathBuf,
-        /// The path of the old one.
+        /// The path of the old checkpoint.
         path: PathBuf,
-        /// The error of the system.
+        /// The error from the operating system.
         #[source]
         source: io::Error,
     },
-    /// A file is truncated or altered: its bytes differ from those written.
+    /// A file is truncated or altered: its bytes differ from those that were written.
     #[error("{}, at byte {offset}: {reason}; go back to an older checkpoint", path.display())]
     Damaged {
         /// The path of the file.
         path: PathBuf,
-        /// The offset of the damage.
+        /// The offset in the file at which the damage was found, in bytes.
         offset: u64,
-        /// The expected and the found contents, as text.
+        /// A description of the expected and the actual contents.
         reason: String,
     },
-    /// The format is not supported by this version of the crate.
+    /// The checkpoint has a format that this version of the crate does not support.
     #[error("{} is of format {found}; this version reads {expected}", path.display())]
     Version {
         /// The path of the index.
         path: PathBuf,
-        /// The format of the checkpoint.
+        /// The name and version of the checkpoint's format.
         found: String,
-        /// The supported format.
+        /// The name and version of the supported format.
         expected: String,
     },
     /// The index is inconsistent, or the files contradict it.
@@ -83,21 +83,21 @@ pub enum Error {
         path: PathBuf,
         /// The position in the index, such as `entry "fc.weight"`, `file 2`, `line 7 column 3`.
         at: String,
-        /// The expected and the found value, as text.
+        /// A description of the expected and the actual value.
         reason: String,
     },
-    /// The checkpoint has no tensor of this name.
+    /// The checkpoint has no tensor with the requested name.
     #[error("{} has no {name:?}; it has {} tensors: {}", path.display(), names.len(), shortened(names))]
     UnknownName {
         /// The path of the checkpoint.
         path: PathBuf,
         /// The requested name.
         name: String,
-        /// The existing names.
+        /// The names of all tensors in the checkpoint.
         names: Vec<String>,
     },
-    /// The tensor does not have the requested rows.
-    #[error("{name:?} has rows 0..{rows}; {start}..{end} were asked for")]
+    /// The requested rows are out of range, or the tensor is a scalar.
+    #[error("{name:?} has rows 0..{rows}, but {start}..{end} were requested")]
     Rows {
         /// The name of the tensor.
         name: String,
@@ -105,17 +105,18 @@ pub enum Error {
         start: usize,
         /// The row after the last requested one.
         end: usize,
-        /// The number of rows of the tensor.
+        /// The number of rows of the tensor; 0 for a scalar.
         rows: usize,
     },
-    /// The tensors to be saved do not fit together. Nothing was changed.
+    /// A tensor cannot be added or saved, because its name is already used, or because its slices are inconsistent or
+    /// incomplete. Nothing has changed.
     #[error("{operation} {name:?}: {reason}")]
     Entry {
         /// The function that was called.
         operation: &'static str,
         /// The name of the tensor.
         name: String,
-        /// The problem and the expected value, as text.
+        /// A description of the problem and of the expected value.
         reason: String,
     },
     /// An argument is out of range.
@@ -123,16 +124,16 @@ pub enum Error {
     InvalidArgument {
         /// The function that was called.
         operation: &'static str,
-        /// The problem and the expected value, as text.
+        /// A description of the problem and of the expected value.
         reason: String,
     },
-    /// Elements do not form a tensor.
+    /// The elements that were read do not form a valid tensor.
     #[error(transparent)]
     Tensor(#[from] distribute_tensor::Error),
 }
 
 impl Error {
-    /// Wraps an error of the system, for `map_err`.
+    /// Returns a function for `map_err` that wraps an I/O error.
     pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         move |source| Error::Io { operation, path: path.to_path_buf(), source }
     }
@@ -142,7 +143,7 @@ impl Error {
     }
 }
 
-/// Formats dtype and shape for errors.
+/// Formats a dtype and a shape for error messages.
 pub(crate) fn show(dtype: DType, shape: &[usize]) -> String {
     format!("{dtype}{shape:?}")
 }

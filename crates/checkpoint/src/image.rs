@@ -6,14 +6,14 @@ use bytes::Bytes;
 use std::io::Cursor;
 use std::path::Path;
 
-/// The name of the only file, as in a folder with one file.
+/// The name of the image's only file. It is the same as in a folder with one file.
 const FILE: &str = "shard-00001-of-00001.safetensors";
 
 impl Writer {
-    /// Returns the checkpoint as bytes, to be sent to another process.
+    /// Returns the checkpoint as bytes that can be sent to another process.
     ///
-    /// The image contains the file and the index that [`save`](Writer::save) would write with one shard, and
-    /// the length of the index in 8 bytes.
+    /// The image contains the file and the index that [`save`](Writer::save) would write with one shard, followed
+    /// by the length of the index in 8 bytes.
     ///
     /// ```
     /// # use distribute_checkpoint::{Reader, Writer};
@@ -46,7 +46,8 @@ impl Writer {
 }
 
 impl Reader {
-    /// Opens the checkpoint in an [image](Writer::image). Errors and [`path`](Reader::path) name it by `from`.
+    /// Opens the checkpoint in an [image](Writer::image). `from` describes its source: error messages contain it,
+    /// and [`path`](Reader::path) returns it.
     ///
     /// # Errors
     /// Returns the errors of [`open`](Reader::open).
@@ -89,7 +90,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_damaged_is_an_error_that_names_where_it_is_from(at in 0usize..8000, bit in 0u8..8, cut in any::<bool>()) {
+        fn damaged_bytes_are_an_error_that_names_their_source(at in 0usize..8000, bit in 0u8..8, cut in any::<bool>()) {
             let whole = image();
             let at = at % whole.len();
             let mut damaged = whole.clone();

@@ -1,4 +1,4 @@
-//! The file `index.json`, with the location of each tensor.
+//! The file `index.json`, which contains the location of each tensor.
 
 use crate::{Error, Result};
 use distribute_tensor::DType;
@@ -7,12 +7,12 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The file's name within the checkpoint's folder.
+/// The name of the index file in the checkpoint's folder.
 pub(crate) const NAME: &str = "index.json";
 const FORMAT: &str = "distribute.checkpoint";
 const VERSION: u64 = 1;
 
-/// The index of a checkpoint.
+/// The parsed index of a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Index {
     format: String,
@@ -22,16 +22,16 @@ pub(crate) struct Index {
     pub(crate) entries: BTreeMap<String, Entry>,
 }
 
-/// The entry of a safetensors file.
+/// The index entry of a safetensors file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct FileEntry {
     pub(crate) name: String,
     pub(crate) bytes: u64,
-    /// The checksum of each block.
+    /// The CRC-32 checksum of each block of the file, in order.
     pub(crate) crc32: Vec<u32>,
 }
 
-/// The entry of a tensor.
+/// The index entry of a tensor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Entry {
     #[serde(with = "dtype_name")]
@@ -40,13 +40,13 @@ pub(crate) struct Entry {
     pub(crate) slices: Vec<SliceEntry>,
 }
 
-/// The location of some rows of a tensor.
+/// The location of some consecutive rows of a tensor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SliceEntry {
-    /// The number of the file among `files`, from 0.
+    /// The index of the file in `files`.
     pub(crate) file: usize,
     pub(crate) key: String,
-    /// The key of the tensor with the ends of strings.
+    /// The key of the tensor that contains the end offset of each string; `None` for other dtypes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ends: Option<String>,
     pub(crate) offset: Vec<usize>,
@@ -76,13 +76,14 @@ impl Index {
         Self { format: FORMAT.into(), version: VERSION, metadata, files, entries }
     }
 
-    /// Returns the contents of the file.
+    /// Returns the text of `index.json`, including the checksum in its first line.
     pub(crate) fn to_text(&self) -> Result<String, serde_json::Error> {
         let body = serde_json::to_string_pretty(self)? + "\n}\n";
         Ok(format!("{BEFORE_SUM}{:08x}{AFTER_SUM}{body}", crc32fast::hash(body.as_bytes())))
     }
 
-    /// Parses the contents of the file at `path`. The values are not checked yet.
+    /// Parses `bytes`, the contents of the index file, and verifies their checksum. The entries are not checked
+    /// yet. Errors contain `path`.
     pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
         let damaged = |offset: usize, reason: String| Error::Damaged {
             path: path.to_path_buf(),
@@ -130,7 +131,7 @@ fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
     }
 }
 
-/// The serialization of dtypes by their usual names.
+/// The serialization of dtypes by name, for serde.
 mod dtype_name {
     use distribute_tensor::DType;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

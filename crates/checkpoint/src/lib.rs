@@ -1,9 +1,9 @@
-//! Checkpoints: named tensors and metadata in safetensors files with an index, saved atomically and loaded by
-//! any ranges of rows.
+//! Checkpoints: named tensors and metadata, saved atomically in safetensors files with an index. Any range of
+//! rows can be loaded.
 //!
-//! Names identify *logical* tensors. A tensor can be saved in slices of rows, like the shards of parameter
-//! servers, and in any number of files. It can be loaded by any ranges of rows. So a checkpoint saved on S
-//! shards can be loaded on S′.
+//! Names identify *logical* tensors. A tensor can be saved in slices of rows, like the shards of parameter servers, and
+//! in any number of files. Any range of its rows can be loaded. A checkpoint that was saved on S shards can therefore
+//! be loaded on S′ shards. This crate does not depend on the purpose of a tensor.
 //!
 //! ```
 //! use distribute_checkpoint::{Reader, Writer};
@@ -31,35 +31,38 @@
 //! | module | contents |
 //! |---|---|
 //! | `writer` | [`Writer`]: collects tensors and saves them |
-//! | `reader` | [`Reader`]: a saved checkpoint, whose tensors are read on demand |
-//! | `manager` | [`CheckpointManager`]: a series of checkpoints, the last k of which are kept |
+//! | `reader` | [`Reader`]: a saved checkpoint that reads tensors on demand |
+//! | `manager` | [`CheckpointManager`]: a series of checkpoints, of which the last `k` are kept |
+//! | `names` | the names of checkpoints in a manager's folder |
 //! | `plan` | the assignment of rows to files |
 //! | `save` | the steps of a save; after each of them there is either no checkpoint or a complete one |
 //! | `image` | a checkpoint in memory |
-//! | `index` | `index.json` |
-//! | `metadata` | [`Metadata`]: values for metadata, including numbers that JSON does not support |
-//! | `places` | the location of the rows of each tensor: the index, checked against the files |
+//! | `index` | the file `index.json` |
+//! | `metadata` | [`Metadata`]: metadata values, including numbers that JSON does not support |
+//! | `tensors` | the location of the rows of each tensor: the index, checked against the files |
 //! | `shard` | one safetensors file, written with checksums that are verified on reading |
 //! | `encoding` | the 16 dtypes as bytes |
-//! | `error` | [`Error`]: the problem, the file and the offset |
+//! | `error` | [`Error`]: what is wrong, in which file, and at which offset |
 //!
 //! # The format, version 1
 //!
 //! A checkpoint is a folder with `index.json` and safetensors files, `shard-00001-of-00003.safetensors` and so
-//! on. Each of them is an ordinary safetensors file that Python's `safetensors` can read: a tensor that is
-//! completely in one file has its name as key. The index contains:
+//! on. Each of them is an ordinary safetensors file that Python's `safetensors` can read. If a tensor is
+//! completely in one file, its key is its name. The index contains:
 //!
-//! - for each file, its name, length and the CRC-32 of each of its blocks of 1 MiB (the last one may be
-//!   shorter): any range is verified when it is read, without reading the rest;
-//! - for each tensor, its dtype, its shape and its slices: file (by number), key, and offset and shape on
-//!   every axis. Slices consist of complete rows (axis 0), and cover each row exactly once;
-//! - metadata: any JSON by name.
+//! - for each file, its name, its length and the CRC-32 of each of its 1 MiB blocks (the last block may be
+//!   shorter), so any range can be verified without reading the rest of the file;
+//! - for each tensor, its dtype, its shape and its slices. Each slice contains the index of its file, its key, and its
+//!   offset and shape on every axis. Slices consist of complete rows (axis 0), and together cover each row exactly
+//!   once;
+//! - metadata: JSON values by key.
 //!
 //! The first line of `index.json` is `{"crc32":"xxxxxxxx","index":`, with the CRC-32 of all bytes after that line.
 //!
-//! safetensors has no type for two dtypes. A `complex128` tensor is F64 with a last axis of 2, real and
-//! imaginary part. A `string` tensor is two tensors: the concatenated bytes of all strings (U8), and the end
-//! of each string (U64, of the slice's shape). The slice's `ends` is the key of the second one.
+//! safetensors has no type for two of the dtypes. A `complex128` tensor is stored as F64 with an additional last
+//! axis of size 2: the real and the imaginary part. A `string` tensor is stored as two tensors: the concatenated
+//! bytes of all strings (U8), and the end offset of each string (U64, with the slice's shape). The slice's `ends`
+//! is the key of the second tensor.
 //!
 //! Names are never used in paths: `../a`, `A` and `a` are three ordinary names.
 
@@ -71,11 +74,12 @@ mod image;
 mod index;
 mod manager;
 mod metadata;
-mod places;
+mod names;
 mod plan;
 mod reader;
 mod save;
 mod shard;
+mod tensors;
 mod writer;
 
 pub use error::{Error, Result};

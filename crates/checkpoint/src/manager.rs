@@ -1,8 +1,9 @@
 //! A series of checkpoints in one folder.
 
+use crate::names::{LAST, PREFIX, name, number};
 use crate::{Error, Reader, Result, Writer};
-use distribute_files::{LockFile, Partial, whole_name};
-use distribute_log::heard;
+use distribute_files::{LockFile, Partial, destination_name};
+use distribute_log::warn_or_stderr;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
@@ -10,17 +11,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A manager that saves checkpoints one after another into a folder, `ckpt-000001` and so on, and keeps the
-/// last ones.
+/// A manager that saves numbered checkpoints into one folder (`ckpt-000001` and so on), and keeps only the last
+/// few.
 ///
-/// A new checkpoint is renamed atomically when it is complete, and older ones are removed after that. So the
-/// checkpoint with the highest number is always complete and the latest. There is no other record of the
-/// latest checkpoint.
+/// A checkpoint gets its name by an atomic rename when it is complete, and older checkpoints are removed only after
+/// that. The checkpoint with the highest number is therefore always complete, and is the latest. There is no other
+/// record of the latest checkpoint.
 ///
-/// Only one process saves at a time: of several workers, the chief. Any number may read.
+/// Only one process may save at a time: among several workers, the chief. Any number of processes may read.
 ///
-/// Other entries of the folder are ignored, even if their names resemble those of checkpoints: a file, or a
-/// folder with a number that no manager uses. A warning names such an entry once.
+/// Other entries in the folder are ignored, even if their names resemble those of checkpoints: files, or folders
+/// with a number that the manager would not use. The manager logs one warning for each such entry.
 ///
 /// ```
 /// use distribute_checkpoint::{CheckpointManager, Writer};
@@ -42,21 +43,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct CheckpointManager {
     folder: PathBuf,
     keep: usize,
-    /// The foreign names that have been reported.
-    told: Arc<Mutex<BTreeSet<OsString>>>,
+    /// The names of foreign entries for which a warning has been logged.
+    warned: Arc<Mutex<BTreeSet<OsString>>>,
 }
 
-/// The number of checkpoints that are kept by default, as in TensorFlow.
-const KEPT: usize = 5;
-/// The prefix of checkpoints' names.
-const PREFIX: &str = "ckpt-";
-/// The highest number: a thousand checkpoints per second for thirty years.
-const LAST: u64 = 999_999_999_999;
-/// The name of the file that is locked during a save. The system releases the lock however the process exits.
+/// The default number of checkpoints to keep, as in TensorFlow.
+const DEFAULT_KEPT: usize = 5;
+/// The name of the file that is locked during a save. The operating system releases the lock when the process
+/// exits, even after a crash.
 const LOCK: &str = ".lock";
 
 impl CheckpointManager {
-    /// Creates a manager for a folder, and the folder if it does not exist.
+    /// Creates a manager for the given folder. Creates the folder if it does not exist.
     ///
     /// The manager keeps the last five checkpoints, unless [`keep`](Self::keep) is called.
     ///
@@ -65,7 +63,7 @@ impl CheckpointManager {
     pub fn new(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref().to_path_buf();
         fs::create_dir_all(&folder).map_err(Error::io("creating", &folder))?;
-        Ok(Self { folder, keep: KEPT, told: Arc::default() })
+        Ok(Self { folder, keep: DEFAULT_KEPT, warned: Arc::default() })
     }
 
     /// Sets the number of checkpoints to keep, at least 1; [`usize::MAX`] keeps all. A save removes older ones
@@ -76,17 +74,18 @@ impl CheckpointManager {
         self
     }
 
-    /// Returns the folder.
+    /// Returns the folder that contains the checkpoints.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Saves under the next number, like [`Writer::save`], and returns the path.
+    /// Saves a checkpoint under the next number, in at most `shards` files, and returns its path. Then removes
+    /// the checkpoints that are no longer to be kept.
     ///
     /// # Errors
-    /// The latest checkpoint does not change, except after [`Error::Removal`].
-    /// - [`Error::Busy`]: another process or thread is saving here.
-    /// - [`Error::Io`]: `.lock` in the folder is not a file.
+    /// If the save fails, the latest checkpoint stays the same, except with [`Error::Removal`].
+    /// - [`Error::Busy`]: another process or thread is saving to this folder.
+    /// - [`Error::Io`]: the file `.lock` in the folder cannot be locked, or the folder cannot be read.
     /// - [`Error::Removal`]: the new checkpoint is saved, but an old one cannot be removed.
     /// - The errors of [`Writer::save`].
     pub fn save(&self, writer: &Writer, shards: usize) -> Result<PathBuf> {
@@ -111,7 +110,7 @@ impl CheckpointManager {
         Ok(saved)
     }
 
-    /// Returns the paths of the checkpoints, the latest last.
+    /// Returns the paths of all checkpoints in the folder, from the oldest to the latest.
     ///
     /// # Errors
     /// - [`Error::Io`]: the folder cannot be read.
@@ -119,11 +118,11 @@ impl CheckpointManager {
         Ok(self.list()?.checkpoints.into_iter().map(|(_, path)| path).collect())
     }
 
-    /// Returns the latest checkpoint; `None` before the first.
+    /// Opens and returns the latest checkpoint; `None` if there is none yet.
     ///
     /// # Errors
-    /// Returns the errors of [`Reader::open`], even for a damaged checkpoint, which
-    /// [`latest_whole`](Self::latest_whole) skips.
+    /// Returns the errors of [`Reader::open`], even if only the latest checkpoint is damaged.
+    /// [`latest_undamaged`](Self::latest_undamaged) skips damaged checkpoints.
     #[doc(alias = "latest_checkpoint")]
     #[doc(alias = "restore_or_initialize")]
     pub fn latest(&self) -> Result<Option<Reader>> {
@@ -141,16 +140,16 @@ impl CheckpointManager {
         Ok(None)
     }
 
-    /// Returns the latest undamaged checkpoint; `None` before the first.
+    /// Opens and returns the latest undamaged checkpoint; `None` if there is no checkpoint yet.
     ///
-    /// Reads all of the checkpoint, unless there is no older one. A warning names the latest checkpoint if it
-    /// is damaged. Damaged checkpoints are not changed.
+    /// Reads the complete checkpoint to verify it, unless it is the only one. If the latest checkpoint is
+    /// damaged, this logs a warning. Damaged checkpoints are not changed.
     ///
     /// # Errors
     /// - The errors of [`Reader::open`] and [`Reader::verify`] for the latest checkpoint, if all are damaged.
     /// - [`Error::Version`]: the latest checkpoint was written by another version of this crate.
-    /// - [`Error::Io`]: the system refuses to read it, for another reason than a missing file.
-    pub fn latest_whole(&self) -> Result<Option<Reader>> {
+    /// - [`Error::Io`]: a checkpoint cannot be read, although its files exist.
+    pub fn latest_undamaged(&self) -> Result<Option<Reader>> {
         let Some(latest) = self.latest().transpose() else { return Ok(None) };
         let paths = self.paths()?;
         if paths.len() < 2 {
@@ -163,29 +162,33 @@ impl CheckpointManager {
         };
         for path in paths.iter().rev().filter(|path| Some(*path) != tried.as_ref()) {
             let Ok(older) = Reader::open(path).and_then(verified) else { continue };
-            heard(|| {
-                tracing::warn!("{first}; goes on from {}, the newest that is whole", older.path().display());
+            warn_or_stderr(|| {
+                tracing::warn!(
+                    "{first}; continues from {}, the latest undamaged checkpoint",
+                    older.path().display()
+                );
             });
             return Ok(Some(older));
         }
         Err(first)
     }
 
-    /// Returns the first unused path from this number on.
+    /// Returns the first unused path for a checkpoint, counting up from `number`.
     fn unused(&self, number: u64) -> Result<PathBuf> {
         let paths = (number..=LAST).map(|number| self.folder.join(name(number)));
         let unused = paths.into_iter().find(|path| path.symlink_metadata().is_err());
         unused.ok_or_else(|| Error::InvalidArgument {
             operation: "save",
             reason: format!(
-                "no number is left in {} after {}: remove or rename that one",
+                "there are no more numbers in {} after {}: remove or rename that one",
                 self.folder.display(),
                 name(LAST)
             ),
         })
     }
 
-    /// Lists the folder. Entries that only resemble checkpoints are reported once.
+    /// Lists the checkpoints and the incomplete checkpoints in the folder. Logs a warning for each entry that
+    /// only resembles a checkpoint, but only once.
     fn list(&self) -> Result<Found> {
         let read = || {
             let names = fs::read_dir(&self.folder)?.map(|entry| Ok(entry?.file_name()));
@@ -197,24 +200,25 @@ impl CheckpointManager {
             let text = found.to_string_lossy();
             if let Some(number) = number(&text).filter(|_| path.is_dir()) {
                 ours.checkpoints.push((number, path));
-            } else if whole_name(&found).and_then(number).is_some() {
+            } else if destination_name(&found).and_then(number).is_some() {
                 ours.partials.push(path);
             } else if text.starts_with(PREFIX) || text.starts_with(&format!(".{PREFIX}")) {
-                self.tell(found, &path);
+                self.warn_foreign(found, &path);
             }
         }
         ours.checkpoints.sort();
         Ok(ours)
     }
 
-    fn tell(&self, found: OsString, path: &Path) {
+    fn warn_foreign(&self, found: OsString, path: &Path) {
         // The entry may have been removed in between.
         if path.symlink_metadata().is_ok()
-            && self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(found)
+            && self.warned.lock().unwrap_or_else(PoisonError::into_inner).insert(found)
         {
-            heard(|| {
+            warn_or_stderr(|| {
                 tracing::warn!(
-                    "{} is no checkpoint of this folder's, though its name is like theirs: it stays as it is",
+                    "{} is not a checkpoint of this folder although its name looks like one: it is left \
+                     unchanged",
                     path.display()
                 );
             });
@@ -226,7 +230,8 @@ fn verified(checkpoint: Reader) -> Result<Reader> {
     checkpoint.verify().map(|()| checkpoint)
 }
 
-/// Whether the checkpoint itself is damaged, so that reading it again would not help.
+/// Returns whether the error means that the checkpoint itself is damaged, so that reading it again would not
+/// help.
 fn is_damage(error: &Error) -> bool {
     match error {
         Error::Damaged { .. } | Error::Index { .. } | Error::NoCheckpoint { .. } => true,
@@ -235,29 +240,11 @@ fn is_damage(error: &Error) -> bool {
     }
 }
 
-/// Returns the latest checkpoint in a folder, by its name.
-pub(crate) fn latest_in(folder: &Path) -> Option<PathBuf> {
-    let names = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
-    let numbers = names.filter_map(|found| number(&found.to_string_lossy()));
-    numbers.max().map(|latest| folder.join(name(latest)))
-}
-
-/// The entries of a folder that belong to its manager.
+/// The entries of a manager's folder that the manager has created.
 #[derive(Default)]
 struct Found {
-    /// The checkpoints, by number.
+    /// The complete checkpoints, in ascending order of their numbers.
     checkpoints: Vec<(u64, PathBuf)>,
-    /// The incomplete checkpoints.
+    /// The paths of incomplete checkpoints, which a crash or a running save has left.
     partials: Vec<PathBuf>,
-}
-
-/// Returns the folder name of a checkpoint.
-fn name(number: u64) -> String {
-    format!("{PREFIX}{number:06}")
-}
-
-/// Returns the number of a checkpoint from its folder name.
-fn number(text: &str) -> Option<u64> {
-    let number = text.strip_prefix(PREFIX)?.parse().ok()?;
-    ((1..=LAST).contains(&number) && name(number) == text).then_some(number)
 }

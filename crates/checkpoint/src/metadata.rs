@@ -1,18 +1,18 @@
-//! Values for metadata: JSON values, and numbers that JSON does not support.
+//! Metadata values: JSON values, and numbers that JSON does not support.
 
 use crate::Value;
 use serde_json::{Map, Number};
 use std::borrow::Cow;
 
-/// A value for a checkpoint's metadata.
+/// A value that can be stored as metadata of a checkpoint.
 ///
-/// NaN and infinities, which JSON does not support, become text: `"NaN"`, `"inf"`, `"-inf"`.
+/// NaN and infinities, which JSON does not support, are stored as text: `"NaN"`, `"inf"`, `"-inf"`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be metadata of a checkpoint",
     note = "numbers, bool, text, lists of them and `distribute_checkpoint::Value` can; make a `Value` of others with serde_json"
 )]
 pub trait Metadata {
-    /// Converts the value to its stored form.
+    /// Converts the value to the JSON value that is stored.
     fn into_value(self) -> Value;
 }
 
@@ -64,7 +64,7 @@ impl<T: Metadata, const N: usize> Metadata for [T; N] {
     }
 }
 
-/// Returns a stored number, even one that JSON does not support.
+/// Returns the number that a stored value represents, including NaN and infinities; `None` if it is not a number.
 pub(crate) fn number(value: &Value) -> Option<f64> {
     match value {
         Value::String(text) => text.parse().ok().filter(|number: &f64| !number.is_finite()),

@@ -1,56 +1,56 @@
-//! The assignment of rows to files: a function of sizes alone.
+//! The assignment of rows to files. It depends only on the sizes of the slices.
 
 use std::ops::Range;
 
-/// The size of rows that were added together.
+/// The size of a slice: rows that were added to the writer in one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
     /// The number of rows; 1 for a scalar.
     pub(crate) rows: usize,
-    /// The bytes of all rows.
+    /// The size of all rows together, in bytes.
     pub(crate) bytes: usize,
 }
 
-/// A range of rows of one slice that is stored in one file.
+/// A range of rows of one slice. All of them are stored in the same file.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Piece {
-    /// The number of the slice.
+pub(crate) struct RowRange {
+    /// The index of the slice in the input of [`plan`].
     pub(crate) slice: usize,
-    /// The rows, counted from the slice's first.
+    /// The rows, counted from the first row of the slice.
     pub(crate) rows: Range<usize>,
 }
 
-/// Returns the pieces of each file: at most `files` files of about equal size, none of them empty.
+/// Returns the row ranges of each file: at most `files` files of about equal size, none of them empty.
 ///
-/// A slice larger than an equal share is split. The largest pieces are placed first, each in the smallest file
-/// so far.
-pub(crate) fn plan(slices: &[Slice], files: usize) -> Vec<Vec<Piece>> {
+/// A slice that is larger than an equal share is split. The largest ranges are assigned first, each to the file
+/// that is smallest so far.
+pub(crate) fn plan(slices: &[Slice], files: usize) -> Vec<Vec<RowRange>> {
     let files = files.max(1);
     let total = slices.iter().fold(0usize, |sum, slice| sum.saturating_add(slice.bytes));
     let share = total.div_ceil(files).max(1);
-    let mut pieces: Vec<(usize, Piece)> = Vec::new();
+    let mut ranges: Vec<(usize, RowRange)> = Vec::new();
     for (number, slice) in slices.iter().enumerate() {
         let parts = slice.bytes.div_ceil(share).clamp(1, slice.rows.max(1));
         for part in 0..parts {
-            // The first pieces have one more row if they cannot be equal.
+            // The first ranges have one more row if they cannot be equal.
             let start = part * (slice.rows / parts) + part.min(slice.rows % parts);
             let len = slice.rows / parts + usize::from(part < slice.rows % parts);
             let bytes = (slice.bytes / slice.rows.max(1)).saturating_mul(len);
-            pieces.push((bytes, Piece { slice: number, rows: start..start + len }));
+            ranges.push((bytes, RowRange { slice: number, rows: start..start + len }));
         }
     }
-    // A stable sort keeps equally large pieces in the order of their slices, so the same contents give the
+    // A stable sort keeps equally large ranges in the order of their slices, so the same contents give the
     // same files.
-    pieces.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-    let mut filled = vec![(0usize, Vec::new()); files.min(pieces.len())];
-    for (bytes, piece) in pieces {
+    ranges.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    let mut filled = vec![(0usize, Vec::new()); files.min(ranges.len())];
+    for (bytes, range) in ranges {
         if let Some((size, of_file)) = filled.iter_mut().min_by_key(|(size, of_file)| (*size, of_file.len()))
         {
             *size = size.saturating_add(bytes);
-            of_file.push(piece);
+            of_file.push(range);
         }
     }
-    filled.into_iter().map(|(_, pieces)| pieces).filter(|pieces| !pieces.is_empty()).collect()
+    filled.into_iter().map(|(_, ranges)| ranges).filter(|ranges| !ranges.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -63,7 +63,7 @@ mod tests {
         fn every_row_is_in_one_file(sizes in proptest::collection::vec((0usize..40, 0usize..9), 0..12), files in 0usize..10) {
             let slices: Vec<_> = sizes.iter().map(|(rows, width)| Slice { rows: *rows, bytes: rows * width }).collect();
             let plan = plan(&slices, files);
-            prop_assert!(plan.len() <= files.max(1) && plan.iter().all(|pieces| !pieces.is_empty()));
+            prop_assert!(plan.len() <= files.max(1) && plan.iter().all(|ranges| !ranges.is_empty()));
             for (number, slice) in slices.iter().enumerate() {
                 let mut rows: Vec<_> =
                     plan.iter().flatten().filter(|p| p.slice == number).map(|p| p.rows.clone()).collect();
@@ -80,8 +80,8 @@ mod tests {
         let slices =
             [Slice { rows: 1000, bytes: 1000 }, Slice { rows: 1, bytes: 10 }, Slice { rows: 10, bytes: 300 }];
         for files in [1, 2, 3, 5, 8] {
-            let size = |pieces: &Vec<Piece>| {
-                pieces
+            let size = |ranges: &Vec<RowRange>| {
+                ranges
                     .iter()
                     .map(|p| slices[p.slice].bytes / slices[p.slice].rows * p.rows.len())
                     .sum::<usize>()

@@ -1,8 +1,8 @@
-//! Reading a saved checkpoint, tensor by tensor, on demand.
+//! The reader of saved checkpoints. It reads tensors on demand.
 
 use crate::index::{self, FileEntry, Index};
-use crate::places::Tensor;
 use crate::shard::Shard;
+use crate::tensors::Tensor;
 use crate::{Error, Result, Value, metadata};
 use distribute_tensor::{DType, Element, HostTensor, codec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,10 +10,10 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-/// A saved checkpoint. Opening it reads the index and the files' headers. Tensors are read on demand, and only
-/// the requested rows.
+/// A saved checkpoint, opened for reading. Opening reads only the index and the files' headers. Tensors are read
+/// on demand, and only the requested rows.
 ///
-/// The files stay open, so on Unix they can be read even after the checkpoint has been removed.
+/// The files stay open. On Unix, they can therefore be read even after the checkpoint has been removed.
 #[doc(alias = "tf.train.CheckpointReader")]
 #[doc(alias = "CheckpointReader")]
 #[derive(Debug)]
@@ -25,27 +25,28 @@ pub struct Reader {
     tensors: BTreeMap<String, Tensor>,
 }
 
-/// The dtype, shape and slices of a tensor in a checkpoint.
+/// The dtype, the shape and the slices of a tensor in a checkpoint. Returned by [`Reader::describe`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
     /// The type of the elements.
     pub dtype: DType,
     /// The size of each axis of the complete tensor.
     pub shape: Vec<usize>,
-    /// The rows of each slice; empty for a scalar.
+    /// The row range of each slice in which the tensor was saved; empty for a scalar.
     pub slices: Vec<Range<usize>>,
 }
 
 impl Reader {
-    /// Opens the checkpoint in the folder `path`, and checks that the index, the files and their headers agree.
+    /// Opens the checkpoint in the folder `path`. Checks that the index, the files and their headers are
+    /// consistent.
     ///
     /// # Errors
-    /// All errors name the file.
+    /// The message of every error contains the path of the file.
     ///
     /// - [`Error::NoCheckpoint`]: `path` is not a folder, or has no index.
-    /// - [`Error::Io`]: another file is missing, or one cannot be read.
+    /// - [`Error::Io`]: a file other than the index is missing, or a file cannot be read.
     /// - [`Error::Damaged`]: a file is truncated or altered.
-    /// - [`Error::Version`]: the checkpoint has another format.
+    /// - [`Error::Version`]: the checkpoint has a format that this version does not support.
     /// - [`Error::Index`]: the index is inconsistent.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -60,7 +61,7 @@ impl Reader {
         Self::of(path, &index_path, &bytes, &mut |file| Shard::open(path, file))
     }
 
-    /// Creates a reader that opens the files of this index by `open`.
+    /// Creates a reader from the bytes of an index, and calls `open` for each file that the index lists.
     pub(crate) fn of(
         path: &Path,
         index_path: &Path,
@@ -91,34 +92,38 @@ impl Reader {
         Ok(Self { path: path.to_path_buf(), checksum, metadata: index.metadata, shards, tensors })
     }
 
-    /// Returns the path of the folder.
+    /// Returns the path of the checkpoint's folder, or the source that was passed to
+    /// [`from_image`](Self::from_image).
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the checksum of the index, which contains the checksums of all other contents.
+    /// Returns the checksum of the index. The index contains the checksums of all other contents, so this
+    /// identifies the complete checkpoint.
     ///
-    /// It is equal for copies of one checkpoint. Two different checkpoints collide with a probability of 2⁻³².
+    /// Copies of one checkpoint have the same checksum. Two different checkpoints have the same one with a
+    /// probability of 2⁻³².
     pub fn checksum(&self) -> u32 {
         self.checksum
     }
 
-    /// Returns the names of the tensors, sorted.
+    /// Returns the names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Whether there is a tensor of this name.
+    /// Returns whether the checkpoint has a tensor named `name`.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// Returns the metadata of this key.
+    /// Returns the metadata value for `key`; `None` if there is none.
     pub fn metadata(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
     }
 
-    /// Returns the metadata of this key if it is a number, including NaN and infinities, which are stored as text.
+    /// Returns the metadata value for `key` if it is a number, including NaN and infinities, which are stored as
+    /// text.
     ///
     /// ```
     /// # use distribute_checkpoint::{Reader, Writer};
@@ -134,7 +139,7 @@ impl Reader {
         self.metadata(key).and_then(metadata::number)
     }
 
-    /// Returns all metadata, by key.
+    /// Returns all metadata values by key.
     pub fn all_metadata(&self) -> &BTreeMap<String, Value> {
         &self.metadata
     }
@@ -142,7 +147,7 @@ impl Reader {
     /// Returns the dtype, shape and slices of a tensor without reading its elements.
     ///
     /// # Errors
-    /// - [`Error::UnknownName`]: there is no tensor of this name.
+    /// - [`Error::UnknownName`]: there is no tensor named `name`.
     pub fn describe(&self, name: &str) -> Result<Description> {
         let tensor = self.find(name)?;
         let slices = if tensor.shape.is_empty() {
@@ -153,10 +158,10 @@ impl Reader {
         Ok(Description { dtype: tensor.dtype, shape: tensor.shape.clone(), slices })
     }
 
-    /// Reads a complete tensor, independent of the slices in which it was saved.
+    /// Reads a complete tensor, regardless of the slices in which it was saved.
     ///
     /// # Errors
-    /// - [`Error::UnknownName`]: there is no tensor of this name.
+    /// - [`Error::UnknownName`]: there is no tensor named `name`.
     /// - [`Error::Damaged`], [`Error::Io`]: a block of the tensor is damaged or cannot be read.
     pub fn tensor(&self, name: &str) -> Result<HostTensor> {
         let tensor = self.find(name)?;
@@ -164,12 +169,13 @@ impl Reader {
         self.read(tensor, 0..rows, tensor.shape.clone())
     }
 
-    /// Reads some rows of a tensor, by their indices along axis 0. Only the blocks that contain them are read.
+    /// Reads the given range of rows of a tensor, that is, of indices along axis 0. Only the blocks that contain
+    /// these rows are read from disk.
     ///
     /// # Errors
-    /// - [`Error::UnknownName`]: there is no tensor of this name.
+    /// - [`Error::UnknownName`]: there is no tensor named `name`.
     /// - [`Error::Rows`]: the tensor does not have these rows, or is a scalar.
-    /// - [`Error::Damaged`], [`Error::Io`]: a block of the rows is damaged or cannot be read.
+    /// - [`Error::Damaged`], [`Error::Io`]: a block that contains these rows is damaged or cannot be read.
     pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<HostTensor> {
         let tensor = self.find(name)?;
         let total = tensor.shape.first().copied();
@@ -184,11 +190,11 @@ impl Reader {
         self.read(tensor, rows, shape)
     }
 
-    /// Reads the complete checkpoint to find any damage.
+    /// Reads the complete checkpoint, and verifies all checksums.
     ///
     /// # Errors
-    /// - [`Error::Damaged`], [`Error::Io`]: a block is damaged or cannot be read. The error names the file and
-    ///   the offset.
+    /// - [`Error::Damaged`], [`Error::Io`]: a block is damaged or cannot be read. The error contains the file and, if a
+    ///   block is damaged, its offset.
     pub fn verify(&self) -> Result<()> {
         self.shards.iter().try_for_each(Shard::verify)?;
         self.names().try_for_each(|name| self.tensor(name).map(drop))
@@ -231,7 +237,7 @@ impl Reader {
                 Error::Damaged {
                     path: place.map_or(&*self.path, |(_, shard, _)| shard.path()).to_path_buf(),
                     offset: place.map_or(0, |(start, _, offset)| offset + (position - start) as u64),
-                    reason: format!("these bytes are no {dtype}"),
+                    reason: format!("these bytes are not valid {dtype}"),
                 }
             })?,
         };
@@ -239,16 +245,18 @@ impl Reader {
     }
 }
 
-/// Returns the error for a path without a checkpoint; `None` if the index could not be read for another reason.
+/// Returns the error for a path that contains no checkpoint. Returns `None` if `error` shows another reason why
+/// the index could not be read.
 fn no_checkpoint(path: &Path, error: &std::io::Error) -> Option<Error> {
     use std::io::ErrorKind::{NotADirectory, NotFound};
     if !matches!(error.kind(), NotFound | NotADirectory) {
         return None;
     }
     let reason = if path.is_dir() {
-        match crate::manager::latest_in(path) {
+        match crate::names::latest_in(path) {
             Some(latest) => format!(
-                "it is a folder of checkpoints; give one of them, the latest of which is {}, or give its CheckpointManager to restore_latest",
+                "it is a folder of checkpoints; pass one of them, the latest of which is {}, or pass its \
+                 CheckpointManager to restore_latest",
                 latest.display()
             ),
             None => format!("it has no {}", index::NAME),
@@ -257,9 +265,9 @@ fn no_checkpoint(path: &Path, error: &std::io::Error) -> Option<Error> {
         "it is a file, and a checkpoint is a folder; the weights in a safetensors file are loaded by Variables::load".into()
     } else {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        match folder.and_then(crate::manager::latest_in) {
+        match folder.and_then(crate::names::latest_in) {
             Some(latest) => {
-                format!("nothing is there; the latest checkpoint in its folder is {}", latest.display())
+                format!("it does not exist; the latest checkpoint in its folder is {}", latest.display())
             }
             None => "nothing is there".into(),
         }
@@ -267,7 +275,8 @@ fn no_checkpoint(path: &Path, error: &std::io::Error) -> Option<Error> {
     Some(Error::NoCheckpoint { path: path.to_path_buf(), reason })
 }
 
-/// Appends some of the strings of a slice.
+/// Reads some of the strings of a slice, and appends them to `strings`. `bytes` and `ends` are the ranges of the
+/// slice's bytes and end offsets in the file; `elements` are the indices of the strings to read.
 fn read_strings(
     shard: &Shard,
     bytes: Range<u64>,

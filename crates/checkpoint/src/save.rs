@@ -1,5 +1,7 @@
 //! The steps of a save, ordered so that a crash at any point leaves either no checkpoint or a complete one.
 
+// - **INV-21** A checkpoint has its name only when it is complete and on the disk. Tests: `checkpoint/src/save.rs`.
+
 use crate::index::{self, Index};
 use crate::writer::Writer;
 use crate::{Error, Result, shard};
@@ -8,33 +10,52 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// A step of a save.
+/// One step of a save.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Step {
-    /// Creates the folder, next to its destination.
+enum Step {
+    /// Creates the folder under a temporary name next to its destination.
     CreateFolder,
-    /// Writes one file and syncs it.
+    /// Writes the safetensors file with the given index, and syncs it to disk.
     WriteShard(usize),
-    /// Writes `index.json` and syncs it.
+    /// Writes `index.json`, and syncs it to disk.
     WriteIndex,
-    /// Syncs the names of the files.
+    /// Syncs the folder, so that the names of its files are on disk.
     SyncFolder,
-    /// Renames the folder. After this step, the checkpoint exists and is complete.
+    /// Renames the folder to its final name. After this step, the checkpoint exists and is complete.
     Rename,
-    /// Syncs the name of the folder.
+    /// Syncs the parent folder, so that the new name of the folder is on disk.
     SyncParent,
 }
 
-/// Returns the steps for this number of files.
-pub(crate) fn steps(files: usize) -> Vec<Step> {
+/// Returns the steps of a save with the given number of files, in order.
+fn steps(files: usize) -> Vec<Step> {
     let mut steps = vec![Step::CreateFolder];
     steps.extend((0..files).map(Step::WriteShard));
     steps.extend([Step::WriteIndex, Step::SyncFolder, Step::Rename, Step::SyncParent]);
     steps
 }
 
-/// Saves like [`Writer::save`]. `before` is called before each step, so that tests can fail or crash there.
-pub(crate) fn save(
+impl Writer {
+    /// Saves the checkpoint as a new folder at `path`, in at most `shards` files of about equal size.
+    ///
+    /// A tensor that is larger than an equal share is split between rows. The save is atomic. The folder is
+    /// written next to its destination, under a name that begins with a dot and ends with `.part`. It is then
+    /// synced to disk and renamed. The next save to the same path removes anything that a crash has left. The
+    /// same contents give the same bytes.
+    ///
+    /// # Errors
+    /// After an error, there is no folder at `path`, unless it existed before.
+    /// - [`Error::Exists`]: `path` already exists.
+    /// - [`Error::Entry`]: some rows of a tensor were not added.
+    /// - [`Error::InvalidArgument`]: `shards` is 0.
+    /// - [`Error::Io`]: an operation on a file or folder failed. The error contains its path.
+    pub fn save(&self, path: impl AsRef<Path>, shards: usize) -> Result<()> {
+        save(self, path.as_ref(), shards, &mut |_| Ok(()))
+    }
+}
+
+/// Saves like [`Writer::save`]. Calls `before` before each step, so that tests can fail or crash there.
+fn save(
     writer: &Writer,
     path: &Path,
     shards: usize,
@@ -83,7 +104,7 @@ pub(crate) fn save(
     Ok(())
 }
 
-/// Returns the folder that will contain a checkpoint.
+/// Returns the parent folder of `path`, the future folder of a checkpoint.
 fn parent(path: &Path) -> Result<&Path> {
     if path.file_name().is_none() {
         let reason = format!("{} does not end in the name of a folder to be created", path.display());
@@ -102,7 +123,8 @@ fn write_index(path: &Path, index: &Index) -> Result<()> {
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
 }
 
-/// Syncs the names in a folder to disk. On Windows, folders cannot be opened, and names are already on disk.
+/// Syncs the names in a folder to disk. Does nothing on Windows: folders cannot be opened there, and names are
+/// already on disk.
 fn sync_folder(path: &Path) -> Result<()> {
     if cfg!(windows) {
         Ok(())
@@ -140,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_before_any_step_leaves_nothing_and_is_told() {
+    fn a_failure_before_any_step_leaves_nothing_and_is_reported() {
         let writer = writer(1);
         for fail_at in 0..count(&writer) {
             let folder = tempfile::tempdir().unwrap();
@@ -155,10 +177,9 @@ mod tests {
                 error.to_string().contains("saved") && error.to_string().contains("no space left"),
                 "{error}"
             );
-            let names: Vec<_> =
-                fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+            let names = distribute_testing::names_in(folder.path());
             match steps.last().unwrap() {
-                Step::SyncParent => assert_eq!((names, value(&path)), (vec!["saved".into()], 1)),
+                Step::SyncParent => assert_eq!((names, value(&path)), (vec!["saved".to_string()], 1)),
                 _ => assert!(names.is_empty(), "{names:?} after {steps:?}"),
             }
         }
@@ -166,7 +187,7 @@ mod tests {
 
     const CRASH: &str = "DISTRIBUTE_CHECKPOINT_TEST_CRASH";
 
-    /// Runs in child processes of the next test, which crash. Alone it does nothing.
+    /// Crashes in the child processes that the next test starts. In the test program itself, it does nothing.
     #[test]
     fn child_that_crashes() {
         let Ok(order) = std::env::var(CRASH) else { return };
@@ -204,16 +225,15 @@ mod tests {
             assert_eq!((latest.path(), value(latest.path())), if renamed { (&*new, 2) } else { (&*old, 1) });
             // The next save succeeds, and removes the leftovers of the crash.
             manager.save(&writer(3), 2).unwrap();
-            let names =
-                fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-            assert!(names.into_iter().all(|name| !name.ends_with(".part")));
+            let names = distribute_testing::names_in(folder.path());
+            assert!(names.iter().all(|name| !name.ends_with(".part")));
             assert_eq!(value(manager.latest().unwrap().unwrap().path()), 3);
         }
     }
 
-    /// Also without a manager. A partial checkpoint that another process is writing is kept.
+    /// The same without a manager. A partial checkpoint that another process is writing is kept.
     #[test]
-    fn the_next_save_to_the_same_place_removes_what_a_crash_left() {
+    fn the_next_save_to_the_same_path_removes_files_of_a_crash() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("saved");
         let mut child = Command::new(std::env::current_exe().unwrap());

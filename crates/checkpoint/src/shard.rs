@@ -1,5 +1,8 @@
 //! A safetensors file with a checksum for each block. Every read is verified against the checksums.
 
+// - **INV-22** No byte of a checkpoint is used before its checksum has been compared, and no more is allocated than
+//   the files hold. Tests: `checkpoint/tests/it/damage.rs`.
+
 use crate::index::FileEntry;
 use crate::{Error, Result};
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -10,26 +13,27 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// The number of bytes of a block, which has one checksum. Part of the format.
+/// The size in bytes of a block, which is part of the format. Each block has its own checksum.
 const BLOCK: u64 = 1 << 20;
 
-/// The largest header that safetensors allows.
-const MOST_HEADER: u64 = 100_000_000;
+/// The maximum size of a header in bytes that safetensors allows.
+const MAX_HEADER: u64 = 100_000_000;
 
 /// A function that writes the elements of one tensor.
 pub(crate) type Fill<'a> = Box<dyn Fn(&mut dyn Write) -> io::Result<()> + 'a>;
 
-/// A tensor of a file to be written.
+/// A tensor that is to be written into a file.
 pub(crate) struct PendingTensor<'a> {
     pub(crate) key: String,
     pub(crate) dtype: safetensors::Dtype,
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: usize,
-    /// The function that writes exactly `bytes` bytes.
+    /// A function that writes the elements: exactly `bytes` bytes.
     pub(crate) write: Fill<'a>,
 }
 
-/// Writes a new file and syncs it to disk. `name` is its name in the index.
+/// Creates the file at `path`, writes the tensors, and syncs it to disk. `name` is the name of the file in the
+/// index.
 pub(crate) fn write(path: &Path, name: String, tensors: Vec<PendingTensor<'_>>) -> Result<FileEntry> {
     let io = |error| Error::io("writing", path)(error);
     let file = File::create_new(path).map_err(io)?;
@@ -38,7 +42,7 @@ pub(crate) fn write(path: &Path, name: String, tensors: Vec<PendingTensor<'_>>) 
     Ok(entry)
 }
 
-/// Writes the contents of a file. Errors name it by `path`.
+/// Writes the contents of a safetensors file to `to`, and returns its index entry. Errors contain `path`.
 pub(crate) fn write_to(
     to: impl Write,
     path: &Path,
@@ -59,14 +63,14 @@ pub(crate) fn write_to(
         Metadata::new(None, tensors.iter().map(info).collect()).map_err(|e| io(io::Error::other(e)))?;
     let mut header = serde_json::to_vec(&header).map_err(|e| io(e.into()))?;
     header.resize(header.len().next_multiple_of(8), b' ');
-    if header.len() as u64 > MOST_HEADER {
+    if header.len() as u64 > MAX_HEADER {
         let reason = format!(
-            "the header of {name} would have {} bytes, of {MOST_HEADER} at most; use more shards",
+            "the header of {name} would have {} bytes, of {MAX_HEADER} at most; use more shards",
             header.len()
         );
         return Err(Error::InvalidArgument { operation: "save", reason });
     }
-    let mut summing = Summing::new(to);
+    let mut summing = ChecksumWriter::new(to);
     let written = (|| {
         summing.write_all(&(header.len() as u64).to_le_bytes())?;
         summing.write_all(&header)?;
@@ -78,20 +82,20 @@ pub(crate) fn write_to(
     Ok(FileEntry { name, bytes, crc32 })
 }
 
-/// A writer that computes the checksum of every block.
-struct Summing<W> {
+/// A writer that forwards to another one, and computes the checksum of every block.
+struct ChecksumWriter<W> {
     inner: W,
     bytes: u64,
     block: crc32fast::Hasher,
     done: Vec<u32>,
 }
 
-impl<W: Write> Summing<W> {
+impl<W: Write> ChecksumWriter<W> {
     fn new(inner: W) -> Self {
         Self { inner, bytes: 0, block: crc32fast::Hasher::new(), done: Vec::new() }
     }
 
-    /// Returns the number of bytes written, and the checksums.
+    /// Returns the number of bytes written, and the checksum of every block.
     fn finish(mut self) -> (u64, Vec<u32>) {
         if !self.bytes.is_multiple_of(BLOCK) {
             self.done.push(self.block.finalize());
@@ -100,7 +104,7 @@ impl<W: Write> Summing<W> {
     }
 }
 
-impl<W: Write> Write for Summing<W> {
+impl<W: Write> Write for ChecksumWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = BLOCK - self.bytes % BLOCK;
         let n = self.inner.write(&bytes[..bytes.len().min(room as usize)])?;
@@ -117,25 +121,26 @@ impl<W: Write> Write for Summing<W> {
     }
 }
 
-/// The contents of a file: the open file, which can be read even after it has been removed, or memory.
+/// The contents of a safetensors file. They are either an open file, which can be read even after it has been
+/// removed, or memory.
 pub(crate) trait Content: Read + Seek + Send + Debug {}
 
 impl<C: Read + Seek + Send + Debug> Content for C {}
 
-/// An open file of a checkpoint.
+/// An open safetensors file of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct Shard {
     path: PathBuf,
     file: Mutex<Box<dyn Content>>,
     entry: FileEntry,
     header: Metadata,
-    /// The offset of the elements.
+    /// The offset in bytes at which the elements begin, after the header.
     data: u64,
 }
 
 impl Shard {
-    /// Opens a file of a checkpoint's folder, and reads its header. Checks its length now, and its contents
-    /// when they are read.
+    /// Opens a file in a checkpoint's folder, and reads its header. The length of the file is checked now. Its
+    /// contents are checked when they are read.
     pub(crate) fn open(folder: &Path, entry: &FileEntry) -> Result<Self> {
         let path = folder.join(&entry.name);
         let damaged = |offset: u64, reason: String| Error::Damaged { path: path.clone(), offset, reason };
@@ -147,7 +152,7 @@ impl Shard {
         Self::of(Box::new(file), found, path, entry)
     }
 
-    /// Opens contents with a length of `found` bytes. Errors name them by `path`.
+    /// Opens contents that are `found` bytes long, and reads the header. Errors contain `path`.
     pub(crate) fn of(
         content: Box<dyn Content>,
         found: u64,
@@ -178,12 +183,12 @@ impl Shard {
         };
         let len = shard.read(0..8.min(entry.bytes))?;
         let len = <[u8; 8]>::try_from(len).map(u64::from_le_bytes).unwrap_or(u64::MAX);
-        if len > MOST_HEADER || len > entry.bytes.saturating_sub(8) {
+        if len > MAX_HEADER || len > entry.bytes.saturating_sub(8) {
             return Err(damaged(0, format!("a header of {len} bytes doesn't fit in {} bytes", entry.bytes)));
         }
         let header = shard.read(8..8 + len)?;
         shard.header = serde_json::from_slice(&header)
-            .map_err(|error| damaged(8, format!("no safetensors header: {error}")))?;
+            .map_err(|error| damaged(8, format!("invalid safetensors header: {error}")))?;
         shard.data = 8 + len;
         let end = shard.data.saturating_add(shard.header.data_len() as u64);
         if end != entry.bytes {
@@ -201,20 +206,20 @@ impl Shard {
         self.header.info(key)
     }
 
-    /// Returns the range of a tensor's elements in the file.
+    /// Returns the byte range of a tensor's elements in the file.
     pub(crate) fn position(&self, info: &TensorInfo) -> Range<u64> {
         self.data + info.data_offsets.0 as u64..self.data + info.data_offsets.1 as u64
     }
 
-    /// Reads bytes of the file, and verifies the checksums of their blocks. Never allocates more than the file
-    /// contains.
+    /// Reads a range of bytes, and verifies the checksums of the blocks that contain it. Never allocates more
+    /// than the file contains.
     pub(crate) fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.visit(range, &mut |read| bytes.extend_from_slice(read))?;
         Ok(bytes)
     }
 
-    /// Reads the complete file to find any damage.
+    /// Reads the complete file, and verifies all checksums.
     pub(crate) fn verify(&self) -> Result<()> {
         self.visit(0..self.entry.bytes, &mut |_| ())
     }

@@ -1,16 +1,15 @@
-//! Collecting tensors and metadata, and saving them.
+//! The writer of checkpoints. It collects tensors and metadata, and assigns them to files.
 
 use crate::error::show;
 use crate::index::{Entry, Index, SliceEntry};
-use crate::plan::{Piece, Slice, plan};
+use crate::plan::{RowRange, Slice, plan};
 use crate::shard::PendingTensor;
-use crate::{Error, Metadata, Result, Value, encoding, save};
+use crate::{Error, Metadata, Result, Value, encoding};
 use distribute_tensor::{DType, HostTensor, codec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::Path;
 
-/// A collection of tensors and metadata by name, to be saved. Tensors are shared, not copied.
+/// A collection of named tensors and metadata that is to be saved. Tensors are shared, not copied.
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
     tensors: BTreeMap<String, Tensor>,
@@ -21,7 +20,7 @@ pub struct Writer {
 struct Tensor {
     dtype: DType,
     shape: Vec<usize>,
-    /// The slices by their first row; they do not overlap. A scalar is one slice.
+    /// The slices by the index of their first row. They do not overlap. A scalar is one slice.
     slices: BTreeMap<usize, HostTensor>,
 }
 
@@ -31,25 +30,26 @@ impl Writer {
         Self::default()
     }
 
-    /// Adds a complete tensor. The name may be any text.
+    /// Adds a complete tensor. `name` may be any text.
     ///
     /// # Errors
-    /// - [`Error::Entry`]: there is already a tensor of this name.
+    /// - [`Error::Entry`]: there is already a tensor named `name`.
     pub fn insert(&mut self, name: impl Into<String>, tensor: HostTensor) -> Result<()> {
         let name = name.into();
         if self.tensors.contains_key(&name) {
-            return Err(Error::entry("insert", &name, "there is a tensor of this name already"));
+            return Err(Error::entry("insert", &name, "a tensor of this name exists already"));
         }
         let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
         self.tensors.insert(name, Tensor { dtype, shape, slices: BTreeMap::from([(0, tensor)]) });
         Ok(())
     }
 
-    /// Adds rows of a tensor of shape `full_shape`, starting at `first_row`. Slices may be added in any order.
+    /// Adds `rows`, a slice of the tensor `name` that begins at row `first_row`. `full_shape` is the shape of the
+    /// complete tensor. Slices may be added in any order.
     ///
     /// # Errors
-    /// - [`Error::Entry`]: the rows do not fit into the shape, overlap rows added before, or differ from
-    ///   earlier slices in dtype or full shape.
+    /// - [`Error::Entry`]: the rows do not fit into the shape or overlap rows that were added before, or their
+    ///   dtype or full shape differs from earlier slices.
     pub fn insert_slice(
         &mut self,
         name: impl Into<String>,
@@ -74,7 +74,7 @@ impl Writer {
                 return Err(Error::entry(
                     OPERATION,
                     &name,
-                    format!("this slice is of {now}, those before of {before}"),
+                    format!("this slice is {now}, but the previous ones are {before}"),
                 ));
             }
             // Slices do not overlap, so only the last one that begins before the end can overlap this one.
@@ -97,7 +97,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Sets the metadata of a key, such as the step, the seed or hyper-parameters.
+    /// Sets the metadata value for `key`, such as the step, the seed or a hyper-parameter.
     ///
     /// NaN and infinities, which JSON does not support, are stored as text;
     /// [`Reader::number`](crate::Reader::number) reads them. A [`Value`] cannot contain such numbers:
@@ -106,32 +106,15 @@ impl Writer {
         self.metadata.insert(key.into(), value.into_value());
     }
 
-    /// Returns the names of the tensors, sorted.
+    /// Returns the names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Saves the checkpoint as a new folder at `path`, in at most `shards` files of about equal size.
-    ///
-    /// A tensor larger than an equal share is split between rows. The save is atomic: the folder is written
-    /// next to its destination, under a name that begins with a dot and ends with `.part`, synced to disk, and
-    /// renamed. The next save to the same path removes leftovers of a crash. The same contents give the same
-    /// bytes.
-    ///
-    /// # Errors
-    /// After an error there is no folder at `path`, unless there was one before.
-    /// - [`Error::Exists`]: `path` already exists.
-    /// - [`Error::Entry`]: a tensor has missing rows.
-    /// - [`Error::InvalidArgument`]: `shards` is 0.
-    /// - [`Error::Io`], with the path: the system refuses an operation.
-    pub fn save(&self, path: impl AsRef<Path>, shards: usize) -> Result<()> {
-        save::save(self, path.as_ref(), shards, &mut |_| Ok(()))
-    }
-
-    /// Plans the files. Returns an error if rows are missing.
+    /// Assigns the rows to at most `shards` files. Returns an error if rows are missing.
     pub(crate) fn layout(&self, shards: usize) -> Result<Layout<'_>> {
         if shards == 0 {
-            let reason = "0 shards hold nothing; ask for 1 or more".into();
+            let reason = "the number of shards is 0, but must be at least 1".into();
             return Err(Error::InvalidArgument { operation: "save", reason });
         }
         let mut slices = Vec::new();
@@ -147,19 +130,19 @@ impl Writer {
             })
             .collect();
         let mut layout = Layout { files: Vec::new(), entries: BTreeMap::new(), metadata: &self.metadata };
-        for pieces in plan(&sizes, shards) {
+        for ranges in plan(&sizes, shards) {
             let mut keys = BTreeSet::new();
             let mut tensors = Vec::new();
-            for Piece { slice, rows: of_slice } in pieces {
+            for RowRange { slice, rows: of_slice } in ranges {
                 let (name, tensor, first, rows) = slices[slice];
-                let (entry, mut of_piece) =
-                    piece(name, tensor, first, rows, of_slice, layout.files.len(), &mut keys);
+                let (entry, mut stored) =
+                    store(name, tensor, first, rows, of_slice, layout.files.len(), &mut keys);
                 let of_tensor = layout.entries.entry(name.clone()).or_insert_with(|| {
                     let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
                     Entry { dtype, shape, slices: Vec::new() }
                 });
                 of_tensor.slices.push(entry);
-                tensors.append(&mut of_piece);
+                tensors.append(&mut stored);
             }
             layout.files.push(tensors);
         }
@@ -197,14 +180,14 @@ pub(crate) struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    /// Creates the index after the files are written.
+    /// Creates the index. `files` are the entries of the files, which must have been written already.
     pub(crate) fn index(&self, files: Vec<crate::index::FileEntry>) -> Index {
         Index::new(self.metadata.clone(), files, self.entries.clone())
     }
 }
 
-/// Adds some rows of a slice to a file, as one tensor, or as two for strings.
-fn piece<'a>(
+/// Returns the index entry for some rows of a slice, and the tensors to add to the file: one, or two for strings.
+fn store<'a>(
     name: &str,
     tensor: &Tensor,
     first: usize,
@@ -256,7 +239,7 @@ fn piece<'a>(
     (SliceEntry { file, key, ends, offset, shape }, tensors)
 }
 
-/// Makes a key unique within the file and among those of safetensors itself.
+/// Makes `key` unique within the file and different from the keys that safetensors reserves, by appending `_`.
 fn unused(mut key: String, keys: &mut BTreeSet<String>) -> String {
     while key == "__metadata__" || !keys.insert(key.clone()) {
         key.push('_');

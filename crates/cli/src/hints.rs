@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 const WORKERS: [&str; 8] =
     ["-n", "-np", "--n", "--np", "--nproc_per_node", "--nproc-per-node", "--num-workers", "--num_processes"];
 
-/// Prints an error of the command line, with a hint if there is one, and exits like clap does.
+/// Prints a command-line error, followed by a hint if there is one, and exits in the same way as clap.
 pub fn exit(error: &Error) -> ! {
     let _ = error.print();
     let is_launch = std::env::args_os().nth(1).is_some_and(|command| command == "launch");
@@ -16,16 +16,15 @@ pub fn exit(error: &Error) -> ! {
     std::process::exit(error.exit_code())
 }
 
-/// Returns the hint for a command that is a program of its own.
+/// Returns a hint for a command that is a separate program.
 fn of_another_program(error: &Error) -> Option<String> {
     let is_bench = matches!(error.get(ContextKind::InvalidSubcommand), Some(ContextValue::String(command)) if command == "bench");
     is_bench.then(|| {
-        "hint: the benchmark is a program of its own: cargo run --release -p distribute-bench -- --help"
-            .into()
+        "hint: the benchmark is a separate program: cargo run --release -p distribute-bench -- --help".into()
     })
 }
 
-/// Returns the hint for an error of `distribute launch`.
+/// Returns a hint for an error of `distribute launch`.
 fn of(error: &Error) -> Option<String> {
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return None };
     let name = argument.split('=').next().unwrap_or(argument);

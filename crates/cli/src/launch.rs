@@ -1,16 +1,16 @@
-//! `distribute launch`: starts the tasks of a job, here or on other hosts.
+//! `distribute launch`: starts the tasks of a job, on this machine or on other hosts.
 
 use crate::doctor;
 use crate::output::{line, remark};
 use distribute::net::Secret;
 use distribute::{Error, Result};
-use distribute_launch::print::{Job, Target};
+use distribute_launch::print::{GRACE, Job, Target};
 use distribute_launch::{Launch, Layout, Outcome, Plan, SSH, parse_duration, parse_hosts, split_words};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Starts workers and other tasks of a job, here or over ssh, and ends them together
+/// Starts workers and other tasks of a job, on this machine or over ssh, and ends them together
 #[derive(clap::Args)]
 pub struct Arguments {
     /// The number of workers; by default one, or one on each of --hosts
@@ -22,11 +22,11 @@ pub struct Arguments {
     /// The number of parameter servers
     #[arg(long, value_name = "N", default_value_t = 0)]
     ps: usize,
-    /// The folder in which each parameter server stores its tables in a folder of its own, so that a restarted
-    /// one resumes with them; by default only in memory. A new training begins with an empty folder
+    /// The folder in which each parameter server stores its tables, each in its own subfolder, so that a restarted
+    /// server resumes with them. By default, tables are only in memory. A new training run needs an empty folder
     #[arg(long, value_name = "FOLDER", conflicts_with = "print")]
     ps_folder: Option<PathBuf>,
-    /// Replicate each parameter server to the next one, so that a folder may be lost
+    /// Replicate each parameter server to the next one, so that no tables are lost if a folder is lost
     #[arg(long, conflicts_with = "print")]
     ps_replicas: bool,
     /// Start an evaluator, which is not part of the cluster of the other tasks
@@ -39,37 +39,53 @@ pub struct Arguments {
     #[arg(long, value_name = "COMMAND", default_value = SSH)]
     ssh: String,
     /// The first port on each host; by default free ports on this machine, and 2222 on others
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", conflicts_with = "print")]
     port_base: Option<u16>,
     /// The number of times that each task may be restarted after a failure
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_restarts: u32,
-    /// The minimum number of workers with which the job continues after others have failed permanently; the
-    /// first worker is always required. By default all are required
+    /// The minimum number of workers with which the job continues after others have failed permanently. The first
+    /// worker is always required. By default, all are required
     #[arg(long, value_name = "N", conflicts_with = "print")]
     min_workers: Option<usize>,
     /// The maximum duration of the job, such as 90s, 10m or 2h; by default unlimited
     #[arg(long, value_name = "TIME")]
     timeout: Option<String>,
-    /// The time that tasks have to exit when asked, before they are killed
-    #[arg(long, value_name = "TIME", default_value = "10s")]
-    grace: String,
-    /// Let all tasks use all cores, even if there is one for each
+    /// The time that tasks have to exit after they are asked to, before they are killed; by default 10s, and 30s
+    /// with --print
+    #[arg(long, value_name = "TIME")]
+    grace: Option<String>,
+    /// Allow all tasks to use all cores, even if there is a core for each
     #[arg(long)]
     no_pin: bool,
-    /// Print the same job for another system instead of starting it: slurm, mpi or k8s
+    /// Print the same job for another system instead of starting it: slurm, mpi, or for Kubernetes job (no
+    /// operator), jobset, trainjob (Kubeflow's Trainer) or k8s (Kubeflow's TFJob)
     #[arg(long, value_name = "SYSTEM")]
     print: Option<String>,
-    /// The container's image, with --print k8s
+    /// The container image, printed for Kubernetes
     #[arg(long, value_name = "IMAGE", requires = "print")]
     image: Option<String>,
-    /// The command that every task runs, and its arguments
+    /// The number of cores of each task, printed for Kubernetes and Slurm
+    #[arg(long, value_name = "N", requires = "print")]
+    cpus: Option<u32>,
+    /// The number of GPUs of each task, printed for Kubernetes and Slurm
+    #[arg(long, value_name = "N", requires = "print")]
+    gpus: Option<u32>,
+    /// The memory of each task, such as 512Mi or 4Gi, printed for Kubernetes
+    #[arg(long, value_name = "SIZE", requires = "print")]
+    memory: Option<String>,
+    /// A volume claim and the folder at which each task finds it, printed for Kubernetes
+    #[arg(long, value_name = "CLAIM:FOLDER", requires = "print")]
+    volume: Option<String>,
+    /// Print probes of this port for Kubernetes; the program must have a monitor
+    #[arg(long, value_name = "PORT", requires = "print")]
+    health_port: Option<u16>,
+    /// The command that every task runs, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
-/// Starts the tasks and waits for them. If the job fails, this process exits with the exit code of the task
-/// that failed first.
+/// Starts the tasks and waits for them. If the job fails, exits with the exit code of the task that failed first.
 pub fn run(arguments: &Arguments) -> Result<()> {
     match launch(arguments).map_err(Error::other)? {
         Done::Printed(text) => line(text.trim_end()),
@@ -89,31 +105,70 @@ fn layout(arguments: &Arguments) -> distribute_launch::Result<Layout> {
     let workers = arguments.workers.unwrap_or(hosts.len().max(1));
     // Parameter servers and their workers only serve, so a chief must schedule.
     let chief = arguments.chief.unwrap_or(arguments.ps > 0);
-    Ok(Layout::new(workers).chief(chief).ps(arguments.ps).evaluator(arguments.evaluator).hosts(hosts))
+    let mut layout = Layout::new(workers).ps(arguments.ps).hosts(hosts);
+    if chief {
+        layout = layout.with_chief();
+    }
+    if arguments.evaluator {
+        layout = layout.with_evaluator();
+    }
+    Ok(layout)
+}
+
+/// Returns the script or manifest of the job for another system.
+fn print(
+    arguments: &Arguments,
+    layout: &Layout,
+    target: Target,
+    timeout: Option<Duration>,
+    grace: Option<Duration>,
+) -> distribute_launch::Result<String> {
+    // The scripts of other systems are text.
+    let text = |word: &OsString| {
+        word.to_str().map(str::to_owned).ok_or_else(|| distribute_launch::Error::Option {
+            option: "a word of the command",
+            value: word.to_string_lossy().into_owned(),
+            expected: "UTF-8 with --print",
+        })
+    };
+    let words = arguments.command.iter().map(text).collect::<distribute_launch::Result<Vec<_>>>()?;
+    let volume = arguments.volume.as_deref().map(|volume| {
+        let parts = volume.split_once(':');
+        let parts =
+            parts.filter(|(claim, folder)| !claim.is_empty() && !folder.is_empty() && !folder.contains(':'));
+        parts.ok_or_else(|| distribute_launch::Error::Option {
+            option: "--volume",
+            value: volume.into(),
+            expected: "a claim and a folder, such as results:/checkpoints",
+        })
+    });
+    let job = Job {
+        timeout,
+        max_restarts: arguments.max_restarts,
+        image: arguments.image.as_deref(),
+        grace: grace.unwrap_or(GRACE),
+        cpus: arguments.cpus,
+        gpus: arguments.gpus,
+        memory: arguments.memory.as_deref(),
+        volume: volume.transpose()?,
+        health: arguments.health_port,
+        ..Job::new(layout, &words)
+    };
+    job.print(target)
 }
 
 fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
     let layout = layout(arguments)?;
     let timeout: Option<Duration> =
         arguments.timeout.as_deref().map(|text| parse_duration("--timeout", text)).transpose()?;
+    let grace = arguments.grace.as_deref().map(|text| parse_duration("--grace", text)).transpose()?;
     if let Some(target) = &arguments.print {
-        let target: Target = target.parse()?;
-        // The scripts of other systems are text.
-        let words: Vec<_> =
-            arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        let job = Job {
-            layout: &layout,
-            command: &words,
-            timeout,
-            max_restarts: arguments.max_restarts,
-            image: arguments.image.as_deref(),
-        };
-        return job.print(target).map(Done::Printed);
+        return print(arguments, &layout, target.parse()?, timeout, grace).map(Done::Printed);
     }
     let ssh = split_words(&arguments.ssh).ok_or_else(|| distribute_launch::Error::Option {
         option: "--ssh",
         value: arguments.ssh.clone(),
-        expected: "a command whose quotes end",
+        expected: "a command with balanced quotes",
     })?;
     let Some((program, words)) = arguments.command.split_first() else {
         return Err(distribute_launch::Error::NoCommand);
@@ -127,18 +182,24 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
         .ssh(ssh)
         .max_restarts(arguments.max_restarts)
         .timeout(timeout)
-        .grace(parse_duration("--grace", &arguments.grace)?)
-        .pin(!arguments.no_pin)
-        .forward_signals(true);
+        .grace(grace.unwrap_or(Duration::from_secs(10)))
+        .forward_signals();
+    if arguments.no_pin {
+        launch = launch.without_pinning();
+    }
     let exported = std::env::var("DISTRIBUTE_MIN_WORKERS").ok().and_then(|least| least.parse().ok());
     if let Some(least) = arguments.min_workers.or(exported) {
         // The other tasks do not train.
         let workers = layout.tasks().len() - arguments.ps - usize::from(arguments.evaluator);
         if !(1..=workers).contains(&least) {
             return Err(distribute_launch::Error::Option {
-                option: "--min-workers",
+                option: if arguments.min_workers.is_some() {
+                    "--min-workers"
+                } else {
+                    "DISTRIBUTE_MIN_WORKERS"
+                },
                 value: least.to_string(),
-                expected: "a number from 1 to that of the workers, the chief included",
+                expected: "a number from 1 to the number of workers, including the chief",
             });
         }
         launch = launch.min_workers(least);
@@ -160,12 +221,7 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
         launch = launch.env("DISTRIBUTE_PS_FOLDER", folder);
     }
     if arguments.ps_replicas {
-        need(
-            "--ps-replicas",
-            arguments.ps.to_string(),
-            2,
-            "a server for each that has what it has: --ps 2 or more",
-        )?;
+        need("--ps-replicas", arguments.ps.to_string(), 2, "a second server for each: --ps 2 or more")?;
         launch = launch.env("DISTRIBUTE_PS_REPLICAS", "1");
     }
     for name in doctor::THREADS {
@@ -177,7 +233,7 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
     launch.run().map(Done::Ended)
 }
 
-/// Returns a warning about a folder in which servers on this machine find tables.
+/// Returns a warning if servers on this machine will find existing tables in their folder.
 fn tables_before(folder: &Path, servers: usize) -> Option<String> {
     let has_some = |number: &usize| {
         std::fs::read_dir(folder.join(format!("ps-{number}"))).is_ok_and(|mut files| files.next().is_some())
@@ -187,12 +243,13 @@ fn tables_before(folder: &Path, servers: usize) -> Option<String> {
         return None;
     }
     let missing = if found.len() < servers {
-        ", and not in the others: the chief refuses to go on with some of them"
+        ", and not in the others: the chief refuses to continue with only some of them"
     } else {
         ""
     };
     Some(format!(
-        "{} has tables of a training before in {}, which this one goes on with{missing}; to begin anew, empty it first",
+        "{} has tables of an earlier training in {}, with which this one continues{missing}; to start from \
+         new values, empty it first",
         folder.display(),
         found.join(", ")
     ))
@@ -226,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_with_tables_is_told_of_and_one_without_is_not() {
+    fn a_folder_is_mentioned_only_if_it_has_tables() {
         let folder = tempfile::tempdir().unwrap();
         let of = |servers| tables_before(folder.path(), servers);
         assert_eq!(of(2), None);
@@ -237,12 +294,15 @@ mod tests {
         assert_eq!(of(1), None);
         let text = of(2).unwrap();
         assert!(
-            text.contains("in ps-1, which this one goes on with, and not in the others: the chief refuses"),
+            text.contains("in ps-1, with which this one continues, and not in the others: the chief refuses"),
             "{text}"
         );
         std::fs::create_dir(folder.path().join("ps-0")).unwrap();
         std::fs::write(folder.path().join("ps-0/life"), "1").unwrap();
         let text = of(2).unwrap();
-        assert!(text.contains("in ps-0, ps-1, which this one goes on with; to begin anew"), "{text}");
+        assert!(
+            text.contains("in ps-0, ps-1, with which this one continues; to start from new values"),
+            "{text}"
+        );
     }
 }

@@ -1,6 +1,7 @@
-//! The command `distribute`. `doctor` looks for causes of slow training on this machine and between the tasks
-//! of a cluster. `launch` starts the tasks of a job. `repair` inspects the folders of parameter servers for
-//! damage. `status` shows the state of a running job.
+//! The command `distribute`. `doctor` looks for causes of slow training on this machine and between the tasks of a
+//! cluster. `launch` starts the tasks of a job. `repair` inspects the folders of parameter servers for damage. `status`
+//! shows the state of a running job. `hints` recognizes the syntax of other launchers, and `output` prints. Other
+//! crates do the work; this one defines the options and texts.
 
 mod doctor;
 mod hints;
@@ -27,7 +28,7 @@ struct Arguments {
 enum Command {
     /// Looks for causes of slow training, on this machine and between the tasks of a cluster
     Doctor(doctor::Arguments),
-    /// Starts workers and other tasks of a job, here or over ssh, and ends them together
+    /// Starts workers and other tasks of a job, on this machine or over ssh, and ends them together
     #[cfg(unix)]
     Launch(Box<launch::Arguments>),
     /// Lists the damage in the folders of parameter servers, and repairs them

@@ -1,9 +1,9 @@
-//! Lines to standard output that fail with an error, not a panic, when the reader has closed the pipe.
+//! Writes lines to standard output. If the reader has closed the pipe, the process exits without a panic.
 
 use distribute::{Error, Result};
 use std::io::{IsTerminal, Write};
 
-/// Writes a line.
+/// Writes a line to standard output.
 pub fn line(text: impl AsRef<str>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{}", text.as_ref()).and_then(|()| out.flush()) {
@@ -19,13 +19,13 @@ pub fn remark(text: impl AsRef<str>) {
     let _ = writeln!(std::io::stderr().lock(), "{}", text.as_ref());
 }
 
-/// Returns whether standard output is a terminal.
+/// Returns `true` if standard output is a terminal.
 pub fn is_terminal() -> bool {
     std::io::stdout().is_terminal()
 }
 
-/// Returns a word in a colour of the terminal (31 red, 32 green, 33 yellow); plain if the output is not a
-/// terminal.
+/// Returns a word in a terminal colour (31 red, 32 green, 33 yellow). If the output is not a terminal, returns it
+/// without colour.
 pub fn coloured(text: &str, colour: u8) -> String {
     if is_terminal() { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_string() }
 }

@@ -5,30 +5,30 @@ use distribute::{Error, Result};
 use distribute_ps_server::inspect;
 use std::path::{Path, PathBuf};
 
-/// Lists the damage in the folders of parameter servers that are not running, and the lost changes. Changes
+/// Lists the damage in the folders of parameter servers that are not running, and the changes that were lost. Changes
 /// nothing without --apply
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The folder of a server, such as ps/ps-0, or that of all servers of this machine
+    /// The folder of a server, such as ps/ps-0, or the folder of all servers on this machine
     folder: PathBuf,
     /// Remove the damage from the logs. The original files are kept in set-aside/
     #[arg(long)]
     apply: bool,
 }
 
-/// Prints the damage. If there is any that is not repaired, this process exits with code 1.
+/// Prints the damage. If some of it is not repaired, exits with code 1.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let mut is_well = true;
+    let mut is_healthy = true;
     for folder in folders(&arguments.folder) {
-        is_well &= one(&folder, arguments.apply)?;
+        is_healthy &= one(&folder, arguments.apply)?;
     }
-    if !is_well {
+    if !is_healthy {
         std::process::exit(1);
     }
     Ok(())
 }
 
-/// Inspects one folder, and returns whether a server can start in it.
+/// Inspects one folder. Returns `true` if a server can start in it.
 fn one(folder: &Path, apply: bool) -> Result<bool> {
     let found = match inspect(folder) {
         Ok(found) => found,
@@ -43,7 +43,7 @@ fn one(folder: &Path, apply: bool) -> Result<bool> {
     }
     if !apply {
         line(format!(
-            "  Nothing was changed. To go on without these changes: distribute repair --apply {}",
+            "  Nothing was changed. To continue without these changes: distribute repair --apply {}",
             folder.display()
         ))?;
         return Ok(false);
@@ -57,7 +57,7 @@ fn one(folder: &Path, apply: bool) -> Result<bool> {
     Ok(found.damage().is_empty())
 }
 
-/// Returns the folder itself, or the servers' folders in it.
+/// Returns the folders of all servers in `folder`, or `folder` itself if it contains none.
 fn folders(folder: &Path) -> Vec<PathBuf> {
     let number = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix("ps-")?.parse::<u64>().ok();
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -76,7 +76,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn what_is_damaged_is_shown_and_left_out_when_that_is_asked_for() {
+    fn damaged_records_are_shown_and_omitted_on_request() {
         let folder = tempfile::tempdir().unwrap();
         let servers = ["ps-0", "ps-10"].map(|server| folder.path().join(server));
         fs::create_dir(folder.path().join("notes")).unwrap();

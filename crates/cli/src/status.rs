@@ -6,17 +6,17 @@ use distribute::monitor::{DEFAULT_ADDRESS, Error, Report, table};
 use std::time::Duration;
 use ureq::Agent;
 
-/// The timeout for the response of a job.
+/// The maximum time to wait for the response of a job.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The maximum size of a report; most have about 50 kB.
+/// The maximum size of a report in bytes. Most reports have about 50 kB.
 const MOST: u64 = 16 << 20;
 
-/// Shows the state of a running job: its workers and their speed, which of them wait and why, the queue, the
+/// Shows the state of a running job: its workers and their speed, which of them wait and why, the queue, and the
 /// servers
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The address of the job's monitor, which is in the chief or coordinator
+    /// The address of the job's monitor, which runs in the chief or coordinator
     #[arg(default_value = DEFAULT_ADDRESS)]
     address: String,
     /// Print JSON
@@ -33,7 +33,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     table(&report).iter().try_for_each(line)
 }
 
-/// Escapes the control characters in the strings of JSON, which a terminal would interpret.
+/// Escapes the control characters in JSON strings, which a terminal would interpret.
 fn escaped(json: &str) -> String {
     json.chars().fold(String::with_capacity(json.len()), |mut text, c| {
         match c {
@@ -45,7 +45,7 @@ fn escaped(json: &str) -> String {
     })
 }
 
-/// Fetches the report of the job at this address, and returns it as JSON and decoded.
+/// Fetches the report of the job at this address. Returns it as JSON and in decoded form.
 fn fetch(address: &str) -> Result<(String, Report), Error> {
     let address = address.trim_start_matches("http://").trim_end_matches('/').to_string();
     let agent: Agent = Agent::config_builder()

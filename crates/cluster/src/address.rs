@@ -1,4 +1,4 @@
-//! The address at which a task listens.
+//! The address on which a task listens.
 
 use crate::error::ClusterError;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A host and a port: `node-7:2222`, `10.0.0.7:2222`, `[fd00::7]:2222`.
+/// The address of a task, that is, a host and a port: `node-7:2222`, `10.0.0.7:2222`, `[fd00::7]:2222`.
 ///
 /// ```
 /// use distribute_cluster::Address;
@@ -26,14 +26,15 @@ pub struct Address {
 /// The host of an [`Address`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Host {
-    /// A host name, to be resolved. Names are compared as written.
+    /// A host name, which is resolved when a connection is established. Two names are equal only if they are spelled
+    /// identically.
     Name(Box<str>),
     /// An IP address.
     Ip(IpAddr),
 }
 
 impl Host {
-    /// Whether the host is the local machine, on every machine that reads it.
+    /// Returns whether the host is a loopback address, which always refers to the local machine.
     pub fn is_loopback(&self) -> bool {
         match self {
             Host::Ip(ip) => ip.to_canonical().is_loopback(),
@@ -47,14 +48,15 @@ impl Host {
         }
     }
 
-    /// Whether the host means all addresses of a machine. It is valid for listening, but not for connecting.
+    /// Returns whether the host is an unspecified address, such as `0.0.0.0`. It represents all addresses of a machine,
+    /// and is valid for listening, but not for connecting.
     pub fn is_unspecified(&self) -> bool {
         matches!(self, Host::Ip(ip) if ip.to_canonical().is_unspecified())
     }
 }
 
 impl fmt::Display for Host {
-    /// Prints the host as in an address: IPv6 in brackets.
+    /// Formats the host as in an address: IPv6 addresses are in brackets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Host::Name(name) => f.write_str(name),
@@ -70,7 +72,7 @@ impl FromStr for Host {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if let Some(inner) = text.strip_prefix('[') {
             let inner = inner.strip_suffix(']').ok_or("a \"[\" without its \"]\"")?;
-            let ip: Ipv6Addr = inner.parse().map_err(|_| "no IPv6 address between the brackets")?;
+            let ip: Ipv6Addr = inner.parse().map_err(|_| "not an IPv6 address between the brackets")?;
             return Ok(Host::Ip(ip.into()));
         }
         if let Ok(ip) = text.parse::<Ipv4Addr>() {
@@ -79,14 +81,14 @@ impl FromStr for Host {
         match text {
             "" => Err("no host"),
             _ if text.contains("://") => Err("an address has no scheme; leave it out"),
-            _ if text.contains(':') => Err("several colons; an IPv6 address stands in brackets"),
-            _ if text.len() > 253 => Err("a host's name has at most 253 bytes"),
+            _ if text.contains(':') => Err("several colons; write an IPv6 address in brackets"),
+            _ if text.len() > 253 => Err("a host name has at most 253 bytes"),
             _ if !text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) => {
-                Err("a host's name is of letters, digits, \"-\", \"_\" and \".\"")
+                Err("a host name consists of letters, digits, \"-\", \"_\" and \".\"")
             }
             // Such as 10.0.0.256 or 10.0.7, which some resolvers would read as another address.
             _ if text.bytes().all(|b| b.is_ascii_digit() || b == b'.') && text.contains('.') => {
-                Err("no IPv4 address")
+                Err("not an IPv4 address")
             }
             _ => Ok(Host::Name(text.into())),
         }
@@ -94,7 +96,7 @@ impl FromStr for Host {
 }
 
 impl Address {
-    /// Creates an address of a host and a port.
+    /// Creates an address from a host and a port.
     pub fn new(host: Host, port: u16) -> Self {
         Self { host, port }
     }
@@ -104,7 +106,7 @@ impl Address {
         &self.host
     }
 
-    /// Returns the port; 0 if the system is to choose one.
+    /// Returns the port; 0 means that the operating system chooses one.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -126,7 +128,7 @@ impl FromStr for Address {
         let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
         match port.parse() {
             Ok(port) if digits => Ok(Self { host, port }),
-            _ => Err(wrong("the port is no number from 0 to 65535")),
+            _ => Err(wrong("the port is not a number from 0 to 65535")),
         }
     }
 }
@@ -161,32 +163,32 @@ mod tests {
     }
 
     #[test]
-    fn names_and_ips_come_back_as_text() {
+    fn names_and_ips_round_trip_as_text() {
         for text in ["h:1", "node-7.lab_2:65535", "10.0.0.7:2222", "[::1]:23965", "[fd00::7]:0", "3com:80"] {
             assert_eq!(address(text).unwrap().to_string(), text);
         }
     }
 
     #[test]
-    fn what_is_no_address_says_why() {
+    fn an_invalid_address_gets_a_reason() {
         for (text, why) in [
             ("h", "no port"),
             ("", "no port"),
             (":1", "no host"),
-            ("h:", "the port is no number"),
-            ("h:+1", "the port is no number"),
-            ("h:65536", "the port is no number"),
-            ("h:1 ", "the port is no number"),
+            ("h:", "the port is not a number"),
+            ("h:+1", "the port is not a number"),
+            ("h:65536", "the port is not a number"),
+            ("h:1 ", "the port is not a number"),
             ("grpc://h:1", "no scheme"),
-            ("fd00::7:2222", "stands in brackets"),
+            ("fd00::7:2222", "write an IPv6 address in brackets"),
             ("[fd00::7]", "no port"),
             ("[fd00::7]2222", "no port"),
             ("[fd00::7:2222", "without its"),
-            ("[h]:1", "no IPv6 address"),
-            ("[fe80::1%eth0]:1", "no IPv6 address"),
+            ("[h]:1", "not an IPv6 address"),
+            ("[fe80::1%eth0]:1", "not an IPv6 address"),
             ("my host:1", "letters, digits"),
-            ("10.0.0.256:1", "no IPv4 address"),
-            ("10.0.7:1", "no IPv4 address"),
+            ("10.0.0.256:1", "not an IPv4 address"),
+            ("10.0.7:1", "not an IPv4 address"),
         ] {
             let error = address(text).unwrap_err();
             assert!(error.contains(why), "{text:?}: {error}");
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_known_by_name_and_number() {
+    fn loopback_is_recognized_by_name_and_number() {
         for text in [
             "localhost",
             "LocalHost.",

@@ -1,98 +1,99 @@
-//! [`Blame`]: the member that did not do what the others waited for. A pure function of all members'
-//! standings.
+//! [`Blame`]: the members that prevented a call from completing. A pure function of the statuses of all members.
 
-use crate::{Fingerprint, Presence, Process, Standing, World};
+// - INV-5: enforced here. Tests: `cluster/src/blame.rs`, `collective/tests/team.rs`.
+
+use crate::{Fingerprint, Presence, Process, ReplicaStatus, World};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The kind of fault that prevented a call from completing.
+/// The kind of fault that prevented a collective call from completing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
     /// Members made different calls.
     Mismatch,
-    /// A member returned while others wait for it.
+    /// A member's closure returned while others wait for it in a call.
     Returned,
-    /// A member failed while others wait for it. The cause is the error of that member, not the members that
+    /// A member failed while others wait for it in a call. The cause is that member's error, not the members that
     /// wait.
     Failed,
-    /// A member did not arrive before the deadline.
-    Late,
+    /// A member did not make the call before the deadline.
+    TimedOut,
     /// The connection to a worker was lost.
     Lost,
 }
 
-/// The reason that a call did not complete, and the replicas that caused it.
+/// The reason why a call did not complete, and the replicas that caused it.
 ///
-/// It is the same for all members, wherever they run: it can be serialized, and
+/// All members have the same value, in whatever process they run. It can be serialized, and
 /// [`Display`](std::fmt::Display) creates the same text from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blame {
     /// The kind of fault.
     pub fault: Fault,
-    /// The number of the step, from 1: the number of the strategy's `run` call.
+    /// The number of the step, counted from 1, that is, of the strategy's `run` call.
     pub step: u64,
     /// The global ids of the replicas that did not do what the others waited for.
     pub culprits: Vec<usize>,
-    /// The cause.
+    /// The details of the fault.
     pub cause: Cause,
-    /// The workers of the culprits, by number, with their tasks in the cluster if these are known. Not sent:
-    /// all workers of a world have the same list.
+    /// The workers to which the culprits belong: their ranks, with their tasks and addresses if these are known.
+    /// Not sent, because all workers of a world have the same list.
     #[serde(skip)]
     pub processes: Vec<(usize, Process)>,
 }
 
-/// The replicas that make one call.
+/// The replicas that make the same call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Callers {
-    /// The call.
+    /// The call that these replicas make.
     pub call: Fingerprint,
-    /// The global ids of the replicas that make it.
+    /// The global ids of the replicas that make the call.
     pub replicas: Vec<usize>,
 }
 
-/// The cause that prevented a call from completing.
+/// The details of the fault that prevented a call from completing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
     /// Members made different calls.
     Mismatch {
-        /// The number of the call in the step, from 1.
+        /// The number of the call within the step, counted from 1.
         number: u64,
-        /// The call that is taken to be right, and its callers.
+        /// The call that is assumed to be correct, and its callers.
         right: Callers,
-        /// The other calls.
+        /// The calls that differ from it, with their callers.
         others: Vec<Callers>,
     },
     /// Members have returned or failed without making the call in which others wait.
     Gone {
-        /// The number of the call in the step, from 1.
+        /// The number of the call within the step, counted from 1.
         number: u64,
         /// The call in which others wait, and its callers.
         waiting: Callers,
-        /// The standings of the members that have returned or failed.
-        gone: Vec<Standing>,
+        /// The statuses of the members that have returned or failed.
+        gone: Vec<ReplicaStatus>,
     },
-    /// Members did not arrive in time.
-    Late {
-        /// The time that the others waited.
+    /// Members did not make the call in time.
+    TimedOut {
+        /// The time that the others waited before they gave up.
         timeout: Duration,
         /// The calls in which others waited, and their callers.
         waiting: Vec<Callers>,
-        /// The standings of the members that did not arrive, as far as known.
-        missing: Vec<Standing>,
+        /// The statuses of the missing members, as far as they are known.
+        missing: Vec<ReplicaStatus>,
     },
-    /// Members made equal calls, but with values of other Rust types than the first member's.
+    /// Members made equal calls, but some passed values of a different Rust type than the first member.
     OtherTypes {
-        /// The call.
+        /// The call that did not complete.
         call: Fingerprint,
     },
     /// A member failed inside a call while it executed the call for all members.
     InCall {
-        /// The call.
+        /// The call that did not complete.
         call: Fingerprint,
     },
     /// A worker has become unreachable.
     Lost {
-        /// The worker.
+        /// The rank of the worker.
         worker: usize,
         /// The error of the connection.
         reason: String,
@@ -102,23 +103,23 @@ pub enum Cause {
 }
 
 impl Blame {
-    /// Decides which of the members that wait or are gone are to blame. Returns `None` if there is no fault so
-    /// far: no member waits, or all waiting members make equal calls and no member is gone.
+    /// Decides which members are to blame, from their statuses. Returns `None` if there is no fault so far, because no
+    /// member waits, or because all waiting members make equal calls and no member is gone.
     ///
-    /// If members made different calls, the call of the most members is taken to be right. In a tie, all
-    /// waiting members are culprits.
-    pub fn judge(step: u64, standings: &[Standing]) -> Option<Self> {
-        if Standing::all_agree(standings) {
+    /// If members made different calls, the call that most members made is assumed to be correct. In a tie, all waiting
+    /// members are to blame.
+    pub fn decide(step: u64, statuses: &[ReplicaStatus]) -> Option<Self> {
+        if ReplicaStatus::all_agree(statuses) {
             return None;
         }
-        let calls = calls(standings);
+        let calls = calls(statuses);
         let first = calls.first()?;
-        let caller = standings.iter().find(|s| s.replica == first.replicas[0])?;
+        let caller = statuses.iter().find(|s| s.replica == first.replicas[0])?;
         let number = caller.completed.saturating_add(u64::from(!first.call.continues));
         if calls.len() > 1 {
             return Some(Self::mismatch(step, number, calls));
         }
-        Self::gone(step, number, standings, calls.into_iter().next()?)
+        Self::gone(step, number, statuses, calls.into_iter().next()?)
     }
 
     fn mismatch(step: u64, number: u64, mut calls: Vec<Callers>) -> Self {
@@ -140,9 +141,9 @@ impl Blame {
         }
     }
 
-    fn gone(step: u64, number: u64, standings: &[Standing], waiting: Callers) -> Option<Self> {
-        let which = |gone: fn(&Presence) -> bool| -> Vec<Standing> {
-            standings.iter().filter(|standing| gone(&standing.presence)).cloned().collect()
+    fn gone(step: u64, number: u64, statuses: &[ReplicaStatus], waiting: Callers) -> Option<Self> {
+        let which = |gone: fn(&Presence) -> bool| -> Vec<ReplicaStatus> {
+            statuses.iter().filter(|status| gone(&status.presence)).cloned().collect()
         };
         let failed = which(|presence| matches!(presence, Presence::Failed));
         let (fault, gone) = if failed.is_empty() {
@@ -160,20 +161,22 @@ impl Blame {
         Some(Self { fault, step, culprits, cause, processes: Vec::new() })
     }
 
-    /// Blames the members that still run after the deadline of the others has passed.
-    pub fn late(step: u64, standings: &[Standing], timeout: Duration) -> Self {
-        let missing: Vec<_> = standings.iter().filter(|standing| !standing.is_settled()).cloned().collect();
-        let waiting = calls(standings);
+    /// Blames the members that were still running when the others' deadline passed. `timeout` is the time that
+    /// the others waited.
+    pub fn timed_out(step: u64, statuses: &[ReplicaStatus], timeout: Duration) -> Self {
+        let missing: Vec<_> =
+            statuses.iter().filter(|status| !status.is_blocked_or_done()).cloned().collect();
+        let waiting = calls(statuses);
         Self {
-            fault: Fault::Late,
+            fault: Fault::TimedOut,
             step,
             culprits: ids(&missing),
-            cause: Cause::Late { timeout, waiting, missing },
+            cause: Cause::TimedOut { timeout, waiting, missing },
             processes: Vec::new(),
         }
     }
 
-    /// Blames members that made equal calls, but with values of other Rust types than the first member's.
+    /// Blames members that made equal calls, but passed values of a different Rust type than the first member.
     pub fn other_types(step: u64, call: &Fingerprint, culprits: Vec<usize>) -> Self {
         let cause = Cause::OtherTypes { call: call.clone() };
         Self { fault: Fault::Mismatch, step, culprits, cause, processes: Vec::new() }
@@ -185,7 +188,8 @@ impl Blame {
         Self { fault: Fault::Failed, step, culprits: vec![culprit], cause, processes: Vec::new() }
     }
 
-    /// Blames a worker that has become unreachable. `culprits` are its replicas.
+    /// Blames a worker that has become unreachable. `culprits` are its replicas, `reason` is the error of the
+    /// connection, and `waiting` is the call in which the others wait.
     pub fn lost(
         step: u64,
         worker: usize,
@@ -197,9 +201,9 @@ impl Blame {
         Self { fault: Fault::Lost, step, culprits, cause, processes: Vec::new() }
     }
 
-    /// Adds the locations of the workers of the culprits. `process` returns the location of a worker of
-    /// `world`, by number.
-    pub fn located(mut self, world: World, process: impl Fn(usize) -> Option<Process>) -> Self {
+    /// Adds the tasks and addresses of the workers to which the culprits belong. `process` returns those of a
+    /// worker of `world` by its rank, or `None` if they are not known.
+    pub fn with_locations(mut self, world: World, process: impl Fn(usize) -> Option<Process>) -> Self {
         let mut workers: Vec<_> = self.culprits.iter().map(|replica| replica / world.replicas()).collect();
         workers.dedup();
         self.processes = workers.into_iter().filter_map(|worker| Some((worker, process(worker)?))).collect();
@@ -207,21 +211,21 @@ impl Blame {
     }
 }
 
-/// Returns the calls in which members wait, with their callers, in the order of the first caller.
-fn calls(standings: &[Standing]) -> Vec<Callers> {
+/// Returns the calls in which members wait, each with its callers, in the order of the first callers.
+fn calls(statuses: &[ReplicaStatus]) -> Vec<Callers> {
     let mut calls: Vec<Callers> = Vec::new();
-    for standing in standings {
-        let Some(call) = standing.call() else { continue };
+    for status in statuses {
+        let Some(call) = status.call() else { continue };
         match calls.iter_mut().find(|other| other.call.matches(call)) {
-            Some(callers) => callers.replicas.push(standing.replica),
-            None => calls.push(Callers { call: call.clone(), replicas: vec![standing.replica] }),
+            Some(callers) => callers.replicas.push(status.replica),
+            None => calls.push(Callers { call: call.clone(), replicas: vec![status.replica] }),
         }
     }
     calls
 }
 
-pub(crate) fn ids(standings: &[Standing]) -> Vec<usize> {
-    standings.iter().map(|standing| standing.replica).collect()
+pub(crate) fn ids(statuses: &[ReplicaStatus]) -> Vec<usize> {
+    statuses.iter().map(|status| status.replica).collect()
 }
 
 #[cfg(test)]
@@ -234,19 +238,19 @@ pub(crate) mod tests {
         Fingerprint::new(operation, detail, Location::caller())
     }
 
-    pub(crate) fn gone(replica: usize, presence: Presence) -> Standing {
-        Standing { replica, presence, completed: 2, last: Some(call(Operation::Barrier, "")) }
+    pub(crate) fn gone(replica: usize, presence: Presence) -> ReplicaStatus {
+        ReplicaStatus { replica, presence, completed: 2, last: Some(call(Operation::Barrier, "")) }
     }
 
-    /// Returns the standing of a member that waits in this call.
-    pub(crate) fn waiting(replica: usize, call: &Fingerprint) -> Standing {
-        Standing::waiting(replica, call.clone())
+    /// Returns the status of a member that waits in this call.
+    pub(crate) fn waiting(replica: usize, call: &Fingerprint) -> ReplicaStatus {
+        ReplicaStatus::waiting(replica, call.clone())
     }
 
     #[test]
     fn equal_calls_are_nobodys_fault() {
         let reduce = call(Operation::AllReduce, "SUM float32[2]");
-        assert!(Blame::judge(1, &[waiting(0, &reduce), waiting(1, &reduce)]).is_none());
+        assert!(Blame::decide(1, &[waiting(0, &reduce), waiting(1, &reduce)]).is_none());
     }
 
     // INV-1
@@ -255,7 +259,7 @@ pub(crate) mod tests {
     fn mismatch_names_both_replicas_and_both_calls() {
         let (a, b) =
             (call(Operation::AllReduce, "SUM float32[2]"), call(Operation::AllReduce, "SUM float32[3]"));
-        let blame = Blame::judge(5, &[waiting(0, &a), waiting(1, &a), waiting(2, &b)]).unwrap();
+        let blame = Blame::decide(5, &[waiting(0, &a), waiting(1, &a), waiting(2, &b)]).unwrap();
         assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Mismatch, &[2][..]));
         let text = blame.to_string();
         for part in [
@@ -275,7 +279,7 @@ pub(crate) mod tests {
         let a = call(Operation::AllReduce, "SUM float32[2]");
         let (b, c) = (call(Operation::AllGather, ""), call(Operation::Barrier, ""));
         let all = [waiting(0, &b), waiting(1, &a), waiting(2, &a), waiting(3, &c)];
-        let blame = Blame::judge(1, &all).unwrap();
+        let blame = Blame::decide(1, &all).unwrap();
         assert_eq!(blame.culprits, [0, 3]);
         let text = blame.to_string();
         for part in [
@@ -285,15 +289,15 @@ pub(crate) mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        let culprits = Blame::judge(1, &[waiting(0, &a), waiting(1, &b)]).unwrap().culprits;
+        let culprits = Blame::decide(1, &[waiting(0, &a), waiting(1, &b)]).unwrap().culprits;
         assert_eq!(culprits, [0, 1], "nobody can say which of two is right");
     }
 
     #[test]
-    fn who_waits_while_most_have_returned_makes_an_additional_call() {
+    fn a_waiting_replica_makes_an_additional_call_if_most_have_returned() {
         let merge = call(Operation::MergeCall, "");
         let all = [gone(0, Presence::Returned), waiting(1, &merge), gone(2, Presence::Returned)];
-        let blame = Blame::judge(1, &all).unwrap();
+        let blame = Blame::decide(1, &all).unwrap();
         assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[1][..]));
         let text = blame.to_string();
         for part in [
@@ -310,7 +314,7 @@ pub(crate) mod tests {
     fn a_replica_that_returned_is_named_with_its_history() {
         let merge = call(Operation::MergeCall, "");
         let all = [waiting(0, &merge), gone(1, Presence::Returned), waiting(2, &merge)];
-        let blame = Blame::judge(1, &all).unwrap();
+        let blame = Blame::decide(1, &all).unwrap();
         assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[1][..]));
         let text = blame.to_string();
         assert!(text.contains("replicas 0 and 2 wait in merge_call"), "{text}");
@@ -326,7 +330,7 @@ pub(crate) mod tests {
     fn a_failure_is_the_cause_before_a_return() {
         let merge = call(Operation::MergeCall, "");
         let all = [waiting(0, &merge), gone(1, Presence::Returned), gone(2, Presence::Failed)];
-        let blame = Blame::judge(1, &all).unwrap();
+        let blame = Blame::decide(1, &all).unwrap();
         assert_eq!(blame.fault, Fault::Failed);
         assert!(blame.to_string().contains("replica 2 failed"), "{blame}");
     }
@@ -335,7 +339,7 @@ pub(crate) mod tests {
     fn ids_are_those_of_the_whole_world() {
         let (a, b) = (call(Operation::AllReduce, ""), call(Operation::AllGather, ""));
         let all = [waiting(4, &a), waiting(5, &a), waiting(6, &b)];
-        let blame = Blame::judge(1, &all).unwrap();
+        let blame = Blame::decide(1, &all).unwrap();
         assert_eq!(blame.culprits, [6]);
         assert!(blame.to_string().contains("replicas 4 and 5 called all_reduce"), "{blame}");
         let text = Blame::lost(2, 3, vec![6, 7], "connection reset by peer", &a).to_string();
@@ -343,34 +347,36 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn where_the_workers_of_the_culprits_are_is_told_and_not_sent() {
+    fn addresses_of_culprits_are_reported_and_not_sent() {
         let (a, b) = (call(Operation::AllReduce, ""), call(Operation::Barrier, ""));
         let all = [waiting(0, &a), waiting(1, &a), waiting(2, &b), waiting(3, &b)];
-        let (world, made) = (World::new(2, 0, 2).unwrap(), Blame::judge(1, &all).unwrap());
+        let (world, made) = (World::new(2, 0, 2).unwrap(), Blame::decide(1, &all).unwrap());
         let place = |worker| Process {
             task: crate::Job::Worker.task(worker + 2),
             address: format!("node-{worker}:7").parse().unwrap(),
         };
-        let located = made.clone().located(world, |worker| Some(place(worker)));
+        let located = made.clone().with_locations(world, |worker| Some(place(worker)));
         let expected =
             format!("{made}; worker 0 is task worker 2 at node-0:7, worker 1 is task worker 3 at node-1:7");
         assert_eq!(located.to_string(), expected);
-        assert_eq!(made.clone().located(world, |_| None).to_string(), made.to_string());
+        assert_eq!(made.clone().with_locations(world, |_| None).to_string(), made.to_string());
         let sent: Blame = serde_json::from_str(&serde_json::to_string(&located).unwrap()).unwrap();
         assert_eq!(sent, made);
-        let many = Blame::late(1, &(0..9).map(Standing::running).collect::<Vec<_>>(), Duration::ZERO);
-        let many = many.located(World::new(9, 0, 1).unwrap(), |worker| Some(place(worker))).to_string();
+        let many =
+            Blame::timed_out(1, &(0..9).map(ReplicaStatus::running).collect::<Vec<_>>(), Duration::ZERO);
+        let many =
+            many.with_locations(World::new(9, 0, 1).unwrap(), |worker| Some(place(worker))).to_string();
         assert!(many.ends_with("worker 3 is task worker 5 at node-3:7, and 5 more"), "{many}");
     }
 
     #[test]
-    fn what_is_sent_has_the_text_of_what_was_made() {
+    fn a_received_blame_has_the_text_of_the_original() {
         let (a, b) = (call(Operation::AllReduce, "SUM float32[2]"), call(Operation::Barrier, ""));
         let all = [waiting(0, &a), waiting(1, &b), gone(2, Presence::Failed)];
         for blame in [
-            Blame::judge(1, &all).unwrap(),
-            Blame::judge(1, &[waiting(0, &a), gone(2, Presence::Failed)]).unwrap(),
-            Blame::late(1, &[waiting(0, &a), Standing::running(1)], Duration::from_millis(1500)),
+            Blame::decide(1, &all).unwrap(),
+            Blame::decide(1, &[waiting(0, &a), gone(2, Presence::Failed)]).unwrap(),
+            Blame::timed_out(1, &[waiting(0, &a), ReplicaStatus::running(1)], Duration::from_millis(1500)),
             Blame::other_types(1, &a, vec![1]),
             Blame::failed(1, 0, &a),
             Blame::lost(1, 1, vec![1], "gone", &a),

@@ -1,22 +1,22 @@
-//! The text of a [`Blame`]: which member did what, and advice.
+//! The text of a [`Blame`]: which member did what, and advice on how to fix it.
 
 use crate::blame::ids;
-use crate::{Blame, Callers, Cause, Fault, Operation, Presence, Standing, located};
+use crate::{Blame, Callers, Cause, Fault, Operation, Presence, ReplicaStatus, locations};
 use std::fmt;
 
 impl fmt::Display for Blame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.what(f)?;
-        f.write_str(&located(&self.processes))
+        self.fmt_cause(f)?;
+        f.write_str(&locations(&self.processes))
     }
 }
 
 impl Blame {
-    fn what(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt_cause(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let step = self.step;
         match &self.cause {
             Cause::Mismatch { number, right, others } => {
-                let names_of: Vec<_> = others.iter().map(called).collect();
+                let names_of: Vec<_> = others.iter().map(caller_text).collect();
                 let is_step = |callers: &Callers| callers.call.operation == Operation::Minimize;
                 let steps = others.iter().chain([right]).filter(|callers| is_step(callers)).count();
                 let skipped = (1..=others.len()).contains(&steps);
@@ -24,7 +24,7 @@ impl Blame {
                     f,
                     "step {step}, call {number}: {}, but {}; all replicas have to make the same calls in the same \
                      order, with equal dtypes, shapes and structure{}",
-                    called(right),
+                    caller_text(right),
                     names_of.join(" and "),
                     if skipped { INSTEAD_OF_MINIMIZE } else { "" },
                 )
@@ -47,7 +47,7 @@ impl Blame {
                     },
                 )
             }
-            Cause::Late { timeout, waiting, missing } => {
+            Cause::TimedOut { timeout, waiting, missing } => {
                 let waited = |callers: &Callers| {
                     let who = names(&callers.replicas, "waited", "waited");
                     format!("{who} {:?} in {}", crate::rounded(*timeout), callers.call)
@@ -55,16 +55,17 @@ impl Blame {
                 let waits: Vec<_> = waiting.iter().map(waited).collect();
                 write!(
                     f,
-                    "step {step}: {}, but {} not come ({}); {}, or raise the strategy's timeout or the call's",
+                    "step {step}: {}, but {} ({}); {}, or raise the strategy's timeout or the call's",
                     waits.join(" and "),
-                    names(&ids(missing), "has", "have"),
+                    names(&ids(missing), "did not arrive", "did not arrive"),
                     histories(missing),
-                    where_to_look(missing),
+                    advice_for(missing),
                 )
             }
             Cause::OtherTypes { call } => write!(
                 f,
-                "step {step}: {} {call} with values of another type than replica 0; give all the same type",
+                "step {step}: {} {call} with values of another type than replica 0; pass the same type on \
+                 all replicas",
                 names(&self.culprits, "called", "called"),
             ),
             Cause::InCall { call } => write!(
@@ -84,17 +85,17 @@ impl Blame {
 
 impl std::error::Error for Blame {}
 
-/// The advice for a replica that left out an optimizer's step.
+/// The advice for a replica that did not make the optimizer's step.
 const INSTEAD_OF_MINIMIZE: &str =
     "; a replica that has nothing to train on calls the optimizer's skip in place of minimize";
 
-fn called(callers: &Callers) -> String {
+fn caller_text(callers: &Callers) -> String {
     format!("{} {}", names(&callers.replicas, "called", "called"), callers.call)
 }
 
-/// Returns advice on what may keep the missing replicas.
-fn where_to_look(missing: &[Standing]) -> &'static str {
-    let sends = |standing: &Standing| matches!(standing.presence, Presence::Sending { .. });
+/// Returns advice on what may be delaying the missing replicas.
+fn advice_for(missing: &[ReplicaStatus]) -> &'static str {
+    let sends = |status: &ReplicaStatus| matches!(status.presence, Presence::Sending { .. });
     match (missing.iter().any(sends), missing.iter().all(sends)) {
         (false, _) => "look for a loop, a lock or slow input there",
         (true, false) => "look at the network, and for a loop, a lock or slow input there",
@@ -102,22 +103,22 @@ fn where_to_look(missing: &[Standing]) -> &'static str {
     }
 }
 
-fn history(standing: &Standing) -> String {
-    match (&standing.presence, &standing.last) {
+fn history(status: &ReplicaStatus) -> String {
+    match (&status.presence, &status.last) {
         (Presence::Sending { part: Some((received, length)) }, _) => format!(
-            "its data is still on the way: {:.1} MB of a message of {:.1} MB have come",
+            "its data is still in transit: {:.1} MB of a message of {:.1} MB have arrived",
             *received as f64 / 1e6,
             *length as f64 / 1e6
         ),
         (Presence::Sending { part: None }, _) => {
-            "its call has come to other workers in time, and is still on the way to the rest".into()
+            "its call has reached other workers in time, and is still in transit to the rest".into()
         }
         (_, None) => "it has made no call in this step".into(),
-        (_, Some(last)) => format!("its last call was {last}, number {} of this step", standing.completed),
+        (_, Some(last)) => format!("its last call was {last}, number {} of this step", status.completed),
     }
 }
 
-fn histories(who: &[Standing]) -> String {
+fn histories(who: &[ReplicaStatus]) -> String {
     match who {
         [one] => history(one),
         many => {
@@ -127,16 +128,16 @@ fn histories(who: &[Standing]) -> String {
     }
 }
 
-/// Joins replicas and a verb: `replica 2 waits`, `replicas 0, 2 and 3 wait`.
+/// Joins replicas and a verb in the right form: `replica 2 waits`, `replicas 0, 2 and 3 wait`.
 fn names(who: &[usize], singular: &str, plural: &str) -> String {
     match who {
-        [] => format!("nobody {singular}"),
+        [] => format!("no replica {singular}"),
         [_] => format!("{} {singular}", replicas(who)),
         _ => format!("{} {plural}", replicas(who)),
     }
 }
 
-/// Joins replicas: `replica 2`, `replicas 0, 2 and 3`.
+/// Joins the ids of replicas: `replica 2`, `replicas 0, 2 and 3`.
 fn replicas(who: &[usize]) -> String {
     match who {
         [] => "no replica".into(),
@@ -157,69 +158,71 @@ mod tests {
     #[test]
     fn late_members_are_named_with_all_calls_that_wait_for_them() {
         let (a, b) = (call(Operation::AllReduce, ""), call(Operation::AllGather, ""));
-        let all = [Standing::running(0), waiting(1, &a), waiting(2, &b), Standing::running(3)];
-        let text = Blame::late(1, &all, Duration::from_secs(1)).to_string();
+        let all = [ReplicaStatus::running(0), waiting(1, &a), waiting(2, &b), ReplicaStatus::running(3)];
+        let text = Blame::timed_out(1, &all, Duration::from_secs(1)).to_string();
         for part in [
             "replica 1 waited 1s in all_reduce",
             "replica 2 waited 1s in all_gather",
-            "replicas 0 and 3 have not",
+            "replicas 0 and 3 did not arrive",
         ] {
             assert!(text.contains(part), "{text}");
         }
     }
 
     #[test]
-    fn where_a_step_is_left_out_the_text_names_what_to_call_instead() {
+    fn the_text_of_an_omitted_step_names_an_alternative() {
         let (step, other) = (call(Operation::Minimize, "adam 1"), call(Operation::Minimize, "adam 2"));
         let sum = call(Operation::AllReduce, "SUM float32[]");
-        let text = |standings: &[Standing]| Blame::judge(1, standings).unwrap().to_string();
-        for standings in [
+        let text = |statuses: &[ReplicaStatus]| Blame::decide(1, statuses).unwrap().to_string();
+        for statuses in [
             vec![waiting(0, &step), gone(1, Presence::Returned)],
             vec![waiting(0, &step), waiting(1, &sum)],
             vec![waiting(0, &sum), waiting(1, &sum), waiting(2, &step)],
         ] {
-            assert!(text(&standings).contains("calls the optimizer's skip"), "{}", text(&standings));
+            assert!(text(&statuses).contains("calls the optimizer's skip"), "{}", text(&statuses));
         }
-        for standings in [
+        for statuses in [
             vec![waiting(0, &sum), gone(1, Presence::Returned)],
             vec![waiting(0, &step), gone(1, Presence::Failed)],
             vec![waiting(0, &step), waiting(1, &other)],
         ] {
-            assert!(!text(&standings).contains("skip"), "{}", text(&standings));
+            assert!(!text(&statuses).contains("skip"), "{}", text(&statuses));
         }
     }
 
     #[test]
-    fn lateness_names_who_did_not_come_and_what_to_do() {
+    fn a_timeout_names_the_missing_replicas_with_advice() {
         let reduce = call(Operation::AllReduce, "SUM float32[2]");
-        let all = [Standing::running(0), waiting(1, &reduce)];
-        let blame = Blame::late(3, &all, Duration::from_secs(60));
+        let all = [ReplicaStatus::running(0), waiting(1, &reduce)];
+        let blame = Blame::timed_out(3, &all, Duration::from_secs(60));
         assert_eq!(blame.culprits, [0]);
         let text = blame.to_string();
         for part in
-            ["replica 1 waited 60s in all_reduce", "replica 0 has not come", "made no call", "timeout"]
+            ["replica 1 waited 60s in all_reduce", "replica 0 did not arrive", "made no call", "timeout"]
         {
             assert!(text.contains(part), "{text}");
         }
     }
 
     #[test]
-    fn who_is_late_by_its_link_is_not_said_to_have_made_no_call() {
+    fn a_replica_with_a_slow_link_is_not_reported_as_without_call() {
         let reduce = call(Operation::AllReduce, "SUM float32[2500000]");
-        let sending =
-            |replica, part| Standing { presence: Presence::Sending { part }, ..Standing::running(replica) };
-        let text = |missing: Standing| {
+        let sending = |replica, part| ReplicaStatus {
+            presence: Presence::Sending { part },
+            ..ReplicaStatus::running(replica)
+        };
+        let text = |missing: ReplicaStatus| {
             let all = [missing, waiting(1, &reduce)];
-            let blame = Blame::late(3, &all, Duration::from_secs(5));
+            let blame = Blame::timed_out(3, &all, Duration::from_secs(5));
             assert_eq!(blame.culprits, [0]);
             blame.to_string()
         };
         for (part, says) in [
             (
                 Some((3_100_000, 10_000_000)),
-                "its data is still on the way: 3.1 MB of a message of 10.0 MB have come",
+                "its data is still in transit: 3.1 MB of a message of 10.0 MB have arrived",
             ),
-            (None, "its call has come to other workers in time"),
+            (None, "its call has reached other workers in time"),
         ] {
             let text = text(sending(0, part));
             assert!(
@@ -229,8 +232,8 @@ mod tests {
             );
             assert!(!text.contains("no call") && !text.contains("a loop"), "{text}");
         }
-        let both = [sending(0, None), waiting(1, &reduce), Standing::running(2)];
-        let text = Blame::late(3, &both, Duration::from_secs(5)).to_string();
+        let both = [sending(0, None), waiting(1, &reduce), ReplicaStatus::running(2)];
+        let text = Blame::timed_out(3, &both, Duration::from_secs(5)).to_string();
         assert!(
             text.contains("replica 2: it has made no call")
                 && text.contains("look at the network, and for a loop"),

@@ -1,8 +1,12 @@
-//! Decoding of received bytes, with a limit on the memory that the decoded values take.
+//! The decoding of received bytes, with a limit on the memory that the decoded values occupy.
 //!
-//! An element of a list may take one byte in the message, and a hundred in memory. [`Budget`] counts the
-//! memory of all lists and maps of a message while it is decoded, whatever their types, and fails if it
-//! exceeds the limit.
+//! An element of a list may take one byte in a message and a hundred in memory. A [`Budget`] counts the memory of
+//! all lists and maps of a message, of any type, while the message is decoded. Decoding fails if they exceed the
+//! limit.
+
+// - INV-28: a decoded message takes at most twice its length plus 16 MiB. Tests: `cluster/src/bounded.rs`,
+//   `net/tests/it/wire.rs`, `collective/src/group/frame.rs`, `coordinator/src/message.rs`,
+//   `ps-server/src/codec/tests.rs`.
 
 use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
@@ -10,14 +14,15 @@ use serde::de::{
 use std::cell::Cell;
 use std::fmt;
 
-/// The memory that a message may take in addition to twice its length, for short messages of many small
-/// parts.
+/// The memory in bytes that a decoded message may take in addition to twice its length. It allows for short
+/// messages of many small parts.
 const CONSTANT: usize = 16 << 20;
 
-/// The maximum length of a message that needs no budget: decoded, it takes at most about 100 kB.
+/// The maximum length in bytes of a message that can be decoded without a budget. When it is decoded, it occupies at
+/// most about 100 kB.
 pub const SHORT: usize = 4 << 10;
 
-/// The memory that lists and maps of one message may take.
+/// A budget for the memory that the lists and maps of one decoded message may occupy.
 ///
 /// ```
 /// use distribute_cluster::bounded::Budget;
@@ -37,21 +42,21 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Creates the budget of a message of `bytes` bytes: twice that, and 16 MiB.
+    /// Creates the budget for a message of `bytes` bytes: twice that, plus 16 MiB.
     pub fn of(bytes: usize) -> Self {
         let left = Cell::new(bytes.saturating_mul(2).saturating_add(CONSTANT));
         Self { left, is_spent: Cell::new(false) }
     }
 
-    /// Whether a value was refused because it exceeded the budget.
+    /// Returns whether decoding failed because the budget was exceeded.
     pub fn is_spent(&self) -> bool {
         self.is_spent.get()
     }
 
-    /// Decodes a value, and charges its memory to this budget.
+    /// Decodes a value from `from`, and charges its memory to this budget.
     ///
     /// # Errors
-    /// The errors of `from`, and a custom error if lists and maps would exceed the budget.
+    /// Returns the errors of `from`, and a custom error if lists and maps would exceed the budget.
     pub fn decode<'de, T: serde::Deserialize<'de>, D: Deserializer<'de>>(
         &self,
         from: D,
@@ -68,17 +73,17 @@ impl Budget {
             }
             None => {
                 self.is_spent.set(true);
-                Err(E::custom("it has more parts than a message of its length may have"))
+                Err(E::custom("it has more elements than a message of its length can have"))
             }
         }
     }
 }
 
-/// A wrapper of a deserializer or visitor that charges lists and maps to a budget.
+/// A wrapper around a deserializer or visitor that charges lists and maps to a budget.
 struct Charged<'b, X> {
     inner: X,
     budget: &'b Budget,
-    /// Whether the elements belong to a list or map of any length, and not to a tuple or struct.
+    /// Whether the elements belong to a list or map, which may have any length, rather than to a tuple or struct.
     is_list: bool,
 }
 
@@ -92,7 +97,7 @@ impl<'b, X> Charged<'b, X> {
     }
 }
 
-/// Defines methods that forward a visitor.
+/// Defines methods that forward to the inner deserializer, with a visitor that charges the budget.
 macro_rules! passed_on {
     ($($method:ident($($argument:ident: $type:ty),*);)+) => {$(
         fn $method<V: Visitor<'de>>(self, $($argument: $type,)* visitor: V) -> Result<V::Value, Self::Error> {
@@ -149,7 +154,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Charged<'_, D> {
     }
 }
 
-/// Defines methods that forward a value.
+/// Defines methods that forward a value to the inner visitor.
 macro_rules! visited {
     ($($method:ident($type:ty);)+) => {$(
         fn $method<E: Error>(self, value: $type) -> Result<V::Value, E> {
@@ -227,7 +232,7 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Charged<'_, S> {
     }
 }
 
-/// Returns the memory of an element, twice its size because lists grow by doubling.
+/// Returns the number of bytes that an element of a list occupies: twice its size, because lists grow by doubling.
 fn size<T>() -> usize {
     2 * size_of::<T>()
 }
@@ -348,7 +353,7 @@ mod tests {
         type Wide = Vec<Option<[u64; 32]>>;
         assert_eq!(decoded::<Wide>(&many("null", 1_000)).unwrap().len(), 1_000);
         let error = decoded::<Wide>(&many("null", 100_000)).unwrap_err();
-        assert!(error.contains("more parts than a message of its length may have"), "{error}");
+        assert!(error.contains("more elements than a message of its length can have"), "{error}");
         // Lists of lists as well.
         let lists = many(&many("null", 1_000), 100);
         assert!(decoded::<Vec<Wide>>(&lists).is_err());

@@ -1,4 +1,26 @@
-//! Deadlines of waits. The only module in the project that reads the clock.
+//! The deadlines of waits. This is the only module in the project that reads the clock.
+
+// - INV-3: the waits that end with their owner. A team's threads wait until they get work or are dismissed; the
+//   leader dismisses them when dropped, also by a panic. `broadcast` waits for members that hold its loan, and logs
+//   them. A caller whose run is on another thread waits for it, and the waits on that thread have deadlines. A
+//   replica's parallel operations are done by its own threads, replica 0's on a thread of the program by rayon's
+//   global ones. Helpers wait for a leader that runs this project's own code; code of users inside a step runs
+//   while the others wait in a rendezvous. `on_threads` waits for the closures of its workers, which belong to its
+//   caller. A channel of a stage on a thread, of jobs for threads or of an object behind a URL ends with either
+//   end, and each request for a part of an object has a deadline. The thread of a mesh ends with it, by the
+//   deadline of its shutdown wait. The thread of a lookup ends when the system gives up, and that which aborts
+//   communicators of NCCL when NCCL releases them; no thread waits for either. Work in the queue of a GPU ends when
+//   the GPU has done it, for which candle has no deadline. The thread that receives SIGTERM ends with its
+//   `Preemption`. `distribute_mpi::run` waits for running processes, and for the others for its farewell.
+//   `Server::join` waits for the server's end, which waits ten seconds for a service that is still busy. A program
+//   that is measured is killed when dropped, with all its child processes, and its readers end with it. A launcher
+//   waits for its tasks as long as they run; its actions on them, and its wait for the readers of their output
+//   after they have exited, have deadlines. A thread that blocks in a write ends with the process. Time in which
+//   the complete process was suspended counts to no deadline of a wait for members. Tests:
+//   `collective/tests/team.rs`, `collective/tests/it/pause.rs`, `computing/rayon.rs`,
+//   `computing/optimizer/own_code.rs`, `nccl/communicators/tests.rs`, `distribute/tests/devices/gpus.rs` (with CUDA
+//   in software), `data/src/operations/prefetch.rs`, `operations/ahead.rs`, `data/src/worker_pool.rs`,
+//   `data/src/file/object_store.rs`, `bench/src/program.rs`.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -10,13 +32,12 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum time between two checks of the clock during a wait.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// A limit on the duration of a wait.
+/// A limit on the time that a wait may take.
 ///
-/// A wait is split into slices, with a call of [`look`](Self::look) between them. If a slice takes much
-/// longer than planned, the entire process was suspended, by SIGSTOP or in a frozen container. No work was
-/// done in that time, so it does not count. A waiting thread that gets no core looks the same. Half a slice
-/// therefore always counts, and a deadline passes within `2 * timeout / slice` looks, however delayed each of
-/// them is.
+/// A wait is split into slices, and [`look`](Self::look) is called between them. If a slice takes much longer than
+/// planned, the entire process was probably suspended, by SIGSTOP or in a frozen container. No work was done in that
+/// time, so it is not counted. However, a waiting thread that gets no core looks the same. Half a slice is therefore
+/// always counted, and a deadline passes within `2 * timeout / slice` looks, even if each of them is delayed.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Option<Instant>,
@@ -27,7 +48,8 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// Creates a deadline `timeout` from now. A deadline beyond the range of the clock never passes.
+    /// Creates a deadline that passes `timeout` from now. If that is beyond the range of the clock, the deadline
+    /// never passes.
     pub fn after(timeout: Duration) -> Self {
         Self::from(Instant::now(), timeout)
     }
@@ -42,15 +64,15 @@ impl Deadline {
         Self { at, timeout, slice, seen: now }
     }
 
-    /// Returns the original timeout, for messages.
+    /// Returns the timeout with which the deadline was created, for error messages.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Checks the clock. Returns the time to wait until the next check: a slice, or the time left if that is
-    /// less. Returns zero once the deadline has passed.
+    /// Checks the clock, and returns how long to wait until the next check: a slice, or the remaining time if
+    /// that is less. Returns zero once the deadline has passed.
     ///
-    /// Call it before and after each wait, with no other work in between.
+    /// Call this before and after each wait, and do no other work in between.
     pub fn look(&mut self) -> Duration {
         self.look_at(Instant::now())
     }
@@ -66,24 +88,25 @@ impl Deadline {
         at.saturating_duration_since(now).min(self.slice)
     }
 
-    /// Returns the time left, or zero once the deadline has passed. Suspension before the last look does not
-    /// count.
+    /// Returns the remaining time, or zero after the deadline has passed. Time for which the process was suspended
+    /// before the last look is not counted.
     pub fn remaining(&self) -> Duration {
         self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether the deadline has passed. Suspension before the last look does not count.
+    /// Returns whether the deadline has passed. Time for which the process was suspended before the last look is not
+    /// counted.
     pub fn has_passed(&self) -> bool {
         self.remaining().is_zero()
     }
 }
 
-/// A stopwatch.
+/// A stopwatch, which measures elapsed time.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Creates a stopwatch that starts now.
+    /// Starts a new stopwatch.
     pub fn start() -> Self {
         Self(Instant::now())
     }
@@ -93,13 +116,13 @@ impl Stopwatch {
         self.0.elapsed()
     }
 
-    /// Returns the seconds since the start.
+    /// Returns the time since the start in seconds.
     pub fn seconds(&self) -> f64 {
         self.elapsed().as_secs_f64()
     }
 }
 
-/// Rounds a duration for messages: to 0.1 s from ten seconds up, to 1 ms below that.
+/// Rounds a duration for messages: to 0.1 s if it is at least ten seconds, otherwise to 1 ms.
 ///
 /// ```
 /// use distribute_cluster::rounded;
@@ -117,8 +140,8 @@ pub fn rounded(duration: Duration) -> Duration {
     Duration::from_micros(u64::try_from((micros + step / 2) / step * step).unwrap_or(u64::MAX))
 }
 
-/// Returns the wall-clock time since 1970, for files and messages. The system may set it back, so no wait is
-/// measured by it.
+/// Returns the wall-clock time since 1970 (the Unix epoch), for files and messages. The system may set the clock
+/// back, so no wait is measured with it.
 pub fn wall_clock() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
@@ -147,7 +170,8 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// Returns the time left and the total duration, after looks at these milliseconds since the start.
+    /// Returns the remaining time and the total duration, after looks at the given times, in milliseconds since the
+    /// start.
     fn looked(timeout: Duration, looks: &[u64]) -> (Duration, Duration) {
         let start = Instant::now();
         let mut deadline = Deadline::from(start, timeout);
@@ -156,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_whole_process_slept_does_not_count() {
+    fn time_in_which_the_process_was_suspended_does_not_count() {
         // On time, and as delayed as threads often are.
         assert_eq!(looked(ms(1000), &[0, 100, 200]), (ms(100), ms(1000)));
         assert_eq!(looked(ms(1000), &[0, 190, 380, 570, 760, 950]), (ms(50), ms(1000)));
@@ -168,7 +192,8 @@ mod tests {
         assert_eq!(looked(ms(1000), &[0, 150, 300, 450, 600, 750, 900, 2900]), (ms(50), ms(2950)));
     }
 
-    /// A busy machine, or a container with a small share of a core, looks like one suspension after another.
+    /// Checks that a deadline passes on a busy machine, or in a container with a small share of a core, where it looks
+    /// as if the process were suspended again and again.
     #[test]
     fn a_deadline_passes_also_where_each_look_comes_late() {
         for (timeout, gap) in [(1000, 201), (1000, 5000), (60_000, 250), (80, 30), (4, 10)] {

@@ -1,16 +1,16 @@
-//! Environment variables, of this process or of any other source.
+//! A source of environment variables: this process or any other source.
 
 use crate::malformed::shown;
 use crate::{ClusterError, Malformed};
 use std::collections::{BTreeMap, HashMap};
 
-/// The environment variables that resolvers read: of this process, or a map in a test.
+/// A source of the environment variables that resolvers read: this process, or a map in a test.
 pub trait Environment {
     /// Returns the value of a variable, or `None` if it is not set.
     fn get(&self, name: &str) -> Option<String>;
 }
 
-/// The environment of this process.
+/// The environment variables of this process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessEnvironment;
 
@@ -39,7 +39,7 @@ impl<const N: usize> Environment for [(&str, &str); N] {
     }
 }
 
-/// Returns the value of a variable that has to be set. `remedy` explains how to set it.
+/// Returns the value of a variable that must be set. `remedy` explains how to set it.
 pub(crate) fn required(
     environment: &dyn Environment,
     name: &'static str,
@@ -48,20 +48,20 @@ pub(crate) fn required(
     environment.get(name).ok_or(ClusterError::NotSet { variable: name, remedy })
 }
 
-/// Returns the error of a variable with an unexpected value.
+/// Returns the error for a variable with an unexpected value. `expected` describes a valid value.
 pub(crate) fn unexpected(name: &str, expected: impl Into<String>, found: &str) -> ClusterError {
     let found = shown(&format_args!("{found:?}"));
     Malformed { origin: name.into(), path: String::new(), expected: expected.into(), found, help: "" }.into()
 }
 
-/// Returns the number in a variable, if the variable is set.
+/// Parses the number in a variable; `None` if the variable is not set.
 pub(crate) fn number(environment: &dyn Environment, name: &str) -> Result<Option<usize>, ClusterError> {
     let Some(text) = environment.get(name) else { return Ok(None) };
     let number = text.trim().parse();
     number.map(Some).map_err(|_| unexpected(name, "a whole number from 0", &text))
 }
 
-/// Returns the number in a variable that has to be set.
+/// Parses the number in a variable that must be set. `remedy` explains how to set it.
 pub(crate) fn required_number(
     environment: &dyn Environment,
     name: &'static str,

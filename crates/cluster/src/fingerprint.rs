@@ -1,4 +1,7 @@
-//! Fingerprints of calls, by which members check that they make the same call.
+//! The fingerprints of collective calls, with which members check that they make the same call.
+
+// - INV-26: in the tests all workers share the counters of one process. Tests: `collective/tests/it/group.rs`,
+//   `clusters/multi_worker/variables.rs`, `optimizer/src/step/agreement.rs`.
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -6,28 +9,28 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-/// A call in which all members of a group participate.
+/// A kind of call in which all members of a group participate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Operation {
     // Workers compare the discriminants, so append new variants at the end.
-    /// Every member contributes a value and receives the reduction.
+    /// Every member contributes a value and receives the reduction of all values.
     AllReduce,
-    /// Every member contributes a value and receives the concatenation.
+    /// Every member contributes a value and receives the concatenation of all values.
     AllGather,
-    /// One function runs once with the arguments of all members.
+    /// A function runs once, with the arguments of all members.
     MergeCall,
     /// Gradients are reduced and variables are updated.
     Minimize,
-    /// One variable is created for all members.
+    /// A variable is created, once for all members.
     CreateVariable,
     /// The values that members write to a variable are combined.
     WriteVariable,
     /// Members wait for each other.
     Barrier,
-    /// The workers begin a step.
+    /// The workers begin a step of the strategy's `run`.
     Run,
-    /// A value of all replicas is combined by code that runs once for them.
+    /// The values of all replicas are reduced by code that runs once for all of them.
     Reduce,
     /// The workers agree on whether there is data for another step.
     NextBatch,
@@ -37,11 +40,11 @@ pub enum Operation {
     Save,
     /// Every worker restores the same state.
     Restore,
-    /// The workers of a resumed training agree on its position.
+    /// The workers of a resumed training run agree on its position.
     Recover,
-    /// Values of all replicas are concatenated by code that runs once for them.
+    /// The values of all replicas are concatenated by code that runs once for all of them.
     Gather,
-    /// The copies of a variable are combined into the value that is read.
+    /// The copies of a variable are combined into the value that a read returns.
     ReadVariable,
 }
 
@@ -68,14 +71,14 @@ impl fmt::Display for Operation {
     }
 }
 
-/// A source location in the user's program, in this process or another.
+/// A source location in the user's program. It may be in this process or another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallSite {
-    /// The source file, as the compiler was given it.
+    /// The path of the source file, as it was passed to the compiler.
     pub file: Cow<'static, str>,
-    /// The line, from 1.
+    /// The line, counted from 1.
     pub line: u32,
-    /// The column, from 1.
+    /// The column, counted from 1.
     pub column: u32,
 }
 
@@ -86,16 +89,16 @@ impl From<&'static Location<'static>> for CallSite {
 }
 
 impl CallSite {
-    /// Returns the location of a call of `Iterator::next`. If an adapter of the standard library makes the
-    /// call, as `enumerate` and `zip` do, this is the line where the loop begins: the adapter's own line does
-    /// not help the user.
+    /// Returns the location to report for a call of `Iterator::next` at `at`. An adapter of the standard library,
+    /// such as `enumerate` or `zip`, may make the call. Its own line does not help the user, so this returns
+    /// `begun`, where the loop begins.
     pub fn or_begun(at: &'static Location<'static>, begun: &'static Location<'static>) -> Self {
         if is_of_std(at.file()) { begun.into() } else { at.into() }
     }
 }
 
-/// Whether a source file belongs to the standard library, by its path in the compiled library or in installed
-/// sources.
+/// Returns whether a source file belongs to the standard library. Recognizes its path in the compiled library and
+/// in installed sources.
 fn is_of_std(file: &str) -> bool {
     let file = file.replace('\\', "/");
     file.starts_with("/rustc/")
@@ -108,44 +111,47 @@ impl fmt::Display for CallSite {
     }
 }
 
-/// The call that one member makes. Members compare fingerprints before any data moves.
+/// The identity of the call that one member makes. Members compare fingerprints before any data moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
-    /// The operation.
+    /// The kind of call.
     pub operation: Operation,
     /// The other properties that must be equal on all members: reduce operation, dtypes, shapes, structure.
     pub detail: Arc<str>,
-    /// The source location. Not compared: branches may make the same call at different locations.
+    /// The source location of the call. Not compared, because branches may make the same call at different
+    /// locations.
     pub at: CallSite,
-    /// Whether this is a later part of a call that has already been counted. Not compared.
+    /// Whether this is a later part of a call that was already counted. Not compared.
     pub continues: bool,
 }
 
 impl Fingerprint {
-    /// Creates the fingerprint of a call made at `at`.
+    /// Creates the fingerprint of a call. `detail` contains the properties that must be equal on all members;
+    /// `at` is the source location.
     pub fn new(operation: Operation, detail: impl Into<Arc<str>>, at: impl Into<CallSite>) -> Self {
         Self { operation, detail: detail.into(), at: at.into(), continues: false }
     }
 
-    /// Returns the fingerprint of a later part of the same call, which is not counted again.
+    /// Returns the fingerprint of a later part of the same call, named `part`. It is not counted again.
     pub fn part(&self, part: &str) -> Self {
         Self { detail: format!("{}: {part}", self.detail).into(), continues: true, ..self.clone() }
     }
 
-    /// Whether two members make the same call.
+    /// Returns whether both fingerprints are of the same call.
     pub fn matches(&self, other: &Self) -> bool {
         self.operation == other.operation && self.detail == other.detail
     }
 
-    /// Returns a hash of the fields that [`matches`](Self::matches) compares, for members in different
-    /// processes. It is the same in every process of one program. Two different calls collide with a
-    /// probability of 2⁻⁶⁴.
+    /// Returns a hash of the fields that [`matches`](Self::matches) compares, for comparisons between processes. It is
+    /// the same in every process that runs the same program. Two different calls have the same hash with a probability
+    /// of 2⁻⁶⁴.
     pub fn digest(&self) -> u64 {
         fnv1a(std::iter::once(self.operation as u8).chain(self.detail.bytes()))
     }
 }
 
-/// Returns the FNV-1a hash of bytes. Unlike std's hashes, it is the same in every process and version.
+/// Returns the FNV-1a hash of bytes. Unlike the standard library's hashes, it is the same in every process and
+/// version.
 pub fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! A bounded record of the last calls of a worker. Pure: the caller passes the time.
+//! A bounded record of a worker's last calls. It is pure: the caller passes the time.
 
 use crate::Fingerprint;
 use std::fmt;
@@ -7,17 +7,18 @@ use std::time::Duration;
 /// The number of calls that a [`FlightRecorder`] keeps.
 pub const RECORDED_CALLS: usize = 32;
 
-/// The last [`RECORDED_CALLS`] calls of a worker. Times are durations since a start that the caller chooses.
+/// A recorder of the last [`RECORDED_CALLS`] calls of a worker. Times are durations since an origin that the
+/// caller chooses.
 ///
 /// Recording a call does not allocate.
 #[derive(Clone, Debug)]
 pub struct FlightRecorder {
-    /// A ring buffer: the call of ticket n is at n modulo [`RECORDED_CALLS`].
+    /// A ring buffer: the call with ticket `n` is at index `n` modulo [`RECORDED_CALLS`].
     calls: Vec<Entry>,
     next: u64,
 }
 
-/// A handle of a recorded call, for [`FlightRecorder::end`].
+/// A handle to a recorded call, which is passed to [`FlightRecorder::end`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u64);
 
@@ -27,18 +28,18 @@ struct Entry {
     number: u64,
     call: Fingerprint,
     began: Duration,
-    /// The end of the call, and whether it completed.
+    /// The time at which the call ended, and whether it completed; `None` while it is running.
     ended: Option<(Duration, bool)>,
 }
 
-/// A call that has completed, failed, or is still running.
+/// A recorded call. It may have completed or failed, or may still be running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedCall {
-    /// The number of the step. Between steps, the number of the previous step.
+    /// The number of the step. For a call between steps, it is the number of the previous step.
     pub step: u64,
-    /// The number of the call in the step, from 1, as in a [`Blame`](crate::Blame).
+    /// The number of the call within the step, counted from 1, as in a [`Blame`](crate::Blame).
     pub number: u64,
-    /// The call. If it has several parts, the latest part.
+    /// The fingerprint of the call. If the call has several parts, it is that of the latest part.
     pub call: Fingerprint,
     /// The time since the call began.
     pub began: Duration,
@@ -64,16 +65,16 @@ impl Default for FlightRecorder {
 }
 
 impl FlightRecorder {
-    /// Creates a recorder without calls.
+    /// Creates an empty recorder.
     pub fn new() -> Self {
         Self { calls: Vec::with_capacity(RECORDED_CALLS), next: 0 }
     }
 
-    /// Records that a call begins. It replaces the oldest call.
+    /// Records that a call begins at `now`. If the recorder is full, the call replaces the oldest one.
     pub fn begin(&mut self, now: Duration, step: u64, number: u64, call: Fingerprint) -> Ticket {
         let ticket = Ticket(self.next);
         let entry = Entry { step, number, call, began: now, ended: None };
-        match self.calls.get_mut(place(ticket)) {
+        match self.calls.get_mut(index_of(ticket)) {
             Some(oldest) => *oldest = entry,
             None => self.calls.push(entry),
         }
@@ -81,26 +82,26 @@ impl FlightRecorder {
         ticket
     }
 
-    /// Records that a call continues with another part. The call is running until that part ends.
-    pub fn go_on(&mut self, ticket: Ticket, part: Fingerprint) {
+    /// Records that a call continues with another part. The call is considered to be running until that part ends.
+    pub fn continue_call(&mut self, ticket: Ticket, part: Fingerprint) {
         if let Some(entry) = self.entry(ticket) {
             (entry.call, entry.ended) = (part, None);
         }
     }
 
-    /// Records that a call, or a part of it, is over, and whether it completed. Has no effect if the call was
-    /// evicted.
+    /// Records that a call, or a part of it, has ended at `now`, and whether it completed. Has no effect if the
+    /// call has been replaced.
     pub fn end(&mut self, now: Duration, ticket: Ticket, completed: bool) {
         if let Some(entry) = self.entry(ticket) {
             entry.ended = Some((now, completed));
         }
     }
 
-    /// Returns the recorded calls, the latest first.
+    /// Returns the recorded calls, newest first. `now` is the current time.
     pub fn calls(&self, now: Duration) -> Vec<RecordedCall> {
         let oldest = self.next.saturating_sub(RECORDED_CALLS as u64);
         let recorded = |number| {
-            let entry = self.calls.get(place(Ticket(number)))?;
+            let entry = self.calls.get(index_of(Ticket(number)))?;
             let took = |end: Duration| end.saturating_sub(entry.began);
             Some(RecordedCall {
                 step: entry.step,
@@ -119,11 +120,11 @@ impl FlightRecorder {
 
     fn entry(&mut self, ticket: Ticket) -> Option<&mut Entry> {
         let remembered = self.next.saturating_sub(ticket.0) <= RECORDED_CALLS as u64;
-        self.calls.get_mut(place(ticket)).filter(|_| remembered)
+        self.calls.get_mut(index_of(ticket)).filter(|_| remembered)
     }
 }
 
-fn place(ticket: Ticket) -> usize {
+fn index_of(ticket: Ticket) -> usize {
     (ticket.0 % RECORDED_CALLS as u64) as usize
 }
 
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_call_comes_first_with_when_it_began_and_what_became_of_it() {
+    fn the_latest_call_is_first_with_its_start_and_result() {
         let mut recorder = FlightRecorder::new();
         assert!(recorder.calls(ms(9)).is_empty());
         let first = recorder.begin(ms(10), 3, 1, call("a"));
@@ -182,7 +183,7 @@ mod tests {
         let mut recorder = FlightRecorder::new();
         let ticket = recorder.begin(ms(1), 1, 1, call("a"));
         recorder.end(ms(2), ticket, true);
-        recorder.go_on(ticket, call("a: its sums"));
+        recorder.continue_call(ticket, call("a: its sums"));
         let calls = recorder.calls(ms(3));
         assert_eq!((calls.len(), &*calls[0].call.detail), (1, "a: its sums"));
         assert_eq!(calls[0].progress, Progress::Running);
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_what_is_forgotten_changes_nothing() {
+    fn memory_is_bounded_and_forgotten_calls_change_nothing() {
         let mut recorder = FlightRecorder::new();
         let forgotten = recorder.begin(ms(0), 1, 0, call("forgotten"));
         let room = recorder.calls.capacity();
@@ -202,7 +203,7 @@ mod tests {
             }
         }
         recorder.end(ms(2_000), forgotten, false);
-        recorder.go_on(forgotten, call("again"));
+        recorder.continue_call(forgotten, call("again"));
         let numbers: Vec<_> = recorder.calls(ms(2_000)).iter().map(|call| call.number).collect();
         assert!(numbers.iter().copied().eq((969..=1_000).rev()), "{numbers:?}");
         assert_eq!((recorder.calls.len(), recorder.calls.capacity()), (RECORDED_CALLS, room));

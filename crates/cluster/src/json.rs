@@ -1,11 +1,11 @@
-//! JSON from other programs, parsed so that errors name the path to the value.
+//! JSON from other programs. It is parsed so that errors contain the path to the value.
 
 use crate::address::Address;
 use crate::malformed::shown;
 use crate::{ClusterError, Malformed};
 use serde_json::{Map, Value};
 
-/// A value in a JSON text, and the path to it.
+/// A value in a JSON document, and its path.
 #[derive(Clone)]
 pub(crate) struct Json<'a> {
     origin: &'a str,
@@ -13,7 +13,7 @@ pub(crate) struct Json<'a> {
     value: &'a Value,
 }
 
-/// Parses the text of `origin`, the name that errors print.
+/// Parses `text` as JSON. Errors contain `origin`, the name of its source.
 pub(crate) fn parse(origin: &str, text: &str) -> Result<Value, Malformed> {
     serde_json::from_str(text).map_err(|error| Malformed {
         origin: origin.into(),
@@ -36,7 +36,7 @@ impl<'a> Json<'a> {
         self.value
     }
 
-    /// Returns the value under a key of an object.
+    /// Returns `value`, which is under `key` in this object, with its path.
     fn under(&self, key: &str, value: &'a Value) -> Self {
         let plain = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_/".contains(&b));
         let path = match (self.path.as_str(), plain) {
@@ -47,12 +47,12 @@ impl<'a> Json<'a> {
         Self { origin: self.origin, path, value }
     }
 
-    /// Returns an error: another value is expected here.
+    /// Returns an error with a description of what was expected instead of this value.
     pub(crate) fn expected(&self, expected: impl Into<String>) -> Malformed {
         self.wrong(expected, shown(self.value))
     }
 
-    /// Returns an error: another value is expected here. `found` describes the present value.
+    /// Returns an error with a description of what was expected here. `found` describes the actual value.
     pub(crate) fn wrong(&self, expected: impl Into<String>, found: impl Into<String>) -> Malformed {
         Malformed {
             origin: self.origin.into(),
@@ -63,18 +63,18 @@ impl<'a> Json<'a> {
         }
     }
 
-    /// Returns the value as an object. `expected` describes it in an error.
+    /// Returns the value as an object. `expected` describes it in the error if it is not an object.
     pub(crate) fn object(&self, expected: &str) -> Result<&'a Map<String, Value>, Malformed> {
         self.value.as_object().ok_or_else(|| self.expected(expected))
     }
 
-    /// Returns the values of an object, with their keys.
+    /// Returns the keys and values of an object.
     pub(crate) fn entries(&self, expected: &str) -> Result<Vec<(&'a str, Self)>, Malformed> {
         let object = self.object(expected)?;
         Ok(object.iter().map(|(key, value)| (key.as_str(), self.under(key, value))).collect())
     }
 
-    /// Returns a value of an object that may be missing.
+    /// Returns the value under `key` in an object; `None` if there is none.
     pub(crate) fn get(&self, key: &str, expected: &str) -> Result<Option<Self>, Malformed> {
         let object = self.object(expected)?;
         Ok(object.get(key).map(|value| self.under(key, value)))

@@ -1,30 +1,32 @@
-//! Membership, deadlines and blame: pure decisions. There is no thread, and no socket except behind a
+//! Membership, deadlines and blame, as pure functions. This crate starts no thread, and opens a socket only with a
 //! feature.
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`deadline`] | [`Deadline`]: how long a wait may last. The only module that reads the clock |
+//! | [`deadline`] | [`Deadline`]: a limit on the time of a wait. The only module that reads the clock |
 //! | [`fingerprint`] | [`Fingerprint`]: the call that a member makes, and whether two members make the same one |
-//! | [`standing`] | [`Standing`]: the current state and the past calls of a member |
-//! | [`blame`], `blame_text` | [`Blame`]: the member that did not do its part, and the text of that error |
+//! | [`status`] | [`ReplicaStatus`]: the current state and the past calls of a member |
+//! | [`blame`], `blame_text` | [`Blame`]: the members that prevented a call from completing, and the text of that error |
 //! | [`flight_recorder`] | [`FlightRecorder`]: the last calls of a worker |
-//! | [`places`] | [`Guests`](places::Guests), [`Seats`](places::Seats): the assignment of a limited number of places |
-//! | [`world`] | [`World`]: the number of workers and replicas, and the worker that this process is |
+//! | [`admission`] | [`Guests`](admission::Guests), [`Seats`](admission::Seats): the assignment of a limited number of places |
+//! | [`world`] | [`World`]: the numbers of workers and replicas, and the rank of this process |
 //! | `spec`, `task`, `address` | [`ClusterSpec`]: the tasks of a cluster; [`Job`], [`Task`], [`Address`] |
 //! | `process` | [`Process`]: the task and the address of a worker |
 //! | `roles` | the role of a task: its rank, the number of workers, the leader; the [`World`] of a cluster |
-//! | `tf_config` | [`TfConfig`]: `TF_CONFIG`, read and written |
+//! | `tf_config` | [`TfConfig`]: the contents of `TF_CONFIG`, parsed and printed |
 //! | [`resolver`] | [`ClusterResolver`](resolver::ClusterResolver): finds the cluster from `TF_CONFIG`, Slurm, MPI, … |
 //! | [`environment`] | the environment variables that resolvers read |
-//! | [`bounded`] | [`Budget`](bounded::Budget): the memory that a decoded message may take |
-//! | [`http`] | requests of resolvers that call an API; the client is behind the features `gce` and `kubernetes` |
+//! | [`bounded`] | [`Budget`](bounded::Budget): a limit on the memory that a decoded message may take |
+//! | [`http`] | HTTP requests of resolvers that call an API; the client requires the feature `gce` or `kubernetes` |
 //! | `error`, `malformed`, `words` | [`ClusterError`]: an error in a cluster, and its location |
+//! | `json` | JSON values from other programs, with their paths |
 //!
-//! Members identify replicas by their global ids. Everything that members send each other can be serialized.
+//! Members identify replicas by their global ids. Everything that members send to each other can be serialized.
 
 #![forbid(unsafe_code)]
 
 mod address;
+pub mod admission;
 pub mod blame;
 mod blame_text;
 pub mod bounded;
@@ -36,12 +38,11 @@ pub mod flight_recorder;
 pub mod http;
 mod json;
 mod malformed;
-pub mod places;
 mod process;
 pub mod resolver;
 mod roles;
 mod spec;
-pub mod standing;
+pub mod status;
 mod task;
 mod tf_config;
 mod words;
@@ -54,10 +55,10 @@ pub use error::ClusterError;
 pub use fingerprint::{CallSite, Fingerprint, Operation, fnv1a};
 pub use flight_recorder::{FlightRecorder, Progress, RECORDED_CALLS, RecordedCall};
 pub use malformed::Malformed;
-pub use process::{Process, located};
+pub use process::{Process, locations};
 #[doc(alias = "tf.train.ClusterSpec")]
 pub use spec::ClusterSpec;
-pub use standing::{Presence, Standing};
+pub use status::{Presence, ReplicaStatus};
 #[doc(alias = "task_type")]
 pub use task::Job;
 pub use task::{MAX_TASK_INDEX, OtherJob, Task};

@@ -6,19 +6,20 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{origin}: {}expected {expected}, found {found}{}", At(path), Help(help))]
 pub struct Malformed {
-    /// The source of the value: the name of an environment variable, or of the answer of an API.
+    /// The source of the value, such as the name of an environment variable, or the URL of an API.
     pub origin: String,
-    /// The path to the value in its source: `cluster.worker[1]`. Empty for the entire source.
+    /// The path to the value in its source, such as `cluster.worker[1]`. It is empty if the source as a whole is
+    /// malformed.
     pub path: String,
-    /// The expected value.
+    /// A description of the expected value.
     pub expected: String,
-    /// The value found.
+    /// The actual value, or a description of it.
     pub found: String,
-    /// Advice, if `expected` does not say enough. Otherwise empty.
+    /// Advice on how to correct the value; empty if there is none.
     pub help: &'static str,
 }
 
-/// Prints the advice at the end of the message.
+/// The advice at the end of the message, formatted with a separator; nothing if it is empty.
 struct Help(&'static str);
 
 impl fmt::Display for Help {
@@ -30,7 +31,7 @@ impl fmt::Display for Help {
     }
 }
 
-/// Prints a path and a colon, or nothing if the path is empty.
+/// A path, formatted with a colon; nothing if it is empty.
 struct At<'a>(&'a str);
 
 impl fmt::Display for At<'_> {
@@ -42,13 +43,13 @@ impl fmt::Display for At<'_> {
     }
 }
 
-/// The maximum number of characters of a value that an error shows.
-const SHOWN: usize = 60;
+/// The maximum number of characters of a value that an error contains.
+const MAX_SHOWN: usize = 60;
 
-/// Returns a value as text for an error, truncated if it is long.
+/// Formats a value for an error, truncated if it is long.
 pub(crate) fn shown(value: &dyn fmt::Display) -> String {
     let mut text = value.to_string();
-    if let Some((end, _)) = text.char_indices().nth(SHOWN) {
+    if let Some((end, _)) = text.char_indices().nth(MAX_SHOWN) {
         text.truncate(end);
         text.push('…');
     }

@@ -3,8 +3,8 @@
 use crate::{Address, Task};
 use std::fmt;
 
-/// The task and the address of a worker of a world. If only some tasks of a cluster participate, the number
-/// of the worker in the world differs from the index of its task.
+/// The task and the address of a worker of a world. If only some tasks of a cluster participate, the rank of a
+/// worker in the world may differ from the index of its task.
 ///
 /// ```
 /// use distribute_cluster::{Job, Process};
@@ -26,14 +26,15 @@ impl fmt::Display for Process {
     }
 }
 
-/// The maximum number of workers whose location an error prints.
-const LOCATED: usize = 4;
+/// The maximum number of workers whose locations an error message contains.
+const MAX_LOCATIONS: usize = 4;
 
-/// Returns the text that an error appends for the workers it names by number:
-/// `; worker 1 is task worker 3 at node-3:2222`. The text is empty if `workers` is.
-pub fn located(workers: &[(usize, Process)]) -> String {
-    let each = workers.iter().take(LOCATED).map(|(worker, process)| format!("worker {worker} is {process}"));
-    let more = workers.len().checked_sub(LOCATED + 1).map(|more| format!("and {} more", more + 1));
+/// Returns the text that an error message appends about workers it identifies by rank: `; worker 1 is task worker
+/// 3 at node-3:2222`. The text is empty if `workers` is empty.
+pub fn locations(workers: &[(usize, Process)]) -> String {
+    let each =
+        workers.iter().take(MAX_LOCATIONS).map(|(worker, process)| format!("worker {worker} is {process}"));
+    let more = workers.len().checked_sub(MAX_LOCATIONS + 1).map(|more| format!("and {} more", more + 1));
     let all: Vec<_> = each.chain(more).collect();
     if all.is_empty() { String::new() } else { format!("; {}", all.join(", ")) }
 }

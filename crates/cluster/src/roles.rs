@@ -1,4 +1,4 @@
-//! Roles of tasks in their cluster: counts, ranks, chief, leader.
+//! The roles of tasks in their cluster: counts, ranks, chief, leader.
 
 use crate::address::Address;
 use crate::error::ClusterError;
@@ -8,13 +8,13 @@ use crate::world::World;
 use std::collections::BTreeMap;
 
 impl ClusterSpec {
-    /// Checks that strategies can use the cluster, and that `task` is part of it. An evaluator need not be
-    /// part of it, because it does not participate in the training.
+    /// Checks that strategies can use the cluster, and that `task` is part of it. An evaluator need not be part
+    /// of the cluster, because it does not participate in training.
     ///
     /// # Errors
     /// - [`ClusterError::DisallowedJob`]: a job of the cluster is not chief, worker, ps or evaluator.
-    /// - [`ClusterError::DisallowedTask`]: the job of `task` is none of these.
-    /// - [`ClusterError::NotInCluster`]: the cluster does not have the job of `task`.
+    /// - [`ClusterError::DisallowedTask`]: the job of `task` is not one of these.
+    /// - [`ClusterError::NotInCluster`]: the cluster does not contain the job of `task`.
     /// - [`ClusterError::Several`]: there are several chiefs or evaluators.
     /// - [`ClusterError::NoSuchIndex`]: the index of `task` is not less than the number of tasks of its job.
     pub fn validate(&self, task: &Task) -> Result<(), ClusterError> {
@@ -42,11 +42,11 @@ impl ClusterSpec {
         Ok(())
     }
 
-    /// Whether a task does the work of only one task, such as writing checkpoints. This is the chief, an
-    /// evaluator, or worker 0 if there is no chief.
+    /// Returns whether a task does the work that only one task may do, such as writing checkpoints. This is the
+    /// chief, an evaluator, or worker 0 if there is no chief.
     ///
     /// # Errors
-    /// The errors of [`validate`](Self::validate).
+    /// Returns the errors of [`validate`](Self::validate).
     pub fn is_chief(&self, task: &Task) -> Result<bool, ClusterError> {
         self.validate(task)?;
         Ok(match task.job {
@@ -71,7 +71,8 @@ impl ClusterSpec {
         }
     }
 
-    /// Returns the rank of a task among the tasks that work together: the chief is 0, the workers follow.
+    /// Returns the rank of a task among the tasks that work together: the chief has rank 0, and the workers
+    /// follow. An evaluator has its index.
     ///
     /// # Errors
     /// - The errors of [`validate`](Self::validate).
@@ -86,11 +87,11 @@ impl ClusterSpec {
         }
     }
 
-    /// Returns the leader of collectives: the chief, or worker 0. `None` for an evaluator, which is alone,
-    /// and in an empty cluster.
+    /// Returns the leader of collective calls: the chief, or worker 0 if there is no chief. Returns `None` for an
+    /// evaluator, which is alone, and for an empty cluster.
     ///
     /// # Errors
-    /// The errors of [`validate`](Self::validate).
+    /// Returns the errors of [`validate`](Self::validate).
     pub fn collective_leader(&self, task: &Task) -> Result<Option<Task>, ClusterError> {
         if self.is_empty() {
             return Ok(None);
@@ -102,8 +103,8 @@ impl ClusterSpec {
         })
     }
 
-    /// Returns the task that all others register with: parameter server 0 if there is any, otherwise the
-    /// chief, otherwise worker 0.
+    /// Returns the task with which all others register: parameter server 0 if there is one, otherwise the chief,
+    /// otherwise worker 0. Returns `None` if there is none of these.
     pub fn coordination_leader(&self) -> Option<Task> {
         self.first_of(&[Job::Ps, Job::Chief, Job::Worker])
     }
@@ -114,8 +115,8 @@ impl ClusterSpec {
         of(Job::Chief).chain(of(Job::Worker)).collect()
     }
 
-    /// Returns the world of a strategy that trains in lock step, as seen by `task`: all workers, with
-    /// `replicas` replicas each. An evaluator gets a world of one process.
+    /// Returns the world of a strategy that trains in lock step, with `task` as its own worker. It contains the
+    /// chief and all workers, with `replicas` replicas each. An evaluator gets a world of one process.
     ///
     /// ```
     /// use distribute_cluster::{ClusterSpec, Job};
@@ -147,16 +148,16 @@ impl ClusterSpec {
         Ok(World::new(self.worker_count(&task.job)?, rank, replicas)?)
     }
 
-    /// Checks that the tasks can reach each other by their addresses. A loopback address, such as
-    /// `localhost`, is refused if another task is on another host. An unspecified address, such as `0.0.0.0`,
-    /// is always refused.
+    /// Checks that the tasks can reach each other at their addresses. A loopback address, such as `localhost`, is
+    /// an error if another task is on another host. An unspecified address, such as `0.0.0.0`, is always an
+    /// error.
     ///
-    /// If all addresses are loopback, the cluster is assumed to be on one machine.
+    /// If all addresses are loopback addresses, the cluster is assumed to be on one machine.
     ///
     /// # Errors
     /// - [`ClusterError::AddressTwice`]: two tasks have the same address.
     /// - [`ClusterError::Unspecified`]: an address is unspecified.
-    /// - [`ClusterError::Loopback`]: an address is loopback, and another is not.
+    /// - [`ClusterError::Loopback`]: some addresses are loopback addresses, but not all.
     pub fn check_hosts(&self) -> Result<(), ClusterError> {
         let address = |address: &Address| address.to_string();
         self.check_addresses()?;
@@ -173,8 +174,8 @@ impl ClusterSpec {
         }
     }
 
-    /// Refuses an address of two tasks. Port 0 may occur several times: the system chooses a different port
-    /// for each task.
+    /// Returns an error if two tasks have the same address. Port 0 may occur several times, because the system
+    /// chooses a different port for each task.
     fn check_addresses(&self) -> Result<(), ClusterError> {
         let mut seen = BTreeMap::new();
         for (task, at) in self.tasks().filter(|(_, at)| at.port() != 0) {
@@ -186,7 +187,7 @@ impl ClusterSpec {
         Ok(())
     }
 
-    /// Returns the number of tasks of a job, or 0 if the cluster does not have the job.
+    /// Returns the number of tasks of a job, or 0 if the cluster does not contain the job.
     fn count(&self, job: &Job) -> usize {
         self.of(job).map_or(0, |tasks| tasks.len())
     }
@@ -213,9 +214,13 @@ mod tests {
 
     // CL-2: each cluster is refused for the first of its faults.
     #[test]
-    fn cl_2_a_strategy_refuses_what_it_cannot_use_in_this_order() {
+    fn cl_2_a_strategy_refuses_unusable_jobs_in_this_order() {
         for (cluster, own, says) in [
-            (r#"{"boss": ["a:1"], "chief": ["b:1", "c:1"]}"#, task("none", 9), r#"the job "boss" is none"#),
+            (
+                r#"{"boss": ["a:1"], "chief": ["b:1", "c:1"]}"#,
+                task("none", 9),
+                r#"the job "boss" is not one"#,
+            ),
             (
                 r#"{"chief": ["b:1", "c:1"]}"#,
                 task("boss", 9),
@@ -317,16 +322,17 @@ mod tests {
         let error = check(r#"{"ps": ["10.0.0.1:1"], "worker": ["10.0.0.2:1", "localhost:1"]}"#).unwrap_err();
         assert_eq!(
             error,
-            "worker 1 is at localhost:1, which every host takes for itself, while ps 0 is on another host; give the \
-             name or the address by which the others reach it"
+            "worker 1 is at localhost:1, which means the local machine on every host, while ps 0 is on \
+             another host; give the name or the address by which the others reach it"
         );
-        assert!(check(r#"{"worker": ["0.0.0.0:1"]}"#).unwrap_err().contains("to which nobody can connect"));
+        assert!(check(r#"{"worker": ["0.0.0.0:1"]}"#).unwrap_err().contains("to which no task can connect"));
     }
 
     #[test]
     fn an_address_that_two_tasks_have_is_refused_with_both() {
         let twice = spec(r#"{"worker": ["a:1", "b:1", "a:1"], "ps": ["c:1"]}"#);
-        let says = "worker 0 and worker 2 are both at a:1; give each task an address of its own: another host, or another port";
+        let says = "worker 0 and worker 2 are both at a:1; give each task a separate address: another \
+                    host, or another port";
         assert_eq!(twice.world(&task("worker", 1), 1).unwrap_err().to_string(), says);
         assert_eq!(twice.check_hosts().unwrap_err().to_string(), says);
         let among_jobs = spec(r#"{"worker": ["a:1"], "ps": ["a:1"]}"#);

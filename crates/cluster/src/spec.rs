@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-/// The jobs of a cluster, and the addresses of the tasks of each.
+/// The description of a cluster: its jobs, and the addresses of the tasks of each job.
 ///
-/// The tasks of a job have indices from 0. Indices may have gaps, except for a strategy's workers.
+/// The tasks of a job have indices from 0. The indices may have gaps, except for the workers of a strategy.
 ///
-/// The JSON form is that of `TF_CONFIG`: a list of addresses for a job without gaps, otherwise a map from
+/// The JSON form is the same as in `TF_CONFIG`: a list of addresses for a job without gaps, otherwise a map from
 /// indices to addresses.
 ///
 /// ```
@@ -42,7 +42,7 @@ impl ClusterSpec {
         Self::default()
     }
 
-    /// Creates a cluster from lists of addresses.
+    /// Creates a cluster from a list of addresses for each job.
     ///
     /// ```
     /// use distribute_cluster::ClusterSpec;
@@ -52,7 +52,7 @@ impl ClusterSpec {
     /// ```
     ///
     /// # Errors
-    /// - [`ClusterError::Address`]: a text is not an address.
+    /// - [`ClusterError::Address`]: a string is not a valid address.
     /// - [`ClusterError::Duplicate`]: a job occurs twice.
     pub fn from_lists<J, L>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self, ClusterError>
     where
@@ -70,15 +70,15 @@ impl ClusterSpec {
         Ok(spec)
     }
 
-    /// Adds a job without tasks, unless the cluster has this job.
+    /// Adds a job without tasks. Has no effect if the cluster already contains the job.
     pub fn add_job(&mut self, job: Job) {
         self.jobs.entry(job).or_default();
     }
 
-    /// Adds a task.
+    /// Adds a task and its address, and the task's job if necessary.
     ///
     /// # Errors
-    /// - [`ClusterError::Duplicate`]: the cluster has this task already.
+    /// - [`ClusterError::Duplicate`]: the cluster already contains the task.
     /// - [`ClusterError::TooLarge`]: the index is larger than [`MAX_TASK_INDEX`].
     pub fn insert(&mut self, task: Task, address: Address) -> Result<(), ClusterError> {
         if task.index > MAX_TASK_INDEX {
@@ -92,12 +92,12 @@ impl ClusterSpec {
         Ok(())
     }
 
-    /// Whether there is no job.
+    /// Returns whether the cluster has no jobs.
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// Returns the number of tasks of all jobs.
+    /// Returns the total number of tasks of all jobs.
     pub fn total_tasks(&self) -> usize {
         self.jobs.values().map(BTreeMap::len).sum()
     }
@@ -107,7 +107,7 @@ impl ClusterSpec {
         self.jobs.keys()
     }
 
-    /// Whether there is a job of this name.
+    /// Returns whether the given job is in the cluster, even if it has no tasks.
     pub fn has_job(&self, job: &Job) -> bool {
         self.jobs.contains_key(job)
     }
@@ -115,7 +115,7 @@ impl ClusterSpec {
     /// Returns the number of tasks of a job.
     ///
     /// # Errors
-    /// [`ClusterError::NoSuchJob`] if the cluster does not have the job.
+    /// Returns [`ClusterError::NoSuchJob`] if the cluster does not contain the job.
     pub fn num_tasks(&self, job: &Job) -> Result<usize, ClusterError> {
         self.of(job).map(BTreeMap::len)
     }
@@ -123,7 +123,7 @@ impl ClusterSpec {
     /// Returns the indices of a job's tasks, sorted.
     ///
     /// # Errors
-    /// [`ClusterError::NoSuchJob`] if the cluster does not have the job.
+    /// Returns [`ClusterError::NoSuchJob`] if the cluster does not contain the job.
     pub fn task_indices(&self, job: &Job) -> Result<Vec<usize>, ClusterError> {
         Ok(self.of(job)?.keys().copied().collect())
     }
@@ -131,7 +131,7 @@ impl ClusterSpec {
     /// Returns the address of a task.
     ///
     /// # Errors
-    /// - [`ClusterError::NoSuchJob`]: the cluster does not have the job.
+    /// - [`ClusterError::NoSuchJob`]: the cluster does not contain the job.
     /// - [`ClusterError::NoSuchTask`]: the job does not have the task.
     pub fn task_address(&self, job: &Job, index: usize) -> Result<&Address, ClusterError> {
         let tasks = self.of(job)?;
@@ -141,10 +141,10 @@ impl ClusterSpec {
         })
     }
 
-    /// Returns the addresses of a job's tasks in order, with `None` in gaps.
+    /// Returns the addresses of a job's tasks, ordered by index, with `None` for each gap.
     ///
     /// # Errors
-    /// [`ClusterError::NoSuchJob`] if the cluster does not have the job.
+    /// Returns [`ClusterError::NoSuchJob`] if the cluster does not contain the job.
     pub fn job_tasks(&self, job: &Job) -> Result<Vec<Option<&Address>>, ClusterError> {
         let tasks = self.of(job)?;
         let end = tasks.keys().next_back().map_or(0, |last| last + 1);
@@ -158,13 +158,13 @@ impl ClusterSpec {
             .flat_map(|(job, tasks)| tasks.iter().map(|(index, address)| (job.clone().task(*index), address)))
     }
 
-    /// Returns the tasks of a job, by index.
+    /// Returns the addresses of a job's tasks, by index.
     pub(crate) fn of(&self, job: &Job) -> Result<&BTreeMap<usize, Address>, ClusterError> {
         let unknown = || ClusterError::NoSuchJob { job: job.clone(), jobs: self.jobs().cloned().collect() };
         self.jobs.get(job).ok_or_else(unknown)
     }
 
-    /// Parses a cluster from its JSON.
+    /// Parses a cluster from its JSON form.
     pub(crate) fn read(json: &Json<'_>) -> Result<Self, Malformed> {
         let mut spec = Self::new();
         for (name, tasks) in json.entries("a map from jobs to addresses")? {
@@ -233,7 +233,7 @@ impl Serialize for ClusterSpec {
 }
 
 impl fmt::Display for ClusterSpec {
-    /// Prints the cluster as JSON.
+    /// Formats the cluster as JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
@@ -265,7 +265,7 @@ mod tests {
 
     // CL-1
     #[test]
-    fn cl_1_what_is_not_there_is_named() {
+    fn cl_1_a_missing_job_or_task_is_named() {
         let spec = spec(r#"{"worker": ["a:1", "b:1"], "ps": {"3": "c:1"}}"#).unwrap();
         let error = spec.num_tasks(&Job::from("nope")).unwrap_err().to_string();
         assert_eq!(error, r#"the cluster has no job "nope", it has ps and worker"#);
@@ -277,7 +277,7 @@ mod tests {
 
     // CL-1
     #[test]
-    fn cl_1_what_is_no_spec_names_its_place() {
+    fn cl_1_an_error_of_an_invalid_spec_has_its_position() {
         for (text, says) in [
             ("[]", "cluster spec: expected a map from jobs to addresses, found []"),
             (r#"{"worker": "h:1"}"#, r#"cluster spec: worker: expected a list of addresses, or a map"#),
@@ -292,7 +292,7 @@ mod tests {
             (r#"{"worker": {"99999999999": "h:1"}}"#, r#"found "99999999999""#),
             (
                 r#"{"ps": {"1": "h:1", "01": "h:2"}}"#,
-                "expected each task once, found ps 1 is there twice, at",
+                "expected each task once, found ps 1 is listed twice, at",
             ),
         ] {
             let error = spec(text).unwrap_err();
@@ -301,13 +301,13 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_back_from_its_json() {
+    fn it_round_trips_through_json() {
         let spec =
             ClusterSpec::from_lists([("worker", ["a:1", "[::1]:2"]), ("boss", ["c:3", "d:4"])]).unwrap();
         assert_eq!(spec.to_string().parse::<ClusterSpec>().unwrap(), spec);
         let value = serde_json::to_value(&spec).unwrap();
         assert_eq!(serde_json::from_value::<ClusterSpec>(value).unwrap(), spec);
         let error = ClusterSpec::from_lists([("worker", ["a:1"]), ("worker", ["b:1"])]).unwrap_err();
-        assert_eq!(error.to_string(), "worker 0 is there twice, at a:1 and b:1");
+        assert_eq!(error.to_string(), "worker 0 is listed twice, at a:1 and b:1");
     }
 }

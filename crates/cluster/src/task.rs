@@ -1,35 +1,36 @@
-//! Jobs and tasks of a cluster.
+//! The jobs and tasks of a cluster.
 
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-/// The largest index of a task in its job. A sparse list of tasks has an entry for each gap, so a typo must
-/// not exhaust memory.
+/// The maximum index of a task in its job. It is limited because a list with gaps contains an entry for each gap, so
+/// that a typo could exhaust memory.
 pub const MAX_TASK_INDEX: usize = 65_535;
 
-/// The name of a group of tasks with the same role.
+/// A job: a named group of tasks with the same role.
 ///
-/// A cluster spec may have jobs of any name; strategies use the four that have a variant. Two jobs are equal
-/// if their names are.
+/// A cluster spec may have jobs with any name. Strategies use the four that have their own variant. Two jobs are
+/// equal if their names are equal.
 #[doc(alias = "task_type")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Job {
-    /// A worker that also does the work of only one worker, such as writing checkpoints.
+    /// A worker that also does the work that only one worker may do, such as writing checkpoints.
     Chief,
     /// A worker, which trains.
     Worker,
-    /// A parameter server, which holds variables.
+    /// A parameter server, which stores variables.
     Ps,
-    /// An evaluator of checkpoints, next to the training. It does not participate in the training.
+    /// An evaluator, which evaluates checkpoints while the other tasks train. It does not participate in
+    /// training.
     Evaluator,
-    /// A job of another name, which no strategy uses.
+    /// A job with any other name, which no strategy uses.
     Other(OtherJob),
 }
 
-/// The name of a job that strategies do not use. Created by [`Job::from`].
+/// The name of a job that strategies do not use. It is created by [`Job::from`].
 #[derive(Clone, Debug)]
 pub struct OtherJob(Box<str>);
 
@@ -52,12 +53,12 @@ impl Job {
         }
     }
 
-    /// Whether strategies use tasks of this job.
+    /// Returns whether this is one of the four jobs that strategies use.
     pub fn is_known(&self) -> bool {
         !matches!(self, Job::Other(_))
     }
 
-    /// Returns the task of this job with this index.
+    /// Returns the task with the given index in this job.
     pub fn task(self, index: usize) -> Task {
         Task { job: self, index }
     }
@@ -102,7 +103,7 @@ impl PartialOrd for Job {
 }
 
 impl Ord for Job {
-    /// Compares by name, as TensorFlow sorts jobs.
+    /// Compares the names of jobs, as TensorFlow does to sort them.
     fn cmp(&self, other: &Self) -> Ordering {
         self.as_str().cmp(other.as_str())
     }
@@ -131,7 +132,7 @@ impl fmt::Display for Job {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Task {
-    /// The job.
+    /// The job to which the task belongs.
     #[serde(rename = "type")]
     pub job: Job,
     /// The index of the task in its job, from 0.
@@ -140,19 +141,19 @@ pub struct Task {
 }
 
 impl Task {
-    /// Creates the task of a job with this index.
+    /// Creates the task with the given index in a job.
     pub fn new(job: impl Into<Job>, index: usize) -> Self {
         Self { job: job.into(), index }
     }
 
-    /// Returns the task as TensorFlow writes it in device names.
+    /// Returns the device name of the task, as in TensorFlow: `/job:worker/replica:0/task:1`.
     pub fn device_name(&self) -> String {
         format!("/job:{}/replica:0/task:{}", self.job, self.index)
     }
 }
 
 impl fmt::Display for Task {
-    /// Prints `worker 1`.
+    /// Formats the task as `worker 1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.job, self.index)
     }

@@ -35,32 +35,33 @@ pub struct TfConfig {
     /// The task of this process.
     #[serde(skip_serializing_if = "OwnTask::is_empty")]
     pub task: OwnTask,
-    /// The protocol prefix of addresses, such as `grpc`.
+    /// The protocol prefix of addresses, such as `grpc`; `None` means no prefix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rpc_layer: Option<String>,
-    /// The result of `master()` for every task.
+    /// The address that `master()` returns for every task, instead of the task's own; `None` if there is no such
+    /// override.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_master: Option<String>,
 }
 
-/// The task of a process, as far as it is given.
+/// The task of a process. The job or the index may be missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OwnTask {
-    /// The job.
+    /// The job of the process; `None` if it is not given.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub job: Option<Job>,
-    /// The index in the job.
+    /// The index of the process in its job; `None` if it is not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<usize>,
 }
 
 impl OwnTask {
-    /// Whether neither job nor index is given.
+    /// Returns whether both the job and the index are missing.
     pub fn is_empty(&self) -> bool {
         self.job.is_none() && self.index.is_none()
     }
 
-    /// Returns the task, if both job and index are given.
+    /// Returns the task; `None` if the job or the index is missing.
     pub fn task(&self) -> Option<Task> {
         Some(self.job.clone()?.task(self.index?))
     }
@@ -78,18 +79,17 @@ impl TfConfig {
         Self { cluster, task: task.into(), rpc_layer: None, session_master: None }
     }
 
-    /// Returns the task of this process, if both job and index are given.
+    /// Returns the task of this process; `None` if its job or index is missing.
     pub fn task(&self) -> Option<Task> {
         self.task.task()
     }
 
-    /// Checks that strategies can use the cluster, and that this process's task is part of it. An empty
-    /// cluster passes.
+    /// Checks that strategies can use the cluster, and that the task of this process is part of it. An empty
+    /// cluster is valid.
     ///
     /// # Errors
-    /// - [`ClusterError::At`]: [`ClusterSpec::validate`] refuses the cluster or the task. It contains the
-    ///   path in `TF_CONFIG`.
-    /// - [`ClusterError::NoTask`]: there is a cluster, but no task.
+    /// - [`ClusterError::At`]: [`ClusterSpec::validate`] fails. The error contains the path in `TF_CONFIG`.
+    /// - [`ClusterError::NoTask`]: there is a cluster, but the job or the index of this process is missing.
     pub fn validate(&self) -> Result<(), ClusterError> {
         if self.cluster.is_empty() {
             return Ok(());
@@ -173,7 +173,7 @@ impl TryFrom<serde_json::Value> for TfConfig {
 }
 
 impl fmt::Display for TfConfig {
-    /// Prints the value of the environment variable, as JSON.
+    /// Formats the value of the environment variable as JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
@@ -229,7 +229,7 @@ mod tests {
 
     // CL-2, TFC-6
     #[test]
-    fn cl_2_what_strategies_refuse_has_its_place_in_tf_config() {
+    fn cl_2_errors_of_strategies_have_their_position_in_tf_config() {
         let error = |text: &str| text.parse::<TfConfig>().unwrap().validate().unwrap_err().to_string();
         for (text, says) in [
             (
@@ -266,7 +266,7 @@ mod tests {
 
     // TFC-2, TFC-3
     #[test]
-    fn tfc_2_an_index_may_be_text_and_what_nobody_knows_is_let_be() {
+    fn tfc_2_an_index_may_be_text_and_unknown_fields_are_ignored() {
         let config: TfConfig =
             r#"{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "0", "trial": "1"},
             "environment": "cloud", "job": {}, "rpc_layer": "grpc"}"#
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_back_from_what_it_writes() {
+    fn it_round_trips_through_json() {
         let cluster =
             ClusterSpec::from_lists([("chief", vec!["a:1"]), ("worker", vec!["[::1]:2", "c:0"])]).unwrap();
         let config = TfConfig::new(cluster, Job::Worker.task(1));

@@ -1,4 +1,4 @@
-//! Jobs, tasks and GPUs in words, for the texts of errors.
+//! Phrases about jobs, tasks and GPUs, for error messages.
 
 use crate::Job;
 
@@ -23,7 +23,7 @@ pub(crate) fn tasks(indices: &[usize]) -> String {
     }
 }
 
-/// Formats a number of GPUs: `2 GPUs`. For 0 it returns `a GPU`: the request that failed.
+/// Formats the number of GPUs per task: `2 GPUs`. For 0, returns `a GPU`, the minimum that could not be provided.
 pub(crate) fn gpus_each(each: usize) -> String {
     match each {
         0 => "a GPU".into(),
@@ -32,12 +32,12 @@ pub(crate) fn gpus_each(each: usize) -> String {
     }
 }
 
-/// Formats the number of GPUs of this machine: `2 of them here, `.
+/// Formats the number of ranks on this host: `2 of them here, `. Returns an empty string for `None`.
 pub(crate) fn here(local: &Option<usize>) -> String {
     local.map_or(String::new(), |local| format!("{local} of them here, "))
 }
 
-/// Returns the name of the missing part of a task.
+/// Returns a description of the missing part of a task: its job, its index, or both.
 pub(crate) fn missing(job: Option<&Job>, index: Option<usize>) -> &'static str {
     match (job, index) {
         (None, None) => "the task",
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_job_has_is_said_in_few_words() {
+    fn the_tasks_of_a_job_are_summarized() {
         assert_eq!(tasks(&[]), "no task");
         assert_eq!(tasks(&[0]), "task 0 alone");
         assert_eq!(tasks(&[0, 1, 2]), "tasks 0 to 2");

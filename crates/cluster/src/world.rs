@@ -1,9 +1,9 @@
-//! [`World`]: the workers and replicas of a training, and the rank of this process.
+//! [`World`]: the workers and replicas of a training run, and the rank of this process.
 
 use std::fmt;
 use std::ops::Range;
 
-/// The number of workers of a training, the number of replicas of each, and the rank of this process.
+/// The number of workers of a training run, the number of replicas of each, and the rank of this process.
 ///
 /// It converts between local and global ids, and identifies the chief. All workers have the same number of
 /// replicas: replica `r` of worker `w` has the global id `w * replicas + r`.
@@ -24,22 +24,22 @@ pub struct World {
     replicas: usize,
 }
 
-/// An invalid combination of numbers of workers and replicas.
+/// The reason why numbers of workers and replicas do not form a valid world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WorldError {
     /// The number of workers is 0.
     NoWorkers,
-    /// The number of replicas is 0.
+    /// The number of replicas per worker is 0.
     NoReplicas,
-    /// This worker's number is not below the number of workers.
+    /// The rank of this worker is not less than the number of workers.
     NoSuchWorker {
-        /// The number of this worker.
+        /// The rank of this worker.
         worker: usize,
         /// The number of workers.
         workers: usize,
     },
-    /// The number of replicas overflows.
+    /// The total number of replicas overflows.
     TooMany {
         /// The number of workers.
         workers: usize,
@@ -57,7 +57,7 @@ impl fmt::Display for WorldError {
                 write!(f, "there is no worker {worker}: the {workers} workers are numbered from 0")
             }
             WorldError::TooMany { workers, replicas } => {
-                write!(f, "{workers} workers of {replicas} replicas are more than can be counted")
+                write!(f, "{workers} workers of {replicas} replicas exceed the maximum number of replicas")
             }
         }
     }
@@ -66,12 +66,13 @@ impl fmt::Display for WorldError {
 impl std::error::Error for WorldError {}
 
 impl World {
-    /// Creates the world of worker `worker` (from 0) of `workers`, each with `replicas` replicas.
+    /// Creates a world of `workers` workers with `replicas` replicas each. `worker` is the rank of this process,
+    /// from 0.
     ///
     /// # Errors
     /// - [`WorldError::NoWorkers`]: `workers` is 0.
     /// - [`WorldError::NoReplicas`]: `replicas` is 0.
-    /// - [`WorldError::TooMany`]: the number of replicas overflows.
+    /// - [`WorldError::TooMany`]: the total number of replicas overflows.
     /// - [`WorldError::NoSuchWorker`]: `worker` is not less than `workers`.
     pub fn new(workers: usize, worker: usize, replicas: usize) -> Result<Self, WorldError> {
         match (workers, replicas) {
@@ -83,10 +84,10 @@ impl World {
         }
     }
 
-    /// Creates a world of one process.
+    /// Creates a world of one process with `replicas` replicas.
     ///
     /// # Errors
-    /// [`WorldError::NoReplicas`] if `replicas` is 0.
+    /// Returns [`WorldError::NoReplicas`] if `replicas` is 0.
     pub fn alone(replicas: usize) -> Result<Self, WorldError> {
         Self::new(1, 0, replicas)
     }
@@ -106,7 +107,7 @@ impl World {
         self.replicas
     }
 
-    /// Returns the number of replicas of all workers.
+    /// Returns the total number of replicas of all workers.
     pub fn num_replicas_in_sync(&self) -> usize {
         self.workers * self.replicas
     }
@@ -116,43 +117,43 @@ impl World {
         self.replicas_of(self.worker)
     }
 
-    /// Returns the global ids of a worker's replicas.
+    /// Returns the global ids of the replicas of the worker with rank `worker`.
     pub fn replicas_of(&self, worker: usize) -> Range<usize> {
         worker * self.replicas..(worker + 1) * self.replicas
     }
 
-    /// Returns the global id of one of this worker's replicas.
+    /// Converts the local id of one of this worker's replicas into its global id.
     pub fn global(&self, local: usize) -> usize {
         self.worker * self.replicas + local
     }
 
-    /// Converts a global id into the local id of one of this worker's replicas. `None` if another worker has
-    /// the replica.
+    /// Converts the global id of a replica into its local id on this worker. Returns `None` if the replica
+    /// belongs to another worker.
     pub fn local(&self, global: usize) -> Option<usize> {
         let local = global.checked_sub(self.worker * self.replicas)?;
         (local < self.replicas).then_some(local)
     }
 
-    /// Returns the worker that a global id belongs to.
+    /// Returns the rank of the worker to which a replica belongs. `global` is the global id of the replica.
     pub fn worker_of(&self, global: usize) -> usize {
         global / self.replicas
     }
 
-    /// Whether there are several workers.
+    /// Returns whether the world has more than one worker.
     pub fn is_multi_worker(&self) -> bool {
         self.workers > 1
     }
 
-    /// Whether this is worker 0, which does the work of only one worker, such as writing checkpoints and
-    /// summaries.
+    /// Returns whether this process is worker 0, which does the work that only one worker may do, such as writing
+    /// checkpoints and summaries.
     pub fn is_chief(&self) -> bool {
         self.worker == 0
     }
 
-    /// Returns the same world, as seen by another of its workers.
+    /// Returns the same world from the point of view of the worker with rank `worker`.
     ///
     /// # Errors
-    /// [`WorldError::NoSuchWorker`] if `worker` is not less than the number of workers.
+    /// Returns [`WorldError::NoSuchWorker`] if `worker` is not less than the number of workers.
     pub fn seen_by(&self, worker: usize) -> Result<Self, WorldError> {
         Self::new(self.workers, worker, self.replicas)
     }
@@ -166,7 +167,7 @@ impl Default for World {
 }
 
 impl fmt::Display for World {
-    /// Prints `worker 1 of 3, 2 replicas each`.
+    /// Formats the world as `worker 1 of 3, 2 replicas each`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.replicas == 1 { "" } else { "s" };
         match self.workers {
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_world_is_refused() {
+    fn an_invalid_world_is_refused() {
         assert_eq!(World::new(0, 0, 1), Err(WorldError::NoWorkers));
         assert_eq!(World::alone(0), Err(WorldError::NoReplicas));
         let text = World::new(2, 2, 1).unwrap_err().to_string();

@@ -155,7 +155,7 @@ fn a_refusal_a_redirect_and_silence_are_errors() {
 }
 
 #[test]
-fn certificates_have_to_be_some() {
+fn an_empty_list_of_certificates_is_refused() {
     assert!(Client::trusting(Duration::from_secs(1), b"no PEM").unwrap_err().contains("no certificate"));
     let request = Request { url: "no URL", headers: &[], body: None };
     assert!(client().fetch(&request).is_err());

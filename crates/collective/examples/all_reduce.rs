@@ -6,7 +6,7 @@
 //!     --workers 2 --links shared|tcp --order exact|fast --wire full|f16|bf16 [--largest BYTES] [--json]
 //! ```
 
-use distribute_cluster::{Fingerprint, Operation, Standing, Stopwatch, World};
+use distribute_cluster::{Fingerprint, Operation, ReplicaStatus, Stopwatch, World};
 use distribute_collective::group::{Group, GroupCall, Order, Session, SumOptions, Wire, numbers};
 use distribute_net::{Listener, Rendezvous, SharedMemory};
 use std::error::Error;
@@ -106,7 +106,7 @@ fn median(session: &Session, options: &SumOptions, bytes: usize) -> Result<Durat
     let world = session.world();
     let calling = || {
         let call = Fingerprint::new(Operation::AllReduce, format!("{bytes} bytes"), Location::caller());
-        GroupCall::new(session, vec![Standing::waiting(world.worker(), call)], Duration::from_secs(60))
+        GroupCall::new(session, vec![ReplicaStatus::waiting(world.worker(), call)], Duration::from_secs(60))
     };
     let mut vector = calling().buffers().take(bytes);
     let mine = (world.worker() + 1) as f32;

@@ -1,4 +1,4 @@
-//! Every member contributes, and every member gets the concatenation.
+//! The all-gather: every member contributes a value, and every member gets the concatenation of all values.
 
 use crate::Failure;
 use crate::combined::{Combined, tracked};
@@ -6,11 +6,11 @@ use crate::threads::Member;
 use distribute_cluster::Fingerprint;
 use distribute_tensor::{Error, Leaf};
 
-/// Concatenates each leaf over all members along `axis`, in the order of ranks. Returns the leaves, and for each leaf
-/// the offset of this member's part along the axis.
+/// Concatenates each leaf over all members along `axis`, in the order of ranks. Returns the resulting leaves, and the
+/// offset of this member's part along the axis in each of them.
 ///
 /// # Errors
-/// [`Failure`] on every member.
+/// Returns a [`Failure`] on every member.
 pub fn all_gather(
     member: &Member,
     call: Fingerprint,
@@ -45,7 +45,7 @@ pub fn all_gather(
     Ok((Combined { leaves, tracked }, offsets))
 }
 
-/// Refuses a leaf that cannot be gathered from several members, also if there is one.
+/// Returns an error for a leaf that cannot be gathered from several members, even if there is only one member.
 fn check(leaf: &Leaf, axis: usize) -> Result<(), Error> {
     const OPERATION: &str = "all_gather";
     let (rank, shape) = (leaf.dims().len(), leaf.dims().to_vec());

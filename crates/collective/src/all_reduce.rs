@@ -1,7 +1,7 @@
-//! Every member contributes, and every member gets the reduction.
+//! The all-reduce: every member contributes a value, and every member gets the reduction of all values.
 
 use crate::combined::tracked;
-use crate::filled::{Chunk, filled};
+use crate::fill_parallel::{Chunk, fill_parallel};
 use crate::sync::{Mutex, lock};
 use crate::threads::{Helpers, Member};
 use crate::{Combined, Failure};
@@ -11,20 +11,22 @@ use distribute_tensor::partition::chunk_len;
 use distribute_tensor::{Folder, Leaf, Packing, ReduceOp, pack::reduce_packed};
 use std::sync::Arc;
 
-/// Inputs up to this many bytes are folded by every member; sharing the work would cost a second rendezvous.
-const ALONE: usize = 64 << 10;
+/// The maximum size in bytes of inputs that every member folds completely. Sharing the work would require a second
+/// rendezvous.
+const SINGLE_THREAD_BYTES: usize = 64 << 10;
 
-/// The bytes that are folded at a time, so that they stay in the L1 cache until they are written.
+/// The size in bytes of the block that is folded at a time. It is small enough to stay in the L1 cache until the result
+/// is written.
 const BLOCK: usize = 8 << 10;
 
 /// Reduces each leaf over all members, in the order of a balanced binary tree over the ranks.
 ///
-/// The members share the work of large leaves, a range of elements each, and all get the same tensors: changing one in
-/// place changes it for all members. Packing leaves does not change a bit of the result. The rows of indexed slices are
-/// merged in the order of ranks.
+/// The members share the work of large leaves by folding one range of elements each. All of them get the same tensors:
+/// changing one in place changes it for all members. Packing leaves does not change the result. The rows of indexed
+/// slices are merged in the order of ranks.
 ///
 /// # Errors
-/// [`Failure`] on every member.
+/// Returns a [`Failure`] on every member.
 pub fn all_reduce(
     member: &Member,
     call: Fingerprint,
@@ -35,14 +37,14 @@ pub fn all_reduce(
     if member.is_alone() {
         let tracked = vec![false; leaves.len()];
         return Ok(Combined {
-            leaves: leaves.into_iter().map(|leaf| of_one(op, leaf)).collect::<Result<_, _>>()?,
+            leaves: leaves.into_iter().map(|leaf| reduce_one(op, leaf)).collect::<Result<_, _>>()?,
             tracked,
         });
     }
     let _reduce = tracing::trace_span!("reduce").entered();
     let (all, together) = member.all_gather_with_group(call.clone(), leaves, |all, calling| {
         let local: Vec<&[Leaf]> = all.iter().map(|leaves| leaves.as_slice()).collect();
-        calling.all_reduce(op, packing, &local, &Threads::Mine)
+        calling.all_reduce(op, packing, &local, &FoldThreads::Caller)
     })?;
     if let Some(together) = together {
         return Ok(Combined::clone(&*together));
@@ -51,19 +53,19 @@ pub fn all_reduce(
     // All members look at the same leaves, so they decide alike.
     if member.size() > 1 && replicas.iter().any(|leaves| are_large(leaves, packing)) {
         let together = member.run_on_leader_with_helpers(&call, |helpers| {
-            reduce_packed(op, &replicas, packing, &Threads::All(helpers)).ok()
+            reduce_packed(op, &replicas, packing, &FoldThreads::All(helpers)).ok()
         })?;
         if let Some(reduced) = Arc::unwrap_or_clone(together) {
             return Ok(Combined { leaves: reduced, tracked: tracked(&replicas) });
         }
         // An error cannot be cloned, so every member runs into it below.
     }
-    let reduced = reduce_packed(op, &replicas, packing, &Threads::Mine)?;
+    let reduced = reduce_packed(op, &replicas, packing, &FoldThreads::Caller)?;
     Ok(Combined { leaves: reduced, tracked: tracked(&replicas) })
 }
 
-/// The reduction over one member. It has the same dtype and the same errors as one over several.
-fn of_one(op: ReduceOp, leaf: Leaf) -> Result<Leaf, Failure> {
+/// Returns the reduction over a single member, with the same dtype and errors as a reduction over several members.
+fn reduce_one(op: ReduceOp, leaf: Leaf) -> Result<Leaf, Failure> {
     let dtype = leaf.dtype()?;
     match leaf {
         Leaf::Slices(_) => Ok(Leaf::reduce(op, &[leaf])?),
@@ -72,45 +74,46 @@ fn of_one(op: ReduceOp, leaf: Leaf) -> Result<Leaf, Failure> {
     }
 }
 
-/// Whether a leaf is large enough to share the work; with packing, whether all leaves together are.
+/// Returns whether the work should be shared, because a leaf is large or, with packing, because all leaves together
+/// are.
 fn are_large(leaves: &[Leaf], packing: Packing) -> bool {
     if packing.is_on() {
-        leaves.iter().map(bytes).sum::<usize>() > ALONE
+        leaves.iter().map(bytes).sum::<usize>() > SINGLE_THREAD_BYTES
     } else {
-        leaves.iter().any(|leaf| bytes(leaf) > ALONE)
+        leaves.iter().any(|leaf| bytes(leaf) > SINGLE_THREAD_BYTES)
     }
 }
 
-/// The bytes of a leaf's values.
+/// Returns the size of a leaf's values in bytes.
 fn bytes(leaf: &Leaf) -> usize {
     let width = leaf.dtype().ok().and_then(|dtype| dtype.bytes()).unwrap_or(0);
     leaf.dims().iter().product::<usize>() * width
 }
 
-/// The threads that share the work of a sum.
-enum Threads<'a> {
-    /// The calling thread.
-    Mine,
+/// The threads that compute a sum.
+enum FoldThreads<'a> {
+    /// Only the calling thread.
+    Caller,
     /// The threads of all members.
     All(&'a Helpers<'a>),
 }
 
-impl Folder for Threads<'_> {
+impl Folder for FoldThreads<'_> {
     fn fold<T: Summand>(&self, inputs: &[&[T]], last: impl Fn(T::Sum) -> T::Sum + Sync) -> Vec<T> {
         let len = inputs.first().map_or(0, |input| input.len());
         let fill = |chunk: &mut Chunk<'_, T>| fold_chunk(inputs, chunk, &last);
         match self {
-            Threads::All(helpers) if len * size_of::<T>() > ALONE => {
-                filled(len, helpers.size(), |work| helpers.broadcast(work), fill)
+            FoldThreads::All(helpers) if len * size_of::<T>() > SINGLE_THREAD_BYTES => {
+                fill_parallel(len, helpers.size(), |work| helpers.broadcast(work), fill)
             }
-            _ => filled(len, 1, |work| work(0), fill),
+            _ => fill_parallel(len, 1, |work| work(0), fill),
         }
     }
 
     fn fill<T: Sum>(&self, len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
         let mut out = vec![T::ZERO; len];
         match self {
-            Threads::All(helpers) if len * size_of::<T>() > ALONE => {
+            FoldThreads::All(helpers) if len * size_of::<T>() > SINGLE_THREAD_BYTES => {
                 let each = chunk_len(len, helpers.size(), 1);
                 let chunks = out.chunks_mut(each).enumerate();
                 let chunks: Vec<_> = chunks.map(|(i, chunk)| Mutex::new((i * each, chunk))).collect();

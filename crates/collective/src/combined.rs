@@ -1,14 +1,14 @@
-//! The result of a collective.
+//! The result of a collective operation.
 
 use distribute_tensor::Leaf;
 
-/// The result of a collective: the same on every member.
+/// The result of a collective operation, which is the same on every member.
 #[derive(Clone, Debug)]
 pub struct Combined {
     /// The results, in the order of the leaves.
     pub leaves: Vec<Leaf>,
-    /// Whether gradients flow through each leaf on some replica of some process. All replicas then participate in its
-    /// gradient, even those where it depends on no variable.
+    /// Whether gradients flow through each leaf on some replica of some process. If so, all replicas participate in its
+    /// gradient, even those on which the leaf depends on no variable.
     pub tracked: Vec<bool>,
 }
 

@@ -1,29 +1,30 @@
-//! The error of a collective.
+//! The error of a collective operation.
 
 use distribute_cluster::Blame;
 use std::sync::Arc;
 
-/// The error of a collective. The collective has failed on every member, and the team or group can be used again.
+/// The error of a collective operation. The operation has failed on every member, and the team or group can be used
+/// again.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// Members made different calls, or one is gone or late.
+    /// Members made different calls, or a member has exited or timed out.
     #[error("{0}")]
     Blame(Arc<Blame>),
     /// The members' values cannot be combined.
     #[error(transparent)]
     Tensor(#[from] distribute_tensor::Error),
     /// A message of another process is malformed.
-    #[error("a record of another process cannot be read: {0}")]
+    #[error("failed to decode a message of another process: {0}")]
     Record(String),
-    /// The library that reduces by itself has failed here.
+    /// The library that computes sums over workers has failed on this worker.
     #[error("{library} cannot sum: {reason}")]
     Native {
-        /// Its name.
+        /// The name of the library.
         library: &'static str,
-        /// Its message.
+        /// The error message of the library.
         reason: String,
     },
-    /// The failure of the member that acted for all members of its process.
+    /// The failure of the member that made the call on behalf of all members of its process.
     #[error("{0}")]
     Shared(Arc<Failure>),
 }

@@ -1,21 +1,31 @@
-//! Collectives: members of a team or group that exchange, reduce and gather values.
+//! Collective operations, in which the members of a team or a group exchange, reduce and gather values.
 //!
-//! | module | what it is |
+//! There are two levels. The replicas of a process are a *team*: threads that pass pointers to each other. The
+//! processes are the workers of a *group*: they send bytes to each other. A call begins in the team. The last member to
+//! arrive acts for the complete team in the group, outside the lock, while the others wait.
+//!
+//! Before data is used, members compare the [`Fingerprint`](distribute_cluster::Fingerprint) of their calls. If
+//! fingerprints differ, or a member exits or times out, all members get the same error, which names the responsible
+//! member and the call.
+//!
+//! | module | contents |
 //! |---|---|
-//! | [`threads`] | teams, whose members are threads of this process |
-//! | [`group`] | the processes of a world, which send each other bytes |
-//! | [`recovery`] | how workers that meet again agree on whose state they take over |
-//! | [`all_reduce`], [`all_gather`] | the operations, one a file |
-//! | [`Failure`] | why one failed, on every member |
+//! | [`threads`] | teams. Start at [`Member`](threads::Member), the calls of a replica |
+//! | [`group`] | groups. Start at [`Group`](group::Group), and [`GroupCall`](group::GroupCall) for one call |
+//! | `all_reduce`, `all_gather` | [`all_reduce()`], [`all_gather()`]: the operations of all replicas |
+//! | `combined`, `failure` | [`Combined`], [`Failure`]: its result, or its error, the same on every member |
+//! | [`recovery`] | the decisions of workers that have re-formed the group |
+//! | `fill_parallel`, `sync` | a vector that several threads fill; the primitives of synchronization |
 //!
-//! Members compare the [`Fingerprint`](distribute_cluster::Fingerprint) of a call before any data moves. If they
-//! differ, or a member is gone or late, all of them get the same error, which names the culprit and the call.
+//! The hand-written synchronization of threads is only in this crate, which does not use candle. shuttle can therefore
+//! explore its interleavings (`--cfg shuttle`), and Miri can run its `unsafe` code, in seconds. This crate does not
+//! depend on models or variables.
 
 mod all_gather;
 mod all_reduce;
 mod combined;
 mod failure;
-mod filled;
+mod fill_parallel;
 mod sync;
 
 pub mod group;

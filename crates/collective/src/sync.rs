@@ -1,5 +1,5 @@
-//! The synchronisation primitives of `threads`: std's, or shuttle's under `--cfg shuttle`, which then explores the
-//! interleavings (tests/shuttle.rs).
+//! The synchronization primitives of `threads`. They are those of the standard library or, under `--cfg shuttle`, those
+//! of shuttle, which explores the interleavings (tests/shuttle.rs).
 
 #[cfg(not(shuttle))]
 pub(crate) use std::{
@@ -23,15 +23,16 @@ use distribute_cluster::Deadline;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// Locks a mutex, even if it is poisoned: every critical section here leaves its state consistent.
+/// Locks a mutex, even if it is poisoned, because every critical section of this crate leaves its state consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Wakes the threads that sleep until something under a mutex changes. Without sleepers, it makes no system call.
+/// A condition variable that wakes threads when a state that is protected by a mutex changes. If no thread sleeps,
+/// notifying makes no system call.
 pub(crate) struct Signal {
     changed: Condvar,
-    /// The number of sleeping threads, counted and read under the mutex.
+    /// The number of sleeping threads. It is changed and read only while the mutex is held.
     sleepers: AtomicU64,
 }
 
@@ -40,8 +41,8 @@ impl Signal {
         Self { changed: Condvar::new(), sleepers: AtomicU64::new(0) }
     }
 
-    /// Sleeps until the signal, at most until the deadline. It may also wake spuriously, and does so to look at the
-    /// clock.
+    /// Sleeps until the signal is sent, but at most until the deadline. It may also return early, in particular to
+    /// check the clock.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: &mut Deadline) -> MutexGuard<'a, T> {
         let slice = deadline.look();
         // shuttle's waits never time out, so a passed deadline returns at once.
@@ -56,7 +57,7 @@ impl Signal {
         guard.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Wakes all sleepers. The mutex has to be held, which `_guard` proves.
+    /// Wakes all sleeping threads. The mutex must be held, which `_guard` proves.
     pub(crate) fn notify<T>(&self, _guard: &mut T) {
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             self.changed.notify_all();
@@ -64,12 +65,13 @@ impl Signal {
     }
 }
 
-/// Waits a short while without sleeping, until `ready`. Waking a sleeping thread takes 50 µs, more than many steps.
+/// Waits for a short time without sleeping until `ready` returns `true`. Waking a sleeping thread takes 50 µs, which is
+/// more than many steps take.
 ///
-/// If every member has a core, it spins: to yield would give the core to any other runnable thread, and with another
-/// busy program each rendezvous would then take a slice of the scheduler's, some milliseconds. If there are more
-/// members than cores, those that spin keep the others from working, so it yields: not for long, because with another
-/// busy program each yield may last such a slice.
+/// If every member has a core, this spins. Yielding would give the core to any other runnable thread, so that with
+/// another busy program, each rendezvous would take a time slice of the scheduler, which is several milliseconds. If
+/// there are more members than cores, spinning members would prevent the others from working, so this yields. It yields
+/// only for a short time, because with another busy program, each yield may last a time slice.
 // Not inlined: .ci/instructions leaves it out by its name.
 #[inline(never)]
 pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
@@ -77,7 +79,7 @@ pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
     if cfg!(shuttle) {
         return ready();
     }
-    if crowd::is_larger_than_cores() {
+    if active_members::exceed_cores() {
         return spin(30, &ready) || yielding(200, &ready);
     }
     let deadline = Deadline::after(LINGER);
@@ -89,13 +91,14 @@ pub(crate) fn linger(ready: impl Fn() -> bool) -> bool {
     true
 }
 
-/// The time that it takes to wake a sleeping thread: whatever is ready later costs at most twice the minimum.
+/// The maximum time to spin, which is the time that waking a sleeping thread takes. Waiting therefore takes at most
+/// twice the minimum time.
 const LINGER: Duration = Duration::from_micros(50);
 
-/// The longest time of yielding: a small part of a timeout, and much longer than it takes to wake a thread.
+/// The maximum time to yield. It is a small part of a timeout, and much longer than waking a thread takes.
 const YIELDING: Duration = Duration::from_millis(10);
 
-/// The number of times that it yields between two looks at the clock.
+/// The number of yields between two checks of the clock.
 const FEW: usize = 16;
 
 #[inline(always)]
@@ -126,30 +129,30 @@ fn yielding(times: usize, ready: impl Fn() -> bool) -> bool {
     false
 }
 
-/// The number of members of teams that are at work in this process.
+/// Counts the members of teams that are working in this process.
 #[cfg_attr(shuttle, allow(dead_code))]
-pub(crate) mod crowd {
+pub(crate) mod active_members {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    static AT_WORK: AtomicUsize = AtomicUsize::new(0);
+    static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
-    /// A guard: this number of members is at work while it lives.
-    pub(crate) struct AtWork(usize);
+    /// A guard. The given number of members are counted as working until it is dropped.
+    pub(crate) struct ActiveMembers(usize);
 
-    pub(crate) fn at_work(members: usize) -> AtWork {
-        AT_WORK.fetch_add(members, Ordering::Relaxed);
-        AtWork(members)
+    pub(crate) fn add_active_members(members: usize) -> ActiveMembers {
+        ACTIVE.fetch_add(members, Ordering::Relaxed);
+        ActiveMembers(members)
     }
 
-    impl Drop for AtWork {
+    impl Drop for ActiveMembers {
         fn drop(&mut self) {
-            AT_WORK.fetch_sub(self.0, Ordering::Relaxed);
+            ACTIVE.fetch_sub(self.0, Ordering::Relaxed);
         }
     }
 
-    pub(super) fn is_larger_than_cores() -> bool {
-        AT_WORK.load(Ordering::Relaxed) > cores()
+    pub(super) fn exceed_cores() -> bool {
+        ACTIVE.load(Ordering::Relaxed) > cores()
     }
 
     pub(crate) fn cores() -> usize {

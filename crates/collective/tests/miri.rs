@@ -8,7 +8,7 @@ mod cooperate;
 
 use cooperate::cooperate;
 use distribute_cluster::{Fingerprint, Operation};
-use distribute_collective::threads::{Crew, Team};
+use distribute_collective::threads::{BroadcastPool, Team};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -54,7 +54,7 @@ fn helpers_borrow_disjoint_parts() {
 }
 
 #[test]
-fn panics_end_no_loan_early() {
+fn borrows_outlive_panics() {
     let team = Arc::new(Team::new(3).unwrap());
     for guilty in [vec![0], vec![2], vec![0, 1, 2]] {
         let used = Mutex::new(Vec::new());
@@ -73,7 +73,7 @@ fn panics_end_no_loan_early() {
 }
 
 #[test]
-fn a_second_broadcast_or_run_inside_of_one_is_refused() {
+fn a_nested_broadcast_or_run_is_refused() {
     let team = Arc::new(Team::new(2).unwrap());
     let nested = Mutex::new(0);
     team.run(1, LONG, &|member| {
@@ -94,16 +94,16 @@ fn a_second_broadcast_or_run_inside_of_one_is_refused() {
 }
 
 #[test]
-fn a_crew_can_be_served_by_whoever_comes_and_hands_out_nothing_old() {
-    let crew = Crew::new(1);
+fn worker_threads_can_be_any_threads_and_get_no_old_work() {
+    let broadcast_pool = BroadcastPool::new(1);
     std::thread::scope(|scope| {
-        scope.spawn(|| crew.serve(1));
+        scope.spawn(|| broadcast_pool.serve(1));
         let data = Box::new(Mutex::new(0));
-        crew.broadcast(&|_| *data.lock().unwrap() += 1, LONG, &|| ());
+        broadcast_pool.broadcast(&|_| *data.lock().unwrap() += 1, LONG, &|| ());
         assert_eq!(data.into_inner().unwrap(), 2);
-        crew.dismiss();
+        broadcast_pool.dismiss();
     });
     // Who comes after the loan is over must not run it.
-    crew.dismiss();
-    crew.serve(1);
+    broadcast_pool.dismiss();
+    broadcast_pool.serve(1);
 }

@@ -12,7 +12,7 @@ use cooperate::cooperate;
 use distribute_cluster::{Fault, Fingerprint, Operation};
 use distribute_collective::Failure;
 use distribute_collective::group::{Group, Links, local};
-use distribute_collective::threads::{Crew, Member, Team};
+use distribute_collective::threads::{BroadcastPool, Member, Team};
 use shuttle::sync::{Arc, Mutex, atomic::AtomicUsize};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering;
@@ -54,12 +54,12 @@ fn rounds(size: usize) {
 }
 
 #[test]
-fn two_members_meet() {
+fn two_members_rendezvous() {
     explore(|| rounds(2));
 }
 
 #[test]
-fn three_members_meet() {
+fn three_members_rendezvous() {
     explore(|| rounds(3));
 }
 
@@ -77,7 +77,7 @@ fn a_mismatch_costs_only_its_round() {
 }
 
 #[test]
-fn who_leaves_early_releases_the_others() {
+fn a_member_that_leaves_early_releases_the_others() {
     explore(|| {
         let team = team(3);
         team.run(1, MINUTE, &|member| {
@@ -92,7 +92,7 @@ fn who_leaves_early_releases_the_others() {
 }
 
 #[test]
-fn who_panics_releases_the_others() {
+fn a_member_that_panics_releases_the_others() {
     explore(|| {
         let team = team(3);
         for guilty in [0, 2] {
@@ -114,7 +114,7 @@ fn who_panics_releases_the_others() {
 }
 
 #[test]
-fn merge_leads_once_and_all_get_its_result() {
+fn the_leader_merges_once_and_all_get_its_result() {
     explore(|| {
         team(3).run(1, MINUTE, &|member| {
             let sum = member.reduce_on_leader(call(""), member.rank(), |payloads| {
@@ -162,7 +162,7 @@ fn cooperation(member: &Member, broadcasts: usize) {
 }
 
 #[test]
-fn cooperations_use_what_they_borrow_only_while_it_is_on_loan() {
+fn cooperations_use_borrowed_data_only_during_the_borrow() {
     explore(|| {
         team(3).run(1, MINUTE, &|member| {
             cooperation(&member, 2);
@@ -199,46 +199,46 @@ fn a_panic_in_a_cooperation_reaches_the_leader_and_the_next_one_works() {
 }
 
 #[test]
-fn a_crew_serves_until_dismissed() {
+fn worker_threads_serve_until_dismissed() {
     explore(|| {
-        let crew = Arc::new(Crew::new(2));
+        let broadcast_pool = Arc::new(BroadcastPool::new(2));
         let members: Vec<_> = (1..3)
             .map(|rank| {
-                let crew = crew.clone();
-                shuttle::thread::spawn(move || crew.serve(rank))
+                let broadcast_pool = broadcast_pool.clone();
+                shuttle::thread::spawn(move || broadcast_pool.serve(rank))
             })
             .collect();
         for _ in 0..3 {
             let loan = Loan::new();
-            crew.broadcast(&|_| loan.use_it(), MINUTE, &|| ());
+            broadcast_pool.broadcast(&|_| loan.use_it(), MINUTE, &|| ());
             loan.end(3);
         }
-        crew.dismiss();
+        broadcast_pool.dismiss();
         members.into_iter().for_each(|member| member.join().unwrap());
     });
 }
 
 #[test]
-fn a_seat_runs_an_order_once_whoever_sits_there() {
+fn a_slot_runs_an_order_once_on_any_thread() {
     explore(|| {
-        let crew = Arc::new(Crew::new(1));
+        let broadcast_pool = Arc::new(BroadcastPool::new(1));
         let left = Arc::new(AtomicUsize::new(0));
         let sit = || {
-            let (crew, left) = (crew.clone(), left.clone());
+            let (broadcast_pool, left) = (broadcast_pool.clone(), left.clone());
             shuttle::thread::spawn(move || {
-                crew.serve(1);
+                broadcast_pool.serve(1);
                 left.fetch_add(1, Ordering::SeqCst);
             })
         };
         let members = [sit(), sit()];
         for _ in 0..2 {
             let loan = Loan::new();
-            crew.broadcast(&|_| loan.use_it(), MINUTE, &|| ());
+            broadcast_pool.broadcast(&|_| loan.use_it(), MINUTE, &|| ());
             loan.end(2);
         }
         // The second takes the seat when the first has left it, and waits for an order that it has not seen.
         while left.load(Ordering::SeqCst) < 2 {
-            crew.dismiss();
+            broadcast_pool.dismiss();
             shuttle::thread::yield_now();
         }
         members.into_iter().for_each(|member| member.join().unwrap());
@@ -246,7 +246,7 @@ fn a_seat_runs_an_order_once_whoever_sits_there() {
 }
 
 #[test]
-fn a_missed_deadline_ends_the_session_for_all_with_one_text() {
+fn a_missed_deadline_ends_the_session_for_all_with_one_message() {
     explore(|| {
         let team = team(2);
         let texts = Mutex::new(Vec::new());
@@ -275,7 +275,7 @@ fn two_workers(replicas: usize, body: impl Fn(&Member) -> bool + Send + Sync + C
         let team = team(replicas);
         for step in 1..3 {
             let session = std::sync::Arc::new(group.open("steps", step));
-            team.run_among(step, MINUTE, Some(session), &|member| body(&member));
+            team.run_with_session(step, MINUTE, Some(session), &|member| body(&member));
         }
     };
     let threads: Vec<_> =
@@ -286,7 +286,7 @@ fn two_workers(replicas: usize, body: impl Fn(&Member) -> bool + Send + Sync + C
 }
 
 /// Returns the details of all replicas of both workers, in the form that the delegates have built.
-fn told(member: &Member, detail: &'static str) -> Result<Vec<u8>, Failure> {
+fn exchange(member: &Member, detail: &'static str) -> Result<Vec<u8>, Failure> {
     let (_, made) =
         member.all_gather_with_group(call(detail), member.replica() as u8, |mine, mut calling| {
             let mine: Vec<u8> = mine.iter().map(|id| **id).collect();
@@ -302,11 +302,11 @@ fn explore_workers(scenario: impl Fn() + Send + Sync + Copy + 'static) {
 }
 
 #[test]
-fn workers_meet_by_their_delegates() {
+fn workers_exchange_through_their_delegates() {
     explore_workers(|| {
         two_workers(2, |member| {
             for _ in 0..2 {
-                assert_eq!(told(member, "").unwrap(), [0, 1, 2, 3]);
+                assert_eq!(exchange(member, "").unwrap(), [0, 1, 2, 3]);
             }
             true
         });
@@ -318,9 +318,9 @@ fn a_mismatch_between_workers_costs_only_its_round() {
     explore_workers(|| {
         two_workers(2, |member| {
             let detail = if member.replica() == 2 { "other" } else { "" };
-            let Err(Failure::Blame(blame)) = told(member, detail) else { panic!("no blame") };
+            let Err(Failure::Blame(blame)) = exchange(member, detail) else { panic!("no blame") };
             assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Mismatch, &[2][..]));
-            assert_eq!(told(member, "").unwrap(), [0, 1, 2, 3]);
+            assert_eq!(exchange(member, "").unwrap(), [0, 1, 2, 3]);
             true
         });
     });
@@ -331,7 +331,7 @@ fn a_replica_that_leaves_early_releases_those_of_all_workers() {
     explore_workers(|| {
         two_workers(2, |member| {
             if member.replica() != 3 {
-                let Err(Failure::Blame(blame)) = told(member, "") else { panic!("no blame") };
+                let Err(Failure::Blame(blame)) = exchange(member, "") else { panic!("no blame") };
                 assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[3][..]));
             }
             true
@@ -344,7 +344,7 @@ fn a_worker_that_leaves_early_releases_the_other() {
     explore_workers(|| {
         two_workers(1, |member| {
             if member.replica() == 0 {
-                let Err(Failure::Blame(blame)) = told(member, "") else { panic!("no blame") };
+                let Err(Failure::Blame(blame)) = exchange(member, "") else { panic!("no blame") };
                 assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[1][..]));
             }
             true

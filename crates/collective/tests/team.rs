@@ -7,7 +7,7 @@ mod cooperate;
 
 use cooperate::cooperate;
 use distribute_cluster::{Fault, Fingerprint, Operation, Stopwatch};
-use distribute_collective::threads::{Member, Team, Teams};
+use distribute_collective::threads::{Member, Team, TeamPool};
 use distribute_testing::watched;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,7 +25,7 @@ fn barrier() -> Fingerprint {
 }
 
 #[test]
-fn everybody_gets_everybodys_payload_in_order() {
+fn all_members_get_all_payloads_in_order() {
     watched(|| {
         for size in [1, 2, 3, 8] {
             let team = Arc::new(Team::new(size).unwrap());
@@ -46,7 +46,7 @@ fn everybody_gets_everybodys_payload_in_order() {
 
 // INV-4
 #[test]
-fn helpers_run_each_closure_once_and_may_borrow() {
+fn helpers_run_each_closure_once_and_closures_may_borrow() {
     watched(|| {
         for size in [1, 2, 3, 8] {
             let team = Arc::new(Team::new(size).unwrap());
@@ -117,7 +117,7 @@ fn values_of_different_types_are_an_error_on_all_members() {
 
 // INV-3
 #[test]
-fn who_returns_early_is_named() {
+fn a_replica_that_returns_early_is_named() {
     watched(|| {
         let team = Arc::new(Team::new(2).unwrap());
         for early in [0, 1] {
@@ -157,7 +157,7 @@ fn a_panic_releases_the_others_and_is_resumed_by_run() {
 
 // INV-3, INV-4
 #[test]
-fn a_panic_while_leading_is_told_to_the_helpers() {
+fn a_panic_of_the_leader_reaches_the_helpers() {
     watched(|| {
         let team = Arc::new(Team::new(3).unwrap());
         let panic = catch_unwind(AssertUnwindSafe(|| {
@@ -176,7 +176,7 @@ fn a_panic_while_leading_is_told_to_the_helpers() {
 
 // INV-2, INV-3
 #[test]
-fn a_late_member_is_named_at_the_deadline_and_finds_the_session_over() {
+fn a_member_that_times_out_is_named_and_finds_the_session_closed() {
     watched(|| {
         let team = Arc::new(Team::new(2).unwrap());
         let (told, wait) = mpsc::channel();
@@ -188,7 +188,7 @@ fn a_late_member_is_named_at_the_deadline_and_finds_the_session_over() {
                 wait.lock().unwrap().recv_timeout(MINUTE).unwrap();
             }
             let blame = member.all_gather_local(barrier(), ()).unwrap_err();
-            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[1][..]));
+            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::TimedOut, &[1][..]));
             assert!(blame.to_string().contains("step 9: replica 0 waited 50ms in barrier"), "{blame}");
             let _ = told.lock().unwrap().send(());
             true
@@ -199,7 +199,7 @@ fn a_late_member_is_named_at_the_deadline_and_finds_the_session_over() {
 
 // INV-3
 #[test]
-fn a_deadline_passes_in_time_also_where_members_yield_to_other_programs() {
+fn a_deadline_passes_in_time_if_members_yield_to_other_programs() {
     watched(|| {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (members, over) = (cores + 2, AtomicBool::new(false));
@@ -226,14 +226,14 @@ fn a_deadline_passes_in_time_also_where_members_yield_to_other_programs() {
                     let blame = member.all_gather_local(barrier(), ()).unwrap_err();
                     let elapsed = watch.elapsed();
                     told.lock().unwrap().send(()).unwrap();
-                    assert_eq!(blame.fault, Fault::Late);
+                    assert_eq!(blame.fault, Fault::TimedOut);
                     // Where a member yields in each slice of its wait, a slice lasts much longer, and half of one
                     // counts.
                     assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
                     true
                 });
             };
-            Teams::shared().borrow(members, run).unwrap();
+            TeamPool::shared().with_team(members, run).unwrap();
         });
     });
 }
@@ -249,7 +249,7 @@ impl Drop for Over<'_> {
 
 // INV-2, INV-3
 #[test]
-fn in_parts_of_a_call_nobody_waits_beyond_the_deadline_either() {
+fn subrounds_of_a_call_end_at_the_deadline() {
     watched(|| {
         // Member 0 with what it hands out, member 1 with its own part.
         for culprit in [0, 1] {
@@ -272,7 +272,7 @@ fn in_parts_of_a_call_nobody_waits_beyond_the_deadline_either() {
                         member.all_gather_with(&call, "a part", mine).map(drop).unwrap_err()
                     }
                 };
-                assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[culprit][..]));
+                assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::TimedOut, &[culprit][..]));
                 let text = blame.to_string();
                 for part in
                     ["waited 500ms in minimize (adam 1: a part)", "its last call was minimize (adam 1) at"]
@@ -303,12 +303,12 @@ fn runs_nest_and_run_side_by_side() {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..20 {
-                        Teams::shared()
-                            .borrow(2, |team| {
+                        TeamPool::shared()
+                            .with_team(2, |team| {
                                 team.run(1, MINUTE, &|member| {
                                     let merged = member.reduce_on_leader(barrier(), (), |_| {
-                                        Teams::shared()
-                                            .borrow(2, |inner| {
+                                        TeamPool::shared()
+                                            .with_team(2, |inner| {
                                                 inner.run(1, MINUTE, &|m| {
                                                     nested.fetch_add(1, Ordering::Relaxed);
                                                     m.all_gather_local(barrier(), ()).is_ok()

@@ -67,7 +67,7 @@ impl Executor for OfWorker {
         Ok(value.clone())
     }
 
-    fn make(
+    fn create(
         &self,
         _context: &CallContext,
         _resource: ResourceId,

@@ -4,20 +4,21 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A function that all tasks of a job have, because they run the same program.
+/// A function of the program, which is the same in all tasks of a job because they run the same program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FunctionId {
     /// The path of the function in the program: `packages::train_step`.
     pub name: String,
-    /// A hash of the function's source. Tasks whose functions differ refuse each other.
+    /// A hash of the function's source. Tasks whose functions differ reject each other.
     pub source: u64,
 }
 
-/// The number of a closure, which is a scheduled call. Closures are numbered from 0 in the order of scheduling.
+/// The sequence number of a closure, which is a scheduled call. Closures are numbered from 0 in the order of
+/// scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClosureId(pub u64);
 
-/// The number of a resource, which is a value that each worker creates for itself and keeps.
+/// The sequence number of a resource, which is a value that each worker creates and keeps separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ResourceId(pub u64);
 
@@ -26,7 +27,7 @@ pub struct ResourceId(pub u64);
 pub enum Argument {
     /// A value, encoded as bytes.
     Value(Bytes),
-    /// The worker's value of a resource.
+    /// The value that the worker has created for a resource.
     Resource(ResourceId),
 }
 
@@ -35,7 +36,7 @@ pub enum Argument {
 pub struct Call {
     /// The function to call.
     pub function: FunctionId,
-    /// The arguments.
+    /// The arguments that are passed to the function.
     pub arguments: Vec<Argument>,
 }
 
@@ -49,15 +50,15 @@ impl Call {
     }
 }
 
-/// The origin of a change of a variable: a closure, no matter how often and where it is run. Parameter servers
+/// The origin of a change of a variable: a closure, regardless of how often and where it is executed. Parameter servers
 /// use it to apply each change of a closure at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
     /// The number of the coordinator's job, which is different for each start of a coordinator.
     pub job: u64,
-    /// The closure.
+    /// The sequence number of the closure.
     pub closure: ClosureId,
-    /// All closures before this one have ended, so no further changes of them will arrive.
+    /// All closures before this one have ended, so no further changes by them will arrive.
     pub floor: ClosureId,
 }
 

@@ -12,47 +12,48 @@ pub enum Error {
     /// were cancelled.
     #[error("{0}")]
     Failed(Failure),
-    /// Workers cannot work for this coordinator, and the others do not begin without them.
-    #[error("{operation}: {} of {workers} workers cannot work ({}); start them, and see their own errors", missing.len(), list(missing))]
+    /// Some workers reject this coordinator or cannot be reached, and the coordinator does not start without them.
+    #[error("{operation}: {} of {workers} workers cannot work ({}); start them, and check their logs", missing.len(), list(missing))]
     NotConnected {
         /// The operation that failed.
         operation: &'static str,
-        /// The number of workers.
+        /// The total number of workers.
         workers: usize,
-        /// The missing workers, and the reasons.
+        /// The names of the missing workers, and the reasons.
         missing: Vec<(String, String)>,
     },
     /// No worker was connected for longer than the timeout.
     #[error(
-        "{operation}: no worker has been there for {:.1} s, and {waiting} closures wait ({}); start workers: the closures are kept for them",
+        "{operation}: no worker has been connected for {:.1} s, and {waiting} closures wait ({}); start \
+         workers: the closures are kept for them",
         waited.as_secs_f64(), list(missing)
     )]
     NoWorkers {
         /// The operation that failed.
         operation: &'static str,
-        /// The time without a worker.
+        /// The time for which no worker was connected.
         waited: Duration,
         /// The number of closures that have not ended.
         waiting: usize,
-        /// The missing workers, and the reasons.
+        /// The names of the missing workers, and the reasons.
         missing: Vec<(String, String)>,
     },
     /// The operation has timed out.
-    #[error("{operation}: not within {:.1} s: {}; wait longer, or see what these do", timeout.as_secs_f64(), now.join("; "))]
-    Late {
+    #[error("{operation}: timed out after {:.1} s: {}; raise the timeout, or check these workers", timeout.as_secs_f64(), tasks.join("; "))]
+    TimedOut {
         /// The operation that failed.
         operation: &'static str,
-        /// The timeout.
+        /// The timeout that has passed.
         timeout: Duration,
         /// The current task of each worker.
-        now: Vec<String>,
+        tasks: Vec<String>,
     },
-    /// A resource among the arguments belongs to another coordinator, or was dropped.
-    #[error("{operation}: the coordinator has no {resource}: make it anew by this coordinator")]
+    /// A resource among the arguments belongs to a different coordinator, or was dropped.
+    #[error("{operation}: the coordinator has no {resource}: create it with this coordinator")]
     NoResource {
         /// The operation that failed.
         operation: &'static str,
-        /// The resource.
+        /// The sequence number of the resource.
         resource: ResourceId,
     },
     /// The coordinator was dropped, with all closures that had not ended.
@@ -61,10 +62,10 @@ pub enum Error {
         /// The operation that failed.
         operation: &'static str,
     },
-    /// The system cannot start a thread.
+    /// A thread could not be started.
     #[error("the coordinator cannot start a thread: {reason}")]
     Thread {
-        /// The cause.
+        /// The error of the operating system.
         reason: String,
     },
 }

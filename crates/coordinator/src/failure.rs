@@ -12,7 +12,7 @@ pub enum FailureKind {
     Function,
     /// The function returned an error about its arguments.
     InvalidArgument,
-    /// A dataset has no more elements.
+    /// A dataset among the arguments has no more elements.
     EndOfData,
     /// The function panicked. The worker continues.
     Panicked,
@@ -22,13 +22,13 @@ pub enum FailureKind {
     Server,
     /// A resource among the arguments could not be created on the worker.
     Resource,
-    /// The worker's program has no such function.
+    /// The worker's program does not contain this function.
     UnknownFunction,
-    /// The result has more bytes than can be sent.
+    /// The result is too large to be sent.
     TooLarge,
     /// The call exceeded its time limit.
-    Late,
-    /// Workers that ran the call disconnected too often, so it is not retried: it may be the cause.
+    TimedOut,
+    /// Workers disconnected too often while they ran the call, so it is not retried: it may be the cause.
     WorkersLost,
 }
 
@@ -37,39 +37,39 @@ pub enum FailureKind {
 pub struct Failure {
     /// The kind of the failure.
     pub kind: FailureKind,
-    /// The message: the cause, and advice.
+    /// The message: the cause and a remedy.
     pub text: String,
     /// The location of the failure.
-    pub place: Option<Place>,
+    pub location: Option<FailureLocation>,
 }
 
 /// The location of a failed call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// The function.
+pub struct FailureLocation {
+    /// The function that was called.
     pub function: FunctionId,
-    /// The closure; `None` if a resource was being created.
+    /// The sequence number of the closure; `None` if a resource was being created.
     pub closure: Option<ClosureId>,
-    /// The number of the worker.
+    /// The index of the worker.
     pub worker: usize,
 }
 
 impl Failure {
     /// Creates a failure.
     pub fn new(kind: FailureKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into(), place: None }
+        Self { kind, text: text.into(), location: None }
     }
 
     /// Adds the location, unless the failure already has one.
     pub fn at(mut self, function: &FunctionId, closure: Option<ClosureId>, worker: usize) -> Self {
-        self.place.get_or_insert_with(|| Place { function: function.clone(), closure, worker });
+        self.location.get_or_insert_with(|| FailureLocation { function: function.clone(), closure, worker });
         self
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(Place { function, closure, worker }) = &self.place {
+        if let Some(FailureLocation { function, closure, worker }) = &self.location {
             match closure {
                 Some(closure) => write!(f, "{function} ({closure}) on worker {worker}: ")?,
                 None => write!(f, "{function} on worker {worker}: ")?,
@@ -88,9 +88,9 @@ mod tests {
 
     // INV-62
     #[test]
-    fn what_a_terminal_obeys_is_written_out_and_lines_are_kept() {
+    fn control_characters_are_escaped_and_lines_are_kept() {
         let failure =
-            Failure { kind: FailureKind::Function, text: "one\ntwo\x1b[2J\u{9b}".to_owned(), place: None };
+            Failure { kind: FailureKind::Function, text: "one\ntwo\x1b[2J\u{9b}".to_owned(), location: None };
         assert_eq!(failure.to_string(), "one\ntwo\\u{1b}[2J\\u{9b}");
     }
 }

@@ -1,5 +1,12 @@
 //! A fault-tolerant scheduler of functions on many workers.
 //!
+//! Functions, arguments and results are bytes: this crate does not depend on variables or models.
+//! `distribute-parameter-server` implements [`Program`] for functions with types.
+//!
+//! A call goes from [`Coordinator`] to `Dispatch`, which assigns it as work to a worker; over a [`Link`] to the
+//! worker's session, whose queue orders it; to an [`Executor`]; and back as [`Done`] to `Dispatch`, which
+//! resolves its value.
+//!
 //! | module | contents |
 //! |---|---|
 //! | `call` | [`Call`]: a function and its arguments, as data; [`Origin`]: the closure that makes a change |
@@ -9,7 +16,10 @@
 //! | [`dispatch`] | the assignment of work to workers, as pure functions |
 //! | `worker` | [`Worker`]: the [`queue`] of one worker, and the thread that runs it |
 //! | `link` | the connection to a worker: [`LocalWorker`], [`RemoteWorker`] |
-//! | `coordinator` | [`Coordinator`]: the scheduler |
+//! | `coordinator`, `error` | [`Coordinator`]: the scheduler; [`Error`] |
+//!
+//! A new decision is a method of `Dispatch`, with a test without threads. A new message to a worker is a variant
+//! of [`Work`].
 
 #![forbid(unsafe_code)]
 
@@ -24,10 +34,10 @@ mod program;
 mod worker;
 
 pub use call::{Argument, Call, ClosureId, FunctionId, Origin, ResourceId};
-pub use coordinator::{Coordinator, Options, Remote, Status, WorkerStatus};
+pub use coordinator::{Coordinator, Options, ResultHandle, Status, WorkerStatus};
 pub use error::Error;
-pub use failure::{Failure, FailureKind, Place};
-pub use link::{Connect, Link, LocalWorker, Lost, NotConnected, RemoteWorker};
+pub use failure::{Failure, FailureKind, FailureLocation};
+pub use link::{Connect, Disconnected, Link, LocalWorker, NotConnected, RemoteWorker};
 pub use message::{Batch, Done, Hello, Work};
 pub use program::{CallContext, Cancellation, Executor, Program};
 pub use worker::{SERVICE, Worker, queue};

@@ -1,7 +1,7 @@
 //! The connection from a coordinator to a worker.
 
 use crate::failure::Failure;
-use crate::message::{Answer, Batch, Done, Hello, Question, decode, encode};
+use crate::message::{Batch, Done, Hello, Request, Response, decode, encode};
 use crate::worker::{Collected, SERVICE, Worker};
 use distribute_cluster::{Deadline, Task};
 use distribute_net::Message;
@@ -12,53 +12,53 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The timeout of one attempt to reach a worker.
-const REACHED: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The timeout for a worker's answer to a coordinator. It may need to connect to parameter servers first.
-const ANSWERED: Duration = Duration::from_secs(60);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The maximum time that a message waits for room.
-const ROOM: Duration = Duration::from_secs(60);
+/// The maximum time that a message waits until it can be sent.
+const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A way to connect to a worker.
 pub trait Connect: Send + Sync {
     /// Returns the name of the worker, for errors.
     fn name(&self) -> String;
 
-    /// Connects the worker to this coordinator. Gives up when `is_wanted` returns false.
+    /// Connects the worker to this coordinator. Stops trying when `is_wanted` returns `false`.
     ///
     /// # Errors
-    /// Returns a [`NotConnected`] if the worker refuses or cannot be reached.
+    /// Returns a [`NotConnected`] if the worker rejects the coordinator or cannot be reached.
     fn connect(&self, hello: &Hello, is_wanted: &dyn Fn() -> bool) -> Result<Box<dyn Link>, NotConnected>;
 }
 
 /// The reason why a worker is not connected to a coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotConnected {
-    /// The worker has refused the coordinator.
+    /// The worker has rejected the coordinator.
     Refused(Failure),
     /// The worker cannot be reached at the moment.
-    Away(String),
+    Unreachable(String),
 }
 
-/// The connection to a worker, until it is dropped or [lost](Lost).
+/// The connection to a worker, until it is dropped or [lost](Disconnected).
 pub trait Link: Send + Sync {
     /// Sends work.
     ///
     /// # Errors
-    /// Returns [`Lost`] if the worker has disconnected.
-    fn submit(&self, batch: Batch) -> Result<(), Lost>;
+    /// Returns [`Disconnected`] if the worker has disconnected.
+    fn submit(&self, batch: Batch) -> Result<(), Disconnected>;
 
-    /// Waits for results, for at most `patience`. Returns an empty list if there are none in that time.
+    /// Waits for results, for at most `patience`. Returns an empty list if there are none by then.
     ///
     /// # Errors
-    /// Returns [`Lost`] if the worker has disconnected.
-    fn collect(&self, patience: Duration) -> Result<Vec<Done>, Lost>;
+    /// Returns [`Disconnected`] if the worker has disconnected.
+    fn collect(&self, patience: Duration) -> Result<Vec<Done>, Disconnected>;
 }
 
 /// The reason why a worker has disconnected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lost(pub String);
+pub struct Disconnected(pub String);
 
 /// A worker in another process, reached through its server.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub struct RemoteWorker {
 }
 
 impl RemoteWorker {
-    /// Creates the connector of the worker with this task in the cluster of `clients`.
+    /// Creates the connector to the worker that is task `task` in the cluster of `clients`.
     pub fn new(clients: ClientBuilder, task: Task) -> Self {
         Self { clients, task }
     }
@@ -80,20 +80,21 @@ impl Connect for RemoteWorker {
     }
 
     fn connect(&self, hello: &Hello, is_wanted: &dyn Fn() -> bool) -> Result<Box<dyn Link>, NotConnected> {
-        let away = |error: &dyn fmt::Display| NotConnected::Away(error.to_string());
-        let client = self.clients.connect(&self.task, REACHED).map_err(|error| away(&error))?;
-        let question = message(&Question::Hello(hello.clone())).map_err(|error| away(&error.0))?;
-        let asked = client.start(SERVICE, question, ANSWERED).map_err(|error| away(&error))?;
-        let mut deadline = Deadline::after(ANSWERED);
-        while !asked.ready(deadline.look()) && !deadline.look().is_zero() && is_wanted() {}
-        let answer = asked.wait(Duration::ZERO).map_err(|error| away(&error))?;
-        match decode(&answer.body) {
-            Ok(Answer::Welcome { session }) => {
-                Ok(Box::new(RemoteLink { client, session, asked: Mutex::new(None) }))
+        let unreachable = |error: &dyn fmt::Display| NotConnected::Unreachable(error.to_string());
+        let client =
+            self.clients.connect(&self.task, CONNECT_TIMEOUT).map_err(|error| unreachable(&error))?;
+        let request = message(&Request::Hello(hello.clone())).map_err(|error| unreachable(&error.0))?;
+        let started = client.start(SERVICE, request, HELLO_TIMEOUT).map_err(|error| unreachable(&error))?;
+        let mut deadline = Deadline::after(HELLO_TIMEOUT);
+        while !started.ready(deadline.look()) && !deadline.look().is_zero() && is_wanted() {}
+        let response = started.wait(Duration::ZERO).map_err(|error| unreachable(&error))?;
+        match decode(&response.body) {
+            Ok(Response::Welcome { session }) => {
+                Ok(Box::new(RemoteLink { client, session, collecting: Mutex::new(None) }))
             }
-            Ok(Answer::Refused(failure)) => Err(NotConnected::Refused(failure)),
-            Ok(other) => Err(away(&format!("it answers {other:?}: is it of the same build?"))),
-            Err(wrong) => Err(away(&format!("it answers {wrong}: is it of the same build?"))),
+            Ok(Response::Refused(failure)) => Err(NotConnected::Refused(failure)),
+            Ok(other) => Err(unreachable(&format!("it answers {other:?}: is it of the same build?"))),
+            Err(wrong) => Err(unreachable(&format!("it answers {wrong}: is it of the same build?"))),
         }
     }
 }
@@ -102,50 +103,51 @@ struct RemoteLink {
     client: Client,
     session: u64,
     /// The request for results that has no response yet.
-    asked: Mutex<Option<Started>>,
+    collecting: Mutex<Option<Started>>,
 }
 
 impl RemoteLink {
-    fn ask(&self, question: &Question) -> Result<Started, Lost> {
-        self.client.start(SERVICE, message(question)?, ROOM).map_err(lost)
+    fn request(&self, request: &Request) -> Result<Started, Disconnected> {
+        self.client.start(SERVICE, message(request)?, SEND_TIMEOUT).map_err(lost)
     }
 }
 
 impl Link for RemoteLink {
-    fn submit(&self, batch: Batch) -> Result<(), Lost> {
+    fn submit(&self, batch: Batch) -> Result<(), Disconnected> {
         // Errors of the request are returned by `collect`.
-        self.ask(&Question::Submit(Batch { session: self.session, ..batch })).map(drop)
+        self.request(&Request::Submit(Batch { session: self.session, ..batch })).map(drop)
     }
 
-    fn collect(&self, patience: Duration) -> Result<Vec<Done>, Lost> {
-        let mut asked = self.asked.lock();
-        let started = match asked.take() {
+    fn collect(&self, patience: Duration) -> Result<Vec<Done>, Disconnected> {
+        let mut collecting = self.collecting.lock();
+        let started = match collecting.take() {
             Some(started) => started,
-            None => self.ask(&Question::Collect { session: self.session })?,
+            None => self.request(&Request::Collect { session: self.session })?,
         };
         if !started.ready(patience) {
-            *asked = Some(started);
+            *collecting = Some(started);
             return Ok(Vec::new());
         }
-        let answer = started.wait(ROOM).map_err(lost)?;
-        match decode(&answer.body) {
-            Ok(Answer::Collected(done)) => Ok(done),
-            Ok(Answer::Over) => {
-                Err(Lost("it works for another coordinator, or was connected to again".to_owned()))
+        let response = started.wait(SEND_TIMEOUT).map_err(lost)?;
+        match decode(&response.body) {
+            Ok(Response::Collected(done)) => Ok(done),
+            Ok(Response::SessionOver) => {
+                Err(Disconnected("it works for another coordinator, or was reconnected".to_owned()))
             }
-            Ok(other) => Err(Lost(format!("it answers {other:?}: is it of the same build?"))),
-            Err(wrong) => Err(Lost(format!("it answers {wrong}: is it of the same build?"))),
+            Ok(other) => Err(Disconnected(format!("it answers {other:?}: is it of the same build?"))),
+            Err(wrong) => Err(Disconnected(format!("it answers {wrong}: is it of the same build?"))),
         }
     }
 }
 
-fn message(question: &Question) -> Result<Message, Lost> {
-    let bytes = encode(question).map_err(|error| Lost(format!("a message cannot be encoded: {error}")))?;
+fn message(request: &Request) -> Result<Message, Disconnected> {
+    let bytes =
+        encode(request).map_err(|error| Disconnected(format!("a message cannot be encoded: {error}")))?;
     Ok(Message::new("", bytes))
 }
 
-fn lost(error: CallError) -> Lost {
-    Lost(error.to_string())
+fn lost(error: CallError) -> Disconnected {
+    Disconnected(error.to_string())
 }
 
 /// A worker in this process.
@@ -156,7 +158,7 @@ pub struct LocalWorker {
 }
 
 impl LocalWorker {
-    /// Creates the connector of this worker. `name` is used in errors.
+    /// Creates the connector to a worker in this process. `name` is used in errors.
     pub fn new(name: impl Into<String>, worker: Worker) -> Self {
         Self { name: name.into(), worker }
     }
@@ -181,50 +183,48 @@ struct LocalLink {
 
 #[derive(Default)]
 struct Inbox {
-    state: Mutex<Asked>,
+    state: Mutex<CollectState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Asked {
+struct CollectState {
     is_asked: bool,
-    answer: Option<Collected>,
+    response: Option<Collected>,
 }
 
-impl Inbox {}
-
 impl Link for LocalLink {
-    fn submit(&self, batch: Batch) -> Result<(), Lost> {
-        let session = self.worker.session(self.session).ok_or_else(over)?;
+    fn submit(&self, batch: Batch) -> Result<(), Disconnected> {
+        let session = self.worker.session(self.session).ok_or_else(session_over)?;
         session.submit(Batch { session: self.session, ..batch });
         Ok(())
     }
 
-    fn collect(&self, patience: Duration) -> Result<Vec<Done>, Lost> {
+    fn collect(&self, patience: Duration) -> Result<Vec<Done>, Disconnected> {
         if !std::mem::replace(&mut self.inbox.state.lock().is_asked, true) {
-            let session = self.worker.session(self.session).ok_or_else(over)?;
+            let session = self.worker.session(self.session).ok_or_else(session_over)?;
             let inbox = self.inbox.clone();
             session.collect(Box::new(move |collected| {
-                inbox.state.lock().answer = Some(collected);
+                inbox.state.lock().response = Some(collected);
                 inbox.changed.notify_all();
             }));
         }
         let mut deadline = Deadline::after(patience);
-        let mut asked = self.inbox.state.lock();
+        let mut state = self.inbox.state.lock();
         loop {
-            match asked.answer.take() {
+            match state.response.take() {
                 Some(Collected::Done(done)) => {
-                    asked.is_asked = false;
+                    state.is_asked = false;
                     return Ok(done);
                 }
-                Some(Collected::Over) => return Err(over()),
+                Some(Collected::Over) => return Err(session_over()),
                 None => {}
             }
             let slice = deadline.look();
             if slice.is_zero() {
                 return Ok(Vec::new());
             }
-            self.inbox.changed.wait_for(&mut asked, slice);
+            self.inbox.changed.wait_for(&mut state, slice);
             deadline.look();
         }
     }
@@ -238,6 +238,6 @@ impl Drop for LocalLink {
     }
 }
 
-fn over() -> Lost {
-    Lost("it works for another coordinator".to_owned())
+fn session_over() -> Disconnected {
+    Disconnected("it works for another coordinator".to_owned())
 }

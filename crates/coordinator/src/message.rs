@@ -12,7 +12,7 @@ const VERSION: u8 = 1;
 
 /// A request of a coordinator to a worker's service.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Question {
+pub(crate) enum Request {
     /// Begin to work for this coordinator, and drop all earlier state.
     Hello(Hello),
     /// Add work to the queue.
@@ -27,9 +27,9 @@ pub(crate) enum Question {
 /// The first message of a coordinator to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The number of the coordinator's job. A later start has a greater number.
+    /// The number of the coordinator's job, which is greater for each later start.
     pub job: u64,
-    /// The number of the worker.
+    /// The index of the worker.
     pub worker: usize,
     /// The number of workers.
     pub workers: usize,
@@ -41,23 +41,23 @@ pub struct Hello {
 
 /// A response of a worker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Answer {
-    /// The number of the session that has begun.
+pub(crate) enum Response {
+    /// The worker has accepted the coordinator, and has begun a session with this id.
     Welcome { session: u64 },
-    /// The worker refuses this coordinator.
+    /// The worker rejects this coordinator.
     Refused(Failure),
     /// A batch was received.
     Submitted,
     /// The results since the last request.
     Collected(Vec<Done>),
     /// The session of the request has ended.
-    Over,
+    SessionOver,
 }
 
 /// A batch of work for one worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
-    /// The session to which it belongs.
+    /// The id of the session to which the batch belongs.
     pub session: u64,
     /// All closures before this one have ended.
     pub floor: ClosureId,
@@ -70,20 +70,20 @@ pub struct Batch {
 pub enum Work {
     /// Run a closure, after those that are already waiting.
     Call {
-        /// The number of the closure.
+        /// The sequence number of the closure.
         closure: ClosureId,
-        /// The call.
+        /// The call that the closure makes.
         call: Call,
     },
     /// Create a resource, before any waiting closure.
-    Make {
-        /// The number of the resource.
+    Create {
+        /// The sequence number of the resource.
         resource: ResourceId,
         /// The call that creates it.
         call: Call,
         /// Whether missing variables may be created.
-        makes_variables: bool,
-        /// The position at which it resumes, if any.
+        creates_variables: bool,
+        /// The position from which the resource continues, if any.
         position: Option<Bytes>,
     },
     /// Drop a resource.
@@ -99,20 +99,20 @@ pub enum Work {
 pub enum Done {
     /// A closure was executed.
     Called {
-        /// The number of the closure.
+        /// The sequence number of the closure.
         closure: ClosureId,
-        /// The bytes of its result.
+        /// The encoded result of the closure.
         result: Result<Bytes, Failure>,
         /// The running time in microseconds.
         micros: u64,
-        /// The new positions of resources that it has moved.
+        /// The new positions of resources that the closure has moved.
         positions: Vec<(ResourceId, Bytes)>,
     },
-    /// A resource was created, or failed.
-    Made {
-        /// The number of the resource.
+    /// A resource was created, or could not be created.
+    Created {
+        /// The sequence number of the resource.
         resource: ResourceId,
-        /// The failure, if any.
+        /// The failure, if the resource could not be created.
         result: Result<(), Failure>,
     },
     /// A closure was returned without running, as requested.
@@ -139,7 +139,7 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, &'static st
             match budget.decode(&mut from) {
                 Ok(message) if matches!(from.finalize(), Ok([])) => Ok(message),
                 Ok(_) => Err("more than a message"),
-                Err(_) if budget.is_spent() => Err("more parts than a message of its length may have"),
+                Err(_) if budget.is_spent() => Err("more elements than a message of its length can have"),
                 Err(_) => Err("bytes that are no message"),
             }
         }
@@ -158,10 +158,10 @@ mod tests {
     fn a_message_of_small_parts_does_not_take_a_hundred_times_its_bytes() {
         let batch = |work: usize| {
             let work = (0..work as u64).map(|closure| Work::Cancel(ClosureId(closure % 100))).collect();
-            encode(&Question::Submit(Batch { session: 1, floor: ClosureId(0), work })).unwrap()
+            encode(&Request::Submit(Batch { session: 1, floor: ClosureId(0), work })).unwrap()
         };
         let few = batch(1_000);
-        assert!(decode::<Question>(&few).is_ok());
+        assert!(decode::<Request>(&few).is_ok());
         // A message of a coordinator.
         let value = Argument::Value(Bytes::from(vec![7; 100]));
         let call = || Call {
@@ -170,15 +170,15 @@ mod tests {
         };
         let work =
             (0..5_000).map(|closure| Work::Call { closure: ClosureId(closure), call: call() }).collect();
-        let calls = Question::Submit(Batch { session: 1, floor: ClosureId(0), work });
-        assert_eq!(decode::<Question>(&encode(&calls).unwrap()), Ok(calls));
+        let calls = Request::Submit(Batch { session: 1, floor: ClosureId(0), work });
+        assert_eq!(decode::<Request>(&encode(&calls).unwrap()), Ok(calls));
         // 6 million parts of 2 bytes, each of which takes more than 100 in memory.
         let many = batch(6_000_000);
         assert!(many.len() < 13 << 20 && size_of::<Work>() > 100);
-        assert_eq!(decode::<Question>(&many), Err("more parts than a message of its length may have"));
+        assert_eq!(decode::<Request>(&many), Err("more elements than a message of its length can have"));
         let done = vec![Done::Returned(ClosureId(1)); 6_000_000];
-        let answer = encode(&Answer::Collected(done)).unwrap();
-        assert_eq!(decode::<Answer>(&answer), Err("more parts than a message of its length may have"));
-        assert_eq!(decode::<Question>(&[&few[..], &[0]].concat()), Err("more than a message"));
+        let response = encode(&Response::Collected(done)).unwrap();
+        assert_eq!(decode::<Response>(&response), Err("more elements than a message of its length can have"));
+        assert_eq!(decode::<Request>(&[&few[..], &[0]].concat()), Err("more than a message"));
     }
 }

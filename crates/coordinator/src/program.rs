@@ -6,35 +6,34 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The functions of a program, which every task of a job runs.
+/// The functions of a program that every task of a job runs.
 pub trait Program: Send + Sync {
-    /// Returns the functions, in any order.
+    /// Returns the functions of the program, in any order.
     fn functions(&self) -> Vec<FunctionId>;
 
-    /// Starts the executor of one of a coordinator's workers, with the settings that the coordinator's program
-    /// sends to all of them. The resources of an earlier executor are no longer used, although one of its calls
-    /// may still run.
+    /// Starts the executor of worker `worker` of `workers` for a coordinator. `settings` are the settings that the
+    /// coordinator's program sends to all workers. The resources of an earlier executor are no longer used, although
+    /// one of its calls may still be running.
     ///
     /// # Errors
-    /// Returns a [`Failure`] if the worker cannot work for the coordinator. The message is sent to the
-    /// coordinator.
+    /// Returns a [`Failure`] if the executor cannot be started. It is sent to the coordinator.
     fn start(&self, worker: usize, workers: usize, settings: &Bytes) -> Result<Arc<dyn Executor>, Failure>;
 }
 
-/// An executor of the calls of one coordinator on one worker. It keeps the resources that it has created. One
-/// call runs at a time.
+/// An executor of the calls of one coordinator on one worker. It stores the resources that it has created. One call
+/// runs at a time.
 pub trait Executor: Send + Sync {
-    /// Calls a function, and returns the bytes of its result.
+    /// Calls a function, and returns its encoded result.
     ///
     /// # Errors
     /// Returns a [`Failure`] if the function fails or panics.
     fn call(&self, context: &CallContext, call: &Call) -> Result<Bytes, Failure>;
 
-    /// Creates a resource, which resumes at `position` if there is one.
+    /// Creates a resource. It continues at `position`, if there is one.
     ///
     /// # Errors
     /// Returns a [`Failure`] if the function fails or panics.
-    fn make(
+    fn create(
         &self,
         context: &CallContext,
         resource: ResourceId,
@@ -46,8 +45,8 @@ pub trait Executor: Send + Sync {
     /// which elements were taken.
     fn positions(&self) -> Vec<(ResourceId, Bytes)>;
 
-    /// Moves resources back to their positions at the last call of [`positions`](Self::positions), because the
-    /// call that has moved them is retried.
+    /// Moves resources back to their positions at the last call of [`positions`](Self::positions), because the call
+    /// that has moved them is retried.
     fn rewind(&self);
 
     /// Drops a resource.
@@ -57,22 +56,21 @@ pub trait Executor: Send + Sync {
 /// The context of a call, in addition to its arguments.
 #[derive(Clone, Debug)]
 pub struct CallContext {
-    /// The closure; `None` if a resource is created.
+    /// The origin of the closure's changes; `None` if a resource is created.
     pub origin: Option<Origin>,
-    /// Whether missing variables may be created. Other workers that create the same resource wait until it was
-    /// created once.
-    pub makes_variables: bool,
+    /// Whether missing variables may be created. Other workers that create the same resource wait until its variables
+    /// exist.
+    pub creates_variables: bool,
     cancellation: Cancellation,
 }
 
 impl CallContext {
     /// Creates the context of a call that can be cancelled.
-    pub fn new(origin: Option<Origin>, makes_variables: bool, cancellation: Cancellation) -> Self {
-        Self { origin, makes_variables, cancellation }
+    pub fn new(origin: Option<Origin>, creates_variables: bool, cancellation: Cancellation) -> Self {
+        Self { origin, creates_variables, cancellation }
     }
 
-    /// Returns whether the call was cancelled. A function that runs for long should check this from time to
-    /// time.
+    /// Returns whether the call was cancelled. Functions that take long should check this from time to time.
     pub fn is_cancelled(&self) -> bool {
         self.cancellation.is_cancelled()
     }

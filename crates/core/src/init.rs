@@ -1,26 +1,26 @@
-//! Settings that must precede the first thread: candle's threads.
+//! A setting that must be made before the process starts its first thread: the number of threads that candle uses.
 
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use distribute_trace::internal::subscribe;
 use std::sync::Once;
 
-/// Limits candle to one thread for each replica. `#[distribute::main]` calls this first, and so does the first
-/// strategy with several replicas. Only a program that starts threads before that has to call it.
+/// Limits candle to one thread per replica. `#[distribute::main]` calls this first; otherwise the first strategy with
+/// several replicas calls it. A program needs to call it only if it starts threads before that.
 ///
-/// candle's element-wise kernels share one pool of threads, on which replicas wait for each other, and each
-/// matrix product uses all cores. Replicas already use the cores, so both are set to one thread, for this
-/// process and its child processes. The environment takes precedence (`CANDLE_NUM_THREADS`,
-/// `RAYON_NUM_THREADS`).
+/// candle's element-wise kernels share one thread pool, on which replicas wait for each other, and each
+/// matrix product uses all cores. The replicas already occupy the cores, so both are limited to one thread,
+/// for this process and its child processes. The variables `CANDLE_NUM_THREADS` and `RAYON_NUM_THREADS` take
+/// precedence if they are set.
 ///
-/// candle reads the first variable only once, and the environment cannot be written while another thread may
-/// read it. If there is already another thread, the environment is left alone, with a warning. Only the first
-/// call has an effect.
+/// candle reads the first variable only once, and the environment cannot be written safely while another
+/// thread may read it. If another thread is already running, this function changes nothing and logs a
+/// warning. Only the first call has an effect.
 pub fn init() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(tame);
+    ONCE.call_once(limit_threads);
 }
 
-fn tame() {
+fn limit_threads() {
     let unset = |name: &&str| std::env::var_os(name).is_none();
     let missing: Vec<_> = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"].into_iter().filter(unset).collect();
     if missing.is_empty() {
@@ -33,16 +33,18 @@ fn tame() {
         }
         return;
     }
-    heard(|| {
+    warn_or_stderr(|| {
         tracing::warn!(
-            "other threads run already, so {} cannot be set to 1: replicas wait for each other in candle's pool of threads, and \
+            "other threads are already running, so {} cannot be set to 1: replicas wait for each other in candle's \
+             pool of threads, and \
              may be several times slower. Put #[distribute::main] on main, or set both before the program starts",
             missing.join(" and ")
         );
     });
 }
 
-/// Prepares the process for a strategy with this many replicas, if that has not been done yet.
+/// Prepares the process for a strategy with the given number of replicas. Installs the log subscriber if
+/// `DISTRIBUTE_LOG` is set. Calls [`init`] if there are several replicas.
 pub fn prepare(replicas: usize) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -55,7 +57,7 @@ pub fn prepare(replicas: usize) {
     }
 }
 
-/// Whether the process has no other thread, as far as the system reports.
+/// Returns `true` if the process has no other thread, according to the operating system.
 fn is_only_thread() -> bool {
     #[cfg(target_os = "linux")]
     return std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);

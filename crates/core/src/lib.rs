@@ -1,18 +1,21 @@
-//! The core of `distribute`: the handle of a strategy, contexts, values, variables, input and checkpoints.
+//! The core of `distribute`: strategies, contexts, values, variables, input and checkpoints.
 //!
-//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate.
+//! Start at [`Strategy`]; authors of strategies implement [`StrategyExtended`].
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`strategy`] | the handle, the trait for authors of strategies, and the counters that are equal on all workers |
-//! | [`context`] | the context of a thread; a replica and its collectives; calls among workers |
-//! | [`values`] | values for each replica; splitting and reducing values |
-//! | [`checkpoint`] | saving and restoring a training |
-//! | `variables` | a variable, its memory, the variables of a model |
+//! | [`context`] | the context of a thread; a replica and its collectives; calls between workers |
+//! | [`values`] | values of replicas; splitting and reducing values |
+//! | [`checkpoint`] | saving and restoring a training run |
+//! | `variables` | variables, their storage, and the variables of a model |
 //! | `replicated` | a model on every replica |
 //! | `input` | a dataset that is distributed over the replicas |
 //! | `ops` | the operations of a strategy: `run`, `reduce`, `gather`, `update`, `merge_call` |
-//! | [`summary`], `init` | the writer of summaries; the threads of candle |
+//! | [`summary`], `init` | writing summaries; limiting candle's threads |
+//!
+//! This crate never opens a socket. A strategy gives it a group of workers or a client of parameter servers.
 
 pub mod checkpoint;
 pub mod context;
@@ -28,7 +31,9 @@ mod testing;
 pub mod values;
 mod variables;
 
-pub use checkpoint::{Checkpoint, CheckpointManager, Checkpointed, Kept, Restore, Restored, Select};
+pub use checkpoint::{
+    Checkpoint, CheckpointManager, Checkpointed, Restore, RestoreFilter, RestoreReport, Unrestored,
+};
 pub use context::{
     ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context, has_strategy,
     in_cross_replica_context, set_strategy,
@@ -46,29 +51,28 @@ pub use summary::SummaryWriter;
 #[doc(hidden)]
 pub use values::derived;
 pub use values::{Axes, Distributed, Mirrored, PerReplica, Reducible, ValueContext};
-pub use variables::{NewVariable, Shard, Variable, Variables, lookup};
+pub use variables::{Shard, Variable, VariableBuilder, Variables, lookup};
 
-/// The interface for the other crates of `distribute`. It is not public: anything in it may change.
+/// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::checkpoint::{read_as, read_elements, require_names};
     pub use crate::context::{
-        Mode, current_kind, current_strategy, default_context, enter, failure, mixed, raise, raised,
-        require_outside_of_run,
+        Mode, current_kind, current_strategy, default_context, enter, failure, mixed, require_outside_of_run,
+        to_candle_error, unwrap_candle_error,
     };
     pub use crate::init::prepare;
     #[cfg(feature = "cuda")]
-    pub use crate::input::Carrier;
+    pub use crate::input::DeviceCopier;
     pub use crate::strategy::{
-        CHECK_DRIFT_EVERY, Departure, Heard, Notice, Settings, WeakStrategy, check_count, differences,
-        digest, resolve,
+        CHECK_DRIFT_EVERY, Departure, Notice, NoticeDecision, Settings, WeakStrategy, check_count,
+        differences, digest, exchange_in_call, resolve,
     };
-    pub use crate::variables::{BagMode, Evaluated, RowSource, again, for_ids, for_rows, row_of_id};
-    pub use distribute_base::Result;
-    pub mod alone {
-        pub use crate::strategy::alone::{joined, warn, warn_without_srun};
+    pub use crate::variables::{RowSource, UnchangedNorm, rebuild, request_ids, request_rows, row_of_id};
+    pub mod warn_single {
+        pub use crate::strategy::warn_single::{suppress, warn, warn_without_srun};
     }
-    pub mod record {
-        pub use crate::strategy::record::encode;
+    pub mod wire {
+        pub use crate::strategy::wire::encode;
     }
 }

@@ -1,8 +1,8 @@
 //! A model on every local replica.
 
-use crate::context::raised;
+use crate::context::unwrap_candle_error;
 use crate::strategy::Strategy;
-use crate::values::{Distributed, PerReplica, a_model, counted};
+use crate::values::{Distributed, PerReplica, describe_model, require_one_each};
 use crate::variables::Variables;
 use candle_core::Var;
 use candle_nn::VarBuilder;
@@ -11,11 +11,10 @@ use std::panic::Location;
 
 type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 
-/// A model on every local replica, and the variables that all of them share.
+/// A model on every local replica, and the variables that these models share.
 ///
-/// If it is passed to [`run`](Strategy::run) as `&model`, each replica gets its `&M`. If it is passed as `&mut
-/// model`, each gets its `&mut M`, for models whose `forward` takes `&mut self`, and for models that are not
-/// `Sync`:
+/// Pass it to [`run`](Strategy::run) as `&model` to give each replica a `&M`. Pass it as `&mut model` to give each
+/// replica a `&mut M`, for models whose `forward` takes `&mut self` and for models that are not `Sync`:
 ///
 /// ```compile_fail,E0277
 /// # use distribute::prelude::*;
@@ -36,8 +35,8 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// A model that is not `Send` either, such as candle_nn's `Sequential` or one with an `Rc`, can be passed in
-/// neither way:
+/// A model that is neither `Sync` nor `Send` cannot be passed in either of these ways. Examples are
+/// candle_nn's `Sequential` and any model with an `Rc`:
 ///
 /// ```compile_fail,E0277
 /// # use distribute::prelude::*;
@@ -48,8 +47,8 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// `nn::seq` builds the same model from layers that can be shared; `nn::per_thread` builds any model on each
-/// thread that uses it:
+/// `nn::seq` builds the same model from layers that can be shared between threads; `nn::per_thread` builds
+/// any model once on each thread that uses it:
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -65,7 +64,7 @@ type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 pub struct Replicated<M> {
     models: PerReplica<M>,
     build: Build<M>,
-    /// The model's variables, by name.
+    /// The variables of the model, by name.
     pub variables: Variables,
 }
 
@@ -77,12 +76,12 @@ impl<M> Replicated<M> {
         let models = || {
             let mut models = Vec::new();
             for replica in 0..strategy.world().replicas() {
-                models.push(build(variables.builder(replica)?).map_err(raised)?);
+                models.push(build(variables.builder(replica)?).map_err(unwrap_candle_error)?);
                 variables.require_same_names(replica)?;
             }
             Ok(models)
         };
-        let models = strategy.or_tell_workers(models())?;
+        let models = strategy.abort_peers_on_err(models())?;
         variables.require_same_on_workers(at)?;
         Ok(Self { models: PerReplica::from_values(models), build, variables })
     }
@@ -96,11 +95,12 @@ impl<M> Replicated<M> {
         &mut self.models
     }
 
-    /// Returns the model for evaluation or export on one device, with a snapshot of the variables; running
-    /// statistics are averaged over the replicas. If there are running statistics, all workers have to call it.
+    /// Returns a single model, for evaluation or export on one device, with a snapshot of the variables.
+    /// Running statistics are averaged over the replicas. If the model has running statistics, all workers
+    /// must make this call.
     ///
     /// # Errors
-    /// The errors of the closure that builds the model, and of reading its variables.
+    /// Returns the errors of the closure that builds the model, and of reading its variables.
     #[track_caller]
     pub fn merged(&self) -> Result<M> {
         (self.build)(self.variables.snapshot_builder()?)
@@ -114,26 +114,27 @@ impl<M> std::fmt::Debug for Replicated<M> {
 }
 
 impl Strategy {
-    /// Builds a model on every local replica. Variables are created once, mirrored: replicas of one memory
-    /// share them.
+    /// Builds a model on every local replica. Variables are created once and mirrored: replicas that use the
+    /// same memory share them.
     ///
-    /// `build` is called once for each replica with a candle `VarBuilder`, so any model that takes one can be
+    /// `build` is called once per replica with a candle `VarBuilder`, so any model that takes one can be
     /// built. It returns candle's `Result` or this crate's; if it ends in a bare `Ok`, use
-    /// [`distribute::Ok`](distribute_base::Ok) to name the type. Initial values depend on the seed, here 0, and
-    /// the variable's name.
+    /// [`distribute::Ok`](distribute_base::Ok) to name the error type. Initial values depend on the seed
+    /// (here 0) and on the variable's name.
     ///
-    /// Two layers that ask for the same path share its variables, as with candle alone. This ties weights,
-    /// perhaps by mistake; it is logged at level `debug`.
+    /// Two layers that request the same path share its variables, as with candle alone. This ties their
+    /// weights, which may be a mistake, so it is logged at level `debug`.
     ///
-    /// With several workers, all of them make this call, and their models are compared.
+    /// With several workers, all must make this call, and their models are compared.
     ///
     /// # Errors
     /// - The error of `build`.
-    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): replicas ask for different
-    ///   variables, two layers ask for the same path with different shapes, or workers' variables or initial
-    ///   values differ. The error names them.
-    /// - [`Error::Collective`](distribute_base::Error::Collective): workers make other calls, disconnect or
-    ///   time out.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): replicas request different
+    ///   variables, or two layers request the same path with different shapes. The error names them.
+    /// - [`Error::Failed`](distribute_base::Error::Failed): variables or initial values differ between
+    ///   workers. The error names them.
+    /// - [`Error::Collective`](distribute_base::Error::Collective): a worker makes a different call,
+    ///   disconnects or times out.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -154,10 +155,10 @@ impl Strategy {
         self.replicate_seeded(0, build)
     }
 
-    /// Acts like [`Strategy::replicate`], with initial values that depend on `seed` and the variable's name.
+    /// Acts like [`Strategy::replicate`], but initial values depend on `seed` and the variable's name.
     ///
     /// # Errors
-    /// The errors of [`Strategy::replicate`].
+    /// Returns the errors of [`Strategy::replicate`].
     #[track_caller]
     pub fn replicate_seeded<M, E>(
         &self,
@@ -172,13 +173,13 @@ impl Strategy {
     }
 }
 
-/// Each replica gets its model by mutable reference, for methods that take `&mut self`, like many of
+/// Gives each replica a mutable reference to its model, for methods that take `&mut self`, such as many in
 /// candle_transformers.
 impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
     type Local = &'a mut M;
     fn split(self, replicas: usize) -> Result<Vec<&'a mut M>> {
         let strategy = self.variables.strategy().clone();
-        counted(self.models_mut().iter_mut().collect(), replicas, || a_model::<M>(&strategy))
+        require_one_each(self.models_mut().iter_mut().collect(), replicas, || describe_model::<M>(&strategy))
     }
     fn own_variables(&self, replica: usize) -> Vec<Var> {
         self.variables.own_variables(replica)
@@ -190,8 +191,8 @@ impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
 impl<'a, M: Sync> Distributed for &'a Replicated<M> {
     type Local = &'a M;
     fn split(self, replicas: usize) -> Result<Vec<&'a M>> {
-        let what = || a_model::<M>(self.variables.strategy());
-        counted(self.models().iter().collect(), replicas, what)
+        let what = || describe_model::<M>(self.variables.strategy());
+        require_one_each(self.models().iter().collect(), replicas, what)
     }
     fn own_variables(&self, replica: usize) -> Vec<Var> {
         self.variables.own_variables(replica)

@@ -1,4 +1,4 @@
-//! Scalars and histograms for TensorBoard, written by the chief.
+//! A writer of scalars and histograms for TensorBoard. Only the chief writes.
 
 #[doc(inline)]
 pub use distribute_summary::{Error, SummaryWriter};
@@ -9,11 +9,11 @@ use distribute_base::Result;
 use std::path::Path;
 
 impl Strategy {
-    /// Creates a writer of scalars and histograms for TensorBoard. The chief writes a new file in `folder`;
-    /// other workers write nothing. In the closure of a `run`, only replica 0 writes.
+    /// Creates a writer of scalars and histograms for TensorBoard. The chief creates a new file in `folder`;
+    /// the writers of other workers do nothing. Inside `run`, only replica 0 writes.
     ///
     /// # Errors
-    /// - [`Error::Summary`](distribute_base::Error::Summary): the chief can't create a file there.
+    /// - [`Error::Summary`](distribute_base::Error::Summary): the chief cannot create a file in `folder`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -30,7 +30,7 @@ impl Strategy {
     /// ```
     #[doc(alias = "tf.summary.create_file_writer")]
     pub fn summary_writer(&self, folder: impl AsRef<Path>) -> Result<SummaryWriter> {
-        if !self.should_save_summary() {
+        if !self.is_chief() {
             return Ok(SummaryWriter::noop());
         }
         // RCTX-6

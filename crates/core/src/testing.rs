@@ -1,4 +1,5 @@
-//! Strategies of logical CPUs for the unit tests of this crate, which is below the strategies that programs use.
+//! Strategies of logical CPUs for this crate's unit tests. The strategies that programs use are in crates
+//! that depend on this one.
 
 use crate::strategy::{Strategy, StrategyExtended, VariablePlacement};
 use distribute_base::{DeviceName, Error, Result};
@@ -30,12 +31,13 @@ fn cpus(replicas: usize, group: Option<Group>) -> Strategy {
     Strategy::new(Cpus { devices, group }).unwrap()
 }
 
-/// Creates a strategy of one worker.
+/// Creates a strategy with one worker.
 pub(crate) fn mirrored(replicas: usize) -> Strategy {
     cpus(replicas, None)
 }
 
-/// Runs `body` on the thread of each worker. Returns the results by worker.
+/// Runs `body` on one thread per worker, connected in memory. Returns the results in the order of the
+/// workers.
 pub(crate) fn on_threads<R: Send>(
     workers: usize,
     replicas: usize,

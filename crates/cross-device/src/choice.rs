@@ -1,22 +1,22 @@
-//! The choice of an algorithm by devices. All choices have bit-identical results.
+//! The choice of an algorithm, based on the devices. All choices have bit-identical results.
 
 use distribute_base::DeviceName;
 
-/// The algorithm that reduces a value.
+/// An algorithm that reduces a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Algorithm {
-    /// No reduction: there is one part, already on the destination.
+    /// No reduction, because there is only one part, which is already on the destination.
     Nothing,
     /// All parts are copied to one device. This is always possible.
     OneDevice,
-    /// The replicas are summed in two halves, then the two sums.
+    /// Each half of the replicas is summed, and then the two sums.
     Hierarchical,
 }
 
-/// Returns the algorithm for a value with a part on each device of `from`, if the caller prefers the
-/// hierarchical one.
+/// Returns the algorithm for a value with a part on each device of `from`, for a caller that prefers the hierarchical
+/// algorithm.
 ///
-/// Logical CPU devices are treated like all devices, and integers like all numbers.
+/// Logical CPU devices are treated like all other devices, and integers like all other numbers.
 pub(super) fn choose(from: &[DeviceName], to: &[DeviceName], sparse: bool) -> Algorithm {
     match (from.len(), from == to) {
         (1, true) => Algorithm::Nothing,
@@ -35,7 +35,7 @@ mod tests {
     }
 
     #[test]
-    fn xd_3_xd_7_xd_8_what_halves_cannot_do_is_reduced_to_one_device() {
+    fn xd_3_xd_7_xd_8_other_destinations_and_sparse_values_are_reduced_to_one_device() {
         let cpus = &[DeviceName::cpu(0), DeviceName::cpu(1), DeviceName::cpu(2)][..];
         let gpus = &[gpu(0), gpu(1)][..];
         let mixed = &[gpu(0), DeviceName::cpu(0)][..];

@@ -1,16 +1,16 @@
-//! Options of communication that users can set.
+//! Options of communication.
 
 use distribute_base::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The options of the replicas' collectives: of a strategy, or of the calls on one view of a context
+/// Options for the replicas' collectives: those of a strategy, or those of the calls on one view of a context
 /// (`ReplicaContext::with_options`). Results are bit-identical for all options.
 ///
 /// ```
 /// # use distribute::prelude::*;
-/// use distribute::CommunicationOptions;
+/// use distribute::strategy::CommunicationOptions;
 /// use std::time::Duration;
 /// let options = CommunicationOptions { bytes_per_pack: 1 << 20, ..Default::default() };
 /// let strategy =
@@ -27,20 +27,20 @@ use std::time::Duration;
 #[doc(alias = "CollectiveHints")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommunicationOptions {
-    /// Values of one `all_reduce` with the same dtype are reduced together, in buckets of about this many
-    /// bytes. With 0, the default, each value is reduced alone, which is fastest for replicas that share
-    /// memory.
+    /// The approximate size in bytes of the buckets in which the values of one `all_reduce` with the same dtype are
+    /// reduced together. With 0, the default, each value is reduced separately, which is fastest for replicas that
+    /// share memory.
     pub bytes_per_pack: usize,
-    /// The time that a replica waits for the others in one call, including those of other workers. `None`
-    /// keeps the strategy's timeout, 60 s by default.
+    /// The maximum time that a replica waits in one call for the others, including those of other workers. `None` keeps
+    /// the strategy's timeout, 60 s by default.
     #[doc(alias = "timeout_seconds")]
     pub timeout: Option<Duration>,
-    /// The transport of the values.
+    /// The transport with which values are exchanged.
     pub implementation: CommunicationImplementation,
 }
 
 impl CommunicationOptions {
-    /// Returns these options, with unset ones taken from `base`.
+    /// Returns these options, with options that have their default value taken from `base`.
     pub fn over(self, base: Self) -> Self {
         Self {
             bytes_per_pack: if self.bytes_per_pack > 0 { self.bytes_per_pack } else { base.bytes_per_pack },
@@ -52,21 +52,21 @@ impl CommunicationOptions {
         }
     }
 
-    /// Returns the problem with these options: a timeout of zero, or an implementation that replicas of one
-    /// process lack.
+    /// Returns a description of the problem with these options, if there is one: a timeout of zero, or an
+    /// implementation that replicas of one process do not support.
     #[doc(hidden)]
     pub fn fault(&self) -> Option<String> {
         if self.timeout == Some(Duration::ZERO) {
-            let reason = "a timeout of zero is over before any other replica can come; leave it out for the strategy's, or \
-                          give Duration::MAX to wait for ever";
+            let reason = "a timeout of zero expires before any other replica can arrive; leave it out to use the \
+                          strategy's, or use Duration::MAX for no timeout";
             return Some(reason.into());
         }
         match self.implementation {
             CommunicationImplementation::Auto => None,
             other => Some(format!(
-                "CommunicationImplementation {other}: replicas of one process exchange values in the memory they share, and \
-                 what links workers is chosen where they join: RING, which is sockets, by \
-                 MultiWorkerMirroredStrategy::builder; leave it at AUTO"
+                "CommunicationImplementation {other}: replicas of one process exchange values in shared memory, and \
+                 links between workers are chosen when they join: RING, for sockets, in \
+                 MultiWorkerMirroredStrategy::builder; use AUTO here"
             )),
         }
     }
@@ -74,7 +74,7 @@ impl CommunicationOptions {
     /// Checks these options.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if they have a [`fault`](Self::fault).
+    /// - [`Error::InvalidArgument`]: the options have a [`fault`](Self::fault).
     #[doc(hidden)]
     pub fn check(&self, operation: &'static str) -> Result<()> {
         self.fault().map_or(Ok(()), |fault| Err(Error::invalid(operation, fault)))
@@ -83,10 +83,10 @@ impl CommunicationOptions {
 
 /// The transport of the values in a collective.
 ///
-/// Replicas of one process exchange values in shared memory, and so do workers on its threads. Workers in
-/// separate processes are linked by shared memory if possible, otherwise by sockets. They use only sockets if
-/// `MultiWorkerBuilder::communication_options` is set to [`Ring`](Self::Ring). Other combinations are refused
-/// with [`Error::InvalidArgument`] by `MirroredBuilder::build`, `on_threads_with`, `Strategy::new` and
+/// Replicas of one process exchange values in shared memory, as do workers that are threads of one process. Workers in
+/// separate processes use shared memory if possible, otherwise sockets. They use only sockets if [`Ring`](Self::Ring)
+/// is passed to `MultiWorkerMirroredStrategyBuilder::communication_options`. All other combinations are rejected with
+/// [`Error::InvalidArgument`] by `MirroredStrategyBuilder::build`, `on_threads_with`, `Strategy::new` and
 /// `ReplicaContext::with_options`.
 #[doc(alias = "tf.distribute.experimental.CommunicationImplementation")]
 #[doc(alias = "tf.distribute.experimental.CollectiveCommunication")]
@@ -94,14 +94,14 @@ impl CommunicationOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CommunicationImplementation {
-    /// Chosen by the devices.
+    /// The transport is chosen based on the devices.
     #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.AUTO")]
     #[default]
     Auto,
-    /// Sockets.
+    /// Values are exchanged over sockets.
     #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.RING")]
     Ring,
-    /// NVIDIA's library, between GPUs.
+    /// Values are exchanged between GPUs with NVIDIA's NCCL.
     #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.NCCL")]
     Nccl,
 }
@@ -125,7 +125,7 @@ impl FromStr for CommunicationImplementation {
         all.into_iter().find(|one| one.to_string().eq_ignore_ascii_case(name)).ok_or_else(|| {
             Error::invalid(
                 "CommunicationImplementation",
-                format!("{name:?} is not a valid implementation; there are AUTO, RING and NCCL"),
+                format!("{name:?} is not a valid implementation; use AUTO, RING or NCCL"),
             )
         })
     }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn co_2_what_is_set_wins_over_the_base() {
+    fn co_2_set_options_override_the_base() {
         let second = Some(Duration::from_secs(1));
         let base = CommunicationOptions { bytes_per_pack: 8, timeout: second, implementation: Ring };
         let none = CommunicationOptions::default();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn co_3_what_one_process_has_not_is_refused_by_name() {
+    fn co_3_implementations_that_one_process_lacks_are_refused_by_name() {
         for implementation in [Ring, Nccl] {
             let options = CommunicationOptions { implementation, ..Default::default() };
             let error = options.check("here").unwrap_err();

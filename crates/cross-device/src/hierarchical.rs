@@ -1,4 +1,4 @@
-//! Sums of each half of the replicas, on its first device, and of the two results.
+//! [`HierarchicalCopyAllReduce`]: sums of each half of the replicas, and of the two results.
 
 use super::choice::{Algorithm, choose};
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice, on_device, sum};
@@ -7,20 +7,20 @@ use distribute_base::{DeviceName, Error, Result};
 use distribute_tensor::fold::Alone;
 use distribute_tensor::{Leaf, Packing, ReduceOp, pack::reduce_packed};
 
-/// Sums each half of the replicas on its own device, then adds the two sums.
+/// An algorithm that sums each half of the replicas on the half's first device, and then adds the two sums.
 ///
-/// The size of the first half is the largest power of two below the number of replicas, which keeps the fixed
-/// order of sums: 3 replicas are 2 + 1. Used if the destinations are the replicas' own devices. For other
-/// destinations and sparse values, the parts are reduced to one device.
+/// The size of the first half is the largest power of two below the number of replicas: of 3 replicas, the first half
+/// has 2. This keeps the fixed order of sums. The algorithm is used if the destinations are the replicas' own devices.
+/// For other destinations, and for sparse values, the parts are reduced on one device.
 #[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HierarchicalCopyAllReduce {
-    /// The number of buckets in which the values of a batch are reduced, for each dtype. With 0, each value
-    /// is reduced alone.
+    /// The number of buckets per dtype in which the values of a batch are reduced. With 0, each value is reduced
+    /// separately.
     pub num_packs: usize,
 }
 
-/// The default is one bucket.
+/// Returns the algorithm with one bucket.
 impl Default for HierarchicalCopyAllReduce {
     fn default() -> Self {
         Self { num_packs: 1 }
@@ -35,7 +35,7 @@ impl CrossDeviceOps for HierarchicalCopyAllReduce {
         options: &CommunicationOptions,
     ) -> Result<Vec<Leaf>> {
         let copies = self.batch_reduce(op, std::slice::from_ref(value), options)?.pop();
-        copies.ok_or_else(|| Error::invalid("reduce", "a batch of one value gave no result"))
+        copies.ok_or_else(|| Error::invalid("reduce", "a batch with one value returned no result"))
     }
 
     fn batch_reduce(
@@ -63,8 +63,7 @@ impl CrossDeviceOps for HierarchicalCopyAllReduce {
 }
 
 impl HierarchicalCopyAllReduce {
-    /// Reduces each of `values`, which has one part on each of `devices`. The results are on the first
-    /// device.
+    /// Reduces each of `values`, which has one part on each of `devices`. The results are on the first device.
     fn sums(&self, op: ReduceOp, values: &[&[Leaf]], devices: &[DeviceName]) -> Result<Vec<Leaf>> {
         let tensor = || Error::tensor("reduce");
         let dtypes =

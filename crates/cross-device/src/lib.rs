@@ -1,6 +1,7 @@
-//! Combination of values across devices: algorithms that users can choose from, and the trait of custom ones.
+//! Combination of values across devices: algorithms that programs can choose, and the trait for custom ones.
 //!
-//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate. This crate
+//! only combines values within one process.
 //!
 //! | module | contents |
 //! |---|---|
@@ -8,9 +9,10 @@
 //! | `hierarchical` | [`HierarchicalCopyAllReduce`]: two halves, then their sums |
 //! | `nccl` | [`NcclAllReduce`]: NVIDIA's library, between GPUs |
 //! | `choice` | the choice of an algorithm by the devices |
+//! | `communication` | [`CommunicationOptions`], [`CommunicationImplementation`] |
 //!
-//! All algorithms have bit-identical results, except for the sums of NCCL: sums over replicas have a fixed
-//! order, that of [`kernel::fold`](distribute_tensor::kernel::fold).
+//! All algorithms have bit-identical results, except for NCCL's sums. The fixed order of sums over replicas is that of
+//! [`kernel::fold`](distribute_tensor::kernel::fold).
 
 mod choice;
 mod communication;
@@ -37,30 +39,30 @@ use distribute_tensor::{Leaf, ReduceOp};
 use std::any::Any;
 use std::fmt::Debug;
 
-/// A value to reduce: its parts, their devices, and the destinations of the result.
+/// A value to reduce: its parts, the devices of the parts, and the destinations of the result.
 #[derive(Clone, Debug)]
 pub struct Reduction<'a> {
-    /// The part of each local replica, in the order of their ids.
+    /// The part of each local replica, in the order of replica ids.
     pub parts: Vec<Leaf>,
-    /// The device of each replica.
+    /// The device of each replica's part.
     pub from: &'a [DeviceName],
-    /// The devices for the result; never empty.
+    /// The devices on which to put the result; never empty.
     pub to: &'a [DeviceName],
 }
 
 /// An algorithm that combines the replicas' values across devices.
 ///
-/// Pass it to `MirroredStrategy::builder`. It implements `reduce`, `reduce_to`, `batch_reduce_to` and
-/// `all_reduce`. In an `all_reduce`, replica 0 calls it while the others wait, for at most their timeout.
-/// Optimizers do not call it: they reduce and update in one pass or, if it is [`NcclAllReduce`] and all
-/// weights are on GPUs, by NCCL.
+/// Pass it to `MirroredStrategy::builder`. The strategy's `reduce`, `reduce_to`, `batch_reduce_to` and `all_reduce` use
+/// it. In an `all_reduce`, replica 0 calls it while the others wait, but no longer than their timeout. Optimizers do
+/// not call it. They reduce and update in one pass or, if it is [`NcclAllReduce`] and all weights are on GPUs, reduce
+/// with NCCL.
 ///
-/// A custom algorithm implements [`reduce`](Self::reduce). Another order of sums is allowed, and changes the
-/// last bits of results:
+/// A custom algorithm implements [`reduce`](Self::reduce). It may sum in a different order, which changes the last bits
+/// of results:
 ///
 /// ```
 /// # use distribute::prelude::*;
-/// use distribute::{CommunicationOptions, Leaf, Result};
+/// use distribute::{Result, strategy::CommunicationOptions, tensor::Leaf};
 /// use distribute::strategy::{CrossDeviceOps, Reduction, ReductionToOneDevice};
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
 ///
@@ -83,12 +85,12 @@ pub struct Reduction<'a> {
 /// ```
 #[doc(alias = "tf.distribute.CrossDeviceOps")]
 pub trait CrossDeviceOps: Any + Debug + Send + Sync {
-    /// Reduces one value, and returns a copy of the result for each of its destinations, in order. The result
-    /// has the kind, shape and dtype of the result of [`Leaf::reduce`]. Not called if every value of a batch
-    /// has a single part that is already on its destination.
+    /// Reduces one value, and returns a copy of the result for each of its destinations, in order. The result has the
+    /// same kind, shape and dtype as that of [`Leaf::reduce`]. This is not called if every value of a batch has a
+    /// single part that is already on its destination.
     ///
     /// # Errors
-    /// An error if the parts cannot be combined, or a device fails. In `all_reduce`, every replica gets the
+    /// Returns an error if the parts cannot be combined, or a device fails. In `all_reduce`, every replica gets this
     /// error.
     fn reduce(
         &self,
@@ -97,11 +99,11 @@ pub trait CrossDeviceOps: Any + Debug + Send + Sync {
         options: &CommunicationOptions,
     ) -> Result<Vec<Leaf>>;
 
-    /// Reduces several values, whose destinations may differ, and returns the copies of each, in order. By
-    /// default it reduces them one by one.
+    /// Reduces several values, whose destinations may differ, and returns the copies of each result, in order. By
+    /// default, the values are reduced one by one.
     ///
     /// # Errors
-    /// The errors of [`reduce`](Self::reduce).
+    /// Returns the errors of [`reduce`](Self::reduce).
     fn batch_reduce(
         &self,
         op: ReduceOp,
@@ -111,38 +113,39 @@ pub trait CrossDeviceOps: Any + Debug + Send + Sync {
         values.iter().map(|value| self.reduce(op, value, options)).collect()
     }
 
-    /// Checks the settings, and whether the algorithm supports these devices, which are those of the local
-    /// replicas. Called once, when the strategy is created. By default it accepts everything.
+    /// Checks the settings, and whether the algorithm supports the local replicas' devices. This is called once, when
+    /// the strategy is created. By default, everything is accepted.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: a setting is not supported.
-    /// - [`Error::Device`]: the devices lack something.
+    /// - [`Error::Device`]: the devices do not support the algorithm.
     fn check(&self, devices: &[DeviceName]) -> Result<()> {
         let _ = devices;
         Ok(())
     }
 
-    /// Whether the parts of an `all_reduce` between replicas on these devices are passed to
-    /// [`reduce`](Self::reduce) on their devices. By default they are copied to host memory, and each replica
-    /// gets its result on the device of its part.
+    /// Returns `true` if, in an `all_reduce` between replicas on these devices, the parts should be passed to
+    /// [`reduce`](Self::reduce) on their devices. By default, they are copied to host memory, and each replica gets its
+    /// result on the device of its part.
     fn takes_device_tensors(&self, devices: &[DeviceName]) -> bool {
         let _ = devices;
         false
     }
 
-    /// Returns a copy of one value for each of `to`, in order. Devices that share memory share the copy.
+    /// Copies one value to each device in `to`, and returns the copies in order. Devices that share memory share one
+    /// copy.
     ///
     /// # Errors
-    /// An error if a device fails.
+    /// Returns an error if a device fails.
     fn broadcast(&self, value: &Leaf, to: &[DeviceName]) -> Result<Vec<Leaf>> {
         to.iter().map(|device| on_device(value, *device)).collect()
     }
 }
 
-/// The default algorithm of strategies. Without an engine for GPUs, it is the same for all devices.
+/// The default algorithm of strategies. It is the same for all devices.
 pub const DEFAULT: &dyn CrossDeviceOps = &ReductionToOneDevice { reduce_to_device: None };
 
-/// Reduces a batch by `ops`, and checks the results.
+/// Reduces a batch of values with `ops`, and checks the results.
 pub fn reduce_by(
     ops: &dyn CrossDeviceOps,
     operation: &'static str,
@@ -159,7 +162,7 @@ pub fn reduce_by(
     let wrong = |what: String| Err(Error::invalid(operation, format!("{ops:?} {what}")));
     let counts = reduced.iter().map(Vec::len);
     if !counts.eq(values.iter().map(|value| value.to.len())) {
-        return wrong("has to give one copy for each destination of each value, and did not".into());
+        return wrong("did not return one copy for each destination of each value".into());
     }
     for (value, copies) in values.iter().zip(&reduced) {
         if let Some(copy) = copies.iter().find(|copy| !is_reduction(op, &value.parts, copy)) {
@@ -167,14 +170,14 @@ pub fn reduce_by(
             let (of, part) =
                 value.parts.first().map_or(("nothing", String::new()), |p| (p.kind(), p.describe()));
             return wrong(format!(
-                "gave {kind} {copy} as the {op} of {of} {part}; kind, shape and dtype have to be those of Leaf::reduce"
+                "returned {kind} {copy} as the {op} of {of} {part}; kind, shape and dtype must be those of Leaf::reduce"
             ));
         }
     }
     Ok(reduced)
 }
 
-/// Whether a value can be the reduction of `parts`, judging by its kind, shape and dtype.
+/// Returns `true` if a value can be the reduction of `parts`, judging by its kind, shape and dtype.
 fn is_reduction(op: ReduceOp, parts: &[Leaf], value: &Leaf) -> bool {
     let is_dense = |leaf: &&Leaf| !matches!(leaf, Leaf::Slices(_));
     // Slices reduced with dense parts become dense.
@@ -191,7 +194,7 @@ fn is_reduction(op: ReduceOp, parts: &[Leaf], value: &Leaf) -> bool {
     like.kind() == value.kind() && shape(like) == shape(value) && dtype == value.dtype().ok()
 }
 
-/// Reduces parts that are on one device.
+/// Reduces parts that are all on one device.
 fn sum(op: ReduceOp, parts: &[Leaf]) -> Result<Leaf> {
     Leaf::reduce(op, parts).map_err(Error::tensor("reduce"))
 }
@@ -204,7 +207,7 @@ fn on_device(value: &Leaf, device: DeviceName) -> Result<Leaf> {
     }
 }
 
-/// The interface for the other crates of `distribute`. It is not public: anything in it may change.
+/// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::nccl::{sum_on_gpus, uses_nccl};

@@ -1,17 +1,17 @@
-//! Sums on one device.
+//! [`ReductionToOneDevice`]: sums on one device.
 
 use super::{CrossDeviceOps, Reduction, on_device, sum};
 use crate::CommunicationOptions;
 use distribute_base::{DeviceName, Result};
 use distribute_tensor::{Leaf, ReduceOp};
 
-/// Copies all parts to one device, sums them there, and copies the sum to the destinations.
+/// An algorithm that copies all parts to one device, sums them there, and copies the sum to the destinations.
 ///
 /// It supports all values, devices and destinations. The other algorithms fall back to it.
 #[doc(alias = "tf.distribute.ReductionToOneDevice")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReductionToOneDevice {
-    /// The device of the sum. `None` is the first destination.
+    /// The device on which to sum. `None` means the first destination.
     pub reduce_to_device: Option<DeviceName>,
 }
 

@@ -1,21 +1,21 @@
-//! Broken records: an error, or skipped and counted.
+//! The handling of broken records: they are an error, or are skipped and counted.
 
 use crate::{Error, Result};
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A count of broken records that sources have skipped. Pass it to the `skip_broken` of a source.
+/// A count of broken records that sources have skipped. Pass it to the `skip_broken` method of a source.
 ///
-/// Without one, the first broken record ends the pass with an error. With one, the pass continues after the
-/// record, and a warning at the end of the pass has the number of records and the first error. Clones share
-/// one count, over all passes of all sources.
+/// Without such a count, the first broken record ends the pass with an error. With one, the pass continues after
+/// the record. At the end of the pass, a warning with the number of records and the first error is logged. Clones
+/// share one count, over all passes of all sources.
 ///
-/// A broken record is a row, record, line or sample that its format cannot read. If the format cannot find
-/// the next record after a damaged one, the rest of the file is skipped and counted as one record (in
-/// Parquet, as its number of rows). These stay errors: a file that cannot be opened or read at all, a missing
-/// column, and a type without a tensor dtype.
+/// A broken record is a row, record, line or sample that cannot be parsed in its format. If the format cannot find the
+/// next record after a damaged one, the rest of the file is skipped, and is counted as one record, or in Parquet as its
+/// number of rows. The following are always errors: a file that cannot be opened or read at all, a missing column, and
+/// a type without a tensor dtype.
 ///
 /// ```
 /// use distribute_data::{Csv, SkippedRecords};
@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Debug)]
 pub struct SkippedRecords {
     counts: Arc<Counts>,
-    most: u64,
+    max: u64,
 }
 
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// Adds records and returns the number before them.
+    /// Adds skipped records to the count. Returns the count before that.
     fn add(&self, records: u64, error: &Error) -> u64 {
         let before = self.records.fetch_add(records, Relaxed);
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,29 +63,29 @@ impl Default for SkippedRecords {
 }
 
 impl SkippedRecords {
-    /// Creates a count of 0 that lets a pass skip any number of records.
+    /// Creates a count, starting at 0, with which a pass may skip any number of records.
     pub fn new() -> Self {
-        Self { counts: Arc::default(), most: u64::MAX }
+        Self { counts: Arc::default(), max: u64::MAX }
     }
 
-    /// Returns the same count with a limit: the number of records that a pass may skip. The next broken
-    /// record is an error. The limit applies to the sources that the result is given to.
+    /// Returns a handle to the same count with a limit: a pass may skip at most `records` records, and the next
+    /// broken record is an error. The limit applies only to sources that are given this handle.
     pub fn at_most(&self, records: u64) -> Self {
-        Self { counts: self.counts.clone(), most: records }
+        Self { counts: self.counts.clone(), max: records }
     }
 
-    /// Returns the number of records skipped so far.
+    /// Returns the number of records that have been skipped so far, in all passes.
     pub fn count(&self) -> u64 {
         self.counts.records.load(Relaxed)
     }
 
-    /// Returns the error of the first skipped record.
+    /// Returns the error message of the first skipped record; `None` if none was skipped.
     pub fn first(&self) -> Option<String> {
         self.counts.first()
     }
 }
 
-/// The policy of one pass.
+/// The handling of broken records in one pass.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Broken {
     pass: Option<Arc<Pass>>,
@@ -99,7 +99,7 @@ struct Pass {
 }
 
 impl Broken {
-    /// Begins a pass that skips broken records if there is a count for them.
+    /// Begins a pass. It skips broken records if `skipped` is a count, and otherwise ends at the first one.
     pub(crate) fn of_pass(skipped: Option<&SkippedRecords>) -> Self {
         let pass = |all: &SkippedRecords| Pass {
             all: all.clone(),
@@ -114,28 +114,29 @@ impl Broken {
         self.pass.is_some()
     }
 
-    /// Counts a broken record. Returns its error if that has to end the pass.
+    /// Counts a broken record. Returns `error` if it must end the pass.
     pub(crate) fn skip(&self, error: Error) -> Result<()> {
         self.skip_many(1, error)
     }
 
-    /// Counts several records that have one error.
+    /// Counts several broken records that share one error. Returns `error` if it must end the pass.
     pub(crate) fn skip_many(&self, records: u64, error: Error) -> Result<()> {
         let Some(pass) = &self.pass else { return Err(error) };
-        if pass.counts.add(records, &error).saturating_add(records) > pass.all.most {
+        if pass.counts.add(records, &error).saturating_add(records) > pass.all.max {
             return Err(error);
         }
         pass.all.counts.add(records, &error);
         Ok(())
     }
 
-    /// Counts a record. Its error is only made if needed, because finding the line of a row reads the file.
+    /// Counts a broken record. The error is created only if it is needed, because finding the line of a row means
+    /// reading the file.
     pub(crate) fn skip_with(&self, error: impl FnOnce() -> Error) -> Result<()> {
         match &self.pass {
             // Two threads may both find space for one more.
             Some(pass)
-                if (1..pass.all.most).contains(&pass.counts.records.load(Relaxed))
-                    && pass.counts.records.fetch_add(1, Relaxed) < pass.all.most =>
+                if (1..pass.all.max).contains(&pass.counts.records.load(Relaxed))
+                    && pass.counts.records.fetch_add(1, Relaxed) < pass.all.max =>
             {
                 pass.all.counts.records.fetch_add(1, Relaxed);
                 Ok(())
@@ -144,13 +145,13 @@ impl Broken {
         }
     }
 
-    /// Counts the rest of a file as one record if the error is about the contents of the file. Other errors
-    /// are returned.
+    /// Counts the rest of a file as one broken record if the error is about the contents of the file. Returns all
+    /// other errors.
     pub(crate) fn skip_rest(&self, error: Error) -> Result<()> {
         if is_of_contents(&error) { self.skip(error) } else { Err(error) }
     }
 
-    /// Logs the number of skipped records, once.
+    /// Logs the number of records that the pass has skipped, but only once.
     pub(crate) fn report(&self) {
         if let Some(pass) = &self.pass {
             pass.report();
@@ -165,19 +166,19 @@ impl Pass {
             return;
         }
         let first = self.counts.first().unwrap_or_default();
-        heard(|| tracing::warn!(records, %first, "broken records were skipped in this pass"));
+        warn_or_stderr(|| tracing::warn!(records, %first, "broken records were skipped in this pass"));
     }
 }
 
 impl Drop for Pass {
-    /// Logs the count of an abandoned pass as well.
+    /// Logs the number of skipped records, even if the pass is abandoned.
     fn drop(&mut self) {
         self.report();
     }
 }
 
-/// Returns whether an error is about the contents of a file. [`Error::Column`] is not among these, because it
-/// may also be about a column that no tensor can represent.
+/// Returns whether an error is about the contents of a file. [`Error::Column`] is not, because it may also be
+/// about a column that no tensor can represent.
 fn is_of_contents(error: &Error) -> bool {
     match error {
         Error::Io { source, .. } => {
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_broken_record_is_an_error_in_any_case() {
+    fn other_errors_than_broken_records_are_never_skipped() {
         let skipped = SkippedRecords::new();
         let pass = Broken::of_pass(Some(&skipped));
         let gone = std::io::Error::from(ErrorKind::NotFound);

@@ -1,23 +1,23 @@
 //! [`Cardinality`]: the number of elements of a dataset.
 
-/// The number of elements of one pass over a dataset, if it is known without running the pass.
+/// The number of elements in one pass over a dataset, as far as it is known without running the pass.
 #[doc(alias = "tf.data.Dataset.cardinality")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cardinality {
-    /// Exactly this number.
+    /// Exactly this number of elements.
     Finite(usize),
     /// The dataset never ends.
     #[doc(alias = "tf.data.INFINITE_CARDINALITY")]
     #[doc(alias = "INFINITE_CARDINALITY")]
     Infinite,
-    /// Unknown before the pass, as for generators, files and filters.
+    /// The number is not known before the pass, as for generators, files and filters.
     #[doc(alias = "tf.data.UNKNOWN_CARDINALITY")]
     #[doc(alias = "UNKNOWN_CARDINALITY")]
     Unknown,
 }
 
 impl Cardinality {
-    /// Returns the number of elements, if it is finite and known.
+    /// Returns the number of elements; `None` if it is infinite or not known.
     pub fn finite(self) -> Option<usize> {
         match self {
             Cardinality::Finite(n) => Some(n),
@@ -25,7 +25,7 @@ impl Cardinality {
         }
     }
 
-    /// Maps a finite number. Infinite and unknown stay as they are.
+    /// Applies `f` to a finite number. Infinite and unknown cardinalities stay the same.
     pub(crate) fn map(self, f: impl FnOnce(usize) -> usize) -> Self {
         match self {
             Cardinality::Finite(n) => Cardinality::Finite(f(n)),

@@ -1,8 +1,8 @@
 //! Elements on their way through a pipeline, several at a time.
 //!
-//! Stages pass on [`Chunk`]s. Rows of a source stay indices until an operation needs their values. A batch of
-//! them is cut out of the source at once: as a view if the rows are contiguous, otherwise by one gather. A
-//! batch stays a list of its elements until its values are needed. So a batch that is split over replicas is
+//! Stages pass [`Chunk`]s to each other. Rows of a source remain indices until an operation needs their values. A batch
+//! of such rows is copied from the source at once: as a view if the rows are contiguous, otherwise in one gather. A
+//! batch remains a list of its elements until its values are needed. A batch that is split over replicas is therefore
 //! assembled per replica, and no row is copied twice.
 
 use crate::room::reserve;
@@ -12,21 +12,21 @@ use distribute_tensor::{Leaf, Tree};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One or more elements in order.
+/// One or more consecutive elements.
 pub(crate) enum Chunk {
-    /// Rows of a source, still as indices.
+    /// Rows of a source, represented by their indices.
     Rows(Arc<Rows>, Picks),
     /// Single elements.
     Values(Vec<Tree<Leaf>>),
-    /// One element: a batch that is not assembled yet.
+    /// One element: a batch that has not been assembled yet.
     Batch(Assembly),
 }
 
-/// The selection and order of rows.
+/// The rows of a source that a chunk contains, in order.
 pub(crate) enum Picks {
     /// Contiguous rows.
     Range(Range<usize>),
-    /// Any rows.
+    /// Rows in any order.
     List(Vec<usize>),
 }
 
@@ -38,7 +38,7 @@ impl Picks {
         }
     }
 
-    /// Returns the first row.
+    /// Returns the index of the first row; `None` if there are none.
     pub(crate) fn first(&self) -> Option<usize> {
         match self {
             Picks::Range(range) => range.clone().next(),
@@ -46,7 +46,7 @@ impl Picks {
         }
     }
 
-    /// Returns the rows as a list.
+    /// Returns the indices of the rows as a list.
     pub(crate) fn into_list(self) -> Result<Vec<usize>> {
         match self {
             Picks::List(list) => Ok(list),
@@ -58,7 +58,7 @@ impl Picks {
         }
     }
 
-    /// Appends the rows to a list.
+    /// Appends the indices of the rows to `list`.
     pub(crate) fn extend(self, list: &mut Vec<usize>) -> Result<()> {
         reserve("a list of rows", list, self.len())?;
         match self {
@@ -68,7 +68,8 @@ impl Picks {
         Ok(())
     }
 
-    /// Appends more rows. Returns them if there is no memory for a list.
+    /// Appends the rows in `other`. Returns `other` if that is not possible, for example because there is not
+    /// enough memory for a list.
     fn append(&mut self, other: Picks) -> Option<Picks> {
         match (&mut *self, other) {
             (Picks::Range(mine), Picks::Range(theirs)) if mine.end == theirs.start => mine.end = theirs.end,
@@ -91,18 +92,18 @@ impl Picks {
 }
 
 impl Chunk {
-    /// Creates a chunk of one element.
+    /// Creates a chunk with a single element.
     pub(crate) fn one(value: Tree<Leaf>) -> Self {
         Chunk::Values(vec![value])
     }
 
-    /// Creates a chunk of all rows of a batch that was made in the pass.
+    /// Creates a chunk of all `len` rows of a batch that was created during the pass.
     pub(crate) fn rows(tree: Tree<Leaf>, len: usize) -> Self {
         Chunk::Rows(Arc::new(Rows::Section { tree, len }), Picks::Range(0..len))
     }
 
-    /// Returns the same elements without the rest of their section if they are less than half of it. Keeping
-    /// them would otherwise keep the whole section in memory.
+    /// Returns the same elements. If they are less than half of their section, they are copied, because they would
+    /// otherwise keep the complete section in memory.
     pub(crate) fn compact(self) -> Result<Chunk> {
         match self {
             Chunk::Rows(source, picks)
@@ -123,7 +124,7 @@ impl Chunk {
         }
     }
 
-    /// Returns a range of the elements, which shares their tensors. It must be within bounds.
+    /// Returns the given range of the elements, without copying tensors. The range must be within bounds.
     pub(crate) fn slice(&self, range: Range<usize>) -> Chunk {
         match self {
             Chunk::Rows(source, Picks::Range(rows)) => {
@@ -138,7 +139,7 @@ impl Chunk {
         }
     }
 
-    /// Returns the elements as single values.
+    /// Returns each element as a separate value.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
         match self {
             Chunk::Rows(source, picks) => {
@@ -161,16 +162,16 @@ impl Chunk {
         }
     }
 
-    /// Returns the same chunk with its batch assembled, for stages that keep it for later or read it more
-    /// than once.
-    pub(crate) fn together(self) -> Result<Chunk> {
+    /// Returns the same chunk, but assembles it if it is a batch. It is used by stages that keep a chunk for later or
+    /// read it more than once.
+    pub(crate) fn assembled(self) -> Result<Chunk> {
         match self {
             Chunk::Batch(assembly) => Ok(Chunk::one(assembly.finish()?)),
             other => Ok(other),
         }
     }
 
-    /// Appends `other`. Returns it if the two cannot be one chunk.
+    /// Appends the elements of `other`. Returns `other` if both cannot be combined into one chunk.
     pub(crate) fn append(&mut self, other: Chunk) -> Option<Chunk> {
         match (self, other) {
             (Chunk::Rows(mine, picks), Chunk::Rows(theirs, more)) if Arc::ptr_eq(mine, &theirs) => {
@@ -184,7 +185,7 @@ impl Chunk {
         }
     }
 
-    /// Returns the elements as one batch: every leaf gets a new axis 0.
+    /// Stacks the elements into one batch: every leaf gets a new axis 0.
     fn into_batch(self) -> Result<Tree<Leaf>, Fault> {
         match self {
             Chunk::Rows(source, Picks::Range(range)) => source.slice(range).map_err(Fault::from),
@@ -195,7 +196,7 @@ impl Chunk {
     }
 }
 
-/// The reason that chunks could not be assembled.
+/// The reason why chunks could not be assembled into a batch.
 enum Fault {
     Tensor(distribute_tensor::Error),
     Other(Error),
@@ -210,7 +211,8 @@ impl From<Error> for Fault {
     }
 }
 
-/// Appends a chunk to a list of chunks. The last one is compacted once another section follows.
+/// Appends a chunk to a list of chunks, combined with the last one if possible. Otherwise, the last one is
+/// compacted.
 pub(crate) fn append(chunks: &mut Vec<Chunk>, chunk: Chunk) -> Result<()> {
     let Some(mut last) = chunks.pop() else {
         chunks.push(chunk);
@@ -223,7 +225,7 @@ pub(crate) fn append(chunks: &mut Vec<Chunk>, chunk: Chunk) -> Result<()> {
     Ok(())
 }
 
-/// Chunks that will become one batch.
+/// The chunks that will form one batch.
 pub(crate) struct Assembly {
     /// The index of the batch in the pass, for errors.
     number: usize,
@@ -232,7 +234,7 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    /// Creates an empty batch, the `number`-th of the pass.
+    /// Creates an empty batch. `number` is its index in the pass.
     pub(crate) fn new(number: usize) -> Self {
         Self { number, chunks: Vec::new(), len: 0 }
     }
@@ -245,13 +247,14 @@ impl Assembly {
         self.number
     }
 
-    /// Appends elements. Once a section ends, only its elements of the batch are kept.
+    /// Appends elements to the batch. Once a section ends, only those of its elements that are in the batch are
+    /// kept.
     pub(crate) fn push(&mut self, chunk: Chunk) -> Result<()> {
         self.len += chunk.len();
         append(&mut self.chunks, chunk)
     }
 
-    /// Returns the elements as single values.
+    /// Returns each element as a separate value.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
         let mut values = Vec::new();
         reserve("single elements", &mut values, self.len)?;
@@ -261,8 +264,45 @@ impl Assembly {
         Ok(values)
     }
 
-    /// Returns a range of the elements, which shares their tensors. It must be within bounds.
-    fn slice(&self, range: Range<usize>) -> Assembly {
+    /// Returns the same elements as the batch with the index `number`.
+    pub(crate) fn numbered(self, number: usize) -> Self {
+        Self { number, ..self }
+    }
+
+    /// Returns the elements at the indices 0, `stride`, `2 * stride`, …, without copying tensors.
+    pub(crate) fn every(self, stride: usize) -> Result<Assembly> {
+        if stride <= 1 {
+            return Ok(self);
+        }
+        let mut picked = Assembly::new(self.number);
+        let (mut next, mut start) = (0usize, 0);
+        for chunk in &self.chunks {
+            let end = start + chunk.len();
+            while next < end {
+                picked.push(chunk.slice(next - start..next - start + 1))?;
+                next = next.saturating_add(stride);
+            }
+            start = end;
+        }
+        Ok(picked)
+    }
+
+    /// Returns up to `max` elements from `index` on, of one chunk; `None` if `index` is not less than the number
+    /// of elements.
+    pub(crate) fn chunk_at(&self, index: usize, max: usize) -> Option<Chunk> {
+        let mut start = 0;
+        for chunk in &self.chunks {
+            let end = start + chunk.len();
+            if index < end {
+                return Some(chunk.slice(index - start..end.min(index.saturating_add(max)) - start));
+            }
+            start = end;
+        }
+        None
+    }
+
+    /// Returns the given range of the elements, without copying tensors. The range must be within bounds.
+    pub(crate) fn slice(&self, range: Range<usize>) -> Assembly {
         let mut part = Assembly::new(self.number);
         let mut start = 0;
         for chunk in &self.chunks {
@@ -278,7 +318,8 @@ impl Assembly {
         part
     }
 
-    /// Splits the batch into pieces. Each row of a source is copied once, directly into its piece.
+    /// Splits the batch into one batch for each of the given ranges of rows. Each row of a source is copied once,
+    /// directly into its piece.
     pub(crate) fn cut(self, pieces: Vec<Range<usize>>) -> Result<Vec<Tree<Leaf>>> {
         let of_rows = self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Rows(..)));
         // An empty piece is derived from the whole batch. Elements that differ should be one error, not two.
@@ -290,16 +331,16 @@ impl Assembly {
         pieces.into_iter().map(|piece| self.slice(piece).finish()).collect()
     }
 
-    /// Returns the batch.
+    /// Assembles and returns the batch.
     pub(crate) fn finish(self) -> Result<Tree<Leaf>> {
         let (batch, elements) = (self.number, self.len);
-        self.put_together().map_err(|fault| match fault {
+        self.assemble().map_err(|fault| match fault {
             Fault::Tensor(source) => Error::Stack { batch, elements, source },
             Fault::Other(error) => error,
         })
     }
 
-    fn put_together(self) -> Result<Tree<Leaf>, Fault> {
+    fn assemble(self) -> Result<Tree<Leaf>, Fault> {
         let mut batches = self.chunks.into_iter().map(Chunk::into_batch).collect::<Result<Vec<_>, _>>()?;
         match batches.len() {
             1 => Ok(batches.remove(0)),

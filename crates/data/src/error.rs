@@ -2,453 +2,479 @@
 
 use crate::Cardinality;
 
-/// The result of operations on datasets.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of any type, as returned by user functions.
+/// An error of any type, as user functions return it.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// An error of a dataset. Every variant has a position: a file and line, or the index of an element.
+/// An error while data is read, transformed or split. Most variants contain a position: a file and line, or the
+/// index of an element.
 ///
-/// Indices count from 0 within one pass over the dataset. Lines and columns of files count from 1, as in
-/// editors.
+/// Indices are counted from 0 within one pass over the dataset. Lines and columns of text files are counted from
+/// 1, as in editors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file could not be opened or read, or its compressed stream is broken.
     #[error("cannot read '{path}': {source}")]
     Io {
-        /// The file, or the name given to bytes in memory.
+        /// The path of the file, or the name that was given to bytes in memory.
         path: String,
-        /// The error of the operating system or the decoder.
+        /// The error from the operating system or the decoder.
         source: std::io::Error,
     },
-    /// The bytes of a file don't match its format.
+    /// The bytes of a file are invalid in its format.
     #[error("'{path}', byte {offset}: {what}")]
     Damaged {
-        /// The file, or the name given to bytes in memory; within an archive, `archive/member`.
+        /// The path of the file, or the name that was given to bytes in memory; within an archive,
+        /// `archive/member`.
         path: String,
-        /// The offset of the byte, counted from 0 in the decompressed file.
+        /// The offset of the invalid bytes in the decompressed file.
         offset: u64,
-        /// The defect.
+        /// A description of what is wrong.
         what: String,
     },
     /// A column of a file cannot become a tensor.
     #[error("'{path}', column '{column}': {what}")]
     Column {
-        /// The file, or the name given to bytes in memory.
+        /// The path of the file, or the name that was given to bytes in memory.
         path: String,
-        /// The column.
+        /// The name of the column.
         column: String,
-        /// The reason: its type, or a row, counted from 0.
+        /// The reason: the type of the column, or a row (counted from 0).
         what: String,
     },
     /// A file needs a feature of this crate that is not enabled.
     #[error("'{what}' needs the cargo feature `{feature}` of distribute-data")]
     Feature {
-        /// The file, and its part that needs the feature.
+        /// The file, and why it needs the feature.
         what: String,
-        /// The feature.
+        /// The name of the feature.
         feature: &'static str,
     },
     /// A pattern of file names matches no file.
     #[error("no file matches '{pattern}'")]
     NoFiles {
-        /// The pattern.
+        /// The pattern that was given.
         pattern: String,
     },
     /// A file could not be written.
     #[error("cannot write '{path}': {source}")]
     Write {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// The error of the operating system.
+        /// The error from the operating system.
         source: std::io::Error,
     },
     /// An element cannot be written to a file.
     #[error("cannot write element {index} to '{path}': {what}")]
     Unwritable {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// The element, counted from 0 within the pass.
+        /// The index of the element in the pass, from 0.
         index: u64,
-        /// The reason.
+        /// The reason for the failure.
         what: String,
     },
     /// A TFRecord file is damaged, or ends in the middle of a record.
     #[error("'{path}', record {record} at byte {offset}: {what}")]
     Record {
-        /// The file, or the name given to bytes in memory.
+        /// The path of the file, or the name that was given to bytes in memory.
         path: String,
-        /// The offset of the record, in bytes of the decompressed file.
+        /// The offset of the record in the decompressed file, in bytes.
         offset: u64,
-        /// The record, counted from 0 within the file.
+        /// The index of the record in the file, from 0.
         record: u64,
-        /// The defect.
+        /// A description of what is wrong.
         what: String,
     },
-    /// A record is no `tf.train.Example`, or its features are not the requested ones.
+    /// A record is not a valid `tf.train.Example`, or its features do not match the requested ones.
     #[error("{}record {record}{}: {what}", file_of(path), feature_of(feature))]
     Example {
-        /// The file, or the name given to bytes in memory, if it is known.
+        /// The path of the file, or the name that was given to bytes in memory; `None` if it is not known.
         path: Option<String>,
-        /// The record, counted from 0 within the file, or within the given records if no file is known.
+        /// The index of the record in the file, from 0. If the file is not known, it is the index among the given
+        /// records.
         record: u64,
-        /// The feature. `None` if the record is broken before its first feature.
+        /// The name of the feature; `None` if the record is broken before its first feature.
         feature: Option<String>,
-        /// The defect.
+        /// A description of what is wrong.
         what: String,
     },
-    /// A field of a CSV file doesn't fit its column, or a row is wider or narrower than the first.
+    /// A field of a CSV file does not have its column's type, or a row has more or fewer fields than the first
+    /// row.
     #[error("'{path}', line {line}, column {column}: found {found}, expected {expected}")]
     Csv {
-        /// The file, or the name given to bytes in memory.
+        /// The path of the file, or the name that was given to bytes in memory.
         path: String,
-        /// The line, counted from 1, on which the row starts.
+        /// The line on which the row begins, counted from 1.
         line: u64,
-        /// The column, counted from 1.
+        /// The number of the column, counted from 1.
         column: usize,
-        /// The text of the field.
+        /// The text of the field, or a description of the row.
         found: String,
-        /// The expected content.
+        /// A description of the expected contents.
         expected: String,
     },
-    /// A CSV file has no such column.
+    /// A file does not contain the requested column.
     #[error("'{path}' has no column {column}; it has {known}")]
     NoColumn {
-        /// The file, or the name given to bytes in memory.
+        /// The path of the file, or the name that was given to bytes in memory.
         path: String,
-        /// The column asked for.
+        /// The requested column.
         column: String,
-        /// The columns of the file.
+        /// The names of the columns in the file.
         known: String,
     },
-    /// A function given to `try_map`, `try_filter` and the like returned an error.
+    /// A user function that was passed to `try_map`, `try_filter` or a similar method returned an error.
     #[error("{operation} failed at element {index}: {cause}")]
     Function {
-        /// The transformation.
+        /// The operation to which the function was passed.
         operation: &'static str,
-        /// The element, counted from 0 within the pass.
+        /// The index of the element in the pass, from 0.
         index: usize,
-        /// The function's error.
+        /// The error that the function returned.
         #[source]
         cause: Cause,
     },
-    /// A function failed to make a dataset of an element, or the pass of that dataset failed.
+    /// A user function failed to create a dataset from an element, or the pass over that dataset failed.
     #[error("{operation}: the dataset of element {index} failed: {cause}")]
     Inner {
-        /// The transformation.
+        /// The operation to which the function was passed.
         operation: &'static str,
-        /// The element that the dataset was made of, counted from 0 within the pass.
+        /// The index of the element from which the dataset was created, from 0 in the pass.
         index: usize,
-        /// The error of the function or the dataset.
+        /// The error of the function or of the dataset.
         #[source]
         cause: Cause,
     },
     /// The iterator of a generator returned an error.
     #[error("the generator failed at element {index}: {cause}")]
     Generator {
-        /// The element, counted from 0 within the pass.
+        /// The index of the element in the pass, from 0.
         index: usize,
-        /// The iterator's error.
+        /// The error that the iterator returned.
         #[source]
         cause: Cause,
     },
-    /// A function given to the dataset panicked. The panic is caught, and the pass over the dataset ends.
+    /// A user function panicked. The panic is caught, and the pass over the dataset ends.
     #[error("the function given to {operation} panicked at element {index}: {message}")]
     Panicked {
-        /// The transformation or source.
+        /// The operation or source to which the function was passed.
         operation: &'static str,
-        /// The element, counted from 0 within the pass.
+        /// The index of the element in the pass, from 0.
         index: usize,
-        /// The panic's message.
+        /// The message of the panic.
         message: String,
     },
-    /// An element is not of the Rust type of the dataset.
+    /// An element cannot be converted to the Rust type of the dataset's elements.
     #[error("{operation}: element {index} has another type than the dataset says: {source}")]
     Type {
-        /// The operation that needed the element.
+        /// The operation that requested the element.
         operation: &'static str,
-        /// The element, counted from 0 within the pass.
+        /// The index of the element in the pass, from 0.
         index: usize,
-        /// The expected and the actual type.
+        /// The error of the conversion, with the expected and the actual type.
         source: distribute_tensor::Error,
     },
-    /// Elements cannot be stacked into a batch: their structures, dtypes or shapes differ.
+    /// Elements cannot be stacked into a batch, because their structures, dtypes or shapes differ.
     #[error(
-        "batch {batch} cannot be put together from its {elements} elements: {source}; all elements of a batch need one structure, dtype and shape"
+        "batch {batch} cannot be assembled from its {elements} elements: {source}; all elements of a batch \
+         need the same structure, dtype and shape"
     )]
     Stack {
-        /// The batch, counted from 0 within the pass.
+        /// The index of the batch in the pass, from 0.
         batch: usize,
-        /// The number of its elements.
+        /// The number of elements in the batch.
         elements: usize,
-        /// The difference.
+        /// The error that describes the difference.
         source: distribute_tensor::Error,
     },
-    /// Single elements were to be split over replicas.
+    /// The input to be split over replicas is not batched.
     #[error(
-        "{what}, so it cannot be cut over replicas: call `.batch(global_batch_size)` on the dataset first"
+        "{what}, so it cannot be split over replicas: call `.batch(global_batch_size)` on the dataset first"
     )]
     NotBatched {
-        /// The input that is not a batch.
+        /// A description of the input that is not batched.
         what: String,
     },
-    /// A scalar was given instead of rows.
-    #[error("{operation} needs rows, but {path} is a scalar: it has no axis 0 to cut")]
+    /// A leaf is a scalar, although rows were expected.
+    #[error("{operation} needs rows, but {path} is a scalar: it has no axis 0 to split")]
     Scalar {
-        /// The operation.
+        /// The operation that returned the error.
         operation: &'static str,
-        /// The path of the scalar in the structure: `value.a[1]`.
+        /// The path of the scalar in the structure, such as `value.a[1]`.
         path: String,
     },
-    /// Two leaves of one nest have different numbers of rows.
+    /// Two leaves of a nest have different numbers of rows.
     #[error("{operation} needs equal sizes of axis 0: {first_path} has {first} rows, {path} has {rows}")]
     UnequalRows {
-        /// The operation.
+        /// The operation that returned the error.
         operation: &'static str,
-        /// The first leaf.
+        /// The path of the first leaf.
         first_path: String,
-        /// Its number of rows.
+        /// The number of rows of the first leaf.
         first: usize,
-        /// The leaf that differs.
+        /// The path of the leaf that differs.
         path: String,
-        /// Its number of rows.
+        /// The number of rows of that leaf.
         rows: usize,
     },
-    /// A dataset doesn't have the asserted number of elements.
-    #[error("assert_cardinality: there have to be {expected} elements, but this dataset {found}")]
+    /// A dataset does not have the asserted number of elements.
+    #[error("assert_cardinality: there must be {expected} elements, but this dataset {found}")]
     Cardinality {
-        /// The asserted number.
+        /// The asserted number of elements.
         expected: usize,
-        /// The actual number, in words.
+        /// A phrase about the actual number.
         found: String,
     },
-    /// An element doesn't have the declared spec.
-    #[error("assert_element_spec: element {index} has to be {expected}, but is {found}")]
+    /// An element does not have the declared spec.
+    #[error("assert_element_spec: element {index} must be {expected}, but is {found}")]
     Spec {
-        /// The element, counted from 0 within the pass.
+        /// The index of the element in the pass, from 0.
         index: usize,
         /// The declared spec.
         expected: String,
-        /// The element's dtypes and shapes.
+        /// The dtypes and shapes of the element.
         found: String,
     },
-    /// An element cannot be padded to the size of the others in its batch.
-    #[error("padded_batch: {path} of element {index} cannot be padded: {why}")]
+    /// An element cannot be padded to the size of the other elements in its batch.
+    #[error("{operation}: {path} of element {index} cannot be padded: {why}")]
     Pad {
-        /// The path of the tensor in the element: `value.a[1]`.
+        /// The operation that pads elements.
+        operation: &'static str,
+        /// The path of the tensor in the element, such as `value.a[1]`.
         path: String,
-        /// The element, counted from 0 within the pass.
+        /// The index of the element in the pass, from 0.
         index: usize,
-        /// The reason.
+        /// The reason for the failure.
         why: String,
     },
-    /// One of two datasets that must be equally long ends before the other.
+    /// A choice of [`Dataset::choose_from_datasets`](crate::Dataset::choose_from_datasets) is not the index of a
+    /// dataset.
+    #[error(
+        "choose_from_datasets: choice {index} is dataset {found}, but there are {datasets}, counted from 0"
+    )]
+    Choice {
+        /// The index of the choice in the pass, from 0.
+        index: usize,
+        /// The number that was chosen.
+        found: i64,
+        /// The number of datasets.
+        datasets: usize,
+    },
+    /// A sequence is longer than a packed row.
+    #[error(
+        "pack_sequences: element {index} has {rows} rows, more than the {length} of a packed row: use \
+         Packing::split_long, or shorten it with `map`"
+    )]
+    Sequence {
+        /// The index of the element in the pass, from 0.
+        index: usize,
+        /// The number of its rows.
+        rows: usize,
+        /// The number of rows of a packed row.
+        length: usize,
+    },
+    /// One of two datasets that must have the same length ends before the other.
     #[error("zip_equal: the {shorter} dataset ends after {len} elements, the other doesn't ({other})")]
     UnequalZip {
-        /// `first` or `second`.
+        /// The shorter dataset: `first` or `second`.
         shorter: &'static str,
-        /// Its number of elements.
+        /// The number of elements of the shorter dataset.
         len: usize,
-        /// The number of elements of the other, if the pipeline determines it.
+        /// The number of elements of the other dataset, as far as the pipeline determines it.
         other: Cardinality,
     },
-    /// A nest without any leaf has no rows.
-    #[error("{operation} needs at least one tensor, but {found} holds none")]
+    /// A nest has no leaves, and therefore no rows.
+    #[error("{operation} needs at least one tensor, but {found} has none")]
     NoTensor {
-        /// The operation.
+        /// The operation that returned the error.
         operation: &'static str,
-        /// The structure found.
+        /// A description of the nest's structure.
         found: String,
     },
-    /// A dataset has no elements, but the operation needs at least one.
+    /// The dataset has no elements, but the operation needs at least one.
     #[error("{operation} needs at least one element, but the dataset is empty")]
     Empty {
-        /// The operation.
+        /// The operation that returned the error.
         operation: &'static str,
     },
-    /// A dataset never ends, but the operation needs one that does.
+    /// The dataset is infinite, but the operation needs a finite one.
     #[error("{operation} needs a dataset that ends, but this one is repeated forever: call `.take(n)` first")]
     Endless {
-        /// The operation.
+        /// The operation that returned the error.
         operation: &'static str,
     },
     /// A parameter is out of range.
     #[error("{operation}: {parameter} is {found}, but must be {expected}")]
     Parameter {
-        /// The transformation.
+        /// The operation to which the function was passed.
         operation: &'static str,
-        /// Its parameter.
+        /// The name of the parameter.
         parameter: &'static str,
-        /// The value given.
+        /// The value that was passed.
         found: String,
         /// The allowed range.
         expected: &'static str,
     },
-    /// The file of a cache holds elements of another pipeline.
+    /// A cache file contains elements of a different pipeline.
     #[error(
-        "'{path}' holds elements of another dataset than this one: {why}; delete it to have it written anew, or give cache_to another path"
+        "'{path}' has elements of another dataset: {why}; delete it to write it again, or pass another \
+         path to cache_to"
     )]
     Cache {
-        /// The file.
+        /// The path of the cache file.
         path: String,
-        /// The difference.
+        /// A description of how the pipelines differ.
         why: String,
     },
-    /// The elements that an operation holds at once don't fit into memory.
-    #[error("{operation}: {elements} elements at once do not fit into memory; ask for fewer")]
+    /// The elements that an operation keeps at the same time do not fit into memory.
+    #[error("{operation}: {elements} elements at once do not fit into memory; request fewer")]
     Memory {
-        /// The operation.
+        /// The operation that returned the error.
         operation: &'static str,
-        /// The number of elements.
+        /// The number of elements that are kept at the same time.
         elements: usize,
     },
-    /// A repeated dataset had no element in several passes in a row, or none that the filters after it keep.
+    /// A repeated dataset had no elements in several consecutive passes, or later filters kept none of them.
     #[error(
-        "{operation}: {passes} passes in a row had no element: look at what filters keep, or take an empty dataset out"
+        "{operation}: {passes} passes in a row had no element: check the filters, or remove an empty \
+         dataset"
     )]
     EmptyPasses {
         /// The operation that waited for an element.
         operation: &'static str,
-        /// The number of passes.
+        /// The number of consecutive passes without elements.
         passes: usize,
     },
     /// A thread of a pass could not be started.
     #[error("cannot start a thread of {operation}: {source}; use fewer threads or raise their limit")]
     Thread {
-        /// The transformation.
+        /// The operation to which the function was passed.
         operation: &'static str,
-        /// The error of the operating system.
+        /// The error from the operating system.
         source: std::io::Error,
     },
-    /// A thread of a pass died.
-    #[error("a thread of {operation} died: {message}")]
+    /// A thread of a pass panicked.
+    #[error("a thread of {operation} panicked: {message}")]
     ThreadDied {
-        /// The transformation.
+        /// The operation to which the function was passed.
         operation: &'static str,
-        /// The message of its panic.
+        /// The message of the panic.
         message: String,
     },
-    /// The elements of this source cannot be sharded by files.
+    /// A source cannot be sharded by files.
     #[error(
-        "{reader} cannot be parted by files over workers: use AutoShardPolicy::Data, or Auto, which finds that out itself"
+        "{reader} cannot be sharded by files over workers: use AutoShardPolicy::Data, or Auto, which \
+         detects this"
     )]
     Unshardable {
-        /// The source.
+        /// A description of the source.
         reader: String,
     },
-    /// There are fewer files than workers, so some workers would have nothing to read.
+    /// A source has fewer files than there are workers, so some workers would have nothing to read.
     #[error(
         "a source has {files} file(s), not enough for {workers} workers: write more files, or use AutoShardPolicy::Data"
     )]
     TooFewFiles {
-        /// The number of files of the source that has the fewest.
+        /// The number of files of the source with the fewest files.
         files: usize,
         /// The number of workers.
         workers: usize,
     },
-    /// A dataset with a shard hint was read without a policy that replaces the hint.
+    /// A dataset with a shard hint was read without the policy that uses the hint.
     #[error(
-        "shard_hint says only where to part the dataset: distribute it with AutoShardPolicy::Hint, or call `shard(workers, index)` instead"
+        "shard_hint only marks the position at which to shard the dataset: distribute it with \
+         AutoShardPolicy::Hint, or call `shard(workers, index)` instead"
     )]
     Hinted,
-    /// Workers that each take their rows of the same batches would see different batches.
+    /// Each worker takes its own rows of the same batches, but the workers would see different batches.
     #[error(
-        "\"{operation}\" may give another order to each worker, and all take their pieces of the same batches: use an operation that keeps the order, or another AutoShardPolicy than Data"
+        "\"{operation}\" may have another order on each worker, but all take their rows of the same \
+         batches: use an operation that keeps the order, or another AutoShardPolicy than Data"
     )]
     Unordered {
-        /// The operation whose order differs between passes.
+        /// The operation whose order may differ between passes.
         operation: String,
     },
-    /// The function that makes a dataset for each pipeline failed or panicked.
+    /// The function that creates a dataset for each input pipeline failed or panicked.
     #[error("the function that makes datasets failed for {context}: {cause}")]
     DatasetFunction {
-        /// The pipeline that it was to make.
+        /// The context with which the function was called.
         context: crate::InputContext,
-        /// The function's error.
+        /// The error that the function returned.
         #[source]
         cause: Cause,
     },
-    /// The function that prepares per-replica batches failed.
-    #[error("step {step}: the piece of local replica {replica} cannot be prepared: {cause}")]
+    /// The function that prepares per-replica batches failed or panicked.
+    #[error("step {step}: the batch of local replica {replica} cannot be prepared: {cause}")]
     Piece {
-        /// The step, counted from 0 within the pass.
+        /// The index of the step in the pass, from 0.
         step: u64,
-        /// The local replica.
+        /// The index of the local replica.
         replica: usize,
-        /// The function's error.
+        /// The error that the function returned.
         #[source]
         cause: Cause,
     },
-    /// There is no such worker.
+    /// The index of a worker is not less than the number of workers.
     #[error("there is no worker {worker}: there are {workers}, counted from 0")]
     Worker {
-        /// The worker asked for.
+        /// The index of the requested worker.
         worker: usize,
         /// The number of workers.
         workers: usize,
     },
-    /// A global batch cannot be split into equal per-replica batches.
+    /// A global batch size cannot be divided equally over the replicas.
     #[error(
         "the global batch size {global} is not divisible by the {replicas} replicas in sync: make it a multiple of {replicas}"
     )]
     NotDivisible {
         /// The global batch size.
         global: usize,
-        /// The number of replicas of all workers.
+        /// The total number of replicas of all workers.
         replicas: usize,
     },
-    /// Some replicas have data for a last step and others don't, and the shape of an empty batch is unknown.
+    /// Some replicas have data for the last step and others do not, and no empty batch can be created for the
+    /// latter.
     #[error(
-        "only {present} of {replicas} replicas have data for step {step}, and no empty batch can be made for the others: elements that are no batches have no rows to leave out, and a dataset without elements shows none: call `.batch(n)`, or use UnevenEnds::StopAll or Drop"
+        "only {present} of {replicas} replicas have data for step {step}, and no empty batch can be made \
+         for the others: elements that are not batches have no rows to omit, and a dataset without elements \
+         has no example: call `.batch(n)`, or use UnevenEnds::StopAll or Drop"
     )]
     NoEmptyBatch {
-        /// The step, counted from 0 within the pass.
+        /// The index of the step in the pass, from 0.
         step: u64,
-        /// The number of replicas with data.
+        /// The number of replicas that have data.
         present: usize,
-        /// The number of all replicas.
+        /// The total number of replicas.
         replicas: usize,
     },
-    /// One of several workers that read the same dataset reaches its end before the others.
+    /// One of several workers that read the same dataset reached its end before the others.
     #[error(
-        "worker {worker} is at the end of the data at step {step}, and others are not: the workers read different data; give all of them the same files, and functions that give the same for the same element"
+        "worker {worker} is at the end of the data at step {step}, but others are not: the workers read \
+         different data; use the same files on all of them, and functions that return the same for the same \
+         element"
     )]
     OtherData {
-        /// The step, counted from 0 within the pass.
+        /// The index of the step in the pass, from 0.
         step: u64,
         /// The first worker that reached the end.
         worker: usize,
     },
-    /// A position belongs to a pass over another dataset, or is invalid.
+    /// A position belongs to a pass over a different dataset, or is invalid.
     #[error("the position ({position}) cannot be restored: {why}")]
     Position {
-        /// The position.
+        /// The position, as text.
         position: String,
-        /// The mismatch.
+        /// A description of the mismatch.
         why: String,
     },
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] distribute_tensor::Error),
-}
-
-impl Error {
-    /// Returns the error of a record of examples, or of one of its features, without a file.
-    pub(crate) fn example(record: u64, feature: Option<&str>, what: String) -> Self {
-        Error::Example { path: None, record, feature: feature.map(str::to_owned), what }
-    }
-
-    /// Returns the error with its record moved on by `after` records.
-    pub(crate) fn at_record(self, after: u64) -> Self {
-        match self {
-            Error::Example { path, record, feature, what } => {
-                Error::Example { path, record: record.saturating_add(after), feature, what }
-            }
-            other => other,
-        }
-    }
 }
 
 fn file_of(path: &Option<String>) -> String {
@@ -459,7 +485,7 @@ fn feature_of(feature: &Option<String>) -> String {
     feature.as_ref().map_or(String::new(), |feature| format!(", feature '{feature}'"))
 }
 
-/// Returns the error for a parameter that is 0.
+/// Checks that a parameter is at least 1. Otherwise returns [`Error::Parameter`].
 pub(crate) fn at_least_one(operation: &'static str, parameter: &'static str, value: usize) -> Result<()> {
     match value {
         0 => Err(Error::Parameter { operation, parameter, found: "0".into(), expected: "at least 1" }),

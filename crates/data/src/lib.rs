@@ -1,4 +1,4 @@
-//! Pipelines of nested tensors: sources, transformations, and splitting batches over replicas.
+//! Pipelines of nested tensors: sources, transformations, and the splitting of batches over replicas.
 //!
 //! ```
 //! use distribute_data::{Dataset, SplitRule, split};
@@ -18,31 +18,43 @@
 //!
 //! In reading order:
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`dataset`] | [`Dataset`]: sources, transformations, iteration |
 //! | [`csv`] | [`Csv`]: rows of CSV files as elements |
-//! | [`mod@file`] | [`Location`], [`Compression`], [`Files`]: shared by all file sources |
-//! | [`text_lines`] | lines of text |
-//! | [`numpy`] | arrays in numpy's formats |
+//! | [`mod@file`] | [`Location`], [`Compression`], [`Files`]: used by all file sources, such as [`text_lines`] |
+//! | [`Buckets`], [`Packing`], [`Windows`], [`AtDatasetEnd`] | the parameters and results of operations on sequences and on several datasets |
+//! | [`numpy`] | arrays in NumPy's formats |
 //! | `parquet` | columns of Parquet files; feature `parquet` |
 //! | `webdataset` | samples of tar files; feature `webdataset` |
 //! | [`tfrecord`] | [`TfRecord`], [`TfRecordReader`] and [`TfRecordWriter`]: files of records |
 //! | [`example`] | [`Example`], [`Features`](example::Features): records and sequences as columns of tensors |
 //! | [`SkippedRecords`], [`DefaultValue`] | the handling of broken records, and of missing values |
 //! | [`cardinality`] | [`Cardinality`]: the number of elements |
-//! | [`plan`] | the assignment of rows, as functions of numbers: [`SplitRule`] and TensorFlow's sizes |
+//! | [`FileDeck`] | files that are dealt one by one to workers that are free |
+//! | [`plan`] | the assignment of rows, as functions of numbers: [`SplitRule`] and the sizes that TensorFlow uses |
 //! | [`distribution`] | [`Distribution`]: the pass of each worker, step by step, and its position |
 //! | [`mod@split`] | splits a batch into per-replica batches |
 //! | [`error`] | [`Error`] |
 //!
-//! Internally, a dataset is a `pipeline`, which is data: `operations` and their parameters. Iterating starts
-//! a chain of `stage`s that pass on `chunk`s of elements. In a chunk, `rows` of a source stay indices until a
-//! batch is cut out with one copy. Each operation has one file with its public method, its data and its
-//! stage. One operation, in `file_source`, reads all file formats.
+//! Internally, a dataset is a `pipeline`: a data structure of `operations` and their parameters. It can be
+//! inspected and rewritten (sharded) before anything runs. Iteration starts a chain of `stage`s that pull
+//! `chunk`s of elements from each other. In a chunk, `rows` of a source remain indices until a batch, or a
+//! replica's part of it, is copied at once.
 //!
-//! A user function that fails or panics results in an error that names the element. It never takes the
-//! process down.
+//! | module | contents |
+//! |---|---|
+//! | `pipeline`, `stage` | the traits of an operation: what it is, and how it runs |
+//! | `operations` | one file for each operation: its public method, its data and its stage |
+//! | `file_source` | the operation that reads all file formats; each format has a folder with a `Format` |
+//! | `chunk`, `rows` | elements on their way through a pipeline; rows that are still in their source |
+//! | `spec` | properties of elements that are known before there are any |
+//! | `worker_pool`, `room` | threads that run jobs in order; the limit of data in memory at once |
+//! | `guard`, `random` | calls of user functions; random orders as functions of seed and epoch |
+//! | `broken`, `missing`, `text` | broken records; missing values; lines of text |
+//!
+//! A user function that fails or panics results in an error that contains the index of the element. It never ends
+//! the process. This crate never knows the computation of a replica.
 
 #![forbid(unsafe_code)]
 
@@ -85,10 +97,10 @@ mod worker_pool;
 pub use broken::SkippedRecords;
 pub use cardinality::Cardinality;
 pub use csv::Csv;
-pub use dataset::{Dataset, Interleave, Iter, Padding};
+pub use dataset::{AtDatasetEnd, Buckets, Dataset, Interleave, Iter, Packed, Packing, Padding};
 #[doc(alias = "tf.distribute.InputContext")]
 pub use distribution::InputContext;
-pub use distribution::{DistributeOptions, Distribution, FileList, Position};
+pub use distribution::{DealtFile, DistributeOptions, Distribution, FileDeck, FileList, Position};
 pub use error::{Cause, Error, Result};
 #[doc(alias = "tf.train.Example")]
 pub use example::Example;
@@ -96,6 +108,7 @@ pub use file::{Compression, Files, Location};
 #[doc(alias = "record_defaults")]
 #[doc(alias = "column_defaults")]
 pub use missing::DefaultValue;
+pub use operations::window::Windows;
 pub use pipeline::Batching;
 pub use plan::ends::UnevenEnds;
 pub use plan::layout::Layout;

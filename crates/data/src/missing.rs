@@ -1,4 +1,4 @@
-//! Values that replace missing ones.
+//! The values that replace missing ones.
 
 use distribute_tensor::Element;
 
@@ -18,17 +18,17 @@ pub enum DefaultValue {
     Int(i64),
     /// A number, for columns of floats.
     Float(f64),
-    /// A boolean.
+    /// A boolean, for columns of booleans.
     Bool(bool),
-    /// Text or bytes.
+    /// Text or bytes, for columns of text.
     Text(Vec<u8>),
 }
 
 impl DefaultValue {
-    /// Returns the value as an integer type.
+    /// Converts the value to an integer type.
     ///
     /// # Errors
-    /// The message if the value has no such form.
+    /// Returns a message if the value cannot be converted.
     pub(crate) fn int<T: Element + TryFrom<i64>>(&self) -> Result<T, String> {
         match self {
             DefaultValue::Int(value) => T::try_from(*value).map_err(|_| self.refused(T::DTYPE.name())),
@@ -36,7 +36,7 @@ impl DefaultValue {
         }
     }
 
-    /// Returns the value as a float.
+    /// Converts the value to a float. Returns a message if it is neither an integer nor a float.
     pub(crate) fn float(&self) -> Result<f64, String> {
         match self {
             DefaultValue::Int(value) => Ok(*value as f64),
@@ -45,7 +45,7 @@ impl DefaultValue {
         }
     }
 
-    /// Returns the value as a boolean. Only Parquet has columns of booleans.
+    /// Converts the value to a boolean. Only Parquet files have columns of booleans.
     #[cfg(any(feature = "parquet", test))]
     pub(crate) fn bool(&self) -> Result<bool, String> {
         match self {
@@ -54,7 +54,7 @@ impl DefaultValue {
         }
     }
 
-    /// Returns the value as text.
+    /// Converts the value to text. Returns a message if it is not text.
     pub(crate) fn text(&self) -> Result<&[u8], String> {
         match self {
             DefaultValue::Text(value) => Ok(value),
@@ -63,7 +63,7 @@ impl DefaultValue {
     }
 
     fn refused(&self, dtype: &str) -> String {
-        format!("its default, {self}, is no value of {dtype}")
+        format!("its default, {self}, is not a value of {dtype}")
     }
 }
 
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(DefaultValue::from(7).int::<u8>(), Ok(7));
         assert_eq!(DefaultValue::from(7).float(), Ok(7.0));
         let negative = DefaultValue::from(-1).int::<u8>().unwrap_err();
-        assert_eq!(negative, "its default, -1, is no value of uint8");
+        assert_eq!(negative, "its default, -1, is not a value of uint8");
         assert!(DefaultValue::from(0.5).int::<i64>().is_err() && DefaultValue::from(0).bool().is_err());
         assert_eq!(DefaultValue::from("x").text(), Ok(&b"x"[..]));
         assert!(DefaultValue::from("x").float().unwrap_err().contains("\"x\""));

@@ -1,7 +1,7 @@
-//! A pipeline as data: operations and their parameters.
+//! The pipeline as a data structure: operations and their parameters.
 //!
-//! Nothing runs here. A pipeline can be inspected and rewritten before it is started. [`Operation::start`]
-//! then makes the chain of stages that runs it.
+//! Nothing runs here. A pipeline can be inspected and rewritten before it is started. [`Operation::start`] then
+//! creates the chain of stages that runs it.
 
 use crate::chunk::Chunk;
 use crate::stage::Stage;
@@ -9,7 +9,7 @@ use crate::{Cardinality, ElementSpec, Files, Result, spec};
 use distribute_tensor::{Leaf, Tree};
 use std::sync::Arc;
 
-/// An operation and, through its inputs, all operations before it.
+/// A pipeline: an operation and, through its inputs, all operations before it.
 pub(crate) type Pipeline = Arc<dyn Operation>;
 
 /// One operation with its parameters: a source, or a transformation of the pipelines that are its inputs.
@@ -19,44 +19,45 @@ pub(crate) trait Operation: Send + Sync {
         &[]
     }
 
-    /// Returns the same operation with `f` applied to each input; `None` for a source.
+    /// Returns the same operation with each input replaced by the result of `f`; `None` for a source.
     fn over(&self, _f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
         None
     }
 
-    /// Returns the operation and its parameters, as one line.
+    /// Returns a description of the operation and its parameters, in one line.
     fn describe(&self) -> String;
 
-    /// Describes all that determines the elements and their order. If it differs, a position refers to
-    /// another element. It excludes files, which are compared one by one. Empty if the operation affects
-    /// neither.
+    /// Returns a description of everything that determines the elements and their order. If it differs, a
+    /// position would refer to a different element. It excludes files, which are compared one by one. It is empty
+    /// if the operation affects neither elements nor order.
     fn identity(&self) -> String {
         self.describe()
     }
 
-    /// Returns the files of a source. They are not a part of [`identity`](Self::identity): a position has a
-    /// [`FileList`](crate::FileList), and a cache is bound to certain files.
+    /// Returns the files of a source; `None` for other operations. They are not part of
+    /// [`identity`](Self::identity): a position has a [`FileList`](crate::FileList), and a cache is bound to
+    /// certain files.
     fn files(&self) -> Option<&Files> {
         None
     }
 
-    /// Returns the number of elements of a pass.
+    /// Returns the number of elements of a pass, as far as it is known.
     fn cardinality(&self) -> Cardinality;
 
-    /// Returns whether elements are batches. The default is that of the first input.
+    /// Returns whether elements are batches. By default, this is the same as for the first input.
     fn batching(&self) -> Batching {
         self.inputs().first().map_or(Batching::Unknown, |input| input.batching())
     }
 
-    /// Returns the dtypes and shapes of the elements, if they are known. The default is that of the first
-    /// input.
+    /// Returns the dtypes and shapes of the elements; `None` if they are not known. By default, this is the same
+    /// as for the first input.
     fn spec(&self, look: Look) -> Option<ElementSpec> {
         self.inputs().first()?.spec(look)
     }
 
-    /// Returns a pipeline for the first element alone. Its elements have the same spec, and it has no
-    /// buffers, threads or caches. It takes no element away from later passes. `None` if this operation on
-    /// such inputs is already one.
+    /// Returns a pipeline for computing only the first element. Its elements have the same spec. It has no
+    /// buffers, threads or caches, and takes no element away from later passes. Returns `None` if this operation
+    /// on such inputs is already such a pipeline.
     fn lean(&self) -> Option<Pipeline> {
         None
     }
@@ -66,31 +67,32 @@ pub(crate) trait Operation: Send + Sync {
         Ok(())
     }
 
-    /// Returns how the operation behaves if each worker reads some of the files.
+    /// Returns the behavior of the operation if each worker reads only some of the files.
     fn sharding(&self) -> Sharding;
 
-    /// Returns a worker's shard of a source of files or of a shard hint. `None` for all other operations.
+    /// Returns a worker's shard of a source of files or of a shard hint; `None` for all other operations.
     fn shard(&self, _shard: &WorkerShard) -> Option<Pipeline> {
         None
     }
 
-    /// Returns whether another pass with the same number has the same elements in the same order.
+    /// Returns whether every pass with the same number has the same elements in the same order.
     fn repeatable(&self) -> bool {
         true
     }
 
-    /// Returns whether reading the pipeline is worth a thread. It is if it contains files or user functions
-    /// that don't run on a thread yet.
+    /// Returns whether reading the pipeline is worth a thread. This is true if it contains files or user
+    /// functions that do not already run on a thread.
     fn costly(&self) -> bool {
         self.inputs().iter().any(|input| input.costly())
     }
 
-    /// Returns the stages of one pass. `epoch` selects the orders of its shuffles.
+    /// Starts a pass, and returns its last stage. `epoch` is the number of the pass, which selects the orders of
+    /// shuffles.
     fn start(&self, epoch: u64) -> Box<dyn Stage>;
 }
 
-/// The methods about inputs of `impl Operation`, for a type that is `Clone` and has one input. The input is
-/// the field `input` or the given one.
+/// Defines the methods of `Operation` that relate to inputs, for a type that is `Clone` and has one input. The input is
+/// the field `input` or the given field.
 macro_rules! one_input {
     () => {
         $crate::pipeline::one_input!(input);
@@ -112,19 +114,20 @@ macro_rules! one_input {
 }
 pub(crate) use one_input;
 
-/// Whether the elements of a dataset are batches, if the pipeline determines that.
+/// Whether the elements of a dataset are batches, as far as the pipeline determines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
-    /// Batches of this size. Only the last one of the data or of an epoch may be shorter.
+    /// The elements are batches of this size. Only the last batch of the data or of an epoch may be shorter.
     Batches(usize),
-    /// Unknown: a generator, or a `map` after the batching, may make batches of any size.
+    /// It is unknown, because a generator, or a `map` after the batching, may create batches of any size.
     Unknown,
-    /// Single elements: unbatched slices, ranges or rows of a file.
+    /// The elements are not batches: they are slices, numbers of a range, or rows of a file that have not been
+    /// batched.
     Elements,
 }
 
 impl Batching {
-    /// Returns the value that holds for elements of either of two datasets.
+    /// Returns the value that holds for elements of either dataset.
     pub(crate) fn or(self, other: Batching) -> Batching {
         if self == other { self } else { Batching::Unknown }
     }
@@ -133,14 +136,15 @@ impl Batching {
 /// Whether an element may be computed to determine the spec.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// No: the spec holds for every element.
+    /// No element may be computed. The spec then holds for every element.
     Never,
-    /// The first one, if nothing else determines the spec. Others may have other sizes.
+    /// The first element may be computed, if nothing else determines the spec. Other elements may have different
+    /// sizes.
     AtFirst,
 }
 
 impl Look {
-    /// Returns the spec of the first element of a pipeline, if computing it is allowed and succeeds.
+    /// Returns the spec of the first element of a pipeline; `None` if computing it is not allowed or fails.
     pub(crate) fn at(self, pipeline: &Pipeline) -> Option<ElementSpec> {
         match self {
             Look::Never => None,
@@ -149,34 +153,34 @@ impl Look {
     }
 }
 
-/// Returns the first element of a pipeline, if it can be computed.
+/// Computes the first element of a pipeline; `None` if there is none or it fails.
 pub(crate) fn first(pipeline: &Pipeline) -> Option<Tree<Leaf>> {
     let mut stage = lean(pipeline).start(0);
     stage.next(1)?.and_then(Chunk::into_values).ok()?.into_iter().next()
 }
 
-/// Returns the pipeline that computes the first element alone.
-fn lean(pipeline: &Pipeline) -> Pipeline {
+/// Returns a pipeline for computing only the first element of the given one.
+pub(crate) fn lean(pipeline: &Pipeline) -> Pipeline {
     match pipeline.lean() {
         Some(other) => lean(&other),
         None => pipeline.over(&mut lean).unwrap_or_else(|| pipeline.clone()),
     }
 }
 
-/// The behavior of an operation if each worker reads some of the files.
+/// The behavior of an operation if each worker reads only some of the files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharding {
     /// The operation reads this many files, and each worker takes some of them.
     Files(usize),
-    /// The operation is a source other than files, so it cannot be sharded.
+    /// The operation is a source that does not read files, so it cannot be sharded.
     Source,
-    /// The results on the workers' shards are together the result on all elements.
+    /// The results on all workers' shards together are the result on all elements.
     Through,
     /// The operation counts, pairs or drops elements, so its result on a shard is not a shard of its result.
     Whole,
 }
 
-/// The shard of a pipeline's input that a worker takes.
+/// The part of a pipeline's input that a worker takes.
 pub(crate) enum WorkerShard {
     /// The files `index`, `index + workers`, …
     Files { workers: usize, index: usize },
@@ -184,13 +188,13 @@ pub(crate) enum WorkerShard {
     Hint { workers: usize, index: usize },
 }
 
-/// Calls `f` with every operation, inputs first.
+/// Calls `f` with every operation of a pipeline, inputs first.
 pub(crate) fn visit<'a>(pipeline: &'a Pipeline, f: &mut dyn FnMut(&'a dyn Operation)) {
     pipeline.inputs().iter().for_each(|input| visit(input, f));
     f(pipeline.as_ref());
 }
 
-/// Returns the pipeline with every source of files or shard hint replaced by a worker's shard.
+/// Returns the pipeline with every source of files, or every shard hint, replaced by a worker's shard.
 pub(crate) fn shard(pipeline: &Pipeline, worker: &WorkerShard) -> Pipeline {
     match pipeline.shard(worker) {
         Some(sharded) => sharded,
@@ -198,7 +202,8 @@ pub(crate) fn shard(pipeline: &Pipeline, worker: &WorkerShard) -> Pipeline {
     }
 }
 
-/// Returns the operation that may differ between two passes with the same number, if there is one.
+/// Returns a description of an operation that may differ between two passes with the same number; `None` if there
+/// is none.
 pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
     if pipeline.repeatable() {
         pipeline.inputs().iter().find_map(unrepeatable)
@@ -207,7 +212,7 @@ pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
     }
 }
 
-/// Returns a checksum of all that determines the elements and their order.
+/// Returns a checksum of everything that determines the elements and their order.
 pub(crate) fn identity(pipeline: &Pipeline) -> u32 {
     let mut text = String::new();
     visit(pipeline, &mut |operation| {
@@ -220,14 +225,14 @@ pub(crate) fn identity(pipeline: &Pipeline) -> u32 {
     crc32c::crc32c(text.as_bytes())
 }
 
-/// Checks that all parameters are in range, from the source on.
+/// Checks that the parameters of all operations are in range, from the sources on.
 pub(crate) fn check(pipeline: &Pipeline) -> Result<()> {
     pipeline.inputs().iter().try_for_each(check)?;
     pipeline.check()
 }
 
-/// Returns all operations from the sources on, one a line, each with the number of elements after it. All
-/// inputs except the last are indented.
+/// Returns a description of all operations from the sources on, one per line, each with the number of elements
+/// after it. All inputs except the last are indented.
 pub(crate) fn explain(pipeline: &Pipeline) -> String {
     let mut text = String::new();
     for (i, input) in pipeline.inputs().iter().enumerate() {
@@ -267,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn batching_is_found_through_what_keeps_it() {
+    fn batching_is_found_through_operations_that_keep_it() {
         let batched = Dataset::range(10).batch(4);
         assert_eq!(batched.batching(), Batching::Batches(4));
         assert_eq!(

@@ -3,10 +3,10 @@
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
-/// Random numbers that depend on (seed, epoch) alone.
+/// A generator of random numbers that depend only on the seed and the epoch.
 ///
-/// Each epoch is a separate stream of the generator keyed by the seed. So epochs are independent, and epoch 7
-/// needs no run of epochs 0 to 6.
+/// Each epoch is a separate stream of the generator with the key `seed`. Epochs are therefore independent, and epoch 7
+/// can be computed without epochs 0 to 6.
 pub(crate) struct EpochRng(ChaCha8Rng);
 
 impl EpochRng {
@@ -16,10 +16,10 @@ impl EpochRng {
         Self(rng)
     }
 
-    /// Returns a number in `0..n`, each equally likely; 0 when `n` is 0.
+    /// Returns a random number in `0..n`. All numbers are equally likely. Returns 0 if `n` is 0.
     ///
-    /// Multiplies and rejects the few values that would make some results likelier (Lemire, "Fast random
-    /// integer generation in an interval", 2019).
+    /// Multiplies a random word, and rejects the few values that would make some results more likely (Lemire,
+    /// "Fast random integer generation in an interval", 2019).
     pub(crate) fn below(&mut self, n: usize) -> usize {
         if n == 0 {
             return 0;
@@ -32,6 +32,11 @@ impl EpochRng {
                 return (product >> 64) as usize;
             }
         }
+    }
+
+    /// Returns a random number from 0 to 1, without 1. All multiples of 2⁻⁵³ are equally likely.
+    pub(crate) fn fraction(&mut self) -> f64 {
+        (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

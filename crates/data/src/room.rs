@@ -1,12 +1,13 @@
-//! Checks that buffers can fit into memory.
+//! The check that buffers fit into memory.
 
 use crate::{Cardinality, Error, Result};
 
-/// More elements than any address space holds, whatever their size.
-const MOST: u64 = 1 << 47;
+/// A number of elements that does not fit into any address space, whatever their size.
+const MAX: u64 = 1 << 47;
 
-/// Checks that `size` elements can be held at once. The check fails if the input has that many and no memory
-/// holds them. If the length of the input is unknown, or fits into memory, buffers grow with the elements.
+/// Checks that `size` elements can be kept in memory at the same time. The check fails only if the input has that
+/// many elements and no memory can hold them. If the length of the input is unknown, or fits into memory, buffers
+/// grow with the elements.
 pub(crate) fn fits(
     operation: &'static str,
     parameter: &'static str,
@@ -19,10 +20,11 @@ pub(crate) fn fits(
         Cardinality::Unknown => 0,
     };
     let (found, expected) = (format!("{size}, of a dataset of {input}"), "what memory can hold");
-    if held as u64 > MOST { Err(Error::Parameter { operation, parameter, found, expected }) } else { Ok(()) }
+    if held as u64 > MAX { Err(Error::Parameter { operation, parameter, found, expected }) } else { Ok(()) }
 }
 
-/// Reserves memory for elements. Returns an error instead of aborting the process.
+/// Reserves memory for additional elements of a list. Returns an error, rather than aborting the process, if
+/// there is not enough.
 pub(crate) fn reserve<T>(operation: &'static str, list: &mut Vec<T>, elements: usize) -> Result<()> {
     // Reserving exactly the needed size would make each growth a reallocation.
     list.try_reserve(elements).map_err(|_| Error::Memory { operation, elements })

@@ -1,4 +1,4 @@
-//! Sources of rows: tensors in memory, the numbers of a range, or two sources zipped.
+//! The sources of rows: tensors in memory, the numbers of a range, or two zipped sources.
 
 use crate::Result;
 use crate::room::reserve;
@@ -6,16 +6,18 @@ use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows with random access, many of which can be cut out at a time without touching each.
+/// A source of rows with random access. Many rows can be extracted at once, without accessing each of them.
 #[derive(Debug)]
 pub(crate) enum Rows {
-    /// The rows of a nest of tensors that the user keeps in memory, all of whose leaves have `len` rows.
+    /// The rows of a nest of tensors that the user keeps in memory. All leaves have `len` rows.
     Memory { tree: Tree<Leaf>, len: usize },
-    /// The rows of tensors that were made in the pass, such as a section of a file. Nothing else keeps them.
+    /// The rows of tensors that were created during the pass, such as a section of a file. Nothing else refers to
+    /// these tensors.
     Section { tree: Tree<Leaf>, len: usize },
     /// The numbers `start..start + len`, which are never stored.
     Range { start: i64, len: usize },
-    /// Pairs of the rows of two sources: row `i` of the first, from `first_start` on, and of the second.
+    /// Pairs of rows from two sources. They begin at row `first_start` of the first and row `second_start` of the
+    /// second.
     Pairs { first: Arc<Rows>, first_start: usize, second: Arc<Rows>, second_start: usize, len: usize },
 }
 
@@ -29,7 +31,7 @@ impl Rows {
         }
     }
 
-    /// Returns whether the memory of the rows is freed once no element refers to it.
+    /// Returns whether the memory of the rows is freed as soon as no element refers to it.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Rows::Section { .. } => true,
@@ -38,7 +40,7 @@ impl Rows {
         }
     }
 
-    /// Returns row `i`, without its first axis.
+    /// Returns row `i` as a single element, without axis 0.
     pub(crate) fn row(&self, i: usize) -> Result<Tree<Leaf>> {
         match self {
             Rows::Memory { tree, .. } | Rows::Section { tree, .. } => Ok(tree.row(i)?),
@@ -49,7 +51,7 @@ impl Rows {
         }
     }
 
-    /// Returns contiguous rows, as a view if possible.
+    /// Returns a contiguous range of rows as one batch, as a view if possible.
     pub(crate) fn slice(&self, range: Range<usize>) -> Result<Tree<Leaf>> {
         match self {
             Rows::Memory { tree, len } | Rows::Section { tree, len } if range == (0..*len) => {
@@ -66,7 +68,7 @@ impl Rows {
         }
     }
 
-    /// Returns any rows in any order, by one gather.
+    /// Returns the rows with the given indices, in the given order, as one batch. Uses a single gather.
     pub(crate) fn gather(&self, indices: &[usize]) -> Result<Tree<Leaf>> {
         match self {
             Rows::Memory { tree, .. } | Rows::Section { tree, .. } => Ok(tree.take_rows(indices)?),
@@ -79,18 +81,18 @@ impl Rows {
     }
 }
 
-/// Returns the `i`-th number of a range. Ranges of `i64` may be longer than `i64::MAX`; wrapping gives the
-/// right number.
+/// Returns the number at index `i` of a range. Ranges of `i64` may be longer than `i64::MAX`, but wrapping gives
+/// the correct number.
 fn at(start: i64, i: usize) -> i64 {
     start.wrapping_add(i as i64)
 }
 
-/// Returns two values as one element.
+/// Returns two values as one element, a tuple.
 pub(crate) fn pair(first: Tree<Leaf>, second: Tree<Leaf>) -> Tree<Leaf> {
     Tree::Tuple(vec![first, second])
 }
 
-/// Returns the numbers of a range as one tensor.
+/// Returns the given numbers as one tensor. `len` is the number of them.
 fn numbers(len: usize, numbers: impl Iterator<Item = i64>) -> Result<Tree<Leaf>> {
     let mut all = Vec::new();
     reserve("a batch of numbers", &mut all, len)?;

@@ -1,45 +1,45 @@
-//! [`TensorSpec`]: the dtype and shape of a tensor, known before the tensor exists.
+//! [`TensorSpec`]: the dtype and shape of a tensor that does not exist yet.
 
 use distribute_tensor::{DType, Leaf, Nest, Tree};
 use std::fmt;
 
-/// The dtype and shape of a tensor. Sizes of axes may be unknown.
+/// The dtype and shape of a tensor. The sizes of some axes may be unknown.
 #[doc(alias = "tf.TensorSpec")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     /// The type of the elements.
     pub dtype: DType,
-    /// The sizes of the axes; `None` for a size that differs from element to element.
+    /// The sizes of the axes; `None` for a size that may differ from element to element.
     pub dims: Vec<Option<usize>>,
 }
 
-/// The specs of all tensors of an element.
+/// The specs of all tensors of an element, in the element's structure.
 #[doc(alias = "tf.data.Dataset.element_spec")]
 pub type ElementSpec = Tree<TensorSpec>;
 
 impl TensorSpec {
-    /// Creates the spec of a tensor with a known shape.
+    /// Creates the spec of a tensor whose shape is known completely.
     pub fn new(dtype: DType, dims: impl IntoIterator<Item = usize>) -> Self {
         Self { dtype, dims: dims.into_iter().map(Some).collect() }
     }
 
-    /// Creates the spec of a tensor with one value.
+    /// Creates the spec of a scalar.
     pub fn scalar(dtype: DType) -> Self {
         Self::new(dtype, [])
     }
 
-    /// Returns whether all sizes are known.
+    /// Returns whether the sizes of all axes are known.
     pub fn is_static(&self) -> bool {
         self.dims.iter().all(Option::is_some)
     }
 
-    /// Returns the spec with an axis 0 inserted before the others.
+    /// Returns the spec with an additional axis 0 before the others. Its size is `rows`; `None` means unknown.
     pub(crate) fn batched(mut self, rows: Option<usize>) -> Self {
         self.dims.insert(0, rows);
         self
     }
 
-    /// Returns the spec with another size of axis 0, if it has axes.
+    /// Returns the spec with `rows` as the size of axis 0. Has no effect on a scalar.
     pub(crate) fn with_rows(mut self, rows: Option<usize>) -> Self {
         if let Some(first) = self.dims.first_mut() {
             *first = rows;
@@ -47,13 +47,14 @@ impl TensorSpec {
         self
     }
 
-    /// Returns the spec without axis 0, if it has axes.
+    /// Returns the spec without axis 0. Has no effect on a scalar.
     pub(crate) fn row(mut self) -> Self {
         self.dims.drain(..self.dims.len().min(1));
         self
     }
 
-    /// Returns a spec that both tensors satisfy, with sizes that differ as unknown; `None` if there is none.
+    /// Returns a spec that both tensors satisfy, in which sizes that differ are unknown. Returns `None` if dtypes
+    /// or ranks differ.
     pub(crate) fn or(self, other: Self) -> Option<Self> {
         let fits = self.dtype == other.dtype && self.dims.len() == other.dims.len();
         let dims = self.dims.into_iter().zip(other.dims).map(|(a, b)| if a == b { a } else { None });
@@ -61,17 +62,17 @@ impl TensorSpec {
     }
 }
 
-/// Returns the spec of an existing element; `None` if a leaf has no dtype of this crate.
+/// Returns the spec of an existing element; `None` if a leaf's dtype is not one of this crate's dtypes.
 pub(crate) fn of(tree: &Tree<Leaf>) -> Option<ElementSpec> {
     tree.try_map_at(&mut |leaf| Ok(TensorSpec::new(leaf.dtype()?, leaf.dims().iter().copied()))).ok()
 }
 
-/// Returns the spec of all elements of a Rust type, if the type determines it.
+/// Returns the spec of all elements of a Rust type; `None` if the type does not determine it.
 pub(crate) fn of_type<T: Nest>() -> Option<ElementSpec> {
     T::scalar_dtypes().map(|dtypes| dtypes.map(&mut TensorSpec::scalar))
 }
 
-/// Returns the spec that elements of either spec satisfy; `None` if structures, dtypes or ranks differ.
+/// Returns a spec that elements of either spec satisfy; `None` if structures, dtypes or ranks differ.
 pub(crate) fn either(first: ElementSpec, second: ElementSpec) -> Option<ElementSpec> {
     let both = Tree::zip(vec![first, second]).ok()?;
     both.try_map(&mut |mut pair| match (pair.pop(), pair.pop()) {

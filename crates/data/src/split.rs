@@ -1,22 +1,23 @@
-//! Splits batches into per-replica batches.
+//! The splitting of batches into per-replica batches.
 
 use crate::plan::layout::check_replicas;
 use crate::{Error, Result, SplitRule};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::ops::Range;
 
-/// Splits a batch along axis 0 into `pieces` per-replica batches by `rule`. They are views if possible.
+/// Splits a batch along axis 0 into `pieces` per-replica batches, by the given rule. The results are views if
+/// possible.
 ///
-/// Every leaf of shape `[b, …]` becomes leaves of shape `[bₖ, …]`. A per-replica batch with `bₖ` = 0 has
-/// tensors without rows, not missing values. Concatenated in order, the results are the batch.
+/// Every leaf of shape `[b, …]` becomes leaves of shape `[bₖ, …]`. If `bₖ` is 0, a per-replica batch has tensors
+/// without rows, rather than missing values. Concatenated in order, the results are equal to the batch.
 ///
 /// # Errors
 ///
-/// - [`Error::NotBatched`]: a leaf is a scalar, which is the form of elements of a dataset without
-///   [`batch`](crate::Dataset::batch); or there is no leaf.
+/// - [`Error::NotBatched`]: a leaf is a scalar, as in elements of a dataset without
+///   [`batch`](crate::Dataset::batch), or there is no leaf.
 /// - [`Error::UnequalRows`]: leaves have different numbers of rows.
 /// - [`Error::Parameter`]: there are more than 65536 pieces.
-/// - [`Error::Type`]: a per-replica batch is not a `T`.
+/// - [`Error::Type`]: a per-replica batch cannot be converted to `T`.
 ///
 /// ```
 /// use distribute_data::{SplitRule, split};
@@ -35,23 +36,23 @@ pub fn split<T: Nest>(batch: T, pieces: usize, rule: SplitRule) -> Result<Vec<T>
     pieces.into_iter().enumerate().map(typed).collect()
 }
 
-/// Splits a batch whose structure is known only at run time, as [`split`] does.
+/// Splits a batch like [`split`], if its structure is known only at run time.
 ///
 /// # Errors
 ///
-/// The errors of [`split`], except [`Error::Type`].
+/// Returns the errors of [`split`], except [`Error::Type`].
 pub fn split_batch(batch: &Tree<Leaf>, pieces: usize, rule: SplitRule) -> Result<Vec<Tree<Leaf>>> {
     let rows = batch_rows(batch)?;
     check_replicas("split a batch", "the number of pieces", pieces)?;
     pieces_of(batch, &rule.pieces(rows, pieces))
 }
 
-/// Returns the given ranges of rows of a batch.
+/// Returns a batch for each of the given ranges of rows.
 pub(crate) fn pieces_of(batch: &Tree<Leaf>, pieces: &[Range<usize>]) -> Result<Vec<Tree<Leaf>>> {
     pieces.iter().map(|piece| Ok(batch.narrow_rows(piece.start, piece.len())?)).collect()
 }
 
-/// Returns the number of rows of a batch to be split over replicas.
+/// Returns the number of rows of a batch that is to be split over replicas.
 pub(crate) fn batch_rows(batch: &Tree<Leaf>) -> Result<usize> {
     rows(batch, "split a batch").map_err(|error| match error {
         Error::Scalar { path, .. } => Error::NotBatched { what: format!("{path} of an element is a scalar") },
@@ -62,9 +63,9 @@ pub(crate) fn batch_rows(batch: &Tree<Leaf>) -> Result<usize> {
     })
 }
 
-/// Returns the number of rows that all leaves have.
+/// Returns the number of rows, which all leaves must have in common. Errors contain `operation`.
 ///
-/// `Tree::rows` returns the same number. The errors here distinguish a scalar, for which `batch` is missing,
+/// `Tree::rows` returns the same number. The errors here distinguish a scalar, for which a `batch` is missing,
 /// from leaves that differ, which is a mistake in the data.
 pub(crate) fn rows(tree: &Tree<Leaf>, operation: &'static str) -> Result<usize> {
     let mut first: Option<(String, usize)> = None;
@@ -103,10 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn single_elements_are_told_to_be_batched() {
+    fn the_error_of_single_elements_advises_batching() {
         let error = split((HostTensor::vector(vec![1f32; 4]), 3i64), 2, SplitRule::Even).unwrap_err();
-        let expected = "value[1] of an element is a scalar, so it cannot be cut over replicas: \
-                        call `.batch(global_batch_size)` on the dataset first";
+        let expected = "value[1] of an element is a scalar, so it cannot be split over replicas: call \
+                        `.batch(global_batch_size)` on the dataset first";
         assert_eq!(error.to_string(), expected);
         // With one replica as well: the number of replicas must not decide whether a program is right.
         assert!(matches!(split(7i64, 1, SplitRule::Even), Err(Error::NotBatched { .. })));

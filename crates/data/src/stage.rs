@@ -1,37 +1,39 @@
-//! [`Stage`]: one operation that runs during one pass over the data.
+//! [`Stage`]: an operation while it runs in a pass.
 
 use crate::chunk::Chunk;
 use crate::{Error, Result};
 
-/// One operation that runs during one pass and pulls from the stages before it.
+/// An operation while it runs in a pass. It pulls elements from the stages before it.
 ///
-/// The consumer passes the number of elements it can use. So a batch of a million rows is one call, and no
-/// element is computed in vain. The elements and their order never depend on how many are requested at once.
+/// The consumer passes the number of elements that it can use. A batch of a million rows therefore takes one call, and
+/// no element is computed unnecessarily. The elements and their order never depend on the number of elements that are
+/// requested at once.
 pub(crate) trait Stage: Send {
-    /// Returns the next 1 to `max` elements (`max` is at least 1), or `None` at the end.
+    /// Returns the next elements: at least 1 and at most `max`, which must be at least 1. Returns `None` at the
+    /// end.
     ///
     /// Must not be called again after `None` or an error.
     fn next(&mut self, max: usize) -> Option<Result<Chunk>>;
 
-    /// Skips `count` elements, and returns how many there were. That is fewer only at the end, after which no
-    /// more elements may be requested.
+    /// Skips up to `count` elements, and returns the number of skipped elements. It is less than `count` only at the
+    /// end, after which no more elements may be requested.
     ///
-    /// The next element is the same as after reading the skipped ones. User functions need not be called for
-    /// skipped elements.
+    /// The next element is the same as if the skipped elements had been read. User functions need not be called
+    /// for skipped elements.
     fn skip(&mut self, count: usize) -> Result<usize> {
         read_over(self, count)
     }
 
-    /// Returns the number of finished passes of a repeated dataset, with all of their elements passed on or
-    /// dropped. 0 if the stage cannot tell, or if its elements depend on the number of the pass.
+    /// Returns the number of completed passes of a repeated dataset, whose elements have all been passed on or
+    /// dropped. Returns 0 if the stage does not know it, or if its elements depend on the number of the pass.
     ///
-    /// A filter needs this to detect that no element will ever come.
+    /// A filter uses this to detect that no element will ever be kept.
     fn passes(&self) -> usize {
         0
     }
 }
 
-/// Implements [`Stage::skip`] by reading, for elements that have to be computed.
+/// Skips elements by reading them, as an implementation of [`Stage::skip`] for elements that must be computed.
 pub(crate) fn read_over(stage: &mut (impl Stage + ?Sized), count: usize) -> Result<usize> {
     let mut left = count;
     while left > 0 {
@@ -43,16 +45,16 @@ pub(crate) fn read_over(stage: &mut (impl Stage + ?Sized), count: usize) -> Resu
     Ok(count - left)
 }
 
-/// The number of elements that are computed and skipped at a time. All of them are in memory until they are
-/// dropped.
+/// The maximum number of elements that are computed at a time to skip them. All of them are in memory until they
+/// are dropped.
 const SKIP_AT_ONCE: usize = 1024;
 
-/// An input whose elements are counted, for a stage whose errors name the element.
+/// An input whose elements are counted, for a stage whose errors contain the index of an element.
 pub(crate) struct Counted {
     pub(crate) input: Box<dyn Stage>,
-    /// The number of elements before the next one.
+    /// The index of the next element.
     pub(crate) index: usize,
-    /// The error of an element after the ones that were passed on last.
+    /// The error of the element that follows those that were passed on last.
     pub(crate) failed: Option<Error>,
 }
 
@@ -61,7 +63,7 @@ impl Counted {
         Self { input, index: 0, failed: None }
     }
 
-    /// Returns the pending error, if there is one, or else the next elements. The caller counts them.
+    /// Returns the pending error if there is one, otherwise the next elements. The caller must count them.
     pub(crate) fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match self.failed.take() {
             Some(error) => Some(Err(error)),
@@ -69,7 +71,7 @@ impl Counted {
         }
     }
 
-    /// Skips and counts elements.
+    /// Skips elements and counts them, or returns the pending error.
     pub(crate) fn skip(&mut self, count: usize) -> Result<usize> {
         if let Some(error) = self.failed.take() {
             return Err(error);

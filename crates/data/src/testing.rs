@@ -1,4 +1,4 @@
-//! Helpers for tests.
+//! The helpers for this crate's tests.
 
 use crate::{Dataset, Interleave};
 use distribute_tensor::HostTensor;

@@ -1,4 +1,4 @@
-//! Lines of text files as elements.
+//! The source that reads lines of text files.
 
 use crate::broken::{Broken, SkippedRecords};
 use crate::chunk::Chunk;
@@ -8,12 +8,12 @@ use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, T
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 use std::io::{BufRead, Read};
 
-/// Returns the lines of text files, plain or compressed with gzip, without their line endings (LF or CR LF).
-/// Blank lines are elements as well.
+/// Creates a dataset of the lines of text files, without their line endings (LF or CR LF). The files may be
+/// compressed with gzip. Blank lines are elements as well.
 ///
-/// Elements are read as [`String`]. A line that is not UTF-8 gives [`Error::Type`](crate::Error::Type);
-/// [`typed`](Dataset::typed)`::<HostTensor>()` reads it as bytes. A line that is longer than the [limit for
-/// one element](Location::element_limit) gives [`Error::Damaged`]: in most cases the file isn't text.
+/// Elements are [`String`]s. A line that is not UTF-8 results in [`Error::Type`](crate::Error::Type);
+/// [`typed`](Dataset::typed)`::<HostTensor>()` returns it as bytes. A line that is longer than the [limit for one
+/// element](Location::element_limit) results in [`Error::Damaged`], because such a file is usually not text.
 ///
 /// ```
 /// use distribute_data::{Location, text_lines};
@@ -27,8 +27,8 @@ pub fn text_lines(files: impl Into<Files>) -> Dataset<String> {
     Dataset::of_files(files.into(), TextLines { skipped: None })
 }
 
-/// Returns the lines of text files, as [`text_lines`] does, but skips and counts lines that are longer than
-/// the limit.
+/// Creates a dataset of the lines of text files like [`text_lines`], but skips lines that are longer than the
+/// limit, and counts them in `skipped`.
 pub fn text_lines_skipping(files: impl Into<Files>, skipped: &SkippedRecords) -> Dataset<String> {
     Dataset::of_files(files.into(), TextLines { skipped: Some(skipped.clone()) })
 }
@@ -57,17 +57,18 @@ impl Format for TextLines {
     }
 }
 
-/// The most lines that are read at once. They stay in memory together until the last of them is dropped.
-const MOST_LINES: usize = 1024;
+/// The maximum number of lines that are read at a time. They stay in memory together until the last of them is
+/// dropped.
+const MAX_LINES: usize = 1024;
 
-/// The most bytes of lines that are read at once, not counting the last line.
-const MOST_BYTES: usize = 1 << 20;
+/// The maximum number of bytes of lines that are read at a time, not counting the last line.
+const MAX_BYTES: usize = 1 << 20;
 
 struct LinesStage {
     file: Location,
     text: Box<dyn BufRead + Send>,
     offset: u64,
-    /// The error after the lines that were passed on last.
+    /// The error that follows the lines that were passed on last.
     failed: Option<Error>,
     broken: Broken,
 }
@@ -92,7 +93,7 @@ impl LinesStage {
         Ok((read > 0).then_some(line))
     }
 
-    /// Skips the rest of a line and returns its length.
+    /// Skips the rest of a line, and returns its length in bytes.
     fn pass_line(&mut self) -> Result<u64> {
         self.text.skip_until(b'\n').map(|read| read as u64).map_err(|e| self.file.io_error(e))
     }
@@ -103,7 +104,7 @@ impl LinesStage {
         }
         let mut lines = Vec::new();
         let mut bytes = 0;
-        while lines.len() < max.min(MOST_LINES) && bytes < MOST_BYTES {
+        while lines.len() < max.min(MAX_LINES) && bytes < MAX_BYTES {
             match self.line() {
                 Ok(Some(line)) => {
                     bytes += line.len();

@@ -1,4 +1,4 @@
-//! Threads that run jobs of one kind.
+//! A pool of threads that run jobs of one kind.
 
 use crate::guard::panic_message;
 use crate::{Error, Result};
@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
-/// Threads that run jobs and return their results, in the order of the jobs or of their completion.
+/// A pool of threads that run jobs. Results are returned in the order of the jobs, or of their completion.
 ///
-/// Every wait is bounded by the owner: a thread waits for jobs until the pool drops their sender. The pool
-/// waits only for threads that have a job, and a thread that dies reports it. The pool never joins a thread
-/// that may still be in a user function.
+/// Every wait ends with its owner. A thread waits for jobs until the pool drops their sender. The pool waits only
+/// for threads that have a job, and a thread that panics reports it. The pool never joins a thread that may still
+/// be running a user function.
 pub(crate) struct WorkerPool<J, D> {
     operation: &'static str,
     workers: Vec<Worker<J>>,
@@ -22,17 +22,18 @@ pub(crate) struct WorkerPool<J, D> {
 struct Worker<J> {
     jobs: SyncSender<J>,
     thread: JoinHandle<()>,
-    /// The number of its jobs whose results have not been received.
+    /// The number of the thread's jobs whose results have not been received.
     waiting: usize,
 }
 
-/// The result of a job; `None` if the thread died.
+/// The result of a job; `None` if the thread has panicked.
 struct Done<D> {
     worker: usize,
     result: Option<D>,
 }
 
-/// Reports the death of a thread when it is dropped by a panic, also to a caller that waits for any thread.
+/// A guard in each thread. If it is dropped by a panic, it reports that, even to a caller that waits for any
+/// thread.
 struct Life<D> {
     worker: usize,
     results: Sender<Done<D>>,
@@ -46,33 +47,34 @@ impl<D> Drop for Life<D> {
     }
 }
 
-/// The channels of results.
+/// The channels through which results are received.
 enum Results<D> {
-    /// A channel from each thread, so that results can be received in the order of the jobs.
+    /// A separate channel for each thread, so that results can be received in the order of the jobs.
     InTurn(Vec<Receiver<Done<D>>>),
-    /// One channel from all threads, in the order of completion.
+    /// One channel for all threads, with results in the order of completion.
     AsTheyCome(Receiver<Done<D>>),
 }
 
-/// The most threads of one operation. More would only compete for cores.
-const MOST_THREADS: usize = 1024;
+/// The maximum number of threads of one operation. More would only compete for cores.
+const MAX_THREADS: usize = 1024;
 
-/// Checks that the number of threads is at most [`MOST_THREADS`].
-pub(crate) fn most_threads(operation: &'static str, threads: usize) -> Result<()> {
+/// Checks that the number of threads is at most [`MAX_THREADS`].
+pub(crate) fn check_threads(operation: &'static str, threads: usize) -> Result<()> {
     let (parameter, expected) = ("the number of threads", "at most 1024");
-    if threads > MOST_THREADS {
+    if threads > MAX_THREADS {
         Err(Error::Parameter { operation, parameter, found: threads.to_string(), expected })
     } else {
         Ok(())
     }
 }
 
-/// The number of jobs that each thread may have: one in progress, and some so that it needn't wait for the
+/// The maximum number of jobs that a thread has: one in progress, and others so that it does not have to wait for the
 /// next.
 pub(crate) const JOBS: usize = 4;
 
 impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
-    /// Starts the threads. `operation` is used for their names and for errors.
+    /// Starts `threads` threads that call `work` with each job. If `ordered` is `true`, results are returned in the
+    /// order of the jobs. `operation` is the name of the threads, and is contained in errors.
     pub(crate) fn start(
         operation: &'static str,
         threads: usize,
@@ -111,7 +113,7 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         Ok(Self { operation, workers, results, sent: 0, received: 0 })
     }
 
-    /// Returns whether there is a thread for another job.
+    /// Returns whether a thread can accept another job.
     pub(crate) fn has_room(&mut self) -> bool {
         self.next_worker().is_some()
     }
@@ -121,7 +123,8 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         self.received == self.sent
     }
 
-    /// Returns the worker whose turn it is, or the one with the fewest jobs.
+    /// Returns the thread for the next job: the one whose turn it is, or the one with the fewest jobs. Returns
+    /// `None` if it cannot accept a job.
     fn next_worker(&mut self) -> Option<&mut Worker<J>> {
         match &self.results {
             Results::InTurn(_) => {
@@ -133,7 +136,7 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         .filter(|worker| worker.waiting < JOBS)
     }
 
-    /// Sends a job to a thread that has space for one.
+    /// Sends a job to a thread. [`has_room`](Self::has_room) must have returned `true`.
     pub(crate) fn send(&mut self, job: J) {
         if let Some(worker) = self.next_worker() {
             // The death of a thread is noticed when its result is awaited.
@@ -143,7 +146,8 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         }
     }
 
-    /// Waits for a result; `None` if there is none to wait for.
+    /// Blocks until a result is available, and returns it. Returns `None` if the results of all jobs have been
+    /// received.
     pub(crate) fn receive(&mut self) -> Option<Result<D>> {
         if self.is_idle() {
             return None;
@@ -162,8 +166,8 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         Some(Ok(result))
     }
 
-    /// Returns the error of a dead thread. The thread has nothing left to do, so the join doesn't wait. The
-    /// other threads' indices change, which doesn't matter because the pass is over.
+    /// Returns the error of a thread that has panicked. The thread has nothing left to do, so joining it does not
+    /// block. The indices of other threads change, which does not matter because the pass is over.
     fn died(&mut self, worker: usize) -> Error {
         let panic = if worker < self.workers.len() {
             self.workers.swap_remove(worker).thread.join().err()

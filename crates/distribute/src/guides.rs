@@ -2,37 +2,53 @@
 
 #[doc = include_str!("../../../README.md")]
 struct Readme;
-#[doc = include_str!("../../../docs/from-candle.md")]
+#[doc = include_str!("../../../docs/train/getting-started.md")]
+struct GettingStarted;
+#[doc = include_str!("../../../docs/from-tensorflow/porting.md")]
+struct FromTensorFlow;
+#[doc = include_str!("../../../docs/clusters/deploy.md")]
+struct Deploy;
+#[doc = include_str!("../../../docs/train/from-candle.md")]
 struct FromCandle;
-#[doc = include_str!("../../../docs/transformers.md")]
+#[doc = include_str!("../../../docs/reference/gradients.md")]
+struct CandlesGradients;
+#[doc = include_str!("../../../docs/train/transformers.md")]
 struct Transformers;
-#[doc = include_str!("../../../docs/input.md")]
+#[doc = include_str!("../../../docs/train/input.md")]
 struct Input;
-#[doc = include_str!("../../../docs/optimizers.md")]
+#[doc = include_str!("../../../docs/train/optimizers.md")]
 struct Optimizers;
-#[doc = include_str!("../../../docs/variables.md")]
+#[doc = include_str!("../../../docs/train/mixed-precision.md")]
+struct MixedPrecision;
+#[doc = include_str!("../../../docs/train/variables.md")]
 struct Variables;
-#[doc = include_str!("../../../docs/extending.md")]
+#[doc = include_str!("../../../docs/extend/extending.md")]
 struct Extending;
-#[doc = include_str!("../../../docs/errors.md")]
+#[doc = include_str!("../../../docs/reference/errors.md")]
 struct Errors;
-#[doc = include_str!("../../../docs/multi-worker.md")]
+#[doc = include_str!("../../../docs/clusters/multi-worker.md")]
 struct MultiWorker;
-#[doc = include_str!("../../../docs/recovery.md")]
+#[doc = include_str!("../../../docs/clusters/disagreement.md")]
+struct Disagreement;
+#[doc = include_str!("../../../docs/clusters/sharded-state.md")]
+struct ShardedState;
+#[doc = include_str!("../../../docs/clusters/tables.md")]
+struct Tables;
+#[doc = include_str!("../../../docs/clusters/recovery.md")]
 struct Recovery;
-#[doc = include_str!("../../../docs/elastic.md")]
+#[doc = include_str!("../../../docs/clusters/elastic.md")]
 struct Elastic;
-#[doc = include_str!("../../../docs/clusters.md")]
+#[doc = include_str!("../../../docs/clusters/clusters.md")]
 struct Clusters;
-#[doc = include_str!("../../../docs/coordinator.md")]
+#[doc = include_str!("../../../docs/clusters/coordinator.md")]
 struct Coordinator;
-#[doc = include_str!("../../../docs/between-graph.md")]
+#[doc = include_str!("../../../docs/clusters/between-graph.md")]
 struct BetweenGraph;
-#[doc = include_str!("../../../docs/sharded-variables.md")]
+#[doc = include_str!("../../../docs/clusters/sharded-variables.md")]
 struct ShardedVariables;
-#[doc = include_str!("../../../docs/watching.md")]
+#[doc = include_str!("../../../docs/train/watching.md")]
 struct Watching;
-#[doc = include_str!("../../../docs/devices.md")]
+#[doc = include_str!("../../../docs/train/devices.md")]
 struct Devices;
-#[doc = include_str!("../../../docs/runner.md")]
+#[doc = include_str!("../../../docs/train/runner.md")]
 struct Runner;

@@ -37,7 +37,7 @@ mod oracle {
 
 use oracle::case::{self, Case, Entry, Run};
 use oracle::report::Report;
-use oracle::verdict::{Verdict, judge};
+use oracle::verdict::{Verdict, compare_case};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -85,7 +85,7 @@ fn main() -> ExitCode {
         }
         let run = AREAS.iter().find(|(known, _)| *known == area).map(|(_, run)| *run);
         let verdict = match case {
-            Ok(case) => judge(case, run),
+            Ok(case) => compare_case(case, run),
             Err(why) => Verdict::Failed(why),
         };
         report.add(&area, &id, verdict);
@@ -201,7 +201,7 @@ fn check_the_runner(report: &mut Report) {
     let verdict = |text: &str| {
         let case = Case::parse(&serde_json::from_str(text).unwrap())?;
         let run = AREAS.iter().find(|(area, _)| *area == case.area).map(|(_, run)| *run);
-        match judge(case, run) {
+        match compare_case(case, run) {
             Verdict::Failed(why) => Err(why),
             _ => Ok(()),
         }

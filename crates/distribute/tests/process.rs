@@ -25,12 +25,16 @@ fn other_thread() -> mpsc::Sender<()> {
     keep
 }
 
-fn two_replicas() -> MirroredStrategy {
-    MirroredStrategy::with_timeout(["cpu:0", "cpu:1"], Duration::from_millis(50)).unwrap()
+fn two_replicas() -> Strategy {
+    MirroredStrategy::builder()
+        .devices(["cpu:0", "cpu:1"])
+        .timeout(Duration::from_millis(50))
+        .build()
+        .unwrap()
 }
 
 /// Runs two replicas. Replica 1 makes its call only after the other has timed out.
-fn stuck(strategy: &Strategy) {
+fn hang(strategy: &Strategy) {
     let (told, wait) = mpsc::channel();
     let (told, wait) = (std::sync::Mutex::new(told), std::sync::Mutex::new(wait));
     let error = strategy.run((), |ctx, ()| {
@@ -64,18 +68,18 @@ fn program(part: &str) {
             two_replicas();
             assert_eq!(settings(), [None, None]);
         }
-        "stuck" => stuck(&two_replicas()),
+        "stuck" => hang(&two_replicas()),
         "own subscriber" => {
             tracing_subscriber::fmt().with_writer(std::io::stdout).init();
             let _other = other_thread();
-            stuck(&two_replicas());
+            hang(&two_replicas());
         }
         "own subscriber later" => {
             distribute::init();
             let strategy = two_replicas();
-            stuck(&strategy);
+            hang(&strategy);
             tracing_subscriber::fmt().with_writer(std::io::stdout).init();
-            stuck(&strategy);
+            hang(&strategy);
         }
         "a step" => {
             let strategy = two_replicas();
@@ -137,7 +141,11 @@ fn main() {
         }),
         ("where_it_is_too_late_for_that_a_line_says_so_once", || {
             let text = run("late", &[]).1;
-            assert_eq!(text.matches("distribute: warning: other threads run already").count(), 1, "{text}");
+            assert_eq!(
+                text.matches("distribute: warning: other threads are already running").count(),
+                1,
+                "{text}"
+            );
             assert!(text.contains("CANDLE_NUM_THREADS and RAYON_NUM_THREADS cannot be set"), "{text}");
         }),
         ("who_is_stuck_is_told_where_nobody_has_subscribed", || {
@@ -154,7 +162,10 @@ fn main() {
         }),
         ("a_programs_own_subscriber_gets_it_before_or_later", || {
             let (out, err) = run("own subscriber", &[]);
-            assert!(out.contains("other threads run already") && out.contains("waited 50ms"), "{out}");
+            assert!(
+                out.contains("other threads are already running") && out.contains("waited 50ms"),
+                "{out}"
+            );
             assert_eq!(err, "");
             let (out, err) = run("own subscriber later", &[]);
             assert!(out.contains("waited 50ms") && err.contains("waited 50ms"), "{out}\n{err}");

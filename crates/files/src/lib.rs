@@ -1,11 +1,12 @@
-//! Opening and writing of files, whatever they contain.
+//! Opening and writing of files, regardless of their contents.
 //!
-//! - A file gets its name when it is complete: [`WholeFile`]. So does a folder: [`Partial`].
-//! - The leftovers of a killed process are removed by the next process that writes to the same path. Files
-//!   that are still being written, or that this project did not make, stay.
-//! - Opening never blocks, as it would on a named pipe, and writing never follows a link to another file.
+//! - A file or folder gets its final name only when it is complete. See [`WholeFile`] for files and [`Partial`] for
+//!   folders.
+//! - The leftovers of a killed process are removed by the next process that writes to the same path. Files that are
+//!   still being written, and files that this project did not create, remain.
+//! - Opening a file never blocks, as it would for a named pipe, and writing never follows a link to another file.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `lock` | [`LockFile`]: locks that are released when they are dropped |
 //! | `memory` | [`memory`]: the size of the memory |
@@ -23,6 +24,6 @@ mod whole;
 
 pub use lock::LockFile;
 pub use memory::memory;
-pub use partial::{Partial, whole_name};
+pub use partial::{Partial, destination_name};
 pub use regular::{create_private_folder, open, open_append, open_checked, open_lock, open_own};
 pub use whole::WholeFile;

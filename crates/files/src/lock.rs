@@ -1,4 +1,4 @@
-//! Lock files, which exclude other processes and threads.
+//! [`LockFile`]: lock files, which exclude other processes and threads.
 
 use crate::open_lock;
 use std::fs::{File, TryLockError};
@@ -7,17 +7,16 @@ use std::path::Path;
 
 /// A file that is locked until this value is dropped, or until the process exits in any way.
 ///
-/// Dropping unlocks the file explicitly. Closing alone would not be enough: a process that another thread
+/// Dropping it unlocks the file explicitly. Merely closing the file would not be enough. A process that another thread
 /// starts at the same moment inherits the open file, and thus the lock, until it executes its own program.
 #[derive(Debug)]
 pub struct LockFile(File);
 
 impl LockFile {
-    /// Locks a file, and creates it if it doesn't exist. Returns `None` if another process or thread has
-    /// locked it.
+    /// Locks a file, which is created if it doesn't exist. Returns `None` if another process or thread holds the lock.
     ///
     /// # Errors
-    /// The errors of [`open_lock`], and the error of the operating system if the file cannot be locked.
+    /// Returns the errors of [`open_lock`], and the error of the operating system if the file cannot be locked.
     pub fn acquire(path: impl AsRef<Path>) -> io::Result<Option<Self>> {
         let file = open_lock(path)?;
         match file.try_lock() {

@@ -1,38 +1,38 @@
-//! Incomplete files and folders, and their names.
+//! [`Partial`]: incomplete files and folders, and their names.
 //!
-//! A partial file or folder is locked while its writer runs. The system releases the lock when the process
-//! exits in any way. So one that can be locked was left behind.
+//! A partial file or folder is locked while its writer runs. The system releases the lock when the process exits in any
+//! way. If a partial can be locked, it was therefore left behind.
 
 use crate::regular::{kind, open_any};
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file or folder that isn't complete yet, next to its destination: `.model.distribute-0.part` for `model`.
+/// A file or folder that isn't complete yet, next to its destination, such as `.model.distribute-0.part` for `model`.
 /// It is removed when dropped, unless it has been [renamed](Partial::rename).
 ///
-/// Creating one removes those that killed processes have left for the same destination.
+/// Creating a partial removes those that killed processes have left for the same destination.
 #[derive(Debug)]
 pub struct Partial {
     path: PathBuf,
-    /// The open file, which is locked; `None` for folders on Windows, which cannot be opened.
+    /// The open file, which is locked; `None` for folders on Windows, because they cannot be opened.
     handle: Option<File>,
-    whole: bool,
+    complete: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     File,
-    /// A file accessible only to its owner.
+    /// A file that is accessible only to its owner.
     Private,
     Folder,
 }
 
-/// The number of partials of one destination that are checked, counted from 0, even if earlier ones are
-/// absent. So none is left behind unless more concurrent writers than this were killed.
-const LOOKED_AT: u64 = 8;
+/// The number of partials per destination that are checked for leftovers, counted from 0, even if earlier ones do not
+/// exist. A leftover can only remain if more concurrent writers than this number were killed.
+const MAX_CHECKED: u64 = 8;
 const MARK: &str = ".distribute-";
 const END: &str = ".part";
 
@@ -46,10 +46,10 @@ impl Partial {
         Self::new(path, Kind::File)
     }
 
-    /// Creates a file like [`file`](Self::file), accessible only to its owner.
+    /// Creates an empty file like [`file`](Self::file), which is accessible only to its owner.
     ///
     /// # Errors
-    /// The errors of [`file`](Self::file).
+    /// Returns the errors of [`file`](Self::file).
     pub fn private(path: &Path) -> io::Result<Self> {
         Self::new(path, Kind::Private)
     }
@@ -57,26 +57,27 @@ impl Partial {
     /// Creates an empty folder that will become `path`.
     ///
     /// # Errors
-    /// The errors of [`file`](Self::file).
+    /// Returns the errors of [`file`](Self::file).
     pub fn folder(path: &Path) -> io::Result<Self> {
         Self::new(path, Kind::Folder)
     }
 
-    /// Moves the file or folder at `path` to an unused name, so that it can be removed bit by bit.
+    /// Moves the file or folder at `path` to an unused name, so that it can be removed gradually.
     ///
     /// # Errors
-    /// Any error of the operating system. `path` is then unchanged.
+    /// Returns any error of the operating system. `path` is then unchanged.
     pub fn of_old(path: &Path) -> io::Result<Self> {
         let unused = |partial: &io::Result<PathBuf>| {
             partial.as_ref().map_or(true, |partial| fs::symlink_metadata(partial).is_err())
         };
-        let partial = (0..u64::MAX).map(|number| beside(path, number)).find(unused);
+        let partial = (0..u64::MAX).map(|number| next_to(path, number)).find(unused);
         let partial = partial.unwrap_or_else(|| Err(io::ErrorKind::AlreadyExists.into()))?;
         fs::rename(path, &partial)?;
-        Ok(Self { path: partial, handle: None, whole: false })
+        Ok(Self { path: partial, handle: None, complete: false })
     }
 
-    /// Removes a partial folder if a killed process has left it. Anything else at `path` stays, with a warning.
+    /// Removes a partial folder that a killed process has left. Anything else at `path` remains, and a warning is
+    /// logged.
     pub fn clear_folder(path: &Path) {
         clear(path, Kind::Folder);
     }
@@ -91,33 +92,32 @@ impl Partial {
         self.handle.as_ref().ok_or_else(|| io::Error::other("this is a folder, not a file"))
     }
 
-    /// Renames the file or folder to its final name. An existing file is replaced, as by the system's
-    /// `rename`.
+    /// Renames the file or folder to its final name. An existing file is replaced, as with the system's `rename`.
     ///
     /// # Errors
-    /// Any error of the operating system. The partial is then removed.
+    /// Returns any error of the operating system. The partial is then removed.
     pub fn rename(mut self, path: &Path) -> io::Result<Option<File>> {
         fs::rename(&self.path, path)?;
-        self.whole = true;
+        self.complete = true;
         Ok(self.handle.take())
     }
 
-    /// Removes the file or folder, like dropping it, but returns errors.
+    /// Removes the file or folder. Unlike dropping the partial, returns errors.
     ///
     /// # Errors
-    /// Any error of the operating system.
+    /// Returns any error of the operating system.
     pub fn remove(mut self) -> io::Result<()> {
-        self.whole = true;
+        self.complete = true;
         remove(&self.path)
     }
 
     fn new(path: &Path, kind: Kind) -> io::Result<Self> {
         let mut mine = None;
         for number in 0..u64::MAX {
-            if mine.is_some() && number >= LOOKED_AT {
+            if mine.is_some() && number >= MAX_CHECKED {
                 break;
             }
-            let partial = beside(path, number)?;
+            let partial = next_to(path, number)?;
             clear(&partial, kind);
             if mine.is_none() {
                 mine = match create(&partial, kind) {
@@ -133,22 +133,22 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        if !self.whole {
+        if !self.complete {
             // If this fails, a later writer removes it.
             let _ = remove(&self.path);
         }
     }
 }
 
-/// Returns the file name of a partial's destination, if this is a name of a partial.
-pub fn whole_name(partial: &OsStr) -> Option<&str> {
+/// Returns the file name of a partial's destination, or `None` if `partial` is not the name of a partial.
+pub fn destination_name(partial: &OsStr) -> Option<&str> {
     let (name, number) = partial.to_str()?.strip_prefix('.')?.strip_suffix(END)?.rsplit_once(MARK)?;
     let is_number = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
     (is_number && !name.is_empty()).then_some(name)
 }
 
-fn beside(path: &Path, number: u64) -> io::Result<PathBuf> {
-    let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "this does not end in a name");
+fn next_to(path: &Path, number: u64) -> io::Result<PathBuf> {
+    let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "the path does not end in a name");
     let mut name = OsString::from(".");
     name.push(path.file_name().ok_or_else(no_name)?);
     name.push(format!("{MARK}{number}{END}"));
@@ -174,7 +174,7 @@ fn create(partial: &Path, kind: Kind) -> io::Result<Option<File>> {
     }
 }
 
-/// Locks the partial. Returns `None` if another process has removed it as a leftover before.
+/// Locks the partial. Returns `None` if another process has already removed it as a leftover.
 fn hold(partial: &Path, handle: Option<File>) -> io::Result<Option<Partial>> {
     let mine = match &handle {
         // Without locks, no process removes it as a leftover.
@@ -185,7 +185,7 @@ fn hold(partial: &Path, handle: Option<File>) -> io::Result<Option<Partial>> {
             Err(fs::TryLockError::Error(_)) => true,
         },
     };
-    Ok(mine.then(|| Partial { path: partial.to_path_buf(), handle, whole: false }))
+    Ok(mine.then(|| Partial { path: partial.to_path_buf(), handle, complete: false }))
 }
 
 /// Removes a partial that no process has locked.
@@ -197,9 +197,9 @@ fn clear(partial: &Path, kind: Kind) {
     };
     if !is_ours {
         let what = self::kind(found);
-        heard(|| {
+        warn_or_stderr(|| {
             tracing::warn!(
-                "{} is {what}, which this program did not make: it stays as it is",
+                "{} is {what}, which this program did not create: it is left unchanged",
                 partial.display()
             );
         });
@@ -210,17 +210,17 @@ fn clear(partial: &Path, kind: Kind) {
         return;
     }
     match remove(partial) {
-        Ok(()) => tracing::debug!("removed {}, which a process left that was killed", partial.display()),
-        Err(error) => heard(|| {
+        Ok(()) => tracing::debug!("removed {}, which a killed process had left", partial.display()),
+        Err(error) => warn_or_stderr(|| {
             tracing::warn!(
-                "{}, which a process left that was killed, cannot be removed: {error}",
+                "{}, which a killed process had left, cannot be removed: {error}",
                 partial.display()
             );
         }),
     }
 }
 
-/// Returns whether a path still refers to the file that was opened there.
+/// Returns `true` if a path still refers to the file that was opened there.
 fn is_at(handle: &File, path: &Path) -> bool {
     #[cfg(unix)]
     {
@@ -249,24 +249,16 @@ fn remove(partial: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    }
+    use distribute_testing::names_in;
 
     #[test]
-    fn what_was_left_is_removed_and_what_is_held_or_of_others_stays() {
+    fn leftover_files_are_removed_unless_locked_or_of_others() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         // Two writers at once, and a leftover of a killed one, whose lock is free.
         let first = Partial::file(&at("a")).unwrap();
         let second = Partial::file(&at("a")).unwrap();
-        assert_eq!(names(folder.path()), [".a.distribute-0.part", ".a.distribute-1.part"]);
+        assert_eq!(names_in(folder.path()), [".a.distribute-0.part", ".a.distribute-1.part"]);
         fs::write(at(".a.distribute-2.part"), "left").unwrap();
         fs::write(at(".a.distribute-7.part"), "left").unwrap();
         // Partials of others: another folder, another name, another kind.
@@ -278,10 +270,10 @@ mod tests {
         assert_eq!(third.path(), at(".a.distribute-0.part"));
         let others = [".a.distribute-3.part", ".a.part", ".b.distribute-0.part"];
         let held = [".a.distribute-0.part", ".a.distribute-1.part"];
-        assert_eq!(names(folder.path()), [held.as_slice(), &others].concat());
+        assert_eq!(names_in(folder.path()), [held.as_slice(), &others].concat());
         second.rename(&at("a")).unwrap();
         drop(third);
-        assert_eq!(names(folder.path()), [others.as_slice(), &["a"]].concat());
+        assert_eq!(names_in(folder.path()), [others.as_slice(), &["a"]].concat());
     }
 
     #[test]
@@ -294,18 +286,18 @@ mod tests {
         fs::write(at(".a.distribute-1.part/file"), "left").unwrap();
         Partial::clear_folder(held.path());
         let other = Partial::folder(&at("a")).unwrap();
-        assert_eq!(names(folder.path()), [".a.distribute-0.part", ".a.distribute-1.part"]);
-        assert_eq!(names(other.path()), [""; 0]);
+        assert_eq!(names_in(folder.path()), [".a.distribute-0.part", ".a.distribute-1.part"]);
+        assert_eq!(names_in(other.path()), [""; 0]);
         held.rename(&at("a")).unwrap();
         drop(other);
         assert_eq!(
-            (names(folder.path()), names(&at("a"))),
+            (names_in(folder.path()), names_in(&at("a"))),
             (vec!["a".to_string()], vec!["file".to_string()])
         );
         let old = Partial::of_old(&at("a")).unwrap();
-        assert_eq!(names(folder.path()), [".a.distribute-0.part"]);
+        assert_eq!(names_in(folder.path()), [".a.distribute-0.part"]);
         old.remove().unwrap();
-        assert_eq!(names(folder.path()), [""; 0]);
+        assert_eq!(names_in(folder.path()), [""; 0]);
     }
 
     #[cfg(unix)]
@@ -321,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partials_name_says_of_what() {
+    fn the_name_of_a_partial_file_includes_its_target() {
         for (partial, name) in [
             (".a.distribute-0.part", Some("a")),
             (".a.distribute-1.distribute-20.part", Some("a.distribute-1")),
@@ -332,7 +324,7 @@ mod tests {
             ("..distribute-1.part", None),
             (".distribute-1.part", None),
         ] {
-            assert_eq!(whole_name(OsStr::new(partial)), name, "{partial}");
+            assert_eq!(destination_name(OsStr::new(partial)), name, "{partial}");
         }
     }
 }

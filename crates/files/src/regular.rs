@@ -1,4 +1,4 @@
-//! Opens regular files only.
+//! Opening of regular files.
 
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io;
@@ -7,8 +7,8 @@ use std::path::Path;
 /// Opens a file for reading. Links are followed.
 ///
 /// # Errors
-/// - [`InvalidInput`](io::ErrorKind::InvalidInput), at once: the path is no file, but a folder, or for
-///   example a named pipe, whose opening would block until there is a writer.
+/// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path does not refer to a file but, for example, to a folder or
+///   a named pipe. Opening a pipe would block until there is a writer; this function returns immediately.
 /// - Any error of the operating system.
 pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
     open_checked(path.as_ref(), regular)
@@ -17,7 +17,7 @@ pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
 /// Opens a file for reading if `fits` accepts its type. Links are followed.
 ///
 /// # Errors
-/// Any error of the operating system, and the error of `fits`, at once.
+/// Returns the error of `fits`, and any error of the operating system. This never blocks.
 pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> io::Result<File> {
     // Checked first: opening a pipe and closing it again would end the program that writes to it.
     fits(fs::metadata(path)?.file_type())?;
@@ -27,30 +27,30 @@ pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> i
     Ok(file)
 }
 
-/// Opens a lock file, and creates it if it doesn't exist. Its contents are kept.
+/// Opens a lock file, which is created if it doesn't exist. Existing contents are kept.
 ///
 /// # Errors
-/// - [`InvalidInput`](io::ErrorKind::InvalidInput), at once: the path is no file. A link is refused as well,
-///   because locking its target would lock another file.
+/// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path does not refer to a file, or it is a link. A link is not
+///   followed, because locking its target would lock another file. This never blocks.
 /// - Any error of the operating system.
 pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
     own(path.as_ref(), private().read(true).write(true).truncate(false))
 }
 
-/// Opens a file for appending, and creates it if it doesn't exist, accessible only to its owner.
+/// Opens a file for appending. If the file doesn't exist, it is created and made accessible only to its owner.
 ///
 /// # Errors
-/// - [`InvalidInput`](io::ErrorKind::InvalidInput), at once: the path is no file. A link is refused as well,
-///   because its target is another file.
+/// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path does not refer to a file, or it is a link, whose target is
+///   another file. This never blocks.
 /// - Any error of the operating system.
 pub fn open_append(path: impl AsRef<Path>) -> io::Result<File> {
     own(path.as_ref(), private().append(true))
 }
 
-/// Opens an existing file for reading or, if `writes`, for writing as well. A link is refused.
+/// Opens an existing file for reading or, if `writes` is `true`, for reading and writing. A link is rejected.
 ///
 /// # Errors
-/// The errors of [`open_append`], and [`NotFound`](io::ErrorKind::NotFound) if the file doesn't exist.
+/// Returns the errors of [`open_append`], and [`NotFound`](io::ErrorKind::NotFound) if the file doesn't exist.
 pub fn open_own(path: impl AsRef<Path>, writes: bool) -> io::Result<File> {
     own(path.as_ref(), options(true).read(true).write(writes))
 }
@@ -77,10 +77,10 @@ fn own(path: &Path, options: &OpenOptions) -> io::Result<File> {
     }
 }
 
-/// Creates a folder and its parents, accessible only to their owner. Existing folders stay as they are.
+/// Creates a folder and its parents, accessible only to their owner. Existing folders are not changed.
 ///
 /// # Errors
-/// Any error of the operating system.
+/// Returns any error of the operating system.
 pub fn create_private_folder(path: impl AsRef<Path>) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -94,7 +94,7 @@ pub(crate) fn open_any(path: &Path) -> io::Result<File> {
     options(true).read(true).open(path)
 }
 
-/// Checks that the path is free, or has a file or a link.
+/// Checks that the path does not exist, or refers to a file or a link.
 pub(crate) fn require_replaceable(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path).map(|found| found.file_type()) {
         Ok(found) if !found.is_file() && !found.is_symlink() => Err(no_file(found)),
@@ -184,7 +184,7 @@ mod tests {
 
     // INV-24
     #[test]
-    fn what_is_no_file_is_refused_at_once_and_nothing_is_created() {
+    fn a_path_that_is_no_file_is_refused_at_once_and_nothing_is_created() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         named_pipe(&at("pipe"));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_leaves_what_is_in_the_file_and_reading_follows_links() {
+    fn a_lock_keeps_the_content_of_the_file_and_reading_follows_links() {
         let folder = tempfile::tempdir().unwrap();
         let (path, link) = (folder.path().join("a"), folder.path().join("link"));
         fs::write(&path, "text").unwrap();

@@ -1,16 +1,20 @@
 //! [`WholeFile`]: a file that gets its name only when it is complete.
 
+// - INV-24: the exceptions are a trace and an event file, which grow. Input may also be a disk. Tests:
+//   `files/src/whole.rs`, `files/src/regular.rs`, `data/src/file/location.rs`, `checkpoint/tests/it/manager.rs`,
+//   `computing/resume/partial.rs`, `computing/trace.rs`, `ps-server/src/store/tests/comes_back.rs`.
+
 use crate::Partial;
 use crate::regular::require_replaceable;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// A new file that has another name in the same folder until it is finished, and is removed if it is dropped
-/// before that. So an incomplete file is never read, and an existing file of this name stays as it was until
-/// then. A link of this name is replaced, not followed.
+/// A new file that has a temporary name in the same folder until it is finished. If it is dropped before that, it is
+/// removed. An incomplete file is therefore never read, and an existing file at the path does not change until then. A
+/// link at the path is replaced, not followed.
 ///
-/// The leftovers of a killed process are removed by the next process that writes a file of this name.
+/// The leftovers of a killed process are removed by the next process that writes to the same path.
 #[derive(Debug)]
 pub struct WholeFile {
     path: PathBuf,
@@ -30,41 +34,41 @@ impl WholeFile {
         Ok(Self { path: path.to_path_buf(), partial: Partial::file(path)? })
     }
 
-    /// Creates a file like [`create`](Self::create), accessible only to its owner.
+    /// Creates a file like [`create`](Self::create), which is accessible only to its owner.
     ///
     /// # Errors
-    /// The errors of [`create`](Self::create).
+    /// Returns the errors of [`create`](Self::create).
     pub fn create_private(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         require_replaceable(path)?;
         Ok(Self { path: path.to_path_buf(), partial: Partial::private(path)? })
     }
 
-    /// Writes a file with these bytes at `path`, and syncs it to disk.
+    /// Writes a file with the given contents to `path`, and syncs it to disk.
     ///
     /// # Errors
-    /// The errors of [`create`](Self::create) and [`finish`](Self::finish). An existing file then stays as it
-    /// was.
+    /// Returns the errors of [`create`](Self::create) and [`finish`](Self::finish). An existing file is then not
+    /// changed.
     pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<()> {
         let mut file = Self::create(path)?;
         file.write_all(bytes)?;
         file.finish()
     }
 
-    /// Syncs the file to disk and gives it its name, replacing an existing file.
+    /// Syncs the file to disk and gives it its final name, replacing an existing file.
     ///
     /// # Errors
-    /// Any error of the operating system. No new file exists in that case.
+    /// Returns any error of the operating system. The new file does not exist in that case.
     pub fn finish(self) -> io::Result<()> {
         self.partial.handle()?.sync_all()?;
         require_replaceable(&self.path)?;
         self.partial.rename(&self.path).map(drop)
     }
 
-    /// Gives the file its name now, so that it can be read while it grows.
+    /// Gives the file its final name immediately, so that it can be read while it grows.
     ///
     /// # Errors
-    /// The errors of [`finish`](Self::finish).
+    /// Returns the errors of [`finish`](Self::finish).
     pub fn into_growing(self) -> io::Result<File> {
         require_replaceable(&self.path)?;
         let file = self.partial.rename(&self.path)?;
@@ -123,7 +127,7 @@ mod tests {
     // INV-24
     #[cfg(unix)]
     #[test]
-    fn a_link_is_replaced_and_what_it_leads_to_stays() {
+    fn a_link_is_replaced_and_its_target_stays() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::write(at("precious"), "text").unwrap();

@@ -1,11 +1,12 @@
-//! The check that a command can be run, before anything is started.
+//! The search for a task's command, before anything is started.
 
 use crate::{Error, Result, Task};
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Finds a command like a shell: in `folder` if it has a slash, otherwise in the folders of `path`.
+/// Finds the file of a command in the same way as a shell. If `command` contains a slash, it is relative to `folder`;
+/// otherwise the folders of `path` are searched. `task` is the task to name in errors.
 pub(crate) fn find(command: &OsStr, folder: &Path, path: &OsStr, task: &Task) -> Result<PathBuf> {
     let shown = command.to_string_lossy().into_owned();
     let not_found = |problem| Error::CommandNotFound { task: task.clone(), command: shown.clone(), problem };
@@ -23,7 +24,7 @@ pub(crate) fn find(command: &OsStr, folder: &Path, path: &OsStr, task: &Task) ->
     let found =
         std::env::split_paths(path).map(|entry| folder.join(entry).join(command)).find(|file| can_run(file));
     found.ok_or_else(|| {
-        not_found("it is in no folder of PATH; for a program in this folder, write ./ before it".into())
+        not_found("it is not in a folder of PATH; for a program in this folder, prefix it with ./".into())
     })
 }
 
@@ -52,13 +53,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_its_task() {
+    fn a_missing_command_is_named_with_its_task() {
         let text = problem("sch", "/", "/bin:/usr/bin");
         assert!(text.starts_with("worker 0: no command \"sch\": ") && text.contains("PATH"), "{text}");
         let text = problem("./sch", "/tmp", "/bin");
         assert!(text.contains("/tmp/./sch: No such file"), "{text}");
         assert!(problem("/etc/passwd", "/", "").contains("cannot be executed"));
         assert!(problem("/bin", "/", "").contains("cannot be executed"));
-        assert!(problem("", "/", "").contains("behind --"));
+        assert!(problem("", "/", "").contains("after --"));
     }
 }

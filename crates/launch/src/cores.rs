@@ -1,8 +1,8 @@
-//! The assignment of cores to tasks.
+//! The assignment of processor cores to tasks.
 
-/// Partitions cores among tasks, in blocks of nearly equal length. Returns `None` for a single task, and for
-/// more tasks than cores.
-pub(crate) fn part(cores: &[usize], tasks: usize) -> Option<Vec<Vec<usize>>> {
+/// Partitions the cores among the tasks, in contiguous blocks of nearly equal length. Returns `None` if there is
+/// only one task, or if there are more tasks than cores.
+pub(crate) fn partition(cores: &[usize], tasks: usize) -> Option<Vec<Vec<usize>>> {
     if tasks < 2 || tasks > cores.len() {
         return None;
     }
@@ -16,14 +16,16 @@ pub(crate) fn part(cores: &[usize], tasks: usize) -> Option<Vec<Vec<usize>>> {
     Some((0..tasks).map(block).collect())
 }
 
-/// Sorts the numbers of processors so that neighbours share a core, then a socket. Blocks of different tasks
-/// then share as little as possible. `place` returns the socket and the core of a processor.
+/// Sorts processor numbers so that processors of the same core, and then of the same socket, are neighbours.
+/// Blocks of different tasks then share as little hardware as possible. `place` returns the socket and the core
+/// of a processor.
 pub(crate) fn in_order(mut cores: Vec<usize>, place: impl Fn(usize) -> Option<(usize, usize)>) -> Vec<usize> {
     cores.sort_by_cached_key(|core| (place(*core), *core));
     cores
 }
 
-/// Returns the processors that this process may use; empty if the system does not report them.
+/// Returns the numbers of the processors on which this process may run. Returns an empty list if the system does
+/// not report them.
 #[cfg(target_os = "linux")]
 pub(crate) fn allowed() -> Vec<usize> {
     use rustix::thread::{CpuSet, sched_getaffinity};
@@ -42,7 +44,8 @@ pub(crate) fn allowed() -> Vec<usize> {
     Vec::new()
 }
 
-/// Limits the calling thread, and the processes that it starts, to these processors. Only implemented on Linux.
+/// Limits the calling thread, and the processes that it starts afterwards, to the given processors. It is implemented
+/// only on Linux.
 #[cfg(target_os = "linux")]
 pub(crate) fn limit_this_thread(cores: &[usize]) -> std::io::Result<()> {
     use rustix::thread::{CpuSet, sched_setaffinity};
@@ -62,17 +65,17 @@ mod tests {
 
     #[test]
     fn each_task_gets_cores_of_its_own() {
-        assert_eq!(part(&[0, 1], 2), Some(vec![vec![0], vec![1]]));
-        assert_eq!(part(&[4, 5, 7, 9, 11], 2), Some(vec![vec![4, 5, 7], vec![9, 11]]));
-        assert_eq!(part(&[0, 1, 2], 3), Some(vec![vec![0], vec![1], vec![2]]));
+        assert_eq!(partition(&[0, 1], 2), Some(vec![vec![0], vec![1]]));
+        assert_eq!(partition(&[4, 5, 7, 9, 11], 2), Some(vec![vec![4, 5, 7], vec![9, 11]]));
+        assert_eq!(partition(&[0, 1, 2], 3), Some(vec![vec![0], vec![1], vec![2]]));
     }
 
     #[test]
     fn nothing_is_parted_for_one_task_or_too_many() {
         for tasks in [0, 1, 3, 100] {
-            assert_eq!(part(&[0, 1], tasks), None);
+            assert_eq!(partition(&[0, 1], tasks), None);
         }
-        assert_eq!(part(&[], 2), None);
+        assert_eq!(partition(&[], 2), None);
     }
 
     #[test]

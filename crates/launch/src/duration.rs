@@ -1,12 +1,12 @@
-//! Durations in command-line options.
+//! The parser of durations in command-line options.
 
 use crate::{Error, Result};
 use std::time::Duration;
 
-/// Parses `90`, `90s`, `1.5m` or `2h`. A number without a unit is in seconds.
+/// Parses a duration such as `90`, `90s`, `1.5m`, `2h` or `500ms`. A number without a unit is in seconds.
 ///
 /// # Errors
-/// - [`Error::Option`]: the text is not a duration. The error names the option.
+/// - [`Error::Option`]: the text is not a duration. The error contains `option`.
 pub fn parse_duration(option: &'static str, text: &str) -> Result<Duration> {
     let expected = "a number of seconds, or one with a unit: 90, 90s, 1.5m, 2h";
     let refuse = || Error::Option { option, value: text.into(), expected };

@@ -5,122 +5,124 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The reason why a job cannot be planned, printed or started. No task is left running.
+/// An error while a job is planned, printed, started or controlled. If a job cannot be started, no task is left
+/// running.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is neither a worker nor a chief.
-    #[error("--workers is 0 and there is no --chief: nobody would train; give at least one worker")]
+    /// The layout has neither a worker nor a chief.
+    #[error("--workers is 0 and there is no --chief, so that no task trains; start at least one worker")]
     NoWorkers,
-    /// There are more tasks than a launcher starts.
-    #[error("--workers, --ps and the others come to {tasks} tasks; a launcher starts at most {most}")]
+    /// The layout has more tasks than one launcher can start.
+    #[error("--workers, --ps and the others are {tasks} tasks in total; a launcher starts at most {max}")]
     TooManyTasks {
         /// The requested number of tasks.
         tasks: usize,
         /// The maximum number of tasks.
-        most: usize,
+        max: usize,
     },
-    /// An option cannot be parsed.
+    /// The value of an option is invalid.
     #[error("{option} is {value:?}, but must be {expected}")]
     Option {
         /// The option, such as `--timeout`.
         option: &'static str,
-        /// Its value.
+        /// The value that was given.
         value: String,
-        /// The expected value.
+        /// A description of the expected value.
         expected: &'static str,
     },
     /// A host name is invalid.
     #[error("--hosts: {host:?}: {problem}")]
     Host {
-        /// The name.
+        /// The invalid host name.
         host: String,
-        /// The problem, and the fix.
+        /// The problem with the name, and a remedy.
         problem: &'static str,
     },
-    /// A loopback address was given among several hosts, although it is a different machine on each.
+    /// A loopback address was given in a list of several hosts. Such an address means a different machine on each
+    /// host.
     #[error(
         "--hosts: {host} means another machine on each of the hosts; give the name by which the others reach it"
     )]
     Loopback {
-        /// The name.
+        /// The loopback address or name.
         host: String,
     },
-    /// A host has more tasks than there are ports from the first one up.
+    /// A host needs more ports than there are from the first port up to 65535.
     #[error("--port-base {base}: {host} needs {ports} ports from there, beyond 65535; start lower")]
     Ports {
-        /// The host.
+        /// The host that needs the ports.
         host: String,
         /// The first port.
         base: u16,
         /// The number of ports that the host needs.
         ports: usize,
     },
-    /// The tasks do not form a valid cluster.
+    /// The tasks and their addresses do not form a valid cluster.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// This machine has no free port, or refuses it for another reason.
+    /// A port of this machine could not be reserved, for example because none is free.
     #[error("choosing a port for {task} on 127.0.0.1: {source}")]
     NoPort {
-        /// The task that needs it.
+        /// The task that needs the port.
         task: Task,
-        /// The error of the system.
+        /// The error from the operating system.
         source: io::Error,
     },
-    /// The system provides no random bytes.
+    /// The secret of the job could not be created, because the system provided no random bytes.
     #[cfg(unix)]
     #[error("choosing the secret of the job: {0}")]
     Random(distribute_net::identity::IdentityError),
     /// No command was given.
-    #[error("there is no command to launch: give it behind --")]
+    #[error("there is no command to launch: append it after --")]
     NoCommand,
     /// The command does not exist, or cannot be executed.
     #[error("{task}: no command {command:?}: {problem}")]
     CommandNotFound {
-        /// The first task that was to run it.
+        /// The first task that runs the command.
         task: Task,
-        /// The command.
+        /// The command that was not found, or cannot be executed.
         command: String,
-        /// The searched locations, or the reason why it cannot be executed.
+        /// The locations that were searched, or the reason why the file cannot be executed.
         problem: String,
     },
     /// The folder in which tasks are to run does not exist.
-    #[error("the folder {} in which the tasks are to run is not there", .folder.display())]
+    #[error("the folder {} in which the tasks are to run does not exist", .folder.display())]
     NoFolder {
-        /// The folder.
+        /// The path of the folder.
         folder: PathBuf,
     },
-    /// The system refused to start a task. Earlier tasks have been killed.
+    /// A task could not be started. Tasks that were started before it have been killed.
     #[error("starting {task}: {source}")]
     Start {
-        /// The task.
+        /// The task that could not be started.
         task: Task,
-        /// The error of the system.
+        /// The error from the operating system.
         source: io::Error,
     },
-    /// The system refused a thread or a signal handler.
+    /// Another operation of the launcher failed, such as starting a thread or handling signals.
     #[error("{operation}: {source}")]
     System {
         /// The operation that failed.
         operation: &'static str,
-        /// The error of the system.
+        /// The error from the operating system.
         source: io::Error,
     },
     /// The job has no such task, or the task is not running.
     #[error("{task} is not running")]
     NotRunning {
-        /// The task.
+        /// The task that was requested.
         task: Task,
     },
-    /// The job was still running at the deadline. It continues.
-    #[error("the job has not ended after {0:?}")]
+    /// The job was still running when the deadline passed. It continues to run.
+    #[error("the job is still running after {0:?}")]
     StillRunning(Duration),
-    /// The job cannot be expressed for the other system.
+    /// The job cannot be printed for this system, because the system does not support it.
     #[error("--print {target}: {problem}")]
     Unprintable {
-        /// The other system.
+        /// The name of the system, as in the option `--print`.
         target: &'static str,
-        /// The problem, and the fix.
+        /// The unsupported setting, and a remedy.
         problem: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! The events of a job while its tasks run.
+//! The events for which a job's supervisor waits while tasks run.
 
 use crate::{End, Signal};
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub(crate) enum Event {
         task: usize,
         last_error_line: Option<String>,
     },
-    Asked(Signal),
+    Signal(Signal),
     /// All output of the job has been written.
     Written,
 }

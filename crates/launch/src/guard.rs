@@ -1,19 +1,23 @@
 //! The shell script through which every task is started.
 //!
-//! The script leaves a guard in the task's process group, which reads the script's standard input, and becomes
-//! the command. The launcher holds the other end of that input. When the launcher exits, even by SIGKILL, the
-//! guard's input ends, and the guard kills the group: the task and all processes that it has started. Over ssh
-//! the same happens when the connection ends. Lines on that input are names of signals for the group; signals
-//! reach a task over ssh in this way.
+//! The script starts a guard in the task's process group and then replaces itself by the command. The guard reads the
+//! script's standard input, whose other end is held by the launcher. When the launcher exits, even by SIGKILL, that
+//! input ends. The guard then kills the group: the task and all processes that it has started. Over ssh, the same
+//! happens when the connection ends. Each line on that input is the name of a signal, which the guard sends to the
+//! group. This is how signals reach a task over ssh.
 //!
-//! The guard is a grandchild, so that the command has no unexpected child. It ignores the signals of the group,
-//! from before the command runs, and holds neither end of the task's output. The script contains no secret, and
-//! does not depend on the task.
+//! The guard is a grandchild, so that the command has no unexpected child process. It ignores signals to the
+//! group from before the command runs, and holds neither end of the task's output. The script contains no secret,
+//! and is the same for all tasks.
+
+// - **INV-30** No process of a job outlives its launcher, however the launcher exits, except one that has left its
+//   task's process group; and no process of a task outlives the task's first process. Tests:
+//   `launch/tests/it/endings/mod.rs`, `launch/tests/it/processes.rs`, `launch/tests/it/ssh.rs`.
 
 use std::ffi::OsStr;
 
-/// The script, to be run as `sh -c GUARD NAME COMMAND ARGUMENTS…`. It has no newline and no single quote,
-/// because it must pass through login shells of all kinds.
+/// The guard's script. It is run as `sh -c GUARD NAME COMMAND ARGUMENTS…`. It has no newline and no single quote,
+/// because it must pass unchanged through login shells of all kinds.
 pub(crate) const GUARD: &str = concat!(
     r#"exec 3<&0 </dev/null; "#,
     r#"( trap "" HUP INT QUIT TERM USR1 USR2; "#,
@@ -21,14 +25,15 @@ pub(crate) const GUARD: &str = concat!(
     r#"exec 3<&- "$@""#
 );
 
-/// Returns the command that ssh runs on another host: a shell that reads `length` bytes of [`prelude`] from its
-/// input, and then runs the guard. Environment and arguments are not on its command line, which all users of
-/// that host could read.
+/// Returns the command that ssh runs on another host. It reads `length` bytes of [`prelude`] from its input, and
+/// then runs the guard. The task's environment and arguments are not on the command line, because all users of
+/// that host could read them there.
 pub(crate) fn remote(length: usize) -> String {
     format!("exec sh -c 'eval \"$(dd bs=1 count={length} 2>/dev/null)\"; {GUARD}' distribute-launch")
 }
 
-/// Returns the part of the script that differs between tasks: environment, folder, command.
+/// Returns the part of the script that differs between tasks: it sets the environment, the folder and the
+/// command.
 pub(crate) fn prelude<'a>(
     task: &str,
     environment: impl Iterator<Item = (&'a OsStr, &'a OsStr)>,
@@ -57,7 +62,7 @@ pub(crate) fn prelude<'a>(
     script
 }
 
-/// Appends a word, quoted for the shell.
+/// Appends `word` to the script, quoted for the shell.
 fn quote(script: &mut Vec<u8>, word: &OsStr) {
     script.push(b'\'');
     for byte in word.as_encoded_bytes() {
@@ -69,15 +74,16 @@ fn quote(script: &mut Vec<u8>, word: &OsStr) {
     script.push(b'\'');
 }
 
-/// Returns whether the shell accepts a name of a variable. Other variables are not sent to other hosts.
+/// Returns whether a shell accepts `name` as the name of a variable. Variables with other names are not sent to
+/// other hosts.
 pub(crate) fn is_name(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes();
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     name.iter().all(plain) && name.first().is_some_and(|first| !first.is_ascii_digit())
 }
 
-/// Splits text into words like a shell: at spaces, except between quotes. Returns `None` if a quote does not
-/// end.
+/// Splits text into words like a shell: at spaces that are not between quotes. Returns `None` if a closing quote
+/// is missing.
 pub fn split_words(text: &str) -> Option<Vec<String>> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in text.chars() {

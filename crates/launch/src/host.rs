@@ -1,10 +1,10 @@
-//! A machine on which tasks run.
+//! The machines on which tasks run.
 
 use crate::{Error, Result};
 use distribute_cluster::{Address, Host};
 use std::str::FromStr;
 
-/// Another machine, reached by ssh.
+/// Another machine, on which tasks are started over ssh.
 ///
 /// ```
 /// use distribute_launch::RemoteHost;
@@ -20,22 +20,23 @@ pub struct RemoteHost {
 }
 
 impl RemoteHost {
-    /// Returns the destination of ssh: `host` or `user@host`.
+    /// Returns the destination that is passed to ssh: `host` or `user@host`.
     pub fn destination(&self) -> &str {
         &self.destination
     }
 
-    /// Returns the host name by which the other tasks connect to it.
+    /// Returns the host to which the other tasks connect.
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// Returns the address of a port on it.
+    /// Returns the address of the given port on this host.
     pub fn address(&self, port: u16) -> Address {
         Address::new(self.host.clone(), port)
     }
 
-    /// Returns whether the name is a loopback address, which is a different machine on each host.
+    /// Returns whether the host is a loopback or unspecified address. Such an address means a different machine
+    /// on each host.
     pub fn is_loopback(&self) -> bool {
         self.host.is_loopback() || self.host.is_unspecified()
     }
@@ -53,7 +54,7 @@ impl FromStr for RemoteHost {
         }
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if user.is_some_and(|user| user.is_empty() || !user.chars().all(plain)) {
-            return Err(refuse("no user's name before the @"));
+            return Err(refuse("no user name before the @"));
         }
         if name.matches(':').count() == 1 {
             return Err(refuse(
@@ -71,7 +72,7 @@ impl FromStr for RemoteHost {
     }
 }
 
-/// Parses a list of hosts such as `a,b,me@c`.
+/// Parses a comma-separated list of hosts, such as `a,b,me@c`.
 ///
 /// # Errors
 /// - [`Error::Host`]: a host name is invalid.
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn an_invalid_name_is_refused() {
         for (name, words) in [
             ("", "no host"),
             ("me@", "no host"),
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_known_by_all_its_names() {
+    fn loopback_is_recognized_by_all_its_names() {
         for name in ["localhost", "a.localhost", "127.9.9.9", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1"] {
             assert!(name.parse::<RemoteHost>().unwrap().is_loopback(), "{name}");
         }

@@ -1,4 +1,4 @@
-//! Signals to the launcher.
+//! The handling of signals that the launcher receives.
 
 use crate::Signal;
 use crate::event::Event;
@@ -7,7 +7,7 @@ use signal_hook::iterator::{Handle, Signals};
 use std::io;
 use std::sync::mpsc::Sender;
 
-/// Listens for signals until it is dropped.
+/// A listener for signals. It stops listening when it is dropped.
 pub(crate) struct Interrupts(Handle);
 
 impl Drop for Interrupts {
@@ -16,7 +16,8 @@ impl Drop for Interrupts {
     }
 }
 
-/// Sends SIGINT, SIGTERM and SIGHUP as events. SIGHUP stays ignored under `nohup`.
+/// Starts a thread that sends an event for each SIGINT, SIGTERM and SIGHUP. If SIGHUP is ignored, as under
+/// `nohup`, it stays ignored.
 pub(crate) fn forward(events: Sender<Event>) -> io::Result<Interrupts> {
     let mut wanted = vec![SIGINT, SIGTERM];
     if !hangup_is_ignored() {
@@ -31,7 +32,7 @@ pub(crate) fn forward(events: Sender<Event>) -> io::Result<Interrupts> {
                 SIGHUP => Signal::Hangup,
                 _ => Signal::Terminate,
             };
-            if events.send(Event::Asked(signal)).is_err() {
+            if events.send(Event::Signal(signal)).is_err() {
                 break;
             }
         }
@@ -39,7 +40,8 @@ pub(crate) fn forward(events: Sender<Event>) -> io::Result<Interrupts> {
     Ok(Interrupts(handle))
 }
 
-/// Returns whether SIGHUP is ignored. Only Linux reports this without changing it.
+/// Returns whether this process ignores SIGHUP. Returns `false` on systems other than Linux, because only Linux
+/// reports this without changing it.
 fn hangup_is_ignored() -> bool {
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

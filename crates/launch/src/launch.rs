@@ -1,4 +1,4 @@
-//! Starting the tasks of a plan.
+//! The start of a planned job.
 
 use crate::output::Sink;
 use crate::printer::Printer;
@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// The default ssh command: it does not prompt, times out for a host that is unavailable, and detects a lost
-/// connection.
+/// The default ssh command. It never prompts, gives up after 10 seconds if a host is unavailable, and detects a
+/// lost connection.
 pub const SSH: &str =
     "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3";
 
-/// A launcher that starts the tasks of a plan, and ends them together.
+/// A builder that configures and starts a job: all tasks of a plan, which also end together.
 ///
 /// ```
 /// use distribute_launch::{Deadline, Launch, Layout, Output, Plan};
@@ -47,6 +47,7 @@ pub const SSH: &str =
 /// assert_eq!(*said, ["worker 0: index\":0", "worker 1: index\":1"]);
 /// # Ok::<(), distribute_launch::Error>(())
 /// ```
+#[must_use = "nothing is started until `spawn` or `run` is called"]
 pub struct Launch {
     plan: Plan,
     program: OsString,
@@ -60,8 +61,19 @@ pub struct Launch {
     sink: Sink,
 }
 
+impl std::fmt::Debug for Launch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Launch")
+            .field("plan", &self.plan)
+            .field("program", &self.program)
+            .field("arguments", &self.arguments)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Launch {
-    /// Creates a launch of these tasks. Their output is written to this process's standard output and error.
+    /// Creates a launch of the tasks in `plan`. By default, their output is written to this process's standard
+    /// output and error.
     pub fn new(plan: Plan) -> Self {
         let style = Style::of(plan.tasks().iter().map(|planned| &planned.task));
         Self {
@@ -95,86 +107,86 @@ impl Launch {
         self
     }
 
-    /// Sets the folder in which every task runs; by default the current folder of this process.
+    /// Sets the folder in which every task runs. The default is the current folder of this process.
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
         self
     }
 
     /// Sets an environment variable for every task. On this machine, tasks also inherit the environment of this
-    /// process. On other hosts, they get those of its variables whose names begin with `DISTRIBUTE_` or
-    /// `RUST_`.
+    /// process. On other hosts, they inherit only variables whose names begin with `DISTRIBUTE_` or `RUST_`.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.insert(name.into(), Some(value.into()));
         self
     }
 
-    /// Removes an environment variable of this process for every task.
+    /// Removes an environment variable, so that tasks do not inherit it from this process.
     pub fn env_remove(mut self, name: impl Into<OsString>) -> Self {
         self.environment.insert(name.into(), None);
         self
     }
 
-    /// Sets how often each task may be restarted after a failure; 0 by default. The `k`-th restart has
-    /// `DISTRIBUTE_RESTART=k` in its environment.
+    /// Sets the maximum number of restarts of each task after failures. The default is 0. In the `k`-th restart, the
+    /// task's environment contains `DISTRIBUTE_RESTART=k`.
     pub fn max_restarts(mut self, restarts: u32) -> Self {
         self.policy.max_restarts = restarts;
         self
     }
 
-    /// Sets the minimum number of workers with which the job continues after others have failed and are not
-    /// restarted; by default all are required. The first worker is always required, because the rendezvous is
-    /// at its address. Every task gets the number as `DISTRIBUTE_MIN_WORKERS`, which its strategy also uses.
+    /// Sets the minimum number of workers. If a worker fails and is not restarted, the job continues as long as
+    /// at least this many are left. By default, all workers are required. The first worker is always required,
+    /// because the rendezvous is at its address. The number is passed to every task as `DISTRIBUTE_MIN_WORKERS`,
+    /// which the task's strategy also uses.
     pub fn min_workers(mut self, workers: usize) -> Self {
         self.policy.min_workers = Some(workers);
         self.env("DISTRIBUTE_MIN_WORKERS", workers.to_string())
     }
 
-    /// Sets the delay before the first restart of a task; one second by default. The delay doubles with each
-    /// further restart, up to a minute. It is reset for a task that ran for more than two seconds and more than
-    /// twice the delay.
+    /// Sets the delay before the first restart of a task. The default is one second. The delay doubles with each
+    /// further restart, up to a minute. It is reset after the task has run for more than two seconds and more
+    /// than twice the delay.
     pub fn backoff(mut self, backoff: Duration) -> Self {
         self.policy.backoff = backoff;
         self
     }
 
-    /// Sets how long tasks may take to exit after a request, before they are killed; 10 s by default.
+    /// Sets the time that tasks have to exit after they are asked to, before they are killed. The default is 10 s.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.policy.grace = grace;
         self
     }
 
-    /// Sets the maximum duration of the whole job; unlimited by default.
+    /// Sets the maximum duration of the whole job. The default is `None`, which means unlimited.
     pub fn timeout(mut self, timeout: Option<Duration>) -> Self {
         self.policy.timeout = timeout;
         self
     }
 
-    /// Sets the command that connects to other hosts: a program and its arguments, to which the host and a
-    /// command are appended; [`SSH`] by default.
+    /// Sets the command that connects to other hosts: a program and its arguments. The host and a command for it
+    /// are appended. The default is [`SSH`].
     pub fn ssh(mut self, words: Vec<String>) -> Self {
         self.ssh = words;
         self
     }
 
-    /// Sets whether each task that trains is pinned to its own cores, if there are enough on this machine; true
-    /// by default. This is only implemented on Linux.
-    pub fn pin(mut self, pin: bool) -> Self {
-        self.pin = pin;
+    /// Disables the pinning of tasks to cores. By default, each task that trains is pinned to its own cores, if
+    /// this machine has enough. Pinning is implemented only on Linux.
+    pub fn without_pinning(mut self) -> Self {
+        self.pin = false;
         self
     }
 
-    /// Sets whether SIGINT, SIGTERM and SIGHUP to this process are forwarded to the tasks and end the job;
-    /// false by default. They no longer have another effect on this process, also after the end of the job.
-    pub fn forward_signals(mut self, forward: bool) -> Self {
-        self.signals = forward;
+    /// Forwards SIGINT, SIGTERM and SIGHUP from this process to the tasks, which ends the job. These signals no
+    /// longer have any other effect on this process, even after the end of the job.
+    pub fn forward_signals(mut self) -> Self {
+        self.signals = true;
         self
     }
 
-    /// Passes the output of tasks and launcher to `sink`, instead of this process's standard output and error.
-    /// `sink` is called on two threads: one for the standard output of tasks, one for everything else. While it
-    /// does not return, tasks that write more than a megabyte block. After the end of the job, `sink` has ten
-    /// seconds for each line; then the remaining output is dropped.
+    /// Passes the output of the tasks and the launcher to `sink`, instead of writing it to this process's
+    /// standard output and error. Two threads call `sink`: one for the standard output of tasks, one for
+    /// everything else. While `sink` blocks, tasks that have written more than a megabyte block as well. After
+    /// the end of the job, `sink` may take up to ten seconds for each line. Then the remaining output is dropped.
     pub fn output(mut self, sink: impl Fn(Output<'_>) + Send + Sync + 'static) -> Self {
         self.sink = Arc::new(move |output| {
             sink(output);
@@ -183,19 +195,19 @@ impl Launch {
         self
     }
 
-    /// Starts all tasks, and waits until the job has ended.
+    /// Starts all tasks, blocks until the job has ended, and returns its outcome.
     ///
     /// # Errors
-    /// Returns the errors of [`Launch::spawn`]. Failed tasks are not an error; see [`Outcome`].
+    /// Returns the errors of [`Launch::spawn`]. A failed task is not an error; see [`Outcome`].
     pub fn run(self) -> Result<Outcome> {
         self.spawn()?.wait(Deadline::after(Duration::MAX))
     }
 
-    /// Starts all tasks.
+    /// Starts all tasks, and returns without waiting for them.
     ///
     /// # Errors
-    /// Returns an error if the command or the folder does not exist, or if the system refuses to start a
-    /// process. No task is left running.
+    /// Returns an error if the command or the folder does not exist, or if a process cannot be started. No task
+    /// is left running.
     pub fn spawn(self) -> Result<Running> {
         let folder = match &self.folder {
             Some(folder) => folder.clone(),
@@ -203,16 +215,16 @@ impl Launch {
                 .map_err(|source| Error::System { operation: "asking for the current folder", source })?,
         };
         self.check(&folder)?;
-        let cores = self.parted_cores();
+        let cores = self.partition_cores();
         let secret = self.plan.secret().to_hex();
         let hosts = self.plan.layout().hosts.len();
-        let (events, happened) = channel();
+        let (events, input) = channel();
         let interrupts = self.signals.then(|| interrupts::forward(events.clone())).transpose();
         let interrupts =
             interrupts.map_err(|source| Error::System { operation: "listening for signals", source })?;
 
         let printer = Printer::start(&self.sink, &events).map_err(|source| Error::System {
-            operation: "starting the threads that write what the tasks say",
+            operation: "starting the threads that write the output of the tasks",
             source,
         })?;
 
@@ -256,7 +268,7 @@ impl Launch {
         let thread = std::thread::Builder::new().name("supervisor of tasks".into()).spawn({
             let grace = self.policy.grace;
             move || {
-                let outcome = supervise(supervisor, actions, &happened, &starter, grace, watch);
+                let outcome = supervise(supervisor, actions, &input, &starter, grace, watch);
                 // Signals are still handled while the last lines are written.
                 drop(interrupts);
                 let _ = done.send(outcome);
@@ -271,7 +283,8 @@ impl Launch {
         }
     }
 
-    /// Checks for errors that can be detected before anything is started.
+    /// Checks everything that can be checked before a task is started: the command, the ssh command and the
+    /// folder.
     fn check(&self, folder: &Path) -> Result<()> {
         if self.program.is_empty() {
             return Err(Error::NoCommand);
@@ -294,15 +307,16 @@ impl Launch {
         command::find(&self.program, folder, &path(own.cloned()), &first.task).map(drop)
     }
 
-    /// Returns the cores of each task that trains, if each gets its own. The cores of other hosts are unknown.
-    fn parted_cores(&self) -> Option<Vec<Vec<usize>>> {
+    /// Returns the cores for each task that trains; `None` if tasks do not get separate cores. If a task is on another
+    /// host, the result is `None`, because the cores of that host are unknown.
+    fn partition_cores(&self) -> Option<Vec<Vec<usize>>> {
         let here = self.plan.tasks().iter().all(|planned| planned.host.is_none());
         let training = self.plan.tasks().iter().filter(|planned| planned.trains()).count();
-        (self.pin && here).then(|| cores::part(&cores::allowed(), training))?
+        (self.pin && here).then(|| cores::partition(&cores::allowed(), training))?
     }
 }
 
-/// Returns the folders that are searched for commands.
+/// Returns the value of `PATH` that is used to search for commands. `own` is the value set for the tasks, if any.
 fn path(own: Option<Option<OsString>>) -> OsString {
     own.unwrap_or_else(|| std::env::var_os("PATH")).unwrap_or_else(|| "/usr/bin:/bin".into())
 }

@@ -1,10 +1,10 @@
-//! The tasks of a job, and their hosts.
+//! The layout of a job: its tasks and their hosts.
 
 use crate::{Error, Job, RemoteHost, Result, Task};
 use std::collections::HashSet;
 
-/// The maximum number of tasks of one launcher.
-const MOST: usize = 4096;
+/// The maximum number of tasks that one launcher starts.
+const MAX: usize = 4096;
 
 /// The tasks of a job, and the hosts on which they run.
 ///
@@ -17,6 +17,7 @@ const MOST: usize = 4096;
 /// assert_eq!(placed, ["worker 0 on a", "worker 1 on a", "worker 2 on b", "worker 3 on b", "ps 0 on a", "ps 1 on b"]);
 /// # Ok::<(), distribute_launch::Error>(())
 /// ```
+#[must_use]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     pub(crate) workers: usize,
@@ -27,14 +28,14 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Creates a layout of workers on this machine.
+    /// Creates a layout with the given number of workers on this machine.
     pub fn new(workers: usize) -> Self {
         Self { workers, ..Self::default() }
     }
 
-    /// Sets whether there is a chief in addition to the workers.
-    pub fn chief(mut self, chief: bool) -> Self {
-        self.chief = chief;
+    /// Adds a chief, which trains in addition to the workers.
+    pub fn with_chief(mut self) -> Self {
+        self.chief = true;
         self
     }
 
@@ -44,21 +45,21 @@ impl Layout {
         self
     }
 
-    /// Sets whether there is an evaluator, which is not part of the cluster of the other tasks.
-    pub fn evaluator(mut self, evaluator: bool) -> Self {
-        self.evaluator = evaluator;
+    /// Adds an evaluator. It is not part of the other tasks' cluster.
+    pub fn with_evaluator(mut self) -> Self {
+        self.evaluator = true;
         self
     }
 
-    /// Sets the hosts; if there are none, tasks run on this machine.
+    /// Sets the hosts over which the tasks are distributed. With an empty list, all tasks run on this machine.
     pub fn hosts(mut self, hosts: Vec<RemoteHost>) -> Self {
         self.hosts = hosts;
         self
     }
 
-    /// Returns all tasks, each with the index of its host; `None` means this machine. Chief and workers are
-    /// distributed over the hosts in blocks of nearly equal length, and so are parameter servers. The evaluator
-    /// is on the last host.
+    /// Returns all tasks, each with the index of its host in the list of hosts; `None` means this machine. The
+    /// chief and the workers are distributed over the hosts in contiguous blocks of nearly equal length, and so
+    /// are the parameter servers. The evaluator is on the last host.
     pub fn tasks(&self) -> Vec<(Task, Option<usize>)> {
         let training = usize::from(self.chief) + self.workers;
         let trains = self.chief.then(|| Job::Chief.task(0)).into_iter();
@@ -69,7 +70,7 @@ impl Layout {
         trains.chain(ps).chain(evaluator).collect()
     }
 
-    /// Returns the host of the `k`-th of `n` tasks.
+    /// Returns the index of the host of task `k` of `n`; `None` means this machine.
     fn host(&self, k: usize, n: usize) -> Option<usize> {
         let hosts = self.hosts.len();
         let (each, more) = (n.checked_div(hosts)?, n % hosts);
@@ -77,24 +78,24 @@ impl Layout {
         Some(if k < in_longer { k / (each + 1) } else { more + (k - in_longer) / each })
     }
 
-    /// Checks the layout.
+    /// Checks that the layout can be launched.
     ///
     /// # Errors
-    /// - [`Error::NoWorkers`]: no task trains.
-    /// - [`Error::TooManyTasks`]: there are too many tasks.
-    /// - [`Error::Host`]: a host is given twice.
-    /// - [`Error::Loopback`]: a host is a loopback address, and there are several hosts.
+    /// - [`Error::NoWorkers`]: there is neither a worker nor a chief.
+    /// - [`Error::TooManyTasks`]: there are more tasks than one launcher can start.
+    /// - [`Error::Host`]: a host is listed twice.
+    /// - [`Error::Loopback`]: one of several hosts is a loopback address.
     pub fn check(&self) -> Result<()> {
         if self.workers == 0 && !self.chief {
             return Err(Error::NoWorkers);
         }
         let tasks = self.workers.saturating_add(self.ps).saturating_add(2);
-        if tasks > MOST + 2 {
-            return Err(Error::TooManyTasks { tasks: tasks - 2, most: MOST });
+        if tasks > MAX + 2 {
+            return Err(Error::TooManyTasks { tasks: tasks - 2, max: MAX });
         }
         let mut seen = HashSet::new();
         if let Some(twice) = self.hosts.iter().find(|host| !seen.insert(host.host())) {
-            let problem = "it is given twice; tasks are spread evenly, give each host once";
+            let problem = "it is listed twice; tasks are distributed evenly, so list each host once";
             return Err(Error::Host { host: twice.host().to_string(), problem });
         }
         match self.hosts.iter().find(|host| self.hosts.len() > 1 && host.is_loopback()) {
@@ -104,7 +105,7 @@ impl Layout {
     }
 }
 
-/// Returns whether a task trains. The job ends when all such tasks have exited.
+/// Returns whether a task trains, that is, is a chief or a worker. The job ends when all such tasks have exited.
 pub(crate) fn trains(task: &Task) -> bool {
     matches!(task.job, Job::Chief | Job::Worker)
 }
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn tasks_are_numbered_by_job_on_this_machine() {
-        let all = Layout::new(2).chief(true).ps(1).evaluator(true);
+        let all = Layout::new(2).with_chief().ps(1).with_evaluator();
         assert_eq!(placed(&all), "chief 0, worker 0, worker 1, ps 0, evaluator 0");
         assert_eq!(placed(&Layout::new(1)), "worker 0");
     }
@@ -133,7 +134,7 @@ mod tests {
     #[test]
     fn tasks_are_spread_over_hosts_in_blocks() {
         let hosts = || parse_hosts("a,b,c").unwrap();
-        let layout = Layout::new(4).chief(true).ps(2).evaluator(true).hosts(hosts());
+        let layout = Layout::new(4).with_chief().ps(2).with_evaluator().hosts(hosts());
         let expected =
             "chief 0@a, worker 0@a, worker 1@b, worker 2@b, worker 3@c, ps 0@a, ps 1@b, evaluator 0@c";
         assert_eq!(placed(&layout), expected);
@@ -151,12 +152,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn impossible_layouts_are_refused() {
         assert!(matches!(Layout::new(0).ps(3).check(), Err(Error::NoWorkers)));
         assert!(matches!(Layout::new(usize::MAX).ps(usize::MAX).check(), Err(Error::TooManyTasks { .. })));
-        assert!(matches!(Layout::new(MOST + 1).check(), Err(Error::TooManyTasks { tasks: 4097, .. })));
-        Layout::new(MOST).check().unwrap();
-        Layout::new(0).chief(true).check().unwrap();
+        assert!(matches!(Layout::new(MAX + 1).check(), Err(Error::TooManyTasks { tasks: 4097, .. })));
+        Layout::new(MAX).check().unwrap();
+        Layout::new(0).with_chief().check().unwrap();
         let on = |hosts| Layout::new(2).hosts(parse_hosts(hosts).unwrap());
         assert!(matches!(on("a,localhost").check(), Err(Error::Loopback { host }) if host == "localhost"));
         assert!(matches!(on("a,me@a").check(), Err(Error::Host { .. })));

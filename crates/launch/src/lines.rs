@@ -1,10 +1,10 @@
-//! Splitting the output of a process into lines.
+//! A splitter of a process's output into lines.
 
-/// The maximum length of a line that is buffered.
-pub(crate) const LONGEST: usize = 64 * 1024;
+/// The maximum number of bytes of a line that are buffered.
+pub(crate) const MAX_LENGTH: usize = 64 * 1024;
 
-/// Splits bytes into lines. A line longer than [`LONGEST`] is passed on in pieces, so that a process cannot
-/// make the launcher buffer more than that.
+/// A splitter of bytes into lines. A line that is longer than [`MAX_LENGTH`] is passed on in pieces, so that a
+/// process cannot make the launcher buffer more than that.
 #[derive(Default)]
 pub(crate) struct Lines {
     begun: Vec<u8>,
@@ -13,7 +13,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Processes bytes, and calls `line` for each complete line, without its terminator.
+    /// Processes the next bytes, and calls `line` for each complete line, without its terminator.
     pub(crate) fn take(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             self.keep(&bytes[..end], &mut line);
@@ -23,7 +23,7 @@ impl Lines {
         self.keep(bytes, &mut line);
     }
 
-    /// Passes on a last line without a terminator.
+    /// Passes on the last line at the end of the output, if it has no terminator.
     pub(crate) fn finish(&mut self, mut line: impl FnMut(&[u8])) {
         if !self.begun.is_empty() {
             self.end(&mut line);
@@ -33,12 +33,12 @@ impl Lines {
     fn keep(&mut self, mut bytes: &[u8], line: &mut impl FnMut(&[u8])) {
         while !bytes.is_empty() {
             // Only if more bytes follow: a line of exactly this length is one piece.
-            if self.begun.len() == LONGEST {
+            if self.begun.len() == MAX_LENGTH {
                 line(&self.begun);
                 self.begun.clear();
                 self.in_pieces = true;
             }
-            let (now, rest) = bytes.split_at(bytes.len().min(LONGEST - self.begun.len()));
+            let (now, rest) = bytes.split_at(bytes.len().min(MAX_LENGTH - self.begun.len()));
             self.begun.extend_from_slice(now);
             bytes = rest;
         }
@@ -80,20 +80,20 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_comes_in_pieces() {
-        let long = vec![b'x'; 2 * LONGEST + 3];
+    fn a_line_without_end_is_split() {
+        let long = vec![b'x'; 2 * MAX_LENGTH + 3];
         let lengths = |text: &[u8], step| {
             cut(&text.chunks(step).collect::<Vec<_>>()).iter().map(Vec::len).collect::<Vec<_>>()
         };
         for step in [1000, 4096, 65536, 200_000] {
-            assert_eq!(lengths(&long, step), [LONGEST, LONGEST, 3]);
-            assert_eq!(lengths(&long[..LONGEST], step), [LONGEST]);
+            assert_eq!(lengths(&long, step), [MAX_LENGTH, MAX_LENGTH, 3]);
+            assert_eq!(lengths(&long[..MAX_LENGTH], step), [MAX_LENGTH]);
         }
-        let mut text = long[..LONGEST].to_vec();
+        let mut text = long[..MAX_LENGTH].to_vec();
         text.extend_from_slice(b"\nnext\n");
-        assert_eq!(lengths(&text, 7), [LONGEST, 4]);
+        assert_eq!(lengths(&text, 7), [MAX_LENGTH, 4]);
         let mut lines = Lines::default();
         lines.take(&long, |_| ());
-        assert!(lines.begun.capacity() <= 2 * LONGEST);
+        assert!(lines.begun.capacity() <= 2 * MAX_LENGTH);
     }
 }

@@ -4,24 +4,25 @@ use crate::{Signal, Task};
 use std::fmt;
 use std::time::Duration;
 
-/// The way in which a process has exited.
+/// The end of a process: its exit code, a signal, or a failed start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The process has exited with this code.
+    /// The process has exited with this exit code.
     Exited(i32),
     /// A signal with this number has terminated the process.
     Signaled(i32),
-    /// The process could not be restarted; the text has the cause.
+    /// The process could not be restarted. The text says why.
     NotStarted(String),
 }
 
 impl End {
-    /// Returns whether the process has succeeded.
+    /// Returns whether the process has exited with code 0.
     pub fn is_success(&self) -> bool {
         *self == End::Exited(0)
     }
 
-    /// Returns the exit code of shells: the code, or 128 plus the number of the signal.
+    /// Returns the exit code that a shell would report: the code itself, 128 plus the number of the signal, or
+    /// 127 if the process was not started.
     pub fn exit_code(&self) -> i32 {
         match self {
             End::Exited(code) => *code,
@@ -35,7 +36,7 @@ impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             End::Exited(code) => write!(f, "exit code {code}"),
-            End::NotStarted(why) => write!(f, "not started again: {why}"),
+            End::NotStarted(why) => write!(f, "not restarted: {why}"),
             End::Signaled(number) => {
                 write!(f, "signal {number}")?;
                 let name = match number {
@@ -44,7 +45,7 @@ impl fmt::Display for End {
                     4 => "SIGILL",
                     6 => "SIGABRT",
                     8 => "SIGFPE",
-                    9 => "SIGKILL: by hand, or by the system for want of memory",
+                    9 => "SIGKILL: by a user, or by the system because it ran out of memory",
                     11 => "SIGSEGV",
                     13 => "SIGPIPE",
                     15 => "SIGTERM",
@@ -56,51 +57,51 @@ impl fmt::Display for End {
     }
 }
 
-/// The reason why a job has ended.
+/// The reason for the end of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// All tasks that train have succeeded.
     Done,
-    /// A task has failed; the index of the first one among the tasks.
+    /// A task has failed. The number is the index of the first such task in [`Outcome::tasks`].
     Failed(usize),
     /// The launcher received a signal to end the job.
     Interrupted(Signal),
-    /// The job exceeded its maximum duration.
+    /// The job exceeded its maximum duration, which is given.
     TimedOut(Duration),
 }
 
 /// The outcome of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskOutcome {
-    /// The task.
+    /// The job and the index of the task.
     pub task: Task,
-    /// The destination of ssh, if the task did not run on this machine.
+    /// The ssh destination on which the task ran; `None` means this machine.
     pub host: Option<String>,
-    /// The way in which its last process has exited; `None` if it did not exit, even after SIGKILL.
+    /// The end of the task's last process; `None` if it did not exit, even after SIGKILL.
     pub end: Option<End>,
-    /// The running time of that process.
+    /// The running time of the task's last process.
     pub after: Duration,
-    /// The number of restarts of the task.
+    /// The number of times the task was restarted.
     pub restarts: u32,
     /// Whether the task was asked to exit before it exited.
     pub stopped: bool,
     /// Whether the task was killed because it did not exit when asked.
     pub killed: bool,
-    /// The last line of its standard error that is not empty.
+    /// The last non-empty line that the task wrote to standard error.
     pub last_error_line: Option<String>,
 }
 
 /// The outcome of a job. `Display` formats it as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The reason why the job has ended.
+    /// The reason for the end of the job.
     pub cause: Cause,
     /// The duration of the job.
     pub after: Duration,
-    /// The time that tasks had to exit when asked: the grace time, or less if a second signal had them killed
-    /// earlier.
+    /// The time that tasks had to exit after they were asked to. This is the grace time, or less if a second
+    /// signal caused them to be killed earlier.
     pub grace: Duration,
-    /// The tasks.
+    /// The outcome of each task, in the order of the plan.
     pub tasks: Vec<TaskOutcome>,
 }
 
@@ -110,9 +111,9 @@ impl Outcome {
         self.cause == Cause::Done
     }
 
-    /// Returns the exit code of the launcher. It is 0 if the job has succeeded, otherwise that of the task that
-    /// failed first (128 plus the number for a signal). It is 128 plus the number of the signal that
-    /// interrupted the launcher, or 124 after a timeout.
+    /// Returns the exit code of the launcher. It is 0 if the job has succeeded, and 124 after a timeout. If a
+    /// task has failed, it is the exit code of the first one that failed (128 plus the number for a signal). If a
+    /// signal interrupted the launcher, it is 128 plus the number of that signal.
     pub fn exit_code(&self) -> i32 {
         match &self.cause {
             Cause::Done => 0,
@@ -125,12 +126,12 @@ impl Outcome {
         }
     }
 
-    /// Returns the outcome of a task.
+    /// Returns the outcome of the given task; `None` if the job has no such task.
     pub fn task(&self, task: &Task) -> Option<&TaskOutcome> {
         self.tasks.iter().find(|outcome| outcome.task == *task)
     }
 
-    /// Returns the task that failed first.
+    /// Returns the outcome of the task that failed first; `None` if the job did not end because of a failure.
     pub fn first_failure(&self) -> Option<&TaskOutcome> {
         match self.cause {
             Cause::Failed(task) => self.tasks.get(task),
@@ -139,7 +140,7 @@ impl Outcome {
     }
 }
 
-/// Formats seconds with one decimal; below one second, milliseconds.
+/// Formats a duration in seconds with one decimal, or in milliseconds if it is less than a second.
 pub(crate) fn seconds(duration: Duration) -> String {
     match duration.as_millis() {
         millis @ ..1000 => format!("{millis} ms"),
@@ -147,7 +148,7 @@ pub(crate) fn seconds(duration: Duration) -> String {
     }
 }
 
-/// Lists the names of tasks; if there are many, returns their number.
+/// Returns the names of the tasks as a list, or only their number if there are more than six.
 fn names<'a>(tasks: impl Iterator<Item = &'a TaskOutcome>) -> String {
     let names: Vec<_> = tasks.map(|task| task.task.to_string()).collect();
     match names.len() {
@@ -184,7 +185,7 @@ impl fmt::Display for Outcome {
                     times => write!(f, ", having been restarted {times} times")?,
                 }
                 if let Some(line) = &first.last_error_line {
-                    write!(f, "; its last line of errors: {line}")?;
+                    write!(f, "; its last line on standard error: {line}")?;
                 }
                 match self.tasks.iter().filter(stopped).count() {
                     0 => f.write_str("; no other task was running")?,
@@ -196,18 +197,18 @@ impl fmt::Display for Outcome {
             }
             Cause::TimedOut(timeout) => write!(
                 f,
-                "not done after {}, the --timeout; stopped: {}",
+                "timed out after {}, the --timeout; stopped: {}",
                 seconds(*timeout),
                 names(self.tasks.iter().filter(stopped))
             )?,
         }
         if self.tasks.iter().any(|task| task.killed) {
             let killed = names(self.tasks.iter().filter(|task| task.killed));
-            write!(f, "; killed, not having ended within {}: {killed}", seconds(self.grace))?;
+            write!(f, "; killed because they did not exit within {}: {killed}", seconds(self.grace))?;
         }
         if self.tasks.iter().any(|task| task.end.is_none()) {
             let left = names(self.tasks.iter().filter(|task| task.end.is_none()));
-            write!(f, "; not ended, not even by SIGKILL: {left}")?;
+            write!(f, "; still running after SIGKILL: {left}")?;
         }
         Ok(())
     }
@@ -241,7 +242,8 @@ mod tests {
         assert_eq!(failed.exit_code(), 3);
         assert_eq!(
             failed.to_string(),
-            "worker 0 failed first: exit code 3 after 12.4 s; its last line of errors: no data; no other task was running"
+            "worker 0 failed first: exit code 3 after 12.4 s; its last line on standard error: no data; no \
+             other task was running"
         );
         failed.tasks[0].end = Some(End::Signaled(9));
         failed.tasks[0].last_error_line = None;
@@ -251,13 +253,14 @@ mod tests {
         assert_eq!(failed.exit_code(), 137);
         assert_eq!(
             failed.to_string(),
-            "worker 0 failed first: signal 9 (SIGKILL: by hand, or by the system for want of memory) after 12.4 s, \
-             having been restarted 2 times; stopped because of it: ps 0; killed, not having ended within 10.0 s: ps 0"
+            "worker 0 failed first: signal 9 (SIGKILL: by a user, or by the system because it ran out of \
+             memory) after 12.4 s, having been restarted 2 times; stopped because of it: ps 0; killed \
+             because they did not exit within 10.0 s: ps 0"
         );
     }
 
     #[test]
-    fn a_host_is_named_and_what_ssh_means() {
+    fn a_host_is_named_with_the_meaning_of_the_exit_code_of_ssh() {
         let mut failed = outcome(Cause::Failed(0));
         failed.tasks[0].host = Some("me@a".into());
         failed.tasks[0].end = Some(End::Exited(255));

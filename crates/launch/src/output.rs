@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The output stream of a task from which a line comes.
+/// The output stream to which a task has written a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -25,30 +25,30 @@ impl Stream {
     }
 }
 
-/// An item of a job's output.
+/// A line or a notice in the output of a job.
 #[derive(Clone, Copy, Debug)]
 pub enum Output<'a> {
-    /// A line of a task, without its terminator, and not necessarily UTF-8. Lines of more than 64 KiB are
-    /// passed on in pieces.
+    /// A line that a task has written, without its terminator. It is not necessarily UTF-8. A line of more than
+    /// 64 KiB is passed on in pieces.
     Line {
-        /// The index of the task among those of the plan.
+        /// The index of the task in the plan.
         index: usize,
-        /// The task.
+        /// The task that has written the line.
         task: &'a Task,
-        /// The stream of the line.
+        /// The stream to which the task has written the line.
         stream: Stream,
-        /// The line.
+        /// The bytes of the line.
         text: &'a [u8],
     },
-    /// A notice of the launcher.
+    /// A notice from the launcher.
     Notice(&'a Notice),
 }
 
-/// A function that writes the output of a job. It is called on two threads: one for standard output, one for
-/// standard error and notices.
+/// A function that writes the output of a job. Two threads call it: one for standard output, one for standard
+/// error and notices.
 pub(crate) type Sink = Arc<dyn Fn(Output<'_>) -> io::Result<()> + Send + Sync>;
 
-/// A notice of the launcher.
+/// A notice from the launcher about the job. `Display` formats it as text.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Notice {
@@ -56,75 +56,74 @@ pub enum Notice {
     Starting {
         /// The number of tasks.
         tasks: usize,
-        /// The number of hosts; 0 means this machine.
+        /// The number of remote hosts; 0 means that all tasks run on this machine.
         hosts: usize,
-        /// The cores of each task that trains, if each has its own.
+        /// The cores of each task that trains; `None` if tasks are not pinned to cores.
         cores: Option<Vec<Vec<usize>>>,
     },
-    /// A task has failed and is restarted.
+    /// A task has failed, and will be restarted after a delay.
     Restart {
-        /// The task.
+        /// The task that has failed.
         task: Task,
-        /// The way in which it exited.
+        /// The end of the task's process.
         end: End,
-        /// Its running time.
+        /// The running time of the process.
         after: Duration,
-        /// The number of this restart, from 1.
+        /// The number of this restart, counted from 1.
         restart: u32,
-        /// The maximum number of restarts.
+        /// The maximum number of restarts of a task.
         of: u32,
         /// The delay before the restart.
         wait: Duration,
     },
     /// A task has failed permanently, and the job continues without it.
     Lost {
-        /// The task.
+        /// The task that has failed permanently.
         task: Task,
-        /// The way in which it exited.
+        /// The end of the task's process.
         end: End,
-        /// Its running time.
+        /// The running time of the process.
         after: Duration,
-        /// The number of tasks left that train.
+        /// The number of remaining tasks that train.
         left: usize,
     },
-    /// A task has failed, and is not restarted because its chief has succeeded.
+    /// A task has failed. It is not restarted, because its chief has already succeeded.
     NotNeeded {
-        /// The task.
+        /// The task that has failed.
         task: Task,
-        /// The way in which it exited.
+        /// The end of the task's process.
         end: End,
-        /// Its running time.
+        /// The running time of the process.
         after: Duration,
     },
-    /// A task is asked to exit because its chief has succeeded, and no other task is working.
+    /// A task is being asked to exit, because its chief has succeeded and no other task is working.
     LeftOver {
-        /// The task.
+        /// The task that is being asked to exit.
         task: Task,
-        /// Whether the task is suspended; otherwise it was restarted recently, and may be waiting for the
-        /// chief.
+        /// Whether the task is suspended. If not, it was restarted recently, and may be waiting for the chief.
         suspended: bool,
     },
     /// The launcher received a signal to end the job.
     Interrupted {
-        /// The signal.
+        /// The signal that the launcher received.
         signal: Signal,
     },
-    /// Lines of tasks could not be written, or were dropped at the end because they were not read.
+    /// Lines of tasks were dropped, because they could not be written or were not read in time.
     Dropped {
         /// The stream of the lines.
         stream: Stream,
-        /// The number of lines.
+        /// The number of lines that were dropped.
         lines: u64,
-        /// The number of bytes.
+        /// The number of bytes in these lines.
         bytes: u64,
-        /// The error of the last write that failed; `None` if the lines were not read.
+        /// The reason, such as the error of the last write that failed; `None` if the lines were not read.
         why: Option<String>,
     },
-    /// The job has ended.
+    /// The job has ended with this outcome.
     Ended(Box<Outcome>),
 }
 
-/// Formats a number with a noun.
+/// Formats a number with a noun, which gets an `s` unless the number is 1.
 fn plural(n: u64, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
@@ -141,32 +140,28 @@ impl fmt::Display for Notice {
                 match cores.as_deref() {
                     None => Ok(()),
                     Some(cores) if cores.iter().all(|own| own.len() == 1) => {
-                        f.write_str(", each that trains on a core of its own")
+                        f.write_str(", each task that trains on a separate core")
                     }
-                    Some(_) => f.write_str(", each that trains on cores of its own"),
+                    Some(_) => f.write_str(", each task that trains on separate cores"),
                 }
             }
             Notice::Lost { task, end, after, left } => {
                 write!(f, "{task}: {end} after {}; ", seconds(*after))?;
                 match left {
-                    0 => f.write_str("the others have ended well"),
-                    1 => f.write_str("the job goes on with 1 worker"),
-                    _ => write!(f, "the job goes on with {left} workers"),
+                    0 => f.write_str("the others have succeeded"),
+                    1 => f.write_str("the job continues with 1 worker"),
+                    _ => write!(f, "the job continues with {left} workers"),
                 }
             }
             Notice::Restart { task, end, after, restart, of, wait } => {
                 write!(f, "{task}: {}", restart_text(end, *after, *restart, *of, *wait))
             }
             Notice::NotNeeded { task, end, after } => {
-                write!(
-                    f,
-                    "{task}: {end} after {}; not started again: the chief has ended well",
-                    seconds(*after)
-                )
+                write!(f, "{task}: {end} after {}; not restarted: the chief has succeeded", seconds(*after))
             }
             Notice::LeftOver { task, suspended } => {
-                let why = if *suspended { "is suspended" } else { "was started again just before" };
-                write!(f, "{task} is asked to end: the chief has ended well, and it {why}")
+                let why = if *suspended { "is suspended" } else { "was restarted just before" };
+                write!(f, "{task} is asked to exit: the chief has succeeded, and it {why}")
             }
             Notice::Dropped { stream, lines, bytes, why } => {
                 let (stream, lines) = (stream.name(), plural(*lines, "line"));
@@ -174,14 +169,14 @@ impl fmt::Display for Notice {
                 f.write_str(why.as_deref().unwrap_or("nobody reads it"))
             }
             Notice::Interrupted { signal } => {
-                write!(f, "{signal}: sent on to all tasks; once more to kill them")
+                write!(f, "{signal}: forwarded to all tasks; send it again to kill them")
             }
             Notice::Ended(outcome) => outcome.fmt(f),
         }
     }
 }
 
-/// Describes a restart.
+/// Returns the text of a notice about a restart.
 fn restart_text(end: &End, after: Duration, restart: u32, of: u32, wait: Duration) -> String {
     format!("{end} after {}; restart {restart} of {of} in {}", seconds(after), seconds(wait))
 }

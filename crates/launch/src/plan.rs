@@ -1,4 +1,4 @@
-//! The configuration of each task: addresses, `TF_CONFIG`, the secret.
+//! The plan of a job: the address and the `TF_CONFIG` of each task, and the secret.
 
 use crate::layout::trains;
 use crate::{Error, Job, Layout, RemoteHost, Result, Secret, Task};
@@ -8,14 +8,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The default first port on hosts reached by ssh.
+/// The default for the first port on remote hosts.
 pub const PORT_BASE: u16 = 2222;
 
-/// A job whose tasks have addresses: everything that is decided before the start.
+/// A job whose tasks have addresses. It contains everything that is decided before the start.
 ///
-/// Ports on this machine are free ones that the system has chosen. They stay bound until just before their task
-/// starts. Another program can only take a port in that moment; the task then fails with "address in use". On
-/// other hosts the tasks get the ports from [`PORT_BASE`] on, which are not checked.
+/// On this machine, tasks get free ports, chosen by the system. Each port stays reserved until just before its task
+/// starts. Another program can take the port only in that moment; the task then fails with "address in use". On other
+/// hosts, tasks get consecutive ports, beginning with [`PORT_BASE`]. Whether those are free is not checked.
 #[derive(Debug)]
 pub struct Plan {
     layout: Layout,
@@ -23,53 +23,54 @@ pub struct Plan {
     secret: Secret,
 }
 
-/// One task of a plan.
+/// One task of a plan, with its host and address.
 #[derive(Debug)]
 pub struct PlannedTask {
-    /// The task.
+    /// The job and the index of the task.
     pub task: Task,
-    /// The host on which it runs; `None` means this machine, without ssh.
+    /// The host on which the task runs; `None` means this machine, without ssh.
     pub host: Option<RemoteHost>,
-    /// The address to which the others connect. An evaluator has no address.
+    /// The address to which the other tasks connect; `None` for an evaluator.
     pub address: Option<Address>,
     cluster: Arc<ClusterSpec>,
-    /// The socket that keeps the port reserved.
+    /// The socket that keeps the task's port reserved; `None` if there is none.
     port: Option<OwnedFd>,
 }
 
 impl PlannedTask {
-    /// Returns the task's `TF_CONFIG`: the cluster, without the evaluator, and the task.
+    /// Returns the `TF_CONFIG` of the task: the cluster (without the evaluator) and the task itself.
     pub fn tf_config(&self) -> TfConfig {
         TfConfig::new(self.cluster.as_ref().clone(), self.task.clone())
     }
 
-    /// Releases its port, just before it starts.
+    /// Releases the reserved port. Call this just before the task starts.
     pub(crate) fn release_port(&mut self) {
         self.port = None;
     }
 
-    /// Returns whether the task trains. The job is done when all such tasks have succeeded.
+    /// Returns whether the task trains, that is, is a chief or a worker. The job is done when all such tasks have
+    /// succeeded.
     pub fn trains(&self) -> bool {
         trains(&self.task)
     }
 }
 
 impl Plan {
-    /// Assigns an address to each task of a layout, and creates the secret.
+    /// Creates a plan for the layout: assigns an address to each task, and creates a secret.
     ///
     /// # Errors
     /// Returns the errors of [`Layout::check`], and:
-    /// - [`Error::NoPort`]: this machine has no free port.
+    /// - [`Error::NoPort`]: a port of this machine could not be reserved.
     pub fn new(layout: &Layout) -> Result<Self> {
         Self::with_port_base(layout, None)
     }
 
-    /// Creates a plan with the ports of each host from `base` on, in the order of its tasks. Without `base`,
-    /// ports are chosen as [`Plan`] describes.
+    /// Creates a plan. On each host, tasks get consecutive ports, beginning with `base`, in the order of the tasks. If
+    /// `base` is `None`, ports are chosen as [`Plan`] describes.
     ///
     /// # Errors
     /// Returns the errors of [`Plan::new`], and:
-    /// - [`Error::Ports`]: ports would exceed 65535.
+    /// - [`Error::Ports`]: a host needs ports above 65535.
     pub fn with_port_base(layout: &Layout, base: Option<u16>) -> Result<Self> {
         layout.check()?;
         let here = layout.hosts.iter().all(RemoteHost::is_loopback);
@@ -110,23 +111,23 @@ impl Plan {
         })
     }
 
-    /// Sets the secret of the tasks, so that processes outside the job can join it. By default each plan has a
-    /// new one.
+    /// Sets the secret that the tasks share, so that processes outside the job can join it. By default, each plan
+    /// has a new secret.
     pub fn with_secret(self, secret: Secret) -> Self {
         Self { secret, ..self }
     }
 
-    /// Returns the layout of the plan.
+    /// Returns the layout that the plan was created from.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Returns the tasks: chief, workers, parameter servers, evaluator.
+    /// Returns the tasks, in the order chief, workers, parameter servers, evaluator.
     pub fn tasks(&self) -> &[PlannedTask] {
         &self.tasks
     }
 
-    /// Returns the secret of all tasks.
+    /// Returns the secret that all tasks share.
     pub fn secret(&self) -> &Secret {
         &self.secret
     }
@@ -136,22 +137,22 @@ impl Plan {
     }
 }
 
-/// Returns whether a task has an address; no task connects to an evaluator.
+/// Returns whether a task has an address. An evaluator has none, because no task connects to it.
 fn has_address(task: &Task) -> bool {
     task.job != Job::Evaluator
 }
 
-/// Returns a port of this machine that is reserved while the socket is open. The socket does not listen: a task
-/// that connects too early is refused, as if the port were unused, and retries.
+/// Returns a free port of this machine, and a socket that reserves it while the socket is open. The socket does not
+/// listen. A task that connects too early is therefore rejected, as if the port were unused, and retries.
 fn free_port() -> io::Result<(u16, OwnedFd)> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
-    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    use rustix::net::{AddressFamily, bind, getsockname};
+    let socket = distribute_net::socket::stream(AddressFamily::INET)?;
     bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
     let address = SocketAddr::try_from(getsockname(&socket)?)?;
     Ok((address.port(), socket))
 }
 
-/// Returns a port for each task with an address, counted from `base` on each host.
+/// Returns a port for each task that has an address. On each host, ports are consecutive, beginning with `base`.
 fn numbered(layout: &Layout, tasks: &[(Task, Option<usize>)], base: u16) -> Result<Vec<u16>> {
     let mut used = vec![0_usize; layout.hosts.len().max(1)];
     let mut ports = Vec::new();
@@ -187,9 +188,9 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn each_task_is_told_the_cluster_and_which_one_it_is() {
+    fn each_task_gets_the_cluster_and_its_index() {
         let hosts = parse_hosts("me@a,b").unwrap();
-        let layout = Layout::new(2).chief(true).ps(1).evaluator(true).hosts(hosts);
+        let layout = Layout::new(2).with_chief().ps(1).with_evaluator().hosts(hosts);
         let plan = Plan::with_port_base(&layout, Some(5000)).unwrap();
         let jobs = [("chief", vec!["a:5000"]), ("worker", vec!["a:5001", "b:5000"]), ("ps", vec!["a:5002"])];
         let cluster = ClusterSpec::from_lists(jobs).unwrap();
@@ -228,7 +229,7 @@ mod tests {
     #[test]
     fn ports_beyond_the_last_are_refused() {
         Plan::with_port_base(&Layout::new(2), Some(65534)).unwrap();
-        let error = Plan::with_port_base(&Layout::new(3).evaluator(true), Some(65534)).unwrap_err();
+        let error = Plan::with_port_base(&Layout::new(3).with_evaluator(), Some(65534)).unwrap_err();
         assert_eq!(
             error.to_string(),
             "--port-base 65534: this machine needs 3 ports from there, beyond 65535; start lower"

@@ -1,5 +1,5 @@
-//! The output of a job: a bounded queue and a thread for each of two streams. A reader that is hung blocks the
-//! tasks that write, but neither the supervisor nor the end of the job.
+//! The output of a job: a bounded queue and a thread for each of the two streams. A hung reader blocks the tasks
+//! that write, but neither the supervisor nor the end of the job.
 
 use crate::event::Event;
 use crate::output::Sink;
@@ -12,59 +12,59 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-/// The number of bytes waiting for the reader of a stream above which a running task blocks.
+/// The number of queued bytes per stream above which a running task that writes is blocked.
 const ROOM: usize = 1 << 20;
 
-/// The maximum number of waiting bytes after tasks no longer block. Further lines are dropped.
-const MOST: usize = 16 << 20;
+/// The maximum number of queued bytes after tasks are no longer blocked. Further lines are dropped.
+const MAX: usize = 16 << 20;
 
-/// The approximate memory of a queued line in addition to its text.
+/// The approximate number of bytes that a queued line occupies in addition to its text.
 const OVERHEAD: usize = 64;
 
-/// The reason for dropped lines although the output is being read.
-const TOO_FAST: &str = "they came faster than they are read";
+/// The reason that is reported if lines were dropped although the output is being read.
+const TOO_FAST: &str = "they were written faster than they were read";
 
-/// The time after which a wait in a queue checks again. The wait ends with a line or room for one, or with the
-/// task or the job, whose ends have deadlines.
-const LOOK: Duration = Duration::from_secs(3600);
+/// The interval at which a wait for a queue checks its condition again. The wait normally ends earlier: with a line,
+/// with space for a line, or with the end of the task or job. Those ends have their own deadlines.
+const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// A line of a task, or a notice of the launcher.
-pub(crate) enum Said {
+pub(crate) enum Item {
     Line { index: usize, task: Arc<Task>, stream: Stream, text: Vec<u8> },
     Notice(Notice),
 }
 
-impl Said {
+impl Item {
     fn bytes(&self) -> usize {
         match self {
-            Said::Line { text, .. } => text.len() + OVERHEAD,
-            Said::Notice(_) => OVERHEAD,
+            Item::Line { text, .. } => text.len() + OVERHEAD,
+            Item::Notice(_) => OVERHEAD,
         }
     }
 
     fn output(&self) -> Output<'_> {
         match self {
-            Said::Line { index, task, stream, text } => {
+            Item::Line { index, task, stream, text } => {
                 Output::Line { index: *index, task, stream: *stream, text }
             }
-            Said::Notice(notice) => Output::Notice(notice),
+            Item::Notice(notice) => Output::Notice(notice),
         }
     }
 }
 
-/// The lines of one stream that could not be written.
+/// The numbers of lines and bytes of one stream that were dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dropped {
     pub lines: u64,
     pub bytes: u64,
-    /// The error of the last write that failed; `None` if the reader is hung.
+    /// The error of the last write that failed, or another reason; `None` if the reader is hung.
     pub why: Option<String>,
 }
 
 impl Dropped {
-    fn add(&mut self, said: &Said) {
+    fn add(&mut self, item: &Item) {
         // Only lines of tasks are counted, not the launcher's notices.
-        if let Said::Line { text, .. } = said {
+        if let Item::Line { text, .. } = item {
             self.lines += 1;
             self.bytes += text.len() as u64 + 1;
         }
@@ -73,29 +73,29 @@ impl Dropped {
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<Said>,
-    /// The size of the waiting lines and of the one being written.
+    waiting: VecDeque<Item>,
+    /// The size in bytes of the waiting lines and of the line that is being written.
     bytes: usize,
     writing: bool,
     /// The number of writes that have returned, with or without an error.
     done: u64,
-    /// Whether tasks no longer block.
+    /// Whether the job is ending, so that tasks no longer block.
     ending: bool,
-    /// Whether lines of tasks are ignored.
+    /// Whether further lines of tasks are ignored.
     drained: bool,
     /// Whether the queue is closed.
     closed: bool,
     dropped: Dropped,
 }
 
-/// The queue of one stream.
+/// The queue of one stream, which several threads share.
 #[derive(Default)]
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// The queues of a job's output.
+/// The queues of a job's output: one for standard output, one for standard error and notices.
 pub(crate) struct Printer {
     out: Arc<Queue>,
     err: Arc<Queue>,
@@ -108,22 +108,22 @@ impl Queue {
         let _closed = CloseOnDrop(self);
         let mut state = self.state.lock();
         loop {
-            let Some(said) = state.waiting.pop_front() else {
+            let Some(item) = state.waiting.pop_front() else {
                 if state.closed {
                     return;
                 }
-                self.changed.wait_for(&mut state, LOOK);
+                self.changed.wait_for(&mut state, CHECK_INTERVAL);
                 continue;
             };
             state.writing = true;
             drop(state);
-            let written = sink(said.output());
+            let written = sink(item.output());
             state = self.state.lock();
             state.writing = false;
-            state.bytes -= said.bytes();
+            state.bytes -= item.bytes();
             state.done += 1;
             if let Err(error) = written {
-                state.dropped.add(&said);
+                state.dropped.add(&item);
                 state.dropped.why = Some(error.to_string());
             }
             self.changed.notify_all();
@@ -134,38 +134,39 @@ impl Queue {
         }
     }
 
-    /// Queues an item. If there is no room, this waits while `patient` is true and the job is not ending.
-    fn push(&self, said: Said, patient: Option<&AtomicBool>) {
+    /// Queues an item. If there is no space, this waits, as long as `patient` is `true` and the job is not ending. If
+    /// `patient` is `None`, it never waits.
+    fn push(&self, item: Item, patient: Option<&AtomicBool>) {
         let mut state = self.state.lock();
         while state.bytes > ROOM
             && !state.ending
             && !state.closed
             && patient.is_some_and(|patient| patient.load(Ordering::Relaxed))
         {
-            self.changed.wait_for(&mut state, LOOK);
+            self.changed.wait_for(&mut state, CHECK_INTERVAL);
         }
-        if state.drained && matches!(said, Said::Line { .. }) {
+        if state.drained && matches!(item, Item::Line { .. }) {
             return;
         }
-        if state.closed || state.bytes > MOST {
-            state.dropped.add(&said);
+        if state.closed || state.bytes > MAX {
+            state.dropped.add(&item);
         } else {
-            state.bytes += said.bytes();
-            state.waiting.push_back(said);
+            state.bytes += item.bytes();
+            state.waiting.push_back(item);
         }
         self.changed.notify_all();
     }
 
-    /// Drops the waiting items.
+    /// Drops all queued items and counts them.
     fn discard(&self) {
         let mut state = self.state.lock();
         let State { waiting, bytes, writing, dropped, .. } = &mut *state;
         if waiting.is_empty() && !*writing && dropped.lines > 0 {
             dropped.why.get_or_insert_with(|| TOO_FAST.into());
         }
-        for said in waiting.drain(..) {
-            *bytes -= said.bytes();
-            dropped.add(&said);
+        for item in waiting.drain(..) {
+            *bytes -= item.bytes();
+            dropped.add(&item);
         }
     }
 
@@ -190,8 +191,8 @@ impl Drop for CloseOnDrop<'_> {
 }
 
 impl Printer {
-    /// Starts the threads. Once the job is ending, they send [`Event::Written`] whenever everything was
-    /// written.
+    /// Starts the two threads that write the output. Once the job is ending, they send [`Event::Written`]
+    /// whenever a queue has been written completely.
     pub(crate) fn start(sink: &Sink, events: &Sender<Event>) -> io::Result<Arc<Self>> {
         let printer = Self { out: Arc::default(), err: Arc::default() };
         for (stream, queue) in [(Stream::Out, &printer.out), (Stream::Err, &printer.err)] {
@@ -206,7 +207,7 @@ impl Printer {
         [&self.out, &self.err]
     }
 
-    /// Queues a line of a task. It waits for room while `runs` is true.
+    /// Queues a line of a task. If there is no space, this waits while `runs` is `true`.
     pub(crate) fn line(
         &self,
         index: usize,
@@ -215,41 +216,41 @@ impl Printer {
         text: &[u8],
         runs: &AtomicBool,
     ) {
-        let said = Said::Line { index, task: task.clone(), stream, text: text.to_vec() };
+        let item = Item::Line { index, task: task.clone(), stream, text: text.to_vec() };
         let queue = if stream == Stream::Out { &self.out } else { &self.err };
-        queue.push(said, Some(runs));
+        queue.push(item, Some(runs));
     }
 
     /// Queues a notice of the launcher, without waiting.
     pub(crate) fn notice(&self, notice: Notice) {
-        self.err.push(Said::Notice(notice), None);
+        self.err.push(Item::Notice(notice), None);
     }
 
-    /// Records that a task has exited: its remaining output is read without waiting for room.
-    pub(crate) fn runs_no_longer(&self, runs: &AtomicBool) {
+    /// Records that a task has exited. Its remaining output is then read without waiting for space.
+    pub(crate) fn stop_waiting_for(&self, runs: &AtomicBool) {
         runs.store(false, Ordering::Relaxed);
         // With the lock held, so that no reader checks the flag before and waits after.
         self.queues().iter().for_each(|queue| queue.change(|_| ()));
     }
 
-    /// Stops blocking tasks.
+    /// Marks the job as ending: tasks that write no longer block.
     pub(crate) fn ending(&self) {
         self.queues().iter().for_each(|queue| queue.change(|state| state.ending = true));
     }
 
-    /// Ignores further lines, because the output of the tasks is complete. A process that still holds one of
-    /// their pipes might write forever.
+    /// Ignores further lines of tasks. Call this when the output of the tasks is complete. A process that still
+    /// holds one of their pipes might otherwise write forever.
     pub(crate) fn drained(&self) {
         self.queues().iter().for_each(|queue| queue.change(|state| state.drained = true));
     }
 
-    /// Returns whether everything has been written.
+    /// Returns whether all queued output has been written.
     pub(crate) fn is_idle(&self) -> bool {
         self.out.is_idle() && self.err.is_idle()
     }
 
-    /// Returns whether the launcher's notices have been written.
-    pub(crate) fn has_said(&self) -> bool {
+    /// Returns whether all queued notices of the launcher have been written.
+    pub(crate) fn notices_are_written(&self) -> bool {
         self.err.is_idle()
     }
 
@@ -258,8 +259,8 @@ impl Printer {
         self.queues().iter().map(|queue| queue.state.lock().done).sum()
     }
 
-    /// Drops the waiting items. Returns everything that was dropped so far, for standard output and standard
-    /// error.
+    /// Drops all queued items. Returns the numbers of lines and bytes dropped so far, for standard output and for
+    /// standard error.
     pub(crate) fn discard(&self) -> [Dropped; 2] {
         self.queues().map(|queue| {
             queue.discard();
@@ -267,8 +268,8 @@ impl Printer {
         })
     }
 
-    /// Returns whether the launcher's notices can probably be written now.
-    pub(crate) fn can_say(&self) -> bool {
+    /// Returns whether a notice of the launcher can probably be written now.
+    pub(crate) fn can_write_notices(&self) -> bool {
         let state = self.err.state.lock();
         !state.writing && !state.closed
     }

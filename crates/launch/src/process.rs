@@ -1,4 +1,4 @@
-//! The process of one task, with all processes that it starts.
+//! The process of one task, and all processes that it has started.
 
 use crate::lines::Lines;
 use crate::printer::Printer;
@@ -17,34 +17,35 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// The time that descendants of a task may continue to write after it has exited, before they are killed.
+/// The time for which descendants of a task may continue to write after the task has exited. Then they are
+/// killed.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// The time without output of a task after that. Only a process that has left the task's group keeps a pipe
-/// open.
+/// The time without output after which a pipe is no longer read, once the descendants have been killed. Only a
+/// process that has left the task's group can still keep a pipe open.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// The maximum time for which the output of such a process is read.
-const DRAIN_AT_MOST: Duration = Duration::from_secs(10);
+const MAX_DRAIN: Duration = Duration::from_secs(10);
 
-/// The maximum length of the last line in a summary.
+/// The maximum length of the last line of standard error that is reported.
 const LAST_LINE: usize = 300;
 
 /// The running process of a task, which leads its own process group.
 pub(crate) struct Process {
     group: Pid,
-    /// `None` after the process was waited for, because its number may be reused.
+    /// The child process; `None` after it was reaped, because its number may then be reused.
     child: Mutex<Option<Child>>,
-    /// The guard's input. The task runs while this is open.
+    /// The guard's standard input. When it is closed, the guard kills the task.
     guard: Arc<Mutex<Option<ChildStdin>>>,
     remote: bool,
 }
 
 /// A report about a process.
 pub(crate) enum Report {
-    /// The process has exited, after this running time.
+    /// The process has exited after it ran for `after`.
     Ended { end: End, after: Duration },
-    /// All of its output has been passed on. The last line of its standard error is included.
+    /// All output of the process has been passed on.
     Drained { last_error_line: Option<String> },
 }
 
@@ -52,16 +53,18 @@ pub(crate) enum Report {
 pub(crate) struct Start<'a> {
     pub index: usize,
     pub task: &'a Task,
-    /// The command that becomes the guard, then the task. Standard input and output are set here.
+    /// The command that starts the guard and then becomes the task. Its standard streams are set by
+    /// [`Process::start`].
     pub command: &'a mut Command,
-    /// The bytes to write first to the guard of a task on another host; `None` for a task on this machine.
+    /// The bytes to write to the guard's input first, for a task on another host; `None` for a task on this
+    /// machine.
     pub prelude: Option<Vec<u8>>,
-    /// The processors that it may use; if empty, all that the launcher may use.
+    /// The processors that the task may use. If empty, it may use all that the launcher may use.
     pub cores: &'a [usize],
 }
 
 impl Process {
-    /// Starts the process. `report` is called twice, on another thread.
+    /// Starts the process. `report` is called twice, on another thread: once for each variant of [`Report`].
     pub(crate) fn start(
         start: Start<'_>,
         printer: &Arc<Printer>,
@@ -96,10 +99,10 @@ impl Process {
             thread::Builder::new().name(format!("end of {task}")).spawn(move || {
                 let end = process.wait();
                 report(Report::Ended { end, after: watch.elapsed() });
-                printer.runs_no_longer(&runs);
+                printer.stop_waiting_for(&runs);
                 drain.wait(LINGER, LINGER);
                 process.kill_and_reap();
-                drain.wait(DRAIN, DRAIN_AT_MOST);
+                drain.wait(DRAIN, MAX_DRAIN);
                 report(Report::Drained { last_error_line: drain.last });
             })?;
             Ok(())
@@ -111,13 +114,12 @@ impl Process {
         Ok(process)
     }
 
-    /// Returns the number of the process, which is also that of its group.
+    /// Returns the id of the process, which is also the id of its process group.
     pub(crate) fn pid(&self) -> u32 {
         self.group.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Sends a signal to the task and all processes that it has started. Returns whether the task was still
-    /// running.
+    /// Sends a signal to the task's process group. Returns whether the task was still running.
     pub(crate) fn send(&self, signal: Signal) -> bool {
         let child = self.child.lock();
         if child.is_none() {
@@ -140,15 +142,15 @@ impl Process {
         true
     }
 
-    /// Returns whether the task is suspended by a signal. This is unknown, and false, for a task on another
-    /// host.
+    /// Returns whether a signal has suspended the task. For a task on another host this is unknown, and the
+    /// result is `false`.
     pub(crate) fn is_suspended(&self) -> bool {
         let child = self.child.lock();
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         child.is_some() && !self.remote && matches!(waitid(WaitId::Pid(self.group), options), Ok(Some(_)))
     }
 
-    /// Keeps the guard's input, after writing the prelude.
+    /// Writes the prelude to the guard's input, if there is one, and keeps the input open.
     fn feed(&self, stdin: Option<ChildStdin>, prelude: Option<Vec<u8>>) -> io::Result<()> {
         let keep = |guard: &Mutex<Option<ChildStdin>>, stdin| {
             *guard.lock() = stdin;
@@ -169,7 +171,7 @@ impl Process {
         Ok(())
     }
 
-    /// Waits until the task exits.
+    /// Blocks until the task's process exits, without reaping it.
     fn wait(&self) -> End {
         // The process is not reaped: while it is a zombie, its number and its group's are not reused, so its
         // descendants can be killed by it. There is no timeout, because ending the task is up to the
@@ -178,7 +180,7 @@ impl Process {
         loop {
             match waitid(WaitId::Pid(self.group), options) {
                 Err(rustix::io::Errno::INTR) | Ok(None) => (),
-                Err(error) => return End::NotStarted(format!("its end was not told: {error}")),
+                Err(error) => return End::NotStarted(format!("its exit status is unknown: {error}")),
                 Ok(Some(status)) => {
                     return match (status.exit_status(), status.terminating_signal()) {
                         (Some(code), _) => End::Exited(code),
@@ -189,7 +191,7 @@ impl Process {
         }
     }
 
-    /// Kills the task's group, whether the task is still running or has exited.
+    /// Kills the task's process group, whether or not the task has exited, and reaps the process.
     fn kill_and_reap(&self) {
         let mut child = self.child.lock();
         if let Some(child) = child.as_mut() {
@@ -201,7 +203,7 @@ impl Process {
     }
 }
 
-/// The outputs of a task that are still being read.
+/// The pipes of a task that are still being read.
 #[derive(Default)]
 struct Drain {
     readers: Vec<(Arc<AtomicUsize>, Receiver<Option<String>>)>,
@@ -209,21 +211,21 @@ struct Drain {
 }
 
 impl Drain {
-    /// Adds an output. Returns the counter of its lines, and the sender for its last line of errors.
+    /// Adds a pipe. Returns the counter for its lines, and the sender for its last line when it ends.
     fn add(&mut self) -> (Arc<AtomicUsize>, Sender<Option<String>>) {
         let (pace, (done, end)) = (Arc::default(), channel());
         self.readers.push((Arc::clone(&pace), end));
         (pace, done)
     }
 
-    /// Waits until all outputs have ended, one had no output for `patience`, or `most` has passed.
-    fn wait(&mut self, patience: Duration, most: Duration) {
-        let mut most = Deadline::after(most);
+    /// Waits until all pipes have ended, a pipe had no output for `patience`, or `max` has passed.
+    fn wait(&mut self, patience: Duration, max: Duration) {
+        let mut max = Deadline::after(max);
         while let Some((pace, end)) = self.readers.last() {
             let (mut deadline, mut seen) = (Deadline::after(patience), pace.load(Ordering::Relaxed));
             loop {
-                match end.recv_timeout(deadline.look().min(most.look())) {
-                    Err(RecvTimeoutError::Timeout) if most.has_passed() => return,
+                match end.recv_timeout(deadline.look().min(max.look())) {
+                    Err(RecvTimeoutError::Timeout) if max.has_passed() => return,
                     Err(RecvTimeoutError::Timeout) => {
                         let now = pace.load(Ordering::Relaxed);
                         if now != seen {
@@ -248,7 +250,8 @@ fn boxed(pipe: impl Read + Send + 'static) -> Box<dyn Read + Send> {
     Box::new(pipe)
 }
 
-/// Starts a command on some processors. Processes inherit the limit of the thread that starts them.
+/// Starts a command on the given processors, or on all if the list is empty. A process inherits the limit from
+/// the thread that starts it.
 fn spawn_on(command: &mut Command, cores: &[usize]) -> io::Result<Child> {
     if cores.is_empty() {
         return command.spawn();
@@ -277,7 +280,8 @@ fn raw(signal: Signal) -> rustix::process::Signal {
     }
 }
 
-/// Passes on all lines of a pipe until its end. Returns the last line that is not empty.
+/// Reads a pipe until its end, passes each line to `line`, and counts the lines in `pace`. Returns the last line that
+/// is not empty.
 fn read(mut pipe: impl Read, pace: &AtomicUsize, mut line: impl FnMut(&[u8])) -> Option<String> {
     let (mut lines, mut last, mut buffer) = (Lines::default(), Vec::new(), [0; 8192]);
     let mut take = |text: &[u8]| {

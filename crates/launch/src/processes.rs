@@ -5,7 +5,7 @@ use crate::{Error, Result, Signal, Task};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The processes of a job, each with the number of its restart.
+/// The processes of a job's tasks, each with the number of restarts so far.
 pub(crate) struct Shared {
     pub names: Vec<Task>,
     pub processes: Vec<Mutex<(Option<Arc<Process>>, u32)>>,

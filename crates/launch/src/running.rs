@@ -3,22 +3,31 @@
 use crate::event::Event;
 use crate::processes::Shared;
 use crate::starter::Starter;
-use crate::supervisor::{Action, Happened, Supervisor, Timer};
-use crate::{End, Error, Outcome, Result, Signal, Task, TaskOutcome, last_words};
+use crate::supervisor::{Action, Input, Supervisor, Timer};
+use crate::{End, Error, Outcome, Result, Signal, Task, TaskOutcome, final_report};
 use distribute_cluster::{Deadline, Stopwatch};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-/// The time to wait for a job that is dropped, whose tasks are killed.
+/// The maximum time for which dropping a [`Running`] waits for its tasks, after they are killed.
 const DROPPED: Duration = Duration::from_secs(10);
 
-/// A job whose tasks are running. They are killed when this is dropped.
+/// A handle of a job whose tasks are running. Dropping it kills the tasks.
 pub struct Running {
     shared: Arc<Shared>,
     events: Sender<Event>,
     outcome: Receiver<Outcome>,
     ended: Option<Outcome>,
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running")
+            .field("tasks", &self.shared.names)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Running {
@@ -31,8 +40,8 @@ impl Running {
         &self.shared.names
     }
 
-    /// Returns the number of a task's process, which is also that of its process group. Over ssh it is the
-    /// number of the ssh process. For a task that has exited, it is the last number.
+    /// Returns the id of a task's process, which is also the id of its process group. Over ssh, it is the id of
+    /// the local ssh process. For a task that has exited, it is the id of its last process.
     ///
     /// # Errors
     /// - [`Error::NotRunning`]: the job has no such task.
@@ -40,7 +49,7 @@ impl Running {
         Ok(self.shared.find(task)?.0.pid())
     }
 
-    /// Returns how often a task has been restarted.
+    /// Returns the number of times that a task has been restarted.
     ///
     /// # Errors
     /// - [`Error::NotRunning`]: the job has no such task.
@@ -48,8 +57,8 @@ impl Running {
         Ok(self.shared.find(task)?.1)
     }
 
-    /// Sends a signal to a task and all processes that it has started. The launcher handles the effects as if
-    /// another process had sent the signal.
+    /// Sends a signal to a task and to all processes that it has started. The launcher reacts to the effects as
+    /// if another process had sent the signal.
     ///
     /// # Errors
     /// - [`Error::NotRunning`]: the task has exited, or the job has no such task.
@@ -61,14 +70,16 @@ impl Running {
         }
     }
 
-    /// Asks the whole job to end: all tasks get SIGTERM, and SIGKILL after the grace time or at a second call.
+    /// Asks the job to end, without waiting. All tasks receive SIGTERM. They receive SIGKILL after the grace
+    /// time, or at a second call.
     pub fn stop(&self) {
         // The event is not needed if the job has ended.
-        let _ = self.events.send(Event::Asked(Signal::Terminate));
+        let _ = self.events.send(Event::Signal(Signal::Terminate));
     }
 
-    /// Waits until the job has ended. All of its processes have exited by then, and their output has been
-    /// passed on. It is dropped if the reader made no progress for ten seconds after the end.
+    /// Blocks until the job has ended, and returns its outcome. By then, all of its processes have exited, and
+    /// their output has been passed on. Output is dropped if the reader made no progress for ten seconds after
+    /// the end.
     ///
     /// # Errors
     /// - [`Error::StillRunning`]: the deadline has passed; the job continues.
@@ -104,7 +115,7 @@ impl Drop for Running {
     }
 }
 
-/// Runs a job to its end, by executing the supervisor's decisions.
+/// Runs a job to its end: passes events to the supervisor, and executes the actions that it requests.
 pub(crate) fn supervise(
     mut supervisor: Supervisor,
     begin: Vec<Action>,
@@ -134,7 +145,7 @@ pub(crate) fn supervise(
                     }
                     timers.push((Deadline::after(after), timer));
                 }
-                Action::Say(notice) => starter.printer.notice(notice),
+                Action::Notify(notice) => starter.printer.notice(notice),
                 Action::Send { task, signal } => {
                     if let (Some(process), _) = starter.shared.process(task) {
                         process.send(signal);
@@ -145,14 +156,14 @@ pub(crate) fn supervise(
                     }
                 }
                 Action::Start { task, .. } if supervisor.is_ending() => {
-                    actions.extend(supervisor.decide(Happened::NotStarted { task }));
+                    actions.extend(supervisor.decide(Input::NotStarted { task }));
                 }
                 Action::Start { task, restart } if undrained[task] > 0 => held.push((task, restart)),
                 Action::Start { task, restart } => match starter.start(task, restart) {
                     Ok(()) => undrained[task] += 1,
                     Err(error) => {
                         let end = End::NotStarted(error.to_string());
-                        let ended = Happened::Ended { task, end, after: Duration::ZERO };
+                        let ended = Input::Ended { task, end, after: Duration::ZERO };
                         actions.extend(supervisor.decide(ended));
                     }
                 },
@@ -166,9 +177,9 @@ pub(crate) fn supervise(
         for (_, timer) in passed {
             given_up |= timer == Timer::Killed;
             if timer == Timer::LeftOver {
-                look_for_suspended(&mut supervisor, &starter.shared);
+                check_suspended(&mut supervisor, &starter.shared);
             }
-            actions.extend(supervisor.decide(Happened::Passed(timer)));
+            actions.extend(supervisor.decide(Input::Expired(timer)));
         }
         if !actions.is_empty() {
             continue;
@@ -181,7 +192,7 @@ pub(crate) fn supervise(
         let wait = timers.iter().map(|(at, _)| at.remaining()).min();
         match events.recv_timeout(wait.unwrap_or(Duration::MAX).min(Duration::from_secs(3600))) {
             Ok(Event::Ended { task, end, after }) => {
-                actions = supervisor.decide(Happened::Ended { task, end, after });
+                actions = supervisor.decide(Input::Ended { task, end, after });
             }
             Ok(Event::Drained { task, last_error_line }) => {
                 undrained[task] -= 1;
@@ -189,9 +200,9 @@ pub(crate) fn supervise(
                 let again = held.extract_if(.., |(waiting, _)| *waiting == task);
                 actions.extend(again.map(|(task, restart)| Action::Start { task, restart }));
             }
-            Ok(Event::Asked(signal)) => {
+            Ok(Event::Signal(signal)) => {
                 signals += 1;
-                actions = supervisor.decide(Happened::Asked(signal));
+                actions = supervisor.decide(Input::Signal(signal));
             }
             // A timer, or no event yet.
             Ok(Event::Written) | Err(_) => (),
@@ -210,14 +221,14 @@ pub(crate) fn supervise(
             last_error_line,
         });
     let outcome = Outcome { cause, after: watch.elapsed(), grace: had, tasks: outcome.collect() };
-    last_words::say(&starter.printer, events, &outcome, signals > 1);
+    final_report::write(&starter.printer, events, &outcome, signals > 1);
     outcome
 }
 
-/// Reports to the supervisor which tasks are suspended now.
-fn look_for_suspended(supervisor: &mut Supervisor, shared: &Shared) {
+/// Checks for each task whether it is suspended, and reports it to the supervisor.
+fn check_suspended(supervisor: &mut Supervisor, shared: &Shared) {
     for task in 0..shared.names.len() {
         let suspended = shared.process(task).0.is_some_and(|process| process.is_suspended());
-        supervisor.decide(Happened::Looked { task, suspended });
+        supervisor.decide(Input::Checked { task, suspended });
     }
 }

@@ -1,30 +1,30 @@
-//! Signals by name.
+//! The signals that can be sent to tasks.
 
 use std::fmt;
 
 /// A signal that can be sent to a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Signal {
-    /// The terminal is closed.
+    /// SIGHUP: the terminal was closed.
     Hangup,
-    /// Ctrl-C.
+    /// SIGINT: the user pressed Ctrl-C.
     Interrupt,
-    /// A request to exit.
+    /// SIGTERM: a request to exit.
     Terminate,
-    /// A signal that a process cannot ignore, which ends it.
+    /// SIGKILL: kills the process, which cannot ignore it.
     Kill,
-    /// A signal that a process cannot ignore, which suspends it.
+    /// SIGSTOP: suspends the process, which cannot ignore it.
     Stop,
-    /// A signal that resumes a process after [`Signal::Stop`].
+    /// SIGCONT: resumes the process after [`Signal::Stop`].
     Continue,
-    /// A signal for use by programs.
+    /// SIGUSR1, which has no fixed meaning.
     User1,
-    /// A second signal for use by programs.
+    /// SIGUSR2, which has no fixed meaning.
     User2,
 }
 
 impl Signal {
-    /// Returns the name without `SIG`, as `kill -s` accepts it.
+    /// Returns the name of the signal without `SIG`, as `kill -s` accepts it.
     pub fn name(self) -> &'static str {
         match self {
             Signal::Hangup => "HUP",
@@ -38,8 +38,7 @@ impl Signal {
         }
     }
 
-    /// Returns the exit code of a job that the signal has ended, like shells: 128 plus the number of the
-    /// signal.
+    /// Returns the exit code of a job that the signal has ended: 128 plus the number of the signal, as in shells.
     pub(crate) fn exit_code(self) -> i32 {
         // Numbers that are the same on all Unix systems; the other signals do not end a job.
         128 + match self {

@@ -14,10 +14,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-/// A starter of tasks, for their first start and for restarts.
+/// The parameters with which all tasks of a job are started and restarted.
 pub(crate) struct Starter {
     pub tasks: Vec<PlannedTask>,
-    /// The cores of each task, if it has its own; otherwise empty.
+    /// The cores of each task; empty for a task that has no separate cores.
     pub cores: Vec<Vec<usize>>,
     pub one_core_each: bool,
     pub secret: String,
@@ -32,7 +32,7 @@ pub(crate) struct Starter {
 }
 
 impl Starter {
-    /// Starts a task; `restart` is the number of the restart.
+    /// Starts the task with the given index. `restart` is the number of restarts so far; 0 for the first start.
     pub(crate) fn start(&self, index: usize, restart: u32) -> io::Result<()> {
         let planned = &self.tasks[index];
         let (mut command, prelude) = match &planned.host {
@@ -62,10 +62,10 @@ impl Starter {
         Ok(())
     }
 
-    /// Returns the environment of a task, where it differs from this process's.
-    fn told(&self, planned: &PlannedTask, restart: u32) -> BTreeMap<OsString, Option<OsString>> {
-        let mut told = self.environment.clone();
-        let mut set = |name: &str, value: &str| told.insert(name.into(), Some(value.into()));
+    /// Returns the environment variables of a task that differ from this process's. `None` removes a variable.
+    fn environment_of(&self, planned: &PlannedTask, restart: u32) -> BTreeMap<OsString, Option<OsString>> {
+        let mut environment_of = self.environment.clone();
+        let mut set = |name: &str, value: &str| environment_of.insert(name.into(), Some(value.into()));
         set(TF_CONFIG, &planned.tf_config().to_string());
         set("DISTRIBUTE_SECRET", &self.secret);
         set("DISTRIBUTE_RESTART", &restart.to_string());
@@ -76,14 +76,14 @@ impl Starter {
         if self.one_core_each && planned.trains() && !given {
             set("RAYON_NUM_THREADS", "1");
         }
-        told
+        environment_of
     }
 
     fn local(&self, planned: &PlannedTask, restart: u32) -> Command {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", guard::GUARD, "distribute-launch"]);
         command.arg(&self.program).args(&self.arguments).current_dir(&self.folder);
-        for (name, value) in self.told(planned, restart) {
+        for (name, value) in self.environment_of(planned, restart) {
             match value {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),
@@ -100,15 +100,15 @@ impl Starter {
 
     fn prelude(&self, planned: &PlannedTask, restart: u32) -> Vec<u8> {
         let sent = |name: &OsStr| ["DISTRIBUTE_", "RUST_"].iter().any(|prefix| begins_with(name, prefix));
-        let mut told: BTreeMap<_, _> = std::env::vars_os()
+        let mut environment_of: BTreeMap<_, _> = std::env::vars_os()
             .filter(|(name, _)| sent(name))
             .map(|(name, value)| (name, Some(value)))
             .collect();
-        told.extend(self.told(planned, restart));
-        let told = told.iter().filter(|(name, _)| guard::is_name(name));
+        environment_of.extend(self.environment_of(planned, restart));
+        let environment_of = environment_of.iter().filter(|(name, _)| guard::is_name(name));
         guard::prelude(
             &planned.task.to_string(),
-            told.filter_map(|(name, value)| Some((name.as_os_str(), value.as_deref()?))),
+            environment_of.filter_map(|(name, value)| Some((name.as_os_str(), value.as_deref()?))),
             self.folder.as_os_str(),
             std::iter::once(self.program.as_os_str()).chain(self.arguments.iter().map(OsString::as_os_str)),
         )
@@ -119,8 +119,8 @@ fn begins_with(name: &OsStr, prefix: &str) -> bool {
     name.as_encoded_bytes().starts_with(prefix.as_bytes())
 }
 
-/// Returns whether there are several tasks on this machine with at most one core each, so that additional
-/// threads would only slow them down.
+/// Returns whether there are several tasks on this machine with at most one core each. Additional threads would
+/// then only slow them down.
 pub(crate) fn one_core_each(tasks: &[PlannedTask], cores: Option<&[Vec<usize>]>) -> bool {
     let here = tasks.iter().filter(|planned| planned.trains() && planned.host.is_none()).count();
     match cores {

@@ -1,23 +1,24 @@
-//! Decisions after a task has exited, without processes and clocks.
+//! The decisions about a running job: restarts, stops, kills and the end. This module uses neither processes nor
+//! clocks.
 
 use crate::layout::trains;
 use crate::{Cause, End, Job, Notice, Signal, Task};
 use std::time::Duration;
 
-/// A task that runs for less than this has not started well.
-const A_WHILE: Duration = Duration::from_secs(2);
+/// The running time below which a task is considered not to have started properly.
+const MIN_RUN: Duration = Duration::from_secs(2);
 
 /// The maximum delay before a restart.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 
-/// The time for which a restarted task counts as one that may have found no chief.
+/// The time after its restart for which a task may still be looking for a chief that has already exited.
 const JUST_STARTED: Duration = Duration::from_secs(60);
 
-/// The minimum interval between two checks of the remaining tasks after the chief has exited.
+/// The minimum interval between two checks for remaining tasks after the chief has exited.
 const LEFT_OVER: Duration = Duration::from_secs(1);
 
-/// The time that tasks may take to exit after SIGKILL. Only one that is hung in the kernel takes longer than a
-/// moment.
+/// The maximum time to wait for tasks to exit after SIGKILL. Only a task that is hung in the kernel takes this
+/// long.
 const KILLED: Duration = Duration::from_secs(5);
 
 /// The settings of a supervisor.
@@ -25,47 +26,47 @@ const KILLED: Duration = Duration::from_secs(5);
 pub(crate) struct Policy {
     /// The maximum number of restarts of each task.
     pub max_restarts: u32,
-    /// The delay before the first restart of a task. It doubles for each further restart, unless the task has
-    /// run for longer than the delay.
+    /// The delay before the first restart of a task. It doubles for each further restart, unless the task has run for
+    /// longer than the delay.
     pub backoff: Duration,
-    /// The minimum number of tasks that train, including the first, with which the job continues after others
-    /// have failed permanently; `None` if all are required.
+    /// The minimum number of tasks that train, including the first. With at least this many, the job continues
+    /// after others have failed permanently; `None` means that all are required.
     pub min_workers: Option<usize>,
-    /// The time that tasks have to exit when asked.
+    /// The time that tasks may take to exit after they are asked to.
     pub grace: Duration,
-    /// The maximum duration of the whole job.
+    /// The maximum duration of the whole job; `None` means unlimited.
     pub timeout: Option<Duration>,
 }
 
-/// An event.
+/// An event to which the supervisor reacts.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Happened {
-    /// The process of a task has exited, after this running time.
+pub(crate) enum Input {
+    /// The process of a task has exited after it ran for `after`.
     Ended { task: usize, end: End, after: Duration },
-    /// A task was to be restarted, and was not, because the job is ending.
+    /// A task was not restarted although that was requested, because the job is ending.
     NotStarted { task: usize },
-    /// The result of a check whether a task is suspended, before [`Timer::LeftOver`].
-    Looked { task: usize, suspended: bool },
+    /// The result of a check whether a task is suspended. It precedes [`Timer::LeftOver`].
+    Checked { task: usize, suspended: bool },
     /// The launcher received a signal to end the job.
-    Asked(Signal),
+    Signal(Signal),
     /// A timer of an [`Action`] has expired.
-    Passed(Timer),
+    Expired(Timer),
 }
 
-/// A timer.
+/// A timer that the supervisor starts with [`Action::Set`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
-    /// A task is to be restarted.
+    /// The delay before the restart of a task.
     Restart(usize),
-    /// A task has run for a while since its `restart`-th start.
+    /// The time after which a task is considered to be running properly since its `restart`-th restart.
     HasRun { task: usize, restart: u32 },
-    /// Tasks that remain after the chief may be asked to exit.
+    /// The interval after which tasks that remain after the chief may be asked to exit.
     LeftOver,
-    /// The time that tasks had to exit when asked is over.
+    /// The time that tasks have to exit after they are asked to.
     Grace,
-    /// Tasks should have exited after SIGKILL.
+    /// The time within which tasks should exit after SIGKILL.
     Killed,
-    /// The maximum duration of the job has passed.
+    /// The maximum duration of the job.
     Timeout,
 }
 
@@ -76,10 +77,10 @@ pub(crate) enum Action {
     Send { task: usize, signal: Signal },
     /// Restart a task, for the `restart`-th time.
     Start { task: usize, restart: u32 },
-    /// Start this timer.
+    /// Start a timer that expires after the given time.
     Set(Timer, Duration),
     /// Show a notice to the user.
-    Say(Notice),
+    Notify(Notice),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,27 +91,27 @@ enum Status {
     Ended,
 }
 
-/// The supervisor's record of a task.
+/// The supervisor's record of one task.
 #[derive(Clone, Debug)]
-pub(crate) struct Known {
+pub(crate) struct TaskRecord {
     task: Task,
     status: Status,
     pub restarts: u32,
-    /// The number of consecutive restarts that came soon after the previous one.
+    /// The number of consecutive restarts that each followed soon after the previous one.
     soon: u32,
     pub end: Option<End>,
     pub after: Duration,
     pub stopped: bool,
     pub killed: bool,
-    /// Whether the task has failed and is not restarted.
+    /// Whether the task has failed permanently, that is, is not restarted.
     lost: bool,
     /// Whether the task was restarted recently.
     just_started: bool,
     suspended: bool,
 }
 
-impl Known {
-    /// Cancels the restart that a task waits for.
+impl TaskRecord {
+    /// Cancels the restart for which the task is waiting.
     fn stays_ended(&mut self) {
         self.status = Status::Ended;
         self.restarts -= 1;
@@ -122,26 +123,27 @@ enum Phase {
     Running,
     /// All tasks have been asked to exit.
     Ending,
-    /// The remaining tasks have been killed.
+    /// The remaining tasks have received SIGKILL.
     Killing,
-    /// There is nothing left to wait for.
+    /// The job is over: no task is left to wait for.
     Over,
 }
 
-/// A supervisor that decides when tasks are restarted, when they are stopped, and when the job is over.
+/// A supervisor of one job. It decides when tasks are restarted or stopped, and when the job is over.
 pub(crate) struct Supervisor {
     policy: Policy,
-    tasks: Vec<Known>,
+    tasks: Vec<TaskRecord>,
     phase: Phase,
     cause: Option<Cause>,
-    /// The chief of a job with parameter servers, without which its workers have no work.
+    /// The index of the chief in a job with parameter servers; otherwise `None`. Without it, the workers have
+    /// nothing to do.
     chief: Option<usize>,
 }
 
 impl Supervisor {
-    /// Creates a supervisor of running tasks.
+    /// Creates a supervisor of tasks that are already running. Also returns its first actions.
     pub(crate) fn new(tasks: impl Iterator<Item = Task>, policy: Policy) -> (Self, Vec<Action>) {
-        let known = |task| Known {
+        let known = |task| TaskRecord {
             task,
             status: Status::Running,
             restarts: 0,
@@ -166,43 +168,43 @@ impl Supervisor {
         self.phase != Phase::Running
     }
 
-    /// Returns whether there is nothing left to wait for.
+    /// Returns whether the job is over, with no task left to wait for.
     pub(crate) fn is_over(&self) -> bool {
         self.phase == Phase::Over
     }
 
     /// Returns the reason why the job has ended, and the records of its tasks.
-    pub(crate) fn into_parts(self) -> (Cause, Vec<Known>) {
+    pub(crate) fn into_parts(self) -> (Cause, Vec<TaskRecord>) {
         (self.cause.unwrap_or(Cause::Done), self.tasks)
     }
 
-    /// Returns the actions after an event.
-    pub(crate) fn decide(&mut self, happened: Happened) -> Vec<Action> {
+    /// Processes an event. Returns the actions to execute, in order.
+    pub(crate) fn decide(&mut self, input: Input) -> Vec<Action> {
         let mut actions = Vec::new();
-        match happened {
-            Happened::Ended { task, end, after } => self.ended(task, end, after, &mut actions),
-            Happened::NotStarted { task } => self.tasks[task].stays_ended(),
-            Happened::Looked { task, suspended } => self.tasks[task].suspended = suspended,
-            Happened::Asked(_) if self.phase == Phase::Ending => self.kill(&mut actions),
-            Happened::Asked(signal) if self.phase == Phase::Running => {
-                actions.push(Action::Say(Notice::Interrupted { signal }));
+        match input {
+            Input::Ended { task, end, after } => self.ended(task, end, after, &mut actions),
+            Input::NotStarted { task } => self.tasks[task].stays_ended(),
+            Input::Checked { task, suspended } => self.tasks[task].suspended = suspended,
+            Input::Signal(_) if self.phase == Phase::Ending => self.kill(&mut actions),
+            Input::Signal(signal) if self.phase == Phase::Running => {
+                actions.push(Action::Notify(Notice::Interrupted { signal }));
                 self.stop(Cause::Interrupted(signal), signal, &mut actions);
             }
-            Happened::Passed(Timer::Timeout) if self.phase == Phase::Running => {
+            Input::Expired(Timer::Timeout) if self.phase == Phase::Running => {
                 let timeout = self.policy.timeout.unwrap_or_default();
                 self.stop(Cause::TimedOut(timeout), Signal::Terminate, &mut actions);
             }
-            Happened::Passed(Timer::Grace) if self.phase == Phase::Ending => self.kill(&mut actions),
-            Happened::Passed(Timer::Killed) => self.phase = Phase::Over,
-            Happened::Passed(Timer::LeftOver) if self.phase == Phase::Running => {
+            Input::Expired(Timer::Grace) if self.phase == Phase::Ending => self.kill(&mut actions),
+            Input::Expired(Timer::Killed) => self.phase = Phase::Over,
+            Input::Expired(Timer::LeftOver) if self.phase == Phase::Running => {
                 self.end_left_over(&mut actions);
             }
-            Happened::Passed(Timer::HasRun { task, restart }) => {
+            Input::Expired(Timer::HasRun { task, restart }) => {
                 let known = &mut self.tasks[task];
                 known.just_started &= known.restarts != restart;
             }
-            Happened::Passed(Timer::Restart(task)) => {
-                let too_late = self.is_too_late_for(task);
+            Input::Expired(Timer::Restart(task)) => {
+                let too_late = self.cannot_join(task);
                 let known = &mut self.tasks[task];
                 if known.status == Status::Waiting && too_late {
                     known.stays_ended();
@@ -215,7 +217,7 @@ impl Supervisor {
                     actions.push(Action::Set(Timer::HasRun { task, restart }, JUST_STARTED));
                 }
             }
-            Happened::Asked(_) | Happened::Passed(_) => (),
+            Input::Signal(_) | Input::Expired(_) => (),
         }
         if self.phase != Phase::Running && self.tasks.iter().all(|known| known.status == Status::Ended) {
             self.phase = Phase::Over;
@@ -224,7 +226,7 @@ impl Supervisor {
     }
 
     fn ended(&mut self, task: usize, end: End, after: Duration, actions: &mut Vec<Action>) {
-        let too_late = self.is_too_late_for(task);
+        let too_late = self.cannot_join(task);
         let known = &mut self.tasks[task];
         known.status = Status::Ended;
         known.end = Some(end.clone());
@@ -233,13 +235,13 @@ impl Supervisor {
             return;
         }
         if end.is_success() && self.chief == Some(task) {
-            self.chief_has_ended(actions);
+            self.cancel_restarts(actions);
         } else if !end.is_success() {
             let has_restarts = known.restarts < self.policy.max_restarts;
-            if has_restarts && self.is_left_by_the_chief() {
+            if has_restarts && self.chief_has_succeeded() {
                 let task = self.tasks[task].task.clone();
-                actions.push(Action::Say(Notice::NotNeeded { task, end, after }));
-                return self.end_if_all_have(actions);
+                actions.push(Action::Notify(Notice::NotNeeded { task, end, after }));
+                return self.end_if_all_succeeded(actions);
             }
             let known = &mut self.tasks[task];
             if known.restarts == self.policy.max_restarts || too_late {
@@ -247,24 +249,24 @@ impl Supervisor {
             }
             let wait = |soon: u32| self.policy.backoff.saturating_mul(1 << soon.min(20)).min(LONGEST_BACKOFF);
             // A task that has run well for a while was not the cause of its failure, and others wait for it.
-            let a_while = (2 * wait(known.soon.saturating_sub(1))).max(A_WHILE);
+            let a_while = (2 * wait(known.soon.saturating_sub(1))).max(MIN_RUN);
             known.soon = if after > a_while { 0 } else { known.soon };
             let wait = wait(known.soon);
             known.soon += 1;
             known.status = Status::Waiting;
             known.restarts += 1;
             let (restart, of, task_name) = (known.restarts, self.policy.max_restarts, known.task.clone());
-            actions.push(Action::Say(Notice::Restart { task: task_name, end, after, restart, of, wait }));
+            actions.push(Action::Notify(Notice::Restart { task: task_name, end, after, restart, of, wait }));
             actions.push(Action::Set(Timer::Restart(task), wait));
         }
-        self.end_if_all_have(actions);
+        self.end_if_all_succeeded(actions);
     }
 
-    /// Returns whether a restarted task that trains would find no other workers, in a job with a minimum number
-    /// of workers. Others have succeeded, so the training is complete. A restarted first worker would train
-    /// from the beginning.
-    fn is_too_late_for(&self, task: usize) -> bool {
-        let has_ended = |known: &Known| {
+    /// Returns whether a restarted worker would find no other workers. This happens only in a job with a minimum
+    /// number of workers: the others have succeeded, so the training is complete. A restarted first worker would
+    /// train again from the beginning.
+    fn cannot_join(&self, task: usize) -> bool {
+        let has_ended = |known: &TaskRecord| {
             trains(&known.task)
                 && known.status == Status::Ended
                 && known.end.as_ref().is_some_and(End::is_success)
@@ -274,8 +276,8 @@ impl Supervisor {
             && self.tasks.iter().any(has_ended)
     }
 
-    /// Returns whether the chief, which schedules the other tasks, has succeeded.
-    fn is_left_by_the_chief(&self) -> bool {
+    /// Returns whether the chief has succeeded. It schedules the work of the other tasks.
+    fn chief_has_succeeded(&self) -> bool {
         let chief = self.chief.map(|chief| &self.tasks[chief]);
         chief.is_some_and(|chief| {
             chief.status == Status::Ended && chief.end.as_ref().is_some_and(End::is_success)
@@ -283,19 +285,19 @@ impl Supervisor {
     }
 
     /// Cancels all restarts, because restarted tasks would find no chief.
-    fn chief_has_ended(&mut self, actions: &mut Vec<Action>) {
+    fn cancel_restarts(&mut self, actions: &mut Vec<Action>) {
         for known in self.tasks.iter_mut().filter(|known| known.status == Status::Waiting) {
             known.stays_ended();
             if let Some(end) = known.end.clone() {
                 let (task, after) = (known.task.clone(), known.after);
-                actions.push(Action::Say(Notice::NotNeeded { task, end, after }));
+                actions.push(Action::Notify(Notice::NotNeeded { task, end, after }));
             }
         }
         actions.push(Action::Set(Timer::LeftOver, self.policy.grace));
     }
 
-    /// Ends the job when the only remaining tasks that train may not know that it is over. The chief has
-    /// notified the others, and they exit on their own.
+    /// Ends the job if the only remaining tasks that train may be unaware that it is over. The chief has notified
+    /// all others, and they exit on their own.
     fn end_left_over(&mut self, actions: &mut Vec<Action>) {
         let left: Vec<_> =
             self.tasks.iter().filter(|known| trains(&known.task) && known.status != Status::Ended).collect();
@@ -304,12 +306,13 @@ impl Supervisor {
         }
         actions.extend(left.into_iter().map(|known| {
             let (task, suspended) = (known.task.clone(), known.suspended);
-            Action::Say(Notice::LeftOver { task, suspended })
+            Action::Notify(Notice::LeftOver { task, suspended })
         }));
         self.stop(Cause::Done, Signal::Terminate, actions);
     }
 
-    /// Records that a failed task is not restarted. The job continues without it, if possible.
+    /// Records that a failed task is not restarted. The job continues without the task if possible, and otherwise
+    /// ends.
     fn give_up(&mut self, task: usize, actions: &mut Vec<Action>) {
         let known = &mut self.tasks[task];
         known.lost = true;
@@ -317,23 +320,23 @@ impl Supervisor {
         let end = known.end.clone();
         match (self.left(), end) {
             (Some(left), Some(end)) => {
-                actions.push(Action::Say(Notice::Lost { task: task_name, end, after, left }));
-                self.end_if_all_have(actions);
+                actions.push(Action::Notify(Notice::Lost { task: task_name, end, after, left }));
+                self.end_if_all_succeeded(actions);
             }
             _ => self.stop(Cause::Failed(task), Signal::Terminate, actions),
         }
     }
 
-    /// Ends the job when all tasks that train have exited.
-    fn end_if_all_have(&mut self, actions: &mut Vec<Action>) {
-        let well = |known: &Known| known.status == Status::Ended;
+    /// Ends the job with success if all tasks that train have exited.
+    fn end_if_all_succeeded(&mut self, actions: &mut Vec<Action>) {
+        let well = |known: &TaskRecord| known.status == Status::Ended;
         if self.tasks.iter().filter(|known| trains(&known.task)).all(well) {
             self.stop(Cause::Done, Signal::Terminate, actions);
         }
     }
 
-    /// Returns the number of tasks that train with which the job continues; `None` if they are too few, or if a
-    /// required task has failed.
+    /// Returns the number of remaining tasks that train, if the job can continue with them. Returns `None` if
+    /// they are too few, or if a required task has failed.
     fn left(&self) -> Option<usize> {
         let least = self.policy.min_workers?;
         let (workers, others): (Vec<_>, Vec<_>) = self.tasks.iter().partition(|known| trains(&known.task));
@@ -345,7 +348,7 @@ impl Supervisor {
         (!needed.into_iter().any(|known| known.lost) && well >= least).then_some(left)
     }
 
-    /// Asks all tasks to exit.
+    /// Asks all tasks to exit by sending `signal`, and records `cause` as the reason.
     fn stop(&mut self, cause: Cause, signal: Signal, actions: &mut Vec<Action>) {
         self.cause = Some(cause);
         self.phase = Phase::Ending;

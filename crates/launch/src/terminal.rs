@@ -1,15 +1,15 @@
-//! Lines prefixed with the name of their task.
+//! The format of output in a terminal: each line is prefixed with the name of its task.
 
 use crate::{Output, Stream, Task};
 use std::io::{self, IsTerminal, Write};
 
-/// The colours of tasks, in turn: cyan, yellow, magenta, green, blue, red.
+/// The colours assigned to tasks in turn, as ANSI codes: cyan, yellow, magenta, green, blue, red.
 const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
 
-/// The prefix of the launcher's own lines.
+/// The prefix of the launcher's notices.
 const OWN: &str = "launch";
 
-/// The style of lines.
+/// The style of output lines: the width of the prefix and the colours.
 pub(crate) struct Style {
     /// The length of the longest name of a task.
     width: usize,
@@ -18,7 +18,8 @@ pub(crate) struct Style {
 }
 
 impl Style {
-    /// Creates the style for these tasks. It is coloured if the output is a terminal and `NO_COLOR` is not set.
+    /// Creates the style for the given tasks. Lines are coloured if the output is a terminal and `NO_COLOR` is
+    /// not set.
     pub(crate) fn of<'a>(tasks: impl Iterator<Item = &'a Task>) -> Self {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let wanted = !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
@@ -29,7 +30,7 @@ impl Style {
         }
     }
 
-    /// Returns a line with its terminator, and the stream to which it belongs.
+    /// Formats a line or notice, with its prefix and terminator. Also returns the stream to which it must be written.
     pub(crate) fn line(&self, output: Output<'_>) -> (Stream, Vec<u8>) {
         let own;
         let (stream, name, colour, text) = match output {
@@ -53,7 +54,7 @@ impl Style {
         (stream, line)
     }
 
-    /// Writes the output in one call, so that lines of different tasks do not mix.
+    /// Writes a line or notice in one call, so that lines of different tasks do not mix.
     pub(crate) fn write(&self, output: Output<'_>) -> io::Result<()> {
         let (stream, line) = self.line(output);
         match stream {
@@ -93,6 +94,8 @@ mod tests {
         let notice = Notice::Interrupted { signal: Signal::Terminate };
         let (stream, own) = style.line(Output::Notice(&notice));
         assert_eq!(stream, Stream::Err);
-        assert!(String::from_utf8(own).unwrap().starts_with("\x1b[1mlaunch      │\x1b[0m SIGTERM: sent on"));
+        assert!(
+            String::from_utf8(own).unwrap().starts_with("\x1b[1mlaunch      │\x1b[0m SIGTERM: forwarded")
+        );
     }
 }

@@ -1,9 +1,9 @@
-//! [`plain`]: escapes control characters in text from other processes.
+//! [`plain`]: escaping of control characters in text from other processes.
 
 use std::borrow::Cow;
 
-/// Returns text as a line without control characters, for example from another process, because a terminal
-/// would obey them. Each is escaped as in a Rust string.
+/// Escapes the control characters in text, including line breaks, as in a Rust string. Use it for text from other
+/// processes, because a terminal would interpret the control characters.
 ///
 /// ```
 /// assert_eq!(distribute_log::plain("no\x1b[2J\n"), r"no\u{1b}[2J\n");
@@ -19,7 +19,7 @@ pub fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
-/// Escapes text of several lines like [`plain`], but keeps the line breaks.
+/// Acts like [`plain`], but keeps line breaks.
 pub fn plain_lines(text: &str) -> Cow<'_, str> {
     if !text.contains(|c: char| c.is_control() && c != '\n') {
         return Cow::Borrowed(text);

@@ -5,7 +5,8 @@ use quote::quote;
 use syn::parse::{ParseStream, Parser};
 use syn::{Error, Ident, ItemFn, Path, Result, Token};
 
-/// Returns the function with a call of `init` as its first statement, and the allocator from the arguments.
+/// Returns the function with a call to `init` as its first statement, preceded by the allocator that the arguments
+/// specify.
 pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStream> {
     let allocator = allocator.parse2(arguments)?.map(|allocator| {
         quote!(
@@ -16,8 +17,8 @@ pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStrea
     if let Some(keyword) = &function.sig.asyncness {
         return Err(Error::new_spanned(
             keyword,
-            "#[distribute::main] is for a plain function: an async runtime starts threads, and settings that have to \
-             come before any thread would come too late; call the runtime from within",
+            "#[distribute::main] is for a plain function: an async runtime starts threads, but some settings must \
+             precede the first thread; start the runtime inside main",
         ));
     }
     if !function.sig.inputs.is_empty() {
@@ -30,16 +31,16 @@ pub fn expand(arguments: TokenStream, mut function: ItemFn) -> Result<TokenStrea
     Ok(quote!(#allocator #function))
 }
 
-/// Parses the arguments: none, or the path of a unit struct that is an allocator.
+/// Parses the arguments: either none, or the path of a unit struct that is an allocator.
 fn allocator(arguments: ParseStream<'_>) -> Result<Option<Path>> {
-    const TAKES: &str =
+    const USAGE: &str =
         "#[distribute::main] takes an allocator or nothing: write allocator = mimalloc::MiMalloc";
     if arguments.is_empty() {
         return Ok(None);
     }
-    let name: Ident = arguments.parse().map_err(|error| Error::new(error.span(), TAKES))?;
+    let name: Ident = arguments.parse().map_err(|error| Error::new(error.span(), USAGE))?;
     if name != "allocator" {
-        return Err(Error::new_spanned(name, TAKES));
+        return Err(Error::new_spanned(name, USAGE));
     }
     let path = |input: ParseStream<'_>| {
         input.parse::<Token![=]>()?;
@@ -47,8 +48,8 @@ fn allocator(arguments: ParseStream<'_>) -> Result<Option<Path>> {
         input.parse::<Option<Token![,]>>()?;
         Ok(path)
     };
-    let path = path(arguments).map_err(|error: Error| Error::new(error.span(), TAKES))?;
-    if arguments.is_empty() { Ok(Some(path)) } else { Err(arguments.error(TAKES)) }
+    let path = path(arguments).map_err(|error: Error| Error::new(error.span(), USAGE))?;
+    if arguments.is_empty() { Ok(Some(path)) } else { Err(arguments.error(USAGE)) }
 }
 
 #[cfg(test)]
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_a_compile_error() {
+    fn invalid_main_functions_are_compile_errors() {
         assert!(
             error(
                 quote!(),
@@ -87,7 +88,7 @@ mod tests {
                     async fn main() {}
                 )
             )
-            .contains("too late")
+            .contains("precede the first thread")
         );
         assert!(
             error(

@@ -12,8 +12,8 @@ pub fn expand(input: DeriveInput) -> Result<TokenStream> {
         Data::Enum(data) => {
             return Err(Error::new_spanned(
                 data.enum_token,
-                "an enum cannot be a Nest: its variants have different structures, and all replicas need the same; \
-                 use a struct, with an Option for what may be missing",
+                "an enum cannot be a Nest: its variants have different structures, but all replicas need the same; \
+                 use a struct, with an Option for fields that may be missing",
             ));
         }
         Data::Union(data) => {
@@ -56,7 +56,7 @@ pub fn expand(input: DeriveInput) -> Result<TokenStream> {
     })
 }
 
-/// Returns the implementations of `Distributed` and `Reducible`: all replicas get the same struct.
+/// Returns the implementations of `Distributed` and `Reducible`, in which all replicas get the same struct.
 fn values(input: &DeriveInput, generics: &Generics) -> TokenStream {
     let mut generics = generics.clone();
     for parameter in input.generics.type_params() {
@@ -67,27 +67,27 @@ fn values(input: &DeriveInput, generics: &Generics) -> TokenStream {
     let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
     quote! {
         #[automatically_derived]
-        impl #impl_generics ::distribute::Distributed for #name #type_generics #where_clause {
+        impl #impl_generics ::distribute::values::Distributed for #name #type_generics #where_clause {
             type Local = Self;
 
             fn split(self, replicas: usize) -> ::distribute::Result<::std::vec::Vec<Self>> {
-                ::distribute::derived::split(self, replicas)
+                ::distribute::values::derived::split(self, replicas)
             }
         }
 
         #[automatically_derived]
-        impl #impl_generics ::distribute::Reducible for #name #type_generics #where_clause {
+        impl #impl_generics ::distribute::values::Reducible for #name #type_generics #where_clause {
             type Nest = Self;
 
-            fn into_parts(self, _: &'static str, _: usize) -> ::distribute::Result<::distribute::derived::Parts> {
-                ::std::result::Result::Ok(::distribute::derived::parts(self))
+            fn into_parts(self, _: &'static str, _: usize) -> ::distribute::Result<::distribute::values::derived::Parts> {
+                ::std::result::Result::Ok(::distribute::values::derived::parts(self))
             }
         }
     }
 }
 
-/// Returns the path of the crate of `Nest`, if `#[nest(crate = path)]` gives one. The default is the path for
-/// users of `distribute`.
+/// Returns the path of the crate that defines `Nest`, if `#[nest(crate = path)]` specifies one. The default is the path
+/// for users of `distribute`.
 fn tensor_crate(input: &DeriveInput) -> Result<Option<Path>> {
     let mut path = None;
     for attribute in input.attrs.iter().filter(|a| a.path().is_ident("nest")) {
@@ -102,7 +102,7 @@ fn tensor_crate(input: &DeriveInput) -> Result<Option<Path>> {
     Ok(path)
 }
 
-/// Returns the code for named fields: a map by their names.
+/// Returns the code for a struct with named fields, which becomes a map keyed by field name.
 fn named(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream, TokenStream) {
     let types = fields.iter().map(|f| &f.ty);
     let idents: Vec<_> = fields.iter().filter_map(|f| f.ident.as_ref()).collect();
@@ -123,7 +123,7 @@ fn named(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream, TokenStre
     (into, from, dtypes)
 }
 
-/// Returns the code for a tuple struct or a unit struct: a tuple.
+/// Returns the code for a tuple struct or a unit struct, which becomes a tuple.
 fn unnamed(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream, TokenStream) {
     let types: Vec<_> = fields.iter().map(|f| &f.ty).collect();
     let count = types.len();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_single_structure_is_a_compile_error() {
+    fn types_without_one_structure_are_compile_errors() {
         assert!(
             error(quote!(
                 enum Loss {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn code_refers_to_distribute_unless_told_otherwise() {
+    fn code_refers_to_distribute_by_default() {
         let text = expand(parse_quote!(
             struct A {
                 x: f32,
@@ -188,7 +188,7 @@ mod tests {
         .unwrap()
         .to_string();
         assert!(text.contains(":: distribute :: tensor :: Nest for A"), "{text}");
-        assert!(text.contains(":: distribute :: Distributed for A"), "{text}");
+        assert!(text.contains(":: distribute :: values :: Distributed for A"), "{text}");
         let text = expand(parse_quote!(
             #[nest(crate = crate::mine)]
             struct A<'a, T: Clone>(&'a T);

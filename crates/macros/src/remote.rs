@@ -7,12 +7,12 @@ use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 use syn::{Attribute, Error, FnArg, Ident, ItemFn, Meta, PatType, Result, ReturnType, Signature, Type};
 
-/// The most parameters after the worker: the longest tuple of arguments.
-const MOST: usize = 8;
+/// The maximum number of parameters after the worker, which is the length of the longest supported tuple of arguments.
+const MAX_PARAMETERS: usize = 8;
 
 const CONTEXT: &str = "WorkerContext";
 
-/// Returns a type with the function's name. It can be called like the function, identifies it to a
+/// Returns a type with the function's name. It can be called like the function, identifies the function to a
 /// coordinator, and is registered.
 pub fn expand(arguments: TokenStream, function: ItemFn) -> Result<TokenStream> {
     if !arguments.is_empty() {
@@ -45,7 +45,7 @@ pub fn expand(arguments: TokenStream, function: ItemFn) -> Result<TokenStream> {
         const _: () = {
             use ::distribute::remote::expanded as __expanded;
             #[allow(unused_imports)]
-            use ::distribute::remote::expanded::OfAnyKind as _;
+            use ::distribute::remote::expanded::NoCapability as _;
 
             #(#of_function)*
             #signature #block
@@ -67,7 +67,7 @@ pub fn expand(arguments: TokenStream, function: ItemFn) -> Result<TokenStream> {
 
                 fn call(
                     __worker: &::distribute::remote::WorkerContext,
-                    (#(#held,)*): <Self::Params as ::distribute::remote::Params>::Held,
+                    (#(#held,)*): <Self::Params as ::distribute::remote::Params>::Decoded,
                 ) -> ::distribute::Result<Self::Output> {
                     ::distribute::remote::Outcome::into_result(#name(__worker #(, #given)*))
                 }
@@ -76,7 +76,7 @@ pub fn expand(arguments: TokenStream, function: ItemFn) -> Result<TokenStream> {
             __expanded::inventory::submit! {
                 __expanded::Entry::new::<#name>(
                     (::core::file!(), ::core::line!()),
-                    (__expanded::Kinds::<#name>::SENT, __expanded::Kinds::<#name>::KEPT, __expanded::Kinds::<#name>::DEALT),
+                    (__expanded::Capabilities::<#name>::ENCODE_RESULT, __expanded::Capabilities::<#name>::MAKE_RESOURCE, __expanded::Capabilities::<#name>::MAKE_DATASET),
                 )
             }
         };
@@ -91,24 +91,24 @@ fn check(signature: &Signature) -> Result<()> {
     if let Some(keyword) = &signature.asyncness {
         return refuse(
             keyword,
-            "is no async one: a worker runs one call at a time, on a thread of its own; block on the future within",
+            "cannot be async: a worker runs one call at a time, on a separate thread; block on the future inside",
         );
     }
     if let Some(keyword) = &signature.constness {
         return refuse(keyword, "cannot be const: it is called while the program runs");
     }
     if let Some(keyword) = &signature.abi {
-        return refuse(keyword, "is a plain function of Rust; call the other one from within");
+        return refuse(keyword, "must be a plain Rust function; call the other function inside");
     }
     if !signature.generics.params.is_empty() {
         return refuse(
             &signature.generics,
-            "has no generic parameters and no lifetimes of its own: workers find it by its name; write one for each type, \
-             which calls the generic one",
+            "cannot have generic parameters or lifetimes: workers find it by its name; write one for each type, which \
+             calls the generic one",
         );
     }
     if let Some(clause) = &signature.generics.where_clause {
-        return refuse(clause, "has no where clause, as it has no generic parameters");
+        return refuse(clause, "cannot have a where clause, because it has no generic parameters");
     }
     if let Some(variadic) = &signature.variadic {
         return refuse(variadic, "has a fixed number of parameters");
@@ -116,7 +116,7 @@ fn check(signature: &Signature) -> Result<()> {
     Ok(())
 }
 
-/// Returns the return type.
+/// Returns the return type of the function.
 fn output(signature: &Signature) -> Result<&Type> {
     const RESULT: &str =
         "a remote function returns a Result: distribute::Result<f32>, for example, or distribute::Result<()>";
@@ -141,8 +141,8 @@ fn parameters(signature: &Signature) -> Result<Vec<&Type>> {
             FnArg::Receiver(receiver) => {
                 return Err(Error::new_spanned(
                     receiver,
-                    "a remote function is no method: workers find it by its name; write a function, which takes what it needs as \
-                     parameters behind `worker: &WorkerContext`",
+                    "a remote function cannot be a method: workers find it by its name; write a function with \
+                     parameters after `worker: &WorkerContext`",
                 ));
             }
             FnArg::Typed(PatType { ty, .. }) => types.push(&**ty),
@@ -153,9 +153,9 @@ fn parameters(signature: &Signature) -> Result<Vec<&Type>> {
         Some(first) if !is_context(first) => return Err(Error::new_spanned(first, FIRST)),
         Some(_) => (),
     }
-    if let Some(more) = types.get(1 + MOST) {
+    if let Some(more) = types.get(1 + MAX_PARAMETERS) {
         let text = format!(
-            "a remote function has at most {MOST} parameters behind the worker; put several values into one struct"
+            "a remote function has at most {MAX_PARAMETERS} parameters after the worker; combine several values in a struct"
         );
         return Err(Error::new_spanned(more, text));
     }
@@ -168,14 +168,14 @@ fn is_context(ty: &Type) -> bool {
     reference.mutability.is_none() && path.path.segments.last().is_some_and(|last| last.ident == CONTEXT)
 }
 
-/// The way in which a parameter is passed.
+/// The type of a parameter, and whether it is passed by reference.
 struct Kind<'a> {
     of: &'a Type,
     by_reference: bool,
 }
 
 impl Kind<'_> {
-    /// Returns the parameter's name, and the expression that passes it on.
+    /// Returns the name of a parameter, and the expression that forwards it to the function.
     fn passed((number, kind): (usize, &Self)) -> (Ident, TokenStream) {
         let name = quote::format_ident!("__{number}");
         let passed = if kind.by_reference { quote!(&#name) } else { quote!(#name) };
@@ -187,33 +187,33 @@ fn kind(ty: &Type) -> Result<Kind<'_>> {
     let refuse = |text: &str| Err(Error::new_spanned(ty, text));
     match ty {
         Type::Reference(reference) if reference.mutability.is_some() => refuse(
-            "what a worker keeps is shared by its calls: take `&T`, with a Mutex or an atomic number in it for what changes",
+            "a value that a worker keeps is shared by its calls: take `&T`, and put changing state in a Mutex or an atomic",
         ),
         Type::Reference(reference) if reference.lifetime.is_some() => {
-            refuse("what a worker keeps may go when the call is over: take `&T`, without a lifetime")
+            refuse("a value that a worker keeps may be dropped after the call: take `&T`, without a lifetime")
         }
         Type::Reference(reference) => match &*reference.elem {
             Type::Path(path) if path.path.is_ident("str") => refuse(
-                "`&T` is what a worker keeps, made by create_per_worker_value, and a `str` cannot be kept; take a `String`, which \
-                 travels as a value",
+                "`&T` is a value that a worker keeps, from create_per_worker_value, and a `str` cannot be kept; take \
+                 a `String`, which is sent as a value",
             ),
             Type::Slice(_) => refuse(
-                "`&T` is what a worker keeps, made by create_per_worker_value, and a slice cannot be kept; take a `Vec`, which \
-                 travels as a value",
+                "`&T` is a value that a worker keeps, from create_per_worker_value, and a slice cannot be kept; take \
+                 a `Vec`, which is sent as a value",
             ),
-            Type::TraitObject(_) => {
-                refuse("a worker finds what it keeps by its type; take `&T` for a type T, `&Box<dyn …>` say")
-            }
+            Type::TraitObject(_) => refuse(
+                "a worker finds kept values by their type; take `&T` for a named type T, such as `&Box<dyn …>`",
+            ),
             of => Ok(Kind { of, by_reference: true }),
         },
         Type::ImplTrait(_) => {
-            refuse("a remote function has no generic parameters; name the type that travels")
+            refuse("a remote function cannot have generic parameters; name the type that is sent")
         }
         of => Ok(Kind { of, by_reference: false }),
     }
 }
 
-/// The attributes of the function, divided among the items of the expansion.
+/// The attributes of the function, assigned to the items of the expansion.
 #[derive(Default)]
 struct Attributes<'a> {
     of_type: Vec<&'a Attribute>,

@@ -2,7 +2,7 @@
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// Returns the 64-bit FNV-1a hash of the tokens. Comments, white space and the compiler make no difference.
+/// Returns the 64-bit FNV-1a hash of the tokens. It does not depend on comments, white space or the compiler.
 pub fn hash(tokens: TokenStream) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     hash.tokens(tokens);

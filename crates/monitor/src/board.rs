@@ -1,4 +1,4 @@
-//! The latest report, and the thread that makes it.
+//! The latest report, and the thread that creates reports.
 
 use crate::history::History;
 use crate::{FORMAT, Report};
@@ -8,15 +8,16 @@ use std::path::Path;
 use std::time::Duration;
 
 /// The interval between two reports.
-const EVERY: Duration = Duration::from_millis(500);
+const INTERVAL: Duration = Duration::from_millis(500);
 
 /// A source of reports about a job.
 ///
-/// A thread of the monitor asks it twice a second. While it is busy, clients receive the previous report with
-/// its age.
+/// A thread of the monitor requests a report twice a second. While the source is busy, clients receive the previous
+/// report with its age.
 pub trait Source: Send + 'static {
-    /// Returns the current report. The monitor adds values that depend on earlier reports: rates, the history, times.
-    fn look(&mut self) -> Report;
+    /// Returns the current report. The monitor adds values that depend on earlier reports: rates, the history and
+    /// times.
+    fn report(&mut self) -> Report;
 }
 
 /// The latest report, shared between threads.
@@ -28,7 +29,7 @@ pub(crate) struct Board {
 
 struct State {
     latest: Report,
-    /// The time of the report.
+    /// The time at which the report was created.
     made: Duration,
     is_over: bool,
 }
@@ -48,12 +49,12 @@ impl Board {
         Report { age: now.saturating_sub(state.made).as_secs_f64(), ..state.latest.clone() }
     }
 
-    /// Asks the source for reports until the monitor shuts down.
+    /// Requests reports from the source until the monitor shuts down.
     pub(crate) fn follow(&self, mut source: impl Source) {
         let mut history = History::new();
         loop {
             let now = self.clock.elapsed();
-            let mut report = source.look();
+            let mut report = source.report();
             (report.format, report.program, report.process) = (FORMAT, program(), std::process::id());
             (report.seconds, report.age) = (now.as_secs_f64(), 0.);
             history.add(&mut report);
@@ -62,7 +63,7 @@ impl Board {
             if state.is_over {
                 return;
             }
-            self.changed.wait_while_for(&mut state, |state| !state.is_over, EVERY);
+            self.changed.wait_while_for(&mut state, |state| !state.is_over, INTERVAL);
             if state.is_over {
                 return;
             }
@@ -79,7 +80,7 @@ impl Board {
     }
 }
 
-/// Returns the name of this program's file.
+/// Returns the file name of this program.
 fn program() -> String {
     let path = std::env::args_os().next().unwrap_or_default();
     Path::new(&path).file_name().unwrap_or_default().to_string_lossy().into_owned()

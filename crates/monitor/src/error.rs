@@ -10,29 +10,29 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The address cannot be listened on, for example because it is in use.
+    /// The server cannot listen on the address, for example because it is in use.
     #[error(
-        "monitor: cannot listen at {address}: {source}; give another address, or port 0 for any that is free"
+        "monitor: cannot listen at {address}: {source}; choose another address, or port 0 for any free port"
     )]
     Listen {
-        /// The address.
+        /// The address on which the server should listen.
         address: String,
-        /// The error of the system.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Other machines can reach the address.
+    /// Other machines can reach the address, and this was not permitted.
     #[error(
-        "monitor: {address} is no address of this machine alone, and whoever reaches it could read what the job does; listen at 127.0.0.1 \
-         and forward the port (ssh -L), or call allow_plain_text_on_the_network()"
+        "monitor: {address} can be reached by other machines, which could read the status of the job; \
+         listen at 127.0.0.1 and forward the port (ssh -L), or call allow_plain_text_on_the_network()"
     )]
     Network {
-        /// The address.
+        /// The address on which the server should listen.
         address: String,
     },
-    /// The system refuses a thread.
-    #[error("monitor: no thread to serve from: {source}")]
+    /// A thread cannot be started.
+    #[error("monitor: cannot start a thread: {source}")]
     Thread {
-        /// The error of the system.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// No monitor responds at the address.
@@ -42,21 +42,21 @@ pub enum Error {
         plain(reason)
     )]
     NoAnswer {
-        /// The address.
+        /// The address to which the request was sent.
         address: String,
-        /// The reason, as text.
+        /// The reason why there is no response.
         reason: String,
     },
-    /// The response is not from a monitor of this version.
+    /// The response was not sent by a monitor of this version.
     #[error(
-        "status: what answers at http://{} is no monitor of this version: {}",
+        "status: the server at http://{} is not a monitor of this version: {}",
         plain(address),
         plain(reason)
     )]
     NoReport {
-        /// The address.
+        /// The address to which the request was sent.
         address: String,
-        /// The reason, as text.
+        /// The reason why the response is not a report.
         reason: String,
     },
 }

@@ -108,7 +108,7 @@ impl Exposition {
         self.each(name, kind, help, [([], value)]);
     }
 
-    /// Writes a metric with its samples, or nothing without samples.
+    /// Writes a metric with its samples. Writes nothing if there are no samples.
     fn each<'a, const N: usize>(
         &mut self,
         name: &str,
@@ -132,7 +132,7 @@ impl Exposition {
     }
 }
 
-/// The value of a label, in which three characters are escaped.
+/// The value of a label, with the three special characters escaped.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_not_finite_is_told_and_one_that_is_not_known_is_not() {
+    fn a_loss_that_is_not_finite_is_exported_and_an_unknown_one_is_not() {
         let mut report = busy();
         (report.progress.loss, report.progress.diverged) = (None, true);
         assert!(exposition(&report).contains("\ndistribute_loss NaN\n"));

@@ -1,49 +1,32 @@
-//! The history of a job: samples of a training of any length in bounded memory. Pure: the caller passes the time.
+//! The history of a job: samples of a training run of any length, in bounded memory. All functions are pure; the caller
+//! passes the time.
 
-use crate::Report;
-use serde::{Deserialize, Serialize};
+use crate::{Report, Sample};
 use std::collections::VecDeque;
 
 /// The maximum number of samples.
-const KEPT: usize = 480;
+const MAX_SAMPLES: usize = 480;
 
 /// The duration in seconds over which a rate is measured.
 const WINDOW: f64 = 3.;
 
-/// A sample of a job's progress.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
-    /// The number of seconds since the start of the monitor.
-    pub seconds: f64,
-    /// The number of steps that have begun.
-    pub steps: u64,
-    /// The number of examples in optimizer steps.
-    pub examples: f64,
-    /// The loss of the last step, if it was finite.
-    pub loss: Option<f64>,
-    /// The recent number of examples per second; of closures per second for a coordinator without examples.
-    pub rate: f64,
-    /// The number of completed closures.
-    pub ended: u64,
-}
-
-/// The samples of a job, thinned out as their number grows.
+/// The samples of a job. As their number grows, only some are kept.
 #[derive(Debug)]
 pub(crate) struct History {
     samples: Vec<Sample>,
-    /// The number of samples of which one is kept.
+    /// The number of samples for each one that is kept.
     stride: u64,
     seen: u64,
-    /// The samples of the last seconds, for rates.
+    /// The samples of the last few seconds, from which rates are computed.
     recent: VecDeque<Sample>,
-    /// The recent times of reports, and the number of rows read and pushed on each server by then.
+    /// The times of recent reports, each with the number of rows that had been read from and pushed to each server.
     rows: VecDeque<(f64, Vec<u64>)>,
 }
 
 impl History {
     pub(crate) fn new() -> Self {
         Self {
-            samples: Vec::with_capacity(KEPT),
+            samples: Vec::with_capacity(MAX_SAMPLES),
             stride: 1,
             seen: 0,
             recent: VecDeque::new(),
@@ -51,7 +34,7 @@ impl History {
         }
     }
 
-    /// Computes the rows per second of each server.
+    /// Computes the rows per second for each server.
     fn rate_servers(&mut self, report: &mut Report) {
         let counts: Vec<u64> =
             report.servers.iter().map(|it| it.rows_read.unwrap_or(0) + it.rows_pushed.unwrap_or(0)).collect();
@@ -69,7 +52,7 @@ impl History {
         }
     }
 
-    /// Adds a sample, and completes the report with rates and the history.
+    /// Adds a sample of a report, and adds rates and the history to the report.
     pub(crate) fn add(&mut self, report: &mut Report) {
         let (progress, ended) = (&report.progress, report.coordinator.as_ref().map_or(0, |it| it.ended));
         let mut now = Sample {
@@ -99,7 +82,7 @@ impl History {
             self.recent.pop_front();
         }
         if self.seen.is_multiple_of(self.stride) {
-            if self.samples.len() >= KEPT {
+            if self.samples.len() >= MAX_SAMPLES {
                 // Every other sample is dropped, so the others have the distance that the next ones will have.
                 let mut place = 0u64;
                 self.samples.retain(|_| {
@@ -136,7 +119,9 @@ mod tests {
             let mut report = report(second as f64, second);
             history.add(&mut report);
             let all = &report.history;
-            assert!(all.len() <= KEPT + 1 && all.len() as u64 >= (second + 1).min(KEPT as u64 / 2));
+            assert!(
+                all.len() <= MAX_SAMPLES + 1 && all.len() as u64 >= (second + 1).min(MAX_SAMPLES as u64 / 2)
+            );
             assert_eq!((all[0].seconds, all.last().unwrap().seconds), (0., second as f64));
             let gaps: Vec<_> = all.windows(2).map(|two| two[1].seconds - two[0].seconds).collect();
             assert!(gaps.iter().rev().skip(1).all(|gap| *gap == gaps[0]), "{second}: {gaps:?}");

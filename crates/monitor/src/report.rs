@@ -1,51 +1,67 @@
 //! Reports of a job's status.
 
-use crate::Sample;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The version of a [`Report`] as JSON. It changes when programs that read it have to change.
+/// The version of a [`Report`] in its JSON form. It changes when programs that read it must change.
 pub const FORMAT: u32 = 1;
 
 /// The status of a job, as seen by one of its processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The version, [`FORMAT`].
+    /// The version of the format: [`FORMAT`].
     pub format: u32,
-    /// The name of the program.
+    /// The file name of the program.
     pub program: String,
     /// The id of the process.
     pub process: u32,
     /// The number of seconds since the start of the monitor.
     pub seconds: f64,
-    /// The age of the report in seconds. It is more than one or two if the job cannot report its status.
+    /// The age of the report in seconds. If it is more than one or two, the job cannot report its status.
     pub age: f64,
-    /// The kind of the strategy.
+    /// The kind of the strategy, such as `MirroredStrategy`.
     pub strategy: String,
-    /// The workers and replicas of the training.
+    /// The workers and replicas of the training run.
     pub world: World,
-    /// The progress of the training.
+    /// The progress of the training run.
     pub progress: Progress,
     /// The replicas of this process.
     pub replicas: Vec<Replica>,
-    /// The waits of half a second or more.
+    /// The waits that have lasted half a second or longer.
     pub waits: Vec<Wait>,
-    /// The scheduler, if the job has one.
+    /// The coordinator that schedules closures, if the job has one.
     pub coordinator: Option<Coordinator>,
     /// The parameter servers, if the job has any.
     pub servers: Vec<ParameterServer>,
-    /// The samples of the job, the oldest first.
+    /// The samples of the job, oldest first.
     pub history: Vec<Sample>,
 }
 
-/// The workers and replicas of a training.
+/// A sample of a job's progress.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The number of seconds since the start of the monitor.
+    pub seconds: f64,
+    /// The number of steps that have begun.
+    pub steps: u64,
+    /// The total number of examples in optimizer steps.
+    pub examples: f64,
+    /// The loss of the last step, if it was finite.
+    pub loss: Option<f64>,
+    /// The recent number of examples per second. For a coordinator without examples, the number of closures per second.
+    pub rate: f64,
+    /// The number of completed closures.
+    pub ended: u64,
+}
+
+/// The workers and replicas of a training run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct World {
-    /// The number of the reporting worker.
+    /// The rank of the reporting worker.
     pub worker: usize,
-    /// The number of replicas of all workers.
+    /// The total number of replicas of all workers.
     pub replicas: usize,
-    /// The workers.
+    /// The workers of the training run, in the order of ranks.
     pub workers: Vec<Worker>,
 }
 
@@ -56,15 +72,15 @@ pub struct Worker {
     pub name: String,
     /// The address of the worker, if it is known.
     pub address: Option<String>,
-    /// The reason why the worker is missing, if it is.
+    /// The reason why the worker is missing; `None` if it is not missing.
     pub away: Option<String>,
-    /// The activity of the worker, if it is known.
+    /// A description of the worker's activity, if it is known.
     pub does: Option<String>,
-    /// The duration of the activity in seconds.
+    /// The time since the start of the activity, in seconds.
     pub seconds: Option<f64>,
-    /// The number of closures on the worker.
+    /// The number of closures that the worker is running or has received.
     pub closures: Option<u64>,
-    /// The number of times the worker has failed.
+    /// The number of times that the worker has failed.
     pub losses: Option<u64>,
 }
 
@@ -73,31 +89,31 @@ pub struct Worker {
 pub struct Progress {
     /// The number of steps that have begun.
     pub steps: u64,
-    /// The number of examples in optimizer steps.
+    /// The total number of examples in optimizer steps.
     pub examples: f64,
     /// The loss of the last step; `None` before the first step, and if the loss is not finite.
     pub loss: Option<f64>,
     /// Whether the loss of the last step was NaN or infinite.
     pub diverged: bool,
-    /// The number of steps per second, recently.
+    /// The recent number of steps per second.
     pub steps_per_second: f64,
-    /// The number of examples per second, recently.
+    /// The recent number of examples per second.
     pub examples_per_second: f64,
-    /// The duration of a step in seconds, recently; `None` if no step was made.
+    /// The recent duration of a step in seconds; `None` if no step was made recently.
     pub seconds_per_step: Option<f64>,
 }
 
 /// A replica of this process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Replica {
-    /// The number of the replica in the world.
+    /// The id of the replica in the world.
     pub replica: usize,
-    /// The device of the replica.
+    /// The name of the replica's device.
     pub device: String,
     /// The activity of the replica; `None` outside steps.
     pub now: Option<Activity>,
-    /// The seconds spent in `forward`, `backward`, `waiting`, `update` and other activities, since the start
-    /// of the monitor.
+    /// The time in seconds spent in `forward`, `backward`, `waiting`, `update` and other activities since the start of
+    /// the monitor.
     pub spent: BTreeMap<String, f64>,
 }
 
@@ -106,37 +122,37 @@ pub struct Replica {
 pub struct Activity {
     /// The name of the activity, as in a timeline.
     pub what: String,
-    /// The call of the activity, with its line.
+    /// The call that the activity belongs to, with its source line.
     pub call: Option<String>,
-    /// The duration of the activity in seconds.
+    /// The time since the start of the activity, in seconds.
     pub seconds: f64,
 }
 
-/// A wait of a worker or replica.
+/// A worker or replica that waits for another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Wait {
     /// The name of the waiting worker or replica.
     pub who: String,
-    /// The name of the awaited one.
+    /// The name of the worker or replica that it waits for.
     pub awaits: String,
-    /// The reason of the wait.
+    /// The reason for the wait.
     pub why: String,
-    /// The duration of the wait in seconds.
+    /// The duration of the wait so far, in seconds.
     pub seconds: f64,
 }
 
-/// A scheduler of closures.
+/// The coordinator of a job, which schedules closures.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Coordinator {
     /// The number of closures that wait for a worker.
     pub queued: u64,
     /// The number of completed closures.
     pub ended: u64,
-    /// The number of closures completed per second, recently.
+    /// The recent number of completed closures per second.
     pub ended_per_second: f64,
-    /// The mean number of other closures that completed while one ran; `None` before the first has completed.
+    /// The mean number of other closures that complete while a closure runs; `None` before the first has completed.
     ///
-    /// If each closure makes an update, this is the number of updates that its values lacked.
+    /// If each closure makes one update, this is the number of updates that are missing from the values that it uses.
     #[serde(default)]
     pub staleness: Option<f64>,
     /// The workers of the coordinator.
@@ -155,23 +171,23 @@ impl Coordinator {
 pub struct ParameterServer {
     /// The name of the server.
     pub name: String,
-    /// The number of variables and shards on the server.
+    /// The number of tables on the server, that is, of variables and shards.
     pub tables: u64,
-    /// The number of their rows.
+    /// The number of rows in these tables.
     pub rows: u64,
-    /// The number of their bytes, including slots if the server reports its usage.
+    /// The size of these tables in bytes. It includes slots if the server reports its usage.
     pub bytes: u64,
-    /// The number of rows read from the server since its start, if it is known.
+    /// The number of rows that have been read from the server since its start, if it is known.
     pub rows_read: Option<u64>,
-    /// The number of rows whose gradients were pushed to the server since its start, if it is known.
+    /// The number of rows whose gradients have been pushed to the server since its start, if it is known.
     pub rows_pushed: Option<u64>,
-    /// The number of rows read and pushed per second, recently.
+    /// The recent number of rows read and pushed per second.
     #[serde(default)]
     pub rows_per_second: f64,
-    /// The number of copies of the server's tables, if another server follows it.
+    /// The number of copies of the server's tables; `None` if no other server replicates it.
     ///
-    /// It is 2, or 1 while changes wait for the following server. It is 0 after a start, until the server has
-    /// reached the following one.
+    /// Normally it is 2. It is 1 while changes wait for the replicating server. It is 0 after a start, until the server
+    /// has reached the replicating server.
     #[serde(default)]
     pub copies: Option<u64>,
 }

@@ -22,8 +22,7 @@ pub fn table(report: &Report) -> Vec<String> {
         time(report.seconds)
     )];
     if report.age > 3. {
-        lines
-            .push(format!("it has not said what it does for {}: what follows was so then", time(report.age)));
+        lines.push(format!("its status is {} old", time(report.age)));
     }
     let loss = match (progress.diverged, progress.loss) {
         (true, _) => "not finite".into(),
@@ -109,7 +108,7 @@ pub fn table(report: &Report) -> Vec<String> {
     lines.into_iter().map(|line| plain(&line).into_owned()).collect()
 }
 
-/// Returns the end of a device's long name, such as `cpu:0`.
+/// Returns the short form of a device name, such as `cpu:0`.
 fn device(name: &str) -> String {
     name.rsplit_once("device:").map_or(name, |(_, short)| short).to_lowercase()
 }
@@ -148,7 +147,7 @@ fn plural(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Formats a duration.
+/// Formats a duration with a suitable unit.
 fn time(seconds: f64) -> String {
     match seconds {
         ..0.001 => format!("{:.0} µs", seconds * 1e6),
@@ -165,7 +164,7 @@ mod tests {
     use crate::report::tests::busy;
 
     #[test]
-    fn all_of_a_job_is_told_in_aligned_columns() {
+    fn a_job_is_shown_in_aligned_columns() {
         let lines = table(&busy());
         let text = lines.join("\n");
         assert_eq!(lines[0], "train (process 7), MultiWorkerMirroredStrategy: 2 workers, watched for 60.0 s");
@@ -194,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_says_nothing_any_more_is_told_as_such() {
+    fn an_old_status_is_marked_as_old() {
         let report = Report { age: 42., ..busy() };
-        assert!(table(&report)[1].contains("has not said what it does for 42.0 s"));
+        assert!(table(&report)[1].contains("its status is 42.0 s old"));
     }
 }

@@ -1,8 +1,11 @@
-//! NCCL's functions, which are loaded with its library at their first use. A program linked to NCCL through
-//! cudarc would not start without it.
+//! NCCL's functions, which are loaded with its library at their first use. A program that is linked to NCCL through
+//! cudarc would not start without the library.
 //!
-//! Internal to `distribute`: used for GPUs of one process (`distribute-cross-device`) and for workers that
-//! have a GPU each (`distribute-nccl`).
+//! This crate is internal to `distribute`. It is used for the GPUs of one process (`distribute-cross-device`) and for
+//! workers that have one GPU each (`distribute-nccl`). It does not depend on tensors. The module `error` contains the
+//! errors of loading and of calling NCCL.
+
+// - INV-16: enforced here. Tests: `nccl-library/src/tests.rs`.
 
 mod error;
 
@@ -16,10 +19,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
 
-/// The file of NCCL, by which the system's loader finds it.
+/// The file name of NCCL's library, by which the system's loader finds it.
 const FILE: &str = "libnccl.so.2";
 
-/// The earliest supported release, and its number. It is the first with non-blocking calls.
+/// The earliest supported release and its number. It is the first release with non-blocking calls.
 const LEAST: (&str, c_int) = ("2.14", 21400);
 
 /// `ncclSum`.
@@ -31,13 +34,13 @@ const IN_PROGRESS: c_int = 7;
 /// `ncclComm_t`.
 type Communicator = *mut c_void;
 
-/// `ncclUniqueId`: the name by which the communicators of a set find each other.
+/// `ncclUniqueId`: the id by which the communicators of a set find each other.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct UniqueId([u8; 128]);
 
-/// `ncclConfig_t` of release [`LEAST`]. By `version`, later releases detect that their additional fields are
-/// missing, and use defaults.
+/// `ncclConfig_t` of release [`LEAST`]. Later releases detect from `version` that their additional fields are missing,
+/// and use defaults for them.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -52,7 +55,7 @@ impl Config {
         Self { size: size_of::<Self>(), magic: 0xcafe_beef, version: LEAST.1 as c_uint, blocking: 0 };
 }
 
-/// NCCL's functions, as in its header. A result that is neither 0 nor [`IN_PROGRESS`] is an error.
+/// NCCL's functions, as declared in its header. A result that is neither 0 nor [`IN_PROGRESS`] is an error.
 struct Functions {
     get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
     get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
@@ -65,12 +68,12 @@ struct Functions {
     all_reduce: AllReduce,
 }
 
-/// The type of `ncclCommInitRankConfig`: the communicator to write, the number of ranks, the name, the rank,
-/// and the configuration.
+/// The type of `ncclCommInitRankConfig`. The parameters are the communicator to write, the number of ranks, the id, the
+/// rank, and the configuration.
 type InitRankConfig = unsafe extern "C" fn(*mut Communicator, c_int, UniqueId, c_int, *mut Config) -> c_int;
 
-/// The type of `ncclAllReduce`: source, destination, number of elements, their type, the operation, the
-/// communicator, and CUDA's stream.
+/// The type of `ncclAllReduce`. The parameters are the source, the destination, the number of elements, their type, the
+/// operation, the communicator, and CUDA's stream.
 type AllReduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, *mut c_void) -> c_int;
 
@@ -83,30 +86,30 @@ pub struct Nccl {
     _library: Library,
 }
 
-/// One communicator for each GPU of a set. Any thread may call NCCL for them, one at a time. Callers hold the
-/// lock of all sets.
+/// One communicator for each GPU of a set. Any thread may call NCCL for them, but only one at a time. Callers hold the
+/// lock for all sets.
 #[derive(Debug)]
 pub struct Communicators {
     gpus: Vec<usize>,
-    /// The communicators, or null if not created. They are never moved: NCCL writes each again when it is
-    /// linked, from a thread of its own.
+    /// The communicators; null if they are not created. They are never moved, because NCCL writes each of them again
+    /// when it is linked, from a thread of its own.
     all: Box<[AtomicPtr<c_void>]>,
 }
 
 impl Communicators {
-    /// Creates the locations for communicators of these GPUs, by CUDA's numbers. No communicator is created
+    /// Creates the locations for the communicators of these GPUs, given by CUDA's numbers. No communicator is created
     /// yet.
     pub fn new(gpus: &[usize]) -> Self {
         Self { gpus: gpus.to_vec(), all: gpus.iter().map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
     }
 
-    /// Returns the GPUs, in the order of replicas.
+    /// Returns CUDA's numbers of the GPUs, in the order of replicas.
     pub fn gpus(&self) -> &[usize] {
         &self.gpus
     }
 }
 
-/// Two vectors on a GPU: a summand, and the destination of the sum.
+/// Two vectors on a GPU: a summand and the destination of the sum.
 #[derive(Clone, Copy, Debug)]
 pub struct Vectors {
     /// The summand.
@@ -115,16 +118,16 @@ pub struct Vectors {
     pub to: *mut c_void,
     /// The number of elements of each vector.
     pub count: usize,
-    /// NCCL's number of their type, its `ncclDataType_t`: 7 is f32, 8 is f64.
+    /// NCCL's number of the type of the elements, its `ncclDataType_t`: 7 is f32, 8 is f64.
     pub number: c_int,
 }
 
 impl Nccl {
-    /// Returns the NCCL of this process, which is loaded at the first call. If that fails, the next call
+    /// Returns the NCCL library of this process, which is loaded at the first call. If loading fails, the next call
     /// tries again.
     ///
     /// # Errors
-    /// - [`LoadError::Missing`]: the library is missing, or is another one.
+    /// - [`LoadError::Missing`]: the library is missing, or the file is a different library.
     /// - [`LoadError::TooOld`]: the library is too old.
     /// - [`LoadError::Call`]: the library does not report its release.
     pub fn get() -> Result<&'static Self, LoadError> {
@@ -138,10 +141,10 @@ impl Nccl {
         }
     }
 
-    /// Loads the library of this file.
+    /// Loads the library in the given file.
     ///
     /// # Errors
-    /// - [`LoadError::Missing`]: the library is missing, or is another one.
+    /// - [`LoadError::Missing`]: the library is missing, or the file is a different library.
     /// - [`LoadError::TooOld`]: the library is too old.
     /// - [`LoadError::Call`]: the library does not report its release.
     pub fn load(file: &str) -> Result<Self, LoadError> {
@@ -168,7 +171,7 @@ impl Nccl {
         // SAFETY: NCCL's initialisation on loading is safe: it is the same as in any program that is linked
         // to it.
         let library = unsafe { Library::new(file) }.map_err(reason)?;
-        /// Returns a function, which is valid as long as the library is loaded.
+        /// Returns the function with the given name, which is valid as long as the library is loaded.
         ///
         /// # Safety
         /// The function must have the type `F`.
@@ -254,7 +257,7 @@ impl Nccl {
         self.done(CALL, begun)
     }
 
-    /// Creates a new name for a set of communicators.
+    /// Creates a new id for a set of communicators.
     ///
     /// # Errors
     /// Returns the error of the call.
@@ -265,10 +268,10 @@ impl Nccl {
         Ok(id.0)
     }
 
-    /// Returns the GPUs whose communicators have not completed the last operation, `call`.
+    /// Returns the GPUs whose communicators have not completed the last operation. `call` is the name of the operation.
     ///
     /// # Errors
-    /// Returns an error that has occurred since, in `call` or on the GPU.
+    /// Returns an error that has occurred since then, in the operation or on the GPU.
     pub fn busy(&self, communicators: &Communicators, call: &'static str) -> Result<Vec<usize>, CallError> {
         let mut busy = Vec::new();
         for (gpu, place) in communicators.gpus.iter().zip(&communicators.all) {
@@ -289,7 +292,7 @@ impl Nccl {
         Ok(busy)
     }
 
-    /// Starts a group of calls of this thread.
+    /// Starts a group of calls on this thread.
     ///
     /// # Errors
     /// Returns the error of the call.
@@ -298,8 +301,7 @@ impl Nccl {
         self.done("ncclGroupStart", unsafe { (self.functions.group_start)() })
     }
 
-    /// Ends the group, whose calls start now. They are in the queues of the GPUs when none is
-    /// [`busy`](Self::busy).
+    /// Ends the group, whose calls start now. They are in the queues of the GPUs when no GPU is [`busy`](Self::busy).
     ///
     /// # Errors
     /// Returns the error of the call, or of one of the group.
@@ -308,15 +310,15 @@ impl Nccl {
         self.done("ncclGroupEnd", unsafe { (self.functions.group_end)() })
     }
 
-    /// Adds one replica's part of a sum, to the current group if there is one.
+    /// Adds one replica's part of a sum. If a group has been started, the call belongs to it.
     ///
     /// # Errors
     /// Returns the error of the call.
     ///
     /// # Safety
-    /// The communicators must be of this library, and linked. The vectors must be on this replica's GPU and
-    /// live until the stream has completed the sum, or [`abort`](Self::abort) has returned. The vectors of
-    /// all replicas must have the same number of elements and the same type. The stream must be of that GPU.
+    /// The communicators must belong to this library, and be linked. The vectors must be on this replica's GPU and live
+    /// until the stream has completed the sum, or until [`abort`](Self::abort) has returned. The vectors of all
+    /// replicas must have the same number of elements and the same type. The stream must belong to that GPU.
     pub unsafe fn all_reduce(
         &self,
         communicators: &Communicators,
@@ -336,7 +338,7 @@ impl Nccl {
         })
     }
 
-    /// Aborts communicators and their current operations. It may block, without a limit if a GPU hangs.
+    /// Aborts communicators and their current operations. This may block, and without a time limit if a GPU hangs.
     pub fn abort(&self, communicators: Communicators) {
         let abort = |place: &AtomicPtr<c_void>| {
             let communicator = place.load(Ordering::Acquire);
@@ -372,12 +374,12 @@ impl Nccl {
 /// Checks that this release is supported.
 ///
 /// # Errors
-/// [`LoadError::TooOld`] if it is too old.
+/// - [`LoadError::TooOld`]: the release is too old.
 fn check_release(release: c_int) -> Result<(), LoadError> {
     if release < LEAST.1 { Err(LoadError::TooOld { found: release_text(release) }) } else { Ok(()) }
 }
 
-/// Formats a release as NVIDIA does: 2.14.3 for 21403. Releases before 2.9 have one digit less.
+/// Formats a release as NVIDIA does: 2.14.3 for 21403. The numbers of releases before 2.9 have one digit fewer.
 pub fn release_text(release: c_int) -> String {
     let (major, minor) = if release < 10_000 {
         (release / 1000, release / 100 % 10)

@@ -133,7 +133,7 @@ fn functions_are_called_as_the_header_declares_them() {
 }
 
 #[test]
-fn what_fails_later_is_told_with_the_gpu_and_what_never_ends_stays_under_way() {
+fn later_failures_name_the_gpu_and_an_endless_call_stays_in_progress() {
     let folder = tempfile::tempdir().unwrap();
     let Some(file) = played(folder.path(), None) else { return eprintln!("there is no rustc: not tested") };
     let nccl = Nccl::load(file.to_str().unwrap()).unwrap();

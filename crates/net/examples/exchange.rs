@@ -10,7 +10,7 @@
 
 use bytes::Bytes;
 use distribute_cluster::{Deadline, Stopwatch, World};
-use distribute_net::{Drive, Listener, Mesh, Message, Receiver, Region, Rendezvous, Transport};
+use distribute_net::{Listener, Mesh, Message, PollOutcome, Receiver, Region, Rendezvous, Transport};
 use std::error::Error;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +31,7 @@ impl Receiver for Inbox {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(0, message);
     }
 
-    fn lose(&self, _from: usize, _reason: String) {}
+    fn mark_lost(&self, _from: usize, _reason: String) {}
 }
 
 struct Worker {
@@ -65,7 +65,7 @@ impl Worker {
             if deadline.has_passed() {
                 return Err("the other side says nothing".into());
             }
-            if self.mesh.drive(Duration::from_millis(100), &|| false) == Drive::Elsewhere {
+            if self.mesh.poll(Duration::from_millis(100), &|| false) == PollOutcome::Elsewhere {
                 std::thread::yield_now();
             }
         }

@@ -10,8 +10,8 @@
 use distribute_cluster::{Deadline, Stopwatch, World};
 use distribute_net::identity::IdentityError;
 use distribute_net::{
-    Drive, Identity, JoinError, Listener, Message, Receiver, Rendezvous, Secret, SharedMemory, Transport,
-    memory,
+    Identity, JoinError, Listener, Message, PollOutcome, Receiver, Rendezvous, Secret, SharedMemory,
+    Transport, memory,
 };
 use std::collections::VecDeque;
 use std::error::Error;
@@ -39,7 +39,7 @@ impl Receiver for Inbox {
         self.changed.notify_all();
     }
 
-    fn lose(&self, _from: usize, _reason: String) {}
+    fn mark_lost(&self, _from: usize, _reason: String) {}
 }
 
 impl Inbox {
@@ -54,7 +54,7 @@ impl Inbox {
                 return Err("the other side says nothing".into());
             }
             drop(come);
-            if transport.drive(Duration::from_millis(100), &|| false) == Drive::Elsewhere {
+            if transport.poll(Duration::from_millis(100), &|| false) == PollOutcome::Elsewhere {
                 come = self.come.lock().unwrap_or_else(PoisonError::into_inner);
                 if come.is_empty() {
                     let _ = self.changed.wait_timeout(come, Duration::from_millis(100));

@@ -2,20 +2,20 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The maximum limit that is set. No process needs more. If the system has no limit, some programs started by
-/// this process may loop over all descriptors up to it.
-const ENOUGH: u64 = 1 << 20;
+/// The maximum limit that is set. No process needs more. If the system had no limit, some programs that this process
+/// starts might loop over all descriptors up to it.
+const MAX_LIMIT: u64 = 1 << 20;
 
-/// Raises this process's limit on open files and sockets to the maximum that the system allows. Most systems
-/// start with 1,024, for the sake of old programs. A server with many connections, some of them over shared
-/// memory, needs several times that number.
+/// Raises this process's limit on open files and sockets to the maximum that the system allows. Most systems start with
+/// 1,024, for compatibility with old programs. A server with many connections, some of them over shared memory, needs
+/// several times that number.
 pub(crate) fn raise() {
     let limit = getrlimit(Resource::Nofile);
-    let most = limit.maximum.unwrap_or(ENOUGH).min(ENOUGH);
+    let most = limit.maximum.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);
     if limit.current.is_some_and(|current| current < most) {
         let raised = Rlimit { current: Some(most), maximum: limit.maximum };
         if let Err(error) = setrlimit(Resource::Nofile, raised) {
-            tracing::debug!(%error, most, "the limit of open files stays as it is");
+            tracing::debug!(%error, most, "failed to raise the limit of open files");
         }
     }
 }
@@ -28,7 +28,7 @@ mod tests {
     #[test]
     fn the_limit_of_the_process_becomes_that_of_the_system() {
         let limit = getrlimit(Resource::Nofile);
-        let most = limit.maximum.unwrap_or(ENOUGH).min(ENOUGH);
+        let most = limit.maximum.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);
         let low = Rlimit { current: Some(most / 2), maximum: limit.maximum };
         setrlimit(Resource::Nofile, low).unwrap();
         raise();

@@ -1,9 +1,10 @@
-//! Links between the workers of one world: their identities, their rendezvous, and the transports of their
-//! messages. Also connections for calls between any tasks of a job.
+//! Links between the workers of one world: their identities, their rendezvous, and the transports of their messages.
+//! The crate also contains connections for calls between any tasks of a job.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`transport`] | [`Transport`], which sends messages, and [`Receiver`], to which they are delivered |
+//! | `message` | [`Message`]: a head and data |
 //! | [`memory`] | the transport whose workers are threads of this process |
 //! | [`mesh`] | [`Mesh`]: the transport over sockets, in plain text or TLS |
 //! | `settings` | [`Settings`]: the options of connections |
@@ -16,6 +17,7 @@
 //! | `shm` | memory that workers of one machine share |
 //! | `ready`, `poll` | waiting for several connections |
 //! | [`polling`] | waiting for operations that can only be polled |
+//! | `socket` | sockets that child processes do not inherit |
 //! | `descriptors` | the limit on this process's sockets |
 //!
 //! The content of messages is opaque to this crate: it does not depend on tensors or calls.
@@ -32,7 +34,7 @@
 //!     fn deliver(&self, _from: usize, message: Message) {
 //!         let _ = self.0.send(message);
 //!     }
-//!     fn lose(&self, from: usize, reason: String) {
+//!     fn mark_lost(&self, from: usize, reason: String) {
 //!         println!("worker {from} is lost: {reason}");
 //!     }
 //! }
@@ -57,19 +59,17 @@
 //!
 //! # Failures
 //!
-//! - A worker that is killed is disconnected as soon as the system closes its connections, within
-//!   milliseconds.
-//! - A worker that is stopped, or whose machine is gone, is disconnected within 3 s, after 2.7 s without a
-//!   message ([`Settings::silence`]). A worker that is only busy stays connected, because each worker sends
-//!   heartbeats.
-//! - A worker that closes its transport exits gracefully: everything that it has sent still arrives. It waits
-//!   while bytes move, for at most [`Settings::longest_farewell`].
-//! - A disconnect is reported once for each worker, after everything received from it. Failed links are not
-//!   replaced: the workers form the world again, with the next generation.
-//! - Connections from outside the job are refused and logged with their address: the first of a kind, and
-//!   then their number every 10 s. Their cost is limited by what they have sent. At most 64 are open at once,
-//!   for 5 s each. Others are always accepted: a new connection replaces the oldest silent one, from the
-//!   address with the most of them.
+//! - A worker that is killed is disconnected as soon as the system closes its connections, which takes milliseconds.
+//! - A worker that is stopped, or whose machine has failed, is disconnected within 3 s, after 2.7 s without a message
+//!   ([`Settings::silence`]). A worker that is only busy stays connected, because each worker sends heartbeats.
+//! - A worker that closes its transport exits gracefully: everything that it has sent still arrives. It waits while
+//!   bytes are transferred, for at most [`Settings::max_shutdown_wait`].
+//! - A disconnect is reported once for each worker, after everything received from it. Failed links are not replaced:
+//!   the workers form a new world, of the next generation.
+//! - Connections from outside the job are rejected and logged with their address: the first of each kind, and then
+//!   their number every 10 s. Their cost is limited by what they have sent. At most 64 are open at once, for 5 s each.
+//!   Other connections are always accepted: a new connection replaces the oldest silent one, from the address with the
+//!   most of them.
 
 // Except in one file, `shm/map.rs`.
 #![deny(unsafe_code)]
@@ -88,6 +88,8 @@ mod ready;
 pub mod rendezvous;
 mod settings;
 mod shm;
+#[doc(hidden)]
+pub mod socket;
 mod stream;
 pub mod transport;
 pub mod wire;
@@ -99,10 +101,11 @@ pub use message::Message;
 pub use rendezvous::{Claim, JoinError, Listener, Progress, Quorum, Rendezvous};
 pub use settings::Settings;
 pub use shm::{Region, SharedMemory};
-pub use transport::{Arriving, Drive, NativeSum, Number, Receiver, Transport};
+pub use transport::{NativeSum, Number, PartialMessage, PollOutcome, Receiver, Transport};
 
-/// The reason that other workers get when a worker has closed its transport.
+/// The reason that other workers receive for the disconnect of a worker that has closed its transport.
 pub const ENDED: &str = "it has ended";
 
-/// The reason that other workers get when a worker has [left](Mesh::leave) for a new rendezvous.
-pub const LEFT: &str = "it has left to meet the others again";
+/// The reason that other workers receive for the disconnect of a worker that has [left](Mesh::leave) for a new
+/// rendezvous.
+pub const LEFT: &str = "it has left to re-form the group";

@@ -7,7 +7,7 @@ use crate::shm::pair::Pair;
 use crate::shm::reference::BadReference;
 use crate::stream::Stream;
 use crate::wire::{Decoder, Frame, Queue};
-use crate::{Arriving, Message, poll};
+use crate::{Message, PartialMessage, poll};
 use parking_lot::Mutex;
 use rustix::event::PollFd;
 use std::io;
@@ -16,12 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The number of bytes to write or read before it is the turn of the other direction and of other links.
-const TURN: usize = 512 << 10;
+/// The number of bytes that a link writes or reads in one turn, before it is the turn of the other direction and of
+/// other links.
+const TURN_BYTES: usize = 512 << 10;
 
-/// The maximum number of bytes that `send` writes itself: about what a socket buffers, so that `send` does
-/// not keep writing while the receiver reads.
-const SENT: usize = 4 << 20;
+/// The maximum number of bytes that `send` writes directly. This is about the size of a socket's buffers, so that
+/// `send` does not keep writing while the receiver reads.
+const MAX_DIRECT_SEND: usize = 4 << 20;
 
 /// An event of a link, for the receiver.
 #[derive(Debug)]
@@ -30,22 +31,22 @@ pub(crate) enum Event {
     Lost(usize, String),
 }
 
-/// The connection to one other worker. Any thread sends. Only the thread that polls reads, so it can deliver
-/// in order without the lock.
+/// The connection to one other worker. Any thread may send. Only the thread that polls reads, so it can deliver in
+/// order without a lock.
 #[derive(Debug)]
 pub(crate) struct Link {
     peer: usize,
     socket: Arc<TcpStream>,
-    /// The memory that is shared with the worker. If there is any, everything is sent through it.
+    /// The memory that is shared with the worker, if there is any. Everything is then sent through it.
     pair: Option<Arc<Pair>>,
-    /// The memory of this worker that the other one reads.
+    /// The bodies in this worker's memory that the other worker reads.
     loans: Option<Loans>,
     state: Mutex<State>,
     /// Whether anything is queued for writing.
     backlog: AtomicBool,
     /// Whether the link needs a turn even if nothing was received.
-    doomed: AtomicBool,
-    over: AtomicBool,
+    failing: AtomicBool,
+    loss_reported: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -53,13 +54,13 @@ struct State {
     stream: Stream,
     decoder: Decoder,
     queue: Queue,
-    /// The memory of the other worker that this one reads.
+    /// The bodies in the other worker's memory that this worker reads.
     imports: Option<Imports>,
     /// Whether anything was received since the last query.
-    heard: bool,
+    has_received: bool,
     /// Whether bytes have moved in either direction since the last query.
     moved: bool,
-    /// The reason that the link has failed. It is reported once everything received was read.
+    /// The reason why the link has failed. It is reported after everything received has been read.
     broken: Option<String>,
     closing: bool,
     /// Whether the end of the stream was sent.
@@ -74,7 +75,7 @@ impl Link {
             decoder,
             queue: Queue::default(),
             imports: pair.clone().map(Imports::new),
-            heard: true,
+            has_received: true,
             moved: false,
             broken: None,
             closing: false,
@@ -88,8 +89,8 @@ impl Link {
             pair,
             state: Mutex::new(state),
             backlog: no(),
-            doomed: no(),
-            over: no(),
+            failing: no(),
+            loss_reported: no(),
         }
     }
 
@@ -97,18 +98,18 @@ impl Link {
         self.peer
     }
 
-    /// Returns the same link, for a worker with another number.
+    /// Returns the same link, for a worker with a different rank.
     pub fn renumbered(mut self, peer: usize) -> Self {
         self.peer = peer;
         self
     }
 
-    /// Whether the disconnect of the worker was reported.
-    pub fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+    /// Returns whether the disconnect of the worker was reported.
+    pub fn loss_is_reported(&self) -> bool {
+        self.loss_reported.load(Ordering::Acquire)
     }
 
-    /// Returns the events to wait for at its socket.
+    /// Returns the events of the socket for which to wait.
     pub fn interest(&self) -> PollFd<'_> {
         // With shared memory, the socket only carries wake-up bytes, which it takes at any time.
         let backlog = self.pair.is_none() && self.backlog.load(Ordering::Acquire);
@@ -120,15 +121,15 @@ impl Link {
         self.pair.as_ref()
     }
 
-    /// Whether the link needs a turn, regardless of its socket.
+    /// Returns whether the link needs a turn, regardless of its socket.
     pub fn has_work(&self) -> bool {
-        !self.is_over()
-            && (self.doomed.load(Ordering::Acquire)
+        !self.loss_is_reported()
+            && (self.failing.load(Ordering::Acquire)
                 || self.pair.as_ref().is_some_and(|pair| pair.has_work(self.backlog.load(Ordering::Acquire))))
     }
 
-    /// Sends a message. If the body is in memory that the worker can read, only a reference is sent. Returns
-    /// `true` if the polling thread has to be woken: see [`send`](Self::send).
+    /// Sends a message. If the body is in memory that the worker can read, only a reference is sent. Returns `true` if
+    /// the polling thread must be woken: see [`send`](Self::send).
     pub fn send_message(&self, message: Message, arena: Option<&Arc<Arena>>) -> bool {
         let lent = self.loans.as_ref().zip(arena).and_then(|(loans, arena)| loans.lend(arena, &message.body));
         self.send(match lent {
@@ -137,24 +138,24 @@ impl Link {
         })
     }
 
-    /// Reclaims this worker's memory that the other one has read.
-    pub fn settle(&self) {
-        self.loans.iter().for_each(Loans::settle);
+    /// Reclaims the memory of this worker that the other worker has read.
+    pub fn reclaim(&self) {
+        self.loans.iter().for_each(Loans::reclaim);
     }
 
-    /// Sends a frame, and queues what the socket does not take. Returns `true` if the polling thread has to
-    /// be woken, because bytes were left or the link has failed.
+    /// Sends a frame, and queues the bytes that the socket does not accept. Returns `true` if the polling thread must
+    /// be woken, because bytes are queued or the link has failed.
     pub fn send(&self, frame: Frame) -> bool {
         let mut state = self.state.lock();
-        if self.is_over() || state.closing || state.broken.is_some() {
+        if self.loss_is_reported() || state.closing || state.broken.is_some() {
             return false;
         }
         if let Frame::Data(message) | Frame::Reference(message) = &frame
             && u32::try_from(message.head.len()).is_err()
         {
-            let text = format!("a head of {} bytes cannot be sent to it", message.head.len());
-            state.broken = Some(text);
-            self.doomed.store(true, Ordering::Release);
+            let reason = format!("a head of {} bytes cannot be sent to it", message.head.len());
+            state.broken = Some(reason);
+            self.failing.store(true, Ordering::Release);
             return true;
         }
         state.closing = matches!(frame, Frame::Goodbye | Frame::Leave);
@@ -162,69 +163,69 @@ impl Link {
         state.queue.push(frame);
         // Earlier frames are already waiting for the socket.
         if !waits {
-            state.write(SENT);
+            state.write(MAX_DIRECT_SEND);
             self.note(&state);
         }
         !waits && self.backlog.load(Ordering::Relaxed)
     }
 
-    /// Sends a heartbeat, unless other data is being sent. Also frees unused memory.
-    pub fn beat(&self) {
+    /// Sends a heartbeat, unless other data is being sent. Also frees memory that is not used.
+    pub fn send_heartbeat(&self) {
         let mut state = self.state.lock();
-        state.decoder.relax();
-        state.imports.iter_mut().for_each(Imports::relax);
+        state.decoder.trim();
+        state.imports.iter_mut().for_each(Imports::trim);
         drop(state);
-        self.settle();
+        self.reclaim();
         if !self.backlog.load(Ordering::Acquire) {
             self.send(Frame::Heartbeat);
         }
     }
 
-    /// Whether anything was received since the last query, or is ready to be read.
-    pub fn was_heard(&self) -> bool {
+    /// Returns whether anything was received since the last query, or is ready to be read.
+    pub fn take_received(&self) -> bool {
         let mut sockets = [poll::interest(&*self.socket, false)];
         let waits = poll::wait(&mut sockets, Duration::ZERO).is_ok() && poll::is_ready(&sockets[0]);
         if waits && let Some(pair) = &self.pair {
-            pair.mind_socket();
+            pair.mark_socket_event();
         }
-        std::mem::take(&mut self.state.lock().heard) || waits || self.has_work()
+        std::mem::take(&mut self.state.lock().has_received) || waits || self.has_work()
     }
 
-    /// Whether bytes have moved in either direction since the last query.
+    /// Returns whether bytes have moved in either direction since the last query.
     pub fn has_moved(&self) -> bool {
         std::mem::take(&mut self.state.lock().moved)
     }
 
-    /// Whether anything is queued for writing.
+    /// Returns whether anything is queued for writing.
     pub fn has_backlog(&self) -> bool {
         self.backlog.load(Ordering::Acquire)
     }
 
     /// Returns the message that was received in part, if there is one.
-    pub fn arriving(&self) -> Option<Arriving> {
-        self.state.lock().decoder.arriving()
+    pub fn partial_message(&self) -> Option<PartialMessage> {
+        self.state.lock().decoder.partial_message()
     }
 
-    /// Marks the worker as failed for this reason. The polling thread reports it.
-    pub fn doom(&self, reason: String) {
+    /// Marks the link as failed, with the reason. The polling thread reports it.
+    pub fn fail(&self, reason: String) {
         self.state.lock().broken.get_or_insert(reason);
-        self.doomed.store(true, Ordering::Release);
+        self.failing.store(true, Ordering::Release);
     }
 
-    /// Writes and reads without blocking, at most one turn in each direction. Returns `true` if there may be
-    /// more. This includes a partial message, because the rest usually follows at once.
+    /// Writes and reads without blocking, at most one turn in each direction. Returns `true` if there may be more to
+    /// read or write. This includes a partial message, because the rest usually follows immediately.
     ///
     /// Only the thread that polls may call this.
-    pub fn turn(&self, events: &mut Vec<Event>) -> bool {
-        if self.is_over() || (self.pair.is_some() && !self.has_work()) {
+    pub fn poll(&self, events: &mut Vec<Event>) -> bool {
+        if self.loss_is_reported() || (self.pair.is_some() && !self.has_work()) {
             return false;
         }
         let mut state = self.state.lock();
-        let mut more = state.write(TURN);
+        let mut more = state.write(TURN_BYTES);
         self.note(&state);
         let (mut read, before) = (0, events.len());
         let ended = loop {
-            if (read >= TURN || events.len() > before) && !state.stream.has_unread() {
+            if (read >= TURN_BYTES || events.len() > before) && !state.stream.has_unread() {
                 more = true;
                 break None;
             }
@@ -234,20 +235,20 @@ impl Link {
                 Ok(0) => break Some("it closed its connection".to_owned()),
                 Ok(length) => {
                     read += length;
-                    (state.heard, state.moved) = (true, true);
+                    (state.has_received, state.moved) = (true, true);
                     if let Some(reason) = self.take(&mut state, length, events) {
                         break Some(reason);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break state.broken.take(),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => break Some(state.broken.take().unwrap_or_else(|| text(&error))),
+                Err(error) => break Some(state.broken.take().unwrap_or_else(|| describe_error(&error))),
             }
         };
         more |= read > 0 && events.len() == before;
         if let Some(reason) = ended {
             state.queue.clear();
-            self.over.store(true, Ordering::Release);
+            self.loss_reported.store(true, Ordering::Release);
             self.backlog.store(false, Ordering::Release);
             state.finish();
             self.loans.iter().for_each(Loans::close);
@@ -259,7 +260,7 @@ impl Link {
         more
     }
 
-    /// Extracts the frames from the bytes read. Returns a reason if no more frames will follow.
+    /// Extracts the frames from the received bytes. If no more frames will follow, returns the reason.
     fn take(&self, state: &mut State, read: usize, events: &mut Vec<Event>) -> Option<String> {
         state.decoder.advance(read);
         loop {
@@ -273,7 +274,7 @@ impl Link {
                         Ok(body) => events.push(Event::Message(self.peer, Message { head, body })),
                         Err(error) => {
                             state.stream.end();
-                            return Some(format!("what it sent cannot be read: {error}"));
+                            return Some(format!("its data cannot be decoded: {error}"));
                         }
                     }
                 }
@@ -282,7 +283,7 @@ impl Link {
                 Ok(Some(Frame::Leave)) => return Some(crate::LEFT.to_owned()),
                 Err(error) => {
                     state.stream.end();
-                    return Some(format!("what it sent cannot be read: {error}"));
+                    return Some(format!("its data cannot be decoded: {error}"));
                 }
             }
         }
@@ -299,14 +300,14 @@ impl Link {
             self.backlog.store(backlog, Ordering::Release);
         }
         if state.broken.is_some() {
-            self.doomed.store(true, Ordering::Release);
+            self.failing.store(true, Ordering::Release);
         }
     }
 }
 
 impl State {
-    /// Writes about `most` bytes, which the last write may exceed. Returns `true` if something was written
-    /// and more is queued.
+    /// Writes about `most` bytes; the last write may exceed this number. Returns `true` if something was written and
+    /// more is queued.
     fn write(&mut self, most: usize) -> bool {
         let mut written = 0;
         let result = loop {
@@ -332,7 +333,7 @@ impl State {
             // The failure is reported after everything received before was read.
             Err(error) => {
                 self.queue.clear();
-                self.broken.get_or_insert(text(&error));
+                self.broken.get_or_insert(describe_error(&error));
             }
         }
         written > 0 && !self.queue.is_empty()
@@ -346,7 +347,7 @@ impl State {
 }
 
 /// Returns a short description of a connection's error.
-pub(crate) fn text(error: &io::Error) -> String {
+pub(crate) fn describe_error(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "connection reset".to_owned(),
         io::ErrorKind::TimedOut => "connection timed out".to_owned(),

@@ -1,11 +1,11 @@
-//! The transport whose workers are threads of this process, for tests, examples and experiments.
+//! The transport whose workers are threads of this process. It is used in tests, examples and experiments.
 
-use crate::{Drive, Message, Receiver, Transport};
+use crate::{Message, PollOutcome, Receiver, Transport};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A transport that delivers messages to the receivers of other workers on the sending thread.
+/// A transport that delivers each message to the receiver of the other worker, on the sending thread.
 pub struct Memory {
     worker: usize,
     receivers: Arc<Vec<Arc<dyn Receiver>>>,
@@ -13,9 +13,9 @@ pub struct Memory {
     ended: Arc<Vec<AtomicBool>>,
 }
 
-/// Creates the transports of workers with these receivers, by worker.
+/// Creates the transports of the workers that have the given receivers, sorted by worker.
 ///
-/// When a transport is closed or dropped, the other workers see its worker as disconnected.
+/// When a transport is closed or dropped, its worker is reported as disconnected to the others.
 pub fn transports(receivers: Vec<Arc<dyn Receiver>>) -> Vec<Memory> {
     let ended = Arc::new(receivers.iter().map(|_| AtomicBool::new(false)).collect::<Vec<_>>());
     let receivers = Arc::new(receivers);
@@ -35,8 +35,8 @@ impl Transport for Memory {
         }
     }
 
-    fn drive(&self, _patience: Duration, _is_there: &dyn Fn() -> bool) -> Drive {
-        Drive::Never
+    fn poll(&self, _patience: Duration, _is_there: &dyn Fn() -> bool) -> PollOutcome {
+        PollOutcome::Never
     }
 
     fn close(&self) {
@@ -44,7 +44,7 @@ impl Transport for Memory {
             return;
         }
         for (_, receiver) in self.receivers.iter().enumerate().filter(|(worker, _)| *worker != self.worker) {
-            receiver.lose(self.worker, crate::ENDED.to_owned());
+            receiver.mark_lost(self.worker, crate::ENDED.to_owned());
         }
     }
 }

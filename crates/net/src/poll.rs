@@ -1,4 +1,4 @@
-//! Waits until a socket can be read or written, and wakes a thread that waits for that.
+//! Waits until a socket can be read or written, and wakes a thread that waits in this way.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Read, Write};
@@ -6,10 +6,11 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// The maximum wait, so that the conversion to the system's type never fails.
+/// The maximum wait. It is limited so that the conversion to the system's type never fails.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// Returns the events to wait for at a socket: that it can be read and, if `write` is set, written.
+/// Returns the events of a socket for which to wait: that it can be read and, if `write` is `true`, that it can be
+/// written.
 pub(crate) fn interest<F: AsFd>(socket: &F, write: bool) -> PollFd<'_> {
     let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     PollFd::new(socket, flags)
@@ -29,12 +30,12 @@ pub(crate) fn wait(sockets: &mut [PollFd<'_>], patience: Duration) -> io::Result
     }
 }
 
-/// Whether a socket that was waited for is ready.
+/// Returns whether a socket that was waited for is ready.
 pub(crate) fn is_ready(socket: &PollFd<'_>) -> bool {
     !socket.revents().is_empty()
 }
 
-/// A socket that wakes a thread which waits for several sockets.
+/// A socket that wakes a thread that waits for several sockets.
 #[derive(Debug)]
 pub(crate) struct Waker {
     here: UnixStream,
@@ -49,13 +50,13 @@ impl Waker {
         Ok(Self { here, there })
     }
 
-    /// Wakes the waiting thread, or the next one that waits.
+    /// Wakes the waiting thread or, if none is waiting, the next one that waits.
     pub fn wake(&self) {
         // If the socket is full, the thread was already woken.
         let _ = (&self.there).write(&[1]);
     }
 
-    /// Returns the event to wait for.
+    /// Returns the event for which to wait.
     pub fn interest(&self) -> PollFd<'_> {
         interest(&self.here, false)
     }

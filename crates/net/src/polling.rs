@@ -8,10 +8,11 @@ use std::time::Duration;
 const SPIN: Duration = Duration::from_micros(200);
 
 /// The longest pause between two polls.
-const NAP: Duration = Duration::from_millis(1);
+const MAX_PAUSE: Duration = Duration::from_millis(1);
 
-/// Polls until there is an answer, for at most `patience` and at least once.
-pub fn until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+/// Calls `ask` until it returns a value, for at most `patience` and at least once. Returns `None` if it has not
+/// returned a value by then.
+pub fn poll_until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let (watch, mut deadline) = (Stopwatch::start(), Deadline::after(patience));
     loop {
         if let Some(answer) = ask() {
@@ -25,19 +26,19 @@ pub fn until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> Optio
         if waited < SPIN {
             std::thread::yield_now();
         } else {
-            std::thread::park_timeout((waited / 8).min(NAP).min(slice));
+            std::thread::park_timeout((waited / 8).min(MAX_PAUSE).min(slice));
         }
     }
 }
 
-/// Runs a closure that may never end on a thread of its own, and waits for it for at most `patience`. The
-/// closure keeps what it owns until it ends. If no thread can be started, it does not run and is never
+/// Runs a closure that may never end on a separate thread, and waits for it for at most `patience`. The values that the
+/// closure owns are dropped only when it ends. If no thread can be started, the closure does not run and is never
 /// dropped.
 pub fn wait_or_leave(name: &str, patience: Duration, run: impl FnOnce() + Send + 'static) {
     let run = ManuallyDrop::new(run);
     let thread = std::thread::Builder::new().name(name.into()).spawn(move || ManuallyDrop::into_inner(run)());
     if let Ok(thread) = thread {
-        until(patience, || thread.is_finished().then_some(()));
+        poll_until(patience, || thread.is_finished().then_some(()));
     }
 }
 
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ends_is_waited_for_and_what_never_does_is_left() {
+    fn a_closure_that_ends_is_awaited_and_an_endless_one_is_abandoned() {
         let (says, said) = std::sync::mpsc::channel();
         let never = says.clone();
         wait_or_leave("ends", Duration::from_secs(60), move || says.send(()).unwrap());
@@ -61,20 +62,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_found_at_once_and_what_comes_later_too() {
-        assert_eq!(until(Duration::ZERO, || Some(1)), Some(1));
+    fn present_and_later_values_are_found() {
+        assert_eq!(poll_until(Duration::ZERO, || Some(1)), Some(1));
         let mut asked = 0;
         let third = || {
             asked += 1;
             (asked == 3).then_some(asked)
         };
-        assert_eq!(until(Duration::from_secs(60), third), Some(3));
+        assert_eq!(poll_until(Duration::from_secs(60), third), Some(3));
     }
 
     #[test]
-    fn what_never_comes_is_given_up_at_the_deadline() {
+    fn a_missing_value_is_abandoned_at_the_deadline() {
         let (watch, patience) = (Stopwatch::start(), Duration::from_millis(20));
-        assert_eq!(until(patience, || None::<()>), None);
+        assert_eq!(poll_until(patience, || None::<()>), None);
         assert!(watch.elapsed() >= patience, "{:?}", watch.elapsed());
     }
 }

@@ -16,11 +16,11 @@ pub(crate) struct Ready {
     pub others: Vec<bool>,
 }
 
-/// A guard that tells the other side of a link that a thread sleeps and has to be woken.
+/// A guard that marks a thread as sleeping, so that the other side of the link wakes it.
 struct Asleep<'a>(&'a Pair);
 
 impl<'a> Asleep<'a> {
-    fn beside(pair: &'a Pair) -> Self {
+    fn new(pair: &'a Pair) -> Self {
         pair.begin_sleep();
         Self(pair)
     }
@@ -34,11 +34,11 @@ impl Drop for Asleep<'_> {
 
 /// Waits until one of the links needs a turn or one of the other sockets is ready, for at most `patience`.
 pub(crate) fn wait<'a>(links: &'a [Link], others: Vec<PollFd<'a>>, patience: Duration) -> io::Result<Ready> {
-    let alive = || links.iter().enumerate().filter(|(_, link)| !link.is_over());
+    let alive = || links.iter().enumerate().filter(|(_, link)| !link.loss_is_reported());
     let asleep: Vec<_> = if patience.is_zero() {
         Vec::new()
     } else {
-        alive().filter_map(|(_, link)| link.pair()).map(|pair| Asleep::beside(pair)).collect()
+        alive().filter_map(|(_, link)| link.pair()).map(|pair| Asleep::new(pair)).collect()
     };
     // Changes made before the other side saw that this thread sleeps are visible here.
     let mut ready: Vec<_> = links.iter().map(Link::has_work).collect();
@@ -52,7 +52,7 @@ pub(crate) fn wait<'a>(links: &'a [Link], others: Vec<PollFd<'a>>, patience: Dur
     let at_links = happened.split_off(before);
     for ((at, link), happened) in waited.into_iter().zip(at_links) {
         if happened && let Some(pair) = link.pair() {
-            pair.mind_socket();
+            pair.mark_socket_event();
         }
         ready[at] |= happened || link.has_work();
     }

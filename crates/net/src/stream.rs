@@ -10,20 +10,20 @@ use std::sync::Arc;
 /// The maximum number of bytes of ciphertext to read at once.
 const STAGED: usize = 64 << 10;
 
-/// The maximum number of unsent bytes in rustls.
+/// The maximum number of unsent bytes that rustls buffers.
 const UNSENT: usize = 256 << 10;
 
 /// A connection that never blocks: an operation that would block fails with
 /// [`WouldBlock`](io::ErrorKind::WouldBlock).
 ///
-/// If two workers share memory, all bytes go through it. The socket then carries bytes that wake the other
-/// side, and shows its end.
+/// If two workers share memory, all bytes are sent through it. The socket then only carries bytes that wake the other
+/// side, and its end shows that the other side has exited.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: Arc<TcpStream>,
     tls: Option<Box<Tls>>,
     pair: Option<Arc<Pair>>,
-    /// The end of the socket, while shared memory still has bytes that were written before.
+    /// The result at the end of the socket, while shared memory still contains bytes that were written before.
     ended: Option<io::Result<()>>,
 }
 
@@ -34,7 +34,7 @@ struct Tls {
     staged: Box<[u8]>,
     from: usize,
     to: usize,
-    /// The number of decrypted bytes that were not read.
+    /// The number of decrypted bytes that have not been read yet.
     plain: usize,
 }
 
@@ -46,7 +46,7 @@ impl Stream {
         Ok(Self { socket: Arc::new(socket), tls: None, pair: None, ended: None })
     }
 
-    /// Creates a connection in TLS. Its handshake takes place during reads and writes.
+    /// Creates a connection in TLS. The TLS handshake takes place during reads and writes.
     pub fn tls(socket: TcpStream, mut connection: Connection) -> io::Result<Self> {
         connection.set_buffer_limit(Some(UNSENT));
         let staged = vec![0; STAGED].into_boxed_slice();
@@ -54,8 +54,8 @@ impl Stream {
         Ok(Self { tls: Some(Box::new(tls)), ..Self::plain(socket)? })
     }
 
-    /// Sends all further bytes through this memory. Both sides must do so at the same point.
-    pub fn sharing(mut self, pair: Option<Arc<Pair>>) -> Self {
+    /// Sends all further bytes through shared memory if `pair` is given. Both sides must call this at the same point.
+    pub fn with_shared_memory(mut self, pair: Option<Arc<Pair>>) -> Self {
         self.pair = pair;
         self
     }
@@ -65,21 +65,21 @@ impl Stream {
         self.pair.as_ref()
     }
 
-    /// Returns the socket, to wait for.
+    /// Returns the socket, so that the caller can wait for it.
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }
 
-    /// Returns the certificate of the other side, once TLS has verified it.
+    /// Returns the certificate of the other side, if TLS has verified it.
     pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
         self.tls.as_ref()?.connection.peer_certificates()?.first()
     }
 
-    /// Reads received bytes. Returns 0 at the end.
+    /// Reads received bytes. Returns the number of bytes, or 0 at the end of the stream.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let Some(pair) = self.pair.clone() else { return self.receive(into) };
         let mut read = pair.read(into).map_err(io::Error::other)?;
-        if read == 0 && self.ended.is_none() && pair.take_socket() {
+        if read == 0 && self.ended.is_none() && pair.take_socket_event() {
             read = self.look_again(&pair, into)?;
         }
         if read == 0 {
@@ -88,14 +88,14 @@ impl Stream {
                 None => Err(io::ErrorKind::WouldBlock.into()),
             };
         }
-        if pair.must_tell_of_room() {
+        if pair.must_notify_room() {
             self.wake()?;
         }
         Ok(read)
     }
 
-    /// Checks the socket after the ring was found empty, and checks the ring again: bytes may have been
-    /// written in between, before the byte that wakes or the end.
+    /// Checks the socket after the ring was found empty, and then checks the ring again, because bytes may have been
+    /// written in between, before the wake-up byte or the end of the stream.
     fn look_again(&mut self, pair: &Pair, into: &mut [u8]) -> io::Result<usize> {
         let mut bytes = [0; 64];
         self.ended = loop {
@@ -107,10 +107,10 @@ impl Stream {
                 Err(error) => break Some(Err(error)),
             }
         };
-        pair.has_woken();
+        pair.record_wake();
         let read = pair.read(into).map_err(io::Error::other)?;
         if self.ended.is_some() {
-            pair.mind_socket();
+            pair.mark_socket_event();
         }
         Ok(read)
     }
@@ -122,19 +122,19 @@ impl Stream {
         }
     }
 
-    /// Whether there are bytes to read that a wait for the socket would miss.
+    /// Returns whether there are bytes to read that a wait for the socket would miss.
     pub fn has_unread(&self) -> bool {
         self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.plain > 0 || tls.from < tls.to)
     }
 
-    /// Writes without blocking. The bytes may still have to be [flushed](Self::flush).
+    /// Writes without blocking. The written bytes may have to be [flushed](Self::flush) later.
     pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let Some(pair) = &self.pair else { return self.transmit(slices) };
         let written = pair.write(slices).map_err(io::Error::other)?;
         if written == 0 && slices.iter().any(|slice| !slice.is_empty()) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        if pair.must_ring() {
+        if pair.must_wake() {
             self.wake()?;
         }
         Ok(written)
@@ -158,12 +158,12 @@ impl Stream {
         }
     }
 
-    /// Whether written bytes were not passed to the system yet.
+    /// Returns whether written bytes have not been passed to the system yet.
     pub fn has_unsent(&self) -> bool {
         self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.connection.wants_write())
     }
 
-    /// Whether the other side has begun a TLS handshake that this side can continue.
+    /// Returns whether the other side has begun a TLS handshake that this side can continue.
     pub fn has_begun(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.connection.protocol_version().is_some())
     }
@@ -176,7 +176,7 @@ impl Stream {
         }
     }
 
-    /// Tells the other side that nothing more follows.
+    /// Signals to the other side that no more data will be sent.
     pub fn finish(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.connection.send_close_notify();
@@ -264,12 +264,12 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_is_written_between_the_looks_at_ring_and_socket_comes_before_the_end() {
+    fn bytes_written_between_polls_of_ring_and_socket_precede_the_end() {
         let (mine, theirs) = pair();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (other, _) = listener.accept().unwrap();
-        let mut stream = Stream::plain(socket).unwrap().sharing(Some(mine.clone()));
+        let mut stream = Stream::plain(socket).unwrap().with_shared_memory(Some(mine.clone()));
         let mut into = [0; 10];
         // The first check finds nothing.
         assert_eq!(stream.read(&mut into).unwrap_err().kind(), io::ErrorKind::WouldBlock);

@@ -1,15 +1,15 @@
-//! Activations that a layer applies to its product.
+//! Activations that are applied as part of a layer's operation.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Activation;
 use distribute_base::internal::{Number, choose};
 
-/// An activation whose derivative follows from its output, so that its input need not be kept.
+/// An activation whose derivative can be computed from its output, so that its input need not be kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FromOutput {
     Relu,
     Sigmoid,
-    /// The leaky relu with this slope below zero, which is positive.
+    /// A leaky relu. The value is the slope for negative inputs, which must be positive.
     LeakyRelu(f64),
 }
 
@@ -23,8 +23,8 @@ impl FromOutput {
         }
     }
 
-    /// Applies the activation by candle's operations, on any device. candle's own relus have the slope of
-    /// positive inputs at 0.
+    /// Applies the activation with candle's operations, on any device. The gradient of a relu at 0 is that of negative
+    /// inputs, unlike with candle's own relus.
     pub(super) fn composed(self, x: &Tensor) -> Result<Tensor> {
         if x.elem_count() == 0 {
             return Ok(x.clone());
@@ -37,7 +37,7 @@ impl FromOutput {
         }
     }
 
-    /// Computes the gradient of the inputs from that of the outputs, by candle's operations.
+    /// Computes the gradient of the inputs from the outputs `y` and the outputs' gradient, with candle's operations.
     pub(super) fn composed_backward(self, y: &Tensor, upstream: &Tensor) -> Result<Tensor> {
         match self {
             Self::Relu => choose(&y.gt(&y.zeros_like()?)?, upstream, &upstream.zeros_like()?),
@@ -46,7 +46,7 @@ impl FromOutput {
         }
     }
 
-    /// Computes the gradient of the inputs from that of the outputs.
+    /// Computes the gradient of the inputs from the outputs and the outputs' gradient.
     pub(super) fn backward<T: Number>(self, outputs: &[T], gradient: &[T]) -> Vec<T> {
         let (zero, one, pairs) = (T::of(0.), T::of(1.), gradient.iter().zip(outputs));
         match self {

@@ -1,4 +1,4 @@
-//! Attention in one operation: scores, softmax and the weighted mean of values, head by head.
+//! Attention as a single operation: scores, softmax and the weighted mean of values, one head after another.
 
 use super::exp::Exp;
 use super::gemm::{Matrix, product};
@@ -9,13 +9,13 @@ use distribute_base::internal::{Number, is_native, operand, to_device, with_elem
 use distribute_tensor::without_elements;
 use std::sync::OnceLock;
 
-/// The settings of an attention, without its operands.
+/// The settings of an attention operation, without its operands.
 pub(super) struct Attention {
-    /// The mask added to scores: `[1 or batch, 1 or heads, queries, keys]`.
+    /// The mask that is added to the scores: `[1 or batch, 1 or heads, queries, keys]`.
     mask: Option<Tensor>,
     causal: bool,
     scale: f64,
-    /// The cap of scores; 1 for none.
+    /// The cap of the scores; 1 means no cap.
     softcapping: f64,
     sizes: Sizes,
 }
@@ -24,7 +24,7 @@ pub(super) struct Attention {
 struct Sizes {
     batch: usize,
     heads: usize,
-    /// The number of heads of keys and values; each serves `heads / kv_heads` heads of queries.
+    /// The number of heads of keys and values. Each of them is used by `heads / kv_heads` heads of queries.
     kv_heads: usize,
     queries: usize,
     keys: usize,
@@ -60,10 +60,10 @@ impl Sizes {
         )
     }
 
-    /// Returns the head of keys and values for a head of queries, and whether this head of queries is the
-    /// first that uses it.
+    /// Returns the head of keys and values that a head of queries uses, and whether this head of queries is the first
+    /// to use it.
     ///
-    /// Heads are counted over the batch.
+    /// Heads are numbered consecutively over the complete batch.
     fn pair(&self, head: usize) -> (usize, bool) {
         let (example, head, each) = (head / self.heads, head % self.heads, self.heads / self.kv_heads);
         (example * self.kv_heads + head / each, head.is_multiple_of(each))
@@ -74,8 +74,8 @@ impl Attention {
     /// Checks the operands and creates the attention.
     ///
     /// # Errors
-    /// - The shapes do not fit.
-    /// - The cap is not positive.
+    /// - An error if the shapes do not match.
+    /// - An error if the cap is not positive.
     pub(super) fn new(
         (q, k, v): (&Tensor, &Tensor, &Tensor),
         mask: Option<&Tensor>,
@@ -86,7 +86,7 @@ impl Attention {
         let sizes = Sizes::new(q, k, v)?;
         if causal && sizes.queries > sizes.keys {
             bail!(
-                "sdpa: with {} keys for {} queries, the first queries have no key before them; leave do_causal away",
+                "sdpa: with {} keys for {} queries, the first queries have no earlier key; do not set do_causal",
                 sizes.keys,
                 sizes.queries
             );
@@ -118,7 +118,7 @@ impl Attention {
         q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, operation)
     }
 
-    /// Computes attention by candle's operations that have gradients.
+    /// Computes attention with candle operations that have gradients.
     fn composed(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let Sizes { batch, heads, kv_heads, queries, keys, value, .. } = self.sizes;
         if batch == 0 {
@@ -151,7 +151,8 @@ impl Attention {
         softmax_last_dim(&scores)?.matmul(&v)
     }
 
-    /// Scales the scores of one head, counted over the batch, and masks the keys that a query must not see.
+    /// Scales the scores of one head, adds the mask, and hides the keys that a query must not see. Heads are numbered
+    /// consecutively over the complete batch.
     fn finish<T: Number>(&self, scores: &mut [T], head: usize, mask: Option<&[T]>) {
         let Sizes { heads, queries, keys, .. } = self.sizes;
         let scale = T::of(self.scale);
@@ -170,7 +171,7 @@ impl Attention {
     }
 }
 
-/// Converts a mask to the tensor added to scores, `[1 or batch, 1 or heads, queries, keys]`.
+/// Converts a mask to a tensor that can be added to the scores, `[1 or batch, 1 or heads, queries, keys]`.
 fn added(mask: &Tensor, sizes: &Sizes, q: &Tensor) -> Result<Tensor> {
     let Sizes { batch, heads, queries, keys, .. } = *sizes;
     let full = [batch, heads, queries, keys];
@@ -189,7 +190,7 @@ fn added(mask: &Tensor, sizes: &Sizes, q: &Tensor) -> Result<Tensor> {
         }
         dtype if dtype == q.dtype() => mask,
         dtype => bail!(
-            "sdpa: a mask is of u8 (what is not 0 is hidden), or of the queries' {:?} (it is added), not of {dtype:?}",
+            "sdpa: a mask has dtype u8 (elements other than 0 are hidden) or the queries' {:?} (it is added), not {dtype:?}",
             q.dtype()
         ),
     };
@@ -200,9 +201,9 @@ fn added(mask: &Tensor, sizes: &Sizes, q: &Tensor) -> Result<Tensor> {
 /// The fused operation on contiguous operands.
 struct Fused<T> {
     attention: Attention,
-    /// Whether the weights are kept for backward.
+    /// Whether the attention weights are kept for the backward pass.
     keep: bool,
-    /// The attention weights: for each head, a row of `keys` for each query.
+    /// The attention weights. For each head and query, there is a row with a weight for each key.
     weights: OnceLock<Vec<T>>,
 }
 
@@ -233,7 +234,7 @@ impl<T: Exp> Fused<T> {
         out
     }
 
-    /// Computes the requested gradients of queries, keys and values.
+    /// Computes the gradients of queries, keys and values for which `asked` is `true`.
     fn gradients(
         &self,
         (q, k, v): (&[T], &[T], &[T]),

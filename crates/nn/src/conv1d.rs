@@ -1,4 +1,4 @@
-//! Convolution of sequences, computed as images of one row.
+//! Convolutions of sequences, which are computed as convolutions of images with one row.
 
 use super::Conv2d;
 use super::conv2d::padded;
@@ -7,11 +7,11 @@ use candle_nn::{Conv1dConfig, Conv2dConfig, VarBuilder};
 
 /// A convolution of sequences: candle_nn's `Conv1d` with correct gradients.
 ///
-/// On the CPU, candle 0.11 computes a wrong gradient for the weight if a batch has several sequences. For the
-/// input, its gradient is wrong if there is no padding.
+/// On the CPU, candle 0.11 computes a wrong gradient of the weight if a batch contains several sequences, and a wrong
+/// gradient of the input if there is no padding.
 ///
-/// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[out, in / groups, width]`,
-/// the bias `[out]`. The layer is computed as a [`Conv2d`] of images of one row.
+/// `x` has shape `[n, in, length]`, and the result has shape `[n, out, …]`. The weight has shape `[out, in / groups,
+/// width]`, and the bias `[out]`. The layer is computed as a [`Conv2d`] of images with one row.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -69,22 +69,22 @@ impl From<candle_nn::Conv1d> for Conv1d {
 }
 
 impl Conv1d {
-    /// Creates a layer from a weight `[out, in / groups, width]` and a bias `[out]`.
+    /// Creates a layer from a weight of shape `[out, in / groups, width]` and a bias of shape `[out]`.
     pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv1dConfig) -> Self {
         Self { weight, bias, config }
     }
 
-    /// Returns the weight, `[out, in / groups, width]`.
+    /// Returns the weight, of shape `[out, in / groups, width]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// Returns the bias, `[out]`, if the layer has one.
+    /// Returns the bias, of shape `[out]`, or `None` if the layer has none.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
-    /// Returns stride, padding, dilation and groups.
+    /// Returns the configuration: stride, padding, dilation and groups.
     pub fn config(&self) -> &Conv1dConfig {
         &self.config
     }

@@ -1,17 +1,18 @@
 //! Transposed convolutions of images and sequences.
 
+use super::autocast;
 use super::conv2d::{self, padded};
 use super::operation::require_size;
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::{Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig, VarBuilder};
 use distribute_tensor::without_elements;
 
-/// A transposed convolution of images: candle_nn's `ConvTranspose2d`, with gradients for any size of image.
+/// A transposed convolution of images: candle_nn's `ConvTranspose2d`, with gradients for images of any size.
 ///
-/// On CPUs, the bias is part of the operation.
+/// On the CPU, the same operation adds the bias.
 ///
-/// `x` has shape `[n, in, height, width]` and the result `[n, out, …, …]`; the weight is `[in, out, …, …]`, the
-/// bias `[out]`.
+/// `x` has shape `[n, in, height, width]`, and the result has shape `[n, out, …, …]`. The weight has shape `[in,
+/// out, …, …]`, and the bias `[out]`.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor, Var};
@@ -35,10 +36,11 @@ pub struct ConvTranspose2d {
     config: ConvTranspose2dConfig,
 }
 
-/// A transposed convolution of sequences: candle_nn's `ConvTranspose1d`, with gradients, which candle 0.11 lacks.
+/// A transposed convolution of sequences: candle_nn's `ConvTranspose1d` with gradients, which candle 0.11 does not
+/// support.
 ///
-/// `x` has shape `[n, in, length]` and the result `[n, out, …]`; the weight is `[in, out / groups, width]`,
-/// the bias `[out]`. The layer is computed as a transposed convolution of images of one row.
+/// `x` has shape `[n, in, length]`, and the result has shape `[n, out, …]`. The weight has shape `[in, out / groups,
+/// width]`, and the bias `[out]`. The layer is computed as a transposed convolution of images with one row.
 #[doc(alias = "tf.keras.layers.Conv1DTranspose")]
 #[doc(alias = "tf.nn.conv1d_transpose")]
 #[derive(Clone, Debug)]
@@ -48,7 +50,8 @@ pub struct ConvTranspose1d {
     config: ConvTranspose1dConfig,
 }
 
-/// Defines `$layer` on top of candle_nn's layer of the same name, with the functions `$make` that create it.
+/// Defines the layer `$layer`, which wraps candle_nn's layer of the same name, and the functions `$make` that create
+/// it.
 macro_rules! layer {
     ($layer:ident, $config:ident, $weight:literal, $($make:ident: $what:literal),+) => {
         $(
@@ -84,12 +87,12 @@ macro_rules! layer {
                 &self.weight
             }
 
-            /// Returns the bias, `[out]`, if the layer has one.
+            /// Returns the bias, of shape `[out]`, or `None` if the layer has none.
             pub fn bias(&self) -> Option<&Tensor> {
                 self.bias.as_ref()
             }
 
-            /// Returns paddings, stride and dilation.
+            /// Returns the configuration: paddings, stride and dilation.
             pub fn config(&self) -> &$config {
                 &self.config
             }
@@ -128,12 +131,15 @@ impl Module for ConvTranspose1d {
         let config = Conv2dConfig { padding: 0, stride, dilation, groups, cudnn_fwd_algo: None };
         // Rows above and below are not cropped: both paddings apply to the length only.
         let whole = forward(&x.unsqueeze(2)?, &self.weight.unsqueeze(2)?, None, &config, 0)?.squeeze(2)?;
-        let size = cut("conv_transpose1d", whole.dim(2)?, padding, output_padding)?;
+        let size = crop("conv_transpose1d", whole.dim(2)?, padding, output_padding)?;
         let y = padded("conv_transpose1d", &whole, 2, [0, output_padding])?
             .narrow(2, padding, size)?
             .contiguous()?;
         match &self.bias {
-            Some(bias) if y.elem_count() > 0 => y.broadcast_add(&bias.reshape((1, bias.dims1()?, 1))?),
+            Some(bias) if y.elem_count() > 0 => {
+                let bias = if autocast::widens(&y) { &bias.to_dtype(y.dtype())? } else { bias };
+                y.broadcast_add(&bias.reshape((1, bias.dims1()?, 1))?)
+            }
             _ => Ok(y),
         }
     }
@@ -171,14 +177,33 @@ fn forward(
     let whole = [whole(height, k_height), whole(width, k_width)];
     let [rows, columns] = whole.map(|whole| whole.saturating_add(output_padding));
     require_size("conv_transpose2d", &[images, channels * groups, rows, columns])?;
-    let size = |whole| cut("conv_transpose2d", whole, padding, output_padding);
+    let size = |whole| crop("conv_transpose2d", whole, padding, output_padding);
     let size = [size(whole[0])?, size(whole[1])?];
     if images == 0 {
         return without_elements(&[0, channels * groups, size[0], size[1]], x.dtype(), x.device());
     }
+    let converted = autocast::compute_dtype(x, weight);
+    let x = &converted.map_or(Ok(x.clone()), |dtype| x.to_dtype(dtype))?;
     if let Some(y) = conv2d::transposed(x, weight, bias, size, config)? {
         return Ok(y);
     }
+    let Some(dtype) = converted else { return stock(x, weight, bias, size, config, output_padding) };
+    let inner = autocast::convolution_dtype(x, dtype);
+    let (weight, bias) = autocast::parameters(weight, bias, inner)?;
+    stock(&x.to_dtype(inner)?, &weight, bias.as_ref(), size, config, output_padding)?.to_dtype(dtype)
+}
+
+/// Applies candle's operations, to operands of the same dtype. `size` is the height and width of the result.
+fn stock(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    size: [usize; 2],
+    config: &Conv2dConfig,
+    output_padding: usize,
+) -> Result<Tensor> {
+    let Conv2dConfig { padding, stride, dilation, groups, .. } = *config;
+    let all = x.dim(1)?;
     // Compute the complete result first: its gradients are correct for any size, even by candle's own
     // backward.
     let part = |number: usize| {
@@ -198,10 +223,11 @@ fn forward(
     }
 }
 
-/// Returns the size of an axis after adding `output_padding` at its end and cropping `padding` at both ends.
-fn cut(name: &str, whole: usize, padding: usize, output_padding: usize) -> Result<usize> {
+/// Returns the size of an axis after `output_padding` elements are added at its end and `padding` elements are removed
+/// at both ends.
+fn crop(name: &str, whole: usize, padding: usize, output_padding: usize) -> Result<usize> {
     let size = whole.checked_add(output_padding).zip(padding.checked_mul(2));
-    match size.and_then(|(size, cut)| size.checked_sub(cut)) {
+    match size.and_then(|(size, crop)| size.checked_sub(crop)) {
         Some(size) if size > 0 => Ok(size),
         _ => bail!(
             "{name}: a padding of {padding} cuts off all of the {whole} + {output_padding} elements along an axis"

@@ -6,26 +6,26 @@ use distribute_core::internal::default_context;
 use distribute_core::{ReplicaContext, get_replica_context};
 use distribute_tensor::random::Draws;
 
-/// A layer that drops elements at random while training, and scales the remaining ones by 1 / (1 - p).
+/// A layer that, during training, drops elements at random and scales the remaining ones by 1 / (1 - p).
 ///
-/// The mask depends on the seed, the name, the step, and the number of calls with this name in this step. The
-/// mask of an element depends on its row in the global batch and its position in the row, but not on the
-/// thread or the replica. So R replicas drop the same elements as one device on the same global batch,
-/// including uneven and empty per-replica batches, and runs are reproducible.
+/// The mask depends on the seed, the name, the step, and the number of calls with this name in the step. Whether an
+/// element is dropped also depends on its row in the global batch and its position in the row, but not on the thread or
+/// the replica. N replicas therefore drop the same elements as a single device with the same global batch, even if some
+/// per-replica batches are smaller or empty, and runs are reproducible.
 ///
-/// - **Step** is the number of this [`run`](distribute_core::Strategy::run) on its strategy. To resume a
-///   training in another process with the same masks, restore that number with
-///   [`Strategy::set_steps`](distribute_core::Strategy::set_steps). Outside `run`, and in cross-replica
-///   context, the step is 0 and calls are counted for the whole process, so threads race for their masks.
-/// - **Rows in the global batch** are used if `run` receives a per-replica batch ([`ReplicaContext::rows`]).
-///   The input's first dimension has to be its number of rows, or a multiple (as in
-///   `[rows * words, features]`). Otherwise each replica's masks depend on its id: they are reproducible for
-///   the same number of replicas.
-/// - **Names** give layers independent masks: use a unique one for each, such as `vb.prefix()`. The layer has
-///   no variable, so checkpoints of the model do not change.
+/// - **The step** is the sequence number of the current [`run`](distribute_core::Strategy::run) of its strategy. To
+///   continue training in another process with the same masks, restore that number with
+///   [`Strategy::set_steps`](distribute_core::Strategy::set_steps). Outside `run`, and in cross-replica context, the
+///   step is 0 and calls are counted for the complete process, so masks depend on the order of threads.
+/// - **Rows in the global batch** are used if `run` gets a per-replica batch ([`ReplicaContext::rows`]). The first
+///   dimension of the input must be its number of rows, or a multiple of it (as in `[rows * words, features]`).
+///   Otherwise the masks of each replica depend on its id, so they are only reproducible for the same number of
+///   replicas.
+/// - **Names** make the masks of layers independent. Use a unique name for each layer, such as `vb.prefix()`. The
+///   layer has no variables, so checkpoints of the model do not change.
 ///
-/// The backward pass computes the mask again instead of storing it. Inputs are floats of any shape. On a
-/// device, the mask is computed on the CPU and copied to the device, one byte for each element.
+/// The backward pass computes the mask again instead of storing it. Inputs are floats of any shape. If the input is on
+/// a device, the mask is computed on the CPU and copied to the device, at one byte per element.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -39,8 +39,8 @@ use distribute_tensor::random::Draws;
 ///     let pieces = strategy.run(batch, |_, piece| Ok(dropout.forward(&piece, true)?))?;
 ///     Ok(Tensor::cat(pieces.values(), 0)?.flatten_all()?.to_vec1()?)
 /// };
-/// let two = dropped(&*MirroredStrategy::new(["cpu:0", "cpu:1"])?)?;
-/// assert_eq!(two, dropped(&*OneDeviceStrategy::new("cpu:0")?)?);
+/// let two = dropped(&MirroredStrategy::new(["cpu:0", "cpu:1"])?)?;
+/// assert_eq!(two, dropped(&OneDeviceStrategy::new("cpu:0")?)?);
 /// assert!(two.contains(&0.) && two.contains(&2.));
 /// # Ok::<(), distribute::Error>(())
 /// ```
@@ -53,11 +53,11 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Creates a layer that drops elements with probability `p`, in [0, 1), by masks derived from `seed` and
-    /// `name`.
+    /// Creates a layer that drops elements with probability `p`, which must be in [0, 1). The masks are derived from
+    /// `seed` and `name`.
     ///
     /// # Errors
-    /// Returns an error if `p` is not in [0, 1).
+    /// - An error if `p` is not in [0, 1).
     pub fn new(p: f32, seed: u64, name: &str) -> Result<Self> {
         if !(0. ..1.).contains(&p) {
             bail!("dropout {name:?}: the probability has to be in [0, 1), not {p}");
@@ -65,11 +65,11 @@ impl Dropout {
         Ok(Self { p, draws: random::draws(seed, name) })
     }
 
-    /// Returns `xs` with elements dropped if `train`, and `xs` itself otherwise. The gradient passes through
+    /// Returns `xs` with some elements dropped if `train` is `true`, and `xs` itself otherwise. Gradients flow through
     /// the elements that are kept.
     ///
     /// # Errors
-    /// Returns an error if `xs` is a tensor of integers.
+    /// - An error if `xs` is a tensor of integers.
     pub fn forward(&self, xs: &Tensor, train: bool) -> Result<Tensor> {
         if !train || self.p == 0. {
             return Ok(xs.clone());
@@ -112,30 +112,30 @@ impl candle_nn::ModuleT for Dropout {
     }
 }
 
-/// Returns the position in the global batch of the first of `size` input rows, if the per-replica batch has
-/// `rows`.
+/// Returns the position of the first input row in the global batch. `rows` are the rows of the per-replica batch, and
+/// `size` is the number of input rows. Returns `None` if these numbers do not match.
 ///
-/// If `size` is a multiple of the number of `rows`, each row stands for several input rows.
+/// If `size` is a multiple of the number of rows in the batch, each row of the batch corresponds to several input rows.
 fn first_row(rows: Option<std::ops::Range<usize>>, size: usize) -> Option<usize> {
     let rows = rows.filter(|rows| !rows.is_empty() && size.is_multiple_of(rows.len()))?;
     Some(rows.start * (size / rows.len()))
 }
 
-/// The operation that drops and scales. It is its own gradient.
+/// The operation that drops and scales elements. Its gradient is the same operation.
 #[derive(Clone)]
 struct Mask {
     draws: Draws,
     first_row: usize,
-    /// The bound of random bits: an element is dropped if its 32 bits are below it.
+    /// The threshold for dropping: an element is dropped if its 32 random bits are less than this number.
     threshold: u32,
     scale: f64,
 }
 
 impl Mask {
-    /// Applies the mask by candle's operations on any device. The mask itself is computed on the CPU.
+    /// Applies the mask with candle's operations on any device. The mask itself is computed on the CPU.
     fn composed(&self, xs: &Tensor) -> Result<Tensor> {
         if xs.dtype().is_int() {
-            bail!("dropout: input must be of floats");
+            bail!("dropout: the input must have a float dtype");
         }
         if xs.elem_count() == 0 {
             return Ok(xs.clone());
@@ -150,7 +150,7 @@ impl Mask {
         Ok(T::to_cpu_storage_owned(self.each(source, layout.dims(), |x| x * scale)))
     }
 
-    /// Returns the result of `kept` for each kept element, and zeros for the others.
+    /// Calls `kept` for each element that is kept, and returns the results. Dropped elements are zeros.
     fn each<T: WithDType>(&self, source: &[T], dims: &[usize], kept: impl Fn(T) -> T) -> Vec<T> {
         let width = dims.get(1..).unwrap_or_default().iter().product::<usize>().max(1);
         let zero = T::zero();
@@ -183,7 +183,7 @@ impl CustomOp1 for Mask {
         let dropped = match storage {
             CpuStorage::F32(_) => self.apply::<f32>(storage, layout),
             CpuStorage::F64(_) => self.apply::<f64>(storage, layout),
-            _ => bail!("dropout: input must be of floats"),
+            _ => bail!("dropout: the input must have a float dtype"),
         };
         Ok((dropped?, layout.shape().clone()))
     }
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_row_is_known_where_the_input_has_the_pieces_rows() {
+    fn the_first_row_is_static_if_the_input_has_the_rows_of_the_batch() {
         assert_eq!(first_row(Some(3..5), 2), Some(3));
         assert_eq!(first_row(Some(3..5), 6), Some(9), "three rows for each of the piece");
         assert_eq!(first_row(Some(3..5), 3), None);

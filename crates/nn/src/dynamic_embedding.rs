@@ -1,29 +1,32 @@
-//! Embeddings of 64-bit ids, with rows created on first use.
+//! Embeddings of 64-bit ids, whose rows are created on first use.
 
+use super::combine::Combine;
 use super::embedding::Each;
-use super::{ids, table};
+use super::together::{Lookup, RowLayer};
+use super::{autocast, ids, table};
 use candle_core::{Device, Module, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use distribute_base::internal::to_device;
-use distribute_core::internal::{RowSource, for_ids, row_of_id};
+use distribute_core::internal::{RowSource, request_ids, row_of_id};
 use distribute_ps_tables::DynamicOptions;
 
-/// An embedding table that grows with its ids, such as hashes of words, or users that come and go.
+/// An embedding table that grows with the ids that occur, such as hashes of words or ids of users.
 ///
-/// Rows are on the servers of a `ParameterServerStrategy`, partitioned by the hash of their id. Ids are u8,
-/// u32 or i64 of any shape `[…]`, which may be empty, with any value except `i64::MAX`. The result has shape
-/// `[…, hidden]`. A step fetches only the rows of its batch, and sends their gradients.
+/// Rows are stored on the servers of a `ParameterServerStrategy`, or on the workers or servers of a
+/// `MultiWorkerMirroredStrategy` with `tables`, partitioned by a hash of their id. Ids are u8, u32 or i64, with any
+/// value except `i64::MAX`. The tensor of ids may have any shape `[…]` and may be empty; the result has shape `[…,
+/// hidden]`. A step fetches only the rows of its batch, and sends their gradients.
 ///
-/// The first gradient of an id creates its row, or a later gradient if [`DynamicOptions::admit_after`] is set.
-/// Before that, the row reads as its initial values, which depend on seed, name and id only. Rows are evicted
-/// if there are more than [`max_rows`](DynamicOptions::max_rows), and if they were not trained for
+/// The first gradient of an id creates its row. If [`DynamicOptions::admit_after`] is set, a later gradient does. Until
+/// then, reading the row returns its initial values, which depend only on the seed, the name and the id. Rows are
+/// evicted if there are more than [`max_rows`](DynamicOptions::max_rows), or if they have not been trained for
 /// [`max_age`](DynamicOptions::max_age) steps.
 ///
-/// The table is trained by `minimize`, with rules that do not move rows without a gradient: `Sgd`, `Adagrad`,
-/// `Ftrl`, `Adam::lazy()`. `with_rule_for` sets a rule for this table only.
-/// [`Variables::variable`](distribute_core::Variables::variable) returns it as a variable, which
-/// [`gather`](distribute_core::Variable::gather) and [`dynamic_rows`](distribute_core::Variable::dynamic_rows)
-/// read. A [`Checkpoint`](distribute_core::Checkpoint) saves the ids together with the rows.
+/// The table is trained by `minimize`, with rules that do not change rows without a gradient: `Sgd`, `Adagrad`,
+/// `Ftrl` or `Adam::lazy()`. `with_rule_for` sets a rule for this table only.
+/// [`Variables::variable`](distribute_core::Variables::variable) returns the table as a variable, which can be read
+/// with [`gather`](distribute_core::Variable::gather) and [`dynamic_rows`](distribute_core::Variable::dynamic_rows).
+/// A [`Checkpoint`](distribute_core::Checkpoint) saves the ids together with the rows.
 ///
 /// # Errors
 /// `forward` returns an error if an id is `i64::MAX`, or if a request to a server fails.
@@ -32,7 +35,7 @@ use distribute_ps_tables::DynamicOptions;
 /// # use distribute::prelude::*;
 /// # use distribute::{LocalCluster, ParameterServerStrategy};
 /// use candle_core::{Device, Module, Tensor};
-/// use distribute::{nn::dynamic_embedding, params::DynamicOptions};
+/// use distribute::{nn::dynamic_embedding, parameter_server::DynamicOptions};
 ///
 /// let cluster = LocalCluster::new(1, 2)?;
 /// let strategy = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build()?;
@@ -49,19 +52,19 @@ use distribute_ps_tables::DynamicOptions;
 #[doc(alias = "Embedding")]
 #[derive(Clone, Debug)]
 pub struct DynamicEmbedding {
-    /// The tensor that stands for all rows in the graph.
+    /// The tensor that represents all rows in the graph.
     row: Tensor,
     hidden_size: usize,
-    /// The device of the result.
+    /// The device on which results are created.
     device: Device,
     rows: RowSource,
 }
 
-/// Creates a table of rows of `hidden_size`, the variable `weight`, with initial values from N(0, 1).
+/// Creates a table with the variable `weight`. Rows have `hidden_size` elements, with initial values from N(0, 1).
 ///
 /// # Errors
-/// - The `VarBuilder` returns an error.
-/// - The strategy of the `VarBuilder` has no parameter servers.
+/// - The error of the `VarBuilder`.
+/// - An error if the strategy of the `VarBuilder` has no parameter servers.
 pub fn dynamic_embedding(
     hidden_size: usize,
     options: DynamicOptions,
@@ -70,7 +73,7 @@ pub fn dynamic_embedding(
     dynamic_embedding_init(hidden_size, Init::Randn { mean: 0., stdev: 1. }, options, vb)
 }
 
-/// Creates a table like [`dynamic_embedding`], with other initial values.
+/// Creates a table like [`dynamic_embedding`], with the initial values given by `init`.
 ///
 /// # Errors
 /// Returns the errors of [`dynamic_embedding`].
@@ -80,19 +83,20 @@ pub fn dynamic_embedding_init(
     options: DynamicOptions,
     vb: VarBuilder,
 ) -> Result<DynamicEmbedding> {
-    let (row, rows) = for_ids(options, || vb.get_with_hints((1, hidden_size), "weight", init));
+    let (row, rows) = request_ids(options, || vb.get_with_hints((1, hidden_size), "weight", init));
     match (row?, rows) {
         (row, Some(rows)) => Ok(DynamicEmbedding { row, hidden_size, device: vb.device().clone(), rows }),
         (_, None) => bail!(
-            "dynamic_embedding {}: its rows are on parameter servers, and the model's strategy has none; use a \
-             ParameterServerStrategy, or embedding with a number of rows",
+            "dynamic_embedding {}: its rows are on workers or parameter servers, and the model's strategy has no tables \
+             there; use a MultiWorkerMirroredStrategy with tables(…), a ParameterServerStrategy, or embedding with a \
+             number of rows",
             vb.prefix()
         ),
     }
 }
 
 impl DynamicEmbedding {
-    /// Returns the number of elements of a row.
+    /// Returns the number of elements in a row.
     pub fn hidden_size(&self) -> usize {
         self.hidden_size
     }
@@ -100,6 +104,12 @@ impl DynamicEmbedding {
 
 impl Module for DynamicEmbedding {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        self.lookup(ids)?.compute()
+    }
+}
+
+impl RowLayer for DynamicEmbedding {
+    fn lookup<'a>(&'a self, ids: &Tensor) -> Result<Lookup<'a>> {
         const LAYER: &str = "dynamic_embedding";
         let mut rows = Vec::with_capacity(ids.elem_count());
         ids::numbers(LAYER, ids, |position, id| {
@@ -113,6 +123,10 @@ impl Module for DynamicEmbedding {
             Ok(())
         })?;
         let shape = [ids.dims(), &[self.hidden_size]].concat();
-        to_device(&table::look_up(&self.row, Some(&self.rows), rows, shape, Each)?, &self.device)
+        let finish = move |rows, fetched| {
+            let found = table::look_up(&self.row, false, fetched, rows, shape, Each)?;
+            autocast::activations(to_device(&found, &self.device)?)
+        };
+        Ok(Lookup { name: Each::NAME, source: Some(&self.rows), rows, finish: Box::new(finish) })
     }
 }

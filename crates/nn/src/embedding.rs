@@ -1,23 +1,24 @@
-//! Embeddings: lookups of table rows, with a gradient for only these rows.
+//! Embeddings: lookups of table rows, with gradients for only these rows.
 
-use super::ids;
-use super::table::{self, Combine};
+use super::combine::Combine;
+use super::together::{Lookup, RowLayer};
+use super::{autocast, ids, table};
 use candle_core::{D, Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute_base::internal::{Number, to_device};
-use distribute_core::internal::{RowSource, for_rows};
+use distribute_core::internal::{RowSource, request_rows};
 use distribute_tensor::kernel::RowMerge;
 
-/// A table whose rows are looked up by ids: candle_nn's `Embedding`, with a sparse gradient inside `minimize`.
+/// A table whose rows are looked up by id: candle_nn's `Embedding`, with a sparse gradient in `minimize`.
 ///
-/// Ids are u8, u32 or i64 of any shape `[…]`, which may be empty; the result has shape `[…, hidden]`. Only
-/// rows that some replica has looked up are reduced and updated. So the cost of a step depends on its ids, not
-/// on the size of the table. With `Sgd` and the other rules that do not move rows without a gradient, the
-/// results are the same as with the dense gradient. Outside `minimize`, and for dtypes other than f32 and f64,
-/// candle gets the dense gradient.
+/// Ids are u8, u32 or i64. The tensor of ids may have any shape `[…]` and may be empty; the result has shape `[…,
+/// hidden]`. Only rows that at least one replica has looked up are reduced and updated, so the cost of a step depends
+/// on its ids and not on the size of the table. With rules that do not change rows without a gradient, such as `Sgd`,
+/// results are the same as with a dense gradient. Outside `minimize`, and for dtypes other than f32 and f64, the
+/// gradient is dense.
 ///
 /// # Errors
-/// `forward` returns an error if an id is not a row of the table. The error names the id's position.
+/// `forward` returns an error if an id is not the index of a row. The error contains the id's position.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -40,14 +41,14 @@ use distribute_tensor::kernel::RowMerge;
 pub struct Embedding {
     embeddings: Tensor,
     hidden_size: usize,
-    /// The device of the result; the table may be in host memory.
+    /// The device on which results are created. The table may be in host memory.
     device: Device,
-    /// The source of rows, if they do not come from the tensor.
+    /// The source of the rows; `None` if they are read from the tensor `embeddings`.
     rows: Option<RowSource>,
 }
 
-/// Creates a table of `in_size` rows of `out_size`, the variable `weight`, initialized like candle_nn's from
-/// N(0, 1).
+/// Creates a table with the variable `weight`, which has `in_size` rows of `out_size` elements. Initial values are
+/// from N(0, 1), as in candle_nn.
 ///
 /// # Errors
 /// Returns the errors of the `VarBuilder`.
@@ -55,15 +56,14 @@ pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder) -> Result<Embe
     embedding_init(in_size, out_size, Init::Randn { mean: 0., stdev: 1. }, vb)
 }
 
-/// Creates a table like [`embedding`], with other initial values.
+/// Creates a table like [`embedding`], with the initial values given by `init`.
 ///
-/// Layers that ask for the same path share one table. On parameter servers, each of them fetches only its own
-/// rows.
+/// Layers with the same path share one table. If it is on parameter servers, each layer fetches only its own rows.
 ///
 /// # Errors
 /// Returns the errors of the `VarBuilder`.
 pub fn embedding_init(in_size: usize, out_size: usize, init: Init, vb: VarBuilder) -> Result<Embedding> {
-    let (table, rows) = for_rows(|| vb.get_with_hints((in_size, out_size), "weight", init));
+    let (table, rows) = request_rows(|| vb.get_with_hints((in_size, out_size), "weight", init));
     Ok(Embedding { rows, device: vb.device().clone(), ..Embedding::new(table?, out_size) })
 }
 
@@ -74,57 +74,66 @@ impl From<candle_nn::Embedding> for Embedding {
 }
 
 impl Embedding {
-    /// Creates a layer from a table `[rows, hidden_size]`.
+    /// Creates a layer from a table of shape `[rows, hidden_size]`.
     pub fn new(embeddings: Tensor, hidden_size: usize) -> Self {
         let device = embeddings.device().clone();
         Self { embeddings, hidden_size, device, rows: None }
     }
 
-    /// Creates a layer from a table `[rows, hidden_size]`, under the name of candle_transformers'
-    /// `with_tracing::Embedding`.
+    /// Creates a layer from a table of shape `[rows, hidden_size]`. It has the name of a function of
+    /// candle_transformers' `with_tracing::Embedding`.
     ///
     /// # Errors
-    /// Returns an error if the tensor does not have two dimensions.
+    /// - An error if the tensor does not have two dimensions.
     pub fn from_weights(weights: Tensor) -> Result<Self> {
         let (_, hidden_size) = weights.dims2()?;
         Ok(Self::new(weights, hidden_size))
     }
 
-    /// Returns the table, `[rows, hidden_size]`.
+    /// Returns the table, of shape `[rows, hidden_size]`.
     ///
-    /// If the table is on parameter servers and this layer fetches only rows, the complete table is fetched in
-    /// all later runs. A run in which that fails returns an error.
+    /// If the table is on parameter servers and this layer has only fetched rows so far, all later runs fetch the
+    /// complete table. If that fails, the run returns an error.
     pub fn embeddings(&self) -> &Tensor {
-        self.rows.as_ref().map_or(&self.embeddings, |rows| rows.whole(&self.embeddings))
+        self.rows.as_ref().map_or(&self.embeddings, |rows| rows.complete(&self.embeddings))
     }
 
-    /// Returns the number of elements of a row.
+    /// Returns the number of elements in a row.
     pub fn hidden_size(&self) -> usize {
         self.hidden_size
     }
 
-    /// Returns the rows of each example, concatenated: for ids `[…, n]` a tensor `[…, n · hidden]`.
+    /// Returns the rows of each example, concatenated. For ids of shape `[…, n]`, the result has shape `[…, n ·
+    /// hidden]`.
     ///
-    /// The result equals `forward(ids)?.flatten_from(D::Minus2)`, but candle's backward of the latter clears
-    /// and accumulates the gradient a second time.
+    /// The result equals `forward(ids)?.flatten_from(D::Minus2)`. But with the latter, candle's backward pass clears
+    /// and accumulates the gradient an additional time.
     ///
     /// # Errors
-    /// - `forward` returns an error for these ids.
-    /// - `ids` is a scalar.
+    /// - The errors of `forward`.
+    /// - An error if `ids` is a scalar.
     pub fn side_by_side(&self, ids: &Tensor) -> Result<Tensor> {
         let n = ids.dim(D::Minus1)?;
         let shape = [&ids.dims()[..ids.rank() - 1], &[n * self.hidden_size]].concat();
-        match self.rows(ids)? {
-            Some(rows) => self.look_up(rows, shape),
-            None => self.stock(ids)?.reshape(shape),
-        }
+        self.lookup_as(ids, shape)?.compute()
     }
 
-    fn look_up(&self, rows: Vec<usize>, shape: Vec<usize>) -> Result<Tensor> {
-        to_device(&table::look_up(&self.embeddings, self.rows.as_ref(), rows, shape, Each)?, &self.device)
+    /// Returns the lookup of ids, with a result of the given shape.
+    fn lookup_as<'a>(&'a self, ids: &Tensor, shape: Vec<usize>) -> Result<Lookup<'a>> {
+        let (name, source) = (Each::NAME, self.rows.as_ref());
+        let Some(rows) = self.rows(ids)? else {
+            let ids = ids.clone();
+            let finish = move |_, _| autocast::activations(self.stock(&ids)?.reshape(shape)?);
+            return Ok(Lookup { name, source: None, rows: Vec::new(), finish: Box::new(finish) });
+        };
+        let finish = move |rows, fetched| {
+            let found = table::look_up(&self.embeddings, source.is_none(), fetched, rows, shape, Each)?;
+            autocast::activations(to_device(&found, &self.device)?)
+        };
+        Ok(Lookup { name, source, rows, finish: Box::new(finish) })
     }
 
-    /// Returns the rows that ids select, if the fast operation can read the table.
+    /// Returns the table rows that the ids select, or `None` if the fast operation cannot read the table.
     fn rows(&self, ids: &Tensor) -> Result<Option<Vec<usize>>> {
         let Some(height) = table::height(&self.embeddings, self.hidden_size) else { return Ok(None) };
         let mut rows = Vec::with_capacity(ids.elem_count());
@@ -144,15 +153,17 @@ impl Embedding {
 
 impl Module for Embedding {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let shape = [ids.dims(), &[self.hidden_size]].concat();
-        match self.rows(ids)? {
-            Some(rows) => self.look_up(rows, shape),
-            None => self.stock(ids),
-        }
+        self.lookup(ids)?.compute()
     }
 }
 
-/// The combination that returns each row unchanged.
+impl RowLayer for Embedding {
+    fn lookup<'a>(&'a self, ids: &Tensor) -> Result<Lookup<'a>> {
+        self.lookup_as(ids, [ids.dims(), &[self.hidden_size]].concat())
+    }
+}
+
+/// A combination that returns every row unchanged.
 pub(super) struct Each;
 
 impl Combine for Each {
@@ -168,11 +179,66 @@ impl Combine for Each {
         merge.sum(upstream, width, 0, sums);
     }
 
-    fn of_rows(&self, rows: Tensor) -> Result<Tensor> {
+    fn combine_rows(&self, rows: Tensor) -> Result<Tensor> {
         Ok(rows)
     }
 
-    fn gradients_of_rows(&self, upstream: Tensor) -> Result<Tensor> {
+    fn row_gradients(&self, upstream: Tensor) -> Result<Tensor> {
         Ok(upstream)
+    }
+}
+
+#[cfg(all(test, feature = "cuda"))]
+#[allow(clippy::panic)]
+mod tests {
+    use super::*;
+    use crate::loss;
+    use distribute_base::internal::hold_gpu;
+    use distribute_core::internal::DeviceCopier;
+    use distribute_testing::{child, skipped, watched};
+
+    /// Runs a test in its own process, with a GPU of CUDA that no other test uses.
+    fn with_gpu(test: &str, body: impl FnOnce(candle_core::CudaDevice) + Send + 'static) {
+        if child::part().is_none() {
+            let command = child::command(&format!("embedding::tests::{test}"), "by itself");
+            child::output(command, std::time::Duration::from_secs(60));
+            return;
+        }
+        match distribute_base::DeviceName::gpu(0).to_candle() {
+            Ok(Device::Cuda(device)) => watched(|| body(device)),
+            Ok(other) => panic!("{:?} is no GPU of CUDA", other.location()),
+            Err(error) => skipped(error),
+        }
+    }
+
+    // INV-69
+    #[test]
+    fn transferred_ids_and_labels_are_checked_while_the_gpu_computes() {
+        with_gpu("transferred_ids_and_labels_are_checked_while_the_gpu_computes", |gpu| {
+            let device = Device::Cuda(gpu.clone());
+            let carrier = DeviceCopier::new(device.clone());
+            // The rows of a per-replica batch in a larger tensor, too large for CUDA's own staging copy.
+            let bring = |id: i64, label: i64| {
+                let all = Tensor::from_iter((0..40_000).flat_map(|_| [id, label]), &Device::Cpu).unwrap();
+                carrier.copy(&all.reshape((40_000, 2)).unwrap().narrow(0, 10, 39_980).unwrap()).unwrap()
+            };
+            let table = Tensor::arange(0f32, 12., &device).unwrap().reshape((4, 3)).unwrap();
+            let words = Embedding::new(table, 3);
+            let of = |brought: &Tensor| {
+                let column = |number| brought.get_on_dim(1, number);
+                loss::cross_entropy(&words.forward(&column(0)?)?, &column(1)?)
+            };
+            let expected = of(&bring(3, 2)).unwrap().to_scalar::<f32>().unwrap();
+            let (again, no_row, no_class) = (bring(3, 2), bring(4, 0), bring(1, 3));
+            let (go, said) = hold_gpu(&gpu);
+            let found = of(&again).unwrap();
+            let refused = [no_row, no_class].map(|brought| of(&brought).unwrap_err().to_string());
+            go.send(()).unwrap();
+            assert!(refused[0].contains("id 4 at position 0 of ids [39980] is not a row"), "{}", refused[0]);
+            assert!(refused[1].contains("row 0 has the label 3"), "{}", refused[1]);
+            assert_eq!(found.to_scalar::<f32>().unwrap(), expected);
+            let patience = std::time::Duration::from_secs(20);
+            assert!(said.recv_timeout(patience).unwrap(), "it has waited");
+        });
     }
 }

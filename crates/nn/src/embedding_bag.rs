@@ -1,29 +1,30 @@
 //! Bags of embeddings: the sum or mean of the rows of each bag of ids, without copying these rows.
 
-use super::ids;
-use super::table::{self, Combine};
+use super::combine::Combine;
+use super::together::{Lookup, RowLayer};
+use super::{autocast, ids, table};
 use candle_core::{D, Device, Module, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use distribute_base::internal::{Number, from_vec, to_device};
-pub use distribute_core::internal::BagMode;
-use distribute_core::internal::{RowSource, for_rows};
+use distribute_core::internal::{RowSource, request_rows};
+use distribute_core::lookup::BagMode;
 use distribute_tensor::kernel::RowMerge;
 
 /// A layer that combines the table rows of each bag of ids into a sum, a mean or a scaled sum.
 ///
-/// Bags are the words of a text, the purchases of a user, or the neighbours in a graph. The result is that of
-/// an [`Embedding`](super::Embedding) followed by a sum, but forward and backward do not copy rows. The
-/// gradient is sparse inside `minimize`.
+/// A bag can be, for example, the words of a text, the purchases of a user, or the neighbours in a graph. The result
+/// is the same as that of an [`Embedding`](super::Embedding) followed by a sum, but the forward and backward passes
+/// do not copy rows. In `minimize` the gradient is sparse.
 ///
-/// Ids are u8, u32 or i64 `[…, length]`, the result is `[…, hidden]`. Bags of different lengths are padded to
-/// the same length with an id that is ignored. So a batch of bags is a tensor, which datasets can batch and
-/// strategies can split. A bag with only padding gives zeros.
+/// Ids are u8, u32 or i64 of shape `[…, length]`, and the result has shape `[…, hidden]`. If bags have different
+/// lengths, pad them to the same length with an id that is ignored. A batch of bags is then a tensor, which datasets
+/// can batch and strategies can split. The result for a bag that consists only of padding is zeros.
 ///
 /// # Errors
 /// `forward` returns an error in these cases:
-/// - An id is neither a row of the table nor padding. The error names the id's position.
+/// - An id is neither the index of a row nor padding. The error contains the id's position.
 /// - `ids` is a scalar.
-/// - The table is not contiguous, or not of f32 or f64.
+/// - The table is not contiguous, or its dtype is not f32 or f64.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -50,14 +51,14 @@ pub struct EmbeddingBag {
     embeddings: Tensor,
     mode: BagMode,
     padding: Option<usize>,
-    /// The device of the result; the table may be in host memory.
+    /// The device on which results are created. The table may be in host memory.
     device: Device,
-    /// The source of rows, if they do not come from the tensor.
+    /// The source of the rows; `None` if they are read from the tensor `embeddings`.
     rows: Option<RowSource>,
 }
 
-/// Creates a table of `in_size` rows of `out_size`, the variable `weight`, initialized like
-/// [`embedding`](super::embedding)'s.
+/// Creates a table with the variable `weight`, which has `in_size` rows of `out_size` elements. It is initialized
+/// like that of [`embedding`](super::embedding).
 ///
 /// # Errors
 /// Returns the errors of the `VarBuilder`.
@@ -65,7 +66,7 @@ pub fn embedding_bag(in_size: usize, out_size: usize, mode: BagMode, vb: VarBuil
     embedding_bag_init(in_size, out_size, mode, Init::Randn { mean: 0., stdev: 1. }, vb)
 }
 
-/// Creates a table like [`embedding_bag`], with other initial values.
+/// Creates a table like [`embedding_bag`], with the initial values given by `init`.
 ///
 /// The table may be shared with another layer, as with [`embedding_init`](super::embedding_init).
 ///
@@ -78,34 +79,41 @@ pub fn embedding_bag_init(
     init: Init,
     vb: VarBuilder,
 ) -> Result<EmbeddingBag> {
-    let (table, rows) = for_rows(|| vb.get_with_hints((in_size, out_size), "weight", init));
+    let (table, rows) = request_rows(|| vb.get_with_hints((in_size, out_size), "weight", init));
     Ok(EmbeddingBag { rows, device: vb.device().clone(), ..EmbeddingBag::new(table?, mode) })
 }
 
 impl EmbeddingBag {
-    /// Creates a layer from a table `[rows, hidden]`.
+    /// Creates a layer from a table of shape `[rows, hidden]`.
     pub fn new(embeddings: Tensor, mode: BagMode) -> Self {
         let device = embeddings.device().clone();
         Self { embeddings, mode, padding: None, device, rows: None }
     }
 
-    /// Sets the id that is ignored. It need not be a row of the table; the number of rows is a good choice.
+    /// Sets the id that is used for padding, which is ignored. It need not be the index of a row; the number of rows is
+    /// a good choice.
     pub fn with_padding(mut self, id: usize) -> Self {
         self.padding = Some(id);
         self
     }
 
-    /// Returns the table, `[rows, hidden]`.
+    /// Returns the table, of shape `[rows, hidden]`.
     ///
-    /// If the table is on parameter servers and this layer fetches only rows, the complete table is fetched in
-    /// all later runs. A run in which that fails returns an error.
+    /// If the table is on parameter servers and this layer has only fetched rows so far, all later runs fetch the
+    /// complete table. If that fails, the run returns an error.
     pub fn embeddings(&self) -> &Tensor {
-        self.rows.as_ref().map_or(&self.embeddings, |rows| rows.whole(&self.embeddings))
+        self.rows.as_ref().map_or(&self.embeddings, |rows| rows.complete(&self.embeddings))
     }
 }
 
 impl Module for EmbeddingBag {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        self.lookup(ids)?.compute()
+    }
+}
+
+impl RowLayer for EmbeddingBag {
+    fn lookup<'a>(&'a self, ids: &Tensor) -> Result<Lookup<'a>> {
         let table = &self.embeddings;
         let Some(height) = table.dim(D::Minus1).ok().and_then(|width| table::height(table, width)) else {
             bail!(
@@ -131,14 +139,19 @@ impl Module for EmbeddingBag {
         })?;
         ends.resize(outer.iter().product(), rows.len()); // Bags of length 0.
         let bags = Bags { mode: self.mode, ends };
-        to_device(&table::look_up(table, self.rows.as_ref(), rows, shape, bags)?, &self.device)
+        let source = self.rows.as_ref();
+        let finish = move |rows, fetched| {
+            let found = table::look_up(table, source.is_none(), fetched, rows, shape, bags)?;
+            autocast::activations(to_device(&found, &self.device)?)
+        };
+        Ok(Lookup { name: Bags::NAME, source, rows, finish: Box::new(finish) })
     }
 }
 
-/// The combination that sums the rows of each bag.
+/// A combination that adds the rows of each bag.
 struct Bags {
     mode: BagMode,
-    /// The end of each bag in the list of all rows, bag after bag, without padding.
+    /// The end of each bag in the list of all rows. The list contains one bag after another, without padding.
     ends: Vec<usize>,
 }
 
@@ -148,7 +161,7 @@ impl Bags {
         starts.zip(&self.ends).map(|(start, end)| start..*end)
     }
 
-    /// Returns the bag of each row, as an index tensor on a device.
+    /// Returns, for each row, the index of its bag, as an index tensor on a device.
     fn bag_of(&self, device: &Device) -> Result<Tensor> {
         let mut bag_of = vec![0i64; self.ends.last().copied().unwrap_or(0)];
         for (number, bag) in self.ranges().enumerate() {
@@ -158,7 +171,7 @@ impl Bags {
         from_vec(bag_of, count, device)
     }
 
-    /// Multiplies the row of each bag by the bag's scale.
+    /// Multiplies the sum of each bag by the bag's scale.
     fn scaled(&self, bags: Tensor) -> Result<Tensor> {
         if self.mode == BagMode::Sum {
             return Ok(bags);
@@ -168,7 +181,7 @@ impl Bags {
         bags.broadcast_mul(&to_device(&scales, bags.device())?)
     }
 
-    /// Returns the scale of a bag with this number of rows, unless it is 1.
+    /// Returns the scale of a bag with the given number of rows, or `None` if the scale is 1.
     fn scale<T: Number>(&self, rows: usize) -> Option<T> {
         match self.mode {
             _ if rows < 2 => None,
@@ -196,13 +209,13 @@ impl Combine for Bags {
         out
     }
 
-    fn of_rows(&self, rows: Tensor) -> Result<Tensor> {
+    fn combine_rows(&self, rows: Tensor) -> Result<Tensor> {
         let width = rows.dim(1)?;
         let zeros = Tensor::zeros((self.ends.len(), width), rows.dtype(), rows.device())?;
         self.scaled(zeros.index_add(&self.bag_of(rows.device())?, &rows, 0)?)
     }
 
-    fn gradients_of_rows(&self, upstream: Tensor) -> Result<Tensor> {
+    fn row_gradients(&self, upstream: Tensor) -> Result<Tensor> {
         let bag_of = self.bag_of(upstream.device())?;
         self.scaled(upstream)?.index_select(&bag_of, 0)
     }

@@ -2,9 +2,9 @@
 
 use distribute_base::internal::Number;
 
-/// A number with a fast exponential for softmax and sigmoid.
+/// A number type with a fast exponential function for softmax and sigmoid.
 pub(super) trait Exp: Number {
-    /// Returns eˣ for `x ≤ 0` or NaN.
+    /// Returns eˣ for a number x that is at most 0 or is NaN.
     fn exp_of_negative(self) -> Self;
 }
 
@@ -15,14 +15,15 @@ impl Exp for f64 {
 }
 
 impl Exp for f32 {
-    /// Returns eˣ with a relative error below 2⁻²², and 0 below -87, where the result is less than the
+    /// Returns eˣ with a relative error below 2⁻²². Returns 0 below -87, where the exact result is less than the
     /// smallest normal number.
     ///
-    /// The system's function computes one number at a time. This function has no branches, so a simple loop is
-    /// vectorized and several times as fast.
+    /// The system's function computes one number at a time. This function has no branches, so the compiler vectorizes a
+    /// simple loop of it, which is several times as fast.
     #[inline(always)]
     fn exp_of_negative(self) -> Self {
-        /// A number that, added to a small one, leaves the nearest integer in the lowest bits.
+        /// A number that is used for rounding: if it is added to a small number, the lowest bits of the sum contain the
+        /// nearest integer.
         const ROUND: f32 = 12_582_912.;
         // ln 2 in two parts. Products of the first part, which has few bits, with such integers are exact.
         const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];

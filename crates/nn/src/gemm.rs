@@ -1,13 +1,15 @@
-//! Matrix products written or added in place.
+//! Matrix products that are written to, or added to, existing memory.
 
-use super::turn_over::turn_over;
+// - INV-16: sizes on which an `unsafe` relies are compared as products that cannot wrap. Tests: `nn/src/gemm.rs`.
+
+use super::transpose::transpose;
 use distribute_base::internal::Number;
-use distribute_collective::threads::own_threads;
+use distribute_collective::threads::threads_of_replica;
 use gemm::Parallelism;
 use std::any::TypeId;
 use std::mem::MaybeUninit;
 
-/// A matrix in a slice, in row-major or (transposed) column-major order.
+/// A matrix in a slice, in row-major order or, if it is transposed, in column-major order.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix<'a, T> {
     elements: &'a [T],
@@ -16,7 +18,7 @@ pub(super) struct Matrix<'a, T> {
     order: Order,
 }
 
-/// The order of a matrix's elements.
+/// The order in which the elements of a matrix are stored.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
     RowByRow,
@@ -24,7 +26,7 @@ enum Order {
 }
 
 impl Order {
-    /// Returns the distances from one column to the next and from one row to the next.
+    /// Returns the distance in elements from one column to the next, and from one row to the next.
     fn strides(self, rows: usize, columns: usize) -> (isize, isize) {
         match self {
             Order::RowByRow => (1, columns as isize),
@@ -61,14 +63,14 @@ impl<'a, T: Copy> Matrix<'a, T> {
     }
 }
 
-/// Computes `out = a b`, or `out += a b` if `add`; `out` is in row-major order.
+/// Computes `out = a b`, or `out += a b` if `add` is `true`. `out` is in row-major order.
 ///
-/// The product uses the threads that are reserved for the replica. Without replicas, or with a single one, it
-/// uses the same number as candle's own products: `RAYON_NUM_THREADS`, which `distribute::init` sets to
-/// one. On a worker thread of another pool it uses one.
+/// The product uses the threads that are reserved for the replica. Without replicas, or with a single one, it uses as
+/// many threads as candle's own products: `RAYON_NUM_THREADS`, which `distribute::init` sets to 1. On a thread of a
+/// different pool, it uses only that thread.
 ///
 /// # Panics
-/// Panics if the shapes do not fit.
+/// Panics if the shapes do not match.
 pub(super) fn product<T: Number>(out: &mut [T], add: bool, a: Matrix<'_, T>, b: Matrix<'_, T>) {
     let (start, len) = (out.as_mut_ptr(), out.len());
     // SAFETY: the same elements, borrowed exclusively; `multiply` writes only initialized ones.
@@ -76,15 +78,15 @@ pub(super) fn product<T: Number>(out: &mut [T], add: bool, a: Matrix<'_, T>, b: 
     multiply(out, Order::RowByRow, add, a, b);
 }
 
-/// Computes `a b` in row-major order, in memory that is not zeroed first, which saves a pass.
+/// Computes `a b` in row-major order. The memory of the result is not zeroed first, which saves a pass.
 ///
 /// # Panics
-/// Panics like [`product`].
+/// Panics if the shapes do not match.
 pub(super) fn new_product<T: Number>(a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
-    made(Order::RowByRow, a, b)
+    matrix_product(Order::RowByRow, a, b)
 }
 
-fn made<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
+fn matrix_product<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
     // A length that overflows is refused as a capacity.
     let len = a.rows.saturating_mul(b.columns);
     let mut out = Vec::with_capacity(len);
@@ -94,12 +96,12 @@ fn made<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
     out
 }
 
-/// Computes `finish(a b + bias)`, with a bias for each column and `finish` applied to each element.
+/// Computes `finish(a b + bias)`. `bias` contains one number per column, and `finish` is applied to each element.
 ///
-/// If `b` is in column-major order, like a layer's weight, the library first transposes it. With few rows of
-/// `a` this takes a third of the time. In that case the product is computed in column-major order, which needs
-/// no transposed copy, and the result is transposed here. Measured on one core (AVX-512), f32, in µs, this way
-/// / the library's:
+/// If `b` is in column-major order, like the weight of a layer, the library first transposes it. With few rows in `a`,
+/// this takes a third of the time. The product is then computed in column-major order instead, which needs no
+/// transposed copy, and the result is transposed here. Times on one core (AVX-512) with f32 in µs, this way / the
+/// library's:
 ///
 /// | rows of a | 784 × 512 | 512 × 256 | 256 × 128 |
 /// |---|---|---|---|
@@ -108,7 +110,7 @@ fn made<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Vec<T> {
 /// | 512 | 2628 / 2588 | 1025 / 866 | 293 / 215 |
 ///
 /// # Panics
-/// Panics like [`product`], or if the bias does not fit.
+/// Panics like [`product`], or if `bias` does not contain one number per column.
 pub(super) fn product_then<T: Number>(
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,
@@ -124,28 +126,28 @@ pub(super) fn product_then<T: Number>(
         }
         return out;
     }
-    turned_over(&made(Order::ColumnByColumn, a, b), rows, bias, finish)
+    transposed(&matrix_product(Order::ColumnByColumn, a, b), rows, bias, finish)
 }
 
-/// The number of columns below which products are computed in row-major order.
+/// The minimum number of columns with which products are computed in column-major order.
 const FEW: usize = 16;
 
-/// Whether [`product_then`] computes the product in column-major order.
+/// Returns whether [`product_then`] computes the product in column-major order.
 pub(super) fn by_columns<T: Copy>(a: Matrix<'_, T>, b: Matrix<'_, T>) -> bool {
     b.order == Order::ColumnByColumn && b.columns >= FEW && a.columns >= 4 * a.rows
 }
 
-/// Converts a matrix with `rows` rows from column-major to row-major order, applying bias and `finish`.
-fn turned_over<T: Number>(by_column: &[T], rows: usize, bias: &[T], finish: impl Fn(T) -> T) -> Vec<T> {
+/// Converts a matrix with `rows` rows from column-major to row-major order, and applies `bias` and `finish`.
+fn transposed<T: Number>(by_column: &[T], rows: usize, bias: &[T], finish: impl Fn(T) -> T) -> Vec<T> {
     let len = rows * bias.len();
     let mut out = Vec::with_capacity(len);
-    turn_over(by_column, rows, bias, &mut out.spare_capacity_mut()[..len], finish);
-    // SAFETY: `turn_over` has written all `len` elements.
+    transpose(by_column, rows, bias, &mut out.spare_capacity_mut()[..len], finish);
+    // SAFETY: `transpose` has written all `len` elements.
     unsafe { out.set_len(len) };
     out
 }
 
-/// Writes all elements of `out`; they have to be initialized if `add`.
+/// Computes a product and writes all elements of `out`. If `add` is `true`, they must be initialized.
 fn multiply<T: Number>(
     out: &mut [MaybeUninit<T>],
     order: Order,
@@ -163,7 +165,7 @@ fn multiply<T: Number>(
 }
 
 fn parallelism(multiplications: usize) -> Parallelism {
-    let threads = match own_threads() {
+    let threads = match threads_of_replica() {
         Some(threads) if multiplications >= WORTH_THREADS => threads,
         Some(_) => 1,
         // A thread of some pool would execute other tasks of that pool while it waits for the product: another
@@ -174,7 +176,7 @@ fn parallelism(multiplications: usize) -> Parallelism {
     if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None }
 }
 
-/// The number of multiplications below which a replica's own threads cost more than they save.
+/// The number of multiplications from which several threads of a replica are worthwhile.
 const WORTH_THREADS: usize = 1 << 21;
 
 fn multiply_by<T: Number>(
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_threads_nor_what_was_there_before_change_a_bit() {
+    fn neither_threads_nor_old_memory_change_a_bit() {
         // A bucket may contain values of an earlier step, even a failed one.
         let sizes = [1, 2, 5, 16, 17, 40, 150];
         let numbers = |n: usize| (0..n).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<_>>();
@@ -290,7 +292,7 @@ mod tests {
         }
     }
 
-    /// A number whose square wraps to 0.
+    /// A number whose square overflows to 0.
     const HUGE: usize = 1 << (usize::BITS / 2);
 
     // INV-16

@@ -1,10 +1,12 @@
-//! Gradients of candle's operations that candle's own backward lacks or computes wrongly, for `backward`.
+//! Gradients for operations for which candle's own backward pass has none or computes them incorrectly.
 
-pub use crate::conv2d::{of_conv_transpose1d as conv_transpose1d, of_conv_transpose2d as conv_transpose2d};
-pub use crate::conv2d::{of_conv1d as conv1d, of_conv2d as conv2d};
-pub use crate::pool::{of_avg_pool2d as avg_pool2d, of_max_pool2d as max_pool2d};
-pub use crate::scatter::{of_scattered, scattered_over};
+pub use crate::conv2d::{
+    conv_transpose1d_gradients as conv_transpose1d, conv_transpose2d_gradients as conv_transpose2d,
+};
+pub use crate::conv2d::{conv1d_gradients as conv1d, conv2d_gradients as conv2d};
+pub use crate::pool::{avg_pool2d_gradient as avg_pool2d, max_pool2d_gradient as max_pool2d};
+pub use crate::scatter::{scatter_input_gradient, scatter_source_gradient};
 pub use crate::upsample::{
-    of_bilinear2d as upsample_bilinear2d, of_nearest1d as upsample_nearest1d,
-    of_nearest2d as upsample_nearest2d,
+    bilinear2d_gradient as upsample_bilinear2d, nearest1d_gradient as upsample_nearest1d,
+    nearest2d_gradient as upsample_nearest2d,
 };

@@ -1,4 +1,4 @@
-//! Reductions of a row in several lanes, for SIMD. The order of additions depends on the length only.
+//! Reductions of a row in several lanes, for SIMD. The order of additions depends only on the length of the row.
 
 use distribute_base::internal::Number;
 
@@ -26,7 +26,7 @@ pub(super) fn sum<T: Number>(x: &[T], y: &[T], term: impl Fn(T, T) -> T) -> T {
     lanes[0]
 }
 
-/// Returns the largest element of a row; NaNs are ignored.
+/// Returns the largest element of a row. NaNs are ignored.
 pub(super) fn max<T: Number>(x: &[T]) -> T {
     let mut lanes = [T::of(f64::NEG_INFINITY); LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();

@@ -1,19 +1,20 @@
-//! Layer-norm and RMS-norm, with one pass over the rows in each direction.
+//! Layer norm and RMS norm, with one pass over the rows in each direction.
 
+use super::autocast;
 use super::lanes::sum;
 use super::operation::{self, Operand, Operation};
-use candle_core::{Module, Result, Shape, Tensor};
+use candle_core::{DType, Module, Result, Shape, Tensor};
 use candle_nn::{LayerNormConfig, VarBuilder};
-use distribute_base::internal::{Number, deposit, with_elements};
+use distribute_base::internal::{Number, gradients, with_elements};
 
 /// A layer normalization: candle_nn's `LayerNorm`, with gradients for all inputs.
 ///
-/// Each row of the last dimension is shifted to mean 0, scaled to variance 1, multiplied by a weight and added
-/// to a bias. candle_nn's fused operation, which it uses for contiguous inputs with a bias, has no gradient.
+/// Each row along the last dimension is shifted to mean 0 and scaled to variance 1. It is then multiplied by a weight,
+/// and a bias is added. For contiguous inputs with a bias, candle_nn uses a fused operation without a gradient.
 ///
-/// `x` has shape `[…, size]`, of at least one dimension; weight and bias are `[size]`. Without removal of the
-/// mean it is RMS-norm. f32 and f64 on the CPU use one operation; other dtypes and devices use several of
-/// candle's.
+/// `x` has shape `[…, size]`, with at least one dimension. The weight and the bias have shape `[size]`. If the mean is
+/// not removed, this is RMS norm. f32 and f64 on the CPU use a single operation; other dtypes and devices use several
+/// of candle's operations.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -66,51 +67,52 @@ impl From<candle_nn::LayerNorm> for LayerNorm {
 }
 
 impl LayerNorm {
-    /// Creates a layer from a weight and a bias `[size]`; `eps` is added to variances.
+    /// Creates a layer from a weight and a bias of shape `[size]`. `eps` is added to the variance.
     pub fn new(weight: Tensor, bias: Tensor, eps: f64) -> Self {
         Self { weight, bias: Some(bias), remove_mean: true, eps }
     }
 
-    /// Creates a layer from a weight `[size]`.
+    /// Creates a layer without a bias from a weight of shape `[size]`. `eps` is added to the variance.
     pub fn new_no_bias(weight: Tensor, eps: f64) -> Self {
         Self { weight, bias: None, remove_mean: true, eps }
     }
 
-    /// Creates a layer from a weight `[size]` that keeps the mean and scales to a mean square of 1.
+    /// Creates a layer that does not remove the mean, and scales rows to a mean square of 1. The weight has shape
+    /// `[size]`.
     pub fn rms_norm(weight: Tensor, eps: f64) -> Self {
         Self { weight, bias: None, remove_mean: false, eps }
     }
 
-    /// Returns the weight, `[size]`.
+    /// Returns the weight, of shape `[size]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// Returns the bias, `[size]`, if the layer has one.
+    /// Returns the bias, of shape `[size]`, or `None` if the layer has none.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
-    /// Returns the number that is added to variances.
+    /// Returns epsilon, which is added to the variance.
     pub fn eps(&self) -> f64 {
         self.eps
     }
 
-    /// Whether rows are shifted to mean 0; if not, this is RMS-norm.
+    /// Returns whether rows are shifted to mean 0. If not, this is RMS norm.
     pub fn remove_mean(&self) -> bool {
         self.remove_mean
     }
 
-    /// Whether the fused operation supports the input.
-    fn fuses(&self, x: &Tensor) -> bool {
+    /// Returns whether the fused operation supports the input.
+    fn is_fusable(&self, x: &Tensor) -> bool {
         let Some(&size) = x.dims().last() else { return false };
         let bias = self.bias.as_ref();
         let parameters = [Some(&self.weight), bias];
         parameters.into_iter().flatten().all(|t| t.dims() == [size])
-            && operation::takes(x, &self.weight, bias)
+            && operation::is_supported(x, &self.weight, bias)
     }
 
-    /// Applies candle's operations that have gradients: the ones that candle_nn uses without a bias.
+    /// Applies candle operations that have gradients. candle_nn uses the same operations if there is no bias.
     fn composed(&self, x: &Tensor) -> Result<Tensor> {
         let name = if self.remove_mean { "layer_norm" } else { "rms_norm" };
         let bias = self.bias.iter().map(|bias| ("the bias", bias));
@@ -131,16 +133,18 @@ impl LayerNorm {
 
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        if self.fuses(x) {
+        if self.is_fusable(x) {
             let operation = Fused { remove_mean: self.remove_mean, eps: self.eps };
             operation::apply(operation, x, &self.weight, self.bias.as_ref())
+        } else if autocast::widens(x) && self.weight.dtype() == DType::F32 {
+            self.composed(&autocast::widened(x)?)?.to_dtype(x.dtype())
         } else {
             self.composed(x)
         }
     }
 }
 
-/// A [`LayerNorm`] that keeps the mean, under candle_nn's name.
+/// A [`LayerNorm`] that does not remove the mean, under candle_nn's name.
 #[doc(alias = "tf.keras.layers.RMSNormalization")]
 #[doc(alias = "RMSNormalization")]
 #[derive(Clone, Debug)]
@@ -155,27 +159,27 @@ pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<RmsNorm> {
 }
 
 impl RmsNorm {
-    /// Creates a layer from a weight `[size]`; `eps` is added to mean squares.
+    /// Creates a layer from a weight of shape `[size]`. `eps` is added to the mean square.
     pub fn new(weight: Tensor, eps: f64) -> Self {
         Self(LayerNorm::rms_norm(weight, eps))
     }
 
-    /// Converts the layer into a layer-norm.
+    /// Converts this layer to a [`LayerNorm`] that does not remove the mean.
     pub fn into_inner(self) -> LayerNorm {
         self.0
     }
 
-    /// Returns the weight, `[size]`.
+    /// Returns the weight, of shape `[size]`.
     pub fn weight(&self) -> &Tensor {
         self.0.weight()
     }
 
-    /// Returns the number that is added to mean squares.
+    /// Returns epsilon, which is added to the mean square.
     pub fn eps(&self) -> f64 {
         self.0.eps()
     }
 
-    /// Calls `forward`. In candle_nn, this is the name of the variant that has a gradient.
+    /// Calls `forward`. candle_nn has a separate variant with this name, which has a gradient.
     ///
     /// # Errors
     /// Returns the errors of `forward`.
@@ -190,7 +194,7 @@ impl Module for RmsNorm {
     }
 }
 
-/// The fused operation on rows.
+/// The fused operation, which processes one row after another.
 struct Fused {
     remove_mean: bool,
     eps: f64,
@@ -200,7 +204,8 @@ struct Fused {
 type Gradients<T> = (Vec<T>, Vec<T>, Vec<T>);
 
 impl Fused {
-    /// Returns the shift and the scale of a row: the mean that is subtracted, and the inverse deviation.
+    /// Returns the mean to subtract from a row, which is 0 for RMS-norm, and the inverse standard deviation to
+    /// multiply by.
     fn statistics<T: Number>(&self, row: &[T]) -> (T, T) {
         let size = row.len() as f64;
         let mean = if self.remove_mean { T::of(sum(row, row, |x, _| x).to_f64() / size) } else { T::of(0.) };
@@ -208,7 +213,7 @@ impl Fused {
         (mean, T::of(1. / (squares / size + self.eps).sqrt()))
     }
 
-    /// Computes the gradients. With h the normalized row and u its gradient, that of x is (u - mean(u) - h
+    /// Computes the gradients. If h is the normalized row and u its gradient, the gradient of x is (u - mean(u) - h
     /// mean(u h)) / deviation.
     fn gradients<T: Number>(&self, x: &[T], weight: &[T], upstream: &[T]) -> Gradients<T> {
         let size = weight.len();
@@ -271,8 +276,8 @@ impl Operation for Fused {
                 with_elements(upstream, |upstream| self.gradients::<T>(x, weight, upstream))
             })
         })???;
-        let deposited = |variable: &Tensor, gradient: &[T]| {
-            deposit::gradient(variable, |place: &mut [T], add| {
+        let store = |variable: &Tensor, gradient: &[T]| {
+            gradients::gradient(variable, |place: &mut [T], add| {
                 if add {
                     place.iter_mut().zip(gradient).for_each(|(sum, x)| *sum += *x)
                 } else {
@@ -281,7 +286,7 @@ impl Operation for Fused {
             })
         };
         let of_x = x.track_op().then(|| Tensor::from_vec(of_x, x.shape(), x.device()));
-        let of_bias = bias.map(|bias| deposited(bias, &of_bias));
-        Ok([of_x.transpose()?, deposited(weight, &of_weight)?, of_bias.transpose()?.flatten()])
+        let of_bias = bias.map(|bias| store(bias, &of_bias));
+        Ok([of_x.transpose()?, store(weight, &of_weight)?, of_bias.transpose()?.flatten()])
     }
 }

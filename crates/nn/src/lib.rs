@@ -1,10 +1,10 @@
-//! Layers and losses that are fast on the CPU and support replicas and empty per-replica batches.
+//! Layers and losses that are fast on the CPU and support several replicas and empty per-replica batches.
 //!
-//! Layers have the names and signatures of candle_nn. They look up the replica that they run on
-//! ([`get_replica_context`](distribute_core::get_replica_context)), so a model switches to them by changing
-//! its `use` lines. Other items of candle_nn that models commonly use are re-exported, so one `use` line is
-//! enough. [`ops`] and [`rotary_emb`] have gradients for the functions that candle_nn detaches from the graph.
-//! The guide `docs/transformers.md` shows this on a model.
+//! The layers have the same names and signatures as those in candle_nn, so a model switches to them by changing its
+//! `use` lines. They determine the replica on which they run with
+//! [`get_replica_context`](distribute_core::get_replica_context). Other items of candle_nn that models commonly use are
+//! re-exported. [`ops`] and [`rotary_emb`] provide gradients for functions whose results candle_nn detaches from the
+//! graph. The guide `docs/train/transformers.md` shows this for a model.
 //!
 //! ```
 //! // was: use candle_nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding};
@@ -12,16 +12,24 @@
 //! use distribute::nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding, linear_no_bias as linear, rms_norm};
 //! ```
 
-// A fast layer consists of a type, functions with candle_nn's signatures, and `From` candle_nn's type. `fuses` tells
-// which operands its operation supports (f32 and f64 on the CPU); candle's operations compute the rest. The operation
-// is an `Operation` on input, weight and bias (operation.rs), or a `Combine` of a table's rows (table.rs). Its gradient
-// for a parameter comes from `deposit::gradient` or `deposit::row_gradient`; another input gets a tensor if it tracks
-// one (`track_op`). `layer_norm.rs` is the shortest example; distribute/tests/computing/fused/ compares the layers with
-// candle's. A function that candle detaches from the graph goes into `ops` or `rotary_emb`, under candle's name.
+// There is one file for each layer. Shared: `operation` and `table` (operations in candle's form, whose gradients go to
+// buckets), `together` (lookups of several tables), `gemm` (matrix products in place; the `unsafe`), `gradients` (those
+// that candle lacks or has wrong), `ids`, `lanes`, `exp`, `windows`, `autocast` and `widened` (mixed precision). This
+// crate never knows a certain kind of strategy.
+//
+// A fast layer consists of a type, functions with candle_nn's signatures, and `From` candle_nn's type. `is_fusable`
+// tells which operands its operation supports (f32 and f64 on the CPU); candle's operations compute the rest.
+// The operation is an `Operation` on input, weight and bias (operation.rs), or a `Combine` of a table's rows
+// (combine.rs). Its gradient for a parameter comes from base's `gradients::gradient` or `gradients::row_gradient`;
+// another input gets a tensor if it tracks one (`track_op`). `layer_norm.rs` is the shortest example;
+// distribute/tests/computing/fused/ compares the layers with candle's. A function that candle detaches from the
+// graph goes into `ops` or `rotary_emb`, under candle's name.
 
 mod activation;
 mod attention;
+mod autocast;
 mod batch_norm;
+mod combine;
 mod conv1d;
 mod conv2d;
 mod conv_transpose;
@@ -38,6 +46,7 @@ mod ids;
 mod lanes;
 mod layer_norm;
 mod linear;
+mod lora;
 pub mod loss;
 mod operation;
 pub mod ops;
@@ -50,8 +59,10 @@ mod scatter;
 mod sequential;
 mod softmax;
 mod table;
-mod turn_over;
+mod together;
+mod transpose;
 mod upsample;
+mod widened;
 mod windows;
 
 #[doc(alias = "SyncBatchNorm")]
@@ -84,7 +95,10 @@ pub use conv1d::{conv1d, conv1d_no_bias};
 #[doc(alias = "tf.nn.conv2d")]
 pub use conv2d::Conv2d;
 pub use conv2d::{conv2d, conv2d_no_bias};
-pub use distribute_core::internal::BagMode;
+pub use distribute_base::MixedPrecision;
+// Documented in `lookup`, whose functions take it as well.
+#[doc(no_inline)]
+pub use distribute_core::lookup::BagMode;
 #[doc(alias = "tf.keras.layers.Dropout")]
 #[doc(alias = "tf.random.experimental.stateless_dropout")]
 #[doc(alias = "stateless_dropout")]
@@ -113,6 +127,7 @@ pub use layer_norm::{layer_norm, layer_norm_no_bias, rms_norm};
 #[doc(alias = "Dense")]
 pub use linear::Linear;
 pub use linear::{linear, linear_b, linear_no_bias};
+pub use lora::Lora;
 pub use per_thread::{PerThread, per_thread};
 #[doc(alias = "tf.nn.avg_pool1d")]
 #[doc(alias = "tf.keras.layers.AveragePooling1D")]
@@ -146,6 +161,7 @@ pub use scatter::scatter_add;
 #[doc(alias = "tf.keras.Sequential")]
 pub use sequential::Sequential;
 pub use sequential::seq;
+pub use together::{RowLayer, look_up_together};
 #[doc(alias = "tf.image.resize")]
 pub use upsample::upsample_bilinear2d;
 #[doc(alias = "interpolate1d")]

@@ -1,23 +1,24 @@
-//! Linear layers with product, bias and activation in one operation.
+//! Linear layers that compute the product, the bias and the activation in one operation.
 
 use super::activation::FromOutput;
+use super::autocast;
 use super::gemm::{Matrix, new_product, product, product_then};
 use super::operation::{self, Operand, Operation};
 use candle_core::{D, Module, Result, Shape, Tensor};
 use candle_nn::{Activation, VarBuilder};
-use distribute_base::internal::{Known, Number, deposit, with_elements};
+use distribute_base::internal::{Number, PrecomputedOp, gradients, with_elements};
 use distribute_tensor::without_elements;
 
 /// A linear layer, `activation(x wᵀ + b)`: candle_nn's `Linear` with an optional activation.
 ///
-/// The bias and most activations are part of the same operation. Backward writes the gradients of weight and
-/// bias directly into the memory that `minimize` reduces.
+/// The bias and most activations are part of a single operation. The backward pass writes the gradients of weight
+/// and bias directly into the memory that `minimize` reduces.
 ///
-/// `x` has shape `[…, in]` and the result `[…, out]`; the weight is `[out, in]`, the bias `[out]`. For f32 and
-/// f64 on the CPU this layer is faster than candle_nn's. For other dtypes and devices it uses candle's
-/// operations, with its own backward pass. Results are those of candle_nn, with two exceptions: products may
-/// be summed in another order, and the slope of relu at 0 is 0, while candle's is 1. For leaky relu it is the
-/// lower slope, while candle's is the mean of both.
+/// `x` has shape `[…, in]`, and the result has shape `[…, out]`. The weight has shape `[out, in]`, and the bias
+/// `[out]`. For f32 and f64 on the CPU, this layer is faster than candle_nn's. For other dtypes and devices it uses
+/// candle's operations, with a separate backward pass. Results are the same as those of candle_nn, with two exceptions.
+/// Products may be added up in a different order. At 0, the slope of relu is 0, and that of leaky relu is the lower
+/// slope; in candle they are 1 and the mean of both slopes.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -59,7 +60,7 @@ pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<L
     candle_nn::linear_no_bias(in_dim, out_dim, vb).map(Linear::from)
 }
 
-/// Creates a layer with or without a bias.
+/// Creates a layer. It has a bias if `bias` is `true`.
 ///
 /// # Errors
 /// Returns the errors of the `VarBuilder`.
@@ -74,46 +75,47 @@ impl From<candle_nn::Linear> for Linear {
 }
 
 impl Linear {
-    /// Creates a layer from a weight `[out, in]` and a bias `[out]`.
+    /// Creates a layer from a weight of shape `[out, in]` and a bias of shape `[out]`.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
         Self { weight, bias, activation: None }
     }
 
-    /// Creates the same layer as [`new`](Linear::new), under the name of candle_transformers' `with_tracing::Linear`.
+    /// Creates the same layer as [`new`](Linear::new). It has the name of a function of candle_transformers'
+    /// `with_tracing::Linear`.
     pub fn from_weights(weights: Tensor, bias: Option<Tensor>) -> Self {
         Self::new(weights, bias)
     }
 
-    /// Adds an activation after the layer. Relu, sigmoid and leaky relu cost no extra pass.
+    /// Adds an activation after the layer. Relu, sigmoid and leaky relu do not need an additional pass.
     pub fn with_activation(mut self, activation: Activation) -> Self {
         self.activation = Some(activation);
         self
     }
 
-    /// Returns the weight, `[out, in]`.
+    /// Returns the weight, of shape `[out, in]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// Returns the bias, `[out]`, if the layer has one.
+    /// Returns the bias, of shape `[out]`, or `None` if the layer has none.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
-    /// Whether the shapes fit one operation; otherwise candle's layer computes the result, or fails.
+    /// Returns whether the shapes match. If they do not, candle's layer computes the result or returns an error.
     fn fits(&self, x: &Tensor) -> bool {
         let (Ok((out, width)), Ok(last)) = (self.weight.dims2(), x.dim(D::Minus1)) else { return false };
         let bias = self.bias.as_ref();
         last == width && x.rank() >= 2 && out > 0 && bias.is_none_or(|bias| bias.dims() == [out])
     }
 
-    /// Whether the fused operation supports the input.
-    fn fuses(&self, x: &Tensor) -> bool {
-        self.fits(x) && operation::takes(x, &self.weight, self.bias.as_ref())
+    /// Returns whether the fused operation supports the input.
+    fn is_fusable(&self, x: &Tensor) -> bool {
+        self.fits(x) && operation::is_supported(x, &self.weight, self.bias.as_ref())
     }
 
-    /// Whether one operation of candle's operations supports the input: equal dtypes and devices, and at least
-    /// one element.
+    /// Returns whether [`composed`](Self::composed) supports the input. The dtypes and devices of all operands must be
+    /// equal, and there must be at least one element.
     fn composes(&self, x: &Tensor) -> bool {
         let all = [Some(&self.weight), self.bias.as_ref()];
         let alike = |other: &Tensor| other.dtype() == x.dtype() && other.device().same_device(x.device());
@@ -127,9 +129,9 @@ impl Linear {
         self.unflatten(y, x)
     }
 
-    /// Applies candle's operations as one operation with its own backward, on any device.
+    /// Applies several of candle's operations as a single operation with a separate backward pass, on any device.
     ///
-    /// candle would go back through each of them, and clear and accumulate each gradient.
+    /// Otherwise candle's backward pass would visit each of the operations, and clear and accumulate each gradient.
     fn composed(&self, x: &Tensor, activation: Option<FromOutput>) -> Result<Tensor> {
         let rows = x.flatten_to(D::Minus2)?.contiguous()?;
         operation::require_size("linear", &[rows.dim(0)?, self.weight.dim(0)?])?;
@@ -147,34 +149,35 @@ impl Linear {
             Some(activation) => activation.composed_backward(&y.detach(), &upstream.detach())?.contiguous(),
             None => upstream.detach().contiguous(),
         };
-        let of_product = |x: &Tensor, weight: &Tensor, upstream: &Tensor| -> Result<[Option<Tensor>; 2]> {
-            let of_rows = x.track_op().then(|| upstream.matmul(&weight.detach())).transpose()?;
-            let of_weight =
-                deposit::is_used(weight).then(|| upstream.t()?.matmul(&x.detach())).transpose()?;
-            Ok([of_rows, of_weight])
-        };
+        let product_gradients =
+            |x: &Tensor, weight: &Tensor, upstream: &Tensor| -> Result<[Option<Tensor>; 2]> {
+                let input_gradient = x.track_op().then(|| upstream.matmul(&weight.detach())).transpose()?;
+                let weight_gradient =
+                    gradients::is_used(weight).then(|| upstream.t()?.matmul(&x.detach())).transpose()?;
+                Ok([input_gradient, weight_gradient])
+            };
         const NAME: &str = "linear";
         let y = match &self.bias {
             Some(bias) => {
                 let backward = move |[x, weight, bias]: [&Tensor; 3], y: &Tensor, upstream: &Tensor| {
                     let upstream = through(y, upstream)?;
-                    let [of_rows, of_weight] = of_product(x, weight, &upstream)?;
-                    let of_bias = deposit::is_used(bias).then(|| upstream.sum(0)).transpose()?;
-                    Ok([of_rows, of_weight, of_bias])
+                    let [input_gradient, weight_gradient] = product_gradients(x, weight, &upstream)?;
+                    let bias_gradient = gradients::is_used(bias).then(|| upstream.sum(0)).transpose()?;
+                    Ok([input_gradient, weight_gradient, bias_gradient])
                 };
-                rows.apply_op3(&self.weight, bias, Known::new(NAME, result, backward))?
+                rows.apply_op3(&self.weight, bias, PrecomputedOp::new(NAME, result, backward))?
             }
             None => {
                 let backward = move |[x, weight]: [&Tensor; 2], y: &Tensor, upstream: &Tensor| {
-                    of_product(x, weight, &through(y, upstream)?)
+                    product_gradients(x, weight, &through(y, upstream)?)
                 };
-                rows.apply_op2(&self.weight, Known::new(NAME, result, backward))?
+                rows.apply_op2(&self.weight, PrecomputedOp::new(NAME, result, backward))?
             }
         };
         self.unflatten(y, x)
     }
 
-    /// Applies candle's layer.
+    /// Applies candle_nn's layer.
     fn stock(&self, x: &Tensor) -> Result<Tensor> {
         if let (Ok((out, _)), [outer @ .., _]) = (self.weight.dims2(), x.dims()) {
             operation::require_size("linear", &[outer, &[out]].concat())?;
@@ -189,7 +192,7 @@ impl Linear {
         candle_nn::Linear::new(self.weight.clone(), self.bias.clone()).forward(&x)
     }
 
-    /// Reshapes rows `[n, out]` to the outer shape of the input `x`.
+    /// Reshapes rows of shape `[n, out]` so that their outer dimensions are those of the input `x`.
     fn unflatten(&self, y: Tensor, x: &Tensor) -> Result<Tensor> {
         match x.rank() {
             2 => Ok(y),
@@ -200,8 +203,21 @@ impl Linear {
 
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(dtype) = autocast::compute_dtype(x, &self.weight) else { return self.compute(x) };
+        let x = x.to_dtype(dtype)?;
+        if self.is_fusable(&x) {
+            return self.compute(&x);
+        }
+        let (weight, bias) = autocast::parameters(&self.weight, self.bias.as_ref(), dtype)?;
+        Self { weight, bias, activation: self.activation }.compute(&x)
+    }
+}
+
+impl Linear {
+    /// Computes the output for an input that is fusable or has the dtype of the weight.
+    fn compute(&self, x: &Tensor) -> Result<Tensor> {
         let fused = self.activation.and_then(FromOutput::of);
-        let (y, finished) = if self.fuses(x) {
+        let (y, finished) = if self.is_fusable(x) {
             (self.fused(x, fused)?, fused.is_some())
         } else if self.composes(x) {
             (self.composed(x, fused)?, fused.is_some())
@@ -218,7 +234,7 @@ impl Module for Linear {
     }
 }
 
-/// The fused operation on rows `[n, in]`.
+/// The fused operation on rows of shape `[n, in]`.
 struct Fused {
     activation: Option<FromOutput>,
 }
@@ -274,8 +290,8 @@ impl Operation for Fused {
         with_elements(upstream, |upstream: &[T]| {
             let gradient = changed.as_deref().unwrap_or(upstream);
             let g = Matrix::new(gradient, n, out);
-            let of_bias = bias.map(|bias| {
-                deposit::gradient(bias, |place: &mut [T], add| {
+            let bias_gradient = bias.map(|bias| {
+                gradients::gradient(bias, |place: &mut [T], add| {
                     if !add {
                         place.fill(T::of(0.));
                     }
@@ -284,8 +300,8 @@ impl Operation for Fused {
                     }
                 })
             });
-            let of_weight = with_elements(x, |x| {
-                deposit::gradient(weight, |place: &mut [T], add| {
+            let weight_gradient = with_elements(x, |x| {
+                gradients::gradient(weight, |place: &mut [T], add| {
                     product(place, add, g.t(), Matrix::new(x, n, width));
                 })
             })??;
@@ -297,7 +313,7 @@ impl Operation for Fused {
             } else {
                 None
             };
-            Ok([of_input, of_weight, of_bias.transpose()?.flatten()])
+            Ok([of_input, weight_gradient, bias_gradient.transpose()?.flatten()])
         })?
     }
 }

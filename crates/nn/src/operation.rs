@@ -1,15 +1,17 @@
-//! Operations on an input, a weight and usually a bias: the implementation of candle's traits for all layers.
+//! Operations on an input, a weight and an optional bias: the implementation of candle's traits that all layers share.
 
+use super::autocast;
+use super::widened::Widened;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use distribute_base::internal::{Number, is_native, operand};
 use std::marker::PhantomData;
 
-/// A layer's computation as one operation, forward and backward.
+/// The forward and backward computation of a layer, as a single operation.
 pub(super) trait Operation: Send + Sync + 'static {
-    /// The name in candle's messages.
+    /// The name of the operation in candle's messages.
     const NAME: &'static str;
 
-    /// Computes the output's elements and shape.
+    /// Computes the elements and the shape of the output.
     fn forward<T: Number>(
         &self,
         x: Operand<'_, T>,
@@ -17,8 +19,8 @@ pub(super) trait Operation: Send + Sync + 'static {
         bias: Option<&[T]>,
     ) -> Result<(Vec<T>, Shape)>;
 
-    /// Computes the gradients of input, weight and bias from `upstream`, that of the output `y`. All tensors
-    /// are contiguous.
+    /// Computes the gradients of the input, the weight and the bias from the output `y` and its gradient `upstream`.
+    /// All tensors are contiguous. A gradient is `None` if it is not needed or was written into a bucket.
     fn backward<T: Number>(
         &self,
         x: &Tensor,
@@ -38,24 +40,27 @@ pub(super) struct Operand<'a, T> {
 }
 
 impl<'a, T: Number> Operand<'a, T> {
-    fn new(storage: &'a CpuStorage, layout: &'a Layout) -> Result<Self> {
+    pub(super) fn new(storage: &'a CpuStorage, layout: &'a Layout) -> Result<Self> {
         Ok(Self { elements: operand(storage, layout)?, shape: layout.shape() })
     }
 }
 
-/// Whether [`apply`] supports the operands.
+/// Returns whether [`apply`] supports the operands.
 ///
-/// They have to be of one dtype, f32 or f64, that this crate's loops compute, and the input has to have
-/// elements. The layer checks the shapes.
-pub(super) fn takes(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> bool {
-    let fits = |t: &Tensor| is_native(t) && t.dtype() == x.dtype();
-    matches!(x.dtype(), DType::F32 | DType::F64)
+/// All operands must have the same dtype, f32 or f64, and be accessible to this crate's loops, and the input must
+/// not be empty. Under mixed precision, the input may be in half precision if the others are f32. The layer checks the
+/// shapes.
+pub(super) fn is_supported(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> bool {
+    let dtype = if autocast::widens(x) { DType::F32 } else { x.dtype() };
+    let fits = |t: &Tensor| is_native(t) && t.dtype() == dtype;
+    matches!(dtype, DType::F32 | DType::F64)
         && x.elem_count() > 0
-        && [Some(x), Some(weight), bias].into_iter().flatten().all(fits)
+        && is_native(x)
+        && [Some(weight), bias].into_iter().flatten().all(fits)
 }
 
-/// Refuses operands of another dtype than the input's. The error names the operands, which candle's own
-/// message does not.
+/// Returns an error if an operand has a different dtype than the input. Unlike candle's own error, it names the
+/// operands.
 pub(super) fn require_dtype(
     operation: &str,
     (name, x): (&str, &Tensor),
@@ -63,7 +68,7 @@ pub(super) fn require_dtype(
 ) -> Result<()> {
     match others.iter().find(|(_, other)| other.dtype() != x.dtype()) {
         Some((other, tensor)) => bail!(
-            "{operation}: {other} is of {:?}, but {name} of {:?}; convert one of them by to_dtype",
+            "{operation}: {other} is {:?}, but {name} is {:?}; convert one of them with to_dtype",
             tensor.dtype(),
             x.dtype()
         ),
@@ -71,9 +76,10 @@ pub(super) fn require_dtype(
     }
 }
 
-/// Refuses an output of more elements than memory has addresses, which is possible even if the operands fit.
+/// Returns an error if the output would have more elements than memory can address. This is possible even if the
+/// operands fit into memory.
 ///
-/// An empty axis counts as one element, because candle multiplies the other axes even then.
+/// An empty axis is treated as 1, because candle multiplies the other axes even in that case.
 pub(super) fn require_size(name: &str, dims: &[usize]) -> Result<()> {
     let len = dims.iter().try_fold(size_of::<f64>(), |len, dim| len.checked_mul((*dim).max(1)));
     if len.is_some_and(|len| isize::try_from(len).is_ok()) {
@@ -83,7 +89,7 @@ pub(super) fn require_size(name: &str, dims: &[usize]) -> Result<()> {
     }
 }
 
-/// Computes the output of an operation for operands that it [`takes`].
+/// Computes the output of an operation. The operands must be supported. See [`is_supported`].
 pub(super) fn apply<O: Operation>(
     operation: O,
     x: &Tensor,
@@ -91,18 +97,18 @@ pub(super) fn apply<O: Operation>(
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
     match x.dtype() {
-        DType::F32 => apply_of::<O, f32>(operation, x, weight, bias),
-        _ => apply_of::<O, f64>(operation, x, weight, bias),
+        DType::F32 => apply_as(Fused { operation, number: PhantomData::<f32> }, x, weight, bias),
+        DType::F64 => apply_as(Fused { operation, number: PhantomData::<f64> }, x, weight, bias),
+        _ => apply_as(Widened(operation), x, weight, bias),
     }
 }
 
-fn apply_of<O: Operation, T: Number>(
-    operation: O,
+fn apply_as<C: CustomOp2 + CustomOp3 + Send + Sync + 'static>(
+    operation: C,
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
-    let operation = Fused { operation, number: PhantomData::<T> };
     let (x, weight) = (x.contiguous()?, weight.contiguous()?);
     match bias {
         Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, operation),
@@ -110,7 +116,7 @@ fn apply_of<O: Operation, T: Number>(
     }
 }
 
-/// An operation on numbers `T` that implements candle's traits.
+/// An operation on numbers of type `T`, which implements candle's traits.
 struct Fused<O, T> {
     operation: O,
     number: PhantomData<T>,

@@ -1,9 +1,9 @@
-//! The functions of `candle_nn::ops`, all of them with gradients.
+//! The functions of `candle_nn::ops`, all with gradients.
 //!
-//! `candle_nn::ops` has fused kernels that detach their inputs from the graph: `softmax_last_dim`, `rms_norm`,
-//! `layer_norm` and `sdpa` (and those of [`rotary_emb`](super::rotary_emb)). A model that uses them trains
-//! only the layers after the last of them, although its loss falls. Gradients flow through the functions of
-//! this module. All others are re-exported from candle_nn, so one `use` line is enough:
+//! Some functions of `candle_nn::ops` are fused kernels that detach their inputs from the graph: `softmax_last_dim`,
+//! `rms_norm`, `layer_norm` and `sdpa` (as well as those of [`rotary_emb`](super::rotary_emb)). If a model uses them,
+//! only the layers after the last of them are trained, although the loss decreases. The functions of this module have
+//! gradients. All other functions are re-exported from candle_nn, so a single `use` line is enough:
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -16,15 +16,15 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! `candle_nn::ops::dropout` is left out, because its masks come from a generator that all replicas share.
-//! Masks of [`Dropout`] are the same for any number of replicas.
+//! `candle_nn::ops::dropout` is omitted, because its masks come from a generator that all replicas share. The masks
+//! of [`Dropout`] are the same for any number of replicas.
 
 #[doc(alias = "tf.keras.layers.Dropout")]
 #[doc(alias = "tf.random.experimental.stateless_dropout")]
 #[doc(alias = "stateless_dropout")]
 pub use super::Dropout;
 use super::attention::Attention;
-use super::{LayerNorm, operation, softmax};
+use super::{LayerNorm, autocast, operation, softmax};
 use candle_core::shape::Dim;
 use candle_core::{D, Module, Result, Tensor, bail};
 pub use candle_nn::ops::{
@@ -32,25 +32,25 @@ pub use candle_nn::ops::{
     replication_pad2d, rms_norm_slow, selu, sigmoid, silu, swiglu,
 };
 
-/// Computes softmax over the last dimension of `[…, n]`, with any strides.
+/// Computes the softmax over the last dimension of `[…, n]`. The input may have any strides.
 ///
-/// f32 and f64 on the CPU use one pass; other dtypes and devices use several of candle's operations. f16 and
-/// bf16 are computed as f32. candle sums them in half precision, so for 4096 equal numbers its softmax has a
-/// sum of 2, or of 16.
+/// f32 and f64 on the CPU use one pass; other dtypes and devices use several of candle's operations. f16 and bf16 are
+/// computed in f32. candle itself accumulates in half precision, so its softmax of 4096 equal numbers has a sum of 2
+/// (f16) or 16 (bf16).
 ///
 /// # Errors
-/// - `xs` is a scalar.
-/// - The dtype of `xs` has no exponential.
+/// - An error if `xs` is a scalar.
+/// - An error if `xs` is a tensor of integers.
 #[doc(alias = "tf.nn.softmax")]
 pub fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
     softmax::softmax_last_dim(xs)
 }
 
-/// Computes softmax over one dimension.
+/// Computes the softmax over the dimension `dim`.
 ///
 /// # Errors
-/// - `xs` has no such dimension.
-/// - [`softmax_last_dim`] returns an error.
+/// - An error if `xs` has no such dimension.
+/// - The errors of [`softmax_last_dim`].
 #[doc(alias = "tf.nn.softmax")]
 pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
     let dim = dim.to_index(xs.shape(), "softmax")?;
@@ -63,41 +63,45 @@ pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
     }
 }
 
-/// Scales rows of the last dimension to a mean square of 1, and multiplies them by a weight `alpha` of `[n]`.
+/// Scales rows along the last dimension to a mean square of 1, and multiplies them by the weight `alpha`, of shape
+/// `[n]`.
 ///
-/// This is the function of [`RmsNorm`](super::RmsNorm). `eps` is added to mean squares.
+/// This is the function that the layer [`RmsNorm`](super::RmsNorm) applies. `eps` is added to the mean square.
 ///
 /// # Errors
-/// - The shapes do not fit.
-/// - The operands have different dtypes.
+/// - An error if the shapes do not match.
+/// - An error if the operands have different dtypes.
 pub fn rms_norm(xs: &Tensor, alpha: &Tensor, eps: f32) -> Result<Tensor> {
     require_rows("rms_norm", xs, &[("alpha", alpha)])?;
     LayerNorm::rms_norm(alpha.clone(), eps.into()).forward(xs)
 }
 
-/// Shifts rows of the last dimension to mean 0, scales them to variance 1, multiplies them by `alpha` and adds
+/// Shifts rows along the last dimension to mean 0, scales them to variance 1, multiplies them by `alpha` and adds
 /// `beta`.
 ///
-/// This is the function of [`LayerNorm`]. `alpha` and `beta` are `[n]`; `eps` is added to variances.
+/// This is the function that the layer [`LayerNorm`] applies. `alpha` and `beta` have shape `[n]`; `eps` is added to
+/// the variance.
 ///
 /// # Errors
-/// - The shapes do not fit.
-/// - The operands have different dtypes.
+/// - An error if the shapes do not match.
+/// - An error if the operands have different dtypes.
 pub fn layer_norm(xs: &Tensor, alpha: &Tensor, beta: &Tensor, eps: f32) -> Result<Tensor> {
     require_rows("layer_norm", xs, &[("alpha", alpha), ("beta", beta)])?;
     LayerNorm::new(alpha.clone(), beta.clone(), eps.into()).forward(xs)
 }
 
-/// Refuses parameters that do not have the length of rows, or have another dtype.
+/// Returns an error if a parameter does not have the length of the rows, or has a different dtype.
 fn require_rows(name: &str, xs: &Tensor, parameters: &[(&str, &Tensor)]) -> Result<()> {
     if xs.dtype().is_int() {
-        bail!("{name}: rows of {:?} have no mean square: convert them by to_dtype", xs.dtype());
+        bail!("{name}: rows of {:?} have no mean square: convert them with to_dtype", xs.dtype());
     }
     let size = xs.dim(D::Minus1)?;
     match parameters.iter().find(|(_, parameter)| parameter.dims() != [size]) {
         Some((_, other)) => {
             bail!("{name}: rows of {:?} need parameters of [{size}], not {:?}", xs.dims(), other.dims())
         }
+        // Under mixed precision the layer converts the rows.
+        None if autocast::widens(xs) => Ok(()),
         None => operation::require_dtype(name, ("xs", xs), parameters),
     }
 }
@@ -105,24 +109,24 @@ fn require_rows(name: &str, xs: &Tensor, parameters: &[(&str, &Tensor)]) -> Resu
 /// Computes attention: `softmax(q kᵀ · scale + mask) v`.
 ///
 /// - `q`: `[batch, heads, queries, width]`.
-/// - `k`: `[batch, kv_heads, keys, width]`. `kv_heads` divides `heads`, and each serves `heads / kv_heads`
-///   consecutive heads.
+/// - `k`: `[batch, kv_heads, keys, width]`. `heads` must be a multiple of `kv_heads`; each head of keys is used by
+///   `heads / kv_heads` consecutive heads of queries.
 /// - `v`: `[batch, kv_heads, keys, value_width]`.
-/// - `mask`: broadcast to `[batch, heads, queries, keys]`. A mask of the dtype of `q` is added to the scores. A mask
-///   of u8 hides the keys whose element is not 0, as in candle-transformers.
-/// - `do_causal`: if true, the last query sees all keys, and each query before it one key less.
-/// - `softcapping`: 1 or infinity for none. Otherwise scores become `tanh(scores / softcapping) · softcapping` before
-///   the mask.
-/// - The result: `[batch, heads, queries, value_width]`.
+/// - `mask`: can be broadcast to `[batch, heads, queries, keys]`. A mask with the dtype of `q` is added to the scores.
+///   A u8 mask hides the keys for which its element is not 0, as in candle-transformers.
+/// - `do_causal`: if `true`, the last query sees all keys, and each query before it sees one key less than the next.
+/// - `softcapping`: 1 or infinity for no cap. Otherwise the scores are replaced by `tanh(scores / softcapping) ·
+///   softcapping` before the mask is applied.
+/// - Result: `[batch, heads, queries, value_width]`.
 ///
-/// f32 and f64 on the CPU use one operation, which keeps the weights of each head for backward. A trained
-/// mask, a cap, other dtypes and other devices use several of candle's operations. A query that sees no key is
-/// NaN, as by the formula. The gradients of keys and values are NaN in this case, even if the loss ignores
-/// that query. `candle_nn::ops::sdpa` runs on Metal only, and has no gradient.
+/// f32 and f64 on the CPU use a single operation, which keeps the attention weights of each head for the backward pass.
+/// With a trained mask, a cap, or other dtypes and devices, several of candle's operations are used. If a query sees no
+/// key, its result is NaN, according to the formula. The gradients of keys and values are then also NaN, even if the
+/// loss ignores that query. `candle_nn::ops::sdpa` runs only on Metal and has no gradient.
 ///
 /// # Errors
-/// - The shapes or dtypes do not fit.
-/// - The cap is not positive.
+/// - An error if the shapes or dtypes do not match.
+/// - An error if the cap is not positive.
 #[doc(alias = "tf.keras.layers.Attention")]
 #[doc(alias = "Attention")]
 #[doc(alias = "scaled_dot_product_attention")]
@@ -135,5 +139,13 @@ pub fn sdpa(
     scale: f32,
     softcapping: f32,
 ) -> Result<Tensor> {
+    if autocast::widens(q) {
+        let wide = |tensor: &Tensor| autocast::widened(tensor);
+        let (q32, k, v) = (wide(q)?, wide(k)?, wide(v)?);
+        let mask = mask.map(wide).transpose()?;
+        return Attention::new((&q32, &k, &v), mask.as_ref(), do_causal, scale, softcapping)?
+            .apply(&q32, &k, &v)?
+            .to_dtype(q.dtype());
+    }
     Attention::new((q, k, v), mask, do_causal, scale, softcapping)?.apply(q, k, v)
 }

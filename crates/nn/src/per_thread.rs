@@ -1,8 +1,11 @@
-//! Models that can be neither shared between threads nor sent to one: each thread builds its own.
+//! Models that can be neither shared between threads nor sent to another thread, so each thread builds its own.
+
+// - **INV-79** A model that threads cannot share is built once on each thread that uses it, from the variables that
+//   its first build created: none is created after that. Tests: `computing/layers/per_thread.rs`.
 
 use candle_core::{Error, Module, ModuleT, Result, Tensor};
 use candle_nn::VarBuilder;
-use distribute_core::internal::again;
+use distribute_core::internal::rebuild;
 use std::any::{Any, type_name};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,24 +15,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 thread_local! {
-    /// The models that this thread has built, by the number of their [`PerThread`].
-    static MODELS: RefCell<HashMap<u64, Built>> = RefCell::default();
+    /// The models that this thread has built, keyed by the id of their [`PerThread`].
+    static MODELS: RefCell<HashMap<u64, BuiltModel>> = RefCell::default();
 }
 
-struct Built {
-    /// A handle that is alive as long as the [`PerThread`] of the model.
+struct BuiltModel {
+    /// A weak reference that is valid as long as this model's [`PerThread`] exists.
     owner: Weak<()>,
     model: Rc<dyn Any>,
 }
 
 type Build<M> = Box<dyn Fn(VarBuilder<'static>) -> Result<M> + Send + Sync>;
 
-/// A model that each thread builds for itself, with the same variables.
+/// A model that each thread builds for itself. It has the same variables on all threads.
 ///
-/// Use it to train a model that is neither `Send` nor `Sync`, such as candle_nn's `Sequential`, or one with an
-/// `Rc` or a `Box<dyn Module>`. [`per_thread`](per_thread()) creates it. It is a `Module` if the model is one.
-/// [`forward_t`](PerThread::forward_t) calls the method of a `ModuleT`, and [`get`](PerThread::get) returns
-/// the model itself.
+/// Use this to train a model that is not `Send` and `Sync`, such as candle_nn's `Sequential`, or a model with an `Rc`
+/// or a `Box<dyn Module>`. Create it with [`per_thread`](per_thread()). It implements `Module` if the model does.
+/// [`forward_t`](PerThread::forward_t) calls the method of a `ModuleT`, and [`get`](PerThread::get) returns the model
+/// itself.
 pub struct PerThread<M> {
     number: u64,
     vb: VarBuilder<'static>,
@@ -37,18 +40,18 @@ pub struct PerThread<M> {
     alive: Arc<()>,
 }
 
-/// Creates a model that each thread builds for itself, for types that can be neither shared between threads
-/// nor sent to one.
+/// Creates a model that each thread builds for itself, for types that can be neither shared between threads nor sent to
+/// another thread.
 ///
-/// `build` is called immediately, which creates the variables. It is called again on every other thread when
-/// the thread first uses the model, usually in the first step of each replica. There it gets the existing
-/// variables, so it has to ask for the same ones each time; a new variable is an error. Anything that `build`
-/// computes from variables uses their values during the call.
+/// `build` is called immediately, and creates the variables. It is called again on every other thread that uses the
+/// model for the first time, usually in the first step of each replica. There it gets the existing variables, so it
+/// must always request the same ones; a new variable is an error. If `build` computes something from variables, it uses
+/// their values at the time of the call.
 ///
-/// A thread keeps its model until the thread exits, or until it builds another model after the [`PerThread`]
-/// was dropped. A strategy keeps the threads of its replicas. A thread that is replaced, or several concurrent
-/// runs, call `build` again. There, a model that changes itself (by a `Cell`) starts from its initial state: keep
-/// such state in variables.
+/// A thread keeps its model until the thread exits, or until it builds another model after the [`PerThread`] was
+/// dropped. A strategy keeps the threads of its replicas. If a thread is replaced, or if there are several concurrent
+/// runs, `build` is called again. A model that changes itself (with a `Cell`) then starts from its initial state. Store
+/// such state in variables instead.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -71,8 +74,8 @@ pub struct PerThread<M> {
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// A component of a model can also be built in this way. Its constructor takes a `VarBuilder<'static>`, as
-/// [`replicate`] passes it:
+/// A component of a model can also be built in this way. Its constructor must take a `VarBuilder<'static>`, as passed
+/// by [`replicate`]:
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -94,8 +97,8 @@ pub struct PerThread<M> {
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// If a model's methods take `&mut self`, wrap it in a `RefCell`:
-/// `per_thread(vb, |vb| Ok(RefCell::new(Model::new(vb)?)))`, and `model.get()?.borrow_mut()`.
+/// If methods of the model take `&mut self`, wrap the model in a `RefCell`: `per_thread(vb, |vb|
+/// Ok(RefCell::new(Model::new(vb)?)))`, and `model.get()?.borrow_mut()`.
 ///
 /// [`replicate`]: distribute_core::Strategy::replicate
 ///
@@ -108,31 +111,42 @@ pub fn per_thread<M: 'static>(
     static NUMBERS: AtomicU64 = AtomicU64::new(0);
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     let all = PerThread { number, vb, build: Box::new(build), alive: Arc::new(()) };
-    all.keep((all.build)(all.vb.clone())?)?;
+    all.store((all.build)(all.vb.clone())?)?;
     Ok(all)
 }
 
 impl<M: 'static> PerThread<M> {
-    /// Returns this thread's model. Builds the model if this is the thread's first use of it.
+    /// Returns the model of this thread. Builds it if the thread uses it for the first time.
     ///
     /// # Errors
-    /// - `build` returns an error.
-    /// - `build` asks for a variable that did not exist after its first call.
+    /// - The error of `build`.
+    /// - An error if `build` requests a variable that did not exist after its first call.
     pub fn get(&self) -> Result<Rc<M>> {
-        let find = |models: &RefCell<HashMap<u64, Built>>| {
+        let find = |models: &RefCell<HashMap<u64, BuiltModel>>| {
             models.borrow().get(&self.number).map(|built| built.model.clone())
         };
-        let found = MODELS.try_with(find).map_err(|_| ended::<M>())?;
+        let found = MODELS.try_with(find).map_err(|_| thread_ended_error::<M>())?;
         match found.and_then(|model| model.downcast().ok()) {
             Some(model) => Ok(model),
-            None => self.keep(again(|| (self.build)(self.vb.clone()))?),
+            None => self.store(self.rebuilt()?),
         }
     }
 
-    /// Stores a model for this thread, and drops those whose [`PerThread`] was dropped.
-    fn keep(&self, model: M) -> Result<Rc<M>> {
+    /// Builds another model, from the present values of the variables.
+    ///
+    /// Call it in each step if the model computes something from its variables while it is built, such as the product
+    /// of an adapter ([`Lora`](super::Lora)), or keeps something of the step before.
+    ///
+    /// # Errors
+    /// Returns the errors of [`get`](PerThread::get).
+    pub fn rebuilt(&self) -> Result<M> {
+        rebuild(|| (self.build)(self.vb.clone()))
+    }
+
+    /// Stores a model for this thread. Drops this thread's other models whose [`PerThread`] was dropped.
+    fn store(&self, model: M) -> Result<Rc<M>> {
         let model = Rc::new(model);
-        let built = Built { owner: Arc::downgrade(&self.alive), model: model.clone() };
+        let built = BuiltModel { owner: Arc::downgrade(&self.alive), model: model.clone() };
         let dropped = MODELS.try_with(|models| {
             let mut models = models.borrow_mut();
             let dropped: Vec<_> = models.extract_if(|_, built| built.owner.strong_count() == 0).collect();
@@ -140,15 +154,15 @@ impl<M: 'static> PerThread<M> {
             dropped
         });
         // Not while the map is borrowed: a model may hold a `PerThread` that accesses it.
-        drop(dropped.map_err(|_| ended::<M>())?);
+        drop(dropped.map_err(|_| thread_ended_error::<M>())?);
         Ok(model)
     }
 
-    /// Calls `forward_t` of this thread's model.
+    /// Calls `forward_t` of the model of this thread.
     ///
     /// # Errors
-    /// - [`get`](PerThread::get) returns an error.
-    /// - The model returns an error.
+    /// - The errors of [`get`](PerThread::get).
+    /// - The error of the model.
     pub fn forward_t(&self, xs: &Tensor, train: bool) -> Result<Tensor>
     where
         M: ModuleT,
@@ -164,7 +178,7 @@ impl<M: Module + 'static> Module for PerThread<M> {
 }
 
 impl<M> Drop for PerThread<M> {
-    /// Drops this thread's model. Other threads drop theirs when they next build one.
+    /// Drops the model of this thread. Other threads drop theirs when they build another model.
     fn drop(&mut self) {
         let model = MODELS.try_with(|models| models.try_borrow_mut().ok()?.remove(&self.number));
         drop(model);
@@ -178,6 +192,6 @@ impl<M> fmt::Debug for PerThread<M> {
 }
 
 /// Returns the error for a model that is used while its thread exits.
-fn ended<M>() -> Error {
+fn thread_ended_error<M>() -> Error {
     Error::msg(format!("{} is used on a thread that has ended", type_name::<M>()))
 }

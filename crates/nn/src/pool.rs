@@ -1,15 +1,15 @@
-//! Pooling with candle's signatures and values, and correct gradients for any kernel and stride.
+//! Pooling with the same signatures and results as in candle, but with correct gradients for any kernel and stride.
 
 use super::operation::require_size;
 use super::windows::{self, Axes, Axis};
 use candle_core::{D, Result, Tensor, ToUsize2, bail};
 
-/// Returns the largest element of each window of size `sz` in `[n, channels, height, width]`, like candle's
-/// `max_pool2d`.
+/// Returns the largest element of each window of size `sz` in images of shape `[n, channels, height, width]`, like
+/// candle's `max_pool2d`.
 ///
-/// Windows are adjacent. The gradient goes to the first of the largest elements of each window, as in
-/// TensorFlow and PyTorch. candle 0.11's own `backward` divides it by the size of the window. It also
-/// misplaces it if the image size is not a multiple of the window size.
+/// Windows are adjacent. The gradient goes to the first of the largest elements of each window, as in TensorFlow and
+/// PyTorch. candle 0.11's own backward pass divides it by the size of the window, and misplaces it if the image size
+/// is not a multiple of the window size.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -23,8 +23,8 @@ use candle_core::{D, Result, Tensor, ToUsize2, bail};
 /// ```
 ///
 /// # Errors
-/// - The input does not have four axes.
-/// - The window has size 0 or is larger than the image.
+/// - An error if the input does not have four axes.
+/// - An error if the window has size 0 or is larger than the image.
 #[doc(alias = "tf.nn.max_pool2d")]
 #[doc(alias = "tf.keras.layers.MaxPooling2D")]
 pub fn max_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
@@ -35,15 +35,16 @@ pub fn max_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
 /// Computes [`max_pool2d`] with windows that are `stride` apart.
 ///
 /// # Errors
-/// - [`max_pool2d`] returns an error.
-/// - The stride is 0.
+/// - The errors of [`max_pool2d`].
+/// - An error if the stride is 0.
 pub fn max_pool2d_with_stride<T: ToUsize2>(xs: &Tensor, kernel_size: T, stride: T) -> Result<Tensor> {
     let (kernel, stride) = (kernel_size.to_usize2(), stride.to_usize2());
     let axes = fixed("max_pool2d", xs, kernel, stride)?;
     largest("max_pool2d", xs, axes, |xs, _| xs.max_pool2d_with_stride(kernel, stride))
 }
 
-/// Returns the mean of each window of size `sz` in `[n, channels, height, width]`, like candle's `avg_pool2d`.
+/// Returns the mean of each window of size `sz` in images of shape `[n, channels, height, width]`, like candle's
+/// `avg_pool2d`.
 ///
 /// Windows are adjacent.
 ///
@@ -66,13 +67,13 @@ pub fn avg_pool2d_with_stride<T: ToUsize2>(xs: &Tensor, kernel_size: T, stride: 
     mean("avg_pool2d", xs, axes, |xs, _| xs.avg_pool2d_with_stride(kernel, stride))
 }
 
-/// Returns the largest element of each window of `kernel_size` in `[n, channels, length]`; windows are
-/// `stride` apart.
+/// Returns the largest element of each window of size `kernel_size` in sequences of shape `[n, channels, length]`.
+/// Windows are `stride` apart.
 ///
 /// # Errors
-/// - The input does not have three axes.
-/// - The window has size 0 or is longer than the input.
-/// - The stride is 0.
+/// - An error if the input does not have three axes.
+/// - An error if the window has size 0 or is longer than the input.
+/// - An error if the stride is 0.
 #[doc(alias = "tf.nn.max_pool1d")]
 #[doc(alias = "tf.keras.layers.MaxPooling1D")]
 pub fn max_pool1d(xs: &Tensor, kernel_size: usize, stride: usize) -> Result<Tensor> {
@@ -80,7 +81,8 @@ pub fn max_pool1d(xs: &Tensor, kernel_size: usize, stride: usize) -> Result<Tens
     max_pool2d_with_stride(&xs.unsqueeze(2)?, (1, kernel_size), (1, stride))?.squeeze(2)
 }
 
-/// Returns the mean of each window of `kernel_size` in `[n, channels, length]`; windows are `stride` apart.
+/// Returns the mean of each window of size `kernel_size` in sequences of shape `[n, channels, length]`. Windows are
+/// `stride` apart.
 ///
 /// # Errors
 /// Returns the errors of [`max_pool1d`].
@@ -91,20 +93,21 @@ pub fn avg_pool1d(xs: &Tensor, kernel_size: usize, stride: usize) -> Result<Tens
     avg_pool2d_with_stride(&xs.unsqueeze(2)?, (1, kernel_size), (1, stride))?.squeeze(2)
 }
 
-/// Returns the largest elements of `output_size` windows that cover `[n, channels, height, width]`, as in PyTorch.
+/// Divides images of shape `[n, channels, height, width]` into `output_size` windows, as in PyTorch, and returns the
+/// largest element of each.
 ///
-/// Along an axis of length l, window i of n ranges from ⌊i l / n⌋ to ⌈(i + 1) l / n⌉.
+/// Along an axis of length l, window i of n is the range from ⌊i l / n⌋ to ⌈(i + 1) l / n⌉.
 ///
 /// # Errors
-/// - The input does not have four axes.
-/// - The images have no elements.
-/// - The output has size 0.
+/// - An error if the input does not have four axes.
+/// - An error if the images have no elements.
+/// - An error if the output has size 0.
 pub fn adaptive_max_pool2d<T: ToUsize2>(xs: &Tensor, output_size: T) -> Result<Tensor> {
     let axes = adaptive("adaptive_max_pool2d", xs, output_size.to_usize2())?;
     largest("adaptive_max_pool2d", xs, axes, windows::largest)
 }
 
-/// Returns the means of the windows of [`adaptive_max_pool2d`].
+/// Returns the mean of each window that [`adaptive_max_pool2d`] uses.
 ///
 /// # Errors
 /// Returns the errors of [`adaptive_max_pool2d`].
@@ -113,7 +116,8 @@ pub fn adaptive_avg_pool2d<T: ToUsize2>(xs: &Tensor, output_size: T) -> Result<T
     mean("adaptive_avg_pool2d", xs, axes, windows::combined)
 }
 
-/// Returns the largest element of each channel of `[n, channels, height, width]`: `[n, channels]`.
+/// Returns the largest element of each channel of images of shape `[n, channels, height, width]`. The result has shape
+/// `[n, channels]`.
 ///
 /// # Errors
 /// Returns the errors of [`adaptive_max_pool2d`].
@@ -122,7 +126,8 @@ pub fn global_max_pool2d(xs: &Tensor) -> Result<Tensor> {
     adaptive_max_pool2d(xs, 1)?.squeeze(D::Minus1)?.squeeze(D::Minus1)
 }
 
-/// Returns the mean of each channel of `[n, channels, height, width]`: `[n, channels]`.
+/// Returns the mean of each channel of images of shape `[n, channels, height, width]`. The result has shape `[n,
+/// channels]`.
 ///
 /// # Errors
 /// Returns the errors of [`adaptive_max_pool2d`].
@@ -131,13 +136,13 @@ pub fn global_avg_pool2d(xs: &Tensor) -> Result<Tensor> {
     adaptive_avg_pool2d(xs, 1)?.squeeze(D::Minus1)?.squeeze(D::Minus1)
 }
 
-/// Returns the windows of a kernel.
+/// Returns the windows for a kernel and a stride, or an error if they do not fit the images.
 fn fixed(name: &str, xs: &Tensor, kernel: (usize, usize), stride: (usize, usize)) -> Result<Axes> {
     let (_, _, height, width) = xs.dims4()?;
     let fits = |size: usize, kernel: usize, stride: usize| kernel > 0 && stride > 0 && kernel <= size;
     if !fits(height, kernel.0, stride.0) || !fits(width, kernel.1, stride.1) {
         bail!(
-            "{name}: a window of {kernel:?} with a stride of {stride:?} has no place in images of {height} x {width}"
+            "{name}: a window of {kernel:?} with a stride of {stride:?} does not fit images of {height} x {width}"
         )
     }
     Ok([Axis::pooled(height, kernel.0, stride.0), Axis::pooled(width, kernel.1, stride.1)])
@@ -154,42 +159,42 @@ fn adaptive(name: &str, xs: &Tensor, output: (usize, usize)) -> Result<Axes> {
     Ok([Axis::adaptive(height, output.0), Axis::adaptive(width, output.1)])
 }
 
-/// Computes the largest elements of windows by `forward`, with their gradient.
+/// Computes the largest elements of windows with `forward`, and adds their gradient to the graph.
 fn largest(
     name: &'static str,
     xs: &Tensor,
     axes: Axes,
     forward: impl FnOnce(&Tensor, &Axes) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    windows::applied(name, xs, axes, forward, windows::of_largest)
+    windows::applied(name, xs, axes, forward, windows::largest_gradient)
 }
 
-/// Computes the means of windows by `forward`, with their gradient.
+/// Computes the means of windows with `forward`, and adds their gradient to the graph.
 fn mean(
     name: &'static str,
     xs: &Tensor,
     axes: Axes,
     forward: impl FnOnce(&Tensor, &Axes) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    windows::applied(name, xs, axes, forward, |_, up, axes| windows::of_combined(up, axes))
+    windows::applied(name, xs, axes, forward, |_, up, axes| windows::combined_gradient(up, axes))
 }
 
 /// Computes the gradient of candle's `max_pool2d`.
-pub fn of_max_pool2d(
+pub fn max_pool2d_gradient(
     x: &Tensor,
     kernel: (usize, usize),
     stride: (usize, usize),
     up: &Tensor,
 ) -> Result<Tensor> {
-    windows::of_largest(x, up, &fixed("max_pool2d", x, kernel, stride)?)
+    windows::largest_gradient(x, up, &fixed("max_pool2d", x, kernel, stride)?)
 }
 
 /// Computes the gradient of candle's `avg_pool2d`.
-pub fn of_avg_pool2d(
+pub fn avg_pool2d_gradient(
     x: &Tensor,
     kernel: (usize, usize),
     stride: (usize, usize),
     up: &Tensor,
 ) -> Result<Tensor> {
-    windows::of_combined(up, &fixed("avg_pool2d", x, kernel, stride)?)
+    windows::combined_gradient(up, &fixed("avg_pool2d", x, kernel, stride)?)
 }

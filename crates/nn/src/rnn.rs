@@ -1,8 +1,8 @@
 //! Recurrent layers: LSTM and GRU.
 //!
-//! The names and signatures are those of [`candle_nn::rnn`], and so are the results, except for the order in
-//! which products are summed. The products are computed by [`nn::Linear`](super::Linear), so the gradients of
-//! all time steps are accumulated in the memory that the optimizer reduces.
+//! The names and signatures are those of [`candle_nn::rnn`]. Results are the same, except that products may be added up
+//! in a different order. [`nn::Linear`](super::Linear) computes the products, so the gradients of all time steps are
+//! accumulated in the memory that the optimizer reduces.
 //!
 //! ```
 //! # use distribute::prelude::*;
@@ -30,18 +30,18 @@
 
 pub use candle_nn::rnn::{Direction, GRUConfig, GRUState, LSTMConfig, LSTMState, RNN};
 
-use super::Linear;
+use super::{Linear, autocast};
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder, ops::sigmoid};
 
-/// A long short-term memory: candle_nn's `LSTM`.
+/// A long short-term memory (LSTM): candle_nn's `LSTM`.
 ///
-/// Its variables are `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0` and `bias_hh_l0`, numbered by the layer
-/// index of the configuration.
+/// The variables are `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0` and `bias_hh_l0`. The number in these names is the
+/// layer index in the configuration.
 ///
-/// [`seq`](RNN::seq) takes `[rows, time steps, in_dim]` and returns the state after each time step. As in
-/// candle_nn, a layer of direction `Backward` has other names of variables, and the caller reverses the
-/// sequence.
+/// [`seq`](RNN::seq) takes a tensor of shape `[rows, time steps, in_dim]` and returns the state after each time
+/// step. As in candle_nn, the variables of a layer with the direction `Backward` have different names, and the
+/// caller must reverse the sequence.
 #[doc(alias = "tf.keras.layers.LSTM")]
 #[derive(Clone, Debug)]
 pub struct LSTM {
@@ -51,13 +51,13 @@ pub struct LSTM {
     states: States,
 }
 
-/// A gated recurrent unit: candle_nn's `GRU`.
+/// A gated recurrent unit (GRU): candle_nn's `GRU`.
 ///
-/// Its variables are `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0` and `bias_hh_l0`.
+/// The variables are `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0` and `bias_hh_l0`.
 ///
-/// [`seq`](RNN::seq) takes `[rows, time steps, in_dim]` and returns the state after each time step.
-/// [`states_to_tensor`](RNN::states_to_tensor) concatenates states to `[rows, time steps · hidden_dim]`, as in
-/// candle_nn; the states of an [`LSTM`] become `[rows, time steps, hidden_dim]`.
+/// [`seq`](RNN::seq) takes a tensor of shape `[rows, time steps, in_dim]` and returns the state after each time
+/// step. As in candle_nn, [`states_to_tensor`](RNN::states_to_tensor) concatenates the states to `[rows, time steps
+/// · hidden_dim]`, while those of an [`LSTM`] are stacked to `[rows, time steps, hidden_dim]`.
 #[doc(alias = "tf.keras.layers.GRU")]
 #[derive(Clone, Debug)]
 pub struct GRU {
@@ -67,30 +67,30 @@ pub struct GRU {
     states: States,
 }
 
-/// Creates an [`LSTM`] layer.
+/// Creates an [`LSTM`] layer. `in_dim` and `hidden_dim` are the sizes of an input and of the state.
 ///
 /// # Errors
-/// - `hidden_dim` is 0.
-/// - The `VarBuilder` returns an error.
+/// - An error if `hidden_dim` is 0.
+/// - The error of the `VarBuilder`.
 pub fn lstm(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder) -> Result<LSTM> {
     LSTM::new(in_dim, hidden_dim, config, vb)
 }
 
-/// Creates a [`GRU`] layer.
+/// Creates a [`GRU`] layer. `in_dim` and `hidden_dim` are the sizes of an input and of the state.
 ///
 /// # Errors
-/// - `hidden_dim` is 0.
-/// - The `VarBuilder` returns an error.
+/// - An error if `hidden_dim` is 0.
+/// - The error of the `VarBuilder`.
 pub fn gru(in_dim: usize, hidden_dim: usize, config: GRUConfig, vb: VarBuilder) -> Result<GRU> {
     GRU::new(in_dim, hidden_dim, config, vb)
 }
 
 impl LSTM {
-    /// Creates a layer with a state of `hidden_dim` numbers.
+    /// Creates a layer with inputs of size `in_dim` and a state of size `hidden_dim`.
     ///
     /// # Errors
-    /// - `hidden_dim` is 0.
-    /// - The `VarBuilder` returns an error.
+    /// - An error if `hidden_dim` is 0.
+    /// - The error of the `VarBuilder`.
     pub fn new(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder) -> Result<Self> {
         let direction = match config.direction {
             Direction::Forward => "",
@@ -111,11 +111,11 @@ impl LSTM {
 }
 
 impl GRU {
-    /// Creates a layer with a state of `hidden_dim` numbers.
+    /// Creates a layer with inputs of size `in_dim` and a state of size `hidden_dim`.
     ///
     /// # Errors
-    /// - `hidden_dim` is 0.
-    /// - The `VarBuilder` returns an error.
+    /// - An error if `hidden_dim` is 0.
+    /// - The error of the `VarBuilder`.
     pub fn new(in_dim: usize, hidden_dim: usize, config: GRUConfig, vb: VarBuilder) -> Result<Self> {
         let gates = 3 * hidden_dim;
         let weights = [(in_dim, config.w_ih_init), (hidden_dim, config.w_hh_init)];
@@ -170,7 +170,7 @@ impl RNN for GRU {
     }
 }
 
-/// The sizes of the initial states, which are zeros.
+/// The size, dtype and device of initial states, which are zeros.
 #[derive(Clone, Debug)]
 struct States {
     hidden_dim: usize,
@@ -184,11 +184,12 @@ impl States {
     }
 
     fn zeros(&self, rows: usize) -> Result<Tensor> {
-        Tensor::zeros((rows, self.hidden_dim), self.dtype, &self.device)
+        Tensor::zeros((rows, self.hidden_dim), autocast::state_dtype(self.dtype), &self.device)
     }
 }
 
-/// Creates the layers from the input and from the state to all gates, in candle_nn's order of variables.
+/// Creates two layers, which compute all gates from the input and from the state. Variables are created in candle_nn's
+/// order.
 fn layers(
     gates: usize,
     suffix: &str,

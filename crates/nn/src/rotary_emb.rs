@@ -1,58 +1,59 @@
 //! The rotary embeddings of `candle_nn::rotary_emb`, with gradients.
 //!
-//! Each pair of numbers of a head is rotated by an angle that grows with the position. candle's functions of
-//! these names detach their inputs from the graph, so the projections of queries and keys would not be
-//! trained.
+//! Each pair of elements of a head is rotated by an angle that grows with the position. candle_nn's functions of the
+//! same names detach their inputs from the graph, so the projections of queries and keys would not be trained.
 //!
-//! Tables of cosines and sines are `[positions, width / 2]`, or `[batch, positions, width / 2]` with separate
-//! angles for each example. They may have more positions than the input. Inputs need not be contiguous. f32
-//! and f64 on the CPU use one pass; other dtypes and devices use several of candle's operations. Trained
-//! tables also get gradients.
+//! Tables of cosines and sines have shape `[positions, width / 2]`, or `[batch, positions, width / 2]` if each example
+//! has separate angles. They may have more positions than the input. Inputs need not be contiguous. f32 and f64 on the
+//! CPU use one pass; other dtypes and devices use several of candle's operations. If the tables are trained, they also
+//! get gradients.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
 //! use distribute::nn::rotary_emb::rope_i;
 //!
-//! // One head of width 2 at two positions: the second is turned by a right angle.
+//! // One head of width 2 at two positions: the second is rotated by a right angle.
 //! let x = Tensor::new(&[[[[1f32, 0.], [1., 0.]]]], &Device::Cpu)?;
 //! let (cos, sin) = (Tensor::new(&[[1f32], [0.]], &Device::Cpu)?, Tensor::new(&[[0f32], [1.]], &Device::Cpu)?);
-//! let turned = rope_i(&x, &cos, &sin)?;
-//! assert_eq!(turned.flatten_all()?.to_vec1::<f32>()?, [1., 0., 0., 1.]);
+//! let rotated = rope_i(&x, &cos, &sin)?;
+//! assert_eq!(rotated.flatten_all()?.to_vec1::<f32>()?, [1., 0., 0., 1.]);
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
-use super::operation;
+use super::{autocast, operation};
 use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Result, Shape, Tensor, bail};
 pub use candle_nn::rotary_emb::{rope_i_slow, rope_slow};
-use distribute_base::internal::{Number, deposit, operand, with_elements};
+use distribute_base::internal::{Number, gradients, operand, with_elements};
 use std::marker::PhantomData;
 
-/// Rotates the halves of each head: element i with element i + width / 2. `xs` is `[batch, heads, positions, width]`.
+/// Rotates each element i of the first half of a head with element i + width / 2. `xs` has shape `[batch, heads,
+/// positions, width]`.
 ///
 /// # Errors
-/// - The shapes do not fit.
-/// - The operands have different dtypes.
+/// - An error if the shapes do not match.
+/// - An error if the operands have different dtypes.
 pub fn rope(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-    turned("rope", Kind { pairs: Pairs::Halves, positions: 2 }, xs, cos, sin)
+    rotated("rope", RotaryLayout { pairs: Pairs::Halves, positions: 2 }, xs, cos, sin)
 }
 
-/// Rotates adjacent elements: element 2 i with element 2 i + 1. `xs` is `[batch, heads, positions, width]`.
+/// Rotates adjacent elements of a head: element 2 i with element 2 i + 1. `xs` has shape `[batch, heads, positions,
+/// width]`.
 ///
 /// # Errors
 /// Returns the errors of [`rope`].
 pub fn rope_i(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-    turned("rope_i", Kind { pairs: Pairs::Neighbours, positions: 2 }, xs, cos, sin)
+    rotated("rope_i", RotaryLayout { pairs: Pairs::Neighbours, positions: 2 }, xs, cos, sin)
 }
 
-/// Computes [`rope`] for `xs` of `[batch, positions, heads, width]`.
+/// Computes [`rope`] for `xs` of shape `[batch, positions, heads, width]`.
 ///
 /// # Errors
 /// Returns the errors of [`rope`].
 pub fn rope_thd(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-    turned("rope_thd", Kind { pairs: Pairs::Halves, positions: 1 }, xs, cos, sin)
+    rotated("rope_thd", RotaryLayout { pairs: Pairs::Halves, positions: 1 }, xs, cos, sin)
 }
 
-/// The pairing of a head's elements.
+/// The pairs of elements of a head that are rotated.
 #[derive(Clone, Copy, PartialEq)]
 enum Pairs {
     Halves,
@@ -60,18 +61,21 @@ enum Pairs {
 }
 
 #[derive(Clone, Copy)]
-struct Kind {
+struct RotaryLayout {
     pairs: Pairs,
-    /// The axis of positions: 2, or 1 if heads come after them.
+    /// The index of the axis of positions: 2, or 1 if the axis of heads comes after it.
     positions: usize,
 }
 
-fn turned(name: &str, kind: Kind, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+fn rotated(name: &str, kind: RotaryLayout, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let &[batch, _, _, width] = xs.dims() else {
         bail!("{name}: the input has to have four dimensions, not {:?}", xs.dims());
     };
     if xs.dtype().is_int() {
-        bail!("{name}: numbers of {:?} cannot be turned: convert them by to_dtype", xs.dtype());
+        bail!("{name}: numbers of {:?} cannot be rotated: convert them with to_dtype", xs.dtype());
+    }
+    if autocast::widens(xs) && [cos, sin].iter().all(|table| table.dtype() == DType::F32) {
+        return rotated(name, kind, &autocast::widened(xs)?, cos, sin)?.to_dtype(xs.dtype());
     }
     let positions = xs.dim(kind.positions)?;
     let fits = |table: &Tensor| match *table.dims() {
@@ -92,7 +96,7 @@ fn turned(name: &str, kind: Kind, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Re
     }
     let [cos, sin] = [cos, sin].map(|table| table.narrow(D::Minus2, 0, positions));
     let (cos, sin) = (cos?, sin?);
-    if !operation::takes(xs, &cos, Some(&sin)) {
+    if !operation::is_supported(xs, &cos, Some(&sin)) {
         operation::require_dtype(name, ("xs", xs), &[("cos", &cos), ("sin", &sin)])?;
         return composed(kind, xs, &cos, &sin);
     }
@@ -103,8 +107,8 @@ fn turned(name: &str, kind: Kind, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Re
     }
 }
 
-/// Applies candle's operations that have gradients.
-fn composed(kind: Kind, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+/// Applies candle operations that have gradients.
+fn composed(kind: RotaryLayout, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     if xs.elem_count() == 0 {
         return Ok(xs.clone());
     }
@@ -120,26 +124,26 @@ fn composed(kind: Kind, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tenso
             (pairs.narrow(4, 0, 1)?.squeeze(4)?, pairs.narrow(4, 1, 1)?.squeeze(4)?)
         }
     };
-    let turned = [
+    let rotated = [
         (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?,
         (first.broadcast_mul(&sin)? + second.broadcast_mul(&cos)?)?,
     ];
     match kind.pairs {
-        Pairs::Halves => Tensor::cat(&turned, D::Minus1),
-        Pairs::Neighbours => Tensor::stack(&turned, 4)?.flatten_from(3),
+        Pairs::Halves => Tensor::cat(&rotated, D::Minus1),
+        Pairs::Neighbours => Tensor::stack(&rotated, 4)?.flatten_from(3),
     }
 }
 
-/// The operation on an input of four dimensions and tables of exactly its positions.
+/// The operation on an input with four dimensions. The tables must have exactly as many positions as the input.
 struct Rotary<T> {
-    kind: Kind,
+    kind: RotaryLayout,
     number: PhantomData<T>,
 }
 
 impl<T: Number> Rotary<T> {
-    /// Returns the offset in the tables for each row of the input's last dimension, in order. A row uses half
-    /// its width from there.
-    fn places(&self, dims: &[usize], tables: usize) -> impl Iterator<Item = usize> {
+    /// Returns, for each row along the last dimension of the input, the offset of its angles in the tables. A row uses
+    /// half its width of angles.
+    fn offsets(&self, dims: &[usize], tables: usize) -> impl Iterator<Item = usize> {
         let (outer, inner, half) = (dims[1], dims[2], dims[3] / 2);
         let (by_position, per_batch) = (self.kind.positions == 1, tables == 3);
         let positions = dims[self.kind.positions];
@@ -150,13 +154,13 @@ impl<T: Number> Rotary<T> {
         })
     }
 
-    /// Rotates each row; if `back`, by the opposite angles.
-    fn turn(&self, x: &[T], dims: &[usize], tables: usize, cos: &[T], sin: &[T], back: bool) -> Vec<T> {
+    /// Rotates each row. If `back` is `true`, the angles are negated.
+    fn rotate(&self, x: &[T], dims: &[usize], tables: usize, cos: &[T], sin: &[T], back: bool) -> Vec<T> {
         let (width, half) = (dims[3], dims[3] / 2);
         let direction = T::of(if back { -1. } else { 1. });
         let mut out = vec![T::of(0.); x.len()];
         let rows = x.chunks_exact(width).zip(out.chunks_exact_mut(width));
-        for ((x, out), place) in rows.zip(self.places(dims, tables)) {
+        for ((x, out), place) in rows.zip(self.offsets(dims, tables)) {
             let angles = cos[place..][..half].iter().zip(&sin[place..][..half]);
             match self.kind.pairs {
                 Pairs::Halves => {
@@ -179,11 +183,19 @@ impl<T: Number> Rotary<T> {
         out
     }
 
-    /// Adds the gradients of the cosines, or of the sines, to `sums`.
-    fn of_table(&self, x: &[T], upstream: &[T], dims: &[usize], tables: usize, of_sin: bool, sums: &mut [T]) {
+    /// Adds the gradients of the cosines to `sums`, or those of the sines if `of_sin` is `true`.
+    fn table_gradient(
+        &self,
+        x: &[T],
+        upstream: &[T],
+        dims: &[usize],
+        tables: usize,
+        of_sin: bool,
+        sums: &mut [T],
+    ) {
         let (width, half) = (dims[3], dims[3] / 2);
         let rows = x.chunks_exact(width).zip(upstream.chunks_exact(width));
-        for ((x, up), place) in rows.zip(self.places(dims, tables)) {
+        for ((x, up), place) in rows.zip(self.offsets(dims, tables)) {
             for (i, sum) in sums[place..][..half].iter_mut().enumerate() {
                 let (a, b) = match self.kind.pairs {
                     Pairs::Halves => (i, i + half),
@@ -210,7 +222,7 @@ impl<T: Number> CustomOp3 for Rotary<T> {
         of_sin: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let (x, cos, sin) = (operand(x, of_x)?, operand(cos, of_cos)?, operand(sin, of_sin)?);
-        let out = self.turn(x, of_x.dims(), of_cos.dims().len(), cos, sin, false);
+        let out = self.rotate(x, of_x.dims(), of_cos.dims().len(), cos, sin, false);
         Ok((T::to_cpu_storage_owned(out), of_x.shape().clone()))
     }
 
@@ -225,24 +237,24 @@ impl<T: Number> CustomOp3 for Rotary<T> {
         let (dims, tables, upstream) = (x.dims(), cos.rank(), upstream.contiguous()?);
         with_elements(&upstream, |upstream: &[T]| {
             let of_x = if x.track_op() {
-                let turned = with_elements(cos, |cos| {
-                    with_elements(sin, |sin| self.turn(upstream, dims, tables, cos, sin, true))
+                let rotated = with_elements(cos, |cos| {
+                    with_elements(sin, |sin| self.rotate(upstream, dims, tables, cos, sin, true))
                 })??;
-                Some(Tensor::from_vec(turned, dims, x.device())?)
+                Some(Tensor::from_vec(rotated, dims, x.device())?)
             } else {
                 None
             };
-            let of_table = |table: &Tensor, of_sin| {
+            let table_gradient = |table: &Tensor, of_sin| {
                 with_elements(x, |x| {
-                    deposit::gradient(table, |place: &mut [T], add| {
+                    gradients::gradient(table, |place: &mut [T], add| {
                         if !add {
                             place.fill(T::of(0.));
                         }
-                        self.of_table(x, upstream, dims, tables, of_sin, place);
+                        self.table_gradient(x, upstream, dims, tables, of_sin, place);
                     })
                 })?
             };
-            Ok((of_x, of_table(cos, false)?, of_table(sin, true)?))
+            Ok((of_x, table_gradient(cos, false)?, table_gradient(sin, true)?))
         })?
     }
 }

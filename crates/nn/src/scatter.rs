@@ -1,19 +1,19 @@
-//! Writes into a tensor at indices, with candle's signatures and values, and correct gradients.
+//! Writes to a tensor at indices, with the same signatures and results as in candle, but with correct gradients.
 
 use candle_core::shape::Dim;
 use candle_core::{DType, Result, Tensor};
-use distribute_base::internal::Known;
+use distribute_base::internal::PrecomputedOp;
 
-/// Returns `xs` with the elements of `source` at the positions along `dim` that `indexes` contains, like
-/// candle's `scatter`.
+/// Returns `xs` with elements replaced by those of `source`, like candle's `scatter`. `indexes` contains the position
+/// along `dim` of each element of `source`.
 ///
-/// If several elements have the same position, the last one is written. `indexes` has the shape of `source`,
-/// and both have the shape of `xs` except along `dim`. Overwritten elements of `xs` and of `source` have no
-/// gradient; candle 0.11's own `backward` gives them one.
+/// If several elements have the same position, the last one is written. `indexes` has the same shape as `source`; both
+/// have the shape of `xs` except along `dim`. Elements of `xs` and `source` that are overwritten have no gradient,
+/// while candle 0.11's own backward pass computes one for them.
 ///
 /// # Errors
-/// - The shapes do not fit.
-/// - An index is out of range.
+/// - An error if the shapes do not match.
+/// - An error if an index is out of range.
 #[doc(alias = "tf.tensor_scatter_nd_update")]
 #[doc(alias = "tf.scatter_nd")]
 pub fn scatter<D: Dim>(xs: &Tensor, indexes: &Tensor, source: &Tensor, dim: D) -> Result<Tensor> {
@@ -21,18 +21,18 @@ pub fn scatter<D: Dim>(xs: &Tensor, indexes: &Tensor, source: &Tensor, dim: D) -
     let (indexes, source) = (indexes.contiguous()?, source.contiguous()?);
     let result = xs.detach().scatter(&indexes, &source.detach(), dim)?;
     let backward = move |[xs, source]: [&Tensor; 2], _: &Tensor, up: &Tensor| {
-        let of_xs = xs.track_op().then(|| scattered_over(&indexes, up, dim)).transpose()?;
-        let of_source = source.track_op().then(|| of_scattered(&indexes, up, dim)).transpose()?;
+        let of_xs = xs.track_op().then(|| scatter_input_gradient(&indexes, up, dim)).transpose()?;
+        let of_source = source.track_op().then(|| scatter_source_gradient(&indexes, up, dim)).transpose()?;
         Ok([of_xs, of_source])
     };
-    written("scatter", xs, &source, result, backward)
+    with_gradient("scatter", xs, &source, result, backward)
 }
 
-/// Returns `xs` with the elements of `source` added at the positions along `dim` that `indexes` contains, like
-/// candle's `scatter_add`.
+/// Returns `xs` with the elements of `source` added, like candle's `scatter_add`. `indexes` contains the position along
+/// `dim` of each element of `source`.
 ///
-/// Shapes are those of [`scatter`]. candle 0.11's own `backward` gives no gradient to elements of `xs` that
-/// others are added to.
+/// The shapes must match as in [`scatter`]. candle 0.11's own backward pass computes no gradient for elements of `xs`
+/// to which other elements are added.
 ///
 /// # Errors
 /// Returns the errors of [`scatter`].
@@ -45,27 +45,33 @@ pub fn scatter_add<D: Dim>(xs: &Tensor, indexes: &Tensor, source: &Tensor, dim: 
         let of_source = source.track_op().then(|| up.contiguous()?.gather(&indexes, dim)).transpose()?;
         Ok([Some(up.clone()), of_source])
     };
-    written("scatter_add", xs, &source, result, backward)
+    with_gradient("scatter_add", xs, &source, result, backward)
 }
 
-fn written<B>(name: &'static str, xs: &Tensor, source: &Tensor, result: Tensor, backward: B) -> Result<Tensor>
+fn with_gradient<B>(
+    name: &'static str,
+    xs: &Tensor,
+    source: &Tensor,
+    result: Tensor,
+    backward: B,
+) -> Result<Tensor>
 where
     B: Fn([&Tensor; 2], &Tensor, &Tensor) -> Result<[Option<Tensor>; 2]> + Send + Sync + 'static,
 {
     if !(xs.track_op() || source.track_op()) || result.elem_count() == 0 {
         return Ok(result);
     }
-    xs.apply_op2(source, Known::new(name, result, backward))
+    xs.apply_op2(source, PrecomputedOp::new(name, result, backward))
 }
 
-/// Computes the gradient of the `xs` of [`scatter`]: 0 for overwritten elements.
-pub fn scattered_over(indexes: &Tensor, up: &Tensor, dim: usize) -> Result<Tensor> {
+/// Computes the gradient of the argument `xs` of [`scatter`]. It is 0 for elements that were overwritten.
+pub fn scatter_input_gradient(indexes: &Tensor, up: &Tensor, dim: usize) -> Result<Tensor> {
     let zeros = Tensor::zeros(indexes.shape(), up.dtype(), up.device())?;
     up.contiguous()?.scatter(&indexes.contiguous()?, &zeros, dim)
 }
 
-/// Computes the gradient of the source of [`scatter`]: 0 for overwritten elements.
-pub fn of_scattered(indexes: &Tensor, up: &Tensor, dim: usize) -> Result<Tensor> {
+/// Computes the gradient of the argument `source` of [`scatter`]. It is 0 for elements that were overwritten.
+pub fn scatter_source_gradient(indexes: &Tensor, up: &Tensor, dim: usize) -> Result<Tensor> {
     let (indexes, up) = (indexes.contiguous()?, up.contiguous()?);
     let gradient = up.gather(&indexes, dim)?;
     let len = indexes.dim(dim)?;

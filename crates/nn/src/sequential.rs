@@ -1,15 +1,15 @@
-//! Layers applied one after another.
+//! A chain of layers that are applied one after another.
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::func;
 use std::fmt;
 
-/// A chain of layers and closures, each applied to the output of the one before: candle_nn's `Sequential`,
-/// shareable by replicas.
+/// A chain of layers and closures, each of which is applied to the output of the previous one. This is candle_nn's
+/// `Sequential`, except that replicas can share it.
 ///
-/// candle_nn's type keeps `Box<dyn Module>`, so it can be neither shared between threads nor sent to one. The
-/// layers of this one are `Send` and `Sync`, like all other layers of candle_nn. To train a model that
-/// contains candle_nn's type, use `per_thread`.
+/// candle_nn's type has fields of type `Box<dyn Module>`, so it can be neither shared between threads nor sent to
+/// another thread. The layers of this type must be `Send` and `Sync`, as all other layers of candle_nn are. To train a
+/// model that contains candle_nn's type, use `per_thread`.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -31,7 +31,7 @@ pub struct Sequential {
     layers: Vec<Box<dyn Module + Send + Sync>>,
 }
 
-/// Creates a [`Sequential`] without layers, which returns its input.
+/// Creates a [`Sequential`] without layers. Until layers are added, its output is its input.
 pub fn seq() -> Sequential {
     Sequential { layers: Vec::new() }
 }
@@ -42,19 +42,19 @@ impl Sequential {
         self.layers.len() as i64
     }
 
-    /// Whether there are no layers.
+    /// Returns whether there are no layers.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 
-    /// Appends a layer.
+    /// Appends a layer to the chain.
     #[expect(clippy::should_implement_trait, reason = "candle_nn's name")]
     pub fn add<M: Module + Send + Sync + 'static>(mut self, layer: M) -> Self {
         self.layers.push(Box::new(layer));
         self
     }
 
-    /// Appends a closure.
+    /// Appends a closure to the chain.
     pub fn add_fn<F>(self, f: F) -> Self
     where
         F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
@@ -62,7 +62,7 @@ impl Sequential {
         self.add(func(f))
     }
 
-    /// Returns the output of each layer.
+    /// Returns the outputs of all layers, in order.
     ///
     /// # Errors
     /// Returns the errors of the layers.

@@ -1,4 +1,4 @@
-//! Softmax of rows, with one pass in each direction.
+//! The softmax of rows, with one pass in each direction.
 
 use super::exp::Exp;
 use super::lanes;
@@ -6,11 +6,11 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Result, Shape, Tensor
 use distribute_base::internal::{Number, is_native, operand, with_elements};
 use std::marker::PhantomData;
 
-/// The number of elements processed at a time (at least one row): they stay in the L1 cache, and narrow rows
-/// share registers.
+/// The number of elements that are processed at once, but at least one row. They stay in the L1 cache, and several
+/// narrow rows share a register.
 const BLOCK: usize = 2048;
 
-/// Replaces each row of `width` numbers by its softmax.
+/// Replaces each row of `width` numbers with its softmax.
 pub(super) fn softmax_rows<T: Exp>(numbers: &mut [T], width: usize) {
     if width == 0 {
         return;
@@ -28,7 +28,8 @@ pub(super) fn softmax_rows<T: Exp>(numbers: &mut [T], width: usize) {
     }
 }
 
-/// Replaces the gradient g of each row's softmax `y` by that of the row, y (g - Σ g y).
+/// Replaces the gradient g of the softmax `y` of each row by the gradient of the row itself, y (g - Σ g y), in
+/// `gradient`.
 pub(super) fn gradient_rows<T: Number>(y: &[T], gradient: &mut [T], width: usize) {
     if width == 0 {
         return;
@@ -39,13 +40,13 @@ pub(super) fn gradient_rows<T: Number>(y: &[T], gradient: &mut [T], width: usize
     }
 }
 
-/// Computes [`ops::softmax_last_dim`](super::ops::softmax_last_dim).
+/// Implements [`ops::softmax_last_dim`](super::ops::softmax_last_dim).
 pub(super) fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
     if xs.rank() == 0 {
         bail!("softmax-last-dim: a scalar has no last dimension");
     }
     if xs.dtype().is_int() {
-        bail!("softmax-last-dim: {:?} has no exponential: convert it by to_dtype", xs.dtype());
+        bail!("softmax-last-dim: {:?} has no exponential: convert it with to_dtype", xs.dtype());
     }
     match (xs.dtype(), is_native(xs)) {
         (DType::F32, true) => xs.contiguous()?.apply_op1(SoftmaxLastDim(PhantomData::<f32>)),

@@ -1,20 +1,20 @@
-//! Upsampling with candle's signatures and values, and correct gradients for any size.
+//! Upsampling with the same signatures and results as in candle, but with correct gradients for any size.
 
 use super::operation::require_size;
 use super::windows::{self, Axes, Axis};
 use candle_core::{DType, Device, Result, Tensor, bail};
 use distribute_base::Error;
-use distribute_core::internal::raise;
+use distribute_core::internal::to_candle_error;
 
-/// Returns the nearest element of `[n, channels, length]` for each of `target_size` positions, like candle's
-/// `upsample_nearest1d` and `interpolate1d`.
+/// Resizes sequences of shape `[n, channels, length]` to length `target_size`, like candle's `upsample_nearest1d` and
+/// `interpolate1d`. Each output element is the nearest input element.
 ///
-/// candle 0.11's own `backward` drops the gradient of other uses of its input, and refuses sizes that are not
-/// a multiple of the length.
+/// candle 0.11's own backward pass drops the gradients of other uses of the input, and returns an error if the
+/// target size is not a multiple of the length.
 ///
 /// # Errors
-/// - The input does not have three axes.
-/// - The input or the output has length 0.
+/// - An error if the input does not have three axes.
+/// - An error if the input or the output has length 0.
 #[doc(alias = "interpolate1d")]
 #[doc(alias = "tf.keras.layers.UpSampling1D")]
 pub fn upsample_nearest1d(xs: &Tensor, target_size: usize) -> Result<Tensor> {
@@ -22,12 +22,12 @@ pub fn upsample_nearest1d(xs: &Tensor, target_size: usize) -> Result<Tensor> {
     upsample_nearest2d(&xs.unsqueeze(2)?, 1, target_size)?.squeeze(2)
 }
 
-/// Returns the nearest element of `[n, channels, height, width]` for each pixel of an image of `target_h` x
-/// `target_w`, like candle's `upsample_nearest2d` and `interpolate2d`.
+/// Resizes images of shape `[n, channels, height, width]` to `target_h` x `target_w`, like candle's
+/// `upsample_nearest2d` and `interpolate2d`. Each output element is the nearest input element.
 ///
 /// # Errors
-/// - The input does not have four axes.
-/// - The images have no elements, before or after.
+/// - An error if the input does not have four axes.
+/// - An error if the images before or after resizing have no elements.
 #[doc(alias = "interpolate2d")]
 #[doc(alias = "tf.keras.layers.UpSampling2D")]
 #[doc(alias = "tf.image.resize")]
@@ -36,11 +36,11 @@ pub fn upsample_nearest2d(xs: &Tensor, target_h: usize, target_w: usize) -> Resu
     upsampled("upsample_nearest2d", xs, axes, |xs, _| xs.upsample_nearest2d(target_h, target_w))
 }
 
-/// Interpolates images `[n, channels, height, width]` to `target_h` x `target_w`, like candle's
-/// `upsample_bilinear2d`.
+/// Resizes images of shape `[n, channels, height, width]` to `target_h` x `target_w` with bilinear interpolation,
+/// like candle's `upsample_bilinear2d`.
 ///
-/// Each output element is a mean of the four nearest elements, weighed by their distance. With
-/// `align_corners`, the outermost elements keep their positions.
+/// Each output element is the mean of the four nearest elements, weighted by distance. If `align_corners` is `true`,
+/// the elements at the corners keep their positions.
 ///
 /// # Errors
 /// Returns the errors of [`upsample_nearest2d`].
@@ -87,35 +87,36 @@ fn upsampled(
     forward: impl FnOnce(&Tensor, &Axes) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let forward = |xs: &Tensor, axes: &Axes| forward(&xs.contiguous()?, axes);
-    windows::applied(name, xs, axes, forward, |_, up, axes| windows::of_combined(up, axes))
+    windows::applied(name, xs, axes, forward, |_, up, axes| windows::combined_gradient(up, axes))
 }
 
 /// Computes the gradient of candle's `upsample_nearest1d`.
-pub fn of_nearest1d(x: &Tensor, up: &Tensor) -> Result<Tensor> {
-    of_nearest2d(&x.unsqueeze(2)?, &up.unsqueeze(2)?)?.squeeze(2)
+pub fn nearest1d_gradient(x: &Tensor, up: &Tensor) -> Result<Tensor> {
+    nearest2d_gradient(&x.unsqueeze(2)?, &up.unsqueeze(2)?)?.squeeze(2)
 }
 
 /// Computes the gradient of candle's `upsample_nearest2d`.
-pub fn of_nearest2d(x: &Tensor, up: &Tensor) -> Result<Tensor> {
+pub fn nearest2d_gradient(x: &Tensor, up: &Tensor) -> Result<Tensor> {
     let (_, _, height, width) = up.dims4()?;
-    windows::of_combined(up, &nearest("upsample_nearest2d", x, height, width)?)
+    windows::combined_gradient(up, &nearest("upsample_nearest2d", x, height, width)?)
 }
 
-/// Computes the gradient of candle's `upsample_bilinear2d`, whose result is `y`.
+/// Computes the gradient of candle's `upsample_bilinear2d` with respect to `x`, from its result `y` and the gradient
+/// `up` of `y`.
 ///
-/// candle's graph does not keep the scale of `upsample_bilinear2d_with_scale`. The scale is the ratio of the
-/// sizes if `y` is the result for these sizes. NaN elements are not compared.
-pub fn of_bilinear2d(x: &Tensor, align_corners: bool, y: &Tensor, up: &Tensor) -> Result<Tensor> {
+/// candle's graph does not store the scale passed to `upsample_bilinear2d_with_scale`. If `y` is the result for the
+/// ratio of the sizes, that ratio was the scale. Otherwise this returns an error. NaN elements are not compared.
+pub fn bilinear2d_gradient(x: &Tensor, align_corners: bool, y: &Tensor, up: &Tensor) -> Result<Tensor> {
     let (_, _, height, width) = up.dims4()?;
     let by_size = x.detach().upsample_bilinear2d(height, width, align_corners)?;
     let differs = by_size.ne(y)?.mul(&y.eq(y)?)?;
     if differs.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? > 0. {
         let reason = format!(
-            "the model calls upsample_bilinear2d_with_scale on {:?} with a scale that is no ratio of sizes, and candle's graph does not keep \
-             it; write distribute::nn::upsample_bilinear2d(&x, {height}, {width}, {align_corners})?",
+            "the model calls upsample_bilinear2d_with_scale on {:?} with a scale that is not a ratio of sizes, which \
+             candle's graph does not record; call distribute::nn::upsample_bilinear2d(&x, {height}, {width}, {align_corners})?",
             x.dims()
         );
-        return Err(raise(Error::invalid("backward", reason)));
+        return Err(to_candle_error(Error::invalid("backward", reason)));
     }
-    windows::of_combined(up, &bilinear("upsample_bilinear2d", x, height, width, align_corners)?)
+    windows::combined_gradient(up, &bilinear("upsample_bilinear2d", x, height, width, align_corners)?)
 }

@@ -1,16 +1,17 @@
-//! Axes of images that are pooled or upsampled: the input elements that contribute to each output element.
+//! The axes of images that are pooled or upsampled. For each output element, they define the input elements that
+//! contribute to it.
 
 use candle_core::{DType, Device, Result, Tensor};
-use distribute_base::internal::{Number, attach, computed_in, is_native, to_device, with_elements};
+use distribute_base::internal::{Number, accumulation_dtype, attach, is_native, to_device, with_elements};
 use distribute_tensor::without_elements;
 use std::ops::Range;
 
-/// An axis of the input: for each output position, a range of input positions and their weights.
+/// An axis of images. For each output position, it contains a range of input positions and their weights.
 #[derive(Clone, Debug)]
 pub(super) struct Axis {
     input: usize,
     windows: Vec<Range<usize>>,
-    /// The weights of all windows, one after another.
+    /// The weights of all ranges, one after another.
     weights: Vec<f64>,
 }
 
@@ -24,13 +25,14 @@ impl Axis {
         axis
     }
 
-    /// Returns means of `kernel` positions each, `stride` apart. The kernel has to fit into the input.
+    /// Creates the axis for means of `kernel` adjacent positions, in windows that are `stride` apart. The kernel must
+    /// fit into the input.
     pub(super) fn pooled(input: usize, kernel: usize, stride: usize) -> Self {
         let outputs = 0..(input - kernel) / stride + 1;
         Self::new(input, outputs.map(|output| (output * stride, vec![1. / kernel as f64; kernel])))
     }
 
-    /// Returns means of windows that cover the input and have about equal size, like PyTorch's.
+    /// Creates the axis for means of ranges that cover the input and have almost equal sizes, as in PyTorch.
     pub(super) fn adaptive(input: usize, output: usize) -> Self {
         Self::new(
             input,
@@ -41,14 +43,14 @@ impl Axis {
         )
     }
 
-    /// Returns the nearest positions, as candle chooses them.
+    /// Creates the axis for the nearest input position of each output position, chosen as in candle.
     pub(super) fn nearest(input: usize, output: usize) -> Self {
         let scale = input as f64 / output as f64;
         let nearest = move |place: usize| ((place as f64 * scale) as usize).min(input - 1);
         Self::new(input, (0..output).map(|place| (nearest(place), vec![1.])))
     }
 
-    /// Returns the two nearest positions, weighed by their distance.
+    /// Creates the axis for the two nearest input positions of each output position, weighted by distance.
     pub(super) fn bilinear(input: usize, output: usize, align_corners: bool) -> Self {
         let at = move |place: usize| {
             if !align_corners {
@@ -83,7 +85,7 @@ impl Axis {
         })
     }
 
-    /// Returns a matrix with a row for each output position, containing the weights of all input positions.
+    /// Returns a matrix with one row per output position. The row contains the weights of all input positions.
     fn matrix(&self, like: &Tensor) -> Result<Tensor> {
         let mut all = vec![0.; self.input * self.output()];
         for (row, (window, weights)) in all.chunks_exact_mut(self.input.max(1)).zip(self.each()) {
@@ -94,8 +96,8 @@ impl Axis {
         to_device(&all.to_dtype(like.dtype())?, like.device())
     }
 
-    /// Returns the `number`-th position of each window, or the last one of a shorter window.
-    fn places(&self, number: usize, device: &Device) -> Result<Tensor> {
+    /// Returns position `number` of each window. If a window has fewer positions, returns its last position.
+    fn positions(&self, number: usize, device: &Device) -> Result<Tensor> {
         let place = |window: &Range<usize>| (window.start + number).min(window.end - 1) as u32;
         Tensor::from_iter(self.windows.iter().map(place), device)
     }
@@ -105,15 +107,15 @@ impl Axis {
     }
 }
 
-/// The axes of height and width.
+/// The axis of the height and the axis of the width.
 pub(super) type Axes = [Axis; 2];
 
-/// A function from an input plane to an output plane.
+/// A function that computes an output plane from an input plane.
 type Plane<T> = fn(&Axes, &[T], &mut [T]);
 
-/// Computes `forward` and adds the result to the graph of `x`, `[n, channels, height, width]`.
+/// Computes `forward` and adds the result to the graph of `x`, which has shape `[n, channels, height, width]`.
 ///
-/// `gradient` computes the gradient of `x` from `x` and the gradient of the result.
+/// `gradient` computes the gradient of `x`, given `x` and the gradient of the result.
 pub(super) fn applied(
     name: &'static str,
     x: &Tensor,
@@ -130,7 +132,7 @@ pub(super) fn applied(
     attach(name, x, result, move |x, up| gradient(x, up, &axes))
 }
 
-/// Computes the weighted sum over each window of `x`, `[n, channels, height, width]`.
+/// Computes the weighted sum over each window of `x`, which has shape `[n, channels, height, width]`.
 pub(super) fn combined(x: &Tensor, axes: &Axes) -> Result<Tensor> {
     let size = [axes[0].output(), axes[1].output()];
     computed(x, |x| match native(x, axes, size, (combine, combine))? {
@@ -139,8 +141,8 @@ pub(super) fn combined(x: &Tensor, axes: &Axes) -> Result<Tensor> {
     })
 }
 
-/// Computes the gradient of the `x` of [`combined`] from that of its result.
-pub(super) fn of_combined(up: &Tensor, axes: &Axes) -> Result<Tensor> {
+/// Computes the gradient of the argument `x` of [`combined`] from the gradient of its result.
+pub(super) fn combined_gradient(up: &Tensor, axes: &Axes) -> Result<Tensor> {
     let size = [axes[0].input, axes[1].input];
     computed(up, |up| match native(up, axes, size, (spread, spread))? {
         Some(gradient) => Ok(gradient),
@@ -148,7 +150,7 @@ pub(super) fn of_combined(up: &Tensor, axes: &Axes) -> Result<Tensor> {
     })
 }
 
-/// Returns the largest element of each window of `x`, `[n, channels, height, width]`.
+/// Returns the largest element of each window of `x`, which has shape `[n, channels, height, width]`.
 pub(super) fn largest(x: &Tensor, axes: &Axes) -> Result<Tensor> {
     let size = [axes[0].output(), axes[1].output()];
     computed(x, |x| match native(x, axes, size, (maximum, maximum))? {
@@ -161,28 +163,29 @@ pub(super) fn largest(x: &Tensor, axes: &Axes) -> Result<Tensor> {
     })
 }
 
-/// Computes the gradient of the `x` of [`largest`] from that of its result. It goes to the first of a window's
-/// largest elements.
-pub(super) fn of_largest(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor> {
+/// Computes the gradient of the argument `x` of [`largest`] from the gradient of its result. The gradient goes to
+/// the first of the largest elements of each window.
+pub(super) fn largest_gradient(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor> {
     let up = prepared(up)?;
     computed(x, |x| match x.dtype() {
-        DType::F32 if is_native(x) => native_of_largest::<f32>(x, &up, axes),
-        DType::F64 if is_native(x) => native_of_largest::<f64>(x, &up, axes),
-        _ => composed_of_largest(x, &up, axes),
+        DType::F32 if is_native(x) => native_largest_gradient::<f32>(x, &up, axes),
+        DType::F64 if is_native(x) => native_largest_gradient::<f64>(x, &up, axes),
+        _ => composed_largest_gradient(x, &up, axes),
     })
 }
 
-/// Returns a tensor without a graph, contiguous, and of a dtype to compute in.
+/// Returns a contiguous tensor without a graph, in the dtype in which `x` is accumulated.
 fn prepared(x: &Tensor) -> Result<Tensor> {
-    x.detach().to_dtype(computed_in(x.dtype()))?.contiguous()
+    x.detach().to_dtype(accumulation_dtype(x.dtype()))?.contiguous()
 }
 
-/// Calls the function with `x` [`prepared`], and returns its result in the dtype of `x`.
+/// Calls `function` with the [`prepared`] `x`. Returns the result in the dtype of `x`.
 fn computed(x: &Tensor, function: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     function(&prepared(x)?)?.to_dtype(x.dtype())
 }
 
-/// Converts each plane of `x` to another size; `None` if this crate's loops do not support `x`.
+/// Applies a function for its dtype to each plane of `x`, which is resized to `size`. Returns `None` if this crate's
+/// loops do not support `x`.
 fn native(
     x: &Tensor,
     axes: &Axes,
@@ -193,13 +196,13 @@ fn native(
         return Ok(None);
     }
     match x.dtype() {
-        DType::F32 => native_of(x, axes, size, plane.0).map(Some),
-        DType::F64 => native_of(x, axes, size, plane.1).map(Some),
+        DType::F32 => native_gradient(x, axes, size, plane.0).map(Some),
+        DType::F64 => native_gradient(x, axes, size, plane.1).map(Some),
         _ => Ok(None),
     }
 }
 
-fn native_of<T: Number>(
+fn native_gradient<T: Number>(
     x: &Tensor,
     axes: &Axes,
     [height, width]: [usize; 2],
@@ -234,8 +237,8 @@ fn spread<T: Number>([rows, columns]: &Axes, up: &[T], gradient: &mut [T]) {
         for ((column, column_weights), up) in columns.each().zip(up) {
             for (line, weight) in gradient.chunks_exact_mut(columns.input).skip(row.start).zip(weights) {
                 let up = *up * T::of(*weight);
-                let places = line[column.clone()].iter_mut().zip(column_weights);
-                places.for_each(|(to, weight)| *to += up * T::of(*weight));
+                let positions = line[column.clone()].iter_mut().zip(column_weights);
+                positions.for_each(|(to, weight)| *to += up * T::of(*weight));
             }
         }
     }
@@ -245,7 +248,8 @@ fn maximum<T: Number>(axes: &Axes, x: &[T], y: &mut [T]) {
     each_first(axes, x, |window, place| y[window] = x[place]);
 }
 
-/// Calls `then` with each window and the first of its largest elements. A leading NaN is the largest, as in candle.
+/// Calls `then` with the index of each window, and the position of the first of its largest elements. A NaN at the
+/// start of a window is treated as the largest element, as in candle.
 fn each_first<T: Number>([rows, columns]: &Axes, x: &[T], mut then: impl FnMut(usize, usize)) {
     for (y, row) in rows.windows.iter().enumerate() {
         for (column, window) in columns.windows.iter().enumerate() {
@@ -262,7 +266,7 @@ fn each_first<T: Number>([rows, columns]: &Axes, x: &[T], mut then: impl FnMut(u
     }
 }
 
-fn native_of_largest<T: Number>(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor> {
+fn native_largest_gradient<T: Number>(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor> {
     let plane = axes[0].input * axes[1].input;
     let windows = axes[0].output() * axes[1].output();
     let mut gradient = vec![T::of(0.); x.elem_count()];
@@ -279,7 +283,7 @@ fn native_of_largest<T: Number>(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<
     Tensor::from_vec(gradient, x.shape(), x.device())
 }
 
-/// Computes `rows · x · columnsᵀ` of each plane.
+/// Computes `rows · x · columnsᵀ` for each plane of `x`.
 fn by_matrices(x: &Tensor, rows: &Tensor, columns: &Tensor) -> Result<Tensor> {
     let (images, channels, height, width) = x.dims4()?;
     let wide = x.reshape((images * channels * height, width))?.matmul(&columns.t()?)?;
@@ -289,20 +293,20 @@ fn by_matrices(x: &Tensor, rows: &Tensor, columns: &Tensor) -> Result<Tensor> {
     high.reshape((images, channels, width_out, height_out))?.transpose(2, 3)?.contiguous()
 }
 
-/// Returns the offsets of rows and columns in the longest window.
+/// Returns the row and column offsets of all elements in the longest window.
 fn offsets([rows, columns]: &Axes) -> impl Iterator<Item = [usize; 2]> {
     let width = columns.longest();
     (0..rows.longest()).flat_map(move |row| (0..width).map(move |column| [row, column]))
 }
 
-/// Returns the element at an offset of each window.
+/// Returns, for each window, its element at the given offset.
 fn taken(x: &Tensor, [rows, columns]: &Axes, [row, column]: [usize; 2]) -> Result<Tensor> {
-    let rows = x.index_select(&rows.places(row, x.device())?, 2)?;
-    rows.index_select(&columns.places(column, x.device())?, 3)
+    let rows = x.index_select(&rows.positions(row, x.device())?, 2)?;
+    rows.index_select(&columns.positions(column, x.device())?, 3)
 }
 
-/// Computes [`of_largest`] by candle's operations, one offset after another.
-fn composed_of_largest(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor> {
+/// Computes [`largest_gradient`] with candle's operations, one offset after another.
+fn composed_largest_gradient(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor> {
     let largest = largest(x, axes)?;
     let (images, channels, _, width) = x.dims4()?;
     let zeros = up.zeros_like()?;
@@ -312,8 +316,8 @@ fn composed_of_largest(x: &Tensor, up: &Tensor, axes: &Axes) -> Result<Tensor> {
         let here = hit.where_cond(&left, &zeros)?;
         left = hit.where_cond(&zeros, &left)?;
         let lines = Tensor::zeros((images, channels, axes[0].output(), width), x.dtype(), x.device())?;
-        let lines = lines.index_add(&axes[1].places(offset[1], x.device())?, &here, 3)?;
-        gradient = gradient.index_add(&axes[0].places(offset[0], x.device())?, &lines, 2)?;
+        let lines = lines.index_add(&axes[1].positions(offset[1], x.device())?, &here, 3)?;
+        gradient = gradient.index_add(&axes[0].positions(offset[0], x.device())?, &lines, 2)?;
     }
     Ok(gradient)
 }

@@ -1,70 +1,70 @@
-//! Errors of calls and of rules.
+//! Errors of updates and of hyper-parameters.
 
-/// An error of a call whose arguments do not fit together. Nothing was changed.
+/// An error of an update whose arguments do not match. Nothing has been changed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpdateError {
-    /// Two arguments have different numbers of elements, or the number of slots is wrong.
+    /// The lengths of two arguments do not match, or the number of slots is wrong.
     #[error("{what}: expected a length of {expected}, found {found}")]
     LengthMismatch {
-        /// The argument that does not fit.
+        /// The name of the argument with the wrong length.
         what: &'static str,
         /// The length that the other arguments require.
         expected: usize,
-        /// The length of the argument.
+        /// The actual length of the argument.
         found: usize,
     },
-    /// A row is not in the table.
-    #[error("row {row} is outside of the table, which has {rows} rows: were global rows given to a shard?")]
+    /// A row index is outside the table.
+    #[error("row {row} is outside the table, which has {rows} rows: were global rows passed to a shard?")]
     RowOutOfRange {
-        /// The row.
+        /// The row index.
         row: usize,
         /// The number of rows in the table.
         rows: usize,
     },
-    /// A row index is below zero.
+    /// A row index is negative.
     #[error("index {index} at position {position} is below zero: rows are counted from 0")]
     NegativeIndex {
-        /// The index.
+        /// The negative index.
         index: i64,
-        /// The position among the indices.
+        /// The position of the index in the list of indices.
         position: usize,
     },
-    /// The rows do not ascend strictly. A duplicate row would be updated twice.
+    /// The rows are not strictly ascending. A row that occurs twice would be updated twice.
     #[error(
-        "row {row} comes after row {previous}: rows must ascend and be unique, pass them through merge_rows"
+        "row {row} comes after row {previous}: rows must ascend and be unique; pass them through merge_rows"
     )]
     RowsOutOfOrder {
         /// The previous row.
         previous: usize,
-        /// The row that should have been greater.
+        /// The row that should be greater than the previous one.
         row: usize,
     },
-    /// A learning rate would fill the variable with NaN.
+    /// The rule does not support this learning rate. It would fill the variable with NaN.
     #[error(transparent)]
     LearningRate(#[from] InvalidHyperparameter),
 }
 
-/// An error of a hyper-parameter with which a rule diverges or divides by zero.
+/// An error: with this value of a hyper-parameter, a rule would diverge or divide by zero.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{rule}: {parameter} is {value}, but must be {range}")]
 pub struct InvalidHyperparameter {
     /// The name of the rule, as [`Rule::name`](crate::Rule::name) returns it.
     pub rule: &'static str,
-    /// The name of the parameter's field.
+    /// The name of the hyper-parameter's field.
     pub parameter: &'static str,
-    /// The value of the parameter.
+    /// The value that is out of range.
     pub value: f64,
     /// The allowed values, as text.
     pub range: &'static str,
 }
 
-/// Checks a length.
+/// Returns an error with the name `what` if two lengths differ.
 pub(crate) fn same_length(what: &'static str, expected: usize, found: usize) -> Result<(), UpdateError> {
     if expected == found { Ok(()) } else { Err(UpdateError::LengthMismatch { what, expected, found }) }
 }
 
-/// A check of the parameters of one rule.
+/// The checks of a rule's hyper-parameters. The field contains the name of the rule.
 pub(crate) struct Check(pub(crate) &'static str);
 
 impl Check {
@@ -78,12 +78,12 @@ impl Check {
         if ok { Ok(()) } else { Err(InvalidHyperparameter { rule: self.0, parameter, value, range }) }
     }
 
-    /// Checks that a parameter is finite and above zero.
+    /// Checks that a parameter is finite and greater than 0.
     pub(crate) fn positive(&self, parameter: &'static str, value: f64) -> Result<(), InvalidHyperparameter> {
         self.that(value.is_finite() && value > 0.0, parameter, value, "finite and greater than 0")
     }
 
-    /// Checks that a parameter is finite and not below zero.
+    /// Checks that a parameter is finite and at least 0.
     pub(crate) fn not_negative(
         &self,
         parameter: &'static str,
@@ -92,8 +92,8 @@ impl Check {
         self.that(value.is_finite() && value >= 0.0, parameter, value, "finite and at least 0")
     }
 
-    /// Checks the weight of the past in a running average. With 1 the average would never change, and bias
-    /// correction divides by 0.
+    /// Checks the weight of the past in a running average. It must be less than 1: with 1 the average would never
+    /// change, and the bias correction would divide by 0.
     pub(crate) fn decay(&self, parameter: &'static str, value: f64) -> Result<(), InvalidHyperparameter> {
         self.that((0.0..1.0).contains(&value), parameter, value, "at least 0 and less than 1")
     }
@@ -101,11 +101,11 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
+    use crate::{Adagrad, Adam, AdamW, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, Sgd};
 
     #[test]
     fn defaults_are_valid() {
-        let rules: [&dyn Rule; 7] = [
+        let rules: [&dyn Rule; 9] = [
             &Sgd,
             &Momentum::default(),
             &Adam::default(),
@@ -113,6 +113,8 @@ mod tests {
             &Adagrad::default(),
             &RmsProp::default(),
             &Ftrl::default(),
+            &NAdam::default(),
+            &Lion::default(),
         ];
         for rule in rules {
             assert_eq!(rule.validate(), Ok(()), "{rule:?}");
@@ -121,7 +123,7 @@ mod tests {
 
     #[test]
     fn errors_name_rule_parameter_value_and_range() {
-        let rules: [(&dyn Rule, &str); 14] = [
+        let rules: [(&dyn Rule, &str); 16] = [
             (&Momentum { momentum: 1.0, nesterov: false }, "momentum: momentum is 1, but"),
             (
                 &Adam { beta1: 1.0, ..Adam::default() },
@@ -138,6 +140,8 @@ mod tests {
             (&Ftrl { lr_power: 0.5, ..Ftrl::default() }, "ftrl: lr_power is 0.5, but must be"),
             (&Ftrl { l1: -0.5, ..Ftrl::default() }, "ftrl: l1 is -0.5, but"),
             (&Ftrl { l2_shrinkage: f64::INFINITY, ..Ftrl::default() }, "ftrl: l2_shrinkage is inf, but"),
+            (&NAdam { epsilon: 0.0, ..NAdam::default() }, "nadam: epsilon is 0, but"),
+            (&Lion { beta2: 1.0, lazy: true, ..Lion::default() }, "lion_lazy: beta2 is 1, but"),
             (&Ftrl { beta: -0.5, ..Ftrl::default() }, "ftrl: beta is -0.5, but"),
         ];
         for (rule, text) in rules {

@@ -1,4 +1,4 @@
-//! The two types that rules compute in.
+//! The two floating-point types with which rules compute.
 
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Sub};
@@ -16,11 +16,11 @@ pub(crate) use sealed::Sealed;
 
 /// A floating-point number, `f32` or `f64`, with the operations that a [`Formula`](crate::Formula) may use.
 ///
-/// A formula is also applied to a recording number, to execute its operations on tensors on a GPU: see
-/// [`Rule::program`](crate::Rule::program). A formula that compares elements runs on the CPU only;
-/// [`select_at_most`](Float::select_at_most) works everywhere.
+/// To run on a GPU, a formula is also called with a type that records its operations; see
+/// [`Rule::program`](crate::Rule::program). A formula that compares elements can only run on the CPU. Use
+/// [`select_at_most`](Float::select_at_most) instead, which runs everywhere.
 ///
-/// The trait is sealed, because [`Rule`](crate::Rule) has a method for each of the types.
+/// The trait is sealed, because [`Rule`](crate::Rule) has a separate method for each type.
 pub trait Float:
     sealed::Sealed
     + Sum
@@ -32,21 +32,21 @@ pub trait Float:
     + Div<Output = Self>
     + AddAssign
 {
-    /// Returns the nearest value. Use this for coefficients computed in `f64`.
+    /// Returns the nearest value of this type. Use this for coefficients that are computed in `f64`.
     fn from_f64(value: f64) -> Self;
-    /// Returns √self, rounded correctly.
+    /// Returns √self, correctly rounded.
     fn sqrt(self) -> Self;
-    /// Returns self to the power of `exponent`. On a GPU the exponent has to be one number for all elements,
-    /// from [`from_f64`](Float::from_f64).
+    /// Returns `self` to the power of `exponent`. On a GPU, the exponent must be the same for all elements, and
+    /// created with [`from_f64`](Float::from_f64).
     fn powf(self, exponent: Self) -> Self;
     /// Returns |self|.
     fn abs(self) -> Self;
     /// Returns |self| with the sign of `sign`.
     fn copysign(self, sign: Self) -> Self;
-    /// Returns `then` if self ≤ `bound`, and `otherwise` if not, or if either is NaN.
+    /// Returns `then` if self ≤ `bound`, and `otherwise` if it is greater or one of the two is NaN.
     fn select_at_most(self, bound: Self, then: Self, otherwise: Self) -> Self;
 
-    /// Calls `on_f32` or `on_f64`, depending on this type.
+    /// Calls `on_f32` or `on_f64`, depending on whether this type is `f32` or `f64`.
     #[doc(hidden)]
     fn by_type(
         slices: Slices<'_, '_, Self>,
@@ -55,7 +55,7 @@ pub trait Float:
     ) -> Result<(), UpdateError>;
 }
 
-/// The slices of an update: a variable, a gradient and the slots.
+/// The slices of an update: the variable, the gradient and the slots.
 #[doc(hidden)]
 pub type Slices<'a, 'b, F> = (&'a mut [F], &'a [F], &'a mut [&'b mut [F]]);
 

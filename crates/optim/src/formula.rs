@@ -1,4 +1,6 @@
-//! [`Formula`]: the trait for authors of update rules, which implements [`Rule`].
+//! [`Formula`]: the trait for code that defines update rules. It implements [`Rule`].
+
+// - INV-12: enforced here. Tests: `optim/src/formula.rs`, `ps-tables/tests/it/refusals.rs`.
 
 use std::fmt::Debug;
 
@@ -8,9 +10,9 @@ use crate::sweep::{Slots, Span};
 use crate::traced::{Traced, trace};
 use crate::{Float, InvalidHyperparameter, Program, Rule, RuleSpec, SlotSpec, Step, UpdateError};
 
-/// An update rule defined by its formula for one element, generic over floats.
+/// An update rule, defined by its formula for one element. The formula is generic over the float type.
 ///
-/// A type that implements `Formula` is a [`Rule`]:
+/// Every type that implements `Formula` is a [`Rule`]:
 ///
 /// ```
 /// use distribute_optim::{Float, Formula, RuleExt, SlotSpec, Step};
@@ -45,51 +47,51 @@ use crate::{Float, InvalidHyperparameter, Program, Rule, RuleSpec, SlotSpec, Ste
 /// # Ok::<(), distribute_optim::UpdateError>(())
 /// ```
 pub trait Formula: Debug + Send + Sync + 'static {
-    /// An array with one `T` for each slot, of zero to three elements: `[T; 2]` for a rule with two slots.
+    /// An array with one `T` for each slot, such as `[T; 2]` for two slots. There can be zero to three slots.
     type Slots<T: Copy>: Slots<T>;
 
-    /// Returns the result of [`Rule::name`].
+    /// Returns the name of the rule, for [`Rule::name`].
     fn label(&self) -> &'static str;
 
-    /// Returns the result of [`Rule::slots`].
+    /// Returns the slots of the rule, for [`Rule::slots`].
     fn layout(&self) -> Self::Slots<SlotSpec>;
 
-    /// Checks the hyper-parameters for [`Rule::validate`]. By default all are valid.
+    /// Checks the hyper-parameters, for [`Rule::validate`]. By default, all are valid.
     fn check(&self) -> Result<(), InvalidHyperparameter> {
         Ok(())
     }
 
-    /// Checks that the rule supports this learning rate. By default it has to be finite.
+    /// Checks that the rule supports a learning rate. By default, it must be finite.
     fn check_learning_rate(&self, learning_rate: f64) -> Result<(), InvalidHyperparameter> {
         Check(self.label()).that(learning_rate.is_finite(), "learning_rate", learning_rate, "finite")
     }
 
-    /// Whether an update by row also changes absent rows: the result of [`Rule::moves_absent_rows`]. `false`
-    /// by default.
+    /// Returns whether an update by row also changes rows without a gradient, for [`Rule::moves_absent_rows`]. It is
+    /// `false` by default.
     fn every_row(&self) -> bool {
         false
     }
 
-    /// Whether the kernel only computes with its arguments. `false` by default.
+    /// Returns whether the kernel does nothing but compute with its arguments. It is `false` by default.
     ///
-    /// Such a kernel does not block, take locks, read variables or panic. The rule is then applied to
-    /// variables in place, in the pass that reduces their gradients. Any other rule is applied to copies,
-    /// which takes more time. But if its kernel hangs, other replicas wait only until the deadline, and if it
-    /// fails, nothing has changed.
+    /// Such a kernel does not block, take locks, read variables or panic. The rule is then applied to variables in
+    /// place, in the same pass that reduces their gradients. Other rules are applied to copies, which takes more
+    /// time. If the kernel of such a rule hangs, the other replicas wait only until the deadline; if it fails,
+    /// nothing has changed.
     fn only_computes(&self) -> bool {
         false
     }
 
-    /// Returns the rule as data, to be sent to a server, if it is one of this crate. `None` by default,
-    /// because code cannot be sent.
+    /// Returns the rule as data that can be sent to a server, if it is a rule of this crate. It is `None` by
+    /// default, because code cannot be sent.
     fn spec(&self) -> Option<RuleSpec> {
         None
     }
 
-    /// Returns the formula for one element, (variable, gradient, slots) → (variable, slots).
+    /// Returns the formula for one element: (variable, gradient, slots) → (variable, slots).
     ///
-    /// This method is called once for an update, and the returned closure once for each element: compute
-    /// coefficients outside the closure, in `f64`.
+    /// This is called once per update, and the returned closure once per element. Compute coefficients outside the
+    /// closure, in `f64`.
     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, Self::Slots<F>) -> (F, Self::Slots<F>);
 }
 

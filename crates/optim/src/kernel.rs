@@ -1,20 +1,20 @@
-//! A rule's program as a function in CUDA C, for devices that execute it in one pass over the memory.
+//! A rule's program as a function in CUDA C, which executes it in a single pass over memory.
 
 use crate::program::{Operation, Precision, Program};
 use std::fmt::{self, Write};
 
-/// The source of a GPU function that executes a [`Program`], and its parameters.
+/// The source code of a GPU function that executes a [`Program`], with its parameters.
 ///
-/// The parameters of the function are, in this order:
-/// - the number of elements, an unsigned 64-bit integer;
+/// The function takes these arguments, in this order:
+/// - the number of elements, as an unsigned 64-bit integer;
 /// - the addresses of the `inputs`;
 /// - for each output, the address of a separate buffer with the size of an input;
 /// - the `constants`, in the type of the elements.
 ///
-/// The grid and its blocks have one dimension and any size: threads iterate over the remaining elements.
+/// The grid and its blocks have one dimension and may have any size, because threads loop over the remaining
+/// elements.
 ///
-/// The source does not depend on the values of constants. It is the same in all steps of a rule with the same
-/// formula.
+/// The source code does not depend on the values of constants. It is the same in all steps of a rule.
 ///
 /// ```
 /// use distribute_optim::{Precision, Kernel, Momentum, Rule, Step};
@@ -28,30 +28,31 @@ use std::fmt::{self, Write};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// The source in C, for NVIDIA's NVRTC, without includes.
+    /// The source code in C, for NVIDIA's NVRTC. It has no includes.
     pub source: String,
-    /// The numbers of the program's inputs that the function reads.
+    /// The indices of the program's inputs that the function reads.
     pub inputs: Vec<usize>,
-    /// The number of results that the function writes: the variable and its slots.
+    /// The number of outputs that the function writes: the variable and its slots.
     pub outputs: usize,
-    /// The constants, rounded to the type of the elements.
+    /// The values of the constants, rounded to the type of the elements.
     pub constants: Vec<f64>,
     /// The type of the elements.
     pub precision: Precision,
 }
 
 impl Kernel {
-    /// The name of the function.
+    /// The name of the function in the source code.
     pub const NAME: &str = "distribute_update";
 
-    /// The compiler options for the rounding of IEEE 754, with which results are bit-identical to
+    /// The compiler options for rounding as in IEEE 754. With them, results are bit-identical to those of
     /// [`RuleExt::update`](crate::RuleExt::update).
     ///
-    /// Products and sums are rounded separately, numbers near 0 are not flushed, and quotients and roots are
-    /// rounded correctly.
+    /// Products and sums are rounded separately, subnormal numbers are kept, and quotients and roots are correctly
+    /// rounded.
     pub const OPTIONS: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 
-    /// Creates the kernel. `None` if an operation uses a later result, or an exponent that is not a constant.
+    /// Creates the kernel of a program. Returns `None` if an operation uses a later result, or an exponent is not a
+    /// constant.
     pub fn new(program: &Program, precision: Precision) -> Option<Self> {
         let Program { operations, outputs } = program.folded(precision)?;
         let mut kernel = Kernel {

@@ -1,8 +1,9 @@
-//! Update rules of optimizers on plain slices, dense and by row.
+//! Update rules of optimizers on plain slices, for dense gradients and gradients by row.
 //!
-//! A rule defines how a gradient changes a variable and its slots (momentum, second moments, …). It does not
-//! know where the slices are: a replica applies it to its partition, a parameter server to the rows of its
-//! shard. Every formula works element by element, so any partition of a variable gives bit-identical results.
+//! A rule defines how a gradient changes a variable and its slots (momentum, second moments, …). It does not depend
+//! on where the slices are: a replica applies it to its range of a variable, a parameter server to the rows of its
+//! shard. Every formula is applied element by element, so the results are bit-identical for any partition of a
+//! variable.
 //!
 //! ```
 //! use distribute_optim::{Adam, RuleExt, Rule, Step, merge_rows};
@@ -30,23 +31,25 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `rule` | [`Rule`], the trait for callers, and [`Step`] |
-//! | `formula` | [`Formula`], the trait for authors of rules, which implements [`Rule`] |
-//! | `spec` | the hyper-parameters of each rule as data, such as [`Adam`]; [`RuleSpec`] for any of them |
-//! | `rules` | the [`Formula`] of each rule, one file each |
-//! | `rows` | [`merge_rows`], and the spans of a table that a row update visits |
-//! | `sweep` | the loop of all rules, for each number of slots |
+//! | `rule` | [`Rule`], the trait for code that applies rules, and [`Step`] |
+//! | `formula` | [`Formula`], the trait for code that defines rules; it implements [`Rule`] |
+//! | `spec` | the hyper-parameters of each rule as data, such as [`Adam`], and [`RuleSpec`] for any rule |
+//! | `rules` | the [`Formula`] of each rule, in one file each |
+//! | `averaged` | [`Averaged`]: any rule, with a moving average of the weights |
+//! | `rows` | [`merge_rows`], and the ranges of a table that an update by row visits |
+//! | `sweep` | the loop over elements that all rules share, for each number of slots |
 //! | `program`, `traced` | [`Program`]: a rule's step as operations on tensors, recorded from a formula |
-//! | `kernel` | [`Kernel`]: a program as the source of a GPU function |
+//! | `kernel` | [`Kernel`]: a program as the source code of a GPU function |
 //! | `float` | [`Float`]: `f32` and `f64` |
 //! | `error` | [`UpdateError`] and [`InvalidHyperparameter`] |
 //! | [`schedules`] | [`Schedule`]: the learning rate as a function of the step |
 //!
-//! Each [`Step`] contains the learning rate; [`schedules`] compute it. Callers with half precision convert to
-//! f32 first.
+//! Each [`Step`] contains its learning rate, which can be computed by [`schedules`]. Convert half precision to f32
+//! before applying a rule.
 
 #![forbid(unsafe_code)]
 
+mod averaged;
 mod error;
 mod float;
 mod formula;
@@ -60,6 +63,8 @@ mod spec;
 mod sweep;
 mod traced;
 
+#[doc(alias = "tf.train.ExponentialMovingAverage")]
+pub use averaged::Averaged;
 pub use error::{InvalidHyperparameter, UpdateError};
 pub use float::Float;
 pub use formula::Formula;
@@ -82,11 +87,15 @@ pub use spec::Adam;
 pub use spec::AdamW;
 #[doc(alias = "tf.keras.optimizers.Ftrl")]
 pub use spec::Ftrl;
+#[doc(alias = "tf.keras.optimizers.Lion")]
+pub use spec::Lion;
 #[doc(alias = "tf.keras.optimizers.SGD")]
 #[doc(alias = "SGD")]
 #[doc(alias = "tf.compat.v1.train.MomentumOptimizer")]
 #[doc(alias = "MomentumOptimizer")]
 pub use spec::Momentum;
+#[doc(alias = "tf.keras.optimizers.Nadam")]
+pub use spec::NAdam;
 #[doc(alias = "tf.keras.optimizers.RMSprop")]
 pub use spec::RmsProp;
 pub use spec::RuleSpec;

@@ -1,34 +1,34 @@
-//! A rule's update as a list of operations on tensors, for devices whose memory is not accessible as slices.
+//! A rule's update as a list of operations on tensors, for devices whose memory cannot be accessed as slices.
 
 use crate::Float;
 
-/// A rule's change of a variable and its slots in one step, as operations on the results of earlier ones.
+/// The update of a variable and its slots in one step, as a list of operations on earlier results.
 ///
-/// To execute it on tensors, apply the operations in order, each to all elements. With the rounding of IEEE
-/// 754, results are bit-identical to [`RuleExt::update`](crate::RuleExt::update).
+/// To execute a program on tensors, apply the operations in order, each to all elements. With rounding as in IEEE
+/// 754, the results are bit-identical to those of [`RuleExt::update`](crate::RuleExt::update).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// The operations in order of execution. Operands are positions in this list.
+    /// The operations, in the order of execution. Operands are positions in this list.
     pub operations: Vec<Operation>,
-    /// The positions of the new values: the variable, then its slots.
+    /// The positions of the new values in `operations`: first the variable, then its slots.
     pub outputs: Vec<usize>,
 }
 
 /// The type of the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// The type `f32`.
+    /// Elements of type `f32`.
     F32,
-    /// The type `f64`.
+    /// Elements of type `f64`.
     F64,
 }
 
-/// An operation on the results of the operations at the given positions.
+/// An operation on the results of earlier operations, which are given by their positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operation {
-    /// An input by its number: 0 for the variable, 1 for its gradient, then the slots in order.
+    /// An input with the given index: 0 is the variable, 1 is its gradient, and the slots follow in order.
     Input(usize),
-    /// A constant for all elements, rounded to their type.
+    /// The same number for all elements, rounded to their type.
     Constant(f64),
     /// The sum a + b.
     Add(usize, usize),
@@ -40,27 +40,27 @@ pub enum Operation {
     Div(usize, usize),
     /// The square root √a.
     Sqrt(usize),
-    /// The power of a to b, which has to be a constant.
+    /// The power a ᵇ. The exponent b must be a constant.
     Pow(usize, usize),
     /// The absolute value |a|.
     Abs(usize),
     /// The absolute value |a| with the sign of b.
     CopySign(usize, usize),
-    /// The element of `then` if `value` ≤ `bound`, and of `otherwise` if not.
+    /// The value of `then` if `value` ≤ `bound`, and that of `otherwise` if not.
     Select {
-        /// The compared value.
+        /// The value that is compared.
         value: usize,
-        /// The bound of the value.
+        /// The bound to compare with.
         bound: usize,
-        /// The result if the value is at most the bound.
+        /// The result if `value` is at most `bound`.
         then: usize,
-        /// The result if the value is greater, or if either is NaN.
+        /// The result if `value` is greater than `bound`, or one of the two is NaN.
         otherwise: usize,
     },
 }
 
 impl Operation {
-    /// Returns the positions of the operands.
+    /// Returns the positions of the operands of this operation.
     pub fn operands(&self) -> impl Iterator<Item = usize> + use<> {
         let all = match *self {
             Operation::Input(_) | Operation::Constant(_) => [None; 4],
@@ -78,7 +78,8 @@ impl Operation {
         all.into_iter().flatten()
     }
 
-    /// Computes the result from other results and inputs, rounded to `F`; `None` if one of them does not exist.
+    /// Computes the result, rounded to `F`. `of` and `input` return earlier results and inputs; the result is `None`
+    /// if one of them does not exist.
     fn result<F: Float>(
         self,
         of: impl Fn(usize) -> Option<F>,
@@ -101,12 +102,12 @@ impl Operation {
         })
     }
 
-    /// Computes the result if all operands are constants; `None` otherwise.
+    /// Computes the result if all operands are constants; otherwise returns `None`.
     fn number<F: Float + Into<f64>>(self, numbers: &[Option<f64>]) -> Option<f64> {
         self.result(|at| numbers[at].map(F::from_f64), |_| None).map(Into::into)
     }
 
-    /// Returns the same operation with operands at other positions.
+    /// Returns the same operation with its operands at the positions that `place` returns.
     fn on(self, place: impl Fn(usize) -> usize) -> Self {
         match self {
             Operation::Input(_) | Operation::Constant(_) => self,
@@ -129,11 +130,11 @@ impl Operation {
 }
 
 impl Program {
-    /// Returns the program for elements of one type, without operations on constants only and without unused ones.
+    /// Returns the program for elements of one type, without unused operations and operations on constants only.
     ///
-    /// Constants are computed here, rounded to the type of the elements. The set of remaining operations does
-    /// not depend on the values of constants. Returns `None` if an operation uses a later result, or an
-    /// exponent that is not a constant.
+    /// Operations on constants are computed here, rounded to the type of the elements. Which operations remain does
+    /// not depend on the values of constants. Returns `None` if an operation uses a later result, or an exponent is
+    /// not a constant.
     pub fn folded(&self, precision: Precision) -> Option<Program> {
         let mut numbers: Vec<Option<f64>> = Vec::with_capacity(self.operations.len());
         for (at, operation) in self.operations.iter().enumerate() {
@@ -170,8 +171,8 @@ impl Program {
         Some(Program { operations, outputs })
     }
 
-    /// Computes the results for one element from its inputs. This is the reference for all ways to execute the
-    /// program.
+    /// Computes the outputs for one element from its inputs. All other ways of executing the program must have the
+    /// same results.
     ///
     /// Returns `None` if an operation uses a result or an input that does not exist.
     pub fn of_element<F: Float>(&self, inputs: &[F]) -> Option<Vec<F>> {
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_folded_with_the_rounding_of_elements_and_what_nobody_needs_is_left_out() {
+    fn constants_are_folded_with_the_rounding_of_elements_and_unused_operations_are_omitted() {
         let folded = of_numbers([1., 3.]).folded(Precision::F32).unwrap();
         let third = 1f32 / 3.;
         let power = third.sqrt().powf(3.);
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_asks_for_what_is_not_there_is_none() {
+    fn a_program_with_a_missing_input_is_invalid() {
         use Operation::*;
         let program = |operations: &[Operation], outputs: &[usize]| Program {
             operations: operations.to_vec(),

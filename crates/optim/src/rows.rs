@@ -1,4 +1,4 @@
-//! Sparse gradients: merging duplicates, and the spans of a table that an update by row visits.
+//! Gradients by row: merging duplicate rows, and the ranges of a table that an update by row visits.
 
 use distribute_tensor::kernel::RowMerge;
 
@@ -6,11 +6,11 @@ use crate::error::same_length;
 use crate::sweep::Span;
 use crate::{Float, UpdateError};
 
-/// Sums the values of equal indices, to create a gradient for [`RuleExt::update_rows`](crate::RuleExt::update_rows).
+/// Sums the values with equal indices. The result is a gradient for
+/// [`RuleExt::update_rows`](crate::RuleExt::update_rows).
 ///
-/// `values` contains a row of `row_len` elements for each index. Returns the distinct indices in ascending
-/// order, and a row for each. The values of an index are added in their order of appearance, so the result is
-/// bit-identical on all machines.
+/// `values` contains `row_len` elements for each index. Returns the distinct indices in ascending order, and a row of
+/// sums for each. The values of an index are added in order, so the result is bit-identical on all machines.
 ///
 /// ```
 /// let (rows, sums) = distribute_optim::merge_rows(&[7, 3, 7], &[1.0, 2.0, 30.0, 40.0, 0.5, 0.5], 2)?;
@@ -20,8 +20,8 @@ use crate::{Float, UpdateError};
 /// ```
 ///
 /// # Errors
-/// - [`NegativeIndex`](UpdateError::NegativeIndex): an index is below zero.
-/// - [`LengthMismatch`](UpdateError::LengthMismatch): `values` does not have `row_len` elements for each index.
+/// - [`NegativeIndex`](UpdateError::NegativeIndex): an index is negative.
+/// - [`LengthMismatch`](UpdateError::LengthMismatch): `values` does not contain `row_len` elements for each index.
 #[doc(alias = "tf.IndexedSlices")]
 #[doc(alias = "IndexedSlices")]
 pub fn merge_rows<F: Float>(
@@ -39,7 +39,7 @@ pub fn merge_rows<F: Float>(
     Ok((merge.into_rows(), sums))
 }
 
-/// Checks that `rows` ascend within a table of `len` elements, and that each has a gradient.
+/// Checks that `rows` are strictly ascending rows of a table with `len` elements, and that each has a gradient.
 pub(crate) fn check_rows(
     len: usize,
     row_len: usize,
@@ -63,7 +63,7 @@ pub(crate) fn check_rows(
     }
 }
 
-/// Returns the spans of rows with a gradient.
+/// Returns the ranges of the rows that have a gradient.
 pub(crate) fn row_spans<'g, F>(
     row_len: usize,
     rows: &'g [usize],
@@ -76,7 +76,8 @@ pub(crate) fn row_spans<'g, F>(
         .map(move |(&row, grad)| Span { at: row * row_len..row * row_len + row_len, grad: Some(grad) })
 }
 
-/// Returns the spans of a complete table of `len` elements: rows with a gradient, and the rows between them without.
+/// Returns ranges that cover a table with `len` elements: the rows with a gradient, and the gaps between them, which
+/// have no gradient.
 pub(crate) fn every_span<'g, F>(
     len: usize,
     row_len: usize,
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn merge_checks_what_it_is_given() {
+    fn merge_checks_its_input() {
         let error = merge_rows(&[1, -2], &[0.0f32; 4], 2).unwrap_err();
         assert_eq!(error.to_string(), "index -2 at position 1 is below zero: rows are counted from 0");
         let error = merge_rows(&[1, 2], &[0.0f32; 3], 2).unwrap_err();

@@ -1,10 +1,10 @@
-//! [`Rule`]: an update rule, as callers use it.
+//! [`Rule`]: the trait for code that applies update rules.
 
 use std::fmt::Debug;
 
 use crate::{Float, InvalidHyperparameter, Program, RuleSpec, UpdateError};
 
-/// The position of an update: the number of steps before it, and its learning rate.
+/// The number of a step and its learning rate.
 ///
 /// ```
 /// use distribute_optim::Step;
@@ -17,91 +17,93 @@ pub struct Step {
 }
 
 impl Step {
-    /// Creates the step after `finished` others, which is 0 for the first. TensorFlow counts the same number
-    /// in `iterations`, and checkpoints contain it.
+    /// Creates the step after `finished` steps, which is 0 for the first step. `finished` is the same number as
+    /// TensorFlow's `iterations`, and is saved in checkpoints.
     #[doc(alias = "tf.keras.optimizers.Optimizer.iterations")]
     pub fn after(finished: u64, learning_rate: f64) -> Self {
         Step { number: finished.saturating_add(1), learning_rate }
     }
 
-    /// Returns the number of this step. The first is 1, so that bias correction never divides by 0.
+    /// Returns the number of this step. The first step has the number 1, so the bias correction never divides by 0.
     pub fn number(self) -> u64 {
         self.number
     }
 
-    /// Returns the learning rate.
+    /// Returns the learning rate of this step.
     pub fn learning_rate(self) -> f64 {
         self.learning_rate
     }
 
-    /// Returns 1 − betaᵗ, the weight of all gradients so far in a running average that started at 0.
+    /// Returns 1 − betaᵗ for step t: the total weight of all gradients in a running average that started at 0.
     pub fn bias_correction(self, beta: f64) -> f64 {
         // The power is 0 long before the exponent saturates.
         1.0 - beta.powi(i32::try_from(self.number).unwrap_or(i32::MAX))
     }
 }
 
-/// A slot: a state with the shape of the variable that a rule keeps between steps.
+/// A slot: state that a rule keeps between steps, with the shape of the variable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlotSpec {
-    /// The name, unique within the rule, such as `"m"`.
+    /// The name of the slot, such as `"m"`. It is unique within the rule.
     pub name: &'static str,
-    /// The value of all elements before the first step.
+    /// The initial value of all elements.
     pub initial: f64,
 }
 
 impl SlotSpec {
-    /// Creates a slot that starts at 0.
+    /// Creates a slot whose elements are initially 0.
     pub const fn zeros(name: &'static str) -> Self {
         SlotSpec { name, initial: 0.0 }
     }
 }
 
-/// An update of a variable and its slots by a gradient, for callers that support any rule.
+/// An update rule, which changes a variable and its slots by a gradient. This trait is for code that supports any
+/// rule.
 ///
-/// Every [`Formula`](crate::Formula) implements it. [`RuleExt`] adds the same methods, generic over the element.
+/// Every [`Formula`](crate::Formula) implements it. [`RuleExt`] has the same methods, generic over the element type.
 ///
-/// `slots` contains one slice for each of [`slots`](Rule::slots), in that order and with the length of `var`.
-/// After an error nothing has changed.
+/// In all methods, `slots` contains one slice for each of [`slots`](Rule::slots), in the same order and with the length
+/// of `var`. After an error nothing has changed.
 #[doc(alias = "tf.keras.optimizers.Optimizer")]
 #[doc(alias = "Optimizer")]
 pub trait Rule: Debug + Send + Sync + 'static {
-    /// Returns the rule's name for errors and checkpoints, such as `"adam"`.
+    /// Returns the name of the rule in errors and checkpoints, such as `"adam"`.
     fn name(&self) -> &'static str;
 
     /// Returns the slots that the rule keeps for every variable.
     fn slots(&self) -> Vec<SlotSpec>;
 
-    /// Checks the hyper-parameters. Updates do not, so call this once for a rule from a user.
+    /// Checks the hyper-parameters. Updates do not check them, so call this once for a rule that a user has created.
     fn validate(&self) -> Result<(), InvalidHyperparameter>;
 
-    /// Whether an update by row also changes rows without a gradient.
+    /// Returns whether an update by row also changes rows without a gradient.
     ///
-    /// If so, call `update_rows` for every shard of the table in every step, even without rows.
+    /// If so, call `update_rows` in every step for every shard of the table, even if there are no rows with a
+    /// gradient.
     fn moves_absent_rows(&self) -> bool;
 
-    /// Whether updates only compute with their arguments: see
+    /// Returns whether updates do nothing but compute with their arguments; see
     /// [`Formula::only_computes`](crate::Formula::only_computes).
     fn only_computes(&self) -> bool {
         false
     }
 
-    /// Returns the rule as data, to be sent to a server: see [`Formula::spec`](crate::Formula::spec).
+    /// Returns the rule as data that can be sent to a server; see [`Formula::spec`](crate::Formula::spec).
     fn spec(&self) -> Option<RuleSpec> {
         None
     }
 
-    /// Returns the rule's step as operations on tensors, for devices whose memory is not accessible as slices.
+    /// Returns a step of the rule as operations on tensors, for devices whose memory cannot be accessed as slices.
     ///
-    /// Returns `None` if the rule's operations depend on the values of elements.
+    /// Returns `None` if the operations depend on the values of elements.
     ///
     /// # Errors
-    /// - [`LearningRate`](UpdateError::LearningRate): as for [`RuleExt::update`].
+    /// - [`LearningRate`](UpdateError::LearningRate): see [`RuleExt::update`].
     fn program(&self, _at: Step) -> Result<Option<Program>, UpdateError> {
         Ok(None)
     }
 
-    /// Makes one step on `f32`: see [`RuleExt::update`].
+    /// Applies one step to `f32`; see [`RuleExt::update`].
     fn update_f32(
         &self,
         at: Step,
@@ -110,7 +112,7 @@ pub trait Rule: Debug + Send + Sync + 'static {
         slots: &mut [&mut [f32]],
     ) -> Result<(), UpdateError>;
 
-    /// Makes one step on `f64`: see [`RuleExt::update`].
+    /// Applies one step to `f64`; see [`RuleExt::update`].
     fn update_f64(
         &self,
         at: Step,
@@ -119,7 +121,7 @@ pub trait Rule: Debug + Send + Sync + 'static {
         slots: &mut [&mut [f64]],
     ) -> Result<(), UpdateError>;
 
-    /// Makes one step on rows of `f32`: see [`RuleExt::update_rows`].
+    /// Applies one step to rows of `f32`; see [`RuleExt::update_rows`].
     fn update_rows_f32(
         &self,
         at: Step,
@@ -130,7 +132,7 @@ pub trait Rule: Debug + Send + Sync + 'static {
         slots: &mut [&mut [f32]],
     ) -> Result<(), UpdateError>;
 
-    /// Makes one step on rows of `f64`: see [`RuleExt::update_rows`].
+    /// Applies one step to rows of `f64`; see [`RuleExt::update_rows`].
     fn update_rows_f64(
         &self,
         at: Step,
@@ -142,18 +144,19 @@ pub trait Rule: Debug + Send + Sync + 'static {
     ) -> Result<(), UpdateError>;
 }
 
-/// The methods of [`Rule`], generic over the element; also implemented for `dyn Rule`.
+/// The methods of [`Rule`], generic over the element type. They are also available for `dyn Rule`.
 pub trait RuleExt: Rule {
-    /// Makes one step: changes all of `var` and `slots` by the gradient `grad`, which has the length of `var`.
+    /// Applies one step: changes all elements of `var` and `slots` by the gradient `grad`, which has the length of
+    /// `var`.
     ///
-    /// `var` may be any range of a variable: the result of an element does not depend on other elements.
+    /// `var` may be any range of a variable, because elements do not affect each other.
     ///
     /// # Errors
     /// Nothing has changed after an error.
-    /// - [`LengthMismatch`](UpdateError::LengthMismatch): a slice has another length than `var`, or the number
-    ///   of slots differs from [`Rule::slots`].
+    /// - [`LengthMismatch`](UpdateError::LengthMismatch): the length of a slice differs from that of `var`, or the
+    ///   number of slots differs from that of [`Rule::slots`].
     /// - [`LearningRate`](UpdateError::LearningRate): the rule does not support the learning rate, for example
-    ///   one that is not finite.
+    ///   because it is not finite.
     fn update<F: Float>(
         &self,
         at: Step,
@@ -168,18 +171,18 @@ pub trait RuleExt: Rule {
         )
     }
 
-    /// Makes one step by a sparse gradient: row `rows[i]` of the table `var` has the gradient
-    /// `grads[i * row_len..][..row_len]`.
+    /// Applies one step with a gradient by row: row `rows[i]` of the table `var` has the gradient `grads[i *
+    /// row_len..][..row_len]`.
     ///
-    /// `var` contains complete rows of a table or a shard, and `rows` are counted from its first row. They
-    /// ascend strictly, like the result of [`merge_rows`](crate::merge_rows). Rows of `var` and the slots
-    /// without a gradient do not change, unless the rule [moves absent rows](Rule::moves_absent_rows). Such a
-    /// rule changes them as for a gradient of 0.
+    /// `var` contains complete rows of a table or a shard, and `rows` are relative to its first row. They must be
+    /// strictly ascending, as returned by [`merge_rows`](crate::merge_rows). Rows without a gradient do not change,
+    /// neither in `var` nor in the slots, unless the rule [changes absent rows](Rule::moves_absent_rows). In that case,
+    /// they change as if the gradient were 0.
     ///
     /// # Errors
     /// Nothing has changed after an error.
-    /// - [`RowOutOfRange`](UpdateError::RowOutOfRange): a row is not in the table.
-    /// - [`RowsOutOfOrder`](UpdateError::RowsOutOfOrder): the rows do not ascend strictly.
+    /// - [`RowOutOfRange`](UpdateError::RowOutOfRange): a row is outside the table.
+    /// - [`RowsOutOfOrder`](UpdateError::RowsOutOfOrder): the rows are not strictly ascending.
     /// - The errors of [`update`](RuleExt::update).
     fn update_rows<F: Float>(
         &self,

@@ -1,12 +1,14 @@
-//! Rules as data: the hyper-parameters of each, and [`RuleSpec`] for any of them.
+//! Rules as data: the hyper-parameters of each rule, and [`RuleSpec`] for any rule.
 //!
-//! Servers receive a `RuleSpec` and checkpoints contain it, so changing a field here changes these formats.
-//! The formulas are in `rules/`.
+//! A `RuleSpec` is sent to servers and stored in checkpoints, so changing a field here changes these formats. The
+//! formulas are in `rules/`.
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use std::cell::Cell;
 
-/// A rule of this crate with its hyper-parameters, as data. A server receives it to apply the rule, and a
-/// checkpoint contains it with the slots.
+/// A rule of this crate with its hyper-parameters, as data. It is sent to servers, which apply the rule, and stored
+/// in checkpoints with the slots.
 ///
 /// ```
 /// use distribute_optim::{Momentum, Rule, RuleSpec};
@@ -16,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// assert_eq!(spec, RuleSpec::Momentum(Momentum { momentum: 0.9, nesterov: true }));
 /// assert_eq!(spec.rule().name(), "momentum");
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum RuleSpec {
     /// The rule [`Sgd`].
@@ -33,11 +35,39 @@ pub enum RuleSpec {
     RmsProp(RmsProp),
     /// The rule [`Ftrl`].
     Ftrl(Ftrl),
+    /// The rule [`NAdam`].
+    NAdam(NAdam),
+    /// The rule [`Lion`].
+    Lion(Lion),
+    /// The rule [`Averaged`](crate::Averaged).
+    Averaged {
+        /// The fraction of the average that is kept in each step.
+        ema_momentum: f64,
+        /// The rule that updates the variable.
+        #[serde(deserialize_with = "not_averaged")]
+        of: Box<RuleSpec>,
+    },
+}
+
+thread_local! {
+    /// Whether this thread decodes the rule of an average.
+    static IN_AVERAGE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Decodes the rule of an average. It is not an average itself: otherwise, untrusted bytes could nest rules to any
+/// depth.
+fn not_averaged<'de, D: Deserializer<'de>>(from: D) -> Result<Box<RuleSpec>, D::Error> {
+    if IN_AVERAGE.replace(true) {
+        return Err(D::Error::custom("the rule of an average is an average"));
+    }
+    let rule = Box::deserialize(from);
+    IN_AVERAGE.set(false);
+    rule
 }
 
 /// The rule of gradient descent: var ← var − lr · g.
 ///
-/// TensorFlow's default learning rate is 0.01. For momentum, use [`Momentum`](crate::Momentum).
+/// TensorFlow's default learning rate is 0.01. For momentum, see [`Momentum`](crate::Momentum).
 #[doc(alias = "tf.keras.optimizers.SGD")]
 #[doc(alias = "SGD")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -48,10 +78,10 @@ pub struct Sgd;
 /// - accum ← momentum · accum + g
 /// - var ← var − lr · accum, or with `nesterov` var ← var − lr · (g + momentum · accum)
 ///
-/// The learning rate is not part of `accum`: when it changes, the new rate applies to all accumulated
-/// gradients. In Keras the old rate applies to them. With a constant rate the two are equal.
+/// The learning rate is not part of `accum`: if it changes, the new rate applies to all accumulated gradients, while
+/// in Keras the old rate applies to them. With a constant rate there is no difference.
 ///
-/// In an update by row, absent rows do not move, and their `accum` does not decay.
+/// In an update by row, rows without a gradient do not change, and their `accum` does not decay.
 ///
 /// ```
 /// use distribute_optim::{Momentum, Rule};
@@ -69,12 +99,12 @@ pub struct Momentum {
 }
 
 impl Momentum {
-    /// Creates the plain form.
+    /// Creates the rule with plain momentum.
     pub fn new(momentum: f64) -> Self {
         Momentum { momentum, nesterov: false }
     }
 
-    /// Creates Nesterov's form.
+    /// Creates the rule with Nesterov momentum.
     pub fn nesterov(momentum: f64) -> Self {
         Momentum { momentum, nesterov: true }
     }
@@ -86,17 +116,17 @@ impl Default for Momentum {
     }
 }
 
-/// The Adam rule: steps by the ratio of running averages of the gradient and of its square.
+/// The Adam rule. Its steps are the ratio of a running average of the gradient to the root of one of its square.
 ///
 /// - m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²
 /// - var ← var − lrₜ · m / (√v + ε) with lrₜ = lr · √(1 − β₂ᵗ) / (1 − β₁ᵗ)
 ///
-/// ε is added before the bias of v is corrected, as in TensorFlow. PyTorch, candle_nn and
-/// [`AdamW`](crate::AdamW) add it after the correction. TensorFlow's default learning rate is 0.001.
+/// ε is added before the bias of v is corrected, as in TensorFlow. In PyTorch, candle_nn and
+/// [`AdamW`](crate::AdamW), it is added after the correction. TensorFlow's default learning rate is 0.001.
 ///
-/// An update by row treats absent rows as if their gradient were 0: m and v decay and all rows move in every
-/// step. With `lazy`, absent rows do not change, which is far cheaper for large tables, but gives other
-/// results.
+/// In an update by row, rows without a gradient are treated as if it were 0: m and v decay, and all rows change in
+/// every step. If `lazy` is `true`, such rows do not change. This is much faster for large tables, but the results are
+/// different.
 ///
 /// ```
 /// use distribute_optim::{Adam, Rule};
@@ -111,14 +141,14 @@ pub struct Adam {
     pub beta1: f64,
     /// The fraction of v that is kept in each step, in [0, 1). 0.999 by default.
     pub beta2: f64,
-    /// The term ε, above 0. 1e-7 by default.
+    /// The term ε, greater than 0. 1e-7 by default.
     pub epsilon: f64,
-    /// Whether an update by row does not change absent rows. `false` by default.
+    /// Whether rows without a gradient do not change in an update by row. `false` by default.
     pub lazy: bool,
 }
 
 impl Adam {
-    /// Creates the lazy variant with default hyper-parameters.
+    /// Creates the lazy variant with the default hyper-parameters.
     pub fn lazy() -> Self {
         Adam { lazy: true, ..Adam::default() }
     }
@@ -130,17 +160,17 @@ impl Default for Adam {
     }
 }
 
-/// The AdamW rule: Adam with weight decay that is not part of the averages; bit-identical to
-/// `candle_nn::AdamW` on a CPU.
+/// The AdamW rule: Adam with weight decay that does not affect the averages. On the CPU, results are bit-identical
+/// to those of `candle_nn::AdamW`.
 ///
 /// - m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²
 /// - var ← var · (1 − lr · λ) − lr · m̂ / (√v̂ + ε) with m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ)
 ///
-/// ε is added after the correction of v's bias, unlike in [`Adam`](crate::Adam). Defaults equal those of
-/// candle_nn and PyTorch, which have a learning rate of 0.001. Keras has ε = 1e-7 and λ = 0.004.
+/// ε is added after the bias of v is corrected, unlike in [`Adam`](crate::Adam). The defaults are those of candle_nn
+/// and PyTorch, whose default learning rate is 0.001. In Keras, ε is 1e-7 and λ is 0.004.
 ///
-/// An update by row treats absent rows as if their gradient were 0, so all rows decay and move. With `lazy`,
-/// absent rows do not change.
+/// In an update by row, rows without a gradient are treated as if it were 0, so all rows decay and change. If `lazy` is
+/// `true`, such rows do not change.
 #[doc(alias = "tf.keras.optimizers.AdamW")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
@@ -148,11 +178,11 @@ pub struct AdamW {
     pub beta1: f64,
     /// The fraction of v that is kept in each step, in [0, 1). 0.999 by default.
     pub beta2: f64,
-    /// The term ε, above 0. 1e-8 by default.
+    /// The term ε, greater than 0. 1e-8 by default.
     pub epsilon: f64,
     /// The weight decay λ, at least 0. 0.01 by default.
     pub weight_decay: f64,
-    /// Whether an update by row does not change absent rows. `false` by default.
+    /// Whether rows without a gradient do not change in an update by row. `false` by default.
     pub lazy: bool,
 }
 
@@ -162,16 +192,75 @@ impl Default for AdamW {
     }
 }
 
+/// The NAdam rule: Adam with Nesterov momentum, as Keras defines it.
+///
+/// With μₜ = β₁ (1 − ½ · 0.96ᵗ) and the product Πₜ of μ₁ to μₜ:
+/// - m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²
+/// - var ← var − lr · (μₜ₊₁ m / (1 − Πₜ₊₁) + (1 − μₜ) g / (1 − Πₜ)) / (√(v / (1 − β₂ᵗ)) + ε)
+///
+/// TensorFlow's default learning rate is 0.001. PyTorch's momentum increases more slowly: it has 0.96 to the power of
+/// 0.004 t.
+///
+/// In an update by row, rows without a gradient are treated as if it were 0. With `lazy`, such rows do not change.
+#[doc(alias = "tf.keras.optimizers.Nadam")]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NAdam {
+    /// The fraction of m that is kept in each step, in [0, 1). 0.9 by default.
+    pub beta1: f64,
+    /// The fraction of v that is kept in each step, in [0, 1). 0.999 by default.
+    pub beta2: f64,
+    /// The term ε, greater than 0. 1e-7 by default.
+    pub epsilon: f64,
+    /// Whether rows without a gradient do not change in an update by row. `false` by default.
+    pub lazy: bool,
+}
+
+impl Default for NAdam {
+    fn default() -> Self {
+        NAdam { beta1: 0.9, beta2: 0.999, epsilon: 1e-7, lazy: false }
+    }
+}
+
+/// The Lion rule, whose steps have the same size for all weights.
+///
+/// - var ← var · (1 − lr · λ) − lr · sign(β₁ m + (1 − β₁) g)
+/// - m ← β₂ m + (1 − β₂) g
+///
+/// It keeps half as many slots as [`Adam`](crate::Adam). Its steps are larger than Adam's at the same rate: use a
+/// learning rate that is 3 to 10 times smaller, and a weight decay that is as much larger. Keras' default learning
+/// rate is 0.001, and it has no weight decay by default.
+///
+/// In an update by row, rows without a gradient are treated as if it were 0, so all rows change. With `lazy`, such
+/// rows do not change.
+#[doc(alias = "tf.keras.optimizers.Lion")]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lion {
+    /// The fraction of m in the direction of a step, in [0, 1). 0.9 by default.
+    pub beta1: f64,
+    /// The fraction of m that is kept in each step, in [0, 1). 0.99 by default.
+    pub beta2: f64,
+    /// The weight decay λ, at least 0. 0 by default.
+    pub weight_decay: f64,
+    /// Whether rows without a gradient do not change in an update by row. `false` by default.
+    pub lazy: bool,
+}
+
+impl Default for Lion {
+    fn default() -> Self {
+        Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.0, lazy: false }
+    }
+}
+
 /// The Adagrad rule: accum ← accum + g², var ← var − lr · g / (√accum + ε).
 ///
-/// TensorFlow's default learning rate is 0.001. An update by row does not change absent rows, and neither
-/// would a gradient of 0.
+/// TensorFlow's default learning rate is 0.001. An update by row does not change rows without a gradient. With a
+/// gradient of 0 they would not change either.
 #[doc(alias = "tf.keras.optimizers.Adagrad")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adagrad {
     /// The initial value of accum, at least 0. 0.1 by default.
     pub initial_accumulator_value: f64,
-    /// The term ε, at least 0, and above 0 if accum starts at 0. 1e-7 by default.
+    /// The term ε, at least 0, and greater than 0 if accum is initially 0. 1e-7 by default.
     pub epsilon: f64,
 }
 
@@ -188,8 +277,8 @@ impl Default for Adagrad {
 /// - var ← var − mom
 ///
 /// ε is inside the root, and the learning rate is part of `mom`. TensorFlow's default learning rate is 0.001.
-/// TensorFlow's centered form is not supported. In an update by row, absent rows do not move, and their ms and
-/// mom do not decay.
+/// TensorFlow's centered form is not supported. In an update by row, rows without a gradient do not change, and
+/// their ms and mom do not decay.
 #[doc(alias = "tf.keras.optimizers.RMSprop")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsProp {
@@ -197,7 +286,7 @@ pub struct RmsProp {
     pub rho: f64,
     /// The fraction of mom that is kept in each step, in [0, 1). 0 by default.
     pub momentum: f64,
-    /// The term ε, above 0. 1e-7 by default.
+    /// The term ε, greater than 0. 1e-7 by default.
     pub epsilon: f64,
 }
 
@@ -207,32 +296,33 @@ impl Default for RmsProp {
     }
 }
 
-/// The FTRL rule: follow the regularized leader.
+/// The FTRL rule ("follow the regularized leader").
 ///
 /// With p = −lr_power and new = accum + g²:
 /// - linear ← linear + g + 2 · l2_shrinkage · var − (newᵖ − accumᵖ) / lr · var
 /// - var ← (sign(linear) · l1 − linear) / ((newᵖ + beta) / lr + 2 · l2) if |linear| > l1, else 0
 /// - accum ← new
 ///
-/// The weights are a function of the slots: if linear is 0, as before the first gradient, a weight becomes 0
-/// regardless of its value. The learning rate is a divisor, so it has to be above 0; TensorFlow's default is
-/// 0.001.
+/// The weights are a function of the slots: while linear is 0, as before the first gradient, an update sets a weight
+/// to 0 regardless of its value. The rule divides by the learning rate, so it must be greater than 0; TensorFlow's
+/// default is 0.001.
 ///
-/// An update by row does not change absent rows.
+/// An update by row does not change rows without a gradient.
 #[doc(alias = "tf.keras.optimizers.Ftrl")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ftrl {
     /// The initial value of accum, at least 0. 0.1 by default.
     pub initial_accumulator_value: f64,
-    /// The exponent of accum in the decay of rates, at most 0. The default, −0.5, is a square root; others are slower.
+    /// The exponent of accum in the decay of rates, at most 0. The default, −0.5, is computed as a square root, which
+    /// is faster than other powers.
     pub lr_power: f64,
-    /// The value that |linear| has to exceed for a weight other than 0, at least 0. 0 by default.
+    /// The L1 regularization: a weight is 0 unless |linear| is greater than this number. At least 0; 0 by default.
     pub l1: f64,
-    /// The decay of weights, at least 0. 0 by default.
+    /// The L2 regularization of weights, at least 0. 0 by default.
     pub l2: f64,
-    /// The decay of weights as a part of the gradient that accum does not contain, at least 0. 0 by default.
+    /// The L2 regularization as part of the gradient, except in accum. At least 0; 0 by default.
     pub l2_shrinkage: f64,
-    /// A term that reduces the rate of the first steps, at least 0. 0 by default.
+    /// A term that reduces the rates of the first steps, at least 0. 0 by default.
     pub beta: f64,
 }
 

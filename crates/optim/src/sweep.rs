@@ -1,10 +1,12 @@
-//! The loop of all rules.
+//! The loop over elements that all rules share.
+
+// - INV-11: enforced here. Tests: `optim/tests/it/properties.rs`, `ps-tables/src/table/tests.rs`.
 
 use std::ops::Range;
 
 use crate::Float;
 
-/// A range of a variable and its gradient, which is `None` for zeros.
+/// A range of a variable, and its gradient; `None` for a gradient of zeros.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Span<'g, F> {
@@ -19,18 +21,18 @@ mod sealed {
 
 /// An array with one `T` for each slot of a rule, of zero to three elements.
 ///
-/// The trait is sealed: the loop is implemented for each length, so that it is vectorized.
+/// The trait is sealed. The loop is implemented for each length, so that the compiler vectorizes it.
 pub trait Slots<T>: Sized + sealed::Sealed {
     /// The number of slots.
     const COUNT: usize;
 
-    /// Creates an array from the number of each slot.
+    /// Creates an array. `make` receives the index of each slot.
     fn of(make: impl FnMut(usize) -> T) -> Self;
 
     /// Converts the array to a vector.
     fn into_vec(self) -> Vec<T>;
 
-    /// Applies `kernel` to all elements of all spans. The caller has checked lengths and ranges.
+    /// Applies `kernel` to all elements of all spans. The caller must have checked lengths and ranges.
     #[doc(hidden)]
     fn sweep<'g>(
         var: &mut [T],

@@ -1,4 +1,4 @@
-//! A number that records operations on it: calling a formula with it returns the [`Program`].
+//! A number type that records operations. Calling a formula with such numbers results in its [`Program`].
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
@@ -14,14 +14,14 @@ use crate::{Float, UpdateError};
 thread_local! {
     /// The operations recorded so far.
     static TAPE: RefCell<Vec<Operation>> = const { RefCell::new(Vec::new()) };
-    /// Whether the kernel asked for a value that depends on elements, such as a comparison of two.
+    /// Whether the kernel has requested a value that depends on elements, such as a comparison of two elements.
     static LOST: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns the operations of a kernel, (variable, gradient, slots) → (variable, slots), and of the
-/// coefficients that it computes.
+/// Returns the operations of a kernel, (variable, gradient, slots) → (variable, slots), including those that compute
+/// its coefficients.
 ///
-/// `None` if a branch depends on the value of an element.
+/// Returns `None` if a branch of the kernel depends on the value of an element.
 pub(crate) fn trace<S: Slots<Traced>>(
     kernel: impl FnOnce(Traced, Traced, S) -> (Traced, S),
 ) -> Option<Program> {
@@ -36,7 +36,7 @@ pub(crate) fn trace<S: Slots<Traced>>(
     (!LOST.get()).then_some(Program { operations, outputs })
 }
 
-/// The result of an operation, by its position. `None` is zero.
+/// The result of an operation, as its position on the tape. `None` is the number 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Traced(Option<usize>);
 
@@ -48,7 +48,8 @@ fn write(operation: Operation) -> Traced {
 }
 
 impl Traced {
-    /// Returns the position, recording a constant for a zero without an operation.
+    /// Returns the position of the result. If this is the number 0 without an operation, a constant is recorded
+    /// first.
     fn at(self) -> usize {
         self.0.or_else(|| write(Operation::Constant(0.)).0).unwrap_or_default()
     }
@@ -144,7 +145,11 @@ impl Float for Traced {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Adagrad, Adam, AdamW, Formula, Ftrl, Momentum, RmsProp, Rule, RuleExt, Sgd, SlotSpec, Step};
+    use crate::{
+        Adagrad, Adam, AdamW, Averaged, Formula, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, RuleExt, Sgd,
+        SlotSpec, Step,
+    };
+    use std::sync::Arc;
 
     fn same_as_on_slices(rule: &dyn Rule) {
         for grad in [0., 0.25, -3., 1e-9, 1e9, f64::NAN] {
@@ -182,6 +187,10 @@ mod tests {
         same_as_on_slices(&RmsProp { momentum: 0.5, ..RmsProp::default() });
         same_as_on_slices(&Ftrl { l1: 0.1, l2: 0.2, l2_shrinkage: 0.3, ..Ftrl::default() });
         same_as_on_slices(&Ftrl { lr_power: -0.7, ..Ftrl::default() });
+        same_as_on_slices(&NAdam::default());
+        same_as_on_slices(&Lion { weight_decay: 0.1, ..Lion::default() });
+        same_as_on_slices(&Averaged { rule: Arc::new(Adam::default()), momentum: 0.9 });
+        same_as_on_slices(&Averaged { rule: Arc::new(Sgd), momentum: 0.9 });
     }
 
     #[derive(Debug)]

@@ -1,12 +1,14 @@
-//! The gradients of a model's variables on one replica, and what they are of.
+//! The gradients of a model's variables on one replica, and their weighting.
 
 use crate::Optimizer;
 use crate::parameters::Parameters;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
-use distribute_base::internal::{Any, Dense, Number, ReplicaGradient, RowValues, Rows, to_device, to_host};
+use distribute_base::internal::{
+    Dense, EitherFloat, Number, ReplicaGradient, RowValues, Rows, to_device, to_host,
+};
 use distribute_base::{Error, Result};
-use distribute_core::internal::raised;
+use distribute_core::internal::unwrap_candle_error;
 use distribute_optim::merge_rows;
 use distribute_tensor::{HostTensor, IndexedSlices, ReduceOp};
 use std::sync::Arc;
@@ -14,9 +16,10 @@ use std::sync::Arc;
 /// The gradient of one variable.
 #[derive(Clone, Debug)]
 pub enum Gradient {
-    /// A number for each element: of the variable's shape and dtype.
+    /// A tensor with the shape and dtype of the variable.
     Dense(Tensor),
-    /// Rows of it, of the variable's dtype; rows that are not there are zeros. Rows that come more than once add up.
+    /// Some rows, with the dtype of the variable. All other rows have a gradient of zero. Rows that occur more than
+    /// once are added.
     Rows(IndexedSlices),
 }
 
@@ -32,22 +35,23 @@ impl From<IndexedSlices> for Gradient {
     }
 }
 
-/// The weighting of a replica's gradients when they are combined with those of the other replicas.
+/// The weight of a replica's gradients when they are combined with those of the other replicas.
 ///
-/// Replicas whose batches differ in size must not be averaged as if they were equal: of 8 and 2 examples, the mean of
-/// the two means is not the mean over the 10. So the number of examples goes with the gradients, and a plain sum or
-/// mean over replicas is taken only where one is asked for by name.
+/// Gradients of batches with different sizes must not be averaged equally: with 8 and 2 examples, the mean of the two
+/// means is not the mean over all 10. A weighting therefore contains a number of examples. A plain sum or mean over the
+/// replicas must be requested explicitly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weighting {
-    /// They are of the *mean* loss over this many examples of this replica: Σ nᵣgᵣ / Σ nᵣ. A plain number means this.
+    /// The gradients of the *mean* loss over the given number of examples of this replica: Σ nᵣgᵣ / Σ nᵣ. A plain
+    /// number converts to this.
     MeanOver(usize),
-    /// They are of the losses *added up* over this many examples of this replica: Σ gᵣ / Σ nᵣ. Where replicas take part
-    /// in each other's graphs, through collectives in the model, this is the form to go backward in: a replica's
-    /// gradients then contain the others' losses, which weigh by their own examples.
+    /// The gradients of the *sum* of the losses over the given number of examples of this replica: Σ gᵣ / Σ nᵣ. Use
+    /// this if the model contains collectives, which make losses depend on tensors of other replicas. The gradients of
+    /// a replica then include contributions from the losses of the others, weighted by those replicas' examples.
     SumOver(usize),
-    /// The plain sum of the gradients over the replicas, or the mean, ignoring numbers of examples. A replica without
-    /// a gradient counts as zero. If each loss has already been divided by the number of examples on *all* replicas,
-    /// the sum is right.
+    /// The plain sum or mean of the gradients over the replicas, ignoring the numbers of examples. A replica without a
+    /// gradient is treated as zero. Use the sum if each loss has already been divided by the number of examples on
+    /// *all* replicas.
     Replicas(ReduceOp),
 }
 
@@ -64,7 +68,7 @@ impl From<ReduceOp> for Weighting {
 }
 
 impl Weighting {
-    /// The examples of this replica, where they count.
+    /// Returns the number of examples of this replica; `None` if examples are ignored.
     pub(crate) fn examples(self) -> Option<usize> {
         match self {
             Weighting::MeanOver(examples) | Weighting::SumOver(examples) => Some(examples),
@@ -73,12 +77,13 @@ impl Weighting {
     }
 }
 
-/// The gradients of an optimizer's variables on one replica, dense or by row: those of a loss, or any others.
+/// The gradients of an optimizer's variables on one replica, dense or by row. They come from a loss or from the
+/// program.
 ///
 /// [`Optimizer::apply_gradients`] reduces them over the replicas and updates the variables.
 ///
 /// ```
-/// # use distribute::{IndexedSlices, optimizer::Gradients, prelude::*};
+/// # use distribute::{optimizer::Gradients, prelude::*, tensor::IndexedSlices};
 /// # use candle_nn::Init;
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
 /// let table = strategy.replicate(|vb| vb.get_with_hints((3, 2), "table", Init::Const(0.)))?;
@@ -97,12 +102,13 @@ impl Weighting {
 #[derive(Clone, Debug)]
 pub struct Gradients {
     parameters: Arc<Parameters>,
-    /// The gradient of each variable that has one: checked and contiguous.
+    /// The gradient of each variable, checked and contiguous; `None` for a variable without one.
     all: Vec<Option<Gradient>>,
 }
 
 impl Gradients {
-    /// None yet: for [`insert`](Gradients::insert), or to take part in a step without any.
+    /// Creates empty gradients. Fill them with [`insert`](Gradients::insert), or use them to take part in a step
+    /// without any gradients.
     pub fn new<R>(optimizer: &Optimizer<R>) -> Self {
         Self::none(&optimizer.inner.parameters)
     }
@@ -111,7 +117,7 @@ impl Gradients {
         Self { all: vec![None; parameters.variables.len()], parameters: parameters.clone() }
     }
 
-    /// Computes the gradients of a loss, which is a scalar, by [`backward`].
+    /// Computes the gradients of a scalar loss with [`backward`].
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the loss is not a scalar.
@@ -120,32 +126,32 @@ impl Gradients {
     #[doc(alias = "tf.keras.optimizers.Optimizer.compute_gradients")]
     #[doc(alias = "tf.GradientTape.gradient")]
     pub fn of<R>(optimizer: &Optimizer<R>, loss: &Tensor) -> Result<Self> {
-        Self::found(&optimizer.inner.parameters, loss)
+        Self::from_loss(&optimizer.inner.parameters, loss)
     }
 
-    pub(crate) fn found(parameters: &Arc<Parameters>, loss: &Tensor) -> Result<Self> {
+    pub(crate) fn from_loss(parameters: &Arc<Parameters>, loss: &Tensor) -> Result<Self> {
         let _backward = tracing::trace_span!("backward").entered();
         require_scalar("Gradients::of", loss)?;
         let mut store = backward(loss)?;
         let parameters = parameters.clone();
-        let of = |number| Ok(parameters.found(number, &mut store)?.map(Gradient::Dense));
+        let of = |number| Ok(parameters.take_from(number, &mut store)?.map(Gradient::Dense));
         Ok(Self { all: (0..parameters.variables.len()).map(of).collect::<Result<_>>()?, parameters })
     }
 
-    /// Takes the gradients of the optimizer's variables from a store: [`backward`]'s, or that of candle's own backward,
-    /// some of whose gradients are wrong.
+    /// Takes the gradients of the optimizer's variables from a store that [`backward`] has returned. A store of
+    /// candle's own backward pass is also accepted, but some of its gradients are wrong.
     ///
     /// # Errors
-    /// The errors of [`insert`](Gradients::insert).
+    /// Returns the errors of [`insert`](Gradients::insert).
     pub fn from_store<R>(optimizer: &Optimizer<R>, store: &GradStore) -> Result<Self> {
         let mut gradients = Self::new(optimizer);
         for (index, (_, variable)) in optimizer.inner.parameters.variables.iter().enumerate() {
-            for computed_with in gradients.parameters.clone().computed_with(index, variable) {
-                if let Some(gradient) = store.get(computed_with) {
+            for tensor in gradients.parameters.clone().replica_tensors(index, variable) {
+                if let Some(gradient) = store.get(tensor) {
                     let found = gradients.parameters.check(index, gradient.clone().into())?;
                     let before = gradients.all[index].take();
                     gradients.all[index] = Some(match before {
-                        Some(before) => before.plus(found, variable)?,
+                        Some(before) => before.add(found, variable)?,
                         None => found,
                     });
                 }
@@ -154,45 +160,47 @@ impl Gradients {
         Ok(gradients)
     }
 
-    /// Sets the gradient of a variable, a tensor or [`IndexedSlices`], in place of the one it had.
+    /// Sets the gradient of a variable to a tensor or [`IndexedSlices`]. Replaces the previous gradient, if there
+    /// is one.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown variable, another shape or dtype, or a row outside of the variable.
+    /// - [`Error::InvalidArgument`]: the variable is unknown, the shape or dtype differs from the variable's, or a
+    ///   row is outside the variable.
     pub fn insert(&mut self, variable: &str, gradient: impl Into<Gradient>) -> Result<()> {
         let index = self.parameters.position("Gradients::insert", variable)?;
         self.all[index] = Some(self.parameters.check(index, gradient.into())?);
         Ok(())
     }
 
-    /// The gradient of a variable, if it has one.
+    /// Returns the gradient of a variable, or `None` if the variable has no gradient or is unknown.
     pub fn get(&self, variable: &str) -> Option<&Gradient> {
         self.iter().find(|(name, _)| *name == variable).map(|(_, gradient)| gradient)
     }
 
-    /// All there are, with the names of their variables.
+    /// Returns an iterator over the gradients, each with the name of its variable.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Gradient)> {
         let names = self.parameters.variables.iter().map(|(name, _)| name.as_str());
         names.zip(&self.all).filter_map(|(name, gradient)| Some((name, gradient.as_ref()?)))
     }
 
-    /// Adds others of the same optimizer to these: of another micro-batch, or another loss.
+    /// Adds the gradients in `other`, for example those of another micro-batch or another loss.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for those of another optimizer.
+    /// - [`Error::InvalidArgument`]: `other` was created for a different optimizer.
     pub fn add(&mut self, other: Gradients) -> Result<()> {
         self.parameters.require_same("Gradients::add", &other)?;
         for ((mine, other), (_, variable)) in
             self.all.iter_mut().zip(other.all).zip(&self.parameters.variables)
         {
             *mine = match (mine.take(), other) {
-                (Some(mine), Some(other)) => Some(mine.plus(other, variable)?),
+                (Some(mine), Some(other)) => Some(mine.add(other, variable)?),
                 (mine, other) => mine.or(other),
             };
         }
         Ok(())
     }
 
-    /// Multiplies all of them.
+    /// Multiplies all gradients by `factor`.
     pub(crate) fn scale(&mut self, factor: f64) -> Result<()> {
         for gradient in self.all.iter_mut().flatten() {
             *gradient = match gradient {
@@ -203,14 +211,14 @@ impl Gradients {
         Ok(())
     }
 
-    pub(crate) fn of_optimizer(self, parameters: &Parameters) -> Result<Vec<Option<Gradient>>> {
+    pub(crate) fn into_checked(self, parameters: &Parameters) -> Result<Vec<Option<Gradient>>> {
         parameters.require_same("apply_gradients", &self)?;
         Ok(self.all)
     }
 }
 
 impl Gradient {
-    fn plus(self, other: Self, variable: &Var) -> Result<Self> {
+    fn add(self, other: Self, variable: &Var) -> Result<Self> {
         let dense = |gradient| match gradient {
             Gradient::Dense(tensor) => Ok::<_, Error>(tensor),
             Gradient::Rows(rows) => Ok(rows.to_dense()?.to_candle(variable.device())?),
@@ -228,12 +236,13 @@ impl Gradient {
         }
     }
 
-    /// Converts it to the form of the reduction, on the host. Rows that occur several times are summed.
-    pub(crate) fn on_host(self, variable: &Var) -> Result<ReplicaGradient> {
+    /// Converts the gradient to the form that the reduction uses, on the host. Rows that occur more than once are
+    /// added.
+    pub(crate) fn into_host(self, variable: &Var) -> Result<ReplicaGradient> {
         fn merged<F: Number>(slices: &IndexedSlices, row_len: usize) -> Result<Rows> {
             let values = slices.values.as_slice::<F>().unwrap_or_default();
             let (rows, values) = merge_rows(slices.indices.as_slice().unwrap_or_default(), values, row_len)?;
-            Ok(Rows::new(rows, F::vector(values)))
+            Ok(Rows::new(rows, F::into_elements(values)))
         }
         let row_len = row_len(variable);
         Ok(match (self, variable.dtype()) {
@@ -243,18 +252,18 @@ impl Gradient {
         })
     }
 
-    /// Converts it to the form of the update on devices, on the device of `copy`. Rows that occur several times are
-    /// summed.
-    pub(crate) fn on_device(self, copy: &Var) -> Result<ReplicaGradient> {
+    /// Converts the gradient to the form that the update on devices uses, on the device of `copy`. Rows that occur more
+    /// than once are added.
+    pub(crate) fn into_device(self, copy: &Var) -> Result<ReplicaGradient> {
         match self {
             Gradient::Dense(tensor) => {
                 Ok(ReplicaGradient::Dense(Dense::Device(to_device(&tensor, copy.device())?)))
             }
-            rows => Ok(rows.on_host(copy)?.into_device(copy)?),
+            rows => Ok(rows.into_host(copy)?.into_device(copy)?),
         }
     }
 
-    /// Converts a gradient on the host to the public form.
+    /// Converts a reduced gradient on the host to its public form.
     pub(crate) fn from_reduced(gradient: ReplicaGradient, variable: &Var) -> Result<Self> {
         let rows = match gradient {
             ReplicaGradient::Dense(dense) => return Ok(Self::Dense(dense.tensor(variable)?)),
@@ -264,8 +273,8 @@ impl Gradient {
         let mut shape = whole.clone();
         shape[0] = rows.rows.len();
         let values = match rows.values {
-            RowValues::Host(Any::F32(values)) => HostTensor::new(values, shape)?,
-            RowValues::Host(Any::F64(values)) => HostTensor::new(values, shape)?,
+            RowValues::Host(EitherFloat::F32(values)) => HostTensor::new(values, shape)?,
+            RowValues::Host(EitherFloat::F64(values)) => HostTensor::new(values, shape)?,
             RowValues::Device(_) => {
                 return Err(Error::invalid("optimizer step", "rows of a gradient are on a device"));
             }
@@ -275,17 +284,17 @@ impl Gradient {
     }
 }
 
-/// The elements of a row: of everything but the first axis.
+/// Returns the number of elements in a row, which is the product of all dimensions except the first.
 pub(crate) fn row_len(variable: &Var) -> usize {
     variable.dims().get(1..).map_or(0, |rest| rest.iter().product())
 }
 
 impl Parameters {
-    /// Takes the gradient of a variable from the store, on the device where it was found: its own and those of its
-    /// copies, added up.
-    fn found(&self, number: usize, store: &mut GradStore) -> Result<Option<Tensor>> {
+    /// Takes the gradient of a variable out of `store`, on its device. Gradients of the variable's copies are added to
+    /// it.
+    fn take_from(&self, number: usize, store: &mut GradStore) -> Result<Option<Tensor>> {
         let mut sum: Option<Tensor> = None;
-        for variable in self.computed_with(number, &self.variables[number].1) {
+        for variable in self.replica_tensors(number, &self.variables[number].1) {
             let Some(gradient) = store.remove(variable) else { continue };
             let gradient = gradient.detach().contiguous()?;
             sum = Some(match sum {
@@ -296,11 +305,11 @@ impl Parameters {
         Ok(sum)
     }
 
-    /// A gradient that fits its variable: a contiguous tensor of its own without a graph, rows with the shape of the
-    /// whole and int64 indices.
+    /// Checks that a gradient matches its variable. Returns it as a separate contiguous tensor without a graph, or as
+    /// rows with the dense shape and int64 indices.
     pub(crate) fn check(&self, index: usize, gradient: Gradient) -> Result<Gradient> {
         let (name, variable) = &self.variables[index];
-        let unfit = |what: String| {
+        let does_not_fit = |what: String| {
             let reason = format!(
                 "the gradient of {name} is {what}, and the variable {:?}{:?}",
                 variable.dtype(),
@@ -312,16 +321,16 @@ impl Parameters {
             return Err(Error::NotSupported {
                 operation: "gradients",
                 strategy: "ParameterServerStrategy",
-                what: "gradients of one's own of a table of ids",
-                advice: "train it by minimize, with a nn::DynamicEmbedding",
+                what: "custom gradients of a table of ids",
+                advice: "train it with minimize and a nn::DynamicEmbedding",
             });
         }
         match gradient {
             Gradient::Dense(tensor) => {
                 if tensor.dims() != variable.dims() || tensor.dtype() != variable.dtype() {
-                    return Err(unfit(format!("{:?}{:?}", tensor.dtype(), tensor.dims())));
+                    return Err(does_not_fit(format!("{:?}{:?}", tensor.dtype(), tensor.dims())));
                 }
-                // A copy: where users give a variable itself, the step would wait for ever to write what it reads.
+                // A copy, because a step would deadlock if users pass the variable itself as its gradient.
                 let own = if tensor.is_contiguous() { tensor.copy() } else { tensor.contiguous() };
                 Ok(Gradient::Dense(own?.detach()))
             }
@@ -334,12 +343,12 @@ impl Parameters {
                 let whole = variable.dims().to_vec();
                 let fits = rest.0 == rest.1 && rest.0.is_some() && rows.values.dtype() == dtype;
                 if !fits || rows.dense_shape.as_ref().is_some_and(|shape| *shape != whole) {
-                    return Err(unfit(rows.describe()));
+                    return Err(does_not_fit(rows.describe()));
                 }
-                // Again, since fields can be set by hand; now with the number of rows there are.
+                // Checked again, because fields can be set directly; now with the number of rows.
                 let indices = rows.indices.cast(distribute_tensor::DType::I64)?;
                 IndexedSlices::new(rows.values.clone(), rows.indices, Some(whole.clone()))
-                    .map_err(|error| unfit(format!("not one of its rows: {error}")))?;
+                    .map_err(|error| does_not_fit(format!("not one of its rows: {error}")))?;
                 Ok(Gradient::Rows(IndexedSlices { values: rows.values, indices, dense_shape: Some(whole) }))
             }
         }
@@ -351,16 +360,17 @@ impl Parameters {
         }
         Err(Error::invalid(
             operation,
-            "these are gradients of another optimizer's variables; make them with this one",
+            "these gradients belong to another optimizer's variables; create them with this optimizer",
         ))
     }
 }
 
-/// Computes the gradients of a loss as candle's `Tensor::backward` does, but right ones of all of candle's operations.
-/// [`Optimizer::minimize`] and [`Gradients::of`] call it.
+/// Computes the gradients of a loss like candle's `Tensor::backward`, but correctly for all operations of candle.
+/// [`Optimizer::minimize`] and [`Gradients::of`] use this function.
 ///
-/// candle 0.11's own backward gives wrong gradients of pooling, upsampling, scattering, convolutions of sequences and
-/// ties of maxima, without an error; docs/from-candle.md has the table. The store has the gradients of variables alone.
+/// The backward pass of candle 0.11 silently computes wrong gradients for pooling, upsampling, scattering, 1-d
+/// convolutions and ties of maxima; docs/reference/gradients.md has a table. The returned store contains only the
+/// gradients of variables.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -379,7 +389,7 @@ impl Parameters {
 /// - [`Error::Collective`]: a collective in the graph fails.
 #[doc(alias = "tf.GradientTape.gradient")]
 pub fn backward(loss: &Tensor) -> Result<GradStore> {
-    crate::backward::backward(loss).map_err(|error| raised(error.into()))
+    crate::backward::backward(loss).map_err(|error| unwrap_candle_error(error.into()))
 }
 
 pub(crate) fn require_scalar(operation: &'static str, loss: &Tensor) -> Result<()> {
@@ -387,7 +397,7 @@ pub(crate) fn require_scalar(operation: &'static str, loss: &Tensor) -> Result<(
         0 => Ok(()),
         _ => {
             let reason = format!(
-                "the loss has shape {:?}; give the mean over this replica's examples, a scalar",
+                "the loss has shape {:?}; pass a scalar, the mean over this replica's examples",
                 loss.dims()
             );
             Err(Error::invalid(operation, reason))

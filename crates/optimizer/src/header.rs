@@ -1,4 +1,5 @@
-//! The header of a replica's part of a step: what all replicas must know before any gradient moves.
+//! The header of a replica's contribution to a step. It contains the facts that all replicas need before they exchange
+//! gradients.
 
 use crate::Weighting;
 use candle_core::DType;
@@ -9,54 +10,57 @@ use distribute_tensor::ReduceOp;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The header of a replica's part of a step. The decision about the step is a function of the headers of all replicas.
+/// The header of a replica's contribution to a step. Decisions about a step are functions of the headers of all
+/// replicas.
 #[derive(Clone, Debug)]
 pub(crate) struct StepHeader {
     pub(crate) weighting: Weighting,
-    /// The sum over the examples.
+    /// The sum of the losses of this replica's examples.
     pub(crate) loss: f64,
     /// The dtype of the loss.
     pub(crate) dtype: DType,
-    /// The rows of this replica's piece of the batch, where they are known.
+    /// The number of rows of this replica's batch; `None` if it is unknown.
     pub(crate) rows: Option<usize>,
-    /// Whether the loss is finite, and the gradients if they are checked.
+    /// Whether the loss is finite and, if gradients are checked, all gradients.
     pub(crate) finite: bool,
-    /// The position of the process in its training. The first replica of a process has it, if processes are compared
-    /// or the learning rate has a schedule.
+    /// The position of the process in its training run. Only the first replica of a process sends it, and only if
+    /// processes are compared or the learning rate has a schedule.
     pub(crate) position: Option<Position>,
-    /// The kind of gradient of each variable, in the optimizer's order.
+    /// The kind of gradient of each variable, in the order of the optimizer's variables.
     pub(crate) kinds: Vec<GradientKind>,
-    /// The early send of the dense gradients to the other workers, if there was one.
+    /// The dense gradients that were sent early to the other workers; `None` if none were.
     pub(crate) early: Option<EarlyGradients>,
-    /// The order in which gradients were complete. The first replica of a process has it, if gradients could have
-    /// been sent early and were not.
+    /// The order in which gradients were completed. Only the first replica sends it, and only if gradients could have
+    /// been sent early but were not.
     pub(crate) order: Option<Vec<u32>>,
 }
 
-/// The early send of a replica's dense gradients.
+/// A description of a replica's dense gradients that were sent before the workers exchange headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EarlyGradients {
-    /// The call that receives them.
+    /// The sequence number of the call that receives the gradients.
     pub(crate) call: u64,
-    /// The digest of their layout.
+    /// The digest of the layout of the packs.
     pub(crate) layout: u64,
 }
 
-/// The position of a process in its training: the same on all processes.
+/// The position of a process in its training run. All processes must have the same position.
 #[derive(Clone, Debug)]
 pub(crate) struct Position {
-    /// The number of steps made with this optimizer.
+    /// The number of steps that this optimizer has finished.
     pub(crate) finished: u64,
-    /// Whether the process's part of the optimizer's state is of another step than the variables.
+    /// Whether this process's shard of the optimizer's state belongs to a different step than the variables.
     pub(crate) incomplete: bool,
-    /// The digest of the optimizer's settings, until all workers have compared them.
+    /// The digest of the optimizer's settings; `None` after all workers have compared them.
     pub(crate) settings: Option<u64>,
+    /// The factor by which losses are multiplied; `None` if they are not scaled.
+    pub(crate) loss_scale: Option<f64>,
     /// The learning rate of the next step, or the error of its schedule.
     pub(crate) learning_rate: Result<f64, Arc<Error>>,
 }
 
 impl StepHeader {
-    /// Creates the header of a replica whose loss and gradients are not known yet.
+    /// Creates a header without a loss and without gradients.
     pub(crate) fn new(weighting: Weighting, dtype: DType, variables: usize) -> Self {
         Self {
             weighting,
@@ -65,30 +69,31 @@ impl StepHeader {
             rows: None,
             finite: true,
             position: None,
-            kinds: vec![GradientKind::Nothing; variables],
+            kinds: vec![GradientKind::Missing; variables],
             early: None,
             order: None,
         }
     }
 
-    /// Adds the loss, summed over the examples.
+    /// Sets the sum of the losses of the examples.
     pub(crate) fn set_loss(&mut self, loss: f64) {
         self.loss = loss;
         self.finite &= loss.is_finite();
     }
 
-    /// Returns the early send of the dense gradients, if all replicas have made the same one.
+    /// Returns the early send of the dense gradients if it is equal on all replicas.
     pub(crate) fn early(all: &[&StepHeader]) -> Option<EarlyGradients> {
         let first = all.first()?.early;
         first.filter(|_| all.iter().all(|header| header.early == first))
     }
 
-    /// Returns the number of examples that the losses of all replicas are over.
+    /// Returns the total number of examples of all replicas.
     pub(crate) fn examples(all: &[&StepHeader]) -> f64 {
         all.iter().filter_map(|header| header.weighting.examples()).map(|n| n as f64).sum()
     }
 
-    /// Returns the factor of this replica's gradients in the sum over all replicas.
+    /// Returns the factor by which this replica's gradients are multiplied in the sum over all replicas. `examples` is
+    /// the total number of examples.
     pub(crate) fn weight(&self, examples: f64, replicas: usize) -> f64 {
         match self.weighting {
             Weighting::MeanOver(mine) => mine as f64 / examples,
@@ -99,10 +104,10 @@ impl StepHeader {
     }
 }
 
-/// The gradient that a replica has of a variable.
+/// The kind of gradient that a replica has for a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum GradientKind {
-    Nothing,
+    Missing,
     Dense,
     Rows,
 }
@@ -110,74 +115,84 @@ pub(crate) enum GradientKind {
 impl GradientKind {
     pub(crate) fn of(gradient: &Option<ReplicaGradient>) -> Self {
         match gradient {
-            None => GradientKind::Nothing,
+            None => GradientKind::Missing,
             Some(ReplicaGradient::Dense(_)) => GradientKind::Dense,
             Some(ReplicaGradient::Rows(_)) => GradientKind::Rows,
         }
     }
 
-    /// The kind of the sum of two: dense where either is.
-    pub(crate) fn plus(self, other: Self) -> Self {
+    /// Returns the kind of the sum of two gradients. The sum is dense if one of them is dense.
+    pub(crate) fn combine(self, other: Self) -> Self {
         match (self, other) {
-            (GradientKind::Nothing, kind) | (kind, GradientKind::Nothing) => kind,
+            (GradientKind::Missing, kind) | (kind, GradientKind::Missing) => kind,
             (GradientKind::Rows, GradientKind::Rows) => GradientKind::Rows,
             _ => GradientKind::Dense,
         }
     }
 }
 
-/// The form of a header on the wire.
+/// A header as it is sent to other processes.
 #[derive(Serialize, Deserialize)]
-struct Sent {
-    weighting: SentWeighting,
+struct WireHeader {
+    weighting: WireWeighting,
     loss: f64,
     dtype: String,
     rows: Option<usize>,
     finite: bool,
-    position: Option<(u64, SentState, Result<f64, String>)>,
+    position: Option<WirePosition>,
     kinds: Vec<GradientKind>,
     early: Option<EarlyGradients>,
     order: Option<Vec<u32>>,
 }
 
-/// The state of an optimizer: one byte, but in the steps in which settings are compared.
+/// A [`Position`] on the wire.
 #[derive(Serialize, Deserialize)]
-enum SentState {
+struct WirePosition {
+    finished: u64,
+    state: WireState,
+    loss_scale: Option<f64>,
+    learning_rate: Result<f64, String>,
+}
+
+/// The state of an optimizer as it is sent to other processes. It takes one byte, except in steps in which settings are
+/// compared.
+#[derive(Serialize, Deserialize)]
+enum WireState {
     Complete,
     Incomplete,
     Compared { incomplete: bool, settings: u64 },
 }
 
 #[derive(Serialize, Deserialize)]
-enum SentWeighting {
+enum WireWeighting {
     MeanOver(usize),
     SumOver(usize),
     Sum,
     Mean,
 }
 
-/// Encodes the headers of a process for the other processes.
+/// Encodes the headers of this process's replicas for the other processes.
 pub(crate) fn encode<'t>(headers: impl Iterator<Item = &'t StepHeader>) -> Result<Vec<u8>, Unreadable> {
-    let sent = headers.map(|header| Sent {
+    let sent = headers.map(|header| WireHeader {
         weighting: match header.weighting {
-            Weighting::MeanOver(n) => SentWeighting::MeanOver(n),
-            Weighting::SumOver(n) => SentWeighting::SumOver(n),
-            Weighting::Replicas(ReduceOp::Sum) => SentWeighting::Sum,
-            Weighting::Replicas(ReduceOp::Mean) => SentWeighting::Mean,
+            Weighting::MeanOver(n) => WireWeighting::MeanOver(n),
+            Weighting::SumOver(n) => WireWeighting::SumOver(n),
+            Weighting::Replicas(ReduceOp::Sum) => WireWeighting::Sum,
+            Weighting::Replicas(ReduceOp::Mean) => WireWeighting::Mean,
         },
         loss: header.loss,
         dtype: header.dtype.as_str().into(),
         rows: header.rows,
         finite: header.finite,
         position: header.position.as_ref().map(
-            |Position { finished, incomplete, settings, learning_rate }| {
-                let rate = learning_rate.as_ref().map(|rate| *rate).map_err(ToString::to_string);
+            |Position { finished, incomplete, settings, loss_scale, learning_rate }| {
+                let learning_rate = learning_rate.as_ref().map(|rate| *rate).map_err(ToString::to_string);
                 let state = match (*settings, *incomplete) {
-                    (None, false) => SentState::Complete,
-                    (None, true) => SentState::Incomplete,
-                    (Some(settings), incomplete) => SentState::Compared { incomplete, settings },
+                    (None, false) => WireState::Complete,
+                    (None, true) => WireState::Incomplete,
+                    (Some(settings), incomplete) => WireState::Compared { incomplete, settings },
                 };
-                (*finished, state, rate)
+                WirePosition { finished: *finished, state, loss_scale: *loss_scale, learning_rate }
             },
         ),
         kinds: header.kinds.clone(),
@@ -187,33 +202,34 @@ pub(crate) fn encode<'t>(headers: impl Iterator<Item = &'t StepHeader>) -> Resul
     postcard::to_stdvec(&sent.collect::<Vec<_>>()).map_err(|_| unreadable("headers that cannot be written"))
 }
 
-/// Decodes the headers of another process. Its optimizer may have other settings and another number of variables:
-/// [`require_fit`] checks that.
+/// Decodes the headers of another process, which must contain `replicas` replicas. The optimizer of that process may
+/// have different settings and a different number of variables. [`require_fit`] checks this.
 pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<StepHeader>, Unreadable> {
-    let sent: Vec<Sent> = postcard::from_bytes(bytes).map_err(|_| unreadable("no headers of a step"))?;
+    let sent: Vec<WireHeader> =
+        postcard::from_bytes(bytes).map_err(|_| unreadable("no headers of a step"))?;
     if sent.len() != replicas {
         return Err(unreadable("headers of another number of replicas"));
     }
-    let header = |sent: Sent| {
+    let header = |sent: WireHeader| {
         Ok(StepHeader {
             weighting: match sent.weighting {
-                SentWeighting::MeanOver(n) => Weighting::MeanOver(n),
-                SentWeighting::SumOver(n) => Weighting::SumOver(n),
-                SentWeighting::Sum => Weighting::Replicas(ReduceOp::Sum),
-                SentWeighting::Mean => Weighting::Replicas(ReduceOp::Mean),
+                WireWeighting::MeanOver(n) => Weighting::MeanOver(n),
+                WireWeighting::SumOver(n) => Weighting::SumOver(n),
+                WireWeighting::Sum => Weighting::Replicas(ReduceOp::Sum),
+                WireWeighting::Mean => Weighting::Replicas(ReduceOp::Mean),
             },
             loss: sent.loss,
             dtype: sent.dtype.parse().map_err(|_| unreadable("a loss of no dtype"))?,
             rows: sent.rows,
             finite: sent.finite,
-            position: sent.position.map(|(finished, state, rate)| {
-                let learning_rate = rate.map_err(|text| Arc::new(Error::other(text)));
+            position: sent.position.map(|WirePosition { finished, state, loss_scale, learning_rate }| {
+                let learning_rate = learning_rate.map_err(|text| Arc::new(Error::other(text)));
                 let (incomplete, settings) = match state {
-                    SentState::Complete => (false, None),
-                    SentState::Incomplete => (true, None),
-                    SentState::Compared { incomplete, settings } => (incomplete, Some(settings)),
+                    WireState::Complete => (false, None),
+                    WireState::Incomplete => (true, None),
+                    WireState::Compared { incomplete, settings } => (incomplete, Some(settings)),
                 };
-                Position { finished, incomplete, settings, learning_rate }
+                Position { finished, incomplete, settings, loss_scale, learning_rate }
             }),
             kinds: sent.kinds,
             early: sent.early,
@@ -223,7 +239,7 @@ pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<StepHeader>, U
     sent.into_iter().map(header).collect()
 }
 
-/// Refuses headers of another number of variables.
+/// Returns an error if a header is for a different number of variables.
 pub(crate) fn require_fit(all: &[StepHeader], variables: usize) -> Result<(), Unreadable> {
     let fits = |header: &StepHeader| {
         header.kinds.len() == variables && header.order.as_ref().is_none_or(|order| order.len() == variables)
@@ -240,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_decoded_header_is_the_encoded_one_and_what_does_not_fit_is_refused() {
+    fn a_header_round_trips_and_a_mismatch_is_refused() {
         let header = |weighting, dtype, position, rows: Option<u64>| StepHeader {
             weighting,
             loss: 0.1,
@@ -248,13 +264,14 @@ mod tests {
             rows: Some(3),
             finite: true,
             position,
-            kinds: vec![GradientKind::Nothing, GradientKind::Dense, GradientKind::Rows],
+            kinds: vec![GradientKind::Missing, GradientKind::Dense, GradientKind::Rows],
             early: rows.map(|rows| EarlyGradients { call: 3, layout: rows }),
             order: rows.is_none().then(|| vec![2, 0, 1]),
         };
         let at = |finished, learning_rate| {
             let settings = (finished == 7).then_some(u64::MAX);
-            Some(Position { finished, incomplete: finished == 1, settings, learning_rate })
+            let loss_scale = (finished == 0).then_some(1024.);
+            Some(Position { finished, incomplete: finished == 1, settings, loss_scale, learning_rate })
         };
         let all = [
             header(Weighting::MeanOver(3), DType::F32, at(7, Ok(0.3)), None),
@@ -283,8 +300,13 @@ mod tests {
     #[test]
     fn settings_that_have_been_compared_take_no_byte() {
         let of = |settings| {
-            let position =
-                Some(Position { finished: 7, incomplete: false, settings, learning_rate: Ok(0.1) });
+            let position = Some(Position {
+                finished: 7,
+                incomplete: false,
+                settings,
+                loss_scale: None,
+                learning_rate: Ok(0.1),
+            });
             let header = StepHeader {
                 weighting: Weighting::SumOver(1),
                 loss: 0.1,
@@ -298,9 +320,9 @@ mod tests {
             };
             encode([&header].into_iter()).unwrap().len()
         };
-        // One header, its weighting, loss, dtype, rows, finite, position (7, the state, the rate), kinds, early and
-        // order.
-        assert_eq!(of(None), 1 + 2 + 8 + 4 + 1 + 1 + (1 + 1 + 1 + 1 + 8) + 4 + 1 + 1);
+        // One header, its weighting, loss, dtype, rows, finite, position (7, the state, no scale, the rate), kinds,
+        // early and order.
+        assert_eq!(of(None), 1 + 2 + 8 + 4 + 1 + 1 + (1 + 1 + 1 + 1 + 1 + 8) + 4 + 1 + 1);
         // The digest, and whether the state is complete.
         assert_eq!(of(Some(u64::MAX)), of(None) + 1 + 10);
     }

@@ -1,44 +1,57 @@
-//! Optimizers for candle models: backward, reduce, update, in one call.
+//! Optimizers for candle models: the backward pass, the reduction of gradients and the update in one call.
 //!
-//! | what | how |
+//! | to | use |
 //! |---|---|
-//! | train by a loss | [`Optimizer::minimize`], [`minimize_each`](Optimizer::minimize_each), [`skip`](Optimizer::skip) |
-//! | by gradients of one's own, dense or by row | [`Gradients`], [`Optimizer::apply_gradients`], [`Weighting`] |
+//! | train with a loss | [`Optimizer::minimize`], [`minimize_each`](Optimizer::minimize_each), [`skip`](Optimizer::skip) |
+//! | train with your own gradients, dense or by row | [`Gradients`], [`Optimizer::apply_gradients`], [`Weighting`] |
 //! | change gradients | [`Transform`], [`Optimizer::before_reduce`], [`Optimizer::after_reduce`] |
 //! | change the learning rate | [`Optimizer::with_schedule`], [`schedules`], [`Optimizer::set_learning_rate`] |
-//! | leave variables out, train some otherwise | [`Optimizer::freeze`], [`rate_factor`](Optimizer::rate_factor), [`with_rule_for`](Optimizer::with_rule_for) |
-//! | be told of NaN, and of variables without gradient | [`Optimizer::on_not_finite`], [`Optimizer::on_missing_gradients`] |
-//! | look at slots | [`Optimizer::slot`] |
-//! | divide slots among workers | [`Optimizer::sharded_state`] |
-//! | update a table of one's own | [`rules`] |
+//! | freeze variables, or train some with other rules | [`Optimizer::freeze`], [`rate_factor`](Optimizer::rate_factor), [`with_rule_for`](Optimizer::with_rule_for) |
+//! | scale losses for f16 | [`Optimizer::with_loss_scale`], [`LossScale`] |
+//! | detect NaN and variables without a gradient | [`Optimizer::on_not_finite`], [`Optimizer::on_missing_gradients`] |
+//! | average the weights | [`Optimizer::with_ema`], [`Optimizer::use_ema`] |
+//! | read slots | [`Optimizer::slot`] |
+//! | shard slots over workers | [`Optimizer::shard_state`] |
+//! | write an update rule, or update your own table | [`rules`] |
 //!
-//! # Where things are
+//! # Modules
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `minimize` | the calls that make a step |
-//! | `step` | the step: backward, headers, decision, exchange, update |
+//! | `step` | the algorithm: backward, gather, decide, exchange, reduce and update |
+//! | `header` | the facts that all replicas need before they exchange gradients |
 //! | `reduce` | sums of gradients, over the replicas of this process and over workers |
-//! | `update` | what applies them: in memory, on devices, in ranges shared by workers, on parameter servers |
-//! | `checks` | what a step is warned of or refused for |
-//! | `parameters`, `groups`, `settings`, `transform`, `rate` | what is trained, by what rules, and how it is asked for |
+//! | `row_owners` | the workers that store the rows of a table |
+//! | `update` | the backends: in memory, on devices, sharded over workers, on parameter servers |
+//! | `checks` | the warnings and errors of a step |
+//! | `parameters`, `groups`, `settings`, `transform`, `rate`, `loss_scale` | the trained variables, their rules, and the settings |
 //! | `progress`, `slots`, `state` | steps and slots, also in checkpoints |
-//! | `gradients`, `backward` | gradients as users see them, and how they are found in candle's graph |
+//! | `ema` | moving averages of the weights |
+//! | `gradients`, `backward` | gradients for users, and the traversal of candle's graph |
+//! | `sync`, `partition` | the threads of a step; the ranges of workers with a sharded state |
 //!
-//! A gradient is one enum on its way, [`ReplicaGradient`](distribute_base::internal::ReplicaGradient): dense or by row,
-//! on the host, in a bucket, in packs or on a device. What reads it borrows a `GradientRange` of it.
+//! Inside a step, a gradient is always represented by the enum
+//! [`ReplicaGradient`](distribute_base::internal::ReplicaGradient): dense or by row, on the host, in a bucket, in packs
+//! or on a device. A `GradientRange` borrows a range of it for reading. An [`Optimizer<R>`](Optimizer) only adds the
+//! type of the rule, so the code of a step is compiled only once for all rules.
+//!
+//! This crate never opens a connection. It uses the connections of a group or of `distribute-ps-client`.
 
 mod backward;
 mod checks;
+mod ema;
 mod gradients;
 mod groups;
 mod header;
+mod loss_scale;
 mod minimize;
 mod parameters;
 mod partition;
 mod progress;
 mod rate;
 mod reduce;
+mod row_owners;
 mod settings;
 mod slots;
 mod state;
@@ -49,16 +62,20 @@ mod update;
 
 pub use checks::missing::MissingGradients;
 pub use checks::not_finite::NotFinite;
+#[doc(hidden)]
+pub use ema::ReplacedWeights;
 pub use gradients::{Gradient, Gradients, Weighting, backward};
+pub use loss_scale::LossScale;
 pub use transform::Transform;
 
 use candle_core::Tensor;
-use checks::Seen;
+use checks::Checks;
 use distribute_base::{Error, Result};
 use distribute_core::Variables;
 use distribute_core::internal::require_outside_of_run;
 use distribute_optim::Rule;
 use groups::Groups;
+use loss_scale::LossScaling;
 use parameters::Parameters;
 use progress::Progress;
 use rate::Rate;
@@ -68,14 +85,57 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use update::Backend;
 
-/// The update rules behind the optimizers, with their hyper-parameters, and what it takes to apply one to a table of
-/// one's own: dense ([`RuleExt::update`](rules::RuleExt::update)) or by row, from
-/// [`IndexedSlices`](distribute_tensor::IndexedSlices) ([`merge_rows`](rules::merge_rows), then
+/// The update rules of the optimizers, with their hyper-parameters.
+///
+/// To write one, implement [`Formula`](rules::Formula), the update of one element, and pass it to
+/// [`Optimizer::with_rule`]. Sparse updates, checkpoints and several workers need no further code. Workers compare the
+/// rule's `Debug` text in the first step, so it should contain the hyper-parameters.
+///
+/// ```
+/// use distribute::optimizer::rules::{Float, Formula, SlotSpec, Step};
+/// use distribute::prelude::*;
+///
+/// /// Moves by the sign of a running average.
+/// #[derive(Debug)]
+/// struct SignMomentum { beta: f64 }
+///
+/// impl Formula for SignMomentum {
+///     type Slots<T: Copy> = [T; 1];
+///
+///     fn label(&self) -> &'static str {
+///         "sign_momentum"
+///     }
+///
+///     fn layout(&self) -> [SlotSpec; 1] {
+///         [SlotSpec::zeros("m")]
+///     }
+///
+///     fn kernel<F: Float>(&self, at: Step) -> impl Fn(F, F, [F; 1]) -> (F, [F; 1]) {
+///         let [beta, rest, rate] = [self.beta, 1.0 - self.beta, at.learning_rate()].map(F::from_f64);
+///         move |var, grad, [m]| {
+///             let m = beta * m + rest * grad;
+///             (var - rate.copysign(m), [m])
+///         }
+///     }
+/// }
+///
+/// # fn main() -> distribute::Result<()> {
+/// let strategy = MirroredStrategy::cpus(2)?;
+/// let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", candle_nn::Init::Const(1.)))?;
+/// let optimizer = Optimizer::with_rule(SignMomentum { beta: 0.5 }, &model.variables, 0.25)?;
+/// strategy.run(&model, |ctx, w| optimizer.minimize(ctx, w.sum_all()?, 1))?;
+/// assert_eq!(model.variables.get("w")?.to_vec1::<f32>()?, [0.75]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Rules can also be applied to your own tables: with dense gradients ([`RuleExt::update`](rules::RuleExt::update)), or
+/// by row from [`IndexedSlices`](distribute_tensor::IndexedSlices) ([`merge_rows`](rules::merge_rows), followed by
 /// [`RuleExt::update_rows`](rules::RuleExt::update_rows)).
 pub mod rules {
     pub use distribute_optim::{
-        Adagrad, Adam, AdamW, Float, Formula, Ftrl, InvalidHyperparameter, Momentum, RmsProp, Rule, RuleExt,
-        Sgd, SlotSpec, Step, UpdateError, merge_rows,
+        Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, InvalidHyperparameter, Lion, Momentum, NAdam,
+        RmsProp, Rule, RuleExt, Sgd, SlotSpec, Step, UpdateError, merge_rows,
     };
 }
 
@@ -88,32 +148,40 @@ pub mod schedules {
 /// Stochastic gradient descent.
 #[doc(alias = "tf.keras.optimizers.SGD")]
 pub type Sgd = Optimizer<rules::Sgd>;
-/// Gradient descent with momentum.
+/// Stochastic gradient descent with momentum.
 pub type Momentum = Optimizer<rules::Momentum>;
-/// Adam, in TensorFlow's form.
+/// Adam, as TensorFlow defines it.
 #[doc(alias = "tf.keras.optimizers.Adam")]
 pub type Adam = Optimizer<rules::Adam>;
-/// Adam with decoupled weight decay: candle_nn's AdamW, to the bit.
+/// Adam with decoupled weight decay. The results are bit-identical to those of candle_nn's AdamW.
 #[doc(alias = "tf.keras.optimizers.AdamW")]
 pub type AdamW = Optimizer<rules::AdamW>;
-/// Adagrad.
+/// Adagrad, which divides by the root of the sum of all squared gradients.
 #[doc(alias = "tf.keras.optimizers.Adagrad")]
 pub type Adagrad = Optimizer<rules::Adagrad>;
-/// RMSprop.
+/// RMSprop, which divides by the root of a moving average of squared gradients.
 #[doc(alias = "tf.keras.optimizers.RMSprop")]
 pub type RmsProp = Optimizer<rules::RmsProp>;
-/// FTRL.
+/// FTRL ("follow the regularized leader"), which can make weights exactly zero.
 #[doc(alias = "tf.keras.optimizers.Ftrl")]
 pub type Ftrl = Optimizer<rules::Ftrl>;
 
-/// Trains the variables of one model by an update rule.
+/// NAdam, which is Adam with Nesterov momentum, as Keras defines it.
+#[doc(alias = "tf.keras.optimizers.Nadam")]
+pub type NAdam = Optimizer<rules::NAdam>;
+/// Lion, whose steps have the same size for all weights.
+#[doc(alias = "tf.keras.optimizers.Lion")]
+pub type Lion = Optimizer<rules::Lion>;
+
+/// An optimizer that trains the variables of one model with an update rule.
 ///
-/// One optimizer serves all replicas: each calls [`minimize`](Optimizer::minimize) once in a step. Gradients are
-/// averaged over all *examples*, so N replicas train like one device on the same global batch, partial batches and
-/// empty pieces included. Each replica reduces and updates its own range of the parameters, in place, in one pass.
+/// All replicas share one optimizer, and each calls [`minimize`](Optimizer::minimize) once per step. Gradients are
+/// averaged over all *examples*, so N replicas train like a single device on the same global batch, even if some
+/// per-replica batches are smaller or empty. Each replica reduces and updates its own range of the parameters, in
+/// place and in one pass.
 ///
-/// A variable without gradient on some replicas counts as zero there; without gradient on all, it and its slots stay
-/// as they are.
+/// If only some replicas lack the gradient of a variable, their gradient is taken to be zero. If all replicas lack it,
+/// the variable and its slots do not change.
 #[doc(alias = "tf.keras.optimizers.Optimizer")]
 #[derive(Debug)]
 pub struct Optimizer<R> {
@@ -121,74 +189,86 @@ pub struct Optimizer<R> {
     rule: PhantomData<fn() -> R>,
 }
 
-/// An optimizer, whatever its rule: a step is compiled once for all rules.
+/// The fields of an optimizer that do not depend on the type of its rule, so that the code of a step is compiled only
+/// once.
 #[derive(Debug)]
 struct Inner {
     groups: Groups,
-    /// The number of this optimizer among those of its strategy, from 1: the same on all workers.
+    /// The momentum of the averages that `with_ema` adds to rules; `None` without that setting.
+    ema: Option<f64>,
+    /// The sequence number of this optimizer among those of its strategy, from 1. It is the same on all workers.
     number: u64,
     parameters: Arc<Parameters>,
-    /// The backend that updates them.
+    /// The backend that updates the variables and keeps the slots.
     backend: Box<dyn Backend>,
-    /// All variables of the model.
+    /// All variables of the model, including frozen ones.
     model: Variables,
     rate: Rate,
     before_reduce: Vec<Transform>,
     after_reduce: Vec<Transform>,
     missing_gradients: MissingGradients,
     not_finite: NotFinite,
+    loss_scaling: LossScaling,
     progress: Progress,
-    /// Whether the workers have compared these settings in a step.
-    agreed: AtomicBool,
-    seen: Seen,
+    /// Whether the workers have already compared these settings in a step.
+    settings_compared: AtomicBool,
+    checks: Checks,
 }
 
 impl<R: Rule + Default> Optimizer<R> {
-    /// Binds to a model's variables, with the rule's default hyper-parameters.
+    /// Creates an optimizer for a model's variables, with the default hyper-parameters of the rule.
     ///
     /// # Errors
-    /// The errors of [`Optimizer::with_rule`].
+    /// Returns the errors of [`Optimizer::with_rule`].
     pub fn new(variables: &Variables, learning_rate: f64) -> Result<Self> {
         Self::with_rule(R::default(), variables, learning_rate)
     }
 }
 
 impl<R: Rule> Optimizer<R> {
-    /// Binds to a model's variables, with a rule of chosen hyper-parameters.
+    /// Creates an optimizer for a model's variables, with a rule and its hyper-parameters.
     ///
-    /// A rule of your own is a [`Formula`](rules::Formula). It is applied to copies of variables and slots, each
-    /// replica its range, all at once; what it makes is written when all are through, so the others wait for one that
-    /// hangs as long as the strategy's timeout, and where it fails nothing has changed. Where it
-    /// [`only_computes`](rules::Formula::only_computes), as this crate's rules do, it is applied in place, which is
-    /// faster. Several workers compare its `Debug` text in the first step, so that has the hyper-parameters, and
-    /// nothing that workers have of their own.
+    /// A custom rule is a [`Formula`](rules::Formula). Each replica applies it to copies of its range of variables and
+    /// slots, and the results are written when all replicas are done. If a replica hangs, the others wait until the
+    /// strategy's timeout. After an error, nothing has changed. A rule that
+    /// [`only_computes`](rules::Formula::only_computes), such as each rule of this crate, is applied in place, which is
+    /// faster. Workers compare the `Debug` text of the rule in the first step. This text must contain the
+    /// hyper-parameters, and nothing that differs between workers.
     ///
     /// # Errors
     /// - [`Error::Hyperparameter`]: a hyper-parameter is out of range.
-    /// - [`Error::InvalidArgument`]: no variable is f32 or f64. If only some are of another dtype, this is the error of
-    ///   the first step, unless these are [frozen](Optimizer::freeze).
-    /// - [`Error::WrongContext`]: the call is inside `run`, where each replica would make an optimizer of its own.
+    /// - [`Error::InvalidArgument`]: no variable is f32 or f64. If only some variables have a different dtype, the
+    ///   first step returns this error, unless they are [frozen](Optimizer::freeze).
+    /// - [`Error::WrongContext`]: called inside `run`, where each replica would create a separate optimizer.
     pub fn with_rule(rule: R, variables: &Variables, learning_rate: f64) -> Result<Self> {
-        let inner = Inner::new(Box::new(rule), variables, learning_rate)?;
+        let inner = Inner::new(Arc::new(rule), variables, learning_rate)?;
         Ok(Self { inner, rule: PhantomData })
     }
 
-    /// Returns the number of steps that [`NotFinite::Skip`] has skipped since this optimizer was created.
+    /// Returns the number of steps that [`NotFinite::Skip`] or a [dynamic loss scale](LossScale::Dynamic) has
+    /// skipped since this optimizer was created.
     pub fn skipped_steps(&self) -> u64 {
-        self.inner.seen.not_finite.skipped()
+        self.inner.checks.not_finite.skipped()
     }
 
-    /// The learning rate of the next step.
+    /// Returns the learning rate of the next step, without the factors of individual variables.
     #[doc(alias = "tf.keras.optimizers.Optimizer.learning_rate")]
     pub fn learning_rate(&self) -> f64 {
         self.inner.rate.after(self.finished_steps())
     }
 
-    /// Sets the learning rate of the next step. Between runs: within one, replicas would race for it.
+    /// Returns the learning rate of the next step, if it does not follow a schedule.
+    #[doc(hidden)]
+    pub fn constant_learning_rate(&self) -> Option<f64> {
+        self.inner.rate.constant()
+    }
+
+    /// Sets the learning rate of the next step. Call this between runs: inside a run, replicas would set it at
+    /// different times.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the number is negative, infinite or NaN, or the optimizer has a schedule.
-    /// - [`Error::WrongContext`]: the call is inside `run`, other than in `merge_call`.
+    /// - [`Error::InvalidArgument`]: the rate is negative, infinite or NaN, or the optimizer has a schedule.
+    /// - [`Error::WrongContext`]: called inside `run`, but not in `merge_call`.
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
         require_outside_of_run(
             "set_learning_rate",
@@ -198,31 +278,31 @@ impl<R: Rule> Optimizer<R> {
         self.inner.rate.set(learning_rate)
     }
 
-    /// Returns the number of applied steps.
+    /// Returns the number of steps that have been applied.
     #[doc(alias = "tf.keras.optimizers.Optimizer.iterations")]
     pub fn finished_steps(&self) -> u64 {
         self.inner.finished_steps()
     }
 
-    /// The names of the variables that are trained.
+    /// Returns the names of the trained variables. Frozen variables are not included.
     pub fn variable_names(&self) -> impl Iterator<Item = &str> {
         self.inner.variable_names()
     }
 
-    /// Returns the names of the slots that the rule keeps for each variable: `m` and `v` for Adam.
+    /// Returns the names of the slots that the rule keeps for each variable, such as `m` and `v` for Adam.
     pub fn slot_names(&self) -> impl Iterator<Item = &'static str> + use<R> {
         self.inner.slot_names().into_iter()
     }
 
-    /// Returns a copy of a slot of a variable, such as Adam's `m`, of the variable's shape and dtype.
+    /// Returns a copy of a variable's slot, such as Adam's `m`. It has the shape and dtype of the variable.
     ///
-    /// Where [state is sharded](Optimizer::sharded_state), all workers make this call, between runs, and each gets all
-    /// of it.
+    /// If the [state is sharded](Optimizer::shard_state), all workers must make this call together, between runs.
+    /// Each gets the complete slot.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the variable or slot is unknown, and the error lists the known ones; or a step
-    ///   is in progress, also if a closure that the step calls asks.
-    /// - With sharded state also [`Error::Collective`] and [`Error::Worker`] on every worker,
+    /// - [`Error::InvalidArgument`]: the variable or slot is unknown (the error lists the existing ones), or a step is
+    ///   in progress, for example because a closure makes this call during a step.
+    /// - If the state is sharded: [`Error::Collective`] and [`Error::Worker`] on every worker,
     ///   [`Error::IncompleteState`], and [`Error::WrongContext`] inside `run`.
     ///
     /// ```
@@ -244,48 +324,42 @@ impl<R: Rule> Optimizer<R> {
 }
 
 impl Inner {
-    fn new(rule: Box<dyn Rule>, variables: &Variables, learning_rate: f64) -> Result<Self> {
+    fn new(rule: Arc<dyn Rule>, variables: &Variables, learning_rate: f64) -> Result<Self> {
         require_outside_of_run(
             "Optimizer::new",
-            "create it outside of run, beside the model, and use it inside: all replicas share one optimizer",
+            "create it outside run, next to the model, and use it inside: all replicas share one optimizer",
         )?;
         rule.validate()?;
         let (model, strategy) = (variables.clone(), variables.strategy().clone());
         let all = variables.trained().into_iter();
         let all = all.filter_map(|(name, variable)| Some((name, variable.vars().next()?.clone())));
-        let (variables, unfit): (Vec<_>, Vec<_>) =
+        let (variables, untrainable): (Vec<_>, Vec<_>) =
             all.partition(|(_, variable)| parameters::is_trained(variable));
         if variables.is_empty() {
-            return Err(parameters::none_to_train(&unfit));
+            return Err(parameters::nothing_to_train(&untrainable));
         }
-        let layout = rule.slots();
-        if layout.len() > slots::MOST_SLOTS {
-            let reason = format!(
-                "rule {} keeps {} slots, of {} at most",
-                rule.name(),
-                layout.len(),
-                slots::MOST_SLOTS
-            );
-            return Err(Error::invalid("Optimizer::with_rule", reason));
-        }
+        let layout = slots::layout("Optimizer::with_rule", &*rule)?;
         rate::require(learning_rate, "Optimizer::with_rule")?;
-        let parameters = Parameters::new(strategy.clone(), variables, Vec::new(), unfit, false)?;
+        let parameters = Parameters::new(strategy.clone(), variables, Vec::new(), untrainable, false)?;
         let backend = update::backend(&parameters)?;
         backend.require_rule("Optimizer::with_rule", &*rule)?;
+        let loss_scaling = LossScaling::new(strategy.mixed_precision());
         Ok(Self {
             progress: Progress::new(backend.new_slots(&parameters, &layout)?),
             groups: Groups::new(rule, parameters.variables.len()),
+            ema: None,
             number: strategy.next_optimizer(),
             parameters: Arc::new(parameters),
             backend,
             model,
-            rate: Rate::Set(AtomicU64::new(learning_rate.to_bits())),
+            rate: Rate::Constant(AtomicU64::new(learning_rate.to_bits())),
             before_reduce: Vec::new(),
             after_reduce: Vec::new(),
             missing_gradients: MissingGradients::default(),
             not_finite: NotFinite::default(),
-            agreed: AtomicBool::new(false),
-            seen: Seen::default(),
+            loss_scaling,
+            settings_compared: AtomicBool::new(false),
+            checks: Checks::default(),
         })
     }
 

@@ -1,6 +1,6 @@
-//! The calls that make a step.
+//! Methods that run a training step.
 
-use crate::step::backward::Losses;
+use crate::step::backward::ReplicaLosses;
 use crate::{Gradients, Inner, Optimizer, Weighting};
 use candle_core::{DType, Tensor};
 use distribute_base::{Error, Result};
@@ -10,41 +10,43 @@ use distribute_optim::Rule;
 use std::panic::Location;
 
 impl<R: Rule> Optimizer<R> {
-    /// Makes one training step: goes backward from `loss`, the mean over `n` examples of this replica; reduces the
-    /// gradients over all replicas, weighted by `n`; updates the variables. Returns the mean loss over all examples
-    /// of all replicas, detached. The loss is taken by value, so its graph is freed here. With a single GPU replica
-    /// this returns without synchronizing, and the returned tensor stays on the GPU.
+    /// Runs one training step: computes the gradients of `loss`, the mean over `n` examples of this replica; reduces
+    /// them over all replicas, weighted by `n`; and updates the variables. Returns the mean loss over all examples of
+    /// all replicas, detached from the graph. The loss is passed by value, so its graph is freed in this call. With a
+    /// single GPU replica this returns without synchronizing, and the returned tensor stays on the GPU.
     ///
-    /// `n` is the number over which this replica's `loss` is a mean: nearly always the rows of its piece of the batch,
-    /// `labels.dim(0)?`. It is not the size of the global batch, and pieces may differ in size: 9 rows in batches of 4
-    /// end with pieces of 1 row and of none. Where the loss is a mean over tokens with padding left out, `n` is the
-    /// number of tokens that it counts. Only the proportions between the replicas of a step matter.
+    /// `n` is the number of examples over which `loss` is the mean. Usually this is the number of rows in the
+    /// per-replica batch, `labels.dim(0)?`. It is not the size of the global batch. Per-replica batches may differ in
+    /// size: if 9 rows are split into batches of 4, the last batches have 1 row and 0 rows. If the loss is a mean over
+    /// tokens without padding, `n` is the number of these tokens. Only the proportions between the replicas of a step
+    /// matter.
     ///
-    /// One number on pieces of different sizes is warned of once, unless it is more than any batch has rows. An `n`
-    /// above the rows of its piece is not, by itself: a row may have many tokens.
+    /// A warning is logged once if batches of different sizes have the same `n`, unless `n` exceeds the rows of all
+    /// batches. `n` may be larger than the number of rows, because a row may have many tokens.
     ///
-    /// All replicas have to call this, or [`skip`](Optimizer::skip) or [`minimize_each`](Optimizer::minimize_each), the
-    /// same number of times. With 0 examples the loss has no weight; what this replica gave to collectives in the model
-    /// still counts in the others' losses.
+    /// All replicas must call this, [`skip`](Optimizer::skip) or [`minimize_each`](Optimizer::minimize_each) the
+    /// same number of times. With 0 examples the loss has no weight. Values that this replica contributed to
+    /// collectives in the model still count in the losses of the other replicas.
     ///
     /// # Errors
     /// - [`Error::Collective`], on every replica: a replica times out or fails.
-    /// - [`Error::InvalidArgument`]: the loss is not a scalar or depends on none of the variables; no replica has
-    ///   examples; another step of this optimizer is in progress; or `n` is above 0 although this replica's batch is
-    ///   empty.
-    /// - [`Error::MissingGradients`] and [`Error::NotFinite`], if they were asked for.
-    /// - [`Error::Candle`]: backward fails.
+    /// - [`Error::InvalidArgument`]: the loss is not a scalar or does not depend on any variable; no replica has
+    ///   examples; another step of this optimizer is in progress; or `n` is greater than 0 but this replica's batch
+    ///   is empty.
+    /// - [`Error::MissingGradients`] and [`Error::NotFinite`], if enabled.
+    /// - [`Error::Candle`]: the backward pass fails.
     /// - [`Error::Panicked`]: a closure, a schedule or a custom rule panics.
     ///
-    /// No variable has changed then. An error of a GPU after the update says that the step was applied.
+    /// After an error, no variable has changed. The exception is an error of a GPU after the update, whose message
+    /// reports that the step was applied.
     #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
     #[track_caller]
     pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, n: usize) -> Result<Tensor> {
         self.minimize_at(ctx, loss, n, Location::caller())
     }
 
-    /// Does the same as [`minimize`](Optimizer::minimize) for closures of this crate: errors name the caller's line
-    /// `at`.
+    /// Acts like [`minimize`](Optimizer::minimize), but errors name the source location `at`. Use it in code that makes
+    /// steps on behalf of a program, such as a training loop.
     #[doc(hidden)]
     pub fn minimize_at(
         &self,
@@ -55,8 +57,8 @@ impl<R: Rule> Optimizer<R> {
     ) -> Result<Tensor> {
         self.inner.require(ctx, "minimize")?;
         require_rows(ctx, "minimize", n)?;
-        let mut sum = Losses::new(&self.inner, ctx);
-        // A replica that is alone has the same bits as without a strategy; others may be in each other's graphs.
+        let mut sum = ReplicaLosses::new(&self.inner, ctx);
+        // A single replica has the same bits as without a strategy. Several may be in each other's graphs.
         let weighting = match ctx.num_replicas_in_sync() {
             1 => Weighting::MeanOver(n),
             _ => Weighting::SumOver(n),
@@ -66,14 +68,14 @@ impl<R: Rule> Optimizer<R> {
         self.inner.step(ctx, "minimize", sum, at)
     }
 
-    /// One training step over several micro-batches: as [`minimize`](Optimizer::minimize), with the gradients of all of
-    /// them accumulated before the one reduction. Each item is a loss and its number `n` of examples; they are asked
-    /// for one after another, and the graph of each is freed before the next.
+    /// Runs one training step over several micro-batches. This acts like [`minimize`](Optimizer::minimize), but adds up
+    /// all gradients before a single reduction. Each item is a loss and its number `n` of examples. The graph of a loss
+    /// is freed before the next item is requested.
     ///
-    /// Replicas may have different numbers of micro-batches, as long as no graph of this run holds collectives. Where
-    /// one may, since the model has some or something with a graph went into `all_reduce`, all replicas go backward
-    /// together, and need the same number: a replica with fewer gives losses over 0 examples in place of those it
-    /// lacks. What is only logged is best detached before it is reduced.
+    /// If no graph in this run contains collectives, replicas may have different numbers of micro-batches. Otherwise,
+    /// all replicas go backward together and need the same number, so a replica with fewer must pass losses over 0
+    /// examples. A graph contains collectives if the model uses them, or if a tensor with a graph was passed to
+    /// `all_reduce`. Detach values that are only logged before reducing them.
     ///
     /// # Errors
     /// - The errors of [`minimize`](Optimizer::minimize).
@@ -86,7 +88,7 @@ impl<R: Rule> Optimizer<R> {
     ) -> Result<Tensor> {
         let at = Location::caller();
         self.inner.require(ctx, "minimize_each")?;
-        let (mut sum, mut all) = (Losses::new(&self.inner, ctx), 0usize);
+        let (mut sum, mut all) = (ReplicaLosses::new(&self.inner, ctx), 0usize);
         for item in losses {
             let (loss, examples) = item?;
             require_rows(ctx, "minimize_each", examples)?;
@@ -99,7 +101,7 @@ impl<R: Rule> Optimizer<R> {
         self.inner.step(ctx, "minimize_each", sum, at)
     }
 
-    /// Takes part in a step without examples, on a replica whose piece of the batch is empty.
+    /// Takes part in a step without examples. Call this on a replica whose per-replica batch is empty.
     ///
     /// # Errors
     /// - The errors of [`minimize`](Optimizer::minimize).
@@ -109,23 +111,23 @@ impl<R: Rule> Optimizer<R> {
     pub fn skip(&self, ctx: &ReplicaContext) -> Result<Tensor> {
         let at = Location::caller();
         self.inner.require(ctx, "skip")?;
-        let mut sum = Losses::new(&self.inner, ctx);
+        let mut sum = ReplicaLosses::new(&self.inner, ctx);
         sum.join(&self.inner, ctx, None, at)?;
         self.inner.step(ctx, "skip", sum, at)
     }
 
-    /// One training step by gradients that are there: their reduction over all replicas, as `weighting` says, and the
-    /// update of the variables. [`minimize`](Optimizer::minimize) does this with the gradients of a loss.
+    /// Runs one training step with the given gradients: reduces them over all replicas with `weighting`, and
+    /// updates the variables. [`minimize`](Optimizer::minimize) does the same with the gradients of a loss.
     ///
-    /// A number of examples as `weighting` says that the gradients are of the mean loss over them; a [`ReduceOp`] that
-    /// they are to be added up, or averaged, over the replicas as they are. All replicas have to call this, with the
-    /// same `ReduceOp` or all of them with examples. With 0 examples the gradients have no weight.
+    /// If `weighting` is a number of examples, the gradients must be those of the mean loss over these examples. With 0
+    /// examples they have no weight. If `weighting` is a [`ReduceOp`], the gradients are added up or averaged over the
+    /// replicas unchanged. All replicas must make this call with the same `ReduceOp`, or all with numbers of examples.
     ///
     /// [`ReduceOp`]: distribute_tensor::ReduceOp
     ///
     /// # Errors
     /// - The errors of [`minimize`](Optimizer::minimize).
-    /// - [`Error::InvalidArgument`]: the gradients are of another optimizer, or no replica has any.
+    /// - [`Error::InvalidArgument`]: the gradients belong to a different optimizer, or no replica has any.
     ///
     /// ```
     /// # use distribute::{optimizer::Gradients, prelude::*};
@@ -163,19 +165,25 @@ impl<R: Rule> Optimizer<R> {
         let weighting = weighting.into();
         require_rows(ctx, "apply_gradients", weighting.examples().unwrap_or(0))?;
         let weighting = match weighting {
-            // Given over no examples, they have no weight; only `minimize` knows those that are the others' losses'.
+            // Over no examples they have no weight; only `minimize` knows which belong to the losses of others.
             Weighting::SumOver(0) => Weighting::MeanOver(0),
             weighting => weighting,
         };
+        let mut gradients = gradients;
+        // All gradients of a step have the loss scale, whichever call they come from.
+        if let Some(factor) = self.inner.loss_scaling.factor() {
+            gradients.scale(factor)?;
+        }
         let losses = Vec::new();
         let (dtype, early, stale) = (DType::F32, false, None);
-        let given = Losses { gradients, bucket: None, weighting, losses, dtype, early, stale };
+        let given = ReplicaLosses { gradients, bucket: None, weighting, losses, dtype, early, stale };
         self.inner.step(ctx, "apply_gradients", given, at).map(drop)
     }
 }
 
 impl Inner {
-    /// Refuses a step outside of a replica of this optimizer's strategy, and of variables that can't be trained.
+    /// Returns an error if called outside a replica of this optimizer's strategy, or if some variables cannot be
+    /// trained.
     fn require(&self, ctx: &ReplicaContext, operation: &'static str) -> Result<()> {
         ctx.require_current(operation)?;
         if ctx.strategy() != &self.parameters.strategy {
@@ -191,14 +199,14 @@ impl Inner {
     }
 }
 
-/// Refuses examples of an empty per-replica batch.
+/// Returns an error if `n` is not 0 although the per-replica batch is empty.
 fn require_rows(ctx: &ReplicaContext, operation: &'static str, n: usize) -> Result<()> {
     if n == 0 || ctx.rows().is_none_or(|rows| !rows.is_empty()) {
         return Ok(());
     }
     let reason = format!(
-        "n is {n}, but this replica's piece of the batch has no rows; n is the number of examples of this piece: give \
-         labels.dim(0)?, which is 0 here, or call skip in place of it"
+        "n is {n}, but this per-replica batch has no rows; n is the number of its examples: pass labels.dim(0)?, \
+         which is 0 here, or call skip instead"
     );
     Err(Error::invalid(operation, reason))
 }

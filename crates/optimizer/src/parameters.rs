@@ -1,46 +1,53 @@
-//! The variables of an optimizer, and what belongs to each.
+//! The variables of an optimizer, including frozen ones, with their copies on devices and their buckets.
 
 use crate::partition::Partition;
 use crate::progress::Change;
+use crate::row_owners::RowOwners;
 use candle_core::{DType, Var};
-use distribute_base::internal::{DeviceCopies, Pool, Writing};
+use distribute_base::internal::{BucketPool, DeviceCopies, MarkWritten, PackCoding};
 use distribute_base::{Error, Result};
 use distribute_cluster::World;
-use distribute_collective::group::Buffers;
+use distribute_core::strategy::Wire;
 use distribute_core::{Strategy, Variable};
 use std::sync::Arc;
 
-/// The copies of all local replicas, for each variable that is updated on devices. Empty if no variable is.
+/// The copies of all local replicas, for each variable that is updated on devices; `None` for other variables. The list
+/// is empty if there are no such variables.
 pub(crate) type Copies<'a> = Vec<Option<Vec<&'a Var>>>;
 
-/// The variables of an optimizer.
+/// The variables of an optimizer, grouped by whether and how they are trained.
 #[derive(Debug)]
 pub(crate) struct Parameters {
     pub(crate) strategy: Strategy,
-    /// The trained variables, by name.
+    /// The trained variables, with their names.
     pub(crate) variables: Vec<(String, Var)>,
-    /// The other variables of the model, by name.
+    /// The number of rows of each trained variable. It is unlimited if rows are identified by ids.
+    pub(crate) heights: Vec<usize>,
+    /// The workers that store the rows of each trained variable; `None` if each worker stores all of it.
+    pub(crate) owners: Vec<Option<RowOwners>>,
+    /// The frozen variables of the model, with their names.
     pub(crate) frozen: Vec<(String, Var)>,
-    /// The variables that no optimizer can train, and that have to be frozen before the first step, by name.
-    pub(crate) unfit: Vec<(String, Var)>,
-    /// The elements that each worker updates, if workers share the state.
+    /// The variables that no optimizer can train, with their names. They must be frozen before the first step.
+    pub(crate) untrainable: Vec<(String, Var)>,
+    /// The partition of elements by the worker that updates them; `None` if workers do not shard the state.
     pub(crate) partition: Option<Arc<Partition>>,
-    /// The copies of each variable on devices with memory of their own. Empty if no replica has such a device.
+    /// The copies of each variable on devices with separate memory. It is empty if no replica uses such a device.
     pub(crate) device_copies: Vec<Option<Arc<DeviceCopies>>>,
-    /// The variables with several copies, of which a step writes the first.
-    followed: Vec<Variable>,
-    /// The buckets that layers write gradients into.
-    pub(crate) buckets: Arc<Pool>,
+    /// The variables that have several copies. A step writes the first copy, whose value is then copied to the others.
+    with_followers: Vec<Variable>,
+    /// The buckets into which layers write gradients.
+    pub(crate) buckets: Arc<BucketPool>,
 }
 
 impl Parameters {
-    /// The variables of a strategy. If its workers `share` the state, each updates its range of every variable.
+    /// Creates the parameters of an optimizer. If `shard` is `true` and there are several workers, each worker updates
+    /// its range of every variable.
     pub(crate) fn new(
         strategy: Strategy,
         variables: Vec<(String, Var)>,
         frozen: Vec<(String, Var)>,
-        unfit: Vec<(String, Var)>,
-        share: bool,
+        untrainable: Vec<(String, Var)>,
+        shard: bool,
     ) -> Result<Self> {
         let copies = |(_, variable): &(String, Var)| {
             strategy.has_device_copies().then(|| strategy.container(variable.id())?.device_copies().cloned())
@@ -48,38 +55,62 @@ impl Parameters {
         let device_copies: Vec<_> = variables.iter().filter_map(copies).collect();
         let world = strategy.world();
         let names = || variables.iter().map(|(name, variable)| (name.as_str(), variable));
-        let partition = (share && world.is_multi_worker()).then(|| Arc::new(Partition::new(world, names())));
+        let partition = (shard && world.is_multi_worker()).then(|| Arc::new(Partition::new(world, names())));
         let on_devices = device_copies.iter().enumerate();
         let on_devices = on_devices.flat_map(|(number, copies)| {
-            copies.iter().flat_map(move |copies| copies.made().map(move |copy| (number, copy)))
+            copies.iter().flat_map(move |copies| copies.existing_copies().map(move |copy| (number, copy)))
         });
         let frozen_copies: Vec<_> = frozen.iter().filter_map(copies).flatten().collect();
-        let frozen_copies = frozen_copies.iter().flat_map(|copies| copies.made());
-        let buckets = Pool::new(
+        let frozen_copies = frozen_copies.iter().flat_map(|copies| copies.existing_copies());
+        let buckets = BucketPool::new(
             variables.iter().map(|(_, variable)| variable),
             on_devices,
             frozen.iter().map(|(_, variable)| variable).chain(frozen_copies),
             packs(&strategy),
             partition.as_deref().map(Partition::by_worker),
         );
-        let followed = variables.iter().filter_map(|(_, variable)| strategy.container(variable.id()));
-        let followed = followed.filter(Variable::has_followers).collect();
-        Ok(Self { strategy, variables, frozen, unfit, partition, device_copies, followed, buckets })
+        let height = |(_, variable): &(String, Var)| match strategy.container(variable.id()) {
+            Some(container) if container.is_dynamic() => usize::MAX,
+            _ => variable.dims().first().copied().unwrap_or(0),
+        };
+        let heights = variables.iter().map(height).collect();
+        let owners = variables.iter().map(|(_, variable)| RowOwners::of(&strategy, variable)).collect();
+        let with_followers = variables.iter().filter_map(|(_, variable)| strategy.container(variable.id()));
+        let with_followers = with_followers.filter(Variable::has_followers).collect();
+        Ok(Self {
+            strategy,
+            variables,
+            heights,
+            owners,
+            frozen,
+            untrainable,
+            partition,
+            device_copies,
+            with_followers,
+            buckets,
+        })
     }
 
-    /// The number of the variable of this name.
+    /// Returns the type in which gradients of `f32` are sent to other workers.
+    pub(crate) fn wire(&self) -> Wire {
+        self.strategy.extended().wire()
+    }
+
+    /// Returns the index of the trained variable with the given name.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] with the names there are.
+    /// - [`Error::InvalidArgument`]: no trained variable has this name. The error lists the names.
     pub(crate) fn position(&self, operation: &'static str, name: &str) -> Result<usize> {
         let unknown = || {
             let all: Vec<_> = self.variables.iter().map(|(name, _)| name).take(20).collect();
             let why = if self.frozen.iter().any(|(frozen, _)| frozen == name) {
-                format!("variable {name:?} is frozen; those that are trained")
-            } else if let Some((_, unfit)) = self.unfit.iter().find(|(unfit, _)| unfit == name) {
+                format!("variable {name:?} is frozen; trained variables")
+            } else if let Some((_, untrainable)) =
+                self.untrainable.iter().find(|(untrainable, _)| untrainable == name)
+            {
                 format!(
-                    "variable {name:?} is {:?}, which optimizers don't train; those that are trained",
-                    unfit.dtype()
+                    "variable {name:?} is {:?}, which optimizers don't train; trained variables",
+                    untrainable.dtype()
                 )
             } else {
                 format!("no variable is named {name:?}; there")
@@ -89,96 +120,102 @@ impl Parameters {
         self.variables.iter().position(|(all, _)| all == name).ok_or_else(unknown)
     }
 
-    /// The tensors that replicas compute with in place of a variable: the variable itself, and its copies on devices.
-    pub(crate) fn computed_with<'a>(
+    /// Returns the tensors of a variable that replicas use in computations: the variable itself, and its copies on
+    /// devices.
+    pub(crate) fn replica_tensors<'a>(
         &'a self,
         number: usize,
         variable: &'a Var,
     ) -> impl Iterator<Item = &'a Var> {
         let copies = self.device_copies.get(number).and_then(Option::as_ref);
-        std::iter::once(variable).chain(copies.into_iter().flat_map(|copies| copies.made()))
+        std::iter::once(variable).chain(copies.into_iter().flat_map(|copies| copies.existing_copies()))
     }
 
-    /// Brings variables to the host that were updated on devices, and are not `on_devices` in this step.
+    /// Copies variables that were updated on devices to the host. Those in `on_devices` are skipped, because they stay
+    /// on devices in this step.
     ///
     /// # Errors
-    /// candle's, of a device.
-    pub(crate) fn bring_back(&self, on_devices: &Copies<'_>) -> Result<()> {
+    /// Returns the errors of candle for a device.
+    pub(crate) fn sync_to_host(&self, on_devices: &Copies<'_>) -> Result<()> {
         for (number, copies) in self.device_copies.iter().enumerate() {
             let stays = on_devices.get(number).is_some_and(Option::is_some);
             if let (Some(copies), false) = (copies, stays) {
-                copies.bring_back()?;
+                copies.sync_to_host()?;
             }
         }
         Ok(())
     }
 
-    /// Brings variables and their slots to the host that were updated on devices, and are not `on_devices` in this
-    /// step.
+    /// Copies variables that were updated on devices to the host, with their slots. Those in `on_devices` are skipped,
+    /// because they stay on devices in this step.
     ///
     /// # Errors
-    /// candle's, of a device.
-    pub(crate) fn bring_back_with_slots(&self, change: &Change<'_>, on_devices: &Copies<'_>) -> Result<()> {
+    /// Returns the errors of candle for a device.
+    pub(crate) fn sync_to_host_with_slots(&self, change: &Change<'_>, on_devices: &Copies<'_>) -> Result<()> {
         if self.device_copies.is_empty() {
             return Ok(());
         }
         for (number, (slots, (_, variable))) in change.slots().iter_mut().zip(&self.variables).enumerate() {
             if on_devices.get(number).is_none_or(Option::is_none) {
-                slots.bring_back(variable)?;
+                slots.sync_to_host(variable)?;
             }
         }
-        self.bring_back(on_devices)
+        self.sync_to_host(on_devices)
     }
 
-    /// Marks some variables as being written while what it returns is kept: replicas bring their copies up to date
-    /// after it.
-    pub(crate) fn writing(&self, variables: impl Iterator<Item = usize>) -> Writing<'_> {
-        Writing(variables.filter_map(|variable| self.device_copies.get(variable)?.as_deref()).collect())
+    /// Returns a guard that marks the given variables as written when it is dropped. Replicas then refresh their
+    /// copies.
+    pub(crate) fn mark_written(&self, variables: impl Iterator<Item = usize>) -> MarkWritten<'_> {
+        MarkWritten(variables.filter_map(|variable| self.device_copies.get(variable)?.as_deref()).collect())
     }
 
     // INV-20
-    /// Ends a step after the variables have been written: sets their other copies, and counts the step.
+    /// Completes a step whose variables have been written: updates their other copies, and counts the step.
     ///
     /// # Errors
-    /// candle's, of a device.
+    /// Returns the errors of candle for a device.
     pub(crate) fn commit(&self, change: &Change<'_>) -> Result<()> {
-        self.followed.iter().try_for_each(Variable::follow)?;
+        self.with_followers.iter().try_for_each(Variable::copy_to_followers)?;
         change.commit();
         Ok(())
     }
 
-    /// Refuses a step while there are variables that can't be trained and are not frozen.
+    /// Returns an error if some variables cannot be trained and are not frozen.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] with their names.
+    /// - [`Error::InvalidArgument`]: such variables exist. The error lists their names.
     pub(crate) fn require_fit(&self, operation: &'static str) -> Result<()> {
-        if self.unfit.is_empty() {
+        if self.untrainable.is_empty() {
             return Ok(());
         }
         let reason = format!(
-            "optimizers train f32 and f64, and the model has {}; freeze them, by optimizer.freeze(|name| ..), or make them f32, by \
+            "optimizers train f32 and f64, and the model has {}; freeze them, by optimizer.freeze(|name| ..), or make \
+             them f32, by \
              vb.to_dtype(DType::F32)",
-            described(&self.unfit)
+            describe_untrainable(&self.untrainable)
         );
         Err(Error::invalid(operation, reason))
     }
 }
 
-/// Returns the buffers of a replica's packs, if packs are sent to other workers without being summed first.
-fn packs(strategy: &Strategy) -> Option<Buffers> {
+/// Returns the form in which a replica's packs are sent. Returns `None` if there are no other workers, or if gradients
+/// are summed on this worker before they are sent.
+fn packs(strategy: &Strategy) -> Option<PackCoding> {
     let group = strategy.extended().group()?;
-    (!folds_first(group.world())).then(|| group.buffers().clone())
+    let coding = || PackCoding::new(strategy.extended().wire(), group.buffers());
+    (!sums_locally_first(group.world())).then(coding)
 }
 
-/// Returns whether the replicas of a worker are a branch of the tree of sums, so that their sum can go in their place.
+/// Returns `true` if the sum over a worker's replicas is a complete branch of the tree of sums. The worker can then
+/// send this sum instead of each replica's gradients.
 // INV-7
-pub(crate) fn folds_first(world: World) -> bool {
+pub(crate) fn sums_locally_first(world: World) -> bool {
     world.replicas() > 1 && world.replicas().is_power_of_two()
 }
 
-/// The first of some names, and how many more there are.
-pub(crate) fn listed(names: &[&str]) -> String {
-    /// The most names that a text lists.
+/// Returns a text with the first names and the number of the omitted ones.
+pub(crate) fn list_names(names: &[&str]) -> String {
+    /// The maximum number of names in a message.
     const NAMES: usize = 10;
     match names.get(..NAMES).filter(|_| names.len() > NAMES) {
         Some(first) => format!("{} and {} more", first.join(", "), names.len() - NAMES),
@@ -186,31 +223,31 @@ pub(crate) fn listed(names: &[&str]) -> String {
     }
 }
 
-/// Returns whether optimizers train variables of this one's dtype.
+/// Returns `true` if optimizers can train a variable with this dtype.
 pub(crate) fn is_trained(variable: &Var) -> bool {
     matches!(variable.dtype(), DType::F32 | DType::F64)
 }
 
-/// The error of an optimizer whose model has only these variables.
-pub(crate) fn none_to_train(unfit: &[(String, Var)]) -> Error {
-    let reason = if unfit.is_empty() {
+/// Returns the error for a model that has no variable that can be trained.
+pub(crate) fn nothing_to_train(untrainable: &[(String, Var)]) -> Error {
+    let reason = if untrainable.is_empty() {
         "the model has no variables to train; build it with replicate".to_owned()
     } else {
         format!(
             "optimizers train f32 and f64, and the model has only {}; build it with vb.to_dtype(DType::F32)",
-            described(unfit)
+            describe_untrainable(untrainable)
         )
     };
     Error::invalid("Optimizer::new", reason)
 }
 
-fn described(unfit: &[(String, Var)]) -> String {
-    let names: Vec<&str> = unfit.iter().map(|(name, _)| name.as_str()).collect();
+fn describe_untrainable(untrainable: &[(String, Var)]) -> String {
+    let names: Vec<&str> = untrainable.iter().map(|(name, _)| name.as_str()).collect();
     let mut dtypes: Vec<String> =
-        unfit.iter().map(|(_, variable)| format!("{:?}", variable.dtype())).collect();
+        untrainable.iter().map(|(_, variable)| format!("{:?}", variable.dtype())).collect();
     dtypes.sort();
     dtypes.dedup();
-    format!("variables of {}: {}", dtypes.join(" and "), listed(&names))
+    format!("variables of {}: {}", dtypes.join(" and "), list_names(&names))
 }
 
 #[cfg(test)]
@@ -218,7 +255,7 @@ mod tests {
     use crate::Sgd;
     use candle_core::{DType, Device, Module, Tensor};
     use candle_nn::{Init, VarBuilder};
-    use distribute_base::internal::deposit;
+    use distribute_base::internal::gradients;
     use distribute_core::ReplicaContext;
     use distribute_nn::{Linear, linear};
     use distribute_strategies::MirroredStrategy;
@@ -233,9 +270,9 @@ mod tests {
         let model = strategy.replicate(build).unwrap();
         let optimizer = Sgd::new(&model.variables, 0.1).unwrap().freeze(|name| name == "a").unwrap();
         let [a, b] = &model.models().values()[0];
-        let used = || [a, b, &a.affine(2., 0.).unwrap(), &b.detach()].map(deposit::is_used);
+        let used = || [a, b, &a.affine(2., 0.).unwrap(), &b.detach()].map(gradients::is_used);
         let mut bucket = Some(optimizer.inner.parameters.buckets.take(0, strategy.generation(), None));
-        assert_eq!(deposit::collect(&mut bucket, used), [false, true, true, false]);
+        assert_eq!(gradients::collect(&mut bucket, used), [false, true, true, false]);
         // Elsewhere nothing is known of an optimizer.
         assert_eq!(used(), [true, true, true, false]);
     }

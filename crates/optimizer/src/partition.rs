@@ -1,66 +1,72 @@
-//! The partition of variables among workers that share the state of an optimizer.
+//! The partition of variables over workers that shard an optimizer's state.
 
 use candle_core::Var;
 use distribute_cluster::{World, fnv1a};
 use distribute_tensor::partition;
 use std::ops::Range;
 
-/// Elements that are reduced and updated at a time: they fit the first-level cache with their slots. Ranges of replicas
-/// and workers end at multiples of it, so sums over blocks don't depend on their number.
+/// The number of elements that are reduced and updated at once. Together with their slots they fit into the first-level
+/// cache. The ranges of replicas and workers end at multiples of this number, so sums over blocks do not depend on the
+/// number of ranges.
 pub(crate) const BLOCK: usize = 2048;
 
-/// The elements of each variable that each worker updates and keeps state for: the same on all workers.
+/// A partition: for each worker, the range of each variable that it updates and for which it keeps slots. It is the
+/// same on all workers.
 #[derive(Clone, Debug)]
 pub(crate) struct Partition {
     world: World,
-    of_variables: Vec<Cuts>,
+    by_variable: Vec<VariablePartition>,
 }
 
 impl Partition {
-    /// Each variable is cut by its name and size alone, so that freezing another one moves nothing.
+    /// Creates the partition. The split of a variable depends only on its name and size, so it does not change if
+    /// another variable is frozen.
     pub(crate) fn new<'v>(world: World, variables: impl Iterator<Item = (&'v str, &'v Var)>) -> Self {
-        let cuts = |(name, variable): (&str, &Var)| Cuts::new(name, variable.elem_count(), world.workers());
-        Self { world, of_variables: variables.map(cuts).collect() }
+        let partition = |(name, variable): (&str, &Var)| {
+            VariablePartition::new(name, variable.elem_count(), world.workers())
+        };
+        Self { world, by_variable: variables.map(partition).collect() }
     }
 
     pub(crate) fn world(&self) -> World {
         self.world
     }
 
-    /// The elements of a variable that this worker owns.
-    pub(crate) fn mine(&self, variable: usize) -> Range<usize> {
-        self.of(variable, self.world.worker())
+    /// Returns the range of a variable's elements that is assigned to this worker.
+    pub(crate) fn own_range(&self, variable: usize) -> Range<usize> {
+        self.range(variable, self.world.worker())
     }
 
-    /// The elements of a variable that a worker owns.
-    pub(crate) fn of(&self, variable: usize, worker: usize) -> Range<usize> {
-        self.of_variables[variable].of(worker)
+    /// Returns the range of a variable's elements that is assigned to the given worker.
+    pub(crate) fn range(&self, variable: usize, worker: usize) -> Range<usize> {
+        self.by_variable[variable].of(worker)
     }
 
-    /// The workers in the order of their elements of a variable.
+    /// Returns the workers in the order of their ranges of a variable.
     pub(crate) fn in_order(&self, variable: usize) -> impl Iterator<Item = usize> + use<> {
-        let Cuts { workers, first, .. } = self.of_variables[variable];
+        let VariablePartition { workers, first, .. } = self.by_variable[variable];
         (0..workers).map(move |at| (first + at) % workers)
     }
 
-    /// Returns the elements of each variable, for each worker.
+    /// Returns, for each worker, its range of each variable.
     pub(crate) fn by_worker(&self) -> Vec<Vec<Range<usize>>> {
-        let of = |worker| (0..self.of_variables.len()).map(|variable| self.of(variable, worker)).collect();
+        let of = |worker| (0..self.by_variable.len()).map(|variable| self.range(variable, worker)).collect();
         (0..self.world.workers()).map(of).collect()
     }
 }
 
-/// The cuts of one variable. They are at whole blocks, so that sums of squares over blocks do not depend on them.
+/// The partition of one variable. Ranges consist of complete blocks, so sums of squares over blocks do not depend on
+/// the ranges.
 #[derive(Clone, Copy, Debug)]
-struct Cuts {
+struct VariablePartition {
     elements: usize,
     workers: usize,
-    /// The worker with the first elements. Ranges may differ by a block, and small variables have only one block:
-    /// these go around.
+    /// The worker with the first range. It differs between variables, because ranges may differ in size by a block, and
+    /// a small variable has only one block.
     first: usize,
 }
 
-impl Cuts {
+impl VariablePartition {
     fn new(name: &str, elements: usize, workers: usize) -> Self {
         Self { elements, workers, first: (fnv1a(name.bytes()) % workers as u64) as usize }
     }
@@ -91,10 +97,10 @@ mod tests {
         fn each_element_has_one_owner_and_owners_have_equally_many_blocks(
             elements in 0usize..40_000, workers in 1usize..9, name in "[a-z]{1,8}",
         ) {
-            let cuts = Cuts::new(&name, elements, workers);
+            let partition = VariablePartition::new(&name, elements, workers);
             let mut end = 0;
             for at in 0..workers {
-                let range = cuts.of((cuts.first + at) % workers);
+                let range = partition.of((partition.first + at) % workers);
                 prop_assert_eq!(range.start, end);
                 prop_assert!(range.start.is_multiple_of(BLOCK) || range.is_empty());
                 let even = elements.div_ceil(BLOCK) / workers;
@@ -106,15 +112,15 @@ mod tests {
     }
 
     #[test]
-    fn workers_agree_on_who_owns_what() {
+    fn workers_agree_on_the_owner_of_each_range() {
         let sizes = [7, 3 * BLOCK + 1, 0, 100 * BLOCK];
         let worlds = (0..3).map(|worker| World::new(3, worker, 2).unwrap());
         let all: Vec<_> = worlds.map(|world| partition_of(world, &sizes)).collect();
         for (variable, size) in sizes.iter().enumerate() {
-            let mine: Vec<_> = all.iter().map(|partition| partition.mine(variable)).collect();
+            let mine: Vec<_> = all.iter().map(|partition| partition.own_range(variable)).collect();
             assert_eq!(mine.iter().map(Range::len).sum::<usize>(), *size);
             for partition in &all {
-                assert!((0..3).all(|worker| partition.of(variable, worker) == mine[worker]));
+                assert!((0..3).all(|worker| partition.range(variable, worker) == mine[worker]));
                 assert!(partition.in_order(variable).map(|worker| mine[worker].start).is_sorted());
                 assert_eq!(partition.by_worker()[1][variable], mine[1]);
             }
@@ -126,8 +132,8 @@ mod tests {
         let names = (0..300).map(|at| format!("layer.{at}.bias"));
         let mut counts = [0; 4];
         for name in names {
-            let cuts = Cuts::new(&name, 10, 4);
-            counts[(0..4).find(|worker| !cuts.of(*worker).is_empty()).unwrap()] += 1;
+            let partition = VariablePartition::new(&name, 10, 4);
+            counts[(0..4).find(|worker| !partition.of(*worker).is_empty()).unwrap()] += 1;
         }
         assert!(counts.iter().all(|count| (50..100).contains(count)), "{counts:?}");
     }

@@ -1,4 +1,4 @@
-//! The learning rate of a step.
+//! The learning rate, which is constant or follows a schedule.
 
 use distribute_base::internal::panicked;
 use distribute_base::{Error, Result};
@@ -7,42 +7,41 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that was set, or a schedule.
+/// A learning rate: constant, or from a schedule.
 pub(crate) enum Rate {
-    /// The bits of an f64.
-    Set(AtomicU64),
+    /// A constant rate, stored as the bits of an f64.
+    Constant(AtomicU64),
     Schedule(Box<dyn Schedule>),
 }
 
 impl Rate {
-    /// Returns the rate of the step after this number of finished ones.
+    /// Returns the rate of the step after `finished` completed steps.
     pub(crate) fn after(&self, finished: u64) -> f64 {
         match self {
-            Rate::Set(bits) => f64::from_bits(bits.load(Ordering::Relaxed)),
+            Rate::Constant(bits) => f64::from_bits(bits.load(Ordering::Relaxed)),
             Rate::Schedule(schedule) => schedule.rate(finished),
         }
     }
 
-    /// Returns the rate of a step, like [`after`](Rate::after), if a schedule may panic.
-    pub(crate) fn of_step(&self, finished: u64, operation: &'static str) -> Result<f64> {
+    /// Acts like [`after`](Rate::after), but returns an error if the schedule panics or the rate is invalid.
+    pub(crate) fn for_step(&self, finished: u64, operation: &'static str) -> Result<f64> {
         let learning_rate =
             catch_unwind(AssertUnwindSafe(|| self.after(finished))).map_err(|panic| panicked(&*panic))?;
         require(learning_rate, operation)?;
         Ok(learning_rate)
     }
 
-    /// The number that was set, where there is no schedule: all of it that a checkpoint has to hold.
-    pub(crate) fn by_hand(&self) -> Option<f64> {
+    /// Returns the constant rate, which is saved in checkpoints; `None` if there is a schedule.
+    pub(crate) fn constant(&self) -> Option<f64> {
         match self {
-            Rate::Set(_) => Some(self.after(0)),
+            Rate::Constant(_) => Some(self.after(0)),
             Rate::Schedule(_) => None,
         }
     }
 
     pub(crate) fn set(&self, learning_rate: f64) -> Result<()> {
-        let Rate::Set(bits) = self else {
-            let reason =
-                "this optimizer's learning rate follows a schedule; make one without to set it by hand";
+        let Rate::Constant(bits) = self else {
+            let reason = "this optimizer's learning rate follows a schedule; create one without a schedule to set the rate";
             return Err(Error::invalid("set_learning_rate", reason));
         };
         require(learning_rate, "set_learning_rate")?;
@@ -53,7 +52,7 @@ impl Rate {
 
 impl fmt::Debug for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.by_hand() {
+        match self.constant() {
             Some(learning_rate) => write!(f, "{learning_rate}"),
             None => f.write_str("a schedule"),
         }

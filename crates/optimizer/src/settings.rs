@@ -1,4 +1,4 @@
-//! The settings of an optimizer, before it is used.
+//! Settings of an optimizer, which must be made before it is used.
 
 use crate::checks::{missing::MissingGradients, not_finite::NotFinite};
 use crate::parameters::Parameters;
@@ -8,20 +8,20 @@ use crate::update::{self, When, sharded};
 use crate::{Inner, Optimizer, Transform};
 use candle_core::Var;
 use distribute_base::{Error, Result};
-use distribute_optim::{Rule, Schedule};
+use distribute_optim::{Averaged, Rule, Schedule};
 use std::sync::Arc;
 
 impl<R: Rule> Optimizer<R> {
-    /// Takes the learning rate of each step from a schedule, in place of the number given at first: a function of the
-    /// finished steps, and of nothing else, so that a training that resumes with those goes on as it would have. It is
-    /// called once in each step, for all replicas, on replica 0 and in cross-replica context; the others wait for it as
-    /// long as the strategy's timeout.
+    /// Takes the learning rate of each step from a schedule, instead of the initial rate. A schedule depends only on
+    /// the number of finished steps, so a resumed training run continues with the same rates. The schedule is called
+    /// once per step for all replicas, on replica 0 and in cross-replica context. The others wait for it, but no longer
+    /// than the strategy's timeout.
     ///
     /// # Errors
-    /// - [`Error::Hyperparameter`]: the schedule is out of range.
+    /// - [`Error::Hyperparameter`]: a parameter of the schedule is out of range.
     ///
-    /// A rate that is not finite or negative is an error of the step that would use it, and a panic is
-    /// [`Error::Panicked`] there, on every replica.
+    /// If a rate is negative or not finite, the step that would use it returns an error. If the schedule panics,
+    /// the step returns [`Error::Panicked`] on every replica.
     ///
     /// ```
     /// # use distribute::{optimizer::schedules::{CosineDecay, Warmup}, prelude::*};
@@ -42,54 +42,55 @@ impl<R: Rule> Optimizer<R> {
     pub fn with_schedule(mut self, schedule: impl Schedule) -> Result<Self> {
         schedule.validate()?;
         self.inner.rate = Rate::Schedule(Box::new(schedule));
-        self.inner.compare_again();
+        self.inner.require_comparison();
         Ok(self)
     }
 
-    /// Changes each replica's own gradients, before they are reduced: those of the mean loss over its examples. After
-    /// what was asked for earlier.
+    /// Adds a transform of each replica's own gradients, which is applied before they are reduced. These are gradients
+    /// of the mean loss over the replica's examples. Transforms are applied in the order in which they were added.
     ///
-    /// The result depends on how examples are dealt to replicas. To train like one device, change what has been
-    /// reduced: [`after_reduce`](Optimizer::after_reduce).
+    /// The result depends on how examples are distributed over replicas. To train like a single device, transform
+    /// the reduced gradients with [`after_reduce`](Optimizer::after_reduce) instead.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for numbers out of range.
+    /// - [`Error::InvalidArgument`]: a parameter of the transform is out of range.
     pub fn before_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("before_reduce")?;
         self.inner.require_transform("before_reduce", When::BeforeReduce, &transform)?;
         self.inner.before_reduce.push(transform);
-        self.inner.compare_again();
+        self.inner.require_comparison();
         Ok(self)
     }
 
-    /// Changes the gradients of the global batch, after they have been reduced over the replicas and before the rule is
-    /// applied. After what was asked for earlier.
+    /// Adds a transform of the gradients of the global batch. It is applied after they have been reduced over the
+    /// replicas, and before the update rule. Transforms are applied in the order in which they were added.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: a number is out of range, or the transform is
-    ///   [`Transform::each`] and [state is sharded](Optimizer::sharded_state).
-    /// - [`Error::NotSupported`]: clipping by the global norm with variables on parameter
-    ///   servers, or weight decay of a table there of which only rows are fetched.
+    /// - [`Error::InvalidArgument`]: a parameter is out of range, or the transform is [`Transform::each`] and the
+    ///   [state is sharded](Optimizer::shard_state).
+    /// - [`Error::NotSupported`]: the variables are on parameter servers, and the transform clips by the global norm,
+    ///   or is the weight decay of a table of which only rows are fetched.
     pub fn after_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("after_reduce")?;
         self.inner.require_transform("after_reduce", When::AfterReduce, &transform)?;
         self.inner.after_reduce.push(transform);
-        self.inner.compare_again();
+        self.inner.require_comparison();
         Ok(self)
     }
 
-    /// Says what becomes of variables that have no gradient on any replica in the first step: by default there is a
-    /// warning, which names them and what has probably cut them off. It is looked at once, in the first step that this
-    /// optimizer makes.
+    /// Sets the reaction to variables that have no gradient on any replica. They are only detected in the first step of
+    /// this optimizer. By default, a warning names the variables and the likely cause.
     pub fn on_missing_gradients(mut self, then: MissingGradients) -> Self {
         self.inner.missing_gradients = then;
-        self.inner.compare_again();
+        self.inner.require_comparison();
         self
     }
 
-    /// Says what becomes of steps in which a loss or a gradient is NaN or infinite, for all replicas: by default there
-    /// is a warning of losses. What is told names the replica, the step, the variable, and whether a variable itself is
-    /// not finite; of many such steps in a row it is told of the first, the tenth, the hundredth and so on.
+    /// Sets the reaction to steps in which a loss or a gradient on any replica is NaN or infinite. By default, a
+    /// warning is logged if a loss is. The message names the replica, the step and the variable. If a variable itself
+    /// contains such values, the message also names it. Of consecutive steps of this kind, the first, the tenth, the
+    /// hundredth and so on are reported. With a [dynamic loss scale](crate::LossScale::Dynamic), this applies only once
+    /// its factor is 1: before that, such steps are skipped.
     ///
     /// ```
     /// # use distribute::{Error, optimizer::NotFinite, prelude::*};
@@ -108,22 +109,21 @@ impl<R: Rule> Optimizer<R> {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.debugging.check_numerics")]
-    #[doc(alias = "LossScaleOptimizer")]
     pub fn on_not_finite(mut self, then: NotFinite) -> Self {
         self.inner.not_finite = then;
-        self.inner.compare_again();
+        self.inner.require_comparison();
         self
     }
 
-    /// Stops training the variables of some names. They keep their values, are neither reduced nor counted in norms,
-    /// and have no slots, also not in checkpoints. In `minimize`, layers of [`nn`](distribute_nn) do not compute their
-    /// gradients.
+    /// Freezes the variables for whose names `names` returns `true`. They keep their values, are not reduced or counted
+    /// in norms, and have no slots, not even in checkpoints. In `minimize`, layers of [`nn`](distribute_nn) do not
+    /// compute their gradients.
     ///
-    /// Variables that are neither f32 nor f64, such as bf16 weights below an adapter, have to be frozen before the
+    /// Variables that are neither f32 nor f64, such as bf16 weights under an adapter, must be frozen before the
     /// first step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: no variable that is not frozen yet has such a name, or none is left to train.
+    /// - [`Error::InvalidArgument`]: no unfrozen variable has such a name, or no variable would be left to train.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -146,26 +146,26 @@ impl<R: Rule> Optimizer<R> {
         Ok(self)
     }
 
-    /// Multiplies the learning rate of the variables of some names, in each step, whatever sets or schedules it.
-    /// Factors of several calls multiply. A step in which the product is more than the variable's dtype can hold is
-    /// refused.
+    /// Multiplies the learning rate of the variables for whose names `names` returns `true` by `factor`. Factors from
+    /// several calls are multiplied. If the resulting rate exceeds the range of a variable's dtype, the step returns an
+    /// error.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where no variable that is trained has such a name, with the names there are, and for
-    /// a factor that is not finite and positive, by itself or times earlier ones: with 0, [`freeze`](Optimizer::freeze)
-    /// is meant.
+    /// - [`Error::InvalidArgument`]: no trained variable has such a name; the error lists the names.
+    /// - [`Error::InvalidArgument`]: the factor, or its product with earlier factors, is not finite and positive.
+    ///   Instead of 0, use [`freeze`](Optimizer::freeze).
     #[doc(alias = "param_groups")]
     pub fn rate_factor(mut self, names: impl Fn(&str) -> bool, factor: f64) -> Result<Self> {
         self.inner.rate_factor(&names, factor)?;
         Ok(self)
     }
 
-    /// Updates the variables of some names by other hyper-parameters, for example without weight decay. If several
-    /// calls name a variable, the last one counts.
+    /// Sets different hyper-parameters for the variables for whose names `names` returns `true`, for example no weight
+    /// decay. If several calls select a variable, the last one applies.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: no trained variable has such a name, and the error lists the names; the rule
-    ///   keeps other slots; or it may do more than compute and [state is sharded](Optimizer::sharded_state).
+    /// - [`Error::InvalidArgument`]: no trained variable has such a name (the error lists the names); the rule keeps
+    ///   different slots; or it may do more than compute and the [state is sharded](Optimizer::shard_state).
     /// - [`Error::Hyperparameter`]: a hyper-parameter is out of range.
     ///
     /// ```
@@ -182,70 +182,71 @@ impl<R: Rule> Optimizer<R> {
     #[doc(alias = "exclude_from_weight_decay")]
     #[doc(alias = "param_groups")]
     pub fn with_rule_for(mut self, names: impl Fn(&str) -> bool, rule: R) -> Result<Self> {
-        self.inner.with_rule_for(&names, Box::new(rule))?;
+        self.inner.with_rule_for(&names, Arc::new(rule))?;
         Ok(self)
     }
 
-    /// Divides the optimizer's state among the workers: each keeps slots for its range of every variable, updates that,
-    /// and gets the new values of the other ranges from those who own them. The weights have the bits that they have
-    /// without it.
+    /// Shards the optimizer's state over the workers. Each worker keeps slots only for its range of every variable,
+    /// updates that range, and receives the new values of the other ranges. The weights are bit-identical to those
+    /// without sharding.
     ///
-    /// With N workers each keeps one Nth of the slots, such as Adam's two, also for tables that are trained by row,
-    /// and each update is computed on one worker only. Traffic is the same, but half of it, the updated weights, is
-    /// sent after the update and does not overlap with backward. So this saves time on fast links or with more than
-    /// two workers, and memory everywhere. For tables with gradients by row, the new values of these rows are sent in
-    /// addition; with rules that move all rows, such as [`Adam`](super::Adam) unless it is lazy, all values are. With
-    /// one worker nothing changes. It is off by default.
+    /// With N workers, each keeps one Nth of the slots, such as Adam's two, and computes one Nth of the update. This
+    /// includes tables that are trained by row. The amount of data sent is the same. However, half of it, the updated
+    /// weights, is sent after the update and does not overlap with the backward pass. Sharding therefore always saves
+    /// memory, and saves time on fast links or with more than two workers. For tables with gradients by row, the new
+    /// values of these rows are sent in addition. If the rule changes all rows, as [`Adam`](super::Adam) does unless it
+    /// is lazy, all values are sent. With one worker nothing changes. Sharding is off by default.
     ///
-    /// Checkpoints are the same files as without it: the chief gathers the slots, one after another. What was saved
-    /// with any number of workers, sharded or not, can be restored with any other. What a worker that is lost has kept
-    /// is lost with it, and no other has a copy: training goes on from the last checkpoint.
+    /// Checkpoints have the same format as without sharding, because the chief gathers the slots, one after another. A
+    /// checkpoint can be restored with any number of workers, sharded or not. If a worker fails, its slots are lost
+    /// because no other worker has a copy. Training must then be restored from the last checkpoint.
     ///
-    /// All workers set it alike, before the first step. Clipping by norms takes one more message. What needs whole
-    /// gradients or copies of variables on each worker is refused: [`Transform::each`] after the reduction, and rules
-    /// that may do more than [compute](crate::rules::Formula::only_computes).
+    /// All workers must make this setting before the first step. Clipping by norms requires one more message.
+    /// Transforms and rules that need complete gradients or variables on each worker are not supported. These are
+    /// [`Transform::each`] after the reduction, and rules that may do more than
+    /// [compute](crate::rules::Formula::only_computes).
     ///
     /// ```
     /// # use distribute::prelude::*;
     /// use candle_nn::linear;
     /// let bytes = MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
     ///     let model = strategy.replicate(|vb| linear(1024, 16, vb.pp("fc")))?;
-    ///     let optimizer = Adam::new(&model.variables, 1e-3)?.sharded_state(true)?;
+    ///     let optimizer = Adam::new(&model.variables, 1e-3)?.shard_state()?;
     ///     // As on one worker.
     ///     assert_eq!(optimizer.slot("fc.weight", "m")?.dims(), [16, 1024]);
     ///     optimizer.state_bytes()
     /// })?;
-    /// // Two numbers of four bytes beside each of 1024 · 16 weights and 16 biases, all of which are one worker's.
+    /// // Two slots of four bytes for each of 1024 · 16 weights and 16 biases. One worker has those of all biases.
     /// assert_eq!(bytes.iter().sum::<usize>(), 2 * 4 * (1024 + 1) * 16);
     /// assert_eq!(*bytes.iter().min().unwrap(), 2 * 4 * 1024 * 8);
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] after the first step, for transforms and rules that cannot be applied to ranges, and
-    /// where workers come and go.
+    /// - [`Error::InvalidArgument`]: a step has already been made; a transform or a rule cannot be applied to ranges;
+    ///   or the training run is elastic.
     #[doc(alias = "ZeroRedundancyOptimizer")]
     #[doc(alias = "ZeRO")]
-    pub fn sharded_state(mut self, sharded: bool) -> Result<Self> {
-        self.inner.share_state(sharded)?;
+    pub fn shard_state(mut self) -> Result<Self> {
+        self.inner.shard_state()?;
         Ok(self)
     }
 
-    /// Returns the size in bytes of the slots that this process keeps, on devices with memory of their own those of
-    /// each replica. If [state is sharded](Self::sharded_state), these are the slots of the ranges that this worker
-    /// updates.
+    /// Returns the size in bytes of the slots that this process keeps. On devices with separate memory, this includes
+    /// the slots of each replica. If the [state is sharded](Self::shard_state), it only includes the ranges that this
+    /// worker updates.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] while a step is being made.
+    /// - [`Error::InvalidArgument`]: a step is in progress.
     pub fn state_bytes(&self) -> Result<usize> {
         Ok(self.inner.progress.read("state_bytes")?.iter().map(Slots::bytes).sum())
     }
 }
 
 impl Inner {
-    /// Notes that a setting has changed: the workers compare all of them in the next step.
-    fn compare_again(&mut self) {
-        *self.agreed.get_mut() = false;
+    /// Records that a setting has changed. The workers then compare all settings in the next step.
+    pub(crate) fn require_comparison(&mut self) {
+        *self.settings_compared.get_mut() = false;
     }
 
     fn require_transform(&self, operation: &'static str, when: When, transform: &Transform) -> Result<()> {
@@ -253,39 +254,39 @@ impl Inner {
     }
 
     fn freeze(&mut self, names: &dyn Fn(&str) -> bool) -> Result<()> {
-        let Parameters { strategy, variables, frozen, unfit, partition, .. } = &*self.parameters;
-        let (chosen_unfit, unfit): (Vec<_>, Vec<_>) =
-            unfit.iter().cloned().partition(|(name, _)| names(name));
-        let chosen = match self.choose("freeze", names) {
-            Err(_) if !chosen_unfit.is_empty() => Vec::new(),
+        let Parameters { strategy, variables, frozen, untrainable, partition, .. } = &*self.parameters;
+        let (chosen_untrainable, untrainable): (Vec<_>, Vec<_>) =
+            untrainable.iter().cloned().partition(|(name, _)| names(name));
+        let chosen = match self.find_variables("freeze", names) {
+            Err(_) if !chosen_untrainable.is_empty() => Vec::new(),
             chosen => chosen?,
         };
         let stays = |index: usize| chosen.binary_search(&index).is_err();
         if chosen.len() == variables.len() {
-            return Err(Error::invalid("freeze", "these are all variables, and none is left to train"));
+            return Err(Error::invalid("freeze", "these are all variables, so none is left to train"));
         }
         let (stay, go): (Vec<_>, Vec<_>) =
             variables.iter().cloned().enumerate().partition(|(index, _)| stays(*index));
         let of = |all: Vec<(usize, (String, Var))>| all.into_iter().map(|(_, variable)| variable);
-        let frozen = frozen.iter().cloned().chain(chosen_unfit).chain(of(go)).collect();
+        let frozen = frozen.iter().cloned().chain(chosen_untrainable).chain(of(go)).collect();
         let share = partition.is_some();
-        let parameters = Parameters::new(strategy.clone(), of(stay).collect(), frozen, unfit, share)?;
+        let parameters = Parameters::new(strategy.clone(), of(stay).collect(), frozen, untrainable, share)?;
         self.backend = update::backend(&parameters)?;
-        self.progress.keep(stays);
-        self.groups.keep(stays);
+        self.progress.retain(stays);
+        self.groups.retain(stays);
         self.parameters = Arc::new(parameters);
-        self.compare_again();
+        self.require_comparison();
         Ok(())
     }
 
     fn rate_factor(&mut self, names: &dyn Fn(&str) -> bool, factor: f64) -> Result<()> {
         if !(factor.is_finite() && factor > 0.) {
             let reason = format!(
-                "the factor must be finite and positive, not {factor}; to leave variables as they are, freeze them"
+                "the factor must be finite and positive, not {factor}; to keep variables unchanged, freeze them"
             );
             return Err(Error::invalid("rate_factor", reason));
         }
-        for index in self.choose("rate_factor", names)? {
+        for index in self.find_variables("rate_factor", names)? {
             self.groups.multiply_rate(index, factor).map_err(|(product, before)| {
                 let reason = format!(
                     "the factors of variable {} multiply to {product}, with {factor:e} after {before:e}; they must stay \
@@ -295,11 +296,15 @@ impl Inner {
                 Error::invalid("rate_factor", reason)
             })?;
         }
-        self.compare_again();
+        self.require_comparison();
         Ok(())
     }
 
-    fn with_rule_for(&mut self, names: &dyn Fn(&str) -> bool, rule: Box<dyn Rule>) -> Result<()> {
+    fn with_rule_for(&mut self, names: &dyn Fn(&str) -> bool, rule: Arc<dyn Rule>) -> Result<()> {
+        let rule = match self.ema {
+            Some(momentum) => Arc::new(Averaged { rule, momentum }),
+            None => rule,
+        };
         rule.validate()?;
         self.backend.require_rule("with_rule_for", &*rule)?;
         let own = self.groups.rule();
@@ -307,44 +312,51 @@ impl Inner {
             let reason = format!("{rule:?} keeps other slots than the optimizer's {own:?}");
             return Err(Error::invalid("with_rule_for", reason));
         }
-        let chosen = self.choose("with_rule_for", names)?;
+        let chosen = self.find_variables("with_rule_for", names)?;
         self.groups.set_rule(&chosen, rule);
-        self.compare_again();
+        self.require_comparison();
         Ok(())
     }
 
-    fn share_state(&mut self, share: bool) -> Result<()> {
-        const OPERATION: &str = "sharded_state";
+    fn shard_state(&mut self) -> Result<()> {
+        const OPERATION: &str = "shard_state";
         if self.finished_steps() > 0 {
-            let reason = "steps have been made with this optimizer; ask for it when the optimizer is made, and restore a \
-                          checkpoint after that";
+            let reason = "this optimizer has already made steps; set this when the optimizer is created, and restore \
+                          a checkpoint afterwards";
             return Err(Error::invalid(OPERATION, reason));
         }
-        let Parameters { strategy, variables, frozen, unfit, .. } = &*self.parameters;
-        if share && strategy.extended().elastic().is_some() {
-            let reason = "workers come and go, each with its part of the state: leave it whole, or let all workers be needed \
-                          (min_workers)";
+        let Parameters { strategy, variables, frozen, untrainable, .. } = &*self.parameters;
+        if strategy.extended().elastic().is_some() {
+            let reason = "workers may leave, each with its shard of the state: do not shard the state, or require all \
+                          workers (min_workers)";
             return Err(Error::invalid(OPERATION, reason));
         }
-        if share {
-            // Also of one worker: the same program shall do for several.
-            self.groups.rules().try_for_each(|rule| sharded::require_rule(OPERATION, rule))?;
-            self.after_reduce
-                .iter()
-                .try_for_each(|transform| sharded::require_transform(OPERATION, transform))?;
+        if strategy.session().is_some_and(|session| session.lock_step().is_some()) {
+            return Err(Error::NotSupported {
+                operation: OPERATION,
+                strategy: strategy.extended().kind(),
+                what: "sharding the state of a strategy whose workers store tables together",
+                advice: "leave it out: the state of tables is stored with their rows",
+            });
         }
+        // Required even with one worker, so that the same program works with several.
+        self.groups.rules().try_for_each(|rule| sharded::require_rule(OPERATION, rule))?;
+        self.after_reduce
+            .iter()
+            .try_for_each(|transform| sharded::require_transform(OPERATION, transform))?;
         let parameters =
-            Parameters::new(strategy.clone(), variables.clone(), frozen.clone(), unfit.clone(), share)?;
+            Parameters::new(strategy.clone(), variables.clone(), frozen.clone(), untrainable.clone(), true)?;
         let backend = update::backend(&parameters)?;
         *self.progress.slots_mut() = backend.new_slots(&parameters, &self.groups.rule().slots())?;
         self.backend = backend;
         self.parameters = Arc::new(parameters);
-        self.compare_again();
+        self.require_comparison();
         Ok(())
     }
 
-    /// The numbers of the variables that have such names, ascending: one at least.
-    fn choose(&self, operation: &'static str, names: &dyn Fn(&str) -> bool) -> Result<Vec<usize>> {
+    /// Returns the indices, in ascending order, of the trained variables for whose names `names` returns `true`.
+    /// Returns an error if there are none.
+    fn find_variables(&self, operation: &'static str, names: &dyn Fn(&str) -> bool) -> Result<Vec<usize>> {
         let all = self.parameters.variables.iter().enumerate();
         let chosen: Vec<usize> = all.filter(|(_, (name, _))| names(name)).map(|(index, _)| index).collect();
         if !chosen.is_empty() {
@@ -353,18 +365,18 @@ impl Inner {
         let of = |all: &[(String, Var)]| -> Vec<String> {
             all.iter().map(|(name, _)| name).filter(|name| names(name)).take(20).cloned().collect()
         };
-        let (frozen, unfit) = (of(&self.parameters.frozen), of(&self.parameters.unfit));
-        let why = if !unfit.is_empty() {
+        let (frozen, untrainable) = (of(&self.parameters.frozen), of(&self.parameters.untrainable));
+        let why = if !untrainable.is_empty() {
             format!(
-                "only variables that are neither f32 nor f64, and so not trained, have such names: {unfit:?}"
+                "only variables that are neither f32 nor f64, and therefore not trained, have such names: {untrainable:?}"
             )
         } else if frozen.is_empty() {
-            "no variable that is trained has such a name".to_string()
+            "no trained variable has such a name".to_string()
         } else {
-            format!("only variables that are frozen already have such names: {frozen:?}")
+            format!("only frozen variables have such names: {frozen:?}")
         };
         let (count, there) =
             (self.parameters.variables.len(), self.variable_names().take(20).collect::<Vec<_>>());
-        Err(Error::invalid(operation, format!("{why}; the {count} that are trained: {there:?}")))
+        Err(Error::invalid(operation, format!("{why}; the {count} trained variables: {there:?}")))
     }
 }

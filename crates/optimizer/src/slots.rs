@@ -1,30 +1,41 @@
-//! The slots of one variable: the state that a rule keeps for it.
+//! The slots of one variable: the state that an update rule keeps for it.
 
 use candle_core::{DType, Tensor, Var};
 use distribute_base::internal::{to_device, to_host};
 use distribute_base::{Error, Result};
 use distribute_checkpoint::Reader;
 use distribute_core::internal::{read_as, read_elements};
-use distribute_optim::SlotSpec;
+use distribute_optim::{Rule, SlotSpec};
 use distribute_tensor::Element;
 use std::any::Any;
 use std::ops::Range;
 
-/// The largest number of slots of a rule.
-pub(crate) const MOST_SLOTS: usize = 4;
+/// The maximum number of slots of a rule.
+pub(crate) const MAX_SLOTS: usize = 4;
 
-/// The slots of one variable: a vector for each slot, of the variable's length or of the range that this worker
-/// updates. For a variable that is updated on devices, tensors there.
+/// Returns the slots of a rule, or an error if there are too many.
+pub(crate) fn layout(operation: &'static str, rule: &dyn Rule) -> Result<Vec<SlotSpec>> {
+    let layout = rule.slots();
+    if layout.len() > MAX_SLOTS {
+        let (name, count) = (rule.name(), layout.len());
+        let reason = format!("rule {name} keeps {count} slots, but at most {MAX_SLOTS} are supported");
+        return Err(Error::invalid(operation, reason));
+    }
+    Ok(layout)
+}
+
+/// The slots of one variable. On the host, each slot is a vector with the length of the variable, or of the range that
+/// this worker updates. For a variable that is updated on devices, slots are tensors on these devices.
 #[derive(Debug)]
 pub(crate) enum Slots {
     F32(Vec<Vec<f32>>),
     F64(Vec<Vec<f64>>),
-    /// The slots of each local replica, of the variable's shape. All replicas have the same values.
+    /// The slots of each local replica, with the shape of the variable. All replicas have the same values.
     OnDevices(Vec<Vec<Tensor>>),
 }
 
 impl Slots {
-    /// Creates the slots before the first step, with `n` elements each.
+    /// Creates slots with their initial values and `n` elements each.
     pub(crate) fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
         match (variable.dtype(), variable.device().is_cpu()) {
             (DType::F32, true) => {
@@ -41,20 +52,21 @@ impl Slots {
         }
     }
 
-    /// The slots that a checkpoint has of a variable under these names, or those of its elements that are `mine`.
-    pub(crate) fn saved(
+    /// Reads the slots of a variable from a checkpoint. `names` are the names of the slots in the checkpoint. `range`
+    /// selects the elements; `None` selects all.
+    pub(crate) fn from_checkpoint(
         from: &Reader,
         names: &[String],
         variable: &Var,
-        mine: Option<Range<usize>>,
+        range: Option<Range<usize>>,
     ) -> Result<Self> {
         Ok(match variable.dtype() {
-            DType::F64 => Slots::F64(read(from, names, variable, &mine)?),
-            _ => Slots::F32(read(from, names, variable, &mine)?),
+            DType::F64 => Slots::F64(read(from, names, variable, &range)?),
+            _ => Slots::F32(read(from, names, variable, &range)?),
         })
     }
 
-    /// Returns the slots, if they are on the host and of this element type.
+    /// Returns the slots if they are on the host and have element type `F`.
     pub(crate) fn of<F: 'static>(&self) -> Option<&Vec<Vec<F>>> {
         match self {
             Slots::F32(slots) => (slots as &dyn Any).downcast_ref(),
@@ -63,7 +75,7 @@ impl Slots {
         }
     }
 
-    /// The elements of one slot, on the host.
+    /// Returns the elements of one slot as bytes; `None` if the slots are on devices.
     pub(crate) fn elements(&self, index: usize) -> Option<&[u8]> {
         match self {
             Slots::F32(slots) => Some(bytemuck::cast_slice(slots.get(index)?)),
@@ -72,7 +84,7 @@ impl Slots {
         }
     }
 
-    /// The memory that they take in this process.
+    /// Returns the size of the slots in this process, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Slots::F32(slots) => slots.iter().map(|slot| size_of_val(slot.as_slice())).sum(),
@@ -83,7 +95,7 @@ impl Slots {
         }
     }
 
-    /// A copy of one slot, of the shape of its variable and where that is.
+    /// Returns a copy of one slot. It has the shape of the variable, and is on the variable's device.
     pub(crate) fn tensor(&self, index: usize, variable: &Var) -> Result<Tensor> {
         let (shape, device) = (variable.shape(), variable.device());
         Ok(match self {
@@ -93,7 +105,7 @@ impl Slots {
         })
     }
 
-    /// Returns the slots of each replica on the devices of the variable's copies. Slots on the host are copied there
+    /// Returns the slots of each replica, on the devices of `copies`. Slots that are on the host are moved there
     /// first.
     pub(crate) fn on_devices(&mut self, copies: &[&Var]) -> Result<&mut [Vec<Tensor>]> {
         let count = match self {
@@ -111,8 +123,8 @@ impl Slots {
         }
     }
 
-    /// Brings them to the host, if they are on devices. Waits for one.
-    pub(crate) fn bring_back(&mut self, variable: &Var) -> Result<()> {
+    /// Moves the slots to the host if they are on devices. Waits for one of the devices.
+    pub(crate) fn sync_to_host(&mut self, variable: &Var) -> Result<()> {
         let Slots::OnDevices(all) = self else { return Ok(()) };
         let first = all.first().map_or(&[][..], Vec::as_slice);
         let flat = first.iter().map(|slot| Ok(to_host(slot)?.flatten_all()?));
@@ -129,11 +141,11 @@ fn read<F: Element>(
     from: &Reader,
     names: &[String],
     variable: &Var,
-    mine: &Option<Range<usize>>,
+    range: &Option<Range<usize>>,
 ) -> Result<Vec<Vec<F>>> {
-    let one = |name: &String| match mine {
+    let one = |name: &String| match range {
         None => Ok(read_as(from, name, F::DTYPE, variable.dims())?.into_vec()?),
-        Some(mine) => read_elements(from, name, F::DTYPE, variable.dims(), mine),
+        Some(range) => read_elements(from, name, F::DTYPE, variable.dims(), range),
     };
     names.iter().map(one).collect()
 }

@@ -1,4 +1,4 @@
-//! An optimizer as a part of a checkpoint.
+//! The optimizer as a component of a checkpoint.
 
 use crate::{Optimizer, rate};
 use distribute_base::{Error, Result};
@@ -8,12 +8,13 @@ use distribute_core::{Checkpointed, Restore, Strategy};
 use distribute_optim::Rule;
 use serde_json::json;
 
-/// Slots by the name of slot and variable, `optimizer/m/fc.weight`; rule, finished steps and learning rate, where it
-/// was set by hand, as metadata. The rule's hyper-parameters are noted, but not restored: they are those that the
-/// optimizer was made with. So is a schedule, which goes on at the step that was saved.
+/// Saves each slot under the names of the slot and the variable, such as `optimizer/m/fc.weight`. The rule, the number
+/// of finished steps, a constant learning rate and the loss scale are saved as metadata. The hyper-parameters of the
+/// rule are saved but not restored: the optimizer keeps those with which it was created. A schedule is not restored
+/// either, and continues at the saved step.
 ///
-/// Slots that the workers share are the same in a checkpoint as those of one. The chief gathers them one after another,
-/// so that no other worker ever has more than its own.
+/// Sharded slots are saved in the same format as unsharded ones. The chief gathers them one after another, so the other
+/// workers only need memory for their own slots.
 impl<R: Rule> Checkpointed for Optimizer<R> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let optimizer = &self.inner;
@@ -23,13 +24,15 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
             "rule": rule.name(),
             "hyperparameters": format!("{rule:?}"),
             "finished_steps": optimizer.finished_steps(),
-            "learning_rate": optimizer.rate.by_hand(),
+            "learning_rate": optimizer.rate.constant(),
+            "loss_scale": optimizer.loss_scaling.state(),
         });
         writer.metadata(metadata_key(prefix), state);
         Ok(())
     }
 
-    /// Fails if workers share the state: no worker has all of it, and the share of a failed worker is lost.
+    /// Returns an error if workers shard the state. No worker has the complete state, so the shard of a failed worker
+    /// is lost.
     fn rewind(&self) -> Result<()> {
         self.inner.backend.rewind()
     }
@@ -52,12 +55,15 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         }
         let finished = saved["finished_steps"].as_u64();
         let finished =
-            finished.ok_or_else(|| wrong(format!("does not say the steps of {prefix:?}: {saved}")))?;
-        // One that follows a schedule follows from the finished steps.
-        let learning_rate = saved["learning_rate"].as_f64().filter(|_| self.inner.rate.by_hand().is_some());
+            finished.ok_or_else(|| wrong(format!("has no number of steps of {prefix:?}: {saved}")))?;
+        // A scheduled rate depends on the finished steps alone.
+        let learning_rate = saved["learning_rate"].as_f64().filter(|_| self.inner.rate.constant().is_some());
         if let Some(learning_rate) = learning_rate {
             rate::require(learning_rate, "Checkpoint::restore")?;
         }
+        // Optimizers without a loss scale, and those of earlier versions, have saved none.
+        let loss_scale =
+            serde_json::from_value::<Option<(f64, u64)>>(saved["loss_scale"].clone()).ok().flatten();
         drop(self.inner.progress.read("Checkpoint::restore")?);
         let slots: Vec<_> = self.slot_names().collect();
         let names = |variable: &str| slots.iter().map(|slot| format!("{prefix}/{slot}/{variable}")).collect();
@@ -69,6 +75,7 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
             let change = optimizer.progress.change("Checkpoint::restore")?;
             learning_rate.map_or(Ok(()), |learning_rate| optimizer.rate.set(learning_rate))?;
             slots(&change)?;
+            loss_scale.into_iter().for_each(|state| optimizer.loss_scaling.restore(state));
             change.set_finished(finished);
             Ok(())
         }))

@@ -1,4 +1,4 @@
-//! The replicas of one step, after they have met: who does what, and who waits how long.
+//! The threads of one step: the leader, its helpers, and how they wait for each other.
 
 use distribute_base::{Error, Result};
 use distribute_cluster::Fingerprint;
@@ -6,22 +6,23 @@ use distribute_collective::group::GroupCall;
 use distribute_collective::threads::Member;
 use std::sync::Arc;
 
-/// The replicas of one step, after they have met. Each of its calls is made by all of them, and gives all the same
-/// result or error.
+/// The replicas of one step, after they have exchanged headers. All replicas make each of the calls below, and get the
+/// same result or the same error.
 pub(crate) struct StepSync<'a> {
     pub(crate) member: &'a Member,
-    /// The call in which they have met.
+    /// The fingerprint of the call in which the headers were exchanged.
     pub(crate) fingerprint: &'a Fingerprint,
 }
 
 impl StepSync<'_> {
-    /// A further part of the call with the other workers, where there are any: by replica 0, where it leads.
-    pub(crate) fn calling(&self, part: &str) -> Option<GroupCall<'_>> {
+    /// Returns the next part of the call with the other workers; `None` if there are no other workers. Only the leader
+    /// on replica 0 may call this.
+    pub(crate) fn group_call(&self, part: &str) -> Option<GroupCall<'_>> {
         self.member.group_call(|| self.fingerprint.part(part))
     }
 
-    /// Replica 0 leads, and the others lend it their cores. They wait without a deadline: code of users has no place
-    /// here.
+    /// Runs `lead` on replica 0, with the threads of the other replicas as helpers. The helpers wait without a
+    /// deadline, so `lead` must not call the program's code.
     pub(crate) fn run_on_leader<R: Clone + Send + Sync + 'static>(
         &self,
         lead: impl FnOnce(&Threads<'_>) -> Result<R>,
@@ -30,20 +31,21 @@ impl StepSync<'_> {
             let broadcast = |work: &Work<'_>| helpers.broadcast(work);
             lead(&Threads { count: helpers.size(), broadcast: &broadcast }).map_err(Arc::new)
         })?;
-        given(&made)
+        clone_result(&made)
     }
 
-    /// Replica 0 calls code of users, once for all. The others wait as long as the timeout; `part` tells them for what.
+    /// Calls `make`, which may run the program's code, once on replica 0. The others wait, but no longer than the
+    /// timeout. `part` names the work in their error.
     pub(crate) fn call_on_leader<R: Clone + Send + Sync + 'static>(
         &self,
         part: &str,
         make: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        given(&*self.member.run_on_leader(self.fingerprint, part, || make().map_err(Arc::new))?)
+        clone_result(&*self.member.run_on_leader(self.fingerprint, part, || make().map_err(Arc::new))?)
     }
 
-    /// Each replica does its part of what calls code of users, `make((which, of how many))`. Everybody gets
-    /// everybody's.
+    /// Calls `make((rank, count))` on each replica. It may run the program's code. Returns the results of all replicas
+    /// to each of them.
     pub(crate) fn run_on_each<T: Send + Sync + 'static>(
         &self,
         part: &str,
@@ -54,33 +56,34 @@ impl StepSync<'_> {
             Ok(made) => Ok(Arc::new(made)),
             Err(error) => Err(Arc::new(error)),
         })?;
-        all.iter().map(|made| given(made)).collect()
+        all.iter().map(|made| clone_result(made)).collect()
     }
 }
 
-fn given<R: Clone>(made: &Result<R, Arc<Error>>) -> Result<R> {
+fn clone_result<R: Clone>(made: &Result<R, Arc<Error>>) -> Result<R> {
     made.clone().map_err(Error::Shared)
 }
 
-/// Tells the other workers of an error of this one's own, which ends their call. They know those of a call.
+/// Aborts the call with the other workers because of an error on this worker. Does nothing if the error comes from that
+/// call, because the others then already have it.
 pub(crate) fn abort_on(calling: Option<GroupCall<'_>>, error: &Error) {
     if !matches!(error, Error::Collective(_)) {
         calling.into_iter().for_each(GroupCall::abort);
     }
 }
 
-/// Work that several threads run at once, each with its number.
+/// A closure that several threads run at the same time. Its argument is the index of the thread.
 pub(crate) type Work<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// The threads that share the work.
+/// The threads that share the work of a step.
 pub(crate) struct Threads<'a> {
     pub(crate) count: usize,
-    /// Runs a closure once on each.
+    /// A function that runs a closure once on each thread.
     pub(crate) broadcast: &'a dyn Fn(&Work<'_>),
 }
 
 impl Threads<'_> {
-    /// The calling thread only.
+    /// Returns a set of threads that consists only of the calling thread.
     pub(crate) fn alone() -> Threads<'static> {
         Threads { count: 1, broadcast: &|work| work(0) }
     }

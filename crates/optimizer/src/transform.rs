@@ -6,16 +6,18 @@ use distribute_base::{Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
-pub(crate) type Each = dyn Fn(&str, Gradient) -> Result<Gradient> + Send + Sync;
+pub(crate) type GradientFn = dyn Fn(&str, Gradient) -> Result<Gradient> + Send + Sync;
 
-/// A change of gradients, before or after they are reduced.
+/// A transform of gradients, before or after they are reduced.
 ///
-/// *When* makes a difference: clipped [before](crate::Optimizer::before_reduce), each replica's own gradient is bounded
-/// and their average changes with the number of replicas; clipped [after](crate::Optimizer::after_reduce), the gradient
-/// of the global batch is, so that N replicas train like one device. Several are applied in the order they were given.
+/// It matters when a transform is applied. Clipping [before](crate::Optimizer::before_reduce) the reduction limits each
+/// replica's own gradient, so the average depends on the number of replicas. Clipping
+/// [after](crate::Optimizer::after_reduce) it limits the gradient of the global batch, so N replicas train like a
+/// single device. Several transforms are applied in the order in which they were added.
 ///
-/// After the reduction, all but [`each`](Transform::each) are done in the pass that reduces and updates; norms need
-/// one more pass that reads. Of a gradient by row only the rows that are there are changed.
+/// After the reduction, all transforms except [`each`](Transform::each) run in the same pass as the reduction and the
+/// update. Norms need an additional pass that only reads. For gradients by row, only the rows with a gradient are
+/// changed.
 ///
 /// ```
 /// # use distribute::{optimizer::Transform, prelude::*};
@@ -28,97 +30,104 @@ pub(crate) type Each = dyn Fn(&str, Gradient) -> Result<Gradient> + Send + Sync;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Transform(Kind);
+pub struct Transform(TransformKind);
 
 /// The kinds of transforms.
 #[derive(Clone)]
-pub(crate) enum Kind {
+pub(crate) enum TransformKind {
     ClipByValue { min: f64, max: f64 },
     ClipByNorm(f64),
     ClipByGlobalNorm(f64),
     WeightDecay(f64),
-    Each(Arc<Each>),
+    Each(Arc<GradientFn>),
 }
 
 impl Transform {
-    /// Each element is raised to `min` or lowered to `max` where it is outside.
+    /// Creates a transform that clamps each element to the range from `min` to `max`.
     #[doc(alias = "tf.clip_by_value")]
     #[doc(alias = "clipvalue")]
     pub fn clip_by_value(min: f64, max: f64) -> Self {
-        Self(Kind::ClipByValue { min, max })
+        Self(TransformKind::ClipByValue { min, max })
     }
 
-    /// The gradient of each variable is scaled so that its norm is at most `max`.
+    /// Creates a transform that scales the gradient of each variable so that its L2 norm is at most `max`.
     #[doc(alias = "tf.clip_by_norm")]
     #[doc(alias = "clipnorm")]
     pub fn clip_by_norm(max: f64) -> Self {
-        Self(Kind::ClipByNorm(max))
+        Self(TransformKind::ClipByNorm(max))
     }
 
-    /// All gradients are scaled by one factor, so that their norm over all variables together is at most `max`.
+    /// Creates a transform that scales all gradients by a common factor, so that the L2 norm over all variables is
+    /// at most `max`.
     #[doc(alias = "tf.clip_by_global_norm")]
     #[doc(alias = "global_clipnorm")]
     pub fn clip_by_global_norm(max: f64) -> Self {
-        Self(Kind::ClipByGlobalNorm(max))
+        Self(TransformKind::ClipByGlobalNorm(max))
     }
 
-    /// `rate` times the variable is added to its gradient: the gradient of `rate / 2 · ‖w‖²` in the loss.
+    /// Creates a transform that adds `rate` times the variable to its gradient. This corresponds to an additional term
+    /// `rate / 2 · ‖w‖²` in the loss.
     ///
-    /// Rules that scale gradients scale this with them; [`AdamW`](crate::AdamW) decays apart from them.
+    /// Rules that scale gradients also scale this term. [`AdamW`](crate::AdamW) instead applies its decay separately.
     pub fn weight_decay(rate: f64) -> Self {
-        Self(Kind::WeightDecay(rate))
+        Self(TransformKind::WeightDecay(rate))
     }
 
-    /// `change` is called with the name and the gradient of each variable that has one; what it gives is taken instead.
+    /// Creates a transform that calls `change` with the name and the gradient of each variable that has one, and
+    /// replaces the gradient with the result.
     ///
-    /// Before the reduction it is called on each replica, at once. After it, once for all replicas, on replica 0 and in
-    /// cross-replica context, where collectives are refused; the others wait for it as long as the strategy's timeout.
-    /// While it runs, [`finished_steps`](crate::Optimizer::finished_steps) and
-    /// [`learning_rate`](crate::Optimizer::learning_rate) can be asked, but not [`slot`](crate::Optimizer::slot). The
-    /// same input has to give the same output, for results that can be repeated.
+    /// Before the reduction, `change` is called on all replicas at the same time. After the reduction, it is called
+    /// once, on replica 0 and in cross-replica context, in which collectives return an error. The other replicas wait,
+    /// but no longer than the strategy's timeout. `change` may call
+    /// [`finished_steps`](crate::Optimizer::finished_steps) and [`learning_rate`](crate::Optimizer::learning_rate), but
+    /// not [`slot`](crate::Optimizer::slot). Training is only reproducible if `change` always returns the same output
+    /// for the same input.
     pub fn each(change: impl Fn(&str, Gradient) -> Result<Gradient> + Send + Sync + 'static) -> Self {
-        Self(Kind::Each(Arc::new(change)))
+        Self(TransformKind::Each(Arc::new(change)))
     }
 
     pub(crate) fn validate(&self, operation: &'static str) -> Result<()> {
         let refuse = |reason: String| Err(Error::invalid(operation, reason));
         match self.0 {
-            Kind::ClipByValue { min, max } if min.is_nan() || max.is_nan() || min > max => {
-                refuse(format!("values cannot be clipped to {min}..={max}: give min ≤ max"))
+            TransformKind::ClipByValue { min, max } if min.is_nan() || max.is_nan() || min > max => {
+                refuse(format!("values cannot be clipped to {min}..={max}; min must not exceed max"))
             }
-            Kind::ClipByNorm(max) | Kind::ClipByGlobalNorm(max) if max.is_nan() || max <= 0. => {
+            TransformKind::ClipByNorm(max) | TransformKind::ClipByGlobalNorm(max)
+                if max.is_nan() || max <= 0. =>
+            {
                 refuse(format!("the norm to clip to must be positive, not {max}"))
             }
-            Kind::WeightDecay(rate) if !(rate.is_finite() && rate >= 0.) => {
+            TransformKind::WeightDecay(rate) if !(rate.is_finite() && rate >= 0.) => {
                 refuse(format!("the rate of weight decay must be finite and not negative, not {rate}"))
             }
             _ => Ok(()),
         }
     }
 
-    pub(crate) fn kind(&self) -> &Kind {
+    pub(crate) fn kind(&self) -> &TransformKind {
         &self.0
     }
 
-    /// Whether it depends on the norms of gradients.
+    /// Returns `true` if the transform depends on norms of gradients.
     pub(crate) fn takes_norms(&self) -> bool {
-        matches!(self.0, Kind::ClipByNorm(_) | Kind::ClipByGlobalNorm(_))
+        matches!(self.0, TransformKind::ClipByNorm(_) | TransformKind::ClipByGlobalNorm(_))
     }
 
-    /// Whether it depends on the gradients of all variables of all workers.
+    /// Returns `true` if the transform depends on the gradients of all variables.
     pub(crate) fn needs_all_gradients(&self) -> bool {
-        matches!(self.0, Kind::ClipByGlobalNorm(_))
+        matches!(self.0, TransformKind::ClipByGlobalNorm(_))
     }
 
-    /// Whether it reads the values of variables.
+    /// Returns `true` if the transform reads the values of variables.
     pub(crate) fn reads_values(&self) -> bool {
-        matches!(self.0, Kind::WeightDecay(_))
+        matches!(self.0, TransformKind::WeightDecay(_))
     }
 
-    /// The closure, where this is one: it needs whole gradients, the others see element after element.
-    pub(crate) fn closure(&self) -> Option<&Each> {
+    /// Returns the closure of [`Transform::each`]; `None` for other transforms. A closure needs complete gradients. All
+    /// other transforms process one element at a time.
+    pub(crate) fn closure(&self) -> Option<&GradientFn> {
         match &self.0 {
-            Kind::Each(change) => Some(&**change),
+            TransformKind::Each(change) => Some(&**change),
             _ => None,
         }
     }
@@ -127,75 +136,76 @@ impl Transform {
 impl fmt::Debug for Transform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::ClipByValue { min, max } => write!(f, "clip_by_value({min}, {max})"),
-            Kind::ClipByNorm(max) => write!(f, "clip_by_norm({max})"),
-            Kind::ClipByGlobalNorm(max) => write!(f, "clip_by_global_norm({max})"),
-            Kind::WeightDecay(rate) => write!(f, "weight_decay({rate})"),
-            Kind::Each(_) => f.write_str("each(..)"),
+            TransformKind::ClipByValue { min, max } => write!(f, "clip_by_value({min}, {max})"),
+            TransformKind::ClipByNorm(max) => write!(f, "clip_by_norm({max})"),
+            TransformKind::ClipByGlobalNorm(max) => write!(f, "clip_by_global_norm({max})"),
+            TransformKind::WeightDecay(rate) => write!(f, "weight_decay({rate})"),
+            TransformKind::Each(_) => f.write_str("each(..)"),
         }
     }
 }
 
-/// Transforms without closures, made ready to be applied to one element after another.
+/// Transforms without closures whose norms have been computed, so that they can be applied element by element.
 #[derive(Default)]
-pub(crate) struct ResolvedTransforms(Vec<Change>);
+pub(crate) struct ResolvedTransforms(Vec<ElementChange>);
 
-enum Change {
+enum ElementChange {
     Clamp(f64, f64),
     Decay(f64),
-    /// The factor of each variable.
+    /// The scale factor of each variable.
     Scale(Vec<f64>),
 }
 
 impl ResolvedTransforms {
-    /// Settles norms by `squares`: for each range of a variable in turn, its number and the sum of squares of its
-    /// gradient after the transforms that are already settled.
+    /// Computes the norms in `transforms`. `squares` receives the transforms resolved so far. It returns pairs of a
+    /// variable's index and the sum of squares of one of its ranges after those transforms.
     pub(crate) fn new(
         transforms: &[Transform],
         variables: usize,
         mut squares: impl FnMut(&ResolvedTransforms) -> Result<Vec<(usize, f64)>>,
     ) -> Result<Self> {
         let mut resolved = ResolvedTransforms::default();
-        // A norm that is NaN clips nothing: the NaN shall be seen.
+        // A norm that is NaN clips nothing, so that the NaN is seen.
         let factor = |norm: f64, max: f64| if norm > max { max / norm } else { 1. };
         for transform in transforms {
             let change = match transform.0 {
-                Kind::ClipByValue { min, max } => Change::Clamp(min, max),
-                Kind::WeightDecay(rate) => Change::Decay(rate),
-                Kind::ClipByGlobalNorm(max) => {
+                TransformKind::ClipByValue { min, max } => ElementChange::Clamp(min, max),
+                TransformKind::WeightDecay(rate) => ElementChange::Decay(rate),
+                TransformKind::ClipByGlobalNorm(max) => {
                     let norm = squares(&resolved)?.into_iter().map(|(_, square)| square).sum::<f64>().sqrt();
-                    Change::Scale(vec![factor(norm, max); variables])
+                    ElementChange::Scale(vec![factor(norm, max); variables])
                 }
-                Kind::ClipByNorm(max) => {
+                TransformKind::ClipByNorm(max) => {
                     let mut sums = vec![0.; variables];
                     squares(&resolved)?.into_iter().for_each(|(variable, square)| sums[variable] += square);
-                    Change::Scale(sums.into_iter().map(|sum| factor(sum.sqrt(), max)).collect())
+                    ElementChange::Scale(sums.into_iter().map(|sum| factor(sum.sqrt(), max)).collect())
                 }
-                // Between the parts that are settled.
-                Kind::Each(_) => continue,
+                // Between the parts that are resolved.
+                TransformKind::Each(_) => continue,
             };
             resolved.0.push(change);
         }
         Ok(resolved)
     }
 
-    /// Whether a variable's gradient stays as it is.
-    pub(crate) fn leaves(&self, variable: usize) -> bool {
-        self.0.iter().all(|change| matches!(change, Change::Scale(factors) if factors[variable] == 1.))
+    /// Returns `true` if the transforms leave a variable's gradient unchanged.
+    pub(crate) fn is_identity(&self, variable: usize) -> bool {
+        self.0.iter().all(|change| matches!(change, ElementChange::Scale(factors) if factors[variable] == 1.))
     }
 
-    /// Whether the values of variables are needed.
+    /// Returns `true` if the transforms read the values of variables.
     pub(crate) fn reads_values(&self) -> bool {
-        self.0.iter().any(|change| matches!(change, Change::Decay(_)))
+        self.0.iter().any(|change| matches!(change, ElementChange::Decay(_)))
     }
 
-    /// Changes a range of a variable's gradient. `values` are those of the variable, if they are needed.
+    /// Transforms a range of a variable's gradient in place. If values of variables are read, `values` contains the
+    /// variable's values in that range.
     pub(crate) fn apply<F: Number>(&self, variable: usize, gradient: &mut [F], values: &[F]) {
         for change in &self.0 {
             match change {
-                Change::Clamp(min, max) => {
+                ElementChange::Clamp(min, max) => {
                     let (min, max) = (F::of(*min), F::of(*max));
-                    // Asked this way, NaN stays NaN.
+                    // This form of the comparison keeps NaN.
                     let clamp = |x: F| {
                         if x < min {
                             min
@@ -207,12 +217,12 @@ impl ResolvedTransforms {
                     };
                     gradient.iter_mut().for_each(|x| *x = clamp(*x));
                 }
-                Change::Decay(rate) => {
+                ElementChange::Decay(rate) => {
                     let rate = F::of(*rate);
                     gradient.iter_mut().zip(values).for_each(|(x, value)| *x += rate * *value);
                 }
-                Change::Scale(factors) if factors[variable] == 1. => {}
-                Change::Scale(factors) => {
+                ElementChange::Scale(factors) if factors[variable] == 1. => {}
+                ElementChange::Scale(factors) => {
                     let factor = F::of(factors[variable]);
                     gradient.iter_mut().for_each(|x| *x *= factor);
                 }

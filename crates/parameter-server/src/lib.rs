@@ -1,14 +1,16 @@
-//! Training against parameter servers: the strategy, the coordinator, the functions that workers run, and the
+//! Training with parameter servers: the strategy, the coordinator, the functions that workers run, and the
 //! processes that serve.
 //!
-//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `strategy` | the strategy whose variables are on servers, and clusters in one process |
-//! | [`remote`] | functions that workers run for a coordinator |
-//! | `coordinator` | the coordinator that a program calls |
-//! | `serve` | the tasks that serve others |
+//! | `strategy` | the strategy whose variables are on parameter servers; clusters in one process |
+//! | [`remote`] | the functions that workers run for a coordinator |
+//! | `coordinator` | the coordinator that a program uses to schedule functions |
+//! | `serve` | tasks that serve other tasks |
+//!
+//! This crate never assigns work to workers: `distribute-coordinator` does.
 
 mod coordinator;
 pub mod remote;
@@ -16,12 +18,12 @@ mod serve;
 mod strategy;
 
 pub use coordinator::{ClusterCoordinator, ClusterCoordinatorBuilder, Fetch, Status, WorkerStatus};
-pub use serve::{Serve, serve};
-pub use strategy::{LocalCluster, LocalClusterResolver, ParameterServerBuilder, ParameterServerStrategy};
+pub use serve::{Role, ServeBuilder, serve};
+pub use strategy::{ParameterServerStrategy, ParameterServerStrategyBuilder};
 
-/// The interface for the other crates of `distribute`. It is not public: anything in it may change.
+/// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::coordinator::Scheduler;
-    pub use crate::strategy::{Assembled, Members, Role, Servers, SharedSettings};
+    pub use crate::strategy::{Assembled, Members, SharedSettings, TaskSettings};
 }

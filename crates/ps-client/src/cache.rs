@@ -1,46 +1,48 @@
-//! The cached values of a variable on servers, which candle computes with, and the requests that refresh them.
+//! The cached values of variables on parameter servers, with which candle computes, and the requests that refresh them.
 
-use super::links::{Ask, unexpected};
-use super::{Sharded, Underway};
+use super::channels::{ServerRequest, unexpected};
+use super::{PendingReplies, Sharded};
 use candle_core::{DType, Device, Shape, Var};
-use distribute_base::internal::{Coherent, DeviceCopies, lock, put};
+use distribute_base::internal::{Coherent, DeviceCopies, candle_write, lock, put};
 use distribute_base::{Error, Result};
 use distribute_ps_tables::{Response, Version};
+use distribute_tensor::Write;
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-/// A candle variable that stands for one on servers. It holds the values that were fetched last. If only layers that
-/// look up rows use it, it holds none and reserves addresses but no memory.
+/// A candle variable that represents a variable on parameter servers. It contains the values that were fetched last. If
+/// it is only used by layers that look up rows, it contains no values: it reserves address space, but uses no memory.
 pub struct HostCache {
     tables: Sharded,
     var: Var,
-    /// The cached version of each shard.
+    /// The version of each shard's cached value.
     shards: Coherent<Version>,
-    /// A [`Fetched`].
+    /// A [`Fetched`], which determines the values that are fetched.
     fetched: AtomicU8,
-    /// A lock, held while all values are fetched for the first time, because an operation other than a lookup of rows
-    /// needs them.
+    /// A lock that is held while all values are fetched for the first time, because an operation other than a
+    /// lookup of rows needs them.
     loading: Mutex<()>,
-    /// The copies for replicas whose devices have memory of their own.
+    /// The copies for replicas whose devices have separate memory.
     copies: OnceLock<Arc<DeviceCopies>>,
 }
 
-/// The values that are fetched. Each variant includes those before it.
+/// The set of values that are fetched. Each variant includes the previous ones.
 #[repr(u8)]
 enum Fetched {
-    /// The rows of each batch, which are not cached.
+    /// Only the rows that each batch needs; they are not cached.
     Rows,
-    /// All values, which have not arrived yet.
+    /// All values, but they have not arrived yet.
     Loading,
     All,
 }
 
 impl HostCache {
-    /// Creates a candle variable for a cache.
+    /// Creates the candle variable for a cache. Its values are zeros, which use no memory until they are
+    /// written.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: this process has no address space for this number of elements.
+    /// - [`Error::InvalidArgument`]: this process does not have enough address space for the variable.
     pub fn zeros(shape: &Shape, dtype: DType) -> Result<Var> {
         let bytes =
             shape.dims().iter().try_fold(dtype.size_in_bytes(), |bytes, size| bytes.checked_mul(*size));
@@ -53,7 +55,7 @@ impl HostCache {
         Ok(Var::zeros(shape, dtype, &Device::Cpu)?)
     }
 
-    /// Creates a cache of a variable. It is fetched completely unless `by_row` is set.
+    /// Creates the cache of a variable. Unless `by_row` is set, the complete value is fetched.
     pub fn new(tables: Sharded, var: Var, by_row: bool) -> Self {
         let fetched = if by_row { Fetched::Rows } else { Fetched::Loading };
         let (fetched, shards) = (AtomicU8::new(fetched as u8), Coherent::new(tables.shards().len()));
@@ -65,18 +67,19 @@ impl HostCache {
         &self.var
     }
 
-    /// Sets the copies on devices. They are marked stale when values are fetched.
+    /// Sets the copies on devices. They become stale whenever values are fetched.
     pub fn set_device_copies(&self, copies: Arc<DeviceCopies>) {
         // A variable is created once, and only then gets its copies.
         let _ = self.copies.set(copies);
     }
 
-    /// Whether all values are fetched at the beginning of a step.
-    pub fn is_whole(&self) -> bool {
+    /// Returns `true` if all values are fetched at the beginning of a step.
+    pub fn fetches_all(&self) -> bool {
         self.fetched.load(Ordering::Relaxed) != Fetched::Rows as u8
     }
 
-    /// Fetches the shards that have changed, if all values are fetched. No thread may be computing with them.
+    /// Fetches the shards that have changed, unless only rows are fetched. No thread may be computing with
+    /// the values.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer.
@@ -84,81 +87,82 @@ impl HostCache {
         fetch_all(operation, std::slice::from_ref(self))
     }
 
-    /// Fetches all values from now on, and at once if they have not been fetched yet. Other threads that load them
-    /// wait.
+    /// Fetches all values in this and all later steps. If they have not been fetched yet, fetches them
+    /// immediately; other threads that call this wait.
     ///
     /// # Errors
-    /// - [`Error::Server`]: a server did not answer. The next step then fetches the values. No thread can compute with
-    ///   them before.
+    /// - [`Error::Server`]: a server did not answer. The next step then fetches the values. Until then, no
+    ///   thread can compute with them.
     pub fn load(self: &Arc<Self>, operation: &'static str) -> Result<()> {
         let _first = lock(&self.loading);
-        if self.is_here() {
+        if self.is_complete() {
             return Ok(());
         }
         self.fetched.fetch_max(Fetched::Loading as u8, Ordering::Relaxed);
         self.refresh(operation)
     }
 
-    /// Whether all values have been fetched.
-    pub fn is_here(&self) -> bool {
+    /// Returns `true` if all values have been fetched.
+    pub fn is_complete(&self) -> bool {
         self.fetched.load(Ordering::Acquire) == Fetched::All as u8
     }
 
-    /// Whether candle can compute with it: all values are there, if any operation needs all of them.
+    /// Returns `true` if candle can compute with the cache: either all values have been fetched, or only rows
+    /// are needed.
     pub fn is_ready(&self) -> bool {
         self.fetched.load(Ordering::Acquire) != Fetched::Loading as u8
     }
 }
 
-/// The requests that refresh some caches, in flight.
+/// Requests in flight that refresh some caches.
 pub(crate) struct Fetch {
-    /// The caches that are refreshed, with the number of shards of each. They are not kept alive.
+    /// The caches to be refreshed, each with its number of shards. They are not kept alive.
     caches: Vec<(Weak<HostCache>, usize)>,
-    answers: Underway,
+    answers: PendingReplies,
 }
 
 impl Fetch {
-    /// Requests the changed shards of the caches that are fetched completely. Returns `None` if there is no such
-    /// cache.
+    /// Requests the changed shards of those caches that are fetched completely. Returns `None` if there is no
+    /// such cache.
     pub(crate) fn start(caches: &[Arc<HostCache>]) -> Option<Self> {
-        let whole: Vec<_> = caches.iter().filter(|cache| cache.is_whole()).collect();
-        let reads = |cache: &&Arc<HostCache>| cache.tables.reads(&cache.shards.versions());
-        let requests: Vec<Ask> = whole.iter().flat_map(reads).collect();
-        let answers = whole.first()?.tables.links().start(requests);
+        let whole: Vec<_> = caches.iter().filter(|cache| cache.fetches_all()).collect();
+        let reads = |cache: &&Arc<HostCache>| cache.tables.read_requests(&cache.shards.versions(), true);
+        let requests: Vec<ServerRequest> = whole.iter().flat_map(reads).collect();
+        let answers = whole.first()?.tables.channels().start(requests);
         let caches = whole.into_iter().map(|cache| (Arc::downgrade(cache), cache.tables.shards().len()));
         Some(Self { caches: caches.collect(), answers })
     }
 
-    /// Writes the values that have arrived. No thread may be computing with them.
+    /// Waits for the values and writes them into the caches. No thread may be computing with them.
     ///
     /// # Errors
-    /// Returns the error of the first server that did not answer. No value has changed then, unless copying into
-    /// memory fails.
+    /// Returns the error of the first server that did not answer. In this case no value has been changed. If writing
+    /// into memory fails, some values may have been changed.
     pub(crate) fn finish(self, operation: &'static str) -> Result<()> {
         let mut answers = self.answers.wait(operation)?.into_iter();
         let (mut changes, mut fetched) = (Vec::new(), Vec::new());
         for (cache, shards) in self.caches {
             let answers: Vec<Response> = answers.by_ref().take(shards).collect();
             let Some(cache) = cache.upgrade() else { continue };
-            let mut before = 0;
             for ((i, shard), answer) in cache.tables.shards().iter().enumerate().zip(answers) {
                 match answer {
-                    Response::Unchanged => before += cache.tables.elements_of(i),
+                    Response::Unchanged => {}
                     Response::Value(found) => {
-                        let value = cache.tables.fits(operation, shard, found.value)?;
-                        let len = value.len();
-                        changes.push((cache.clone(), i, before, found.version, value));
-                        before += len;
+                        let value = cache.tables.validate(operation, shard, found.value)?;
+                        changes.push((cache.clone(), i, found.version, value));
                     }
                     other => return Err(unexpected(operation, shard.server, &other)),
                 }
             }
             fetched.push(cache);
         }
-        for (cache, i, at, version, value) in changes {
+        for (cache, i, version, value) in changes {
             cache.shards.store(i, version, || {
-                let written = put(&cache.var, at, &value);
-                cache.copies.get().into_iter().for_each(|copies| copies.written());
+                let written = match cache.tables.scattered_rows(i) {
+                    Some(rows) => candle_write::write(&cache.var, Write::Assign, &value, Some(rows)),
+                    None => put(&cache.var, cache.tables.elements_before(i), &value),
+                };
+                cache.copies.get().into_iter().for_each(|copies| copies.mark_written());
                 written
             })?;
         }
@@ -167,7 +171,7 @@ impl Fetch {
     }
 }
 
-/// Fetches the changed shards of some caches. No thread may be computing with them.
+/// Fetches the changed shards of some caches. No thread may be computing with their values.
 ///
 /// # Errors
 /// Returns the errors of [`Fetch::finish`].
@@ -177,6 +181,6 @@ pub(crate) fn fetch_all(operation: &'static str, caches: &[Arc<HostCache>]) -> R
 
 impl fmt::Debug for HostCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostCache({:?}, whole: {})", self.var.shape(), self.is_whole())
+        write!(f, "HostCache({:?}, fetches all: {})", self.var.shape(), self.fetches_all())
     }
 }

@@ -1,10 +1,10 @@
-//! A variable on parameter servers whose rows are ids of 64 bits.
+//! A variable on parameter servers whose rows are identified by 64-bit ids.
 
-use super::links::{Ask, unexpected};
-use super::sharded::{self, EachOnce, Initial, Sharded};
-use super::{ParameterServers, Where};
+use super::channels::{ServerRequest, unexpected};
+use super::sharded::{self, Initial, REQUEST_BYTES, RowRead, Sharded, UniqueRows};
+use super::{ParameterServers, PlacementRequest};
 use distribute_base::Result;
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use distribute_ps_tables::{
     DynamicOptions, DynamicState, HashPartition, Initializer, Push, Request, Response, RowPartition, State,
     TableInfo, UniqueIds,
@@ -12,35 +12,32 @@ use distribute_ps_tables::{
 use distribute_tensor::{DType, HostTensor};
 use std::cmp::Reverse;
 
-/// The approximate number of bytes of values and slots that one message sends.
-const PIECE: usize = 8 << 20;
+/// The maximum number of ids in a request that lists the rows to keep.
+const MAX_IDS: usize = 1 << 20;
 
-/// The largest number of ids in a message that lists the rows to keep.
-const IDS: usize = 1 << 20;
-
-/// A table of ids on each server. A hash of the id and the number of servers decide which server holds an id.
+/// A variable with a table of ids on each server. A hash of the id determines the server that stores its row.
 #[derive(Clone, Debug)]
 pub struct Dynamic {
-    /// The tables, as the shards of one variable in which each table counts as one row.
+    /// The tables, represented as the shards of a variable. Each table is treated as one row.
     tables: Sharded,
     partition: HashPartition,
     options: DynamicOptions,
 }
 
 impl Dynamic {
-    /// Creates a variable, or finds one that another process has created in the same way. It has a table on each
-    /// server, or one table next to another variable.
+    /// Creates a variable, or finds one that another process has created in the same way. It has a table on
+    /// each server, or a single table on the server of another variable.
     pub fn create(
         servers: &ParameterServers,
         (name, row, dtype): (&str, &[usize], DType),
         (initializer, options): (Initializer, DynamicOptions),
-        to: Where,
+        to: PlacementRequest,
     ) -> Result<Self> {
         let (count, to) = match to {
-            Where::Beside(server) => (1, Where::Beside(server)),
-            Where::Anywhere | Where::CutAs(_) => {
+            PlacementRequest::NextTo(server) => (1, PlacementRequest::NextTo(server)),
+            PlacementRequest::Anywhere | PlacementRequest::PartitionedAs(_) => {
                 let count = servers.count();
-                (count, Where::CutAs(RowPartition::div(count, count)))
+                (count, PlacementRequest::PartitionedAs(RowPartition::div(count, count)))
             }
         };
         let dims: Vec<usize> = std::iter::once(&count).chain(row).copied().collect();
@@ -54,59 +51,77 @@ impl Dynamic {
         &self.tables
     }
 
-    /// Returns the options of the table.
+    /// Returns the index of the shard that stores the row of an id.
+    pub(crate) fn shard(&self, id: i64) -> usize {
+        self.partition.shard(id)
+    }
+
+    /// Returns the options for creating and evicting rows.
     pub fn options(&self) -> DynamicOptions {
         self.options
     }
 
-    /// Reads the rows of these ids, each once.
-    pub fn read_each(&self, operation: &'static str, ids: &[i64]) -> Result<EachOnce> {
+    /// Reads the rows of `ids`. Each row is read once, even if its id is repeated.
+    pub fn read_unique(&self, operation: &'static str, ids: &[i64]) -> Result<UniqueRows> {
+        self.row_read(operation, ids)?.send(operation)
+    }
+
+    /// Returns the read of the rows of `ids`, which has not been sent. Each row is read once, even if its id is
+    /// repeated.
+    pub fn row_read(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
         let unique = UniqueIds::new(ids);
         let split = self.partition.split(unique.ids());
         let asked: Vec<usize> = (0..split.shards()).filter(|shard| !split.of(*shard).is_empty()).collect();
         let ask = |shard: &usize| {
             let ids = split.of(*shard).to_vec();
-            self.ask(*shard, ids.len(), |table| Request::ReadRows { table, rows: ids })
+            self.request_to(*shard, ids.len(), |table| Request::ReadRows { table, rows: ids })
         };
-        let answers = self.tables.links().ask(operation, asked.iter().map(ask).collect())?;
-        let mut parts = Vec::with_capacity(asked.len());
-        let mut places = vec![0; unique.ids().len()];
-        let mut next = 0;
-        for (shard, answer) in asked.iter().zip(answers) {
-            match answer {
-                Response::Rows(rows) => {
-                    parts.push(self.fits(operation, *shard, split.of(*shard).len(), rows)?)
+        let requests = asked.iter().map(ask).collect();
+        Ok(RowRead::new(self.tables.channels(), requests, move |answers| {
+            let mut parts = Vec::with_capacity(asked.len());
+            let mut places = vec![0; unique.ids().len()];
+            let mut next = 0;
+            for (shard, answer) in asked.iter().zip(answers) {
+                match answer {
+                    Response::Rows(rows) => {
+                        parts.push(self.validate(operation, *shard, split.of(*shard).len(), rows)?)
+                    }
+                    other => return Err(self.unexpected(operation, *shard, &other)),
                 }
-                other => return Err(self.unexpected(operation, *shard, &other)),
+                for position in split.positions(*shard) {
+                    places[*position] = next;
+                    next += 1;
+                }
             }
-            for position in split.positions(*shard) {
-                places[*position] = next;
-                next += 1;
-            }
-        }
-        let none = || Ok(HostTensor::zeros(self.tables.dtype(), self.rows_shape(0))?);
-        Ok(EachOnce { rows: sharded::joined(parts, none)?, places: unique.spread(&places, 1) })
+            let none = || Ok(HostTensor::zeros(self.tables.dtype(), self.rows_shape(0))?);
+            Ok(UniqueRows { rows: sharded::joined(parts, none)?, places: unique.spread(&places, 1) })
+        }))
     }
 
-    /// Returns the requests that apply a gradient of ids, each of which occurs once. `gradient` returns the gradient
-    /// of the ids at some positions.
+    /// Returns the requests that apply a gradient. `ids` contains the ids of its rows, without duplicates. `gradient`
+    /// returns the gradient of the ids at the given positions.
     pub fn push(
         &self,
         push: Push,
         ids: &[i64],
         gradient: impl Fn(&[usize]) -> Result<HostTensor>,
-    ) -> Result<Vec<Ask>> {
+    ) -> Result<Vec<ServerRequest>> {
         let split = self.partition.split(ids);
-        let mut asks = Vec::new();
+        let mut requests = Vec::new();
         for shard in (0..split.shards()).filter(|shard| !split.of(*shard).is_empty()) {
             let gradient = gradient(split.positions(shard))?;
             let rows = split.of(shard).to_vec();
-            asks.push(self.ask(shard, rows.len(), |table| Request::PushRows { table, push, rows, gradient }));
+            requests.push(self.request_to(shard, rows.len(), |table| Request::PushRows {
+                table,
+                push,
+                rows,
+                gradient,
+            }));
         }
-        Ok(asks)
+        Ok(requests)
     }
 
-    /// Reads all ids that have a row, in ascending order, with values and slots.
+    /// Reads all ids that have a row, in ascending order, with their values and slots.
     pub fn rows(&self, operation: &'static str) -> Result<DynamicState> {
         let mut parts = vec![DynamicState {
             ids: Vec::new(),
@@ -116,26 +131,31 @@ impl Dynamic {
         }];
         for (shard, info) in self.infos(operation)?.into_iter().enumerate() {
             for part in 0..info.parts {
-                let ask = self.ask(shard, info.rows / info.parts, |table| Request::StatePart { table, part });
-                match self.tables.links().ask(operation, vec![ask])?.pop() {
+                let ask = self
+                    .request_to(shard, info.rows / info.parts, |table| Request::StatePart { table, part });
+                match self.tables.channels().ask(operation, vec![ask])?.pop() {
                     Some(Response::State(State::Ids(state))) => parts.push(state),
                     other => return Err(self.unexpected(operation, shard, &other.unwrap_or(Response::Done))),
                 }
             }
         }
-        joined(parts)
+        merge(parts)
     }
 
     /// Returns the description of the table on each server.
     fn infos(&self, operation: &'static str) -> Result<Vec<TableInfo>> {
         let shards = self.tables.shards();
-        let asks = shards.iter().map(|shard| Ask { server: shard.server, request: Request::List, bytes: 0 });
-        let answers = self.tables.links().ask(operation, asks.collect())?;
+        let requests = shards.iter().map(|shard| ServerRequest {
+            server: shard.server,
+            request: Request::List,
+            bytes: 0,
+        });
+        let answers = self.tables.channels().ask(operation, requests.collect())?;
         let info = |(number, answer): (usize, Response)| match answer {
             Response::Tables(all) => {
                 let found = all.into_iter().find(|info| info.name == shards[number].table);
                 found.ok_or_else(|| {
-                    let reason = format!("{} has no table {}", self.place(number), shards[number].table);
+                    let reason = format!("{} has no table {}", self.location(number), shards[number].table);
                     distribute_base::Error::invalid(operation, reason)
                 })
             }
@@ -144,8 +164,8 @@ impl Dynamic {
         answers.into_iter().enumerate().map(info).collect()
     }
 
-    /// Sets the values of these ids, and removes all other rows. Rows that exist keep their slots. New rows get new
-    /// slots.
+    /// Sets the values of `ids`, and removes all other rows. Existing rows keep their slots; new rows get new slots.
+    /// Logs a warning if a server does not have enough space for all rows.
     pub fn set_values(
         &self,
         operation: &'static str,
@@ -157,20 +177,20 @@ impl Dynamic {
         let mut left_out = 0;
         for shard in 0..split.shards() {
             self.keep(operation, shard, split.of(shard).to_vec())?;
-            // The most recently used ids come first, so that they are there if not all of them fit.
+            // The ids that are evicted last come first, so that they are there if not all of them fit.
             let mut positions = split.positions(shard).to_vec();
             positions.sort_unstable_by_key(|at| (Reverse(used[*at]), Reverse(ids[*at])));
-            for some in positions.chunks(self.piece(1)) {
+            for some in positions.chunks(self.rows_per_request(1)) {
                 let values = values.take_rows(some)?;
                 let (ids, used) = some.iter().map(|at| (ids[*at], used[*at])).unzip();
                 left_out += self.restore(operation, shard, State::IdValues { ids, used, values })?;
             }
         }
-        self.tell(left_out);
+        self.warn_left_out(left_out);
         Ok(())
     }
 
-    /// Sets the slots of some ids. Ids without a row get one.
+    /// Sets the slots of `ids`. Ids without a row get a row.
     pub fn set_slots(
         &self,
         operation: &'static str,
@@ -180,39 +200,39 @@ impl Dynamic {
         let split = self.partition.split(ids);
         let mut left_out = 0;
         for shard in 0..split.shards() {
-            for some in split.positions(shard).chunks(self.piece(slots.len())) {
+            for some in split.positions(shard).chunks(self.rows_per_request(slots.len())) {
                 let slots = slots.iter().map(|(name, slot)| Ok((name.clone(), slot.take_rows(some)?)));
                 let slots = slots.collect::<Result<_>>()?;
                 let ids = some.iter().map(|at| ids[*at]).collect();
                 left_out += self.restore(operation, shard, State::IdSlots { ids, slots })?;
             }
         }
-        self.tell(left_out);
+        self.warn_left_out(left_out);
         Ok(())
     }
 
-    fn tell(&self, left_out: usize) {
+    fn warn_left_out(&self, left_out: usize) {
         if left_out > 0 {
-            heard(|| {
+            warn_or_stderr(|| {
                 tracing::warn!(
-                    "variable {}: {left_out} rows were not restored, since a server may have no more (max_rows)",
+                    "variable {}: {left_out} rows were not restored because a server has reached max_rows",
                     self.tables.name()
                 );
             });
         }
     }
 
-    /// Removes all rows of a server except those of some ids.
+    /// Removes all rows of a shard, except for those of `ids`.
     fn keep(&self, operation: &'static str, shard: usize, mut ids: Vec<i64>) -> Result<()> {
         ids.sort_unstable();
         let mut first = i64::MIN;
         let mut rest = ids.as_slice();
         loop {
-            let (some, others) = rest.split_at(rest.len().min(IDS));
+            let (some, others) = rest.split_at(rest.len().min(MAX_IDS));
             // Up to the first id of the next message.
             let last = others.first().map_or(i64::MAX, |next| next - 1);
             let keep = |table| Request::Keep { table, between: (first, last), ids: some.to_vec() };
-            self.tables.links().ask(operation, vec![self.ask(shard, some.len(), keep)])?;
+            self.tables.channels().ask(operation, vec![self.request_to(shard, some.len(), keep)])?;
             let Some(next) = others.first() else { return Ok(()) };
             (first, rest) = (*next, others);
         }
@@ -220,24 +240,38 @@ impl Dynamic {
 
     fn restore(&self, operation: &'static str, shard: usize, state: State) -> Result<usize> {
         let request = |table| Request::Restore { table, state };
-        match self.tables.links().ask(operation, vec![self.ask(shard, self.piece(1), request)])?.pop() {
+        match self
+            .tables
+            .channels()
+            .ask(operation, vec![self.request_to(shard, self.rows_per_request(1), request)])?
+            .pop()
+        {
             Some(Response::Restored { left_out }) => Ok(left_out),
             other => Err(self.unexpected(operation, shard, &other.unwrap_or(Response::Done))),
         }
     }
 
-    /// Returns a request to a server that sends or reads this number of rows.
-    fn ask(&self, shard: usize, rows: usize, request: impl FnOnce(String) -> Request) -> Ask {
+    /// Returns a request to the server of a shard. `rows` is the number of rows that it sends or reads.
+    fn request_to(
+        &self,
+        shard: usize,
+        rows: usize,
+        request: impl FnOnce(String) -> Request,
+    ) -> ServerRequest {
         let shard = &self.tables.shards()[shard];
-        Ask { server: shard.server, request: request(shard.table.clone()), bytes: self.tables.bytes(rows) }
+        ServerRequest {
+            server: shard.server,
+            request: request(shard.table.clone()),
+            bytes: self.tables.bytes(rows),
+        }
     }
 
-    /// Returns the number of rows per message if each row has this number of tensors.
-    fn piece(&self, tensors: usize) -> usize {
-        (PIECE / self.tables.bytes(tensors.max(1)).max(1)).max(1)
+    /// Returns the maximum number of rows in a request if each row consists of `tensors` tensors.
+    fn rows_per_request(&self, tensors: usize) -> usize {
+        (REQUEST_BYTES / self.tables.bytes(tensors.max(1)).max(1)).max(1)
     }
 
-    fn fits(
+    fn validate(
         &self,
         operation: &'static str,
         shard: usize,
@@ -247,11 +281,11 @@ impl Dynamic {
         if rows.dims() == self.rows_shape(count) && rows.dtype() == self.tables.dtype() {
             return Ok(rows);
         }
-        let reason = format!("{} sent {} for {count} ids", self.place(shard), rows.describe());
+        let reason = format!("{} sent {} for {count} ids", self.location(shard), rows.describe());
         Err(distribute_base::Error::invalid(operation, reason))
     }
 
-    fn place(&self, shard: usize) -> String {
+    fn location(&self, shard: usize) -> String {
         format!("ps {}", self.tables.shards()[shard].server)
     }
 
@@ -265,8 +299,8 @@ impl Dynamic {
     }
 }
 
-/// Merges parts of a table in the order of their ids.
-fn joined(parts: Vec<DynamicState>) -> Result<DynamicState> {
+/// Merges parts of the tables, in the order of ids.
+fn merge(parts: Vec<DynamicState>) -> Result<DynamicState> {
     // Parts without rows may have been read before there were slots.
     let names: Vec<String> = parts
         .iter()

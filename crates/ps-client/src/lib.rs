@@ -1,123 +1,133 @@
-//! The client side of variables on parameter servers.
+//! The client of variables on parameter servers.
 //!
-//! | file | content |
+//! Start at [`ParameterServers`], the servers of a strategy, which decides where variables are stored. The
+//! storage of a variable is a `RemoteVariable`. It contains a `Sharded`, which maps rows to tables on
+//! servers, or a `Dynamic`, whose rows are identified by ids. Reads and writes are requests, which are sent
+//! to several servers at once.
+//!
+//! candle computes with a `HostCache` of each variable. A step begins with `Session::begin_step`, which
+//! fetches the changes of all caches and their versions, with one message per server if it is not too large.
+//! Layers that look up rows fetch only the rows for the ids in a call. The cache of such a table is never
+//! written, so it uses address space but no memory. After any other access to the table, the complete table
+//! is fetched.
+//!
+//! `Session::push` sends the reduced gradients of a step, followed by requests to read the new values. If
+//! values may be stale, no thread waits for the responses until the permitted number of updates is in flight.
+//!
+//! | module | contents |
 //! |---|---|
-//! | `links` | requests to several servers at once |
-//! | `closure` | closures that run again, and whose changes are applied once |
-//! | `sharded` | one variable in shards: reads and writes |
-//! | `dynamic` | a variable whose rows are ids |
-//! | `variable` | either kind, as one process uses it |
+//! | `channels` | sends requests to several servers at once |
+//! | `closure`, `closure_sequence` | closures that may run again, but whose changes are applied once; their numbers |
+//! | `sharded` | a variable in shards: reads and writes |
+//! | `dynamic` | a variable whose rows are identified by ids |
+//! | `variable` | a variable of either kind, with its cache |
+//! | `place` | the location of a new variable |
+//! | `lock_step` | servers that several workers use in lock step |
+//! | `connect`, `layout` | connecting to all servers, which must belong to one training run |
+//! | `local_cluster` | a cluster whose tasks are all in this process |
+//! | `shutdown` | stopping servers after training |
 //! | `cache` | the values that candle computes with, and the requests that refresh them |
-//! | `session` | the times at which values are fetched: between steps, never under a running graph |
-//! | `push` | gradients that are sent, and values that are fetched after them, also if a server has lost its tables |
+//! | `session` | decides when values are fetched: between steps, never while a step computes |
+//! | `push` | sends gradients, and fetches values after them, even if a server has lost its update rules |
 //!
-//! The server side is in `distribute_ps_tables`. A `Channel` of that crate connects both.
+//! The server side is `distribute-ps-tables`; this crate never decides what a table contains. A `Channel` of
+//! that crate connects the two sides.
 
 mod cache;
+mod channels;
 mod closure;
+mod closure_sequence;
+mod connect;
 mod dynamic;
-mod links;
+mod layout;
+mod local_cluster;
+mod lock_step;
+mod place;
 mod push;
 mod session;
 mod sharded;
+mod shutdown;
 mod variable;
 
 pub(crate) use cache::HostCache;
+use channels::PendingReplies;
+pub(crate) use channels::{Channels, unexpected};
 pub use closure::RunningClosure;
 pub(crate) use dynamic::Dynamic;
-use links::Underway;
-pub(crate) use links::{Links, unexpected};
+pub use local_cluster::{LocalCluster, LocalClusterResolver};
+use lock_step::LockStep;
+pub use place::PlacementRequest;
+pub(crate) use place::TablePlacement;
 pub(crate) use session::Session;
-use sharded::Making;
+use sharded::CreationState;
 pub(crate) use sharded::Sharded;
+use shutdown::Servers;
 pub(crate) use variable::RemoteVariable;
 
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
+use distribute_cluster::World;
 use distribute_ps_tables::{
-    Channel, Mark, Partitioner, Placement, PlacementPolicy, Request, Response, RowPartition, Usage,
-    partition, shard_name,
+    Channel, PartitionStrategy, Partitioner, Placement, PlacementPolicy, Request, Response, RowPartition,
+    Usage,
 };
-use distribute_tensor::DType;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// The parameter servers of a strategy: the connections to them, the partitioner, and the placement of variables.
+/// The parameter servers of a strategy: the connections to them, the partitioner, and the placement of
+/// variables.
 ///
-/// The author of a strategy gets it from another strategy: see `StrategyExtended::parameter_servers`.
+/// The author of a strategy gets it from another strategy; see `StrategyExtended::parameter_servers`.
 pub struct ParameterServers {
     session: Session,
     partitioner: Option<Arc<dyn Partitioner>>,
     placed: Mutex<Placed>,
-    /// A lock, held while a variable is created.
-    making: Mutex<Making>,
-    /// The time to wait for variables that another process creates.
+    /// A lock that is held while a variable is created.
+    creation: Mutex<CreationState>,
+    /// The maximum time to wait for variables that another process creates.
     patience: Duration,
     workers: usize,
-    makes: Mutex<Makes>,
-    /// The number of the worker that uses these servers in calls of a coordinator, if there is one.
+    creation_policy: Mutex<CreationPolicy>,
+    /// The index of the worker that uses these servers for calls of a coordinator, if it is one.
     worker: OnceLock<usize>,
     /// Whether the coordinator and all its workers share variables by name.
     is_shared: AtomicBool,
+    /// The tables that the servers store; `None` if they store all variables.
+    tables: Option<TablePolicy>,
+    /// The tasks that end with the training run, if they are in other processes.
+    tasks: OnceLock<Servers>,
 }
 
-/// The variables that this process creates if they do not exist yet.
+/// The tables that servers store if all other variables are elsewhere, and their partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Makes {
-    /// All variables.
-    Missing,
-    /// No variables. This process waits for another one to create them.
-    None,
-    /// No variables. It is an error to ask for one that does not exist.
-    Present,
-    /// No variables. It is an error to ask for one, even if it exists.
-    Refused,
+pub struct TablePolicy {
+    /// The minimum size of a table in bytes. Smaller tables are not on servers.
+    pub min_bytes: usize,
+    /// The partition of the rows over all servers.
+    pub partition: PartitionStrategy,
+}
+
+/// Determines which missing variables this process creates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CreationPolicy {
+    /// Creates all missing variables.
+    CreateMissing,
+    /// Creates no variables, but waits for another process to create them.
+    Wait,
+    /// Creates no variables. Requesting a variable that does not exist is an error.
+    RequireExisting,
+    /// Creates no variables. Requesting any variable is an error, even if it exists.
+    Refuse,
 }
 
 /// The variables that have been placed so far.
 struct Placed {
     placement: Placement,
-    /// The names of variables and shards on servers.
+    /// The names of all tables on the servers, that is, of variables and shards.
     tables: HashSet<String>,
-}
-
-/// The location that is requested for a new variable.
-#[derive(Clone, Copy, Debug)]
-pub enum Where {
-    /// The next servers in turn, in the shards that the partitioner chooses.
-    Anywhere,
-    /// This server, in one piece.
-    Beside(usize),
-    /// The next servers in turn, in the shards of another variable.
-    CutAs(RowPartition),
-}
-
-/// The location of a new variable.
-#[derive(Debug)]
-pub(crate) struct Place {
-    /// The name on servers, which is unique there.
-    pub(crate) name: String,
-    pub(crate) cut: Option<RowPartition>,
-    /// The server of each shard.
-    pub(crate) servers: Vec<usize>,
-}
-
-impl Place {
-    /// Returns the name of a shard on its server.
-    pub(crate) fn shard(&self, shard: usize) -> String {
-        match self.cut {
-            Some(_) => shard_name(&self.name, shard),
-            None => self.name.clone(),
-        }
-    }
-
-    /// Returns the names of all shards.
-    fn tables(&self) -> impl Iterator<Item = String> + '_ {
-        (0..self.cut.map_or(1, |cut| cut.shards())).map(|shard| self.shard(shard))
-    }
 }
 
 impl ParameterServers {
@@ -126,29 +136,109 @@ impl ParameterServers {
         channels: Vec<Arc<dyn Channel>>,
         (timeout, patience): (Duration, Duration),
         (partitioner, policy): (Option<Arc<dyn Partitioner>>, PlacementPolicy),
-        (workers, makes): (usize, Makes),
+        (workers, creation_policy): (usize, CreationPolicy),
         staleness: usize,
     ) -> Result<Self> {
-        let placement = Placement::new(channels.len(), policy)?;
-        let placed = Mutex::new(Placed { placement, tables: HashSet::new() });
-        let session = Session::new(Links::new(channels, timeout), staleness);
-        let (making, makes) = (Mutex::default(), Mutex::new(makes));
-        let (worker, is_shared) = (OnceLock::new(), AtomicBool::new(false));
-        Ok(Self { session, partitioner, placed, making, patience, workers, makes, worker, is_shared })
+        let channels = Channels::new(channels, timeout);
+        let creation = (workers, creation_policy);
+        Self::assemble(channels, patience, (partitioner, policy), creation, staleness)
     }
 
-    /// Returns the server of each variable or shard.
+    fn assemble(
+        channels: Channels,
+        patience: Duration,
+        (partitioner, policy): (Option<Arc<dyn Partitioner>>, PlacementPolicy),
+        (workers, creation_policy): (usize, CreationPolicy),
+        staleness: usize,
+    ) -> Result<Self> {
+        let placement = Placement::new(channels.count(), policy)?;
+        let placed = Mutex::new(Placed { placement, tables: HashSet::new() });
+        let session = Session::new(channels, staleness);
+        let (creation, creation_policy) = (Mutex::default(), Mutex::new(creation_policy));
+        let (worker, is_shared) = (OnceLock::new(), AtomicBool::new(false));
+        Ok(Self {
+            session,
+            partitioner,
+            placed,
+            creation,
+            patience,
+            workers,
+            creation_policy,
+            worker,
+            is_shared,
+            tables: None,
+            tasks: OnceLock::new(),
+        })
+    }
+
+    /// Creates the client of servers that store only tables, which several workers use in lock step. Each table has a
+    /// shard on each server.
+    #[doc(hidden)]
+    pub fn of_tables(
+        channels: Vec<Arc<dyn Channel>>,
+        (timeout, patience): (Duration, Duration),
+        tables: TablePolicy,
+        world: World,
+    ) -> Result<Self> {
+        let channels = Channels::new(channels, timeout).in_lock_step(LockStep::new(world));
+        let creation = (world.workers(), CreationPolicy::CreateMissing);
+        let servers = Self::assemble(channels, patience, (None, PlacementPolicy::RoundRobin), creation, 0)?;
+        Ok(Self { tables: Some(tables), ..servers })
+    }
+
+    /// Closes the connections to all servers.
+    #[doc(hidden)]
+    pub fn disconnect(&self) {
+        self.channels().close();
+    }
+
+    /// Sets the tasks that [`end`](Self::end) stops.
+    #[doc(hidden)]
+    pub fn set_tasks(&self, tasks: Servers) {
+        self.tasks.get_or_init(|| tasks);
+    }
+
+    /// Waits until all updates have been acknowledged, and stops the tasks that end with the training run.
+    ///
+    /// # Errors
+    /// Returns the error of an update that was not applied. Otherwise, after all servers have been asked to stop, the
+    /// error of the first reachable server that did not stop.
+    #[doc(hidden)]
+    pub fn end(&self) -> Result<()> {
+        self.session.flush()?;
+        self.tasks.get().map_or(Ok(()), |tasks| tasks.end(self.timeout()))
+    }
+
+    /// Returns the tables that the servers store; `None` if they store all variables.
+    #[doc(hidden)]
+    pub fn tables(&self) -> Option<TablePolicy> {
+        self.tables
+    }
+
+    /// Returns the requested location of a variable with `rows` rows, with the partition of tables if the servers store
+    /// only tables.
+    #[doc(hidden)]
+    pub fn location(&self, rows: usize, request: PlacementRequest) -> PlacementRequest {
+        match (self.tables, request) {
+            (Some(tables), PlacementRequest::Anywhere) => {
+                PlacementRequest::PartitionedAs(RowPartition::new(tables.partition, rows, self.count()))
+            }
+            _ => request,
+        }
+    }
+
+    /// Returns the location of each variable and each shard.
     pub fn placement(&self) -> Placement {
         lock(&self.placed).placement.clone()
     }
 
     /// Returns the number of servers.
     pub fn count(&self) -> usize {
-        self.links().count()
+        self.channels().count()
     }
 
-    /// Returns the contents of each server, and the number of rows that all workers together have read from it and
-    /// pushed to it since it started.
+    /// Returns the contents of each server, and how many rows all workers together have read from it and
+    /// pushed to it since the server started.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer within the strategy's timeout.
@@ -169,7 +259,7 @@ impl ParameterServers {
     /// ```
     pub fn usage(&self) -> Result<Vec<Usage>> {
         const OPERATION: &str = "usage";
-        let answers = self.links().ask_each(&Request::Usage, self.timeout()).into_iter().enumerate();
+        let answers = self.channels().ask_each(&Request::Usage, self.timeout()).into_iter().enumerate();
         let usage = |(server, answer): (usize, _)| match answer {
             Ok(Response::Usage(usage)) => Ok(usage),
             Ok(other) => Err(unexpected(OPERATION, server, &other)),
@@ -178,17 +268,17 @@ impl ParameterServers {
         answers.map(usage).collect()
     }
 
-    /// Returns the usage of each server, or `None` for those that do not answer within this timeout.
+    /// Returns the usage of each server, or `None` for a server that does not answer within `timeout`.
     #[doc(hidden)]
     pub fn usage_within(&self, timeout: Duration) -> Vec<Option<Usage>> {
         let usage = |answer| match answer {
             Ok(Response::Usage(usage)) => Some(usage),
             _ => None,
         };
-        self.links().ask_each(&Request::Usage, timeout).into_iter().map(usage).collect()
+        self.channels().ask_each(&Request::Usage, timeout).into_iter().map(usage).collect()
     }
 
-    /// Returns the number of workers of the cluster.
+    /// Returns the number of workers in the cluster.
     #[doc(hidden)]
     pub fn workers(&self) -> usize {
         self.workers
@@ -196,40 +286,40 @@ impl ParameterServers {
 
     #[doc(hidden)]
     pub fn timeout(&self) -> Duration {
-        self.links().timeout()
+        self.channels().timeout()
     }
 
     #[doc(hidden)]
-    pub fn links(&self) -> &Arc<Links> {
-        &self.session.links
+    pub fn channels(&self) -> &Arc<Channels> {
+        &self.session.channels
     }
 
-    /// Returns the variables that this process creates.
-    pub(crate) fn makes(&self) -> Makes {
-        *lock(&self.makes)
+    /// Returns the policy that determines which missing variables this process creates.
+    pub(crate) fn creation_policy(&self) -> CreationPolicy {
+        *lock(&self.creation_policy)
     }
 
-    /// Changes which variables this process creates, until the returned guard is dropped.
+    /// Changes which missing variables this process creates, until the returned guard is dropped.
     #[doc(hidden)]
-    pub fn made_as(&self, makes: Makes) -> MakesFor<'_> {
-        let before = std::mem::replace(&mut *lock(&self.makes), makes);
-        MakesFor { servers: self, before }
+    pub fn with_creation_policy(&self, creation_policy: CreationPolicy) -> CreationPolicyGuard<'_> {
+        let before = std::mem::replace(&mut *lock(&self.creation_policy), creation_policy);
+        CreationPolicyGuard { servers: self, before }
     }
 
-    /// Marks these servers as used by a worker in calls of a coordinator.
+    /// Records that worker `worker` uses these servers for calls of a coordinator.
     #[doc(hidden)]
-    pub fn is_of_worker(&self, worker: usize) {
+    pub fn set_worker(&self, worker: usize) {
         self.worker.get_or_init(|| worker);
-        self.share();
+        self.enable_sharing();
     }
 
     /// Shares variables by name with the workers of a coordinator.
     #[doc(hidden)]
-    pub fn share(&self) {
+    pub fn enable_sharing(&self) {
         self.is_shared.store(true, Ordering::Release);
     }
 
-    /// Returns the number of the worker that uses these servers in calls of a coordinator.
+    /// Returns the index of the worker that uses these servers for calls of a coordinator, if there is one.
     #[doc(hidden)]
     pub fn worker(&self) -> Option<usize> {
         self.worker.get().copied()
@@ -240,113 +330,21 @@ impl ParameterServers {
         &self.session
     }
 
-    /// Returns the time to wait for variables that another process creates.
+    /// Returns the maximum time to wait for variables that another process creates.
     pub(crate) fn patience(&self) -> Duration {
         self.patience
     }
-
-    // SHARD-1, PLACE-1
-    /// Chooses a location for a new variable. `make` then creates it there. Variables are created one after another.
-    /// If `make` fails, nothing has been placed.
-    fn place<T>(
-        &self,
-        variable: (&str, &[usize], DType),
-        to: Where,
-        make: impl FnOnce(&Place, &mut Making) -> Result<T>,
-    ) -> Result<T> {
-        let mut making = lock(&self.making);
-        if let Some(place) = self.known(variable, to) {
-            return make(&place, &mut making);
-        }
-        let before = lock(&self.placed).placement.mark();
-        let place = self.choose(variable, to)?;
-        let place = self.elsewhere(place, variable, before.clone(), &mut making);
-        let made = place.and_then(|place| Ok((make(&place, &mut making)?, place)));
-        let mut placed = lock(&self.placed);
-        match made {
-            Ok((made, place)) => {
-                placed.tables.extend(place.tables());
-                Ok(made)
-            }
-            Err(error) => {
-                placed.placement.undo(before);
-                Err(error)
-            }
-        }
-    }
-
-    /// Returns the location of a shared variable that this process has already placed.
-    fn known(&self, (name, dims, _): (&str, &[usize], DType), to: Where) -> Option<Place> {
-        if !self.is_shared.load(Ordering::Acquire) {
-            return None;
-        }
-        let placed = lock(&self.placed);
-        let servers: Vec<_> = placed.placement.of(name)?.iter().map(|shard| shard.server).collect();
-        let rows = dims.first().copied().unwrap_or_default();
-        let cut = match to {
-            Where::CutAs(cut) => Some(cut),
-            _ => (servers.len() > 1).then(|| RowPartition::div(rows, servers.len())),
-        };
-        Some(Place { name: name.to_owned(), cut, servers })
-    }
-
-    /// Returns the location of a shared variable that another process has created, completely or in part.
-    fn elsewhere(
-        &self,
-        place: Place,
-        (_, dims, dtype): (&str, &[usize], DType),
-        before: Mark,
-        making: &mut Making,
-    ) -> Result<Place> {
-        if !self.is_shared.load(Ordering::Acquire) {
-            return Ok(place);
-        }
-        making.is_shared = true;
-        let found =
-            making.find(&place, self.links(), (self.makes() == Makes::None).then_some(self.patience))?;
-        let all = found.into_iter().zip(&place.servers);
-        let servers: Vec<_> = all.map(|(found, chosen)| found.unwrap_or(*chosen)).collect();
-        if servers != place.servers {
-            let mut placed = lock(&self.placed);
-            placed.placement.undo(before);
-            placed.placement.note(&place.name, dims, dtype, (place.cut, &servers))?;
-        }
-        Ok(Place { servers, ..place })
-    }
-
-    fn choose(&self, (name, dims, dtype): (&str, &[usize], DType), to: Where) -> Result<Place> {
-        let cut = match to {
-            Where::Anywhere => partition(self.partitioner.as_deref(), dims, dtype)?,
-            Where::Beside(_) => None,
-            Where::CutAs(cut) => Some(cut),
-        };
-        let mut placed = lock(&self.placed);
-        let Placed { placement, tables } = &mut *placed;
-        // Several variables of a strategy may have the same name, and a name may be that of another variable's shard.
-        let names = (0..).map(|count| if count == 0 { name.to_string() } else { format!("{name}_{count}") });
-        let is_free = |place: &Place| {
-            placement.of(&place.name).is_none() && place.tables().all(|table| !tables.contains(&table))
-        };
-        let place = names.map(|name| Place { name, cut, servers: Vec::new() }).find(is_free);
-        let none = || Error::invalid("creating a variable", format!("there is no name left beside {name}"));
-        let place = place.ok_or_else(none)?;
-        let servers = match to {
-            Where::Beside(server) => vec![placement.place_on(&place.name, dims, dtype, server)?],
-            Where::Anywhere | Where::CutAs(_) => placement.place(&place.name, dims, dtype, cut)?,
-        };
-        Ok(Place { servers, ..place })
-    }
 }
 
-/// A guard that restores which variables are created.
-pub struct MakesFor<'a> {
+/// A guard that restores the previous creation policy when it is dropped.
+pub struct CreationPolicyGuard<'a> {
     servers: &'a ParameterServers,
-    before: Makes,
+    before: CreationPolicy,
 }
 
-impl Drop for MakesFor<'_> {
+impl Drop for CreationPolicyGuard<'_> {
     fn drop(&mut self) {
-        *lock(&self.servers.makes) = self.before;
+        *lock(&self.servers.creation_policy) = self.before;
     }
 }
 
@@ -360,11 +358,15 @@ impl fmt::Debug for ParameterServers {
 #[doc(hidden)]
 pub mod internal {
     pub use crate::cache::HostCache;
+    pub use crate::channels::{Channels, ServerRequest, unexpected};
+    pub use crate::connect::connect;
     pub use crate::dynamic::Dynamic;
-    pub use crate::links::{Ask, Links, unexpected};
+    pub use crate::local_cluster::channel as local_channel;
+    pub use crate::lock_step::LockStep;
     pub use crate::push::PushRequests;
-    pub use crate::session::{Session, Step};
-    pub use crate::sharded::{EachOnce, Initial, Shard, Sharded};
+    pub use crate::session::{RunningStep, Session};
+    pub use crate::sharded::{Initial, RowRead, Shard, Sharded, UniqueRows};
+    pub use crate::shutdown::Servers;
     pub use crate::variable::{RemoteVariable, id_of_row, no_value, row_of_id};
-    pub use crate::{Makes, Where};
+    pub use crate::{CreationPolicy, PlacementRequest, TablePolicy};
 }

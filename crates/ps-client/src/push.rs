@@ -1,8 +1,8 @@
-//! Gradients that are pushed to servers, which apply them by their rules. A server that has lost its rules gets them
-//! again.
+//! Pushes gradients to parameter servers, which apply them by their update rules. If a server has lost its
+//! rules, they are sent again together with the gradients.
 
 use super::cache::{Fetch, fetch_all};
-use super::links::{Ask, Links, Underway, failed};
+use super::channels::{Channels, PendingReplies, ServerRequest, failed};
 use super::sharded::as_ids;
 use super::variable::id_of_row;
 use super::{RemoteVariable, Session};
@@ -13,18 +13,18 @@ use distribute_ps_tables::{ChannelError, Push, RefusalKind, Request};
 use distribute_tensor::HostTensor;
 use std::sync::{Arc, Weak};
 
-/// The requests for servers to apply a gradient of one variable.
+/// The requests that let servers apply the gradient of one variable.
 pub struct PushRequests<'a> {
     variable: &'a RemoteVariable,
     rule: RuleSpec,
-    requests: Vec<Ask>,
+    requests: Vec<ServerRequest>,
 }
 
 impl<'a> PushRequests<'a> {
-    /// Creates the requests for a gradient of all elements, which servers apply by `rule`.
+    /// Creates the requests for a dense gradient, which servers apply by `rule`.
     ///
     /// # Errors
-    /// - [`Error::NotSupported`]: the rows are ids.
+    /// - [`Error::NotSupported`]: the variable's rows are identified by ids.
     pub fn dense(
         variable: &'a RemoteVariable,
         rule: RuleSpec,
@@ -33,17 +33,21 @@ impl<'a> PushRequests<'a> {
     ) -> Result<Self> {
         let tables = variable.value("push")?;
         let one = |(number, shard): (usize, &super::sharded::Shard)| {
-            let (table, gradient) = (shard.table.clone(), tables.part(gradient, number)?);
+            let (table, gradient) = (shard.table.clone(), tables.shard_value(gradient, number)?);
             let bytes = tables.bytes(shard.rows());
-            Ok(Ask { server: shard.server, request: Request::Push { table, push, gradient }, bytes })
+            Ok(ServerRequest {
+                server: shard.server,
+                request: Request::Push { table, push, gradient },
+                bytes,
+            })
         };
         let requests = tables.shards().iter().enumerate().map(one).collect::<Result<_>>()?;
         Ok(Self { variable, rule, requests })
     }
 
-    /// Creates the requests for a gradient of rows. `gradient` returns the gradient of the rows at some positions. It
-    /// is sent to the shards that have these rows. With `at_all` it is sent to all shards, because the rule also
-    /// changes rows without a gradient.
+    /// Creates the requests for a gradient by row. `gradient` returns the gradient of the rows at the given positions.
+    /// It is sent to the shards that contain these rows. If `at_all` is `true`, requests are sent to all shards,
+    /// because the rule also changes rows without a gradient.
     ///
     /// # Errors
     /// - [`Error::Params`]: a row is out of range.
@@ -61,7 +65,7 @@ impl<'a> PushRequests<'a> {
             return Ok(Self { variable, rule, requests: ids.push(push, &rows, gradient)? });
         }
         let tables = variable.tables();
-        let split = tables.cut.split("push_rows", &as_ids(rows))?;
+        let split = tables.partition.split("push_rows", &as_ids(rows))?;
         let mut requests = Vec::new();
         for (number, shard) in tables.shards().iter().enumerate() {
             if !at_all && split.of(number).is_empty() {
@@ -71,56 +75,86 @@ impl<'a> PushRequests<'a> {
             let (table, rows) = (shard.table.clone(), as_ids(split.of(number)));
             let bytes = tables.bytes(rows.len());
             let request = Request::PushRows { table, push, rows, gradient };
-            requests.push(Ask { server: shard.server, request, bytes });
+            requests.push(ServerRequest { server: shard.server, request, bytes });
         }
         Ok(Self { variable, rule, requests })
     }
 }
 
 impl Session {
-    /// Sets the rules by which servers update variables. Servers create the slots of these rules. A rule that this
-    /// process has already set is not sent again.
+    /// Sets the rules by which servers update variables. The servers then create the slots of these rules. A
+    /// rule that this process has already set is not sent again.
     ///
     /// # Errors
-    /// - [`Error::Server`]: a server did not answer, or a table has another rule.
+    /// - [`Error::Server`]: a server did not answer, or a table already has a different rule.
     pub fn set_rules<'a>(
         &self,
         operation: &'static str,
         rules: impl Iterator<Item = (&'a RemoteVariable, RuleSpec)>,
     ) -> Result<()> {
-        let new: Vec<_> = rules.filter(|(variable, rule)| *lock(&variable.rule) != Some(*rule)).collect();
+        let new: Vec<_> =
+            rules.filter(|(variable, rule)| lock(&variable.rule).as_ref() != Some(rule)).collect();
         let requests = new.iter().flat_map(|(variable, rule)| {
             let shards = variable.tables().shards().iter();
-            shards.map(|shard| set_rule(shard.server, shard.table.clone(), *rule))
+            shards.map(|shard| set_rule(shard.server, shard.table.clone(), rule.clone()))
         });
-        self.links.ask(operation, requests.collect())?;
+        self.channels.ask(operation, requests.collect())?;
         new.into_iter().for_each(|(variable, rule)| *lock(&variable.rule) = Some(rule));
         Ok(())
     }
 
-    /// Pushes gradients to servers, and then fetches the values that have changed. `made` is called when servers have
-    /// applied the gradients, or as soon as they are in flight if values may be stale. No thread may be computing with
-    /// the values.
+    /// Pushes gradients to servers, and then fetches the values that have changed. Calls `made` after the
+    /// servers have applied the gradients or, if values may be stale, as soon as the gradients are in flight.
+    /// No thread may be computing with the values.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not apply these gradients, or earlier ones that were in flight.
     ///
-    /// If the values cannot be fetched afterwards, the next step fetches them. Until then, pushes in the same step are
-    /// refused.
+    /// If the values cannot be fetched afterwards, the next step fetches them. Until then, further pushes in
+    /// the same step return an error.
     pub fn push(
         &self,
         operation: &'static str,
         gradients: Vec<PushRequests<'_>>,
         made: impl FnOnce(),
     ) -> Result<()> {
-        self.set_rules(operation, gradients.iter().map(|gradient| (gradient.variable, gradient.rule)))?;
+        self.set_rules(
+            operation,
+            gradients.iter().map(|gradient| (gradient.variable, gradient.rule.clone())),
+        )?;
         let variables: Vec<_> = gradients.iter().map(|gradient| gradient.variable).collect();
         let pushed = self.send(operation, gradients, made);
-        if pushed.as_ref().is_err_and(Error::is_of_a_rule) {
+        if pushed.as_ref().is_err_and(Error::is_rule_conflict) {
             // A server has lost the rules: they are sent again before the next step.
             variables.into_iter().for_each(RemoteVariable::forget_rule);
         }
         pushed
+    }
+
+    // INV-86
+    /// Pushes gradients together with the other workers: each request is sent by one of them. `agree` receives this
+    /// worker's result, and returns an error on all workers if any has failed. Then fetches the values that have
+    /// changed. No thread may be computing with them.
+    ///
+    /// # Errors
+    /// The error of `agree`. Some servers may have applied their gradients.
+    pub fn push_in_lock_step(
+        &self,
+        operation: &'static str,
+        gradients: Result<Vec<PushRequests<'_>>>,
+        agree: impl FnOnce(Result<()>) -> Result<()>,
+    ) -> Result<()> {
+        let _servers = tracing::trace_span!("servers").entered();
+        let push = || {
+            let gradients = gradients?;
+            self.require_fetched()?;
+            let rules = gradients.iter().map(|gradient| (gradient.variable, gradient.rule.clone()));
+            self.set_rules(operation, rules)?;
+            Ok(InFlightPush::start(&self.channels, gradients))
+        };
+        agree(push().and_then(|pushed| pushed.wait(operation).map(drop)))?;
+        self.record_fetch(fetch_all(operation, &self.caches()));
+        Ok(())
     }
 
     fn send(
@@ -132,23 +166,23 @@ impl Session {
         let _servers = tracing::trace_span!("servers").entered();
         self.require_fetched()?;
         // The reads are sent together with the gradients: a server answers requests in their order.
-        let pushed = InFlight::start(&self.links, gradients);
+        let pushed = InFlightPush::start(&self.channels, gradients);
         let caches = self.caches();
         let fetch = Fetch::start(&caches);
         let caches: Vec<_> = caches.iter().map(Arc::downgrade).collect();
         let finish = move || {
             let at_once = pushed.wait(operation)?;
-            let again = || caches.iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+            let alive = || caches.iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
             Ok(match fetch {
                 Some(fetch) if at_once => fetch.finish(operation),
-                Some(_) => fetch_all(operation, &again()),
+                Some(_) => fetch_all(operation, &alive()),
                 None => Ok(()),
             })
         };
         if self.staleness == 0 {
             let fetched = finish()?;
             made();
-            self.fetched(fetched);
+            self.record_fetch(fetched);
             return Ok(());
         }
         made();
@@ -156,43 +190,44 @@ impl Session {
     }
 }
 
-fn set_rule(server: usize, table: String, rule: RuleSpec) -> Ask {
-    Ask { server, request: Request::SetRule { table, rule }, bytes: 64 }
+fn set_rule(server: usize, table: String, rule: RuleSpec) -> ServerRequest {
+    ServerRequest { server, request: Request::SetRule { table, rule }, bytes: 64 }
 }
 
-/// Gradients that are in flight. They are kept for servers that have lost their rules.
-struct InFlight {
-    links: Arc<Links>,
-    underway: Underway,
-    /// A copy of each request, with its rule.
-    again: Vec<(Ask, RuleSpec)>,
+/// Gradients in flight. They are retained in case a server has lost its rules.
+struct InFlightPush {
+    channels: Arc<Channels>,
+    replies: PendingReplies,
+    /// A copy of each request, together with the rule of its variable.
+    retained: Vec<(ServerRequest, RuleSpec)>,
 }
 
-impl InFlight {
-    fn start(links: &Arc<Links>, gradients: Vec<PushRequests<'_>>) -> Self {
+impl InFlightPush {
+    fn start(channels: &Arc<Channels>, gradients: Vec<PushRequests<'_>>) -> Self {
         let requests = |PushRequests { rule, requests, .. }| {
-            requests.into_iter().map(move |request: Ask| (request, rule))
+            requests.into_iter().map(move |request: ServerRequest| (request, rule.clone()))
         };
-        let (mut requests, rules): (Vec<Ask>, Vec<RuleSpec>) =
+        let (mut requests, rules): (Vec<ServerRequest>, Vec<RuleSpec>) =
             gradients.into_iter().flat_map(requests).unzip();
-        links.mark(&mut requests);
-        let again = requests.iter().cloned().zip(rules).collect();
-        Self { links: links.clone(), underway: links.start_marked(requests), again }
+        channels.number_changes(&mut requests);
+        let retained = requests.iter().cloned().zip(rules).collect();
+        Self { channels: channels.clone(), replies: channels.start_numbered(requests), retained }
     }
 
-    /// Waits until all gradients have been applied. Returns whether that took one attempt, so that reads that were
-    /// sent with them include all gradients.
+    /// Waits until all gradients have been applied. Returns `true` if they did not have to be sent again.
+    /// Reads that were sent together with the gradients then include all of them.
     ///
-    /// A table without a rule refuses its gradient and does not change. It then gets the rule and the gradient again.
+    /// A table without a rule rejects a gradient and does not change. The rule and the gradient are then sent
+    /// again.
     ///
     /// # Errors
     /// Returns the error of the first gradient that was not applied. Other gradients may have been applied.
     fn wait(self, operation: &'static str) -> Result<bool> {
         let mut forgotten = Vec::new();
-        for (answer, again) in self.underway.wait_each().into_iter().zip(self.again) {
+        for (answer, retained) in self.replies.wait_each().into_iter().zip(self.retained) {
             match answer {
                 Err(ChannelError::Refused { refusal, .. }) if refusal.kind == RefusalKind::Rule => {
-                    forgotten.push(again);
+                    forgotten.push(retained);
                 }
                 answer => drop(answer.map_err(|source| failed(operation, source))?),
             }
@@ -200,13 +235,13 @@ impl InFlight {
         if forgotten.is_empty() {
             return Ok(true);
         }
-        // The two requests for a table keep this order. A table that has another rule refuses this one, and its error
-        // names both.
+        // The two requests for a table keep this order. A table that has a different rule refuses this one, and its
+        // error names both.
         let both = forgotten.into_iter().flat_map(|(gradient, rule)| {
             let table = gradient.request.table().unwrap_or_default().to_owned();
             [set_rule(gradient.server, table, rule), gradient]
         });
-        self.links.start_marked(both.collect()).wait(operation)?;
+        self.channels.start_numbered(both.collect()).wait(operation)?;
         Ok(false)
     }
 }

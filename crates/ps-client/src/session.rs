@@ -1,7 +1,15 @@
-//! The session of this process with parameter servers: values are fetched between steps, never under a running graph.
+//! The session of this process with parameter servers. Values are fetched between steps, never while a step
+//! computes.
 
-use super::Links;
+// - INV-55: fetched values are written by one thread at a time, for which others wait, including a step that begins.
+//   A step begins with what this process has written before, and fails if it computed with values that could not be
+//   fetched. If two runs of one strategy are concurrent, one is refused; a run inside another's merge function
+//   continues with its values. Tests: `ps-client/src/session/tests.rs`, `parameter_servers/fetched.rs`,
+//   `parameter_servers/faults.rs`, `parameter_servers/variables.rs`.
+
+use super::Channels;
 use super::cache::{HostCache, fetch_all};
+use super::lock_step::LockStep;
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use std::collections::VecDeque;
@@ -10,62 +18,65 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// The second half of an update in flight: waits for the acknowledgement of its gradients, and fetches the values
-/// after it.
+/// The second half of an update in flight. It waits until the gradients are acknowledged, and fetches the
+/// values after that.
 pub(crate) type Finish = Box<dyn FnOnce() -> Result<Fetched> + Send>;
 
-/// Whether values were fetched after gradients that were acknowledged. The step counts in any case.
+/// The result of fetching values after their gradients were acknowledged. The step counts even if this is an
+/// error.
 pub(crate) type Fetched = Result<()>;
 
-/// The session of this process with parameter servers: the variables that candle computes with, the running steps, and
-/// the updates in flight.
+/// The session of this process with parameter servers: the variables that candle computes with, the running
+/// steps, and the updates in flight.
 pub struct Session {
-    pub(crate) links: Arc<Links>,
-    /// The values that candle computes with, in the order of creation.
+    pub(crate) channels: Arc<Channels>,
+    /// The caches that candle computes with, in the order of creation.
     caches: Mutex<Vec<Weak<HostCache>>>,
-    /// The largest number of updates of this process that values may lack.
+    /// The maximum number of this process's updates that may be missing from values.
     pub(crate) staleness: usize,
-    /// The time to wait for another thread that writes values.
+    /// The maximum time to wait for another thread that is writing values.
     patience: Duration,
     state: Mutex<State>,
-    /// Signals that no thread is writing values any more.
+    /// Notified when a thread has finished writing values.
     written: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// The number of running steps: one, and those inside its merge functions.
+    /// The number of running steps: one step, and the steps inside its merge functions.
     running: usize,
-    /// Whether a thread is writing values. The lock is not held in the meantime.
+    /// Whether a thread is writing values. It does not hold the lock on this state while writing.
     writing: bool,
     /// The updates in flight, oldest first.
-    underway: VecDeque<Finish>,
-    /// Whether the last update fetches all that was written, and something was sent since the last step began.
+    in_flight: VecDeque<Finish>,
+    /// Whether the latest update in flight will fetch all changes, and was sent since the last step began.
     fresh: bool,
-    /// The error for which values could not be fetched after the gradients of the running step.
-    behind: Option<Error>,
-    /// The error for which values that the running step has used could not be fetched.
+    /// The error because of which the values could not be fetched after the running step's gradients were applied.
+    fetch_error: Option<Error>,
+    /// The error because of which values that the running step has used could not be fetched, if any.
     lost: Option<Error>,
 }
 
-/// A running step.
-#[must_use = "it is over when this is dropped"]
-pub struct Step<'a>(&'a Session);
+/// A guard for a running step.
+#[must_use = "the step ends when this guard is dropped"]
+pub struct RunningStep<'a>(&'a Session);
 
-/// A guard: no other thread writes values until it is dropped.
-struct Writing<'a>(&'a Session);
+/// A guard that prevents other threads from writing values until it is dropped.
+struct WriteGuard<'a>(&'a Session);
 
 impl Session {
-    /// Creates a session. A thread waits at most the timeout of `links` for a server to acknowledge one update.
-    pub(crate) fn new(links: Links, staleness: usize) -> Self {
+    /// Creates a session. For each update, a thread waits at most the timeout of `channels` for the servers'
+    /// acknowledgement.
+    pub(crate) fn new(channels: Channels, staleness: usize) -> Self {
         // All updates in flight, the one that is being added, and the fetch after them.
         let most = u32::try_from(staleness).unwrap_or(u32::MAX).saturating_add(2);
-        let patience = links.timeout().saturating_mul(most);
+        let patience = channels.timeout().saturating_mul(most);
         let (caches, state, written) = (Mutex::default(), Mutex::default(), Condvar::new());
-        Self { links: Arc::new(links), caches, staleness, patience, state, written }
+        Self { channels: Arc::new(channels), caches, staleness, patience, state, written }
     }
 
-    /// Registers a cache. Its values are fetched when a step begins. The session does not keep it alive.
+    /// Registers a cache, whose values are then fetched when a step begins. The session does not keep the
+    /// cache alive.
     pub fn register(&self, cache: HostCache) -> Arc<HostCache> {
         let cache = Arc::new(cache);
         let mut caches = lock(&self.caches);
@@ -81,37 +92,38 @@ impl Session {
         lock(&self.caches).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Begins a step. The first running step fetches the values of all caches, unless an update in flight does. A step
-    /// `inside` another one keeps its values.
+    /// Begins a step. Fetches the values of all caches, unless an update in flight does so. A step that is
+    /// `inside` another one does not fetch, but uses the same values.
     ///
     /// # Errors
     /// - [`Error::Server`]: values could not be fetched, or an update in flight failed.
     /// - [`Error::InvalidArgument`]: another step is running, and this one is not inside it.
-    pub fn begin_step(&self, inside: bool) -> Result<Step<'_>> {
+    pub fn begin_step(&self, inside: bool) -> Result<RunningStep<'_>> {
         let _servers = tracing::trace_span!("servers").entered();
         self.begin(inside, || fetch_all("run", &self.caches()))
     }
 
-    fn begin(&self, inside: bool, pull: impl FnOnce() -> Result<()>) -> Result<Step<'_>> {
+    fn begin(&self, inside: bool, pull: impl FnOnce() -> Result<()>) -> Result<RunningStep<'_>> {
         {
             let mut state = lock(&self.state);
             if state.running > 0 && !inside {
-                let reason = "a run of this strategy is in progress on another thread, and computes with the values that this one \
-                              would fetch anew; make one step after another, or a strategy for each of them, of the same cluster";
+                let reason = "a run of this strategy is in progress on another thread, and computes with \
+                              the values that this run would fetch again; run one step after another, or \
+                              use a strategy for each, of the same cluster";
                 return Err(Error::invalid("run", reason));
             }
             state.running += 1;
             if state.running > 1 {
-                return Ok(Step(self));
+                return Ok(RunningStep(self));
             }
         }
         // From now on other runs are refused, and no other thread begins to write.
-        let step = Step(self);
+        let step = RunningStep(self);
         let _writing = self.write("run")?;
         let on_the_way = {
             let mut state = lock(&self.state);
-            (state.behind, state.lost) = (None, None);
-            std::mem::take(&mut state.fresh) && !state.underway.is_empty()
+            (state.fetch_error, state.lost) = (None, None);
+            std::mem::take(&mut state.fresh) && !state.in_flight.is_empty()
         };
         if !on_the_way {
             self.finish(0)?;
@@ -120,23 +132,23 @@ impl Session {
         Ok(step)
     }
 
-    /// Adds an update in flight. Waits until no more updates are in flight than values may lack. No thread may be
-    /// computing with the values.
+    /// Adds an update in flight. Waits until the number of updates in flight does not exceed the staleness.
+    /// No thread may be computing with the values.
     ///
     /// # Errors
     /// Returns the error of the first update that failed.
     pub(crate) fn add(&self, finish: Finish) -> Result<()> {
         {
             let mut state = lock(&self.state);
-            state.underway.push_back(finish);
+            state.in_flight.push_back(finish);
             state.fresh = true;
         }
         let _writing = self.write("optimizer step")?;
         self.finish(self.staleness)
     }
 
-    /// Waits until servers have acknowledged all updates. Returns at once if a step is running: the step keeps its
-    /// values.
+    /// Waits until servers have acknowledged all updates. Returns immediately if a step is running, because
+    /// the step must keep its values.
     ///
     /// # Errors
     /// Returns the error of the first update that failed.
@@ -145,62 +157,69 @@ impl Session {
     }
 
     // INV-55
-    /// Fetches all values of a variable from now on. Refreshes them now, unless a running step already computes with
-    /// them: such values stay until the step is over.
+    /// Fetches the complete value of a variable in this and all later steps. Also refreshes it immediately,
+    /// unless a running step is computing with it; the step keeps its values.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer.
     pub fn load(&self, operation: &'static str, cache: &Arc<HostCache>) -> Result<()> {
-        let between = || if cache.is_here() { cache.refresh(operation) } else { cache.load(operation) };
+        let between = || if cache.is_complete() { cache.refresh(operation) } else { cache.load(operation) };
         match self.between(operation, between)? {
             Some(()) => Ok(()),
             None => cache.load(operation),
         }
     }
 
-    /// Runs `body`, which may write values, unless a running step computes with them. No step begins before `body`
-    /// returns.
+    /// Calls `body`, which may write values, and returns its result. If a step is running, returns `None` without
+    /// calling `body`. No step begins before `body` returns.
     ///
     /// # Errors
-    /// Returns the errors of `body`.
+    /// Returns the errors of `body`, and an error if another thread does not finish writing values in time.
     fn between<T>(&self, operation: &'static str, body: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
         let _writing = self.write(operation)?;
         // A step that is beginning waits, and counts as running.
         if lock(&self.state).running > 0 { Ok(None) } else { body().map(Some) }
     }
 
-    /// Marks variables as written on servers, so that the next step fetches them.
-    pub fn mark_written(&self) {
+    /// Returns this worker's part in the changes of tables; `None` if this process makes changes of its own.
+    pub fn lock_step(&self) -> Option<LockStep> {
+        self.channels.lock_step()
+    }
+
+    /// Records that variables were written on the servers, so that the next step fetches them.
+    pub fn mark_dirty(&self) {
         lock(&self.state).fresh = false;
     }
 
-    /// Adds a step that `finished` has counted to the running closure, if there is one.
-    pub fn count_step(&self, finished: &Arc<AtomicU64>) {
-        self.links.made_step(finished);
+    /// Records that the step counter `finished` has counted a step of the running closure, if there is one.
+    pub fn record_step(&self, finished: &Arc<AtomicU64>) {
+        self.channels.record_step(finished);
     }
 
-    /// Records whether values were fetched after acknowledged gradients. If not, the next step fetches them.
-    pub(crate) fn fetched(&self, fetched: Fetched) {
+    /// Records whether values were fetched after their gradients were acknowledged. If not, the next step
+    /// fetches them.
+    pub(crate) fn record_fetch(&self, fetched: Fetched) {
         if let Err(error) = fetched {
-            tracing::debug!("values are left to the next step: {error}");
+            tracing::debug!("values will be fetched in the next step: {error}");
             let mut state = lock(&self.state);
             state.fresh = false;
             if state.running > 0 {
-                state.behind.get_or_insert(error);
+                state.fetch_error.get_or_insert(error);
             }
         }
     }
 
-    /// Refuses to push gradients if the values after earlier gradients of the same step could not be fetched.
+    /// Returns an error if the values after earlier gradients of the same step could not be fetched. It is called
+    /// before more gradients are pushed.
     ///
     /// # Errors
-    /// Returns the error for which they could not be fetched.
+    /// Returns the error because of which they could not be fetched.
     pub(crate) fn require_fetched(&self) -> Result<()> {
-        lock(&self.state).behind.take().map_or(Ok(()), Err)
+        lock(&self.state).fetch_error.take().map_or(Ok(()), Err)
     }
 
-    /// Fails the running step because values could not be fetched in a place that cannot return an error. Returns the
-    /// error if no step is running.
+    /// Makes the running step fail with `error`, because code that cannot return an error could not fetch values.
+    /// Returns the error if no step is running.
     pub fn fail_step(&self, error: Error) -> Option<Error> {
         let mut state = lock(&self.state);
         if state.running == 0 {
@@ -210,55 +229,56 @@ impl Session {
         None
     }
 
-    /// Waits until no other thread writes values, and then prevents others from doing so.
-    fn write(&self, operation: &'static str) -> Result<Writing<'_>> {
+    /// Waits until no other thread is writing values, and then prevents others from doing so.
+    fn write(&self, operation: &'static str) -> Result<WriteGuard<'_>> {
         let busy = |state: &mut State| state.writing;
         let waited = self.written.wait_timeout_while(lock(&self.state), self.patience, busy);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if state.writing {
             let reason = format!(
-                "another thread has been fetching values for {:?}; look at the servers, and try again",
+                "another thread has been fetching values for {:?}; check the servers, and try again",
                 self.patience
             );
             return Err(Error::invalid(operation, reason));
         }
         state.writing = true;
         drop(state);
-        Ok(Writing(self))
+        Ok(WriteGuard(self))
     }
 
-    /// Finishes updates until this number is in flight. The caller must be [writing](Session::write).
+    /// Finishes the oldest updates until at most `most` are in flight. The caller must hold the guard that
+    /// [`write`](Session::write) returns.
     fn finish(&self, most: usize) -> Result<()> {
         let next = || {
-            let underway = &mut lock(&self.state).underway;
-            if underway.len() > most { underway.pop_front() } else { None }
+            let in_flight = &mut lock(&self.state).in_flight;
+            if in_flight.len() > most { in_flight.pop_front() } else { None }
         };
         // The lock is not held during an update.
         while let Some(finish) = next() {
-            let fetched = finish().inspect_err(|_| self.mark_written())?;
-            self.fetched(fetched);
+            let fetched = finish().inspect_err(|_| self.mark_dirty())?;
+            self.record_fetch(fetched);
         }
         Ok(())
     }
 }
 
-impl Step<'_> {
+impl RunningStep<'_> {
     /// Checks that all values that the step has used could be fetched.
     ///
     /// # Errors
-    /// Returns the error for which they could not be fetched.
+    /// Returns the error because of which they could not be fetched.
     pub fn require_values(&self) -> Result<()> {
         lock(&self.0.state).lost.take().map_or(Ok(()), Err)
     }
 }
 
-impl Drop for Step<'_> {
+impl Drop for RunningStep<'_> {
     fn drop(&mut self) {
         lock(&self.0.state).running -= 1;
     }
 }
 
-impl Drop for Writing<'_> {
+impl Drop for WriteGuard<'_> {
     fn drop(&mut self) {
         lock(&self.0.state).writing = false;
         self.0.written.notify_all();
@@ -268,7 +288,7 @@ impl Drop for Writing<'_> {
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = lock(&self.state);
-        write!(f, "Session({} running, {} updates under way)", state.running, state.underway.len())
+        write!(f, "Session({} running, {} updates in flight)", state.running, state.in_flight.len())
     }
 }
 

@@ -1,4 +1,4 @@
-//! A variable on parameter servers, as one process uses it.
+//! A variable on parameter servers, together with the state that this process keeps for it.
 
 use super::{Dynamic, HostCache, Sharded};
 use candle_core::Var;
@@ -8,129 +8,142 @@ use distribute_optim::RuleSpec;
 use distribute_tensor::HostTensor;
 use std::sync::{Arc, Mutex};
 
-/// A variable on parameter servers, with the candle variable that stands for it in this process.
+/// A variable on parameter servers, with the candle variable that represents it in this process.
 #[derive(Debug)]
 pub struct RemoteVariable {
-    kind: Kind,
-    /// The rule by which servers update it, if this process has set one.
+    addressing: RowAddressing,
+    /// The rule by which servers update the variable, if this process has set one.
     pub(crate) rule: Mutex<Option<RuleSpec>>,
 }
 
 #[derive(Debug)]
-enum Kind {
-    /// Rows with numbers. There is a cache if the variable was created from a candle tensor.
+enum RowAddressing {
+    /// Rows that are numbered from 0. There is a cache if the variable was created from a candle tensor.
     Numbered(Sharded, Option<Arc<HostCache>>),
-    /// Rows with ids. One row stands for all of them in candle's graph, and is never read.
+    /// Rows that are identified by ids. A single row represents all of them in candle's graph; its value is
+    /// never read.
     Ids(Dynamic, Var),
 }
 
-/// The sign bit. It is the largest bit of a row number, and marks negative ids.
+/// The sign bit of an id. Flipping it maps ids to row numbers in the same order.
 const SIGN: u64 = 1 << 63;
 
-/// Returns the row number that stands for an id in gradients. Row numbers have the order of ids.
+/// Returns the row number that represents an id in gradients. Row numbers are in the same order as ids.
 pub fn row_of_id(id: i64) -> usize {
     (id.cast_unsigned() ^ SIGN) as usize
 }
 
-/// Returns the id of a row number from [`row_of_id`].
+/// Returns the id that is represented by a row number from [`row_of_id`].
 pub fn id_of_row(row: usize) -> i64 {
     (row as u64 ^ SIGN).cast_signed()
 }
 
-/// Returns the error of an operation that takes a table of ids as one value.
+/// Returns the error of an operation that requires a single value, for a variable whose rows are identified by ids.
 pub fn no_value(operation: &'static str) -> Error {
     Error::NotSupported {
         operation,
         strategy: "ParameterServerStrategy",
         what: "using a table of ids as one value, since any id has a row",
-        advice: "gather the rows of ids, take those there are by dynamic_rows, and save and restore it by a Checkpoint",
+        advice: "gather the rows of ids, read those that exist by dynamic_rows, and save and restore it by \
+                 a Checkpoint",
     }
 }
 
 impl RemoteVariable {
-    /// Creates a variable whose rows have numbers.
+    /// Creates a variable whose rows are numbered.
     pub fn new(tables: Sharded, cache: Option<Arc<HostCache>>) -> Self {
-        Self { kind: Kind::Numbered(tables, cache), rule: Mutex::default() }
+        Self { addressing: RowAddressing::Numbered(tables, cache), rule: Mutex::default() }
     }
 
-    /// Creates a variable whose rows are ids. `row` is a single row, which gives the shape of all rows.
-    pub fn of_ids(tables: Dynamic, row: Var) -> Self {
-        Self { kind: Kind::Ids(tables, row), rule: Mutex::default() }
+    /// Creates a variable whose rows are identified by ids. `row` is a single row with the shape of all rows.
+    pub fn with_ids(tables: Dynamic, row: Var) -> Self {
+        Self { addressing: RowAddressing::Ids(tables, row), rule: Mutex::default() }
     }
 
-    /// Forgets the rule that this process has set, so that it is sent again before it is needed.
+    /// Discards the record of the rule that this process has set, so that the rule is sent again when it is
+    /// needed.
     pub fn forget_rule(&self) {
         *lock(&self.rule) = None;
     }
 
-    /// Returns the tables on servers.
+    /// Returns the tables on the servers.
     pub fn tables(&self) -> &Sharded {
-        match &self.kind {
-            Kind::Numbered(tables, _) => tables,
-            Kind::Ids(ids, _) => ids.tables(),
+        match &self.addressing {
+            RowAddressing::Numbered(tables, _) => tables,
+            RowAddressing::Ids(ids, _) => ids.tables(),
         }
     }
 
-    /// Returns the tables, if rows have numbers.
+    /// Returns the tables, if the rows are numbered.
     pub fn numbered(&self) -> Option<&Sharded> {
-        match &self.kind {
-            Kind::Numbered(tables, _) => Some(tables),
-            Kind::Ids(..) => None,
+        match &self.addressing {
+            RowAddressing::Numbered(tables, _) => Some(tables),
+            RowAddressing::Ids(..) => None,
         }
     }
 
-    /// Returns the tables, if all rows together are one value.
+    /// Returns the tables, if they form a single value.
     ///
     /// # Errors
-    /// - [`Error::NotSupported`]: the rows are ids.
+    /// - [`Error::NotSupported`]: the rows are identified by ids.
     pub fn value(&self, operation: &'static str) -> Result<&Sharded> {
         self.numbered().ok_or_else(|| no_value(operation))
     }
 
-    /// Returns the tables, if rows are ids.
+    /// Returns the tables, if the rows are identified by ids.
     pub fn ids(&self) -> Option<&Dynamic> {
-        match &self.kind {
-            Kind::Numbered(..) => None,
-            Kind::Ids(ids, _) => Some(ids),
+        match &self.addressing {
+            RowAddressing::Numbered(..) => None,
+            RowAddressing::Ids(ids, _) => Some(ids),
         }
+    }
+
+    /// Returns the index of the server that stores a row. Rows that are identified by ids have the numbers that
+    /// [`row_of_id`] returns.
+    pub fn server_of(&self, row: usize) -> usize {
+        let shard = match &self.addressing {
+            RowAddressing::Numbered(tables, _) => tables.partition.location(row).shard,
+            RowAddressing::Ids(ids, _) => ids.shard(id_of_row(row)),
+        };
+        self.tables().shards().get(shard).map_or(0, |shard| shard.server)
     }
 
     /// Returns the cache that candle computes with, if the variable was created from a candle tensor.
     pub fn cache(&self) -> Option<&Arc<HostCache>> {
-        match &self.kind {
-            Kind::Numbered(_, cache) => cache.as_ref(),
-            Kind::Ids(..) => None,
+        match &self.addressing {
+            RowAddressing::Numbered(_, cache) => cache.as_ref(),
+            RowAddressing::Ids(..) => None,
         }
     }
 
-    /// Returns the candle variable that stands for it in a graph.
+    /// Returns the candle variable that represents this variable in a graph, if there is one.
     pub fn var(&self) -> Option<&Var> {
-        match &self.kind {
-            Kind::Numbered(_, cache) => cache.as_ref().map(|cache| cache.var()),
-            Kind::Ids(_, row) => Some(row),
+        match &self.addressing {
+            RowAddressing::Numbered(_, cache) => cache.as_ref().map(|cache| cache.var()),
+            RowAddressing::Ids(_, row) => Some(row),
         }
     }
 
-    /// Whether candle has only the rows of each batch.
+    /// Returns `true` if only the rows that a batch needs are fetched.
     pub fn is_fetched_by_row(&self) -> bool {
-        self.ids().is_some() || self.cache().is_some_and(|cache| !cache.is_whole())
+        self.ids().is_some() || self.cache().is_some_and(|cache| !cache.fetches_all())
     }
 
-    /// Whether candle can compute with it.
+    /// Returns `true` if candle can compute with the variable.
     pub fn is_ready(&self) -> bool {
         self.cache().is_none_or(|cache| cache.is_ready())
     }
 
-    /// Reads the rows of some ids, in their order.
+    /// Reads the rows with the given ids, in the same order.
     ///
     /// # Errors
     /// - [`Error::Params`]: an id is out of range.
     /// - [`Error::InvalidArgument`]: the variable is a scalar.
     /// - [`Error::Server`]: a server did not answer.
     pub fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
-        match &self.kind {
-            Kind::Numbered(tables, _) => tables.read_rows(operation, ids),
-            Kind::Ids(tables, _) => tables.read_each(operation, ids)?.in_order(),
+        match &self.addressing {
+            RowAddressing::Numbered(tables, _) => tables.read_rows(operation, ids),
+            RowAddressing::Ids(tables, _) => tables.read_unique(operation, ids)?.in_order(),
         }
     }
 }

@@ -12,39 +12,40 @@ pub enum OpenError {
     Io {
         /// The operation that failed.
         action: &'static str,
-        /// The file or folder.
+        /// The path of the file or folder.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Another process uses the folder.
-    #[error("{} is in use by another parameter server: each needs a folder of its own", folder.display())]
+    /// Another process is using the folder.
+    #[error("{} is in use by another parameter server: each needs a separate folder", folder.display())]
     InUse {
-        /// The folder.
+        /// The path of the folder.
         folder: PathBuf,
     },
     /// A log is damaged, or one of its files is missing. The folder is unchanged.
     #[error(
-        "{} {reason}, at byte {offset}: this is not the end of what was written, so that acknowledged changes are lost. Restore the file, or \
-         see by `distribute repair {}` what is lost, and leave it out",
+        "{} {reason}, at byte {offset}: this is not a write that was interrupted, so acknowledged changes are \
+         lost. Restore the file, or list the loss with `distribute repair {}` and remove the damage",
         path.display(), path.parent().unwrap_or(path).display()
     )]
     Damaged {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The offset of the damage in bytes.
         offset: u64,
         /// A description of the damage.
         reason: String,
     },
-    /// A folder was written by another version.
+    /// The folder was written by a different version.
     #[error(
-        "{} was written by another version of this program, whose logs this one does not read. Start that version again, wait until it has \
-         saved all tables (a minute without changes) and end it; or empty the folders of all servers, and restore a checkpoint",
+        "{} was written by another version of this program, whose logs this one does not read. Start that \
+         version again, wait until it has saved all tables (a minute without changes) and stop it; or empty \
+         the folders of all servers, and restore a checkpoint",
         path.display()
     )]
     Version {
-        /// The file.
+        /// The path of the file that contains the version.
         path: PathBuf,
     },
     /// A snapshot cannot be read.
@@ -53,20 +54,21 @@ pub enum OpenError {
         path.display()
     )]
     Snapshot {
-        /// The folder.
+        /// The path of the snapshot's folder.
         path: PathBuf,
         /// A description of the problem.
         reason: String,
     },
-    /// The system cannot start a thread.
+    /// A thread could not be started.
     #[error("a parameter server cannot start a thread: {source}")]
     Thread {
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// The reason why tables could not be saved. The log has all changes since the last snapshot, and grows.
+/// The reason why tables could not be saved. No change is lost: the log keeps all changes since the last snapshot, and
+/// grows.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
@@ -74,17 +76,17 @@ pub enum SnapshotError {
     #[error("snapshot: this server has no folder; open it with ServerOptions")]
     InMemory,
     /// A file or folder cannot be written.
-    #[error("snapshot: {action} {}: {source}; make room there, it is tried again", path.display())]
+    #[error("snapshot: {action} {}: {source}; free space there; the snapshot will be retried", path.display())]
     Io {
         /// The operation that failed.
         action: &'static str,
-        /// The file or folder.
+        /// The path of the file or folder.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A checkpoint cannot be written.
-    #[error("snapshot: {0}; it is tried again")]
+    #[error("snapshot: {0}; it will be retried")]
     Checkpoint(#[from] distribute_checkpoint::Error),
     /// There is not enough memory for a copy of a table.
     #[error("snapshot: {0}")]
@@ -92,9 +94,9 @@ pub enum SnapshotError {
     /// Data of a table cannot be encoded.
     #[error("snapshot: {what} of {name} cannot be written")]
     Head {
-        /// The data.
+        /// The kind of data.
         what: &'static str,
-        /// The table.
+        /// The name of the table.
         name: String,
     },
 }

@@ -1,5 +1,5 @@
-//! The file with the version of a folder's format. It is written after the folder's log exists: from then on, a
-//! missing log is damage.
+//! The file that contains the version of a folder's format. It is written after the folder's log exists: from then on,
+//! a missing log is damage.
 
 use crate::OpenError;
 use distribute_files::WholeFile;
@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The version of the folder's format.
-const VERSION: &str = "2";
+const VERSION: &str = "3";
 
 fn path(folder: &Path) -> PathBuf {
     folder.join("format")
@@ -16,7 +16,7 @@ fn path(folder: &Path) -> PathBuf {
 /// Returns whether a folder has been initialized.
 ///
 /// # Errors
-/// - [`OpenError::Version`]: the folder has another version.
+/// - [`OpenError::Version`]: the folder has a different version.
 pub(crate) fn check(folder: &Path) -> Result<bool, OpenError> {
     let path = path(folder);
     match std::fs::read_to_string(&path) {

@@ -1,7 +1,7 @@
-//! The inspection of a server's folder, without a server.
+//! The inspection of a server's folder while the server is not running.
 
-use crate::codec::Sent;
-use crate::log::{self, Known, ReadError};
+use crate::codec::EncodedRequest;
+use crate::log::{self, LogFacts, ReadError};
 use crate::snapshot::{self, Manifest};
 use crate::store::{files, hold};
 use crate::{OpenError, format};
@@ -21,7 +21,7 @@ pub struct Inspection {
     damage: Vec<Damage>,
     torn: Option<log::Torn>,
     last: Option<u64>,
-    /// The lock that keeps servers out of the folder.
+    /// The lock that prevents servers from using the folder.
     _lock: LockFile,
 }
 
@@ -29,23 +29,23 @@ pub struct Inspection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {
-    /// The file, which may be the missing one.
+    /// The damaged file, or the path of a missing one.
     pub path: PathBuf,
     /// The range of unreadable bytes.
     pub bytes: Range<u64>,
-    /// A description of the damage, to be read after the name of the file.
+    /// A description of the damage, formulated as the end of a sentence that begins with the name of the file.
     pub reason: String,
-    /// The number of lost changes; `None` if no readable record follows.
+    /// The number of lost changes; `None` if it is unknown because no readable record follows.
     pub lost: Option<u64>,
 }
 
-/// Inspects the folder of a server that is not running: the number of changes in its log, and the damage. The
-/// folder is not changed.
+/// Inspects the folder of a server that is not running, and returns the number of changes in its log and the damage.
+/// The folder is not changed.
 ///
 /// # Errors
 /// - [`OpenError::InUse`]: a server uses the folder.
 /// - [`OpenError::Snapshot`]: tables cannot be read, or are missing. A server cannot start without them.
-/// - [`OpenError::Version`]: another version has written the folder.
+/// - [`OpenError::Version`]: a different version has written the folder.
 /// - [`OpenError::Io`]: the folder or a file cannot be read.
 ///
 /// ```
@@ -80,15 +80,18 @@ pub fn inspect(folder: impl AsRef<Path>) -> Result<Inspection, OpenError> {
     }
     let start = manifest.as_ref().map(|manifest| manifest.start);
     let (_, firsts) = files(&folder, start)?;
-    let known = Known { start: start.unwrap_or_default(), begun };
+    let known = LogFacts { start: start.unwrap_or_default(), begun };
     let (mut changes, mut log) = (0, Vec::new());
     let tail = log::read(
         &folder,
         &firsts,
         known,
         |_, record| {
-            let read =
-                if record.is_refusal() { Ok(()) } else { Sent::decode(record.head, record.body).map(drop) };
+            let read = if record.is_refusal() {
+                Ok(())
+            } else {
+                EncodedRequest::decode(record.head, record.body).map(drop)
+            };
             changes += u64::from(read.is_ok());
             read.map_err(|error| format!("cannot be read ({error})"))
         },
@@ -108,16 +111,16 @@ impl Inspection {
         self.changes
     }
 
-    /// Returns the damage, in the order of the log. A server only starts if there is none.
+    /// Returns the damage, in the order of the log. A server only starts if there is no damage.
     pub fn damage(&self) -> &[Damage] {
         &self.damage
     }
 
-    /// Removes the damage from the log, and returns the paths of the original files, which are kept in the
-    /// folder `set-aside`. All readable changes are kept; the others are lost.
+    /// Removes the damage from the log, and returns the paths of the original files, which are kept in the folder
+    /// `set-aside`. All readable changes are kept; the others are lost.
     ///
     /// # Errors
-    /// - [`OpenError::Io`]: a file cannot be written. Files that were already set aside are kept there.
+    /// - [`OpenError::Io`]: a file cannot be written. Files that were already moved to `set-aside` stay there.
     pub fn repair(self) -> Result<Vec<PathBuf>, OpenError> {
         let kept =
             log::repair(&self.log, self.last).map_err(OpenError::io("repairing the log in", &self.folder))?;
@@ -145,7 +148,7 @@ impl fmt::Display for Damage {
             Some(0) => write!(f, "; no change is lost by it"),
             Some(1) => write!(f, "; 1 change is lost"),
             Some(lost) => write!(f, "; {lost} changes are lost"),
-            None => write!(f, "; how many changes are lost cannot be told"),
+            None => write!(f, "; the number of lost changes is unknown"),
         }
     }
 }
@@ -161,7 +164,8 @@ impl fmt::Display for Inspection {
         if let Some(log::Torn { bytes, .. }) = torn {
             write!(
                 f,
-                "; at its end are {bytes} bytes of a change that was being written, which the next start sets aside"
+                "; at its end are {bytes} bytes of a change that was being written, which the next start \
+                 backs up and removes"
             )?;
         }
         damage.iter().try_for_each(|damage| write!(f, "\n  {damage}"))

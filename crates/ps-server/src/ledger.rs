@@ -1,27 +1,27 @@
-//! The changes that clients have already made.
+//! The record of changes that were already applied for clients.
 
 use distribute_cluster::Deadline;
 use distribute_ps_tables::{Admission, ClientPushes, Error, PushWindows, Refusal, RefusalKind};
 use parking_lot::{Condvar, Mutex};
 use std::time::Duration;
 
-/// The number of clients that are remembered, with about 300 bytes each. If there are more, the least recently
-/// active one is forgotten.
+/// The maximum number of clients of which a record is kept, which takes about 300 bytes for each client. If there are
+/// more clients, the record of the least recently active one is discarded.
 const CLIENTS: usize = 65_536;
 
-/// The time that a repeated change waits for the first attempt, if that is still in progress.
+/// The maximum time that a repeated change waits for the first attempt, if that is still in progress.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The decision about a received change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Decision {
     /// The change is new.
     Apply,
-    /// The change was made by an earlier attempt.
+    /// The change was already applied by an earlier attempt.
     Applied,
 }
 
-/// The changes of all clients: a [`PushWindows`] for use by several threads.
+/// The record of all clients' changes: a [`PushWindows`] for use by several threads.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     windows: Mutex<PushWindows>,
@@ -35,20 +35,21 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// Decides about a change. If an earlier attempt is in progress, this waits for it.
-    pub fn begin(&self, client: u64, sequence: u64) -> Result<Turn, Refusal> {
+    /// Decides whether a change is applied. If an earlier attempt is in progress, this waits until it has completed.
+    pub fn begin(&self, client: u64, sequence: u64) -> Result<Decision, Refusal> {
         let mut deadline = Deadline::after(PATIENCE);
         let mut windows = self.windows.lock();
         loop {
             match windows.begin(client, sequence)? {
-                Admission::Apply => return Ok(Turn::Apply),
-                Admission::Applied => return Ok(Turn::Applied),
-                Admission::UnderWay => {}
+                Admission::Apply => return Ok(Decision::Apply),
+                Admission::Applied => return Ok(Decision::Applied),
+                Admission::InProgress => {}
             }
             let slice = deadline.look();
             if slice.is_zero() {
                 let text = format!(
-                    "change {sequence} of client {client:x} has been under way for {PATIENCE:?}, for an earlier attempt; repeat it later"
+                    "change {sequence} of client {client:x} has been in progress for {PATIENCE:?} in an \
+                     earlier attempt; retry it later"
                 );
                 return Err(Refusal::new(RefusalKind::Busy, text));
             }
@@ -57,20 +58,20 @@ impl Ledger {
         }
     }
 
-    /// Records the result of a change that was to be applied.
+    /// Records the result of a change for which [`begin`](Self::begin) returned [`Decision::Apply`].
     pub fn done(&self, client: u64, sequence: u64, applied: bool) {
         self.windows.lock().done(client, sequence, applied);
         self.changed.notify_all();
     }
 
     /// Records the result of a change from the log.
-    pub fn note(&self, client: u64, sequence: u64, applied: bool) {
-        self.windows.lock().note(client, sequence, applied);
+    pub fn record(&self, client: u64, sequence: u64, applied: bool) {
+        self.windows.lock().record(client, sequence, applied);
     }
 
-    /// Returns whether a client is remembered, or may have been forgotten.
-    pub fn may_know(&self, client: u64) -> bool {
-        self.windows.lock().may_know(client)
+    /// Returns whether a client is recorded, or its record may have been discarded.
+    pub fn may_remember(&self, client: u64) -> bool {
+        self.windows.lock().may_remember(client)
     }
 
     /// Returns the records of all clients, for saving.
@@ -102,12 +103,12 @@ mod tests {
     #[test]
     fn a_change_that_comes_again_waits_for_the_first_one() {
         watched(|| {
-            for (first_is_made, then) in [(true, Turn::Applied), (false, Turn::Apply)] {
+            for (first_is_made, then) in [(true, Decision::Applied), (false, Decision::Apply)] {
                 let ledger = Arc::new(Ledger::default());
-                assert_eq!(ledger.begin(1, 7).unwrap(), Turn::Apply);
+                assert_eq!(ledger.begin(1, 7).unwrap(), Decision::Apply);
                 let again = ledger.clone();
                 let again = std::thread::spawn(move || again.begin(1, 7).unwrap());
-                assert_eq!(ledger.begin(1, 8).unwrap(), Turn::Apply);
+                assert_eq!(ledger.begin(1, 8).unwrap(), Decision::Apply);
                 ledger.done(1, 7, first_is_made);
                 assert_eq!(again.join().unwrap(), then);
             }

@@ -1,7 +1,10 @@
 //! Parameter servers: tables of variables as a service, its client, and its persistence.
 //!
-//! The operations on tables are in [`distribute_ps_tables::Tables`]. This crate adds a network service and storage
-//! on disk.
+//! The operations on tables are in [`distribute_ps_tables::Tables`]. This crate adds a network service and storage on
+//! disk. It does not depend on strategies or models.
+//!
+//! A change passes through [`Connection`], its flow control, the codec, the service, the codec, the ledger, the log and
+//! the tables, and then its response returns. Other threads save each table, and then remove earlier logs.
 //!
 //! | module | contents |
 //! |---|---|
@@ -47,16 +50,16 @@
 //!
 //! # Failures
 //!
-//! - A request has a deadline, and is sent again until then whenever the connection is lost. Changes are
-//!   numbered, so that the server applies each at most once. An acknowledged change was applied. Requests of
-//!   one thread arrive in the order in which they were started, even if connections are lost.
+//! - A request has a deadline. Until then, it is sent again whenever the connection is lost. Changes are numbered, so
+//!   that the server applies each at most once. An acknowledged change was applied. Requests of one thread arrive in
+//!   the order in which they were started, even if connections are lost.
 //! - A server with a folder appends each change to a log before it applies it. It acknowledges the change when
 //!   it is as safe as [`Durability`] requires. After a restart it has the same state, including the numbers of
 //!   changes. A record that was being written when the process was killed was not acknowledged, and is set
 //!   aside with a warning. Any other difference from the written bytes is an error with the file and the
 //!   offset; [`inspect`](fn@inspect) lists the lost changes.
-//! - If the disk is full or fails, changes are refused and have no effect. Reads continue.
-//! - Received bytes are checked before they are used. Invalid requests are refused, and the server continues.
+//! - If the disk is full or fails, changes are rejected and have no effect. Reads continue.
+//! - Received bytes are checked before they are used. Invalid requests are rejected, and the server continues.
 
 #![forbid(unsafe_code)]
 
@@ -87,7 +90,7 @@ pub const SERVICE: &str = "parameters";
 /// The name of the service of [`Replicas`].
 pub const REPLICAS: &str = "replicas";
 
-/// The code blocks of the guide are tests.
+/// The guide, whose code blocks are run as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/parameter-servers.md")]
+#[doc = include_str!("../../../docs/clusters/parameter-servers.md")]
 struct Guide;

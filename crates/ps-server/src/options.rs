@@ -1,17 +1,16 @@
-//! The folder of a server, and the intervals of writes.
+//! The settings of a server: its folder, and the intervals at which it writes to the folder.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The safety of an acknowledged change on disk. With each of these, nothing is lost when the process is
-/// killed.
+/// The durability of acknowledged changes. With every variant, nothing is lost if only the process is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// The change is on disk: nothing is lost at a power failure. Concurrent changes share one sync.
+    /// The change is on disk: nothing is lost in a power failure. Concurrent changes share one sync.
     Disk,
-    /// The change is in the page cache, and is synced to disk within this time.
+    /// The change is in the page cache, and is synced to disk within the given time.
     Soon(Duration),
-    /// The change is in the page cache, and the system decides when it is written to disk.
+    /// The change is in the page cache, and the operating system decides when it is written to disk.
     System,
 }
 
@@ -26,6 +25,7 @@ pub enum Durability {
 ///     .snapshot_every(Duration::from_secs(300))
 ///     .snapshot_after(1 << 30);
 /// ```
+#[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerOptions {
     pub(crate) folder: PathBuf,
@@ -36,7 +36,8 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// Creates settings with a folder of this server's own, which is created if it does not exist.
+    /// Creates settings with the folder of a server. Each server needs a separate folder, which is created if it does
+    /// not exist.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let durability = Durability::Soon(Duration::from_secs(1));
         Self {
@@ -48,7 +49,7 @@ impl ServerOptions {
         }
     }
 
-    /// Sets the safety of an acknowledged change; by default it is on disk within a second.
+    /// Sets the durability of acknowledged changes; by default, they are on disk within a second.
     pub fn durability(self, durability: Durability) -> Self {
         Self { durability, ..self }
     }
@@ -58,15 +59,15 @@ impl ServerOptions {
         Self { every, ..self }
     }
 
-    /// Sets the size of the log in bytes after which all tables are saved before the interval has passed;
-    /// 256 MiB by default. The log must also be at least twice as large as the tables. A restarted server reads a
-    /// log of up to this size.
+    /// Sets the size of the log in bytes after which all tables are saved before the interval has passed; 256 MiB by
+    /// default. In addition, the log must be at least twice as large as the tables. A server that restarts reads a log
+    /// of up to about this size.
     pub fn snapshot_after(self, bytes: u64) -> Self {
         Self { after: bytes.max(1), ..self }
     }
 
-    /// Sets the maximum number of bytes of the tables, values and slots; by default three quarters of the
-    /// memory of the machine or container. A request that would exceed it is refused, and changes nothing.
+    /// Sets the maximum size in bytes of all tables, including slots; by default, three quarters of the memory of the
+    /// machine or container. A request that would exceed it is rejected, and changes nothing.
     pub fn memory(self, bytes: usize) -> Self {
         Self { memory: Some(bytes), ..self }
     }

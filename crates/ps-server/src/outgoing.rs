@@ -8,13 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The maximum number of bytes that a client may have to receive before its next request is served.
-const MOST: u64 = 64 << 20;
+/// The maximum number of bytes of responses that a client has not received yet. If there are more, its next request
+/// waits.
+const MAX: u64 = 64 << 20;
 
-/// The time between two checks of what the client has read, because no event signals that.
+/// The time between two checks of which bytes the client has read, because no event signals this.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// The bytes of responses that were not sent yet.
+/// The number of bytes of responses that each client has not received yet.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     callers: Mutex<BTreeMap<Task, u64>>,
@@ -29,25 +30,25 @@ struct Counted {
 }
 
 impl Outgoing {
-    /// Waits until a client has received enough of its responses. Responses that it reads in shared memory are
-    /// only released by `settle`.
-    pub fn room(&self, caller: &Task, settle: impl Fn()) -> Result<(), Refusal> {
-        self.room_within(caller, deadline::DEFAULT_TIMEOUT, settle)
+    /// Waits until a client has received enough of its responses. `reclaim` must release the responses in shared memory
+    /// that the client has already read.
+    pub fn wait_for_room(&self, caller: &Task, reclaim: impl Fn()) -> Result<(), Refusal> {
+        self.room_within(caller, deadline::DEFAULT_TIMEOUT, reclaim)
     }
 
-    fn room_within(&self, caller: &Task, patience: Duration, settle: impl Fn()) -> Result<(), Refusal> {
+    fn room_within(&self, caller: &Task, patience: Duration, reclaim: impl Fn()) -> Result<(), Refusal> {
         let mut deadline = Deadline::after(patience);
-        let too_many = |callers: &BTreeMap<Task, u64>| callers.get(caller).copied().filter(|n| *n >= MOST);
+        let too_many = |callers: &BTreeMap<Task, u64>| callers.get(caller).copied().filter(|n| *n >= MAX);
         while too_many(&self.callers.lock()).is_some() {
             // This drops bodies, which takes the lock.
-            settle();
+            reclaim();
             let mut callers = self.callers.lock();
             let Some(bytes) = too_many(&callers) else { break };
             let slice = deadline.look();
             if slice.is_zero() {
                 let text = format!(
-                    "{bytes} bytes that {caller} asked for before have not been taken within {patience:?}; ask for less at once, and \
-                     see what that task is doing"
+                    "{bytes} bytes that {caller} requested before were not received within {patience:?}; \
+                     request less at once, and check what that task is doing"
                 );
                 return Err(Refusal::new(RefusalKind::Busy, text));
             }
@@ -58,7 +59,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Counts a body until it is dropped.
+    /// Adds the size of a body to the client's total, until the returned body is dropped.
     pub fn count(self: &Arc<Self>, caller: Task, body: Bytes) -> Bytes {
         if body.is_empty() {
             return body;
@@ -99,21 +100,21 @@ mod tests {
         watched(|| {
             let outgoing = Arc::<Outgoing>::default();
             let (slow, other) = (Job::Worker.task(0), Job::Worker.task(1));
-            let half = Bytes::from(vec![0; MOST as usize / 2]);
+            let half = Bytes::from(vec![0; MAX as usize / 2]);
             let first = outgoing.count(slow.clone(), half.clone());
-            outgoing.room(&slow, || ()).unwrap();
+            outgoing.wait_for_room(&slow, || ()).unwrap();
             let second = outgoing.count(slow.clone(), half.clone());
             let refusal = outgoing.room_within(&slow, Duration::from_millis(5), || ()).unwrap_err();
             assert_eq!(refusal.kind, RefusalKind::Busy);
-            assert!(refusal.text.starts_with("67108864 bytes that worker 0 asked for before"), "{refusal}");
-            outgoing.room(&other, || ()).unwrap();
+            assert!(refusal.text.starts_with("67108864 bytes that worker 0 requested before"), "{refusal}");
+            outgoing.wait_for_room(&other, || ()).unwrap();
             // A slice keeps the whole body counted.
             let piece = second.slice(7..9);
             drop(second);
             assert!(outgoing.room_within(&slow, Duration::from_millis(5), || ()).is_err());
             let waits = std::thread::spawn({
                 let (outgoing, slow) = (outgoing.clone(), slow.clone());
-                move || outgoing.room(&slow, || ()).unwrap()
+                move || outgoing.wait_for_room(&slow, || ()).unwrap()
             });
             drop(piece);
             waits.join().unwrap();

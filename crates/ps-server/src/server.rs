@@ -14,9 +14,9 @@ use std::sync::Arc;
 /// A [`Service`] for a [`Server`](distribute_rpc::Server) that handles requests about the tables of this
 /// process.
 ///
-/// Each connection has a thread of the server, which executes its requests one after another. Requests of
-/// several connections are executed concurrently, also on the same table. Clones are the same service, so a
-/// server can be stopped and another one started with the same tables.
+/// Each connection has a thread of the server, which executes its requests one after another. Requests of several
+/// connections are executed concurrently, even on the same table. Clones share the same tables, so a server can be
+/// stopped and another one started with them.
 ///
 /// ```
 /// use distribute_cluster::{ClusterSpec, Job};
@@ -44,7 +44,7 @@ pub struct ParameterServer {
 }
 
 impl ParameterServer {
-    /// Creates a server without tables, which only keeps them in memory.
+    /// Creates a server without tables. It keeps tables only in memory.
     pub fn new() -> Self {
         Self::of(Store::in_memory())
     }
@@ -62,18 +62,19 @@ impl ParameterServer {
         Store::open(options, Arc::new(open_disk)).map(Self::of)
     }
 
-    /// Sets the number of bytes that the tables may take: see [`ServerOptions::memory`].
+    /// Sets the maximum size of the tables in bytes: see [`ServerOptions::memory`].
     pub fn memory(self, bytes: usize) -> Self {
         self.tables().set_memory(bytes);
         self
     }
 
-    /// Replicates this server to a follower. Changes acknowledged from now on are also there, and a server that
-    /// comes back without its folder resumes from it. `clients` connect to the cluster's servers. `by` is the
-    /// follower, with the service [`REPLICAS`](crate::REPLICAS), and `number` is the number of this server.
+    /// Replicates this server to a follower. Changes that are acknowledged from then on are also on the follower, and a
+    /// server that restarts without its folder resumes from the follower's copy. `clients` connects to the cluster's
+    /// servers. `by` is the task of the follower, whose server must have the service [`REPLICAS`](crate::REPLICAS).
+    /// `number` is the index of this server.
     ///
-    /// Calls wait until the follower has been reached, for up to a minute, and are then refused with the kind
-    /// `Busy`. The same holds for changes while the follower is unavailable.
+    /// Calls wait until the follower has been reached, for up to a minute, and are then rejected with
+    /// [`RefusalKind::Busy`]. The same applies to changes while the follower is unavailable.
     ///
     /// # Errors
     /// - [`OpenError::Thread`]: a thread cannot be started.
@@ -82,9 +83,8 @@ impl ParameterServer {
         Ok(self)
     }
 
-    /// Returns the service with which this server follows server `of`, and requests its copy. `clients` connect
-    /// to the cluster's servers, and the number of the followed server is its index. The name of the service is
-    /// [`REPLICAS`](crate::REPLICAS).
+    /// Returns the service with which this server follows server `of`, and begins to request the copy. `clients`
+    /// connects to the cluster's servers. The service must be added under the name [`REPLICAS`](crate::REPLICAS).
     ///
     /// # Errors
     /// - [`OpenError::Thread`]: a thread cannot be started.
@@ -92,8 +92,7 @@ impl ParameterServer {
         self.store.replicas(clients, of).map_err(|source| OpenError::Thread { source })
     }
 
-    /// Saves all tables now, in addition to the automatic snapshots. Changes of a table wait while it is
-    /// copied.
+    /// Saves all tables now, in addition to the automatic snapshots. Changes to a table wait while it is copied.
     ///
     /// # Errors
     /// Returns a [`SnapshotError`] if tables cannot be saved.
@@ -101,8 +100,8 @@ impl ParameterServer {
         self.store.core().snapshot()
     }
 
-    /// Returns the tables. Direct changes to them are not logged.
-    pub fn tables(&self) -> &Tables {
+    /// Returns the tables of this server. Changes made directly to them are not logged.
+    pub fn tables(&self) -> &Arc<Tables> {
         self.store.core().tables()
     }
 }
@@ -117,17 +116,21 @@ impl Service for ParameterServer {
     fn call(&self, call: Call, reply: Reply) {
         let Call { caller, message } = call;
         let unreadable = |error: Malformed| {
-            let text = format!("what {caller} sent is no request: {error}; are both of the same build?");
+            let text = format!(
+                "{caller} sent something other than a request: {error}; are both of the \
+                 same build?"
+            );
             Refusal::new(RefusalKind::Malformed, text)
         };
         let read = codec::Call::decode(message).map_err(unreadable);
         let read = read.and_then(|call| may(&caller, &call).map(|()| call));
-        let (answers, batch, half) =
-            match read.and_then(|call| self.outgoing.room(&caller, || reply.settle()).map(|()| call)) {
-                Ok(call) => (self.store.core().answer(&call), call.batch, call.half),
-                Err(refusal) => (vec![Err(refusal)], false, false),
-            };
-        match codec::encode_answer(answers, batch, half, |len| reply.memory(len)) {
+        let (answers, batch, wires) = match read
+            .and_then(|call| self.outgoing.wait_for_room(&caller, || reply.reclaim()).map(|()| call))
+        {
+            Ok(call) => (self.store.core().answer(&call), call.batch, call.wires()),
+            Err(refusal) => (vec![Err(refusal)], false, Vec::new()),
+        };
+        match codec::encode_answer(answers, batch, &wires, |len| reply.memory(len)) {
             Ok(message) => reply.answer(message.head, self.outgoing.count(caller, message.body)),
             Err(error) => reply.fail(format!("the answer cannot be sent: {error}")),
         }
@@ -137,13 +140,13 @@ impl Service for ParameterServer {
 /// Checks that a task may send a call.
 ///
 /// # Errors
-/// - [`RefusalKind::NotAllowed`]: the call begins a job, and its client is not the chief.
+/// - [`RefusalKind::NotAllowed`]: the call begins a job, and its sender is not the chief.
 // INV-81
 fn may(caller: &Task, call: &codec::Call) -> Result<(), Refusal> {
-    let begins = |sent: &codec::Sent| matches!(sent.request, Request::BeginJob { .. });
+    let begins = |sent: &codec::EncodedRequest| matches!(sent.request, Request::BeginJob { .. });
     if *caller == Job::Chief.task(0) || !call.requests.iter().any(begins) {
         return Ok(());
     }
-    let text = format!("begin_job: {caller} may not begin a job: the coordinator does, which is chief 0");
+    let text = format!("begin_job: {caller} may not begin a job: only the coordinator may, which is chief 0");
     Err(Refusal::new(RefusalKind::NotAllowed, text))
 }

@@ -1,13 +1,13 @@
 //! Snapshots: all tables on disk, so that the log can start again.
 //!
 //! A snapshot consists of a checkpoint for each table, `tables-<n>/0`, `tables-<n>/1`, …, and the folder
-//! `snapshot-<n>` that lists them. This folder is written after all checkpoints. `n` is the number of the first
-//! record of the log that is not in all of them. For each table, the number of the first record that must be
-//! replayed is stored.
+//! `snapshot-<n>`, which lists them. This folder is written after all checkpoints. `n` is the number of the log's first
+//! record that is not contained in all of them. For each table, the number of the first record that must be replayed is
+//! stored.
 
 use crate::{OpenError, SnapshotError};
 use distribute_checkpoint::{Reader, Writer};
-use distribute_files::{Partial, whole_name};
+use distribute_files::{Partial, destination_name};
 use distribute_optim::RuleSpec;
 use distribute_ps_tables::{
     ClientPushes, ClosureChanges, DynamicOptions, DynamicState, ImageContents, Initializer, TableImage,
@@ -24,30 +24,31 @@ use std::path::{Path, PathBuf};
 /// The manifest of a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Manifest {
-    /// The record of the log at which replay begins.
+    /// The number of the log's record at which replay begins.
     pub start: u64,
-    /// The first record that is not in each table.
+    /// The name of each table, with the number of the first record that is not in its checkpoint.
     pub tables: BTreeMap<String, u64>,
-    /// The highest number of each client's changes, and the numbers of those that were applied.
+    /// The record of each client: its id, the highest sequence number of its changes, and the sequence numbers of those
+    /// that were applied.
     clients: Vec<(u64, u64, Vec<u64>)>,
-    /// The job that had begun.
+    /// The greatest number of a job that had begun.
     pub job: u64,
 }
 
 /// The description of a table, without its tensors.
 #[derive(Debug, Serialize, Deserialize)]
-struct About {
+struct TableDescription {
     name: String,
     fingerprint: u64,
     described: String,
     rule: Option<RuleSpec>,
     slots: Vec<String>,
-    dynamic: Option<AboutDynamic>,
+    dynamic: Option<DynamicDescription>,
     steps: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct AboutDynamic {
+struct DynamicDescription {
     row_shape: Vec<usize>,
     dtype: String,
     initializer: Initializer,
@@ -59,10 +60,10 @@ struct AboutDynamic {
 const SNAPSHOT: &str = "snapshot-";
 const TABLES: &str = "tables-";
 
-/// The name of the tensor that holds the description.
+/// The name of the tensor that contains the description.
 const ABOUT: &str = "about";
 
-/// The name of a table's tensor with the changes of closures.
+/// The name of the tensor that contains the changes of closures to a table.
 const CLOSURES: &str = "closures";
 
 impl Manifest {
@@ -83,7 +84,7 @@ impl Manifest {
     /// Writes the manifest, which completes the snapshot.
     pub fn save(&self, folder: &Path) -> Result<(), SnapshotError> {
         let mut writer = Writer::new();
-        writer.insert(ABOUT, packed(self, "manifest", "all tables")?)?;
+        writer.insert(ABOUT, pack(self, "manifest", "all tables")?)?;
         writer.metadata("tables", self.tables.len() as u64);
         Ok(writer.save(manifest_path(folder, self.start), 1)?)
     }
@@ -94,7 +95,7 @@ impl Manifest {
         let path = manifest_path(folder, start);
         let wrong = |reason: String| OpenError::Snapshot { path: path.clone(), reason };
         let reader = Reader::open(&path).map_err(|error| wrong(error.to_string()))?;
-        let manifest: Self = unpacked(&reader).map_err(wrong)?;
+        let manifest: Self = unpack(&reader).map_err(wrong)?;
         Ok(Some(manifest))
     }
 }
@@ -107,12 +108,12 @@ fn tables_path(folder: &Path, start: u64) -> PathBuf {
     folder.join(format!("{TABLES}{start:020}"))
 }
 
-/// Returns whether this snapshot exists.
+/// Returns whether the snapshot with number `start` exists.
 pub(crate) fn exists(folder: &Path, start: u64) -> bool {
     manifest_path(folder, start).exists()
 }
 
-/// Creates the folder of a snapshot's tables, and removes one that was not finished.
+/// Creates the folder of a snapshot's tables. An unfinished one is removed first.
 pub(crate) fn begin(folder: &Path, start: u64) -> Result<(), SnapshotError> {
     let path = tables_path(folder, start);
     if path.exists() {
@@ -152,17 +153,31 @@ pub(crate) fn save_table(
                 writer.insert(format!("{part}/used"), HostTensor::vector(used))?;
                 put(format!("{part}/"), values, slots, &mut writer)?;
             }
-            Some(AboutDynamic { row_shape, dtype: dtype.name().to_owned(), initializer, options, waiting })
+            Some(DynamicDescription {
+                row_shape,
+                dtype: dtype.name().to_owned(),
+                initializer,
+                options,
+                waiting,
+            })
         }
     };
     writer.metadata("name", name.clone());
-    let about = About { name: name.clone(), fingerprint, described, rule, slots: slot_names, dynamic, steps };
-    writer.insert(ABOUT, packed(&about, "description", &name)?)?;
+    let about = TableDescription {
+        name: name.clone(),
+        fingerprint,
+        described,
+        rule,
+        slots: slot_names,
+        dynamic,
+        steps,
+    };
+    writer.insert(ABOUT, pack(&about, "description", &name)?)?;
     writer.insert(CLOSURES, HostTensor::vector(closures.to_numbers()))?;
     Ok(writer.save(tables_path(folder, start).join(i.to_string()), 1)?)
 }
 
-/// Reads the `i`-th table of a snapshot, which must have this name.
+/// Reads the `i`-th table of a snapshot, which must have the given name.
 pub(crate) fn load_table(
     folder: &Path,
     (start, i): (u64, usize),
@@ -173,7 +188,7 @@ pub(crate) fn load_table(
         if image.name == name {
             Ok(image)
         } else {
-            Err(format!("it is table {}, and {name} belongs there", image.name))
+            Err(format!("it is table {}, but {name} was expected", image.name))
         }
     });
     image.map_err(|reason| OpenError::Snapshot { path, reason })
@@ -181,7 +196,7 @@ pub(crate) fn load_table(
 
 fn load(path: &Path) -> Result<TableImage, String> {
     let reader = Reader::open(path).map_err(|error| error.to_string())?;
-    let About { name, fingerprint, described, rule, slots, dynamic, steps } = unpacked(&reader)?;
+    let TableDescription { name, fingerprint, described, rule, slots, dynamic, steps } = unpack(&reader)?;
     let tensor = |name: String| reader.tensor(&name).map_err(|error| error.to_string());
     let slots_of = |prefix: &str| -> Result<Vec<_>, String> {
         slots.iter().map(|slot| Ok((slot.clone(), tensor(format!("{prefix}slots/{slot}"))?))).collect()
@@ -192,7 +207,7 @@ fn load(path: &Path) -> Result<TableImage, String> {
             values: tensor("values".to_owned())?,
             slots: slots_of("")?,
         }),
-        Some(AboutDynamic { row_shape, dtype, initializer, options, waiting }) => {
+        Some(DynamicDescription { row_shape, dtype, initializer, options, waiting }) => {
             let dtype: DType = dtype.parse().map_err(|error| format!("{error}"))?;
             let mut parts = Vec::new();
             for (part, counts) in waiting.into_iter().enumerate() {
@@ -216,7 +231,7 @@ fn load(path: &Path) -> Result<TableImage, String> {
 /// Removes the files of other snapshots: earlier ones, and unfinished ones.
 pub(crate) fn remove_others(folder: &Path, start: Option<u64>) -> Result<(), OpenError> {
     for name in names(folder)? {
-        if whole_name(&name).is_some_and(|name| name.starts_with(SNAPSHOT)) {
+        if destination_name(&name).is_some_and(|name| name.starts_with(SNAPSHOT)) {
             Partial::clear_folder(&folder.join(name));
         }
     }
@@ -229,7 +244,7 @@ pub(crate) fn remove_others(folder: &Path, start: Option<u64>) -> Result<(), Ope
     Ok(())
 }
 
-/// Returns the numbers after a prefix among the names of a folder.
+/// Returns the numbers in those names of a folder that begin with a prefix.
 fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u64>, OpenError> {
     let number = |name: &OsString| name.to_str()?.strip_prefix(prefix)?.parse().ok();
     Ok(names(folder)?.iter().filter_map(number).collect())
@@ -240,15 +255,15 @@ fn names(folder: &Path) -> Result<Vec<OsString>, OpenError> {
     entries.map(|entry| Ok(entry.map_err(OpenError::io("reading", folder))?.file_name())).collect()
 }
 
-fn packed(what: &impl Serialize, kind: &'static str, name: &str) -> Result<HostTensor, SnapshotError> {
+fn pack(what: &impl Serialize, kind: &'static str, name: &str) -> Result<HostTensor, SnapshotError> {
     let bytes =
         postcard::to_stdvec(what).map_err(|_| SnapshotError::Head { what: kind, name: name.to_owned() })?;
     Ok(HostTensor::vector(bytes))
 }
 
-fn unpacked<T: DeserializeOwned>(reader: &Reader) -> Result<T, String> {
+fn unpack<T: DeserializeOwned>(reader: &Reader) -> Result<T, String> {
     let bytes = reader.tensor(ABOUT).map_err(|error| error.to_string())?;
     let bytes = bytes.as_slice::<u8>().unwrap_or_default();
     postcard::from_bytes(bytes)
-        .map_err(|_| "what it says of itself cannot be read: was it written by another version?".to_owned())
+        .map_err(|_| "its description cannot be decoded: was it written by another version?".to_owned())
 }

@@ -71,7 +71,7 @@ fn tables(rows: usize) -> Outcome {
     let make = || -> Outcome<Arc<Table>> {
         let ones = Initializer::new(Distribution::Constant(1.), 0, "t");
         let whole = (RowPartition::div(rows, 1), 0);
-        Ok(Arc::new(Table::drawn("t", &[rows, WIDTH], DType::F32, &ones, whole)?))
+        Ok(Arc::new(Table::initialized("t", &[rows, WIDTH], DType::F32, &ones, whole)?))
     };
     let values = HostTensor::new(vec![1f32; BATCH * WIDTH], [BATCH, WIDTH])?;
     let push = Push::at(Step::after(0, 0.01));
@@ -142,8 +142,8 @@ fn dynamic_tables(rows: usize) -> Outcome {
         let ids: Vec<i64> = (first..first + BATCH).map(id).collect();
         table.push_rows(push, &ids, &values)?;
     }
-    let made = table.len() as f64 / watch.seconds() / 1e6;
-    println!("{rows:>10} {:28} {made:>10.1}", "dynamic: rows made");
+    let created = table.len() as f64 / watch.seconds() / 1e6;
+    println!("{rows:>10} {:28} {created:>10.1}", "dynamic: rows made");
     line(rows, "dynamic: read_rows", |threads| {
         rate(threads, rows, |_| {
             |ids: &[usize], _| {

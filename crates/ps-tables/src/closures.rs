@@ -1,32 +1,40 @@
-//! The changes that closures have made to a table, so that a retried closure changes nothing twice.
+//! A record of the changes that closures have made to a table, so that no change of a retried closure is applied twice.
+
+// - INV-59: of changes with the same job, closure and number, from any execution of the closure. The record is
+//   consistent with the table in its image, and so also on a restarted server and on a follower. It is dropped when
+//   the closure has ended, and later changes of the closure are refused. When a greater job has begun, no change of
+//   another one is made. Changes of a table are made in the order of the log (INV-53), and those of no table after
+//   all earlier ones. Tests: `ps-tables/src/closures.rs`, `service/exactly_once.rs`,
+//   `ps-client/src/closure_sequence.rs`, `ps-server/src/store/tests/closures.rs`, `ps-server/tests/it/closures.rs`,
+//   `clusters/parameter_servers/closures.rs`, `clusters/coordinator/kills.rs`, `clusters/coordinator/restarts.rs`.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The maximum number of entries of a table, each for up to 64 changes of one closure.
-const MOST: usize = 65_536;
+const MAX: usize = 65_536;
 const BITS: u64 = u64::BITS as u64;
 
-/// The origin of a change: a closure, no matter how often and on which worker it is run.
+/// The origin of a change: a closure, regardless of how often and on which workers it is executed.
 ///
 /// A closure is a call that a coordinator schedules on a worker, and retries on another one if the first has
 /// failed or seems to have failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
-    /// The coordinator's job, see [`Request::BeginJob`](crate::Request::BeginJob); 0 if no job was begun.
+    /// The number of the coordinator's job, see [`Request::BeginJob`](crate::Request::BeginJob); 0 if no job was begun.
     pub job: u64,
-    /// The number of the closure in its job.
+    /// The sequence number of the closure in its job.
     pub closure: u64,
-    /// All closures below this number have ended, so their changes are refused.
+    /// All closures with lower numbers have ended, so their changes are rejected.
     pub floor: u64,
 }
 
 /// The changes that closures have made to one table.
 ///
-/// There is an entry for each closure that has changed the table and is not known to have ended. Memory is
-/// therefore limited by the number of running closures. Store this together with the values, also in a
-/// snapshot, so that both are consistent.
+/// There is an entry for each closure that has changed the table and is not known to have ended. Memory is therefore
+/// limited by the number of running closures. Store this together with the values, and include it in snapshots, so that
+/// the two stay consistent.
 ///
 /// ```
 /// use distribute_ps_tables::{ClosureChanges, Origin};
@@ -34,7 +42,7 @@ pub struct Origin {
 /// let mut changes = ClosureChanges::new(0);
 /// let origin = Origin { job: 0, closure: 7, floor: 5 };
 /// assert!(!changes.has(origin, 0)?);
-/// changes.note(origin, 0);
+/// changes.record(origin, 0);
 /// assert!(changes.has(origin, 0)?); // another execution of the closure
 /// assert!(changes.has(Origin { closure: 4, ..origin }, 0).is_err()); // one that has ended
 /// # Ok::<(), distribute_ps_tables::Error>(())
@@ -42,37 +50,39 @@ pub struct Origin {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosureChanges {
     job: u64,
-    /// All closures below this number have ended.
+    /// All closures with lower numbers have ended.
     floor: u64,
-    /// The bits of changes that were made, by closure and change number divided by 64.
-    made: BTreeMap<(u64, u64), u64>,
+    /// The changes that were applied, as bits. The key consists of the closure's number and of the change's number
+    /// divided by 64.
+    applied: BTreeMap<(u64, u64), u64>,
 }
 
 impl ClosureChanges {
-    /// Creates an empty set of changes, for closures of this job.
+    /// Creates an empty record for closures of job `job`.
     pub fn new(job: u64) -> Self {
         Self { job, ..Self::default() }
     }
 
-    /// Returns the job whose closures change the table.
+    /// Returns the number of the job whose closures change the table.
     pub fn job(&self) -> u64 {
         self.job
     }
 
-    /// Begins a new job, if its number is greater than that of the current one. All changes of the previous job
-    /// are forgotten.
+    /// Begins a new job if its number is greater than that of the current one. All changes of the previous job are
+    /// discarded.
     pub fn begin(&mut self, job: u64) {
         if job > self.job {
             *self = Self::new(job);
         }
     }
 
-    /// Returns whether a change was made. `number` counts the changes of a closure to this table.
+    /// Returns whether a change was applied. `number` is the index of the change among the closure's changes to this
+    /// table.
     ///
     /// # Errors
-    /// - [`Error::OtherJob`]: the closure belongs to another job.
-    /// - [`Error::ClosureEnded`]: the closure has ended, so its changes are not remembered.
-    /// - [`Error::TooManyClosures`]: there is no room to remember the change.
+    /// - [`Error::OtherJob`]: the closure belongs to a different job.
+    /// - [`Error::ClosureEnded`]: the closure has ended, so its changes are no longer recorded.
+    /// - [`Error::TooManyClosures`]: there is no space to record the change.
     pub fn has(&self, origin: Origin, number: u64) -> Result<bool> {
         let Origin { job, closure, floor } = origin;
         if job != self.job {
@@ -82,57 +92,59 @@ impl ClosureChanges {
         if closure < floor {
             return Err(Error::ClosureEnded { closure, floor });
         }
-        let (key, bit) = place(closure, number);
-        match self.made.get(&key) {
-            Some(made) => Ok(made & bit != 0),
-            None => match self.made.first_key_value() {
+        let (key, bit) = location(closure, number);
+        match self.applied.get(&key) {
+            Some(applied) => Ok(applied & bit != 0),
+            None => match self.applied.first_key_value() {
                 // No entry would be removed when this one is added.
-                Some(((oldest, _), _)) if self.made.len() >= MOST && *oldest >= floor => {
-                    Err(Error::TooManyClosures { closure, oldest: *oldest, limit: MOST })
+                Some(((oldest, _), _)) if self.applied.len() >= MAX && *oldest >= floor => {
+                    Err(Error::TooManyClosures { closure, oldest: *oldest, limit: MAX })
                 }
                 _ => Ok(false),
             },
         }
     }
 
-    /// Records that a change was made, now or earlier.
-    pub fn note(&mut self, origin: Origin, number: u64) {
+    /// Records that a change was applied, now or by an earlier attempt.
+    pub fn record(&mut self, origin: Origin, number: u64) {
         let Origin { job, closure, floor } = origin;
         if job != self.job {
             return;
         }
         if floor > self.floor {
             self.floor = floor;
-            while let Some(entry) = self.made.first_entry().filter(|entry| entry.key().0 < floor) {
+            while let Some(entry) = self.applied.first_entry().filter(|entry| entry.key().0 < floor) {
                 entry.remove();
             }
         }
         // The closure may have ended in the meantime. A repetition of the change is then refused because of the
         // floor.
         if closure >= self.floor {
-            let (key, bit) = place(closure, number);
-            *self.made.entry(key).or_default() |= bit;
+            let (key, bit) = location(closure, number);
+            *self.applied.entry(key).or_default() |= bit;
         }
     }
 
-    /// Returns all changes as numbers, for saving.
+    /// Returns the record as a list of numbers, so that it can be saved.
     pub fn to_numbers(&self) -> Vec<u64> {
-        let mut numbers = Vec::with_capacity(2 + 3 * self.made.len());
+        let mut numbers = Vec::with_capacity(2 + 3 * self.applied.len());
         numbers.extend([self.job, self.floor]);
-        numbers.extend(self.made.iter().flat_map(|((closure, word), made)| [*closure, *word, *made]));
+        numbers
+            .extend(self.applied.iter().flat_map(|((closure, word), applied)| [*closure, *word, *applied]));
         numbers
     }
 
-    /// Restores changes from numbers, or returns `None` if the numbers are invalid.
+    /// Restores a record from the numbers of [`to_numbers`](Self::to_numbers), or returns `None` if the numbers are
+    /// invalid.
     pub fn from_numbers(numbers: &[u64]) -> Option<Self> {
         let ([job, floor], rest) = numbers.split_first_chunk()?;
         let (entries, rest) = rest.as_chunks::<3>();
-        let made = entries.iter().map(|[closure, word, made]| ((*closure, *word), *made)).collect();
-        rest.is_empty().then_some(Self { job: *job, floor: *floor, made })
+        let applied = entries.iter().map(|[closure, word, applied]| ((*closure, *word), *applied)).collect();
+        rest.is_empty().then_some(Self { job: *job, floor: *floor, applied })
     }
 }
 
-fn place(closure: u64, number: u64) -> ((u64, u64), u64) {
+fn location(closure: u64, number: u64) -> ((u64, u64), u64) {
     ((closure, number / BITS), 1 << (number % BITS))
 }
 
@@ -145,8 +157,8 @@ mod tests {
     /// An event of the test.
     #[derive(Clone, Debug)]
     enum Event {
-        /// A change of a closure, of this job or the previous one, `behind` the newest; and whether the table
-        /// accepts it.
+        /// A change that a closure of this job or the previous one makes, `behind` the newest closure; and whether the
+        /// table accepts it.
         Change {
             old_job: bool,
             behind: u64,
@@ -179,7 +191,7 @@ mod tests {
         fn each_change_of_a_closure_is_made_once_at_most(events in events()) {
             let mut changes = ClosureChanges::new(0);
             let (mut job, mut floor, mut known_floor) = (0, 0, 0);
-            let mut made: BTreeSet<(u64, u64, u64)> = BTreeSet::new();
+            let mut applied: BTreeSet<(u64, u64, u64)> = BTreeSet::new();
             for event in events {
                 match event {
                     Event::End(count) => floor += count,
@@ -199,15 +211,15 @@ mod tests {
                         let change = (job, closure, number);
                         match changes.has(origin, number) {
                             Ok(true) => {
-                                prop_assert!(made.contains(&change));
-                                changes.note(origin, number);
+                                prop_assert!(applied.contains(&change));
+                                changes.record(origin, number);
                             }
                             Ok(false) => {
-                                prop_assert!(!made.contains(&change), "{:?} is made again", change);
+                                prop_assert!(!applied.contains(&change), "{:?} is made again", change);
                                 prop_assert!(!old_job && closure >= known_floor);
                                 if fits {
-                                    made.insert(change);
-                                    changes.note(origin, number);
+                                    applied.insert(change);
+                                    changes.record(origin, number);
                                     prop_assert!(changes.has(origin, number).unwrap());
                                 }
                             }
@@ -220,7 +232,7 @@ mod tests {
                             known_floor = origin.floor;
                         }
                         // Only closures that have not ended are remembered.
-                        prop_assert!(changes.made.keys().all(|(closure, _)| *closure >= known_floor));
+                        prop_assert!(changes.applied.keys().all(|(closure, _)| *closure >= known_floor));
                     }
                 }
             }
@@ -229,11 +241,11 @@ mod tests {
 
     // INV-59
     #[test]
-    fn what_there_is_no_room_for_is_refused_and_nothing_is_forgotten() {
+    fn closures_beyond_the_limit_are_refused_and_none_is_forgotten() {
         let mut changes = ClosureChanges::new(3);
         let origin = |closure, floor| Origin { job: 3, closure, floor };
-        (0..MOST as u64).for_each(|closure| changes.note(origin(closure, 0), 0));
-        let limit = MOST;
+        (0..MAX as u64).for_each(|closure| changes.record(origin(closure, 0), 0));
+        let limit = MAX;
         let more = limit as u64;
         let full = changes.has(origin(more, 0), 0).unwrap_err();
         assert!(
@@ -243,8 +255,8 @@ mod tests {
         assert!(changes.has(origin(0, 0), 0).unwrap() && !changes.has(origin(0, 0), 1).unwrap());
         // After the first one has ended, there is room for another.
         assert!(!changes.has(origin(more, 1), 0).unwrap());
-        changes.note(origin(more, 1), 0);
-        assert_eq!(changes.made.len(), limit);
+        changes.record(origin(more, 1), 0);
+        assert_eq!(changes.applied.len(), limit);
         assert!(matches!(changes.has(origin(0, 0), 0), Err(Error::ClosureEnded { closure: 0, floor: 1 })));
     }
 

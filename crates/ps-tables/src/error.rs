@@ -3,10 +3,11 @@
 use distribute_optim::{InvalidHyperparameter, UpdateError};
 use distribute_tensor::DType;
 
-/// The result of everything in this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of this crate. The failed operation has changed nothing, unless the error says otherwise.
+/// An error of this crate. The failed operation has changed nothing, unless the documentation of the error says
+/// otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,30 +16,32 @@ pub enum Error {
     PartitionerParameter {
         /// The partitioner's type.
         partitioner: &'static str,
-        /// The parameter.
+        /// The name of the parameter.
         parameter: &'static str,
     },
-    /// A partitioner was asked to split along an axis that the shape does not have.
-    #[error("{partitioner}: there is no axis {axis} to cut along in shape {shape:?}")]
+    /// A variable was to be split along an axis that is not in its shape.
+    #[error("{partitioner}: there is no axis {axis} to partition in shape {shape:?}")]
     PartitionAxis {
         /// The partitioner's type.
         partitioner: &'static str,
-        /// The axis asked for.
+        /// The requested axis.
         axis: usize,
         /// The variable's shape.
         shape: Vec<usize>,
     },
     /// A partitioner returned an unusable result.
     #[error(
-        "the partitioner answers {partitions:?} for shape {shape:?}: it must give one number for each axis, at least 1 for the first and 1 for all others, since variables are cut along axis 0 alone"
+        "the partitioner returned {partitions:?} for shape {shape:?}: it must give one number for each \
+         axis, at least 1 for the first and 1 for all others, because variables are only partitioned along \
+         axis 0"
     )]
     Partitions {
-        /// The result: the number of parts along each axis.
+        /// The unusable result: the number of parts along each axis.
         partitions: Vec<usize>,
         /// The variable's shape.
         shape: Vec<usize>,
     },
-    /// The number of rows differs from the expected one.
+    /// The number of rows differs from the expected number.
     #[error("{operation}: expected {expected} rows, found {found}")]
     Rows {
         /// The operation that failed.
@@ -48,12 +51,12 @@ pub enum Error {
         /// The actual number of rows.
         found: usize,
     },
-    /// An id is not a row of the table.
-    #[error("{operation}: id {id} at position {position} is outside of the table, which has {rows} rows")]
+    /// An id is not the index of a row of the table.
+    #[error("{operation}: id {id} at position {position} is outside the table, which has {rows} rows")]
     Id {
         /// The operation that failed.
         operation: &'static str,
-        /// The id.
+        /// The requested id.
         id: i64,
         /// The position of the id in the request.
         position: usize,
@@ -65,36 +68,37 @@ pub enum Error {
         "placement: there is no server to place variables on; a cluster needs at least one task of the job ps"
     )]
     NoServers,
-    /// There is no server with this number.
+    /// There is no server with this index.
     #[error("placement: there is no server {server}, but {servers}, counted from 0")]
     NoSuchServer {
-        /// The number of the server.
+        /// The index of the server.
         server: usize,
         /// The number of servers.
         servers: usize,
     },
-    /// A variable of this name was already placed.
-    #[error("placement: there is a variable named {name:?} already; names are unique")]
+    /// A variable with this name was already placed.
+    #[error("placement: a variable named {name:?} exists already; names are unique")]
     PlacedTwice {
-        /// The name.
+        /// The name of the variable.
         name: String,
     },
-    /// No variable of this name was placed.
+    /// No variable with this name was placed.
     #[error("placement: there is no variable named {name:?} to colocate with; create it first")]
     NotPlaced {
-        /// The name.
+        /// The name of the variable.
         name: String,
     },
-    /// The shard does not have this row.
+    /// The shard does not contain this row.
     #[error(
-        "{operation}: row {row} at position {position} is outside of table {table}, which has {rows} rows; were global rows given to a shard?"
+        "{operation}: row {row} at position {position} is outside table {table}, which has {rows} rows; \
+         were global rows given to a shard?"
     )]
     Row {
         /// The operation that failed.
         operation: &'static str,
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The row.
+        /// The requested row.
         row: usize,
         /// The position of the row in the request.
         position: usize,
@@ -108,7 +112,7 @@ pub enum Error {
     Shape {
         /// The operation that failed.
         operation: &'static str,
-        /// The table.
+        /// The name of the table.
         table: String,
         /// The expected shape.
         expected: Vec<usize>,
@@ -120,7 +124,7 @@ pub enum Error {
     DType {
         /// The operation that failed.
         operation: &'static str,
-        /// The table.
+        /// The name of the table.
         table: String,
         /// The table's dtype.
         expected: DType,
@@ -132,9 +136,9 @@ pub enum Error {
     UnsupportedDType {
         /// The operation that failed.
         operation: &'static str,
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// Its dtype.
+        /// The table's dtype.
         dtype: DType,
     },
     /// An integer would be divided by 0.
@@ -142,19 +146,19 @@ pub enum Error {
     DivisionByZero {
         /// The operation that failed.
         operation: &'static str,
-        /// The table.
+        /// The name of the table.
         table: String,
     },
-    /// A gradient is NaN or infinite, and the push [refuses](crate::Push::finite) such gradients.
+    /// A gradient contains a NaN or infinite value, and the push [rejects](crate::Push::finite) such gradients.
     #[error(
         "{operation}: the gradient of table {table} is {value} at element {element}; nothing was applied. Look for a division by 0, a logarithm of 0, or a learning rate that is too high"
     )]
     NotFinite {
         /// The operation that failed.
         operation: &'static str,
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The value of the element.
+        /// The NaN or infinite value.
         value: f64,
         /// The index of the element in the pushed gradient, in row-major order.
         element: usize,
@@ -164,35 +168,40 @@ pub enum Error {
     NoRule {
         /// The operation that failed.
         operation: &'static str,
-        /// The table.
+        /// The name of the table.
         table: String,
     },
-    /// The table already has another rule, for which its slots were created.
-    #[error("set_rule: table {table} is updated by {present} already, and cannot be by {found} too")]
+    /// The table already has a different rule, for which its slots were created.
+    #[error(
+        "set_rule: table {table} is already updated by {present}, and cannot be updated by {found} as \
+             well"
+    )]
     RuleSet {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The rule of the table.
+        /// The table's current rule.
         present: String,
         /// The rule that was to be set.
         found: String,
     },
-    /// The rule cannot be used with a dynamic table, which only has rows that were pushed.
+    /// The rule changes rows without a gradient, so it cannot be used with a dynamic table, in which most ids have no
+    /// row.
     #[error(
-        "set_rule: {rule} moves rows without a gradient too, but dynamic table {table} has only rows that were pushed; use its lazy form"
+        "set_rule: {rule} also moves rows without a gradient, but dynamic table {table} has only rows that \
+         were pushed; use its lazy form"
     )]
     MovesAbsentRows {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The rule.
+        /// The name of the rule.
         rule: &'static str,
     },
     /// The slots to be restored are not those of the table's rule.
     #[error("restore: table {table} has slots {expected:?}, found {found:?}")]
     Slots {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The slots of its rule.
+        /// The slots of the table's rule.
         expected: Vec<&'static str>,
         /// The slots to be restored.
         found: Vec<String>,
@@ -200,46 +209,46 @@ pub enum Error {
     /// The values of the table do not fit into memory.
     #[error("table {table}: there is no memory for {dtype}{shape:?}; use more servers")]
     NoMemory {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// Its shape.
+        /// The table's shape.
         shape: Vec<usize>,
-        /// Its dtype.
+        /// The table's dtype.
         dtype: DType,
     },
     /// The tables of a server would exceed their memory limit.
     #[error(
-        "{operation}: table {table} would take {bytes} bytes, and of the {limit} that the tables of this server may take, {taken} are taken; \
-         use more servers, or let its tables take more (ServerOptions::memory)"
+        "{operation}: table {table} would take {bytes} bytes, but {taken} of the {limit} bytes for the \
+         tables of this server are in use; use more servers, or raise ServerOptions::memory"
     )]
     Budget {
-        /// The operation.
+        /// The operation that failed.
         operation: &'static str,
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The number of additional bytes that the table would take.
+        /// The additional memory in bytes that the operation requires.
         bytes: usize,
-        /// The number of bytes that all tables take.
+        /// The memory in bytes that all tables occupy.
         taken: usize,
-        /// The maximum number of bytes that they may take.
+        /// The maximum memory in bytes that the tables may occupy.
         limit: usize,
     },
-    /// The variable has no shard with this number.
+    /// The variable has no shard with this index.
     #[error("create: there is no shard {shard} of a variable of shape {shape:?} in {shards} shards")]
     NoShard {
-        /// The requested shard.
+        /// The index of the requested shard.
         shard: usize,
         /// The shape of the variable.
         shape: Vec<usize>,
-        /// The number of its shards.
+        /// The variable's number of shards.
         shards: usize,
     },
     /// A setting of a dynamic table is out of range.
     #[error("dynamic table {table}: {parameter} is {value}, but must be {range}")]
     DynamicParameter {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The setting.
+        /// The name of the setting.
         parameter: &'static str,
         /// The value of the setting.
         value: u64,
@@ -249,29 +258,30 @@ pub enum Error {
     /// An id occurs twice among the rows to be restored.
     #[error("restore: dynamic table {table} was given id {id} twice")]
     IdTwice {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The id.
+        /// The requested id.
         id: i64,
     },
-    /// The server has no table of this name.
+    /// The server has no table with this name.
     #[error("{operation}: there is no table {table}; create it first, on this server")]
     NoSuchTable {
         /// The operation that failed.
         operation: &'static str,
-        /// The name.
+        /// The name of the table.
         table: String,
     },
-    /// A table of this name exists, with another specification.
+    /// A table with this name exists, but with a different specification.
     #[error(
-        "create: there is a table {table} already, {present}, and {found} with these first values was asked for; remove it first, or take another name"
+        "create: table {table} exists already, {present}, but {found} with these initial values was \
+         requested; remove it first, or choose another name"
     )]
     Exists {
-        /// The name.
+        /// The name of the table.
         table: String,
-        /// The existing table.
+        /// A description of the existing table.
         present: String,
-        /// The requested table.
+        /// A description of the requested table.
         found: String,
     },
     /// The name of a table is empty or too long.
@@ -282,28 +292,28 @@ pub enum Error {
         /// The maximum length in bytes.
         limit: usize,
     },
-    /// The operation is not defined for tables of this kind.
+    /// The operation is not defined for this kind of table.
     #[error("{operation} is not defined for {kind} table {table}; {instead}")]
     WrongKind {
         /// The operation that failed.
         operation: &'static str,
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// Its kind.
+        /// The kind of the table.
         kind: &'static str,
         /// The operation to use instead.
         instead: &'static str,
     },
-    /// The table has no part with this number.
-    #[error("{operation}: table {table} has {parts} parts, and there is none of number {part}")]
+    /// The table has no part with this index.
+    #[error("{operation}: table {table} has {parts} parts, but no part {part}")]
     NoPart {
         /// The operation that failed.
         operation: &'static str,
-        /// The table.
+        /// The name of the table.
         table: String,
         /// The number of parts of the table.
         parts: usize,
-        /// The requested part.
+        /// The index of the requested part.
         part: usize,
     },
     /// A batch contains a batch.
@@ -312,86 +322,96 @@ pub enum Error {
         /// The position of the inner batch.
         position: usize,
     },
-    /// A client has repeated a push so late that the server no longer knows whether it was applied.
+    /// A client has repeated a push so late that the server no longer has a record of whether it was applied.
     #[error(
-        "push {sequence} of client {client:x} is too old to tell whether it was applied: {highest} came after it, and {window} are remembered; read the variable again before you go on"
+        "push {sequence} of client {client:x} is too old to determine whether it was applied: the latest \
+         is {highest}, and {window} are remembered; read the variable again before you continue"
     )]
     PushExpired {
-        /// The client.
+        /// The id of the client.
         client: u64,
-        /// The number of the push.
+        /// The sequence number of the push.
         sequence: u64,
-        /// The highest number that was received.
+        /// The highest sequence number that was received.
         highest: u64,
-        /// The number of pushes that are remembered.
+        /// The number of the last pushes of which a server keeps a record.
         window: u64,
     },
-    /// A client was forgotten, so the push that it repeats may have been applied.
+    /// The record of a client was discarded, so the push that it repeats may have been applied.
     #[error(
-        "push {sequence} of client {client:x} is too old to tell whether it was applied: {limit} clients are remembered, and this one is not any more; read the variable again, over a new connection"
+        "push {sequence} of client {client:x} is too old to determine whether it was applied: {limit} \
+         clients are remembered, and this one no longer is; read the variable again, over a new connection"
     )]
     ClientForgotten {
-        /// The client.
+        /// The id of the client.
         client: u64,
-        /// The number of the push.
+        /// The sequence number of the push.
         sequence: u64,
-        /// The number of clients that are remembered.
+        /// The maximum number of clients of which the server keeps a record.
         limit: usize,
     },
-    /// More clients push at the same time than can be remembered.
+    /// More clients push at the same time than the server can keep records of.
     #[error(
-        "push: {limit} clients are remembered, all have pushes under way, and client {client:x} is one more; ask again later"
+        "push: {limit} clients are remembered, all have pushes in progress, and client {client:x} is one \
+         more; retry later"
     )]
     TooManyClients {
-        /// The client.
+        /// The id of the client.
         client: u64,
         /// The maximum number of clients.
         limit: usize,
     },
-    /// A change comes from a closure of a job other than the current one.
+    /// A change comes from a closure that does not belong to the current job.
     #[error(
-        "a change of a closure of job {job:x} is not made, since job {present:x} is the one that has begun: the coordinator was started again, and this worker belongs to the one before"
+        "a change of a closure of job {job:x} is refused because job {present:x} has begun: the \
+         coordinator was restarted, and this worker belongs to the previous one"
     )]
     OtherJob {
-        /// The job of the closure.
+        /// The number of the closure's job.
         job: u64,
-        /// The job that was begun last.
+        /// The number of the job that was begun last.
         present: u64,
     },
-    /// The number of a job is so high that no other job could begin after it.
+    /// The number of a job is much greater than that of the latest job, so few or no jobs could begin after it.
     #[error(
-        "begin_job: job {job:x} is too far after {newest:x}, which has begun last: each job takes the next number of those that servers know"
+        "begin_job: job {job:x} is too far ahead of {newest:x}, the latest job: each job takes the next \
+         number"
     )]
     JobTooGreat {
-        /// The job.
+        /// The number of the job.
         job: u64,
-        /// The job that was begun last.
+        /// The number of the job that was begun last.
         newest: u64,
     },
     /// A change comes from a closure that has ended.
     #[error(
-        "a change of closure {closure} is not made, since all closures below {floor} have ended: this worker was replaced, and another one has run the closure"
+        "a change of closure {closure} is refused because all closures below {floor} have ended: this \
+         worker was replaced, and another one has run the closure"
     )]
     ClosureEnded {
-        /// The number of the closure.
+        /// The sequence number of the closure.
         closure: u64,
         /// The lowest number of a closure that may not have ended.
         floor: u64,
     },
-    /// Too many closures have changed a table while an older one had not ended.
+    /// Too many closures have changed a table before an older closure has ended.
     #[error(
-        "a change of closure {closure} is not made, since {limit} changes of closures are remembered of a table, and those are the ones since closure {oldest}, which has not ended; ask again when it has"
+        "a change of closure {closure} is refused because a table remembers {limit} changes of closures, \
+         all since closure {oldest}, which has not ended; retry after it has"
     )]
     TooManyClosures {
-        /// The number of the closure.
+        /// The sequence number of the closure.
         closure: u64,
-        /// The oldest closure that is remembered.
+        /// The number of the oldest closure in the record.
         oldest: u64,
         /// The maximum number of entries, each for up to 64 changes of a closure.
         limit: usize,
     },
-    /// The request cannot be made exactly once for a closure.
-    #[error("{operation} cannot be made for a closure once: only changes of what is in one table can")]
+    /// The request cannot be executed exactly once for a closure.
+    #[error(
+        "{operation} cannot be executed exactly once for a closure: only changes of the contents of \
+             one table can"
+    )]
     NotOnce {
         /// The requested operation.
         operation: &'static str,
@@ -407,7 +427,7 @@ pub enum Error {
     Update {
         /// The operation that failed.
         operation: &'static str,
-        /// The table.
+        /// The name of the table.
         table: String,
         /// The error of the rule.
         source: UpdateError,

@@ -4,21 +4,21 @@ use crate::Result;
 use distribute_cluster::fnv1a;
 use distribute_tensor::DType;
 use distribute_tensor::dtype::Buffer;
-use distribute_tensor::random::{Distribution, Drawn, Draws};
+use distribute_tensor::random::{Distribution, Draws, RandomElement};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// An initializer of a variable. Values are functions of (seed, name, position) alone, so they depend neither
-/// on the number of shards nor on the order in which rows are created.
+/// An initializer of a variable. Values are functions of (seed, name, position) alone, so they depend neither on the
+/// number of shards nor on the order in which rows are created.
 ///
-/// For the rows of a dynamic table, the id replaces the position.
+/// In a dynamic table, the id of a row replaces the position.
 ///
 /// An initializer can be serialized and sent to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Parts", from = "Parts")]
 pub struct Initializer {
     seed: u64,
-    /// The hash of the name.
+    /// The hash of the variable's name.
     stream: u64,
     draws: Draws,
     distribution: Distribution,
@@ -70,18 +70,19 @@ impl Initializer {
         Self { seed, stream, draws: Draws::new(seed, stream), distribution }
     }
 
-    /// Checks that elements of this dtype can be initialized.
+    /// Returns an error if elements of dtype `dtype` cannot be initialized.
     pub fn check(&self, dtype: DType) -> Result<()> {
         Ok(self.distribution.check(dtype)?)
     }
 
-    /// Fills the elements `at` of `out` with the values of the whole variable from position `first` on.
+    /// Fills the range `at` of `out` with values of the complete variable, beginning with the value at position
+    /// `first`.
     pub(crate) fn fill(&self, first: u64, out: &mut Buffer, at: Range<usize>) {
         out.draw(at, self.distribution, self.draws, first);
     }
 
     /// Fills `out` with the initial values of the row of an id.
-    pub(crate) fn fill_row<T: Drawn>(&self, id: i64, out: &mut [T]) {
+    pub(crate) fn fill_row<T: RandomElement>(&self, id: i64, out: &mut [T]) {
         self.distribution.fill(self.draws.at(id.cast_unsigned()), 0, out);
     }
 }

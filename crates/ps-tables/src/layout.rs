@@ -1,46 +1,50 @@
-//! The layout of a training: its servers, as each of them records it. It prevents a training from being resumed
-//! on some of its servers, or on other ones.
+//! The layout of a training run: its servers, as recorded by each of them. It prevents a training run from being
+//! resumed with only some of its servers, or with different ones.
+
+// - INV-73: each server keeps a number of the training, the number of servers and its own. Tests:
+//   `ps-tables/src/layout.rs`, `ps-client/src/layout.rs`, `ps-client/src/sharded/create.rs`,
+//   `parameter_servers/processes.rs`.
 
 use crate::{LAYOUT_TABLE, TableSpec};
 use distribute_tensor::HostTensor;
 
-/// The record that a server keeps of the training to which its tables belong.
+/// A server's record of the training run to which its tables belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// A random number that identifies the training, the same on all of its servers.
+    /// A random number that identifies the training run. It is the same on all of the run's servers.
     pub training: u64,
-    /// The number of its servers.
+    /// The number of servers of the training run.
     pub servers: usize,
-    /// The number of this server.
+    /// The index of this server.
     pub server: usize,
 }
 
-/// The state that a server reports when a training begins or is resumed.
+/// The state that a server reports when a training run begins or is resumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerState {
-    /// The layout that it keeps, if it has one.
+    /// The layout that the server has stored; `None` if it has none.
     pub layout: Option<Layout>,
-    /// The number of its other tables.
+    /// The number of the server's tables, excluding the table of the layout.
     pub tables: usize,
-    /// Whether it keeps them in a folder.
+    /// Whether the server stores its tables in a folder.
     pub has_folder: bool,
 }
 
-/// The decision about a training, from the states of all servers.
+/// The decision whether a training run begins or is resumed, based on the states of all servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayoutDecision {
-    /// All servers belong to one training, with this layout: it is resumed.
+    /// All servers belong to one training run, with this layout. It is resumed.
     Resume,
-    /// No server belongs to a training: a new one begins, and all servers get a layout with a new number.
+    /// No server belongs to a training run. A new one begins, and all servers get a layout with a new random number.
     Begin,
-    /// Servers without a folder came back without their tables. They get the layout of this training.
+    /// Servers without a folder have restarted and lost their tables. They get the layout of this training run again.
     Lost {
-        /// The number of the training.
+        /// The number that identifies the training run.
         training: u64,
-        /// The servers.
+        /// The indices of the servers that have lost their tables.
         servers: Vec<usize>,
     },
-    /// The training cannot be resumed on these servers. The message explains the cause and the fix.
+    /// The training run cannot be resumed on these servers. The message contains the cause and a remedy.
     Refused(String),
 }
 
@@ -51,7 +55,7 @@ impl Layout {
         TableSpec::values(LAYOUT_TABLE, HostTensor::vector(numbers.to_vec()))
     }
 
-    /// Returns the layout in the values of its table, or `None` if they are not a layout.
+    /// Returns the layout that the values of a layout table represent, or `None` if the values are invalid.
     pub fn of_table(values: &HostTensor) -> Option<Self> {
         let &[training, servers, server] = values.as_slice::<i64>()? else { return None };
         let (servers, server) = (usize::try_from(servers).ok()?, usize::try_from(server).ok()?);
@@ -60,8 +64,8 @@ impl Layout {
 }
 
 // INV-73
-/// Decides whether a training can begin or be resumed on servers with these states, in the order of their
-/// numbers.
+/// Decides from the states of all servers, in the order of their indices, whether a training run can begin or be
+/// resumed.
 ///
 /// ```
 /// use distribute_ps_tables::{Layout, LayoutDecision, ServerState, decide_layout};
@@ -93,7 +97,8 @@ pub fn decide_layout(found: &[ServerState]) -> LayoutDecision {
     }
     if layout.servers != found.len() {
         return refused(format!(
-            "the tables of training {} are on {} servers, and this cluster has {}; start as many servers as it had",
+            "the tables of training {} are on {} servers, and this cluster has {}; start the same number \
+             of servers as it had",
             name(&layout),
             layout.servers,
             found.len()
@@ -116,8 +121,8 @@ pub fn decide_layout(found: &[ServerState]) -> LayoutDecision {
     let unknown = kept(true);
     if !unknown.is_empty() {
         return refused(format!(
-            "{} {} tables and no record of their training, where {} has those of training {}: the record was left out when a \
-             damaged log was repaired, or the folder is another one",
+            "{} {} tables and no record of their training, but {} has those of training {}: the record was \
+             removed by the repair of a damaged log, or the folder is another one",
             names(unknown.clone()),
             if unknown.len() == 1 { "has" } else { "have" },
             names(layouts().map(|(i, _)| i).collect()),
@@ -199,7 +204,7 @@ mod tests {
                 vec![a, ServerState { layout: None, ..b }, c],
                 "ps 1 has tables and no record of their training",
             ),
-            (vec![a, b], "on 3 servers, and this cluster has 2; start as many"),
+            (vec![a, b], "on 3 servers, and this cluster has 2; start the same number"),
             (vec![a, b, c, NEW], "on 3 servers, and this cluster has 4"),
             (
                 vec![a, state(5, (1, 3)), c],

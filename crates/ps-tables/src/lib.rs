@@ -1,9 +1,9 @@
 //! Variables on parameter servers: partitioning, placement, and the tables in which rows are read and updated.
 //!
-//! This crate implements a server's operations on variables, without the server. It opens no socket, starts no
-//! thread, and does not depend on strategies or models. Decisions (partitioning, placement, the detection of
-//! repeated pushes) are pure functions or plain values. Only tables have locks, so that many threads can push
-//! to one at once.
+//! This crate implements a server's operations on variables, without the server itself. It never opens a socket, starts
+//! a thread, or depends on strategies or models. Decisions (partitioning, placement, the detection of repeated pushes)
+//! are pure functions or plain values. Only tables contain locks, so that several threads can push to a table at the
+//! same time.
 //!
 //! ```
 //! use distribute_optim::{Sgd, Step};
@@ -22,7 +22,7 @@
 //! // Each server has a table for each of its shards. Values depend only on (seed, name, position).
 //! let uniform = Initializer::new(Distribution::Uniform { lo: -0.1, up: 0.1 }, 42, "words");
 //! let shards = (0..3)
-//!     .map(|i| Table::drawn(shard_name("words", i), &shape, dtype, &uniform, (cut, i)))
+//!     .map(|i| Table::initialized(shard_name("words", i), &shape, dtype, &uniform, (cut, i)))
 //!     .collect::<Result<Vec<_>, _>>()?;
 //!
 //! // A worker sorts the distinct ids of its batch by shard, and requests rows from each shard.
@@ -80,11 +80,13 @@ mod table;
 pub use closures::{ClosureChanges, Origin};
 #[doc(alias = "tfra.dynamic_embedding.Variable")]
 pub use dynamic::DynamicTable;
-pub use dynamic::{DynamicOptions, DynamicState, Pushed, WaitingCounts};
+pub use dynamic::{DynamicOptions, DynamicState, Eviction, PushResult, WaitingCounts};
 pub use error::{Error, Result};
 pub use initializer::Initializer;
 pub use layout::{Layout, LayoutDecision, ServerState, decide_layout};
-pub use partition::{HashPartition, Move, Moves, PartitionStrategy, Place, RowPartition, Split, UniqueIds};
+pub use partition::{
+    HashPartition, Move, Moves, PartitionStrategy, RowLocation, RowPartition, Split, UniqueIds,
+};
 #[doc(alias = "tf.distribute.experimental.partitioners.FixedShardsPartitioner")]
 pub use partitioner::FixedShardsPartitioner;
 #[doc(alias = "tf.distribute.experimental.partitioners.MaxSizePartitioner")]
@@ -94,12 +96,12 @@ pub use partitioner::MinSizePartitioner;
 #[doc(alias = "tf.distribute.experimental.partitioners.Partitioner")]
 pub use partitioner::Partitioner;
 pub use partitioner::{PartitionerSpec, partition};
-pub use placement::{Mark, Placed, Placement, PlacementPolicy, shard_name};
+pub use placement::{Placed, Placement, PlacementPolicy, PlacementSnapshot, shard_name};
 pub use push_window::{Admission, ClientPushes, PushWindows};
 pub use service::{
     Channel, ChannelError, Contents, Copies, ImageContents, LAYOUT_TABLE, LocalChannel, Refusal, RefusalKind,
     Request, Response, Started, State, TableImage, TableInfo, TableKind, TableSpec, Tables, Usage, Version,
-    VersionedValue, Waiting,
+    VersionedValue, WaitForResponse,
 };
 pub use steps::Push;
 pub use table::{Table, TableState, Versioned};

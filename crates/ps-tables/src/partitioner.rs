@@ -20,14 +20,14 @@ use std::sync::Arc;
 /// ```
 #[doc(alias = "tf.distribute.experimental.partitioners.Partitioner")]
 pub trait Partitioner: Debug + Send + Sync + 'static {
-    /// Returns the number of parts along each axis of a variable, where `axis` is the one to split.
+    /// Returns the number of parts along each axis of a variable, which is to be split along `axis`.
     ///
     /// # Errors
     /// - [`Error::PartitionAxis`]: the shape has no such axis; a scalar has none.
     fn partitions(&self, shape: &[usize], dtype: DType, axis: usize) -> Result<Vec<usize>>;
 
-    /// Returns the partitioner as data, so that other tasks can create the same one; `None` if it cannot be
-    /// sent.
+    /// Returns the partitioner as data, so that other tasks can create the same one. The default is `None`, which means
+    /// that the partitioner cannot be represented as data.
     fn spec(&self) -> Option<PartitionerSpec> {
         None
     }
@@ -80,26 +80,26 @@ impl PartitionerSpec {
         Ok(match *self {
             Self::FixedShards { num_shards } => Arc::new(FixedShardsPartitioner::new(num_shards)?),
             Self::MinSize { min_shard_bytes, max_shards, bytes_per_string } => {
-                let made = MinSizePartitioner::new(min_shard_bytes, max_shards)?;
-                Arc::new(made.bytes_per_string(bytes_per_string)?)
+                let created = MinSizePartitioner::new(min_shard_bytes, max_shards)?;
+                Arc::new(created.bytes_per_string(bytes_per_string)?)
             }
             Self::MaxSize { max_shard_bytes, max_shards, bytes_per_string } => {
-                let made = MaxSizePartitioner::new(max_shard_bytes)?.max_shards(max_shards);
-                Arc::new(made.bytes_per_string(bytes_per_string)?)
+                let created = MaxSizePartitioner::new(max_shard_bytes)?.max_shards(max_shards);
+                Arc::new(created.bytes_per_string(bytes_per_string)?)
             }
         })
     }
 }
 
-/// A partitioner with a fixed number of shards, or one shard for each row if there are fewer rows.
+/// A partitioner with a fixed number of shards. If the variable has fewer rows, each row is a shard.
 #[doc(alias = "tf.distribute.experimental.partitioners.FixedShardsPartitioner")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedShardsPartitioner {
     num_shards: usize,
 }
 
-/// A partitioner with the highest number of shards, up to `max_shards`, for which each has about
-/// `min_shard_bytes` or more.
+/// A partitioner with the highest number of shards, up to `max_shards`, for which each shard takes at least about
+/// `min_shard_bytes`.
 ///
 /// The number is rounded up, so shards can be slightly smaller: 65,537 elements of `f32` and 256 KiB give two
 /// shards. By default there is at most one shard, so variables are not split.
@@ -121,8 +121,8 @@ pub struct MinSizePartitioner {
     bytes_per_string: usize,
 }
 
-/// A partitioner with the lowest number of shards for which each has `max_shard_bytes` or less. If a row is
-/// larger, each shard has one row.
+/// A partitioner with the lowest number of shards for which each shard takes at most `max_shard_bytes`. If a single row
+/// is larger, each shard has one row.
 #[doc(alias = "tf.distribute.experimental.partitioners.MaxSizePartitioner")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxSizePartitioner {
@@ -131,13 +131,13 @@ pub struct MaxSizePartitioner {
     bytes_per_string: usize,
 }
 
-/// The default for the size of a string, whose length is not known in advance.
+/// The default assumed size of a string in bytes. The actual size is not known in advance.
 const BYTES_PER_STRING: usize = 16;
 
 impl FixedShardsPartitioner {
     const NAME: &'static str = "FixedShardsPartitioner";
 
-    /// Creates a partitioner with `num_shards` shards; at least 1.
+    /// Creates a partitioner with `num_shards` shards, which must be at least 1.
     pub fn new(num_shards: usize) -> Result<Self> {
         Ok(Self { num_shards: positive(Self::NAME, "num_shards", num_shards)? })
     }
@@ -157,7 +157,7 @@ impl Partitioner for FixedShardsPartitioner {
 impl MinSizePartitioner {
     const NAME: &'static str = "MinSizePartitioner";
 
-    /// Creates a partitioner with shards of `min_shard_bytes` or more, and at most `max_shards`. Both must be
+    /// Creates a partitioner with shards of at least `min_shard_bytes`, and at most `max_shards` shards. Both must be
     /// at least 1.
     pub fn new(min_shard_bytes: usize, max_shards: usize) -> Result<Self> {
         Ok(Self {
@@ -167,14 +167,14 @@ impl MinSizePartitioner {
         })
     }
 
-    /// Sets the assumed size of a string in bytes; 16 by default, at least 1.
+    /// Sets the assumed size of a string in bytes, which must be at least 1; 16 by default.
     pub fn bytes_per_string(self, bytes: usize) -> Result<Self> {
         Ok(Self { bytes_per_string: positive(Self::NAME, "bytes_per_string", bytes)?, ..self })
     }
 }
 
 impl Default for MinSizePartitioner {
-    /// Creates a partitioner with shards of 256 KiB or more, and at most one shard.
+    /// Creates a partitioner with shards of at least 256 KiB, and at most one shard.
     fn default() -> Self {
         Self { min_shard_bytes: 256 << 10, max_shards: 1, bytes_per_string: BYTES_PER_STRING }
     }
@@ -198,7 +198,7 @@ impl Partitioner for MinSizePartitioner {
 impl MaxSizePartitioner {
     const NAME: &'static str = "MaxSizePartitioner";
 
-    /// Creates a partitioner with shards of `max_shard_bytes` or less; at least 1.
+    /// Creates a partitioner with shards of at most `max_shard_bytes`, which must be at least 1.
     pub fn new(max_shard_bytes: usize) -> Result<Self> {
         Ok(Self {
             max_shard_bytes: positive(Self::NAME, "max_shard_bytes", max_shard_bytes)?,
@@ -212,7 +212,7 @@ impl MaxSizePartitioner {
         Self { max_shards: Some(shards).filter(|shards| *shards > 0), ..self }
     }
 
-    /// Sets the assumed size of a string in bytes; 16 by default, at least 1.
+    /// Sets the assumed size of a string in bytes, which must be at least 1; 16 by default.
     pub fn bytes_per_string(self, bytes: usize) -> Result<Self> {
         Ok(Self { bytes_per_string: positive(Self::NAME, "bytes_per_string", bytes)?, ..self })
     }
@@ -241,13 +241,13 @@ impl Partitioner for MaxSizePartitioner {
     }
 }
 
-/// Returns the partition of the rows of a new variable. Returns `None` if the variable is not split: because
-/// there is no partitioner, because the variable is a scalar, or because there would be only one shard.
+/// Returns the partition of the rows of a new variable. Returns `None` if the variable is not split, because there is
+/// no partitioner, because the variable is a scalar, or because there would be only one shard.
 ///
 /// # Errors
 /// Returns the partitioner's own errors, and:
-/// - [`Error::Partitions`]: the result does not have one number for each axis, splits another axis than the
-///   first, or has zero parts.
+/// - [`Error::Partitions`]: the result does not contain one number for each axis, splits an axis other than the first,
+///   or contains a zero.
 pub fn partition(
     partitioner: Option<&dyn Partitioner>,
     shape: &[usize],
@@ -274,7 +274,7 @@ fn size(partitioner: &'static str, shape: &[usize], axis: usize) -> Result<usize
     shape.get(axis).copied().ok_or_else(no_axis)
 }
 
-/// Returns the number of elements. It saturates, because no variable is that large.
+/// Returns the number of elements, or `u64::MAX` if it is greater; no variable is that large.
 fn elements(shape: &[usize]) -> u128 {
     shape.iter().fold(1u128, |n, size| n.saturating_mul(*size as u128)).min(u128::from(u64::MAX))
 }
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
+    fn impossible_settings_are_refused_by_name() {
         assert_eq!(
             FixedShardsPartitioner::new(0).unwrap_err().to_string(),
             "FixedShardsPartitioner: num_shards is 0, but must be at least 1"
@@ -347,7 +347,7 @@ mod tests {
         assert!(MinSizePartitioner::new(1, 0).is_err() && MaxSizePartitioner::new(0).is_err());
         assert_eq!(
             MinSizePartitioner::default().partitions(&[], DType::F32, 0).unwrap_err().to_string(),
-            "MinSizePartitioner: there is no axis 0 to cut along in shape []"
+            "MinSizePartitioner: there is no axis 0 to partition in shape []"
         );
     }
 

@@ -1,5 +1,9 @@
 //! The detection of repeated pushes, so that none is applied twice.
 
+// - INV-52: the exception is the first 1,024 pushes of a client whose record the server has dropped for others:
+//   they cannot be distinguished from those of a new one. Tests: `push_window.rs`,
+//   `ps-server/src/connection/in_flight.rs`, `ps-server/tests/it/service.rs`.
+
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 
@@ -12,17 +16,17 @@ const WORDS: usize = (WINDOW / BITS) as usize;
 pub enum Admission {
     /// The push is new: apply it, then call [`PushWindows::done`].
     Apply,
-    /// The push was applied. Acknowledge it again.
+    /// The push was already applied. Acknowledge it again, without applying it.
     Applied,
-    /// An earlier request is applying the push at the moment. Acknowledge it when that is done.
-    UnderWay,
+    /// An earlier request is currently applying the push. Acknowledge the push when that request has completed.
+    InProgress,
 }
 
-/// A record of the applied pushes of each client: the last 1,024, by number.
+/// A record of the last 1,024 pushes of each client, by sequence number, and of which of them were applied.
 ///
-/// A client numbers its pushes in ascending order. If a push gets no answer, the client repeats it with the
-/// same number. A client waits for answers before its numbers exceed the window. A client that restarts
-/// identifies itself by a new number. Store this together with the values, also in a snapshot, so that both are
+/// A client numbers its pushes in ascending order. If a push gets no response, the client repeats it with the same
+/// number. A client waits for responses before its numbers exceed the window. After a restart, a client identifies
+/// itself by a new id. Store this together with the values, and include it in snapshots, so that the two stay
 /// consistent.
 ///
 /// ```
@@ -30,7 +34,7 @@ pub enum Admission {
 ///
 /// let mut windows = PushWindows::new(100);
 /// assert_eq!(windows.begin(7, 0)?, Admission::Apply);
-/// assert_eq!(windows.begin(7, 0)?, Admission::UnderWay);
+/// assert_eq!(windows.begin(7, 0)?, Admission::InProgress);
 /// windows.done(7, 0, true);
 /// assert_eq!(windows.begin(7, 0)?, Admission::Applied);
 /// # Ok::<(), distribute_ps_tables::Error>(())
@@ -38,7 +42,7 @@ pub enum Admission {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushWindows {
     clients: BTreeMap<u64, Window>,
-    /// The clients, by the time of their last push.
+    /// The id of each client, with the time of the client's last push as the key.
     by_use: BTreeMap<u64, u64>,
     uses: u64,
     limit: usize,
@@ -47,46 +51,46 @@ pub struct PushWindows {
 /// The pushes of one client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Window {
-    /// The highest number that was received.
+    /// The highest sequence number that was received.
     highest: u64,
     applied: Bits,
-    under_way: Bits,
+    in_progress: Bits,
     /// The time of the client's last push.
     used: u64,
 }
 
-/// A bit for each of the last numbers: number `n` has bit `n` modulo the window.
+/// A bit for each of the last sequence numbers. The bit of number `n` has the index `n` modulo the size of the window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Bits([u64; WORDS]);
 
 /// The record of one client, for saving; see [`PushWindows::clients`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientPushes {
-    /// The number by which the client identifies itself.
+    /// The id of the client.
     pub client: u64,
-    /// The highest number that was received.
+    /// The highest sequence number that was received.
     pub highest: u64,
-    /// The numbers that were applied, among the last 1,024.
+    /// The sequence numbers of applied pushes, among the last 1,024.
     pub applied: Vec<u64>,
 }
 
 impl PushWindows {
-    /// The number of pushes of a client that are remembered, counted from the highest. The numbers of a
-    /// client's pushes in flight must differ by less than this.
+    /// The size of the window: the number of pushes of a client, counted back from the highest, that are recorded. The
+    /// sequence numbers of a client's pushes in flight must differ by less than this.
     pub const SPAN: u64 = 1024;
 
-    /// Creates an empty record of up to `clients` clients, with about 300 bytes each. If there are more, the
-    /// least recently active one is forgotten.
+    /// Creates an empty record of up to `clients` clients, which takes about 300 bytes for each client. If there are
+    /// more clients, the record of the least recently active one is discarded.
     pub fn new(clients: usize) -> Self {
         Self { clients: BTreeMap::new(), by_use: BTreeMap::new(), uses: 0, limit: clients }
     }
 
-    /// Decides about push `sequence` of a client.
+    /// Decides whether push `sequence` of a client is applied.
     ///
     /// # Errors
     /// - [`Error::PushExpired`]: the push is older than the window.
-    /// - [`Error::ClientForgotten`]: the client must have been forgotten.
-    /// - [`Error::TooManyClients`]: all remembered clients have pushes in progress.
+    /// - [`Error::ClientForgotten`]: the record of the client was discarded, so the push may have been applied.
+    /// - [`Error::TooManyClients`]: all recorded clients have pushes in progress.
     pub fn begin(&mut self, client: u64, sequence: u64) -> Result<Admission> {
         // A client does not get this far before its first answer. So this client was known before, and may
         // repeat a push that was applied.
@@ -100,27 +104,27 @@ impl PushWindows {
         }
         Ok(if window.applied.has(sequence) {
             Admission::Applied
-        } else if window.under_way.has(sequence) {
-            Admission::UnderWay
+        } else if window.in_progress.has(sequence) {
+            Admission::InProgress
         } else {
-            window.under_way.set(sequence, true);
+            window.in_progress.set(sequence, true);
             Admission::Apply
         })
     }
 
-    /// Records the result of a push that was to be [applied](Admission::Apply). A push that was refused, and
-    /// has changed nothing, may be repeated.
+    /// Records the result of a push for which [`begin`](Self::begin) returned [`Apply`](Admission::Apply). If `applied`
+    /// is `false`, the push has changed nothing and may be repeated.
     pub fn done(&mut self, client: u64, sequence: u64, applied: bool) {
         let Some(window) = self.clients.get_mut(&client) else { return };
         // If this push took longer than the window, it cannot be repeated any more.
-        if window.remembers(sequence) && window.under_way.has(sequence) {
-            window.under_way.set(sequence, false);
+        if window.remembers(sequence) && window.in_progress.has(sequence) {
+            window.in_progress.set(sequence, false);
             window.applied.set(sequence, applied);
         }
     }
 
     /// Records the result of a push that an earlier process has written to its log.
-    pub fn note(&mut self, client: u64, sequence: u64, applied: bool) {
+    pub fn record(&mut self, client: u64, sequence: u64, applied: bool) {
         // No push is in progress while a log is read, so there is room.
         let Ok(window) = self.window(client, sequence) else { return };
         if window.remembers(sequence) {
@@ -128,24 +132,24 @@ impl PushWindows {
         }
     }
 
-    /// Returns whether a client is remembered, or may have been forgotten.
-    pub fn may_know(&self, client: u64) -> bool {
+    /// Returns whether a client is recorded, or its record may have been discarded.
+    pub fn may_remember(&self, client: u64) -> bool {
         self.clients.contains_key(&client) || self.clients.len() >= self.limit
     }
 
-    /// Forgets a client that does not come back. If it did, its pushes would count as new.
+    /// Removes the record of a client that will not return. If the client returned, its pushes would be treated as new.
     pub fn forget(&mut self, client: u64) {
         if let Some(window) = self.clients.remove(&client) {
             self.by_use.remove(&window.used);
         }
     }
 
-    /// Returns the window of an active client, advanced to this number.
+    /// Returns the window of a client, advanced to sequence number `sequence`, and marks the client as active.
     fn window(&mut self, client: u64, sequence: u64) -> Result<&mut Window> {
         if !self.clients.contains_key(&client) && self.clients.len() >= self.limit {
             // A push in progress would be applied twice if it were repeated after its client was forgotten.
             let idle =
-                |client: &&u64| self.clients.get(client).is_none_or(|window| window.under_way.is_empty());
+                |client: &&u64| self.clients.get(client).is_none_or(|window| window.in_progress.is_empty());
             match self.by_use.values().find(idle).copied() {
                 Some(oldest) => self.forget(oldest),
                 None => return Err(Error::TooManyClients { client, limit: self.limit }),
@@ -159,8 +163,8 @@ impl PushWindows {
         Ok(window)
     }
 
-    /// Returns the records of all clients, by ascending number. Pushes in progress are not included, because a
-    /// snapshot does not contain them either.
+    /// Returns the records of all clients, in ascending order of their ids. Pushes in progress are not included,
+    /// because a snapshot does not contain them either.
     pub fn clients(&self) -> impl Iterator<Item = ClientPushes> {
         self.clients.iter().map(|(client, window)| {
             let numbers = window.highest.saturating_sub(WINDOW - 1)..=window.highest;
@@ -172,7 +176,7 @@ impl PushWindows {
     /// Restores the record of a client.
     ///
     /// # Errors
-    /// - [`Error::TooManyClients`]: no client can be forgotten.
+    /// - [`Error::TooManyClients`]: no client's record can be discarded.
     pub fn restore(&mut self, pushes: &ClientPushes) -> Result<()> {
         let ClientPushes { client, highest, applied } = pushes;
         let window = self.window(*client, *highest)?;
@@ -188,21 +192,22 @@ impl PushWindows {
 
 impl Window {
     fn new(highest: u64) -> Self {
-        Self { highest, applied: Bits::default(), under_way: Bits::default(), used: 0 }
+        Self { highest, applied: Bits::default(), in_progress: Bits::default(), used: 0 }
     }
 
     fn remembers(&self, sequence: u64) -> bool {
         self.highest.checked_sub(sequence).is_some_and(|behind| behind < WINDOW)
     }
 
-    /// Makes room for a number that is higher than all before, by clearing the bits of older numbers.
+    /// Advances the window to a number that is higher than all previous ones, by clearing the bits of the numbers that
+    /// leave the window.
     fn advance(&mut self, sequence: u64) {
         if sequence <= self.highest {
             return;
         }
         for number in (self.highest + 1).max(sequence.saturating_sub(WINDOW - 1))..=sequence {
             self.applied.set(number, false);
-            self.under_way.set(number, false);
+            self.in_progress.set(number, false);
         }
         self.highest = sequence;
     }
@@ -214,16 +219,16 @@ impl Bits {
     }
 
     fn has(&self, number: u64) -> bool {
-        let (word, bit) = Self::place(number);
+        let (word, bit) = Self::location(number);
         self.0[word] & bit != 0
     }
 
     fn set(&mut self, number: u64, value: bool) {
-        let (word, bit) = Self::place(number);
+        let (word, bit) = Self::location(number);
         if value { self.0[word] |= bit } else { self.0[word] &= !bit }
     }
 
-    fn place(number: u64) -> (usize, u64) {
+    fn location(number: u64) -> (usize, u64) {
         let at = number % WINDOW;
         ((at / BITS) as usize, 1 << (at % BITS))
     }
@@ -235,7 +240,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Numbers near each other, and jumps of about a window.
+    /// Sequence numbers that are close to each other, or differ by about the size of a window.
     fn sequences() -> impl Strategy<Value = Vec<(u64, u64, bool, bool)>> {
         let step = prop_oneof![0u64..4, 1000u64..1050, 0u64..3000];
         prop::collection::vec((0u64..2, step, any::<bool>(), any::<bool>()), 0..200)
@@ -246,7 +251,7 @@ mod tests {
         #[test]
         fn a_push_is_applied_once_at_most(pushes in sequences()) {
             let mut windows = PushWindows::new(2);
-            let (mut applied, mut under_way) = (BTreeSet::new(), BTreeSet::new());
+            let (mut applied, mut in_progress) = (BTreeSet::new(), BTreeSet::new());
             let mut ends = [0u64; 2];
             for (client, back, ends_well, ends_now) in pushes {
                 // Half of the numbers are new, the others go back from the highest.
@@ -259,14 +264,14 @@ mod tests {
                     Err(Error::PushExpired { .. }) => prop_assert!(expired),
                     Err(other) => prop_assert!(false, "{}", other),
                     Ok(Admission::Applied) => prop_assert!(!expired && applied.contains(&push)),
-                    Ok(Admission::UnderWay) => prop_assert!(!expired && under_way.contains(&push)),
+                    Ok(Admission::InProgress) => prop_assert!(!expired && in_progress.contains(&push)),
                     Ok(Admission::Apply) => {
                         ends[client as usize] = end;
                         prop_assert!(!expired && !applied.contains(&push));
-                        prop_assert!(under_way.insert(push), "it is applied already");
+                        prop_assert!(in_progress.insert(push), "it is applied already");
                         if ends_now {
                             windows.done(client, sequence, ends_well);
-                            under_way.remove(&push);
+                            in_progress.remove(&push);
                             if ends_well {
                                 applied.insert(push);
                             }
@@ -286,15 +291,15 @@ mod tests {
 
     // INV-52
     #[test]
-    fn what_a_log_says_is_known_as_if_it_had_just_been() {
+    fn changes_from_a_log_are_remembered_like_new_ones() {
         let mut windows = PushWindows::new(1);
         for (sequence, applied) in [(3, true), (4, true), (4, false), (2000, true), (3, true)] {
-            windows.note(7, sequence, applied);
+            windows.record(7, sequence, applied);
         }
         let known = ClientPushes { client: 7, highest: 2000, applied: vec![2000] };
         assert_eq!(windows.clients().collect::<Vec<_>>(), [known]);
-        windows.note(7, 1990, true);
-        windows.note(7, 1990, false);
+        windows.record(7, 1990, true);
+        windows.record(7, 1990, false);
         assert_eq!(windows.begin(7, 1990).unwrap(), Admission::Apply);
         assert_eq!(windows.begin(7, 2000).unwrap(), Admission::Applied);
     }
@@ -320,13 +325,13 @@ mod tests {
         let mut restored = PushWindows::new(2);
         windows.clients().for_each(|client| restored.restore(&client).unwrap());
         assert!(matches!(restored.begin(2, 5000), Err(Error::ClientForgotten { .. })));
-        restored.note(4, 7000, true);
+        restored.record(4, 7000, true);
         assert_eq!(restored.clients().map(|pushes| pushes.client).collect::<Vec<_>>(), [3, 4]);
         assert_eq!(restored.begin(4, 7000).unwrap(), Admission::Applied);
     }
 
     #[test]
-    fn what_was_refused_may_come_again_and_what_is_too_old_is_an_error() {
+    fn a_refused_change_may_be_resent_and_a_too_old_one_is_an_error() {
         let mut windows = PushWindows::new(1);
         assert_eq!(windows.begin(1, 5).unwrap(), Admission::Apply);
         windows.done(1, 5, false);
@@ -340,6 +345,6 @@ mod tests {
         assert!(matches!(windows.begin(2, 0), Err(Error::TooManyClients { limit: 1, .. })));
         windows.forget(1);
         assert_eq!(windows.begin(2, u64::MAX).unwrap(), Admission::Apply);
-        assert_eq!(windows.begin(2, u64::MAX).unwrap(), Admission::UnderWay);
+        assert_eq!(windows.begin(2, u64::MAX).unwrap(), Admission::InProgress);
     }
 }

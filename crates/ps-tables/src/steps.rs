@@ -1,9 +1,9 @@
-//! The step of a push, and the steps of a table that several workers train.
+//! The step of a push, and the step counter of a table that several workers train.
 
 use distribute_optim::{Float, Step};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The way in which a gradient is applied.
+/// The options with which a gradient is applied: its step, and whether it is checked and counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Push {
     step: Step,
@@ -12,19 +12,19 @@ pub struct Push {
 }
 
 impl Push {
-    /// Creates a push at this step and learning rate. NaN and infinite values are accepted.
+    /// Creates a push at the given step, with its learning rate. NaN and infinite values are accepted.
     pub fn at(step: Step) -> Self {
         Self { step, finite: false, counted: false }
     }
 
-    /// Refuses gradients that are NaN or infinite.
+    /// Makes the push fail if the gradient contains a NaN or infinite value.
     pub fn finite(self) -> Self {
         Self { finite: true, ..self }
     }
 
-    /// Counts the push among the steps of the table, for a table that several workers train. It is applied at
-    /// the step after the last counted one, or at its own step if that is later. With one worker, each push is
-    /// applied at its own step.
+    /// Makes the push one of the steps of the table that are counted, for a table that several workers train. It is
+    /// applied at the step after the last counted one, or at its own step if that is later. With one worker, each push
+    /// is applied at its own step.
     pub fn counted(self) -> Self {
         Self { counted: true, ..self }
     }
@@ -39,12 +39,12 @@ impl Push {
         self.step
     }
 
-    /// Returns whether NaN and infinite gradients are refused.
+    /// Returns whether gradients with NaN or infinite values are rejected.
     pub fn is_finite(&self) -> bool {
         self.finite
     }
 
-    /// Returns the first refused element and its value.
+    /// Returns the index and value of the first element for which the push is rejected, if any.
     pub(crate) fn refused<F: Float + Into<f64>>(&self, gradient: &[F]) -> Option<(usize, f64)> {
         // 0 times a finite number is 0, otherwise NaN. All elements are checked because this compiles to vector
         // instructions.
@@ -57,13 +57,13 @@ impl Push {
     }
 }
 
-/// The number of the last counted step.
+/// The number of the last counted step of a table.
 #[derive(Debug, Default)]
 pub struct Steps(AtomicU64);
 
 impl Steps {
-    /// Returns the step in which a push is applied: if it is counted, the one after the last, but not before
-    /// its own.
+    /// Assigns a step to a push. A counted push gets the step after the last counted one, or its own step if that is
+    /// later.
     pub(crate) fn of(&self, push: Push) -> Step {
         let step = push.step();
         if !push.is_counted() {
@@ -74,8 +74,8 @@ impl Steps {
         Step::after(next(last.unwrap_or_else(|last| last)) - 1, step.learning_rate())
     }
 
-    /// Takes back the step of a push that was refused.
-    pub(crate) fn take_back(&self, push: Push, step: Step) {
+    /// Releases the step of a push that was rejected.
+    pub(crate) fn undo(&self, push: Push, step: Step) {
         if push.is_counted() {
             let number = step.number();
             // Nothing to take back if another push was counted in the meantime.
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_no_step() {
+    fn a_refused_update_is_no_step() {
         let table = Table::new("w", HostTensor::vector(vec![1f32; 2])).unwrap();
         table.set_rule(Arc::new(Adam::default())).unwrap();
         let gradient = HostTensor::vector(vec![1f32; 2]);

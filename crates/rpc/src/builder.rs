@@ -4,13 +4,13 @@ use crate::client::ClientBuilder;
 use crate::connection::Services;
 use crate::control::{self, Control};
 use crate::doctor;
-use crate::ending::Ending;
 use crate::error::ServerError;
 use crate::frame::LONGEST_NAME;
+use crate::memory_budget::{MEMORY_DIVISOR, MemoryBudget};
 use crate::own_task::{own_task, with_port};
-use crate::room::{Room, SHARE};
 use crate::server::{Ready, Server};
 use crate::service::Service;
+use crate::shutdown::Shutdown;
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Address, ClusterSpec, Job, Task, deadline};
 use distribute_files::memory;
@@ -19,13 +19,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Server {
-    /// Starts a server without custom services. The job can be omitted if the cluster has only one, and the
-    /// index if the job has only one task. [`builder`](Self::builder) has more settings.
+    /// Starts a server without custom services. The job can be omitted if the cluster has only one job, and the index
+    /// if the job has only one task. [`builder`](Self::builder) provides more settings.
     ///
     /// # Errors
     /// Returns the errors of [`ServerBuilder::start`], among them:
-    /// - [`ServerError::WhichJob`]: the job is omitted, but the cluster does not have exactly one.
-    /// - [`ServerError::WhichTask`]: the index is omitted, but the job does not have exactly one task.
+    /// - [`ServerError::AmbiguousJob`]: the job is omitted, but the cluster does not have exactly one.
+    /// - [`ServerError::AmbiguousTask`]: the index is omitted, but the job does not have exactly one task.
     pub fn new(
         cluster: ClusterSpec,
         job_name: Option<Job>,
@@ -41,7 +41,7 @@ impl Server {
         builder.start()
     }
 
-    /// Starts a server on this machine, in a cluster of its own, at a port that the system chooses.
+    /// Starts a server on this machine, in a separate cluster of one task, at a port that the system chooses.
     ///
     /// # Errors
     /// Returns the errors of [`ServerBuilder::start`].
@@ -49,17 +49,17 @@ impl Server {
         Self::new(ClusterSpec::from_lists([("local", ["127.0.0.1:0"])])?, None, None)
     }
 
-    /// Creates the settings of a server of this cluster.
+    /// Returns a builder of a server in the given cluster.
     pub fn builder(cluster: ClusterSpec) -> ServerBuilder {
         ServerBuilder::new(cluster)
     }
 
-    /// Creates the settings of this process's server. The resolver must identify the process as a worker or a
-    /// parameter server.
+    /// Returns a builder of this process's server. The resolver must identify the process as a worker or a parameter
+    /// server.
     ///
     /// # Errors
     /// - [`ServerError::Cluster`]: the resolver fails.
-    /// - [`ServerError::NotServing`]: the process is another task, or there is no cluster.
+    /// - [`ServerError::NotServing`]: the process is neither a worker nor a parameter server, or there is no cluster.
     pub fn of_resolver(resolver: &dyn ClusterResolver) -> Result<ServerBuilder, ServerError> {
         // SRV-2
         match resolver.membership()? {
@@ -72,6 +72,7 @@ impl Server {
 }
 
 /// The settings of a [`Server`].
+#[must_use = "a builder does nothing until `build` or `start` is called"]
 pub struct ServerBuilder {
     cluster: ClusterSpec,
     job: Option<Job>,
@@ -129,20 +130,20 @@ impl ServerBuilder {
         self
     }
 
-    /// Adds a service that answers the calls of this name.
+    /// Adds a service that answers the calls to `name`.
     pub fn service(mut self, name: impl Into<String>, service: impl Service + 'static) -> Self {
         self.services.push((name.into(), Arc::new(service)));
         self
     }
 
-    /// Sets the credentials of the job's tasks and the protection of connections, and replaces earlier ones.
+    /// Sets the credentials of the job's tasks, and the protection of connections. Previous credentials are replaced.
     /// The default is the secret in `DISTRIBUTE_SECRET`, if it is set.
     pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
         self.credentials = credentials.into();
         self
     }
 
-    /// Sets the address to listen at, if it differs from this task's address in the cluster. For example
+    /// Sets the address at which to listen, if it differs from this task's address in the cluster, for example
     /// `0.0.0.0:2222` in a container.
     pub fn listen(mut self, address: Address) -> Self {
         self.listen = Some(address);
@@ -155,49 +156,49 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets the maximum number of connections at once. The default is 1024. Each has two threads, which sleep
+    /// Sets the maximum number of simultaneous connections. The default is 1024. Each has two threads, which sleep
     /// while nothing is received.
     ///
-    /// A part is reserved for other callers: a task gets at most as many connections as are left, so at most
-    /// about half. All tasks at one address together get three times that number.
+    /// Some connections are reserved for other callers. A task gets at most as many connections as it leaves free,
+    /// which is about half of the maximum. All tasks at the same address together get at most three times the number
+    /// that they leave free.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
     }
 
-    /// Sets the maximum number of calls of a connection without an answer. The default is 1024. A caller with
-    /// more is disconnected. Clients limit themselves to their [`window`](crate::ClientBuilder::window).
+    /// Sets the maximum number of unanswered calls per connection. The default is 1024. A caller that exceeds it is
+    /// disconnected. Clients limit themselves to their [`window`](crate::ClientBuilder::window).
     pub fn max_calls(mut self, calls: usize) -> Self {
         self.calls = calls;
         self
     }
 
-    /// Sets the maximum number of bytes that the calls of all connections take while they have no answer. The
-    /// default is half of the memory. A call without room fails with
-    /// [`FaultKind::NoRoom`](crate::FaultKind::NoRoom) and is not executed. A connection gets at most as much
-    /// as it leaves for others.
+    /// Sets the maximum total size in bytes of the unanswered calls of all connections. The default is half of the
+    /// memory. A call that would exceed it fails with [`FaultKind::NoRoom`](crate::FaultKind::NoRoom) and is not
+    /// executed. A connection gets at most half of the size that other connections do not use.
     pub fn max_waiting_bytes(mut self, bytes: usize) -> Self {
         self.waiting = Some(bytes);
         self
     }
 
-    /// Ends the server if no task of another job was connected for this long, since the start or since the
-    /// last one disconnected. The tasks that it serves have then exited or failed. By default the server
-    /// waits without a limit.
+    /// Sets the time after which the server ends if no task of a different job is connected. It is measured from the
+    /// start of the server or from the last disconnection, because the tasks that the server serves have then exited or
+    /// failed. By default, there is no limit.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// Creates a server that listens, and answers once it is [started](Server::start).
+    /// Creates a server that listens. It answers calls after it is [started](Server::start).
     ///
     /// # Errors
-    /// - [`ServerError::Cluster`]: the cluster has no such task.
-    /// - [`ServerError::WhichJob`], [`ServerError::WhichTask`]: the job or the index is missing.
+    /// - [`ServerError::Cluster`]: the task is not in the cluster.
+    /// - [`ServerError::AmbiguousJob`], [`ServerError::AmbiguousTask`]: the job or the index is missing.
     /// - [`ServerError::Access`]: connections would be unprotected, or the secret or certificates cannot be
     ///   used.
     /// - [`ServerError::Listen`]: the server cannot listen at its address.
-    /// - [`ServerError::Service`]: the name of a service is taken, empty or too long.
+    /// - [`ServerError::Service`]: the name of a service is already used, empty or too long.
     pub fn build(self) -> Result<Server, ServerError> {
         let task = own_task(&self.cluster, self.job, self.index)?;
         let address = self.cluster.task_address(&task.job, task.index)?;
@@ -208,10 +209,10 @@ impl ServerBuilder {
         let acceptor = acceptor.job(&self.credentials.job_name())?;
         let cluster = with_port(&self.cluster, &task, acceptor.address().port())?;
         let address = cluster.task_address(&task.job, task.index)?.clone();
-        let (cluster, ending) = (Arc::new(cluster), Ending::new(acceptor.alarm()));
+        let (cluster, shutdown) = (Arc::new(cluster), Shutdown::new(acceptor.waker()));
 
         let mut services = Services::new();
-        let control = Control { cluster: cluster.clone(), ending: Arc::downgrade(&ending) };
+        let control = Control { cluster: cluster.clone(), shutdown: Arc::downgrade(&shutdown) };
         services.insert(control::NAME.into(), Arc::new(control));
         let clients = ClientBuilder::new((*cluster).clone(), task.clone()).credentials(self.credentials);
         services.insert(doctor::NAME.into(), Arc::new(doctor::Examiner::new(clients)));
@@ -221,14 +222,14 @@ impl ServerBuilder {
                 return Err(refused("a name has 1 to 255 bytes"));
             }
             if services.insert(name.as_str().into(), service).is_some() {
-                return Err(refused("there is one of this name already"));
+                return Err(refused("a service of this name exists already"));
             }
         }
         let (connections, calls, lease) = (self.connections, self.calls, self.lease);
-        let half = || memory().map_or(usize::MAX, |bytes| bytes / SHARE);
-        let room = Room::new(self.waiting.unwrap_or_else(half));
-        let ready = Ready { acceptor, services, connections, calls, room, lease };
-        Ok(Server::ready(task, cluster, address, self.protocol, ending, ready))
+        let half = || memory().map_or(usize::MAX, |bytes| bytes / MEMORY_DIVISOR);
+        let budget = MemoryBudget::new(self.waiting.unwrap_or_else(half));
+        let ready = Ready { acceptor, services, connections, calls, budget, lease };
+        Ok(Server::ready(task, cluster, address, self.protocol, shutdown, ready))
     }
 
     /// Starts a server.

@@ -1,5 +1,10 @@
 //! Clients that call the services of a server.
 
+// - **INV-33** A call is sent at most once, and ends: by its answer, at its deadline, or with its connection, whose
+//   loss ends all calls at once, including those that wait for the window. A call that has ended without an answer
+//   keeps its slot in the window until the server has answered. Tests: `rpc/tests/it/calls.rs`,
+//   `rpc/tests/it/failures.rs`.
+
 use crate::control;
 use crate::error::CallError;
 use crate::frame::{Frame, LONGEST_NAME};
@@ -7,21 +12,24 @@ use crate::pending::{Pending, State};
 use bytes::Bytes;
 use distribute_cluster::{Address, ClusterSpec, Deadline, Stopwatch, Task};
 use distribute_net::wire::Limits;
-use distribute_net::{Access, Connector, Credentials, Drive, Endpoint, Message, Settings, SharedMemory};
+use distribute_net::{
+    Access, Connector, Credentials, Endpoint, Message, PollOutcome, Settings, SharedMemory,
+};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The time for which a thread polls for its answer before it sleeps.
-const EAGER: Duration = Duration::from_millis(20);
+/// The time for which a thread polls the sockets for its answer before it sleeps.
+const POLL_TIME: Duration = Duration::from_millis(20);
 
-/// The time for which a thread sleeps while another one moves the bytes.
-const NAP: Duration = Duration::from_millis(1);
+/// The maximum time for which a thread sleeps while another one moves the bytes.
+const MAX_SLEEP: Duration = Duration::from_millis(1);
 
 /// The minimum length of bodies that are passed to a server in shared memory.
-const LENT: usize = 256 << 10;
+const MIN_SHARED_BODY: usize = 256 << 10;
 
-/// The settings of one task's clients: the tasks that it can reach, and how.
+/// The settings of one task's clients, including the tasks that they can reach.
+#[must_use = "a builder does nothing until `connect` is called"]
 #[derive(Clone, Debug)]
 pub struct ClientBuilder {
     cluster: ClusterSpec,
@@ -33,27 +41,27 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Creates the settings of clients of task `from` in this cluster.
+    /// Creates the settings of the clients that task `from` uses in `cluster`.
     pub fn new(cluster: ClusterSpec, from: Task) -> Self {
         let (credentials, settings) = (Credentials::default(), Settings::default());
         Self { cluster, from, credentials, window: 64, settings, shared_memory: SharedMemory::default() }
     }
 
-    /// Sets the credentials of the job's tasks and the protection of connections, and replaces earlier ones.
+    /// Sets the credentials of the job's tasks, and the protection of connections. Previous credentials are replaced.
     /// The default is the secret in `DISTRIBUTE_SECRET`, if it is set.
     pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
         self.credentials = credentials.into();
         self
     }
 
-    /// Sets that servers of a job with any name may be called.
+    /// Allows calls to servers of a job with any name.
     pub(crate) fn any_job(mut self) -> Self {
         self.credentials = self.credentials.any_job();
         self
     }
 
-    /// Sets the maximum number of calls of a connection without an answer. The default is 64. Further calls
-    /// wait for room.
+    /// Sets the maximum number of unanswered calls per connection. The default is 64. Further calls wait until others
+    /// are answered.
     pub fn window(mut self, calls: usize) -> Self {
         self.window = calls.max(1);
         self
@@ -65,21 +73,21 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets whether calls of a server on this machine go through shared memory. By default they do if both
-    /// sides can.
+    /// Sets whether calls to a server on this machine are sent through shared memory. By default they are if both sides
+    /// support it.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
     }
 
-    /// Connects to the server of a task of the cluster. Retries until the server is up.
+    /// Connects to the server of a task of the cluster, and retries until the server is running.
     ///
     /// # Errors
-    /// - [`CallError::Cluster`]: the cluster has no such task.
+    /// - [`CallError::Cluster`]: the task is not in the cluster.
     /// - [`CallError::Access`]: connections would be unprotected, or the secret or certificates cannot be
     ///   used.
-    /// - [`CallError::Connect`]: the server refuses this task, which is returned at once, or it could not be
-    ///   reached within `timeout`. The error has the result of the last attempt.
+    /// - [`CallError::Connect`]: the server rejects this task, in which case this fails immediately, or the server
+    ///   could not be reached within `timeout`. The error contains the result of the last attempt.
     pub fn connect(&self, to: &Task, timeout: Duration) -> Result<Client, CallError> {
         let address = self.cluster.task_address(&to.job, to.index)?;
         let access = self.credentials.access(self.cluster.tasks().map(|(_, address)| address))?;
@@ -89,8 +97,8 @@ impl ClientBuilder {
 
 /// A connection to the server of a task, through which threads call its services.
 ///
-/// Any number of threads can call at once, and answers arrive in any order. If the connection fails, all
-/// calls fail at once, including calls that wait for room. Connect again to resume.
+/// Any number of threads can make calls at the same time, and answers arrive in any order. If the connection fails, all
+/// calls fail immediately, including those that wait for space in the window. To continue, connect again.
 pub struct Client(Arc<Link>);
 
 /// The state that a client shares with its started calls.
@@ -130,19 +138,20 @@ impl Client {
         Ok(Self(Arc::new(Link { endpoint, pending, window: *window, limits: settings.limits })))
     }
 
-    /// Returns the task that is called.
+    /// Returns the task of the server.
     pub fn task(&self) -> &Task {
         self.0.endpoint.peer()
     }
 
-    /// Sets a function that is called once, with the reason, when the connection fails, or at once if it has
-    /// already failed. The function runs on the thread that detects the failure, and must not block. A later
-    /// function replaces it.
+    /// Sets a function that is called once, with the reason, when the connection fails. If it has already failed, the
+    /// function is called immediately. The function runs on the thread that detects the failure, and must not block. A
+    /// further call of this method replaces the function.
     pub fn on_loss(&self, call: impl FnOnce(&str) + Send + 'static) {
         self.0.pending.on_loss(call);
     }
 
-    /// Calls a service and waits for its answer. `timeout` includes the wait for room.
+    /// Calls a service, and waits for its answer. `timeout` includes the time to wait for space in the
+    /// [window](ClientBuilder::window).
     ///
     /// The connection can be used again after any error except [`CallError::Lost`].
     ///
@@ -154,12 +163,12 @@ impl Client {
         call.wait(timeout.saturating_sub(waited.elapsed()))
     }
 
-    /// Starts a call of a service, whose answer the caller waits for later. Waits for room if too many calls
-    /// have no answer.
+    /// Starts a call of a service. The caller waits for the answer later. This method waits, at most for `timeout`, if
+    /// the [window](ClientBuilder::window) is full of unanswered calls.
     ///
     /// # Errors
-    /// - [`CallError::TooLong`]: the name, the head or the body is longer than can be sent.
-    /// - [`CallError::Room`]: there was no room within `timeout`. The call was not sent.
+    /// - [`CallError::TooLong`]: the name, the head or the body is too long to be sent.
+    /// - [`CallError::WindowFull`]: the window was still full after `timeout`. The call was not sent.
     /// - [`CallError::Lost`]: the connection has failed.
     pub fn start(&self, service: &str, message: Message, timeout: Duration) -> Result<Started, CallError> {
         let link = &*self.0;
@@ -171,7 +180,7 @@ impl Client {
         link.check(service, "a body", message.body.len(), limit)?;
         let waited = Stopwatch::start();
         let window = link.window;
-        let id = link.until(
+        let id = link.wait_until(
             timeout,
             |state| state.lost().is_some() || state.has_room(window),
             |state| match state.lost() {
@@ -185,20 +194,20 @@ impl Client {
             None => {
                 let (service, task, address) = link.names(service);
                 let waited = waited.elapsed();
-                return Err(CallError::Room { service, task, address, window, waited });
+                return Err(CallError::WindowFull { service, task, address, window, waited });
             }
         };
-        let message = Message { body: link.lent(message.body), ..message };
+        let message = Message { body: link.in_shared_memory(message.body), ..message };
         link.endpoint.send(Frame::Call { id, service: service.to_owned(), message }.encode());
         Ok(Started { link: self.0.clone(), id, service: service.to_owned(), waited })
     }
 
-    /// Ends the server. Only the chief may do so or, without one, worker 0. Without either, only the first
-    /// task of the cluster may.
+    /// Ends the server. Only the chief may do this or, in a cluster without a chief, worker 0. In a cluster without
+    /// either, only the first task of the cluster may do it.
     ///
     /// # Errors
-    /// Returns the errors of [`call`](Self::call), with a fault of
-    /// [`NotAllowed`](crate::FaultKind::NotAllowed) for other callers.
+    /// Returns the errors of [`call`](Self::call). For other callers, the error contains a fault of kind
+    /// [`NotAllowed`](crate::FaultKind::NotAllowed).
     pub fn stop_server(&self, timeout: Duration) -> Result<(), CallError> {
         self.call(control::NAME, Message::new(control::STOP, ""), timeout).map(drop)
     }
@@ -213,10 +222,10 @@ impl Link {
         Err(CallError::TooLong { service, task, address, what, length, limit })
     }
 
-    /// Returns the body to send. If both sides share memory, a large body is copied into it, instead of
-    /// passing through the ring.
-    fn lent(&self, body: Bytes) -> Bytes {
-        if body.len() < LENT {
+    /// Returns the body to send. If both sides share memory, a large body is copied to memory that the server can read
+    /// directly.
+    fn in_shared_memory(&self, body: Bytes) -> Bytes {
+        if body.len() < MIN_SHARED_BODY {
             return body;
         }
         match self.endpoint.memory(body.len()) {
@@ -238,16 +247,15 @@ impl Link {
         (service.to_owned(), self.endpoint.peer().clone(), self.endpoint.address().to_owned())
     }
 
-    /// Waits until `peek` returns `true` and `take` returns a value. Returns `None` at the deadline. At first
-    /// this thread polls the sockets itself, so that no other thread has to be woken for an answer that
-    /// arrives soon.
-    fn until<T>(
+    /// Waits until `peek` returns `true` and `take` returns a value. Returns `None` at the deadline. Initially this
+    /// thread polls the sockets itself, so that no other thread must be woken for an answer that arrives soon.
+    fn wait_until<T>(
         &self,
         timeout: Duration,
         peek: impl Fn(&State) -> bool,
         take: impl Fn(&mut State) -> Option<T>,
     ) -> Option<T> {
-        let (mut deadline, eager) = (Deadline::after(timeout), Deadline::after(EAGER));
+        let (mut deadline, eager) = (Deadline::after(timeout), Deadline::after(POLL_TIME));
         let pending = &*self.pending;
         loop {
             let mut state = pending.lock();
@@ -263,12 +271,12 @@ impl Link {
             } else {
                 drop(state);
                 let there = || peek(&pending.lock());
-                if let Drive::Elsewhere | Drive::Never =
-                    self.endpoint.drive(slice.min(eager.remaining()), &there)
+                if let PollOutcome::Elsewhere | PollOutcome::Never =
+                    self.endpoint.poll(slice.min(eager.remaining()), &there)
                 {
                     let state = pending.lock();
                     if !peek(&state) {
-                        pending.wait(state, NAP.min(slice));
+                        pending.wait(state, MAX_SLEEP.min(slice));
                     }
                 }
             }
@@ -289,8 +297,8 @@ impl fmt::Debug for Link {
     }
 }
 
-/// A call whose answer was not taken yet. A dropped call is still executed, and keeps its room until then.
-/// The connection stays open as long as any of its calls exists.
+/// A call whose answer has not been fetched yet. If this is dropped, the call is still executed, and occupies space in
+/// the window until then. The connection stays open as long as any of its calls exists.
 #[derive(Debug)]
 pub struct Started {
     link: Arc<Link>,
@@ -300,27 +308,27 @@ pub struct Started {
 }
 
 impl Started {
-    /// Whether the answer was received.
+    /// Returns whether the answer was received.
     pub fn is_answered(&self) -> bool {
         self.link.pending.lock().is_answered(self.id)
     }
 
-    /// Waits until the answer was received, or will not be received any more. Returns `true` if so, and
-    /// [`wait`](Self::wait) does not block.
+    /// Waits until the answer has arrived or the connection has failed, and returns `true`; [`wait`](Self::wait) then
+    /// does not block. Returns `false` after `timeout`.
     pub fn ready(&self, timeout: Duration) -> bool {
         let is_ready = |state: &State| state.is_answered(self.id) || state.lost().is_some();
-        self.link.until(timeout, is_ready, |state| is_ready(state).then_some(())).is_some()
+        self.link.wait_until(timeout, is_ready, |state| is_ready(state).then_some(())).is_some()
     }
 
     /// Waits for the answer.
     ///
     /// # Errors
     /// - [`CallError::Failed`]: the service has answered with an error.
-    /// - [`CallError::Late`]: there was no answer within `timeout`. The call may still be executed.
+    /// - [`CallError::TimedOut`]: there was no answer within `timeout`. The call may still be executed.
     /// - [`CallError::Lost`]: the connection has failed. The call may have been executed.
     pub fn wait(self, timeout: Duration) -> Result<Message, CallError> {
         let id = self.id;
-        let answer = self.link.until(
+        let answer = self.link.wait_until(
             timeout,
             |state| state.is_answered(id) || state.lost().is_some(),
             |state| match state.take(id) {
@@ -333,7 +341,7 @@ impl Started {
             Some(Ok(Ok(message))) => Ok(message),
             Some(Ok(Err(fault))) => Err(CallError::Failed { service, task, address, fault }),
             Some(Err(reason)) => Err(CallError::Lost { service, task, address, reason }),
-            None => Err(CallError::Late { service, task, address, waited: self.waited.elapsed() }),
+            None => Err(CallError::TimedOut { service, task, address, waited: self.waited.elapsed() }),
         }
     }
 }

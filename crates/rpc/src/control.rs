@@ -1,9 +1,9 @@
 //! The service by which the leading task of the cluster ends a server.
 
-use crate::ending::{End, Ending};
 use crate::fault::{Fault, FaultKind};
-use crate::own_task::may_end;
+use crate::own_task::may_stop_servers;
 use crate::service::{Call, Reply, Service};
+use crate::shutdown::{Shutdown, ShutdownReason};
 use distribute_cluster::ClusterSpec;
 use std::sync::{Arc, Weak};
 
@@ -16,24 +16,25 @@ pub(crate) const STOP: &[u8] = b"stop";
 /// A service that ends its server.
 pub(crate) struct Control {
     pub cluster: Arc<ClusterSpec>,
-    pub ending: Weak<Ending>,
+    pub shutdown: Weak<Shutdown>,
 }
 
 impl Service for Control {
     fn call(&self, call: Call, reply: Reply) {
         let Call { caller, message } = call;
         if message.head != STOP {
-            return reply.fail("of a server one can ask stop, and nothing else: are both of the same build?");
+            return reply.fail("the only request to a server is to stop: are both of the same build?");
         }
-        if !may_end(&self.cluster, &caller) {
+        if !may_stop_servers(&self.cluster, &caller) {
             let text = format!(
-                "{caller} may not end this server: the chief does or, without one, worker 0; without either, the first task"
+                "{caller} may not stop this server: only the chief may or, without one, worker 0; without \
+                 either, the first task"
             );
             return reply.fault(Fault::new(FaultKind::NotAllowed, text));
         }
         reply.answer("", "");
-        if let Some(ending) = self.ending.upgrade() {
-            ending.end(End::Chief(caller));
+        if let Some(shutdown) = self.shutdown.upgrade() {
+            shutdown.end(ShutdownReason::Chief(caller));
         }
     }
 }

@@ -10,25 +10,25 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// The cluster is malformed or has no such task.
+    /// The cluster is malformed, or does not contain the task.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// The cluster does not have exactly one job, and none was selected.
-    #[error("the cluster has {}: say by job_name which of its jobs this server is part of", jobs(all))]
-    WhichJob {
-        /// The jobs.
+    /// No job was selected, and the cluster does not have exactly one.
+    #[error("the cluster has {}: set the job of this server by job_name", jobs(all))]
+    AmbiguousJob {
+        /// The jobs of the cluster.
         all: Vec<Job>,
     },
-    /// The job does not have exactly one task, and none was selected.
-    #[error("the job {:?} has {tasks} tasks: say by task_index which of them this server is", job.as_str())]
-    WhichTask {
+    /// No task was selected, and the job does not have exactly one.
+    #[error("the job {:?} has {tasks} tasks: set the task of this server by task_index", job.as_str())]
+    AmbiguousTask {
         /// The job.
         job: Job,
-        /// The number of its tasks.
+        /// The number of tasks of the job.
         tasks: usize,
     },
-    /// The resolver identifies this process as a task that does not serve others.
-    #[error("this process is {}, and servers are started by workers and parameter servers alone", who(task))]
+    /// The resolver identifies this process as a task that is not a server.
+    #[error("this process is {}, but only workers and parameter servers start servers", describe_task(task))]
     NotServing {
         /// The task of this process, if known.
         task: Option<Task>,
@@ -39,14 +39,14 @@ pub enum ServerError {
     /// The server cannot listen at its address.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The name of a service is taken, empty or too long.
+    /// The name of a service is already used, empty or too long.
     #[error("{task} cannot have a service {name:?}: {why}")]
     Service {
         /// The server's task.
         task: Task,
-        /// The name.
+        /// The name of the service.
         name: String,
-        /// The problem with the name.
+        /// A description of the problem.
         why: &'static str,
     },
     /// The server failed.
@@ -54,9 +54,9 @@ pub enum ServerError {
     Broken {
         /// The server's task.
         task: Task,
-        /// The address that it listened at.
+        /// The address at which it listened.
         address: String,
-        /// The reason.
+        /// The reason of the failure.
         reason: String,
     },
     /// The system cannot start a thread.
@@ -64,103 +64,103 @@ pub enum ServerError {
     Thread {
         /// The server's task.
         task: Task,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// An error that prevents an answer to a call. The variants from [`TooLong`](Self::TooLong) on name the
-/// service, the task and its address.
+/// The reason why a call has no answer. The variants from [`TooLong`](Self::TooLong) to the end contain the service,
+/// the task and its address.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// The cluster has no such task.
+    /// The task is not in the cluster.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
     /// Connections would be unprotected, or the secret or certificates cannot be used.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// No connection to the task could be made.
+    /// A connection to the task could not be established.
     #[error(transparent)]
     Connect(#[from] Box<ConnectError>),
-    /// The call is longer than can be sent.
+    /// The call is too long to be sent.
     #[error(
-        "{service} of {task} at {address} cannot be called with {what} of {length} bytes, {limit} are the most: data goes into \
-         the body"
+        "{service} of {task} at {address} cannot be called with {what} of {length} bytes, but the maximum \
+         is {limit}: put data into the body"
     )]
     TooLong {
-        /// The service.
+        /// The name of the service.
         service: String,
-        /// The task.
+        /// The task of the server.
         task: Task,
-        /// Its address.
+        /// The address of the task.
         address: String,
-        /// The part that is too long.
+        /// The name of the part that is too long.
         what: &'static str,
-        /// Its length in bytes.
+        /// The length of this part in bytes.
         length: usize,
         /// The maximum length in bytes.
         limit: usize,
     },
-    /// There was no room for the call, because other calls wait for answers. It was not sent.
+    /// The call was not sent, because too many other calls wait for answers.
     #[error(
-        "{service} of {task} at {address} was not called: {window} calls of this connection wait for answers, and none came in \
-         {:.1} s; see what that task is doing",
+        "{service} of {task} at {address} was not called: {window} calls of this connection wait for \
+         answers, and none came in {:.1} s; check what that task is doing",
         waited.as_secs_f64()
     )]
-    Room {
-        /// The service.
+    WindowFull {
+        /// The name of the service.
         service: String,
-        /// The task.
+        /// The task of the server.
         task: Task,
-        /// Its address.
+        /// The address of the task.
         address: String,
         /// The maximum number of calls without an answer.
         window: usize,
-        /// The time that this call has waited.
+        /// The time for which this call has waited.
         waited: Duration,
     },
     /// There was no answer in time. The call may still be executed.
     #[error(
-        "{service} of {task} at {address} has not answered in {:.1} s, and may still carry out the call; see what that task is \
-         doing, or wait longer",
+        "{service} of {task} at {address} has not answered in {:.1} s, and may still execute the call; \
+         check what that task is doing, or wait longer",
         waited.as_secs_f64()
     )]
-    Late {
-        /// The service.
+    TimedOut {
+        /// The name of the service.
         service: String,
-        /// The task.
+        /// The task of the server.
         task: Task,
-        /// Its address.
+        /// The address of the task.
         address: String,
-        /// The time that this call has waited.
+        /// The time for which this call has waited.
         waited: Duration,
     },
     /// The connection failed. The call may or may not have been executed.
     #[error(
-        "the connection to {task} at {address} was lost while {service} was called: {reason}; see that task's log. Whether the \
-         call was carried out is not known"
+        "the connection to {task} at {address} was lost while {service} was called: {reason}; see that \
+         task's log. It is unknown whether the call was executed"
     )]
     Lost {
-        /// The service.
+        /// The name of the service.
         service: String,
-        /// The task.
+        /// The task of the server.
         task: Task,
-        /// Its address.
+        /// The address of the task.
         address: String,
-        /// The reason.
+        /// The reason of the failure.
         reason: String,
     },
     /// The service has answered with an error.
     #[error("{service} of {task} at {address} failed: {fault}")]
     Failed {
-        /// The service.
+        /// The name of the service.
         service: String,
-        /// The task.
+        /// The task of the server.
         task: Task,
-        /// Its address.
+        /// The address of the task.
         address: String,
-        /// The error.
+        /// The error of the service.
         fault: Fault,
     },
 }
@@ -176,6 +176,6 @@ fn jobs(all: &[Job]) -> String {
     if names.is_empty() { "no job".to_owned() } else { format!("the jobs {}", names.join(", ")) }
 }
 
-fn who(task: &Option<Task>) -> String {
+fn describe_task(task: &Option<Task>) -> String {
     task.as_ref().map_or("no task of a cluster".to_owned(), Task::to_string)
 }

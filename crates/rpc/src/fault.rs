@@ -6,20 +6,20 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// The service has refused the call or failed. The text is from the service.
+    /// The service has rejected the call or has failed. The text comes from the service.
     Failed,
     /// The service has panicked.
     Panicked,
     /// The service has dropped the call without an answer.
     Dropped,
-    /// The server has no service of this name.
+    /// The server has no service with this name.
     NoSuchService,
     /// The caller is not allowed to make this call.
     NotAllowed,
-    /// Calls without an answer take all memory that they may. The call was not executed, and can be retried
+    /// Unanswered calls occupy all the memory that is allowed for them. The call was not executed, and can be retried
     /// later.
     NoRoom,
-    /// A kind that this version does not know.
+    /// A kind that is unknown to this version.
     Other,
 }
 
@@ -31,7 +31,7 @@ impl FaultKind {
         Self::ALL.iter().position(|kind| *kind == self).map_or(0, |at| at as u8 + 1)
     }
 
-    pub(crate) fn of(code: u8) -> Self {
+    pub(crate) fn from_code(code: u8) -> Self {
         usize::from(code).checked_sub(1).and_then(|at| Self::ALL.get(at)).copied().unwrap_or(Self::Other)
     }
 }
@@ -41,7 +41,7 @@ impl FaultKind {
 pub struct Fault {
     /// The kind of fault.
     pub kind: FaultKind,
-    /// The problem, and its solution.
+    /// The problem and a remedy, as text.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! Calls and answers as messages. Pure: no connection.
+//! Calls and answers as messages. This module contains only pure functions and values.
 
 use crate::fault::{Fault, FaultKind};
 use bytes::Bytes;
@@ -16,21 +16,21 @@ const LONGEST_TEXT: usize = 4096;
 pub enum Frame {
     /// A call of a service.
     Call {
-        /// The number of the call on this connection.
+        /// The id of the call on this connection.
         id: u64,
         /// The name of the service.
         service: String,
-        /// The request.
+        /// The request to the service.
         message: Message,
     },
-    /// The answer to the call of this number.
+    /// The answer to the call with this id.
     Answer(u64, Message),
-    /// The call of this number has failed.
+    /// The call with this id has failed.
     Failed(u64, Fault),
 }
 
 impl Frame {
-    /// Encodes the frame. A name and a text beyond their limits are truncated.
+    /// Encodes the frame. Names and texts that exceed their limits are truncated.
     pub fn encode(self) -> Message {
         let mut fields = Writer::default();
         let body = match self {
@@ -61,7 +61,7 @@ impl Frame {
     /// Decodes a frame from a received message.
     ///
     /// # Errors
-    /// [`Malformed`] if the message is not a frame.
+    /// Returns [`Malformed`] if the message is not a valid frame.
     pub fn decode(message: Message) -> Result<Self, Malformed> {
         let Message { head, body } = message;
         let mut fields = Reader(&head);
@@ -78,7 +78,7 @@ impl Frame {
             2 => Ok(Frame::Answer(id, Message::new(rest(fields), body))),
             3 if body.is_empty() => {
                 let [code] = fields.fixed()?;
-                let fault = Fault::new(FaultKind::of(code), fields.text(LONGEST_TEXT)?);
+                let fault = Fault::new(FaultKind::from_code(code), fields.text(LONGEST_TEXT)?);
                 fields.end()?;
                 Ok(Frame::Failed(id, fault))
             }

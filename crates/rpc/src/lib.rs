@@ -1,4 +1,8 @@
-//! Tasks that answer calls of other tasks, the base of parameter servers and the coordinator.
+//! Tasks that answer calls of other tasks. Parameter servers and the coordinator are based on this crate.
+//!
+//! All calls between tasks use this crate, so each task has one identity and one port. It does not use gRPC: with
+//! tonic, a call over loopback took six times as long (134 µs instead of 21), and there were 79 more dependencies. A
+//! service must not block the thread of a connection for long. This crate never depends on the purpose of a service.
 //!
 //! | module | contents |
 //! |---|---|
@@ -6,10 +10,10 @@
 //! | `service` | [`Service`]: the handler of the calls of one name; [`Call`] and [`Reply`] |
 //! | `client` | [`Client`]: a connection through which threads call; [`ClientBuilder`] |
 //! | `fault`, `error` | [`Fault`]: the error of a service; [`ServerError`], [`CallError`] |
-//! | `ending` | [`End`]: the cause of a server's end |
+//! | `shutdown` | [`ShutdownReason`]: the cause of a server's end |
 //! | [`doctor`] | checks of the links between tasks, for `distribute doctor` |
 //! | `frame`, `pending` | calls as messages, and calls without an answer: pure |
-//! | `room`, `own_task` | the room that calls take, and the task that a server is: pure |
+//! | `memory_budget`, `own_task` | the room that calls take, and the task that a server is: pure |
 //! | `connection`, `control` | the calls of one connection, and the end of a server by its chief |
 //!
 //! ```
@@ -38,15 +42,14 @@
 //!
 //! # Failures
 //!
-//! - A call has a deadline. If it passes, the call fails, but keeps its room in the
+//! - A call has a deadline. If the deadline passes, the call fails, but it occupies space in the
 //!   [window](ClientBuilder::window) until the server has answered.
-//! - When a server is killed, all of its calls fail at once. When it is stopped or its machine is gone, they
-//!   fail within 3 s ([`Settings::silence`](distribute_net::Settings::silence)). No call is retried
-//!   automatically, because it may have been executed.
-//! - A service that panics, or drops a call, fails only this call.
-//! - When a caller has disconnected, its answers are discarded ([`Reply::is_wanted`]).
-//! - Connections from outside the job are refused and logged, as in a
-//!   [rendezvous](distribute_net::Rendezvous).
+//! - When a server is killed, all calls to it fail immediately. When it is stopped or its machine fails, they fail
+//!   within 3 s ([`Settings::silence`](distribute_net::Settings::silence)). No call is retried automatically, because
+//!   it may have been executed.
+//! - A service that panics, or that drops a reply, fails only the corresponding call.
+//! - When a caller has disconnected, the answers to its calls are discarded ([`Reply::is_connected`]).
+//! - Connections from outside the job are rejected and logged, as in a [rendezvous](distribute_net::Rendezvous).
 
 #![forbid(unsafe_code)]
 
@@ -55,19 +58,18 @@ mod client;
 mod connection;
 mod control;
 pub mod doctor;
-mod ending;
 mod error;
 mod fault;
 mod frame;
+mod memory_budget;
 mod own_task;
 mod pending;
-mod room;
 mod server;
 mod service;
+mod shutdown;
 
 pub use builder::ServerBuilder;
 pub use client::{Client, ClientBuilder, Started};
-pub use ending::End;
 pub use error::{CallError, ServerError};
 pub use fault::{Fault, FaultKind};
 #[doc(alias = "tf.distribute.Server")]
@@ -75,3 +77,4 @@ pub use fault::{Fault, FaultKind};
 pub use server::Server;
 pub use server::Stopper;
 pub use service::{Call, Reply, Service};
+pub use shutdown::ShutdownReason;

@@ -1,4 +1,4 @@
-//! The task that a server is. Pure.
+//! The choice of the task that a server represents, as pure functions.
 
 use crate::error::ServerError;
 use distribute_cluster::{Address, ClusterSpec, Job, Task};
@@ -14,12 +14,12 @@ pub(crate) fn own_task(
     let job = match (job, &jobs[..]) {
         (Some(job), _) => job,
         (None, [one]) => (*one).clone(),
-        (None, _) => return Err(ServerError::WhichJob { all: cluster.jobs().cloned().collect() }),
+        (None, _) => return Err(ServerError::AmbiguousJob { all: cluster.jobs().cloned().collect() }),
     };
     let index = match (index, &cluster.task_indices(&job)?[..]) {
         (Some(index), _) => index,
         (None, [one]) => *one,
-        (None, all) => return Err(ServerError::WhichTask { tasks: all.len(), job }),
+        (None, all) => return Err(ServerError::AmbiguousTask { tasks: all.len(), job }),
     };
     cluster.task_address(&job, index)?;
     Ok(job.task(index))
@@ -37,9 +37,9 @@ pub(crate) fn with_port(cluster: &ClusterSpec, task: &Task, port: u16) -> Result
     Ok(chosen)
 }
 
-/// Whether a task may end servers. This is the chief, which may be absent from the cluster. Without a chief,
-/// worker 0 may do so as well, and without either, the first task of the cluster.
-pub(crate) fn may_end(cluster: &ClusterSpec, caller: &Task) -> bool {
+/// Returns whether a task may end servers. The chief may, even if it is not part of the cluster. If the cluster has no
+/// chief, worker 0 may as well; if it has neither, the first task of the cluster may.
+pub(crate) fn may_stop_servers(cluster: &ClusterSpec, caller: &Task) -> bool {
     let leads = [Job::Chief, Job::Worker].into_iter().find(|job| cluster.has_job(job));
     let leads = leads.map(|job| job.task(0)).or_else(|| cluster.tasks().next().map(|(task, _)| task));
     *caller == Job::Chief.task(0) || leads.as_ref() == Some(caller)
@@ -65,16 +65,20 @@ mod tests {
         assert_eq!(own(&two, Some("ps"), None), Ok(Job::Ps.task(0)));
         assert_eq!(own(&two, Some("worker"), Some(1)), Ok(Job::Worker.task(1)));
         for (job, index, says) in [
-            (None, None, "the cluster has the jobs ps, worker: say by job_name"),
-            (None, Some(0), "say by job_name"),
-            (Some("worker"), None, "the job \"worker\" has 2 tasks: say by task_index"),
+            (None, None, "the cluster has the jobs ps, worker: set the job of this server by job_name"),
+            (None, Some(0), "set the job of this server by job_name"),
+            (
+                Some("worker"),
+                None,
+                "the job \"worker\" has 2 tasks: set the task of this server by task_index",
+            ),
             (Some("worker"), Some(2), "the cluster has no worker 2"),
             (Some("chief"), None, "the cluster has no job \"chief\""),
         ] {
             let error = own(&two, job, index).unwrap_err();
             assert!(error.contains(says), "{error}");
         }
-        assert!(own(&ClusterSpec::new(), None, None).unwrap_err().contains("the cluster has no job: say"));
+        assert!(own(&ClusterSpec::new(), None, None).unwrap_err().contains("the cluster has no job: set"));
     }
 
     #[test]
@@ -86,7 +90,7 @@ mod tests {
 
     #[test]
     fn servers_are_ended_by_who_leads() {
-        let may = |text, caller| may_end(&cluster(text), &caller);
+        let may = |text, caller| may_stop_servers(&cluster(text), &caller);
         let chief = r#"{"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}"#;
         assert!(may(chief, Job::Chief.task(0)) && !may(chief, Job::Worker.task(0)));
         let workers = r#"{"worker": ["b:1", "d:1"], "ps": ["c:1"]}"#;

@@ -1,4 +1,4 @@
-//! The calls of a connection without an answer.
+//! The calls of a connection that have no answer yet.
 
 use crate::fault::Fault;
 use crate::frame::Frame;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The answer of a server.
 pub(crate) type Answer = Result<Message, Fault>;
 
-/// The calls of a connection without an answer, and the answers that were not taken.
+/// The unanswered calls of a connection, and the answers that have not been fetched yet.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     state: Mutex<State>,
@@ -22,7 +22,7 @@ pub(crate) struct Pending {
 pub(crate) struct State {
     next: u64,
     calls: HashMap<u64, Slot>,
-    /// The number of calls without an answer, including abandoned ones.
+    /// The number of unanswered calls, including abandoned ones.
     in_flight: usize,
     lost: Option<String>,
     on_loss: OnLoss,
@@ -43,7 +43,7 @@ impl fmt::Debug for OnLoss {
 #[derive(Debug)]
 enum Slot {
     Waiting,
-    /// No thread waits for the answer, but the server still works on it.
+    /// No thread waits for the answer, but the server still executes the call.
     Abandoned,
     Answered(Answer),
 }
@@ -53,7 +53,7 @@ impl State {
         self.in_flight < window
     }
 
-    /// Adds a call if there is room, and returns its number.
+    /// Adds a call if fewer than `window` calls are unanswered, and returns its id; otherwise returns `None`.
     pub fn enter(&mut self, window: usize) -> Option<u64> {
         if !self.has_room(window) {
             return None;
@@ -65,7 +65,7 @@ impl State {
         Some(id)
     }
 
-    /// Takes the answer to a call, if it was received.
+    /// Removes and returns the answer to a call, if it was received.
     pub fn take(&mut self, id: u64) -> Option<Answer> {
         if !self.is_answered(id) {
             return None;
@@ -80,8 +80,8 @@ impl State {
         matches!(self.calls.get(&id), Some(Slot::Answered(_)))
     }
 
-    /// Abandons a call. It keeps its place until the server has answered, so that the server never has more
-    /// calls than the window.
+    /// Abandons a call. It occupies space until the server has answered, so that the server never has more calls than
+    /// the window allows.
     pub fn abandon(&mut self, id: u64) {
         match self.calls.get_mut(&id) {
             Some(slot @ Slot::Waiting) => *slot = Slot::Abandoned,
@@ -90,7 +90,7 @@ impl State {
         }
     }
 
-    /// Returns the reason that no more answers will arrive, if so.
+    /// Returns the reason why no more answers will arrive, if there is one.
     pub fn lost(&self) -> Option<&str> {
         self.lost.as_deref()
     }
@@ -111,12 +111,13 @@ impl Pending {
         self.state.lock()
     }
 
-    /// Waits until something changes, for at most `patience`.
+    /// Waits until the state changes, for at most `patience`.
     pub fn wait(&self, mut state: MutexGuard<'_, State>, patience: Duration) {
         self.changed.wait_for(&mut state, patience);
     }
 
-    /// Sets a function to call when no more answers will arrive, which may be at once.
+    /// Sets a function that is called when no more answers will arrive. If this is already the case, the function is
+    /// called immediately.
     pub fn on_loss(&self, call: impl FnOnce(&str) + Send + 'static) {
         let mut state = self.state.lock();
         state.on_loss = OnLoss(Some(Box::new(call)));
@@ -147,13 +148,13 @@ impl Receiver for Pending {
             Ok(Frame::Answer(id, message)) => state.answer(id, Ok(message)),
             Ok(Frame::Failed(id, fault)) => state.answer(id, Err(fault)),
             Ok(Frame::Call { .. }) | Err(_) => {
-                state.lost.get_or_insert("what it sent is no answer".to_owned());
+                state.lost.get_or_insert("it sent something other than an answer".to_owned());
             }
         }
         self.wake(state);
     }
 
-    fn lose(&self, _from: usize, reason: String) {
+    fn mark_lost(&self, _from: usize, reason: String) {
         let mut state = self.state.lock();
         state.lost.get_or_insert(reason);
         self.wake(state);
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_nobody_waits_for_keeps_its_place_until_it_is_answered() {
+    fn an_abandoned_call_keeps_its_slot_until_its_response() {
         let pending = Pending::default();
         let id = pending.lock().enter(1).unwrap();
         pending.abandon(id);
@@ -201,21 +202,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_a_loss() {
+    fn an_invalid_response_is_a_loss() {
         let pending = Pending::default();
         pending.deliver(0, Message::new("garbage", ""));
         let (says, said) = std::sync::mpsc::channel();
-        pending.lose(0, "later".to_owned());
-        assert_eq!(pending.lock().lost(), Some("what it sent is no answer"));
+        pending.mark_lost(0, "later".to_owned());
+        assert_eq!(pending.lock().lost(), Some("it sent something other than an answer"));
         // The function is called once, even if it is set afterwards.
         let again = says.clone();
         pending.on_loss(move |reason| says.send(reason.to_owned()).unwrap());
-        pending.lose(0, "later".to_owned());
-        assert_eq!(said.try_iter().collect::<Vec<_>>(), ["what it sent is no answer"]);
+        pending.mark_lost(0, "later".to_owned());
+        assert_eq!(said.try_iter().collect::<Vec<_>>(), ["it sent something other than an answer"]);
         let pending = Pending::default();
         pending.on_loss(move |reason| again.send(reason.to_owned()).unwrap());
         assert_eq!(said.try_iter().count(), 0);
-        pending.lose(0, "now".to_owned());
+        pending.mark_lost(0, "now".to_owned());
         assert_eq!(said.try_iter().collect::<Vec<_>>(), ["now"]);
     }
 }

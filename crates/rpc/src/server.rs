@@ -1,31 +1,31 @@
 //! A task that answers calls.
 
 use crate::connection::{Inbox, Services, serve};
-use crate::ending::{End, Ending};
 use crate::error::ServerError;
-use crate::room::{OpenCalls, Room};
-use distribute_cluster::places::{Seats, Source};
+use crate::memory_budget::{MemoryBudget, OpenCalls};
+use crate::shutdown::{Shutdown, ShutdownReason};
+use distribute_cluster::admission::{Seats, Source};
 use distribute_cluster::{Address, ClusterSpec, Deadline, Stopwatch, Task};
-use distribute_log::{Repeats, heard};
+use distribute_log::{Repeats, warn_or_stderr};
 use distribute_net::Acceptor;
-use distribute_net::endpoint::Arrival;
+use distribute_net::endpoint::IncomingConnection;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The maximum wait of the thread that accepts callers between two checks for the server's end.
-const LOOK: Duration = Duration::from_millis(200);
+/// The interval at which the thread that accepts callers checks whether the server has ended.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The interval between two counts of connections for which the system has no thread.
-const FAILURES: Duration = Duration::from_secs(10);
+/// The interval between two log messages that count the connections for which no thread could be started.
+const FAILURE_COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The time for which the end waits for services that still process a call.
+/// The maximum time that a server waits, when it ends, for services that still process a call.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// A task of a cluster that answers calls of other tasks.
 ///
-/// It listens from its creation on, and answers from [`start`](Self::start) on. Dropping it closes its
-/// connections gracefully: answers that were given still arrive.
+/// It listens as soon as it is created, and answers calls once it is [started](Self::start). Dropping it closes its
+/// connections gracefully: answers that were already sent still arrive.
 #[doc(alias = "tf.distribute.Server")]
 #[doc(alias = "tf.train.Server")]
 #[derive(Debug)]
@@ -34,8 +34,8 @@ pub struct Server {
     cluster: Arc<ClusterSpec>,
     address: Address,
     protocol: String,
-    ending: Arc<Ending>,
-    /// `Some` until it is started.
+    shutdown: Arc<Shutdown>,
+    /// The state until the server is started; `None` afterwards.
     ready: Option<Ready>,
     thread: Option<JoinHandle<()>>,
 }
@@ -46,11 +46,11 @@ pub(crate) struct Ready {
     pub services: Services,
     /// The maximum number of connections.
     pub connections: usize,
-    /// The maximum number of calls of each connection without an answer.
+    /// The maximum number of unanswered calls of each connection.
     pub calls: usize,
-    /// The room of all calls without an answer.
-    pub room: Arc<Room>,
-    /// The time without a task of another job after which the server ends.
+    /// The memory budget for all unanswered calls.
+    pub budget: Arc<MemoryBudget>,
+    /// The time after which the server ends if no task of a different job is connected.
     pub lease: Duration,
 }
 
@@ -65,7 +65,7 @@ impl std::fmt::Debug for Ready {
 pub struct Stopper {
     task: Task,
     address: String,
-    ending: Arc<Ending>,
+    shutdown: Arc<Shutdown>,
 }
 
 impl Server {
@@ -74,21 +74,21 @@ impl Server {
         cluster: Arc<ClusterSpec>,
         address: Address,
         protocol: String,
-        ending: Arc<Ending>,
+        shutdown: Arc<Shutdown>,
         ready: Ready,
     ) -> Self {
-        Self { task, cluster, address, protocol, ending, ready: Some(ready), thread: None }
+        Self { task, cluster, address, protocol, shutdown, ready: Some(ready), thread: None }
     }
 
-    /// Starts to answer. Does nothing if it was already started.
+    /// Starts to answer calls. Does nothing if the server was already started.
     ///
     /// # Errors
-    /// [`ServerError::Thread`] if the system cannot start a thread.
+    /// - [`ServerError::Thread`]: the system cannot start a thread.
     pub fn start(&mut self) -> Result<(), ServerError> {
         let Some(ready) = self.ready.take() else { return Ok(()) };
-        let (me, ending) = (Arc::new(self.task.clone()), self.ending.clone());
+        let (me, shutdown) = (Arc::new(self.task.clone()), self.shutdown.clone());
         let thread = Builder::new().name("distribute-rpc".to_owned());
-        let started = thread.spawn(move || accept(ready, &me, &ending));
+        let started = thread.spawn(move || accept(ready, &me, &shutdown));
         let started = started.map_err(|source| ServerError::Thread { task: self.task.clone(), source });
         self.thread = Some(started?);
         Ok(())
@@ -117,49 +117,55 @@ impl Server {
 
     /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
-        self.ending.connections()
+        self.shutdown.connections()
     }
 
-    /// Waits until the server has ended, by the chief or by [`stop`](Self::stop), without a time limit.
+    /// Waits, without a time limit, until the server has been ended by the chief or by [`stop`](Self::stop). Returns
+    /// the cause.
     ///
     /// # Errors
-    /// [`ServerError::Broken`] if the server failed.
-    pub fn join(&self) -> Result<End, ServerError> {
+    /// - [`ServerError::Broken`]: the server failed.
+    pub fn join(&self) -> Result<ShutdownReason, ServerError> {
         self.stopper().join()
     }
 
-    /// Equivalent to [`join`](Self::join), for at most `timeout`. Returns `None` if the server has not ended
+    /// Equivalent to [`join`](Self::join), but waits for at most `timeout`. Returns `None` if the server has not ended
     /// by then.
     ///
     /// # Errors
-    /// [`ServerError::Broken`] if the server failed.
-    pub fn join_timeout(&self, timeout: Duration) -> Result<Option<End>, ServerError> {
+    /// - [`ServerError::Broken`]: the server failed.
+    pub fn join_timeout(&self, timeout: Duration) -> Result<Option<ShutdownReason>, ServerError> {
         self.stopper().join_timeout(timeout)
+    }
+
+    /// Waits until all connections are closed. Returns `false` if some are still open after `timeout`.
+    pub fn wait_for_disconnection(&self, timeout: Duration) -> bool {
+        self.shutdown.wait_for_connections(timeout)
     }
 
     /// Ends the server. Later calls are not answered.
     pub fn stop(&self) {
-        self.ending.end(End::Stopped);
+        self.shutdown.end(ShutdownReason::Stopped);
     }
 
     /// Returns a handle that ends this server, or waits for its end, on another thread.
     pub fn stopper(&self) -> Stopper {
         let address = self.address.to_string();
-        Stopper { task: self.task.clone(), address, ending: self.ending.clone() }
+        Stopper { task: self.task.clone(), address, shutdown: self.shutdown.clone() }
     }
 }
 
 impl Stopper {
     /// Ends the server: see [`Server::stop`].
     pub fn stop(&self) {
-        self.ending.end(End::Stopped);
+        self.shutdown.end(ShutdownReason::Stopped);
     }
 
     /// Waits until the server has ended: see [`Server::join`]. Dropping the server also ends it.
     ///
     /// # Errors
-    /// [`ServerError::Broken`] if the server failed.
-    pub fn join(&self) -> Result<End, ServerError> {
+    /// - [`ServerError::Broken`]: the server failed.
+    pub fn join(&self) -> Result<ShutdownReason, ServerError> {
         loop {
             // Dropping the server ends this loop.
             if let Some(end) = self.join_timeout(Duration::MAX)? {
@@ -171,10 +177,10 @@ impl Stopper {
     /// Waits for at most `timeout`: see [`Server::join_timeout`].
     ///
     /// # Errors
-    /// [`ServerError::Broken`] if the server failed.
-    pub fn join_timeout(&self, timeout: Duration) -> Result<Option<End>, ServerError> {
-        match self.ending.wait(timeout) {
-            Some(End::Broken(reason)) => {
+    /// - [`ServerError::Broken`]: the server failed.
+    pub fn join_timeout(&self, timeout: Duration) -> Result<Option<ShutdownReason>, ServerError> {
+        match self.shutdown.wait(timeout) {
+            Some(ShutdownReason::Broken(reason)) => {
                 let (task, address) = (self.task.clone(), self.address.clone());
                 Err(ServerError::Broken { task, address, reason })
             }
@@ -185,74 +191,78 @@ impl Stopper {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.ending.end(End::Dropped);
+        self.shutdown.end(ShutdownReason::Dropped);
         if let Some(thread) = self.thread.take() {
             // The thread checks whether the server has ended, and runs no service.
             let _ = thread.join();
         }
-        if !self.ending.wait_for_connections(GRACE) {
-            heard(|| {
+        if !self.shutdown.wait_for_connections(GRACE) {
+            warn_or_stderr(|| {
                 let (task, seconds) = (&self.task, GRACE.as_secs());
-                tracing::warn!("the server of {task} is over, and a call of it is not after {seconds} s");
+                tracing::warn!(
+                    "the server of {task} has stopped, but a call was still running after {seconds} s"
+                );
             });
         }
     }
 }
 
 /// Accepts callers until the server ends.
-fn accept(mut ready: Ready, me: &Arc<Task>, ending: &Arc<Ending>) {
+fn accept(mut ready: Ready, me: &Arc<Task>, shutdown: &Arc<Shutdown>) {
     let services = Arc::new(std::mem::take(&mut ready.services));
     let mut lease = Deadline::after(ready.lease);
-    let (mut failures, began) = (Repeats::new(FAILURES), Stopwatch::start());
-    while !ending.has_ended() {
+    let (mut failures, began) = (Repeats::new(FAILURE_COUNT_INTERVAL), Stopwatch::start());
+    while !shutdown.has_ended() {
         let slice = lease.look();
         if slice.is_zero() {
-            ending.end(End::Left(ready.lease));
+            shutdown.end(ShutdownReason::Left(ready.lease));
             continue;
         }
         let mut seats = None;
-        let arrived = ready.acceptor.accept_if(LOOK.min(slice), &mut |caller, from| {
-            let seats = seats.get_or_insert_with(|| Seats::new(ready.connections, ending.sources()));
+        let arrived = ready.acceptor.accept_if(CHECK_INTERVAL.min(slice), &mut |caller, from| {
+            let seats = seats.get_or_insert_with(|| Seats::new(ready.connections, shutdown.sources()));
             seats.take(Source::new(from).task(caller.clone()))
         });
         lease.look();
         for ((), count) in failures.due(began.elapsed()) {
-            let seconds = FAILURES.as_secs();
-            heard(|| tracing::warn!("{me} could not serve {count} more connections within {seconds} s"));
+            let seconds = FAILURE_COUNT_INTERVAL.as_secs();
+            warn_or_stderr(|| {
+                tracing::warn!("{me} could not serve {count} more connections within {seconds} s")
+            });
         }
-        if ending.is_kept() {
+        if shutdown.is_leased() {
             lease = Deadline::after(ready.lease);
         }
         match arrived {
             Ok(arrivals) => {
                 for arrival in arrivals {
                     let caller = arrival.caller().clone();
-                    if let Err(error) = connect(arrival, &ready, me, &services, ending)
-                        && failures.come((), began.elapsed())
+                    if let Err(error) = connect(arrival, &ready, me, &services, shutdown)
+                        && failures.record((), began.elapsed())
                     {
-                        heard(|| tracing::warn!("{me} cannot serve {caller}: {error}"));
+                        warn_or_stderr(|| tracing::warn!("{me} cannot serve {caller}: {error}"));
                     }
                 }
             }
-            Err(error) => ending.end(End::Broken(error.to_string())),
+            Err(error) => shutdown.end(ShutdownReason::Broken(error.to_string())),
         }
     }
 }
 
 /// Opens a connection, and answers its calls on a thread.
 fn connect(
-    arrival: Arrival,
+    arrival: IncomingConnection,
     ready: &Ready,
     me: &Arc<Task>,
     services: &Arc<Services>,
-    ending: &Arc<Ending>,
+    shutdown: &Arc<Shutdown>,
 ) -> std::io::Result<()> {
-    let inbox = Inbox::new(OpenCalls::new(ready.room.clone(), ready.calls));
+    let inbox = Inbox::new(OpenCalls::new(ready.budget.clone(), ready.calls));
     let source = Source::new(arrival.from().ip()).task(arrival.caller().clone());
     let endpoint = Arc::new(arrival.open(inbox.clone())?);
-    let (me, services, ending) = (me.clone(), services.clone(), ending.clone());
-    ending.enter(&inbox, source, endpoint.peer().job != me.job);
-    let (entered, owner) = (inbox.clone(), ending.clone());
+    let (me, services, shutdown) = (me.clone(), services.clone(), shutdown.clone());
+    shutdown.enter(&inbox, source, endpoint.peer().job != me.job);
+    let (entered, owner) = (inbox.clone(), shutdown.clone());
     let thread = Builder::new().name("distribute-calls".to_owned());
     let started = thread.spawn(move || {
         serve(&endpoint, &inbox, &me, &services);
@@ -260,7 +270,7 @@ fn connect(
         // dropped.
         drop(endpoint);
         drop(services);
-        ending.leave(&inbox);
+        shutdown.leave(&inbox);
     });
     started.map(drop).inspect_err(|_| owner.leave(&entered))
 }

@@ -2,13 +2,13 @@
 
 use crate::fault::{Fault, FaultKind};
 use crate::frame::Frame;
-use crate::room::Held;
+use crate::memory_budget::CallPermit;
 use distribute_cluster::Task;
 use distribute_net::{Endpoint, Message, Region};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-/// A handler of the calls of one name.
+/// A handler of the calls to one service name.
 ///
 /// ```
 /// use distribute_rpc::{Call, Reply, Service};
@@ -24,8 +24,8 @@ use std::sync::{Arc, Weak};
 pub trait Service: Send + Sync {
     /// Answers a call, now or later. The reply can be moved to another thread.
     ///
-    /// Each connection has a thread that processes its calls in sequence: later calls wait until this
-    /// returns. Long work belongs on a thread of the service. A dropped reply, or a panic, answers the call
+    /// Each connection has a thread that processes its calls in sequence, so later calls wait until this returns. Long
+    /// work must therefore run on a thread of the service. If the reply is dropped or this panics, the call is answered
     /// with an error, and the server continues.
     fn call(&self, call: Call, reply: Reply);
 }
@@ -41,25 +41,31 @@ impl<F: Fn(Call, Reply) + Send + Sync> Service for F {
 pub struct Call {
     /// The task that calls.
     pub caller: Task,
-    /// The request.
+    /// The request to the service.
     pub message: Message,
 }
 
-/// The reply to one call. It can be stored, and used on any thread. If the caller has disconnected, it has no
-/// effect.
+/// The handle for answering one call. It can be stored, and used on any thread. If the caller has disconnected, answers
+/// have no effect.
 pub struct Reply {
     id: u64,
     /// The name of the service, and the task of its server.
     service: Arc<str>,
     me: Arc<Task>,
     to: Weak<Endpoint>,
-    /// The room that the call takes, until it is answered.
-    held: Option<Held>,
+    /// The space reserved for the call, until it is answered.
+    permit: Option<CallPermit>,
 }
 
 impl Reply {
-    pub(crate) fn new(id: u64, service: Arc<str>, me: Arc<Task>, to: Weak<Endpoint>, held: Held) -> Self {
-        Self { id, service, me, to, held: Some(held) }
+    pub(crate) fn new(
+        id: u64,
+        service: Arc<str>,
+        me: Arc<Task>,
+        to: Weak<Endpoint>,
+        permit: CallPermit,
+    ) -> Self {
+        Self { id, service, me, to, permit: Some(permit) }
     }
 
     /// Answers the call.
@@ -68,21 +74,21 @@ impl Reply {
         self.send(Frame::Answer(id, Message::new(head, body)));
     }
 
-    /// Returns memory of this length that the caller can read, if both share memory. As the body of this
-    /// answer it is not copied on the way.
+    /// Returns memory of `len` bytes that the caller can read, or `None` if this process and the caller do not share
+    /// memory. If the memory is sent as the body of this answer, it is not copied.
     pub fn memory(&self, len: usize) -> Option<Region> {
         self.to.upgrade()?.memory(len)
     }
 
-    /// Reclaims such memory that the caller has read and released, for services that wait until bodies of
-    /// earlier answers are dropped.
-    pub fn settle(&self) {
+    /// Reclaims the memory of earlier answers that the caller has read and released. It is useful for services that
+    /// wait until the bodies of earlier answers are dropped.
+    pub fn reclaim(&self) {
         if let Some(endpoint) = self.to.upgrade() {
-            endpoint.settle();
+            endpoint.reclaim();
         }
     }
 
-    /// Answers with an error. The text describes the problem and its solution.
+    /// Answers with an error. The text should describe the problem and a remedy.
     pub fn fail(self, text: impl Into<String>) {
         self.fault(Fault::new(FaultKind::Failed, text));
     }
@@ -92,8 +98,8 @@ impl Reply {
         self.send(Frame::Failed(id, fault));
     }
 
-    /// Whether the caller is still connected.
-    pub fn is_wanted(&self) -> bool {
+    /// Returns whether the caller is still connected.
+    pub fn is_connected(&self) -> bool {
         self.to.strong_count() > 0
     }
 
@@ -103,7 +109,7 @@ impl Reply {
 
     fn finish(&mut self, frame: Frame) {
         // The room is freed before the answer, which permits the caller's next call.
-        self.held = None;
+        self.permit = None;
         if let Some(endpoint) = self.to.upgrade() {
             endpoint.send(frame.encode());
         }
@@ -112,14 +118,14 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if self.held.is_none() {
+        if self.permit.is_none() {
             return;
         }
         let (service, me) = (&self.service, &self.me);
         let fault = if std::thread::panicking() {
             Fault::new(FaultKind::Panicked, format!("{service} panicked: see the log of {me}"))
         } else {
-            Fault::new(FaultKind::Dropped, format!("{service} of {me} let go of the call without an answer"))
+            Fault::new(FaultKind::Dropped, format!("{service} of {me} dropped the call without an answer"))
         };
         self.finish(Frame::Failed(self.id, fault));
     }

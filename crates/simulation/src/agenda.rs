@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Events in the order of their times. Events with the same time happen in the order of insertion.
+/// A queue of events in the order of their times. Events with the same time are handled in the order of insertion.
 #[derive(Debug)]
 pub struct Agenda<E> {
     now: Duration,
@@ -18,18 +18,18 @@ impl<E> Default for Agenda<E> {
 }
 
 impl<E> Agenda<E> {
-    /// Returns the time of the last event, since the beginning.
+    /// Returns the current virtual time: the time of the last event that was removed.
     pub fn now(&self) -> Duration {
         self.now
     }
 
-    /// Inserts an event. An event in the past happens now.
+    /// Inserts an event. If `time` is in the past, the event is scheduled for the current time.
     pub fn at(&mut self, time: Duration, event: E) {
         self.all.insert((time.max(self.now), self.next), event);
         self.next += 1;
     }
 
-    /// Removes the next event, and advances the time to it.
+    /// Removes the next event, and advances the virtual time to the time of this event.
     pub fn pop(&mut self) -> Option<E> {
         let ((time, _), event) = self.all.pop_first()?;
         self.now = time;

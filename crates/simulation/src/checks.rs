@@ -6,19 +6,19 @@ use crate::script::{Outcome, Script};
 use distribute_cluster::{Blame, Fault};
 use std::collections::BTreeMap;
 
-/// The numbers of a generation, a session and a round.
+/// The sequence numbers of a generation, a session and a round.
 type Round = (u64, u64, u64);
 
-/// The certainty about the outcomes of the script.
+/// The outcomes of calls that can be predicted from the script, depending on the faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certain {
-    /// Only the script disturbs the calls.
+    /// All outcomes, because only the script disturbs the calls.
     All,
     /// Workers may time out, but no worker is lost.
     NobodyLost,
-    /// Workers may be lost, but none times out: a worker that continues does so until everything is done.
+    /// Workers may be lost, but none times out. A worker that resumes continues until the training run is complete.
     NobodyLate,
-    /// Anything may happen to calls.
+    /// No outcomes, because faults may affect any call.
     Nothing,
 }
 
@@ -26,11 +26,11 @@ pub enum Certain {
 enum Made {
     Agreed(f32),
     Blamed(Blame),
-    /// The session is over as well.
+    /// The call failed, and the session is over.
     Over,
 }
 
-/// The results of workers, and the broken rules.
+/// The results of workers, and the rules that were broken.
 #[derive(Debug)]
 pub struct Checks {
     script: Script,
@@ -39,20 +39,20 @@ pub struct Checks {
     rounds: BTreeMap<Round, BTreeMap<usize, Made>>,
     ends: BTreeMap<Round, BTreeMap<usize, Blame>>,
     broken: Vec<String>,
-    /// Processes not yet compared with the others, with their generation. They continue after this number of
-    /// updates, or cannot continue.
+    /// The processes that have not been compared with the others yet. Each entry contains the generation, and the
+    /// number of updates after which the process continues; `None` if it cannot continue.
     met: Vec<(Pid, u64, Option<u64>)>,
-    /// Processes that have begun a step, not yet checked.
+    /// The processes that have begun a step which has not been checked yet.
     begun: Vec<Pid>,
-    /// The number of losses of workers in a training, and the number of updates.
+    /// The number of times that a worker of a training run has lost another worker.
     losses: usize,
     updates: usize,
-    /// The final states.
+    /// The final states of the workers.
     trained: Vec<Weights>,
 }
 
 impl Checks {
-    /// Creates checks without results.
+    /// Creates checks without any results.
     pub fn new(script: Script, certain: Certain, one_blame: bool) -> Self {
         Self {
             script,
@@ -69,32 +69,32 @@ impl Checks {
         }
     }
 
-    /// Records that a process continues in a generation after this number of updates.
+    /// Records that a process continues in a generation after the given number of updates.
     pub fn meet(&mut self, pid: Pid, generation: u64, updates: u64) {
         self.met.push((pid, generation, Some(updates)));
     }
 
-    /// Records that a process was notified that no state is complete.
+    /// Records that a process was notified that no worker has a complete state.
     pub fn torn(&mut self, pid: Pid, generation: u64) {
         self.met.push((pid, generation, None));
     }
 
-    /// Records that a process begins a step.
+    /// Records that a process has begun a step.
     pub fn begun(&mut self, pid: Pid) {
         self.begun.push(pid);
     }
 
-    /// Takes the processes that have begun a step.
+    /// Removes and returns the processes that have begun a step.
     pub fn take_begun(&mut self) -> Vec<Pid> {
         std::mem::take(&mut self.begun)
     }
 
-    /// Takes the processes that have not been compared with the others.
+    /// Removes and returns the processes that have not been compared with the others.
     pub fn take_met(&mut self) -> Vec<(Pid, u64, Option<u64>)> {
         std::mem::take(&mut self.met)
     }
 
-    /// Records that a worker has lost another, and continues.
+    /// Records that a worker has lost another worker, and continues.
     pub fn lost(&mut self) {
         self.losses += 1;
     }
@@ -104,7 +104,7 @@ impl Checks {
         self.updates += 1;
     }
 
-    /// Records that a worker has trained to the end.
+    /// Records that a worker has completed its training run.
     pub fn trained(&mut self, weights: Weights) {
         self.trained.push(weights);
     }
@@ -114,23 +114,23 @@ impl Checks {
         &self.trained
     }
 
-    /// Records a broken rule.
+    /// Records that a rule was broken.
     pub fn broken(&mut self, what: String) {
         self.broken.push(what);
     }
 
-    /// Returns the broken rules.
+    /// Returns the rules that were broken.
     pub fn into_broken(self) -> Vec<String> {
         self.broken
     }
 
-    /// Whether no rule is broken so far.
+    /// Returns `true` if no rule has been broken so far.
     pub fn hold(&self) -> bool {
         self.broken.is_empty()
     }
 
-    /// Returns the number of rounds in which all agreed, and the number that were blamed or ended. For
-    /// trainings, returns the updates and the losses of all workers.
+    /// Returns the number of rounds in which all workers agreed, and the number of rounds that failed or ended the
+    /// session. For training runs, returns the number of updates and the number of losses of all workers.
     pub fn counts(&self) -> (usize, usize) {
         let agreed =
             |made: &&BTreeMap<usize, Made>| made.values().all(|made| matches!(made, Made::Agreed(_)));
@@ -138,12 +138,12 @@ impl Checks {
         (all + self.updates, self.rounds.len() - all + self.losses)
     }
 
-    /// Records that a worker has the data of all.
+    /// Records that a worker has received the data of all workers in a round.
     pub fn agreed(&mut self, round: Round, rank: usize, call: u64, sum: f32) {
         self.expect(round, rank, call, Made::Agreed(sum));
     }
 
-    /// Records that a worker has a blame.
+    /// Records that a round failed for a worker, with the given blame.
     pub fn blamed(&mut self, round: Round, rank: usize, call: u64, blame: &Blame, over: bool) {
         let made = if over { Made::Over } else { Made::Blamed(blame.clone()) };
         self.expect(round, rank, call, made);
@@ -158,7 +158,9 @@ impl Checks {
             (Made::Blamed(blame), Outcome::Blamed(fault), Certain::All) => blame.fault == fault,
             (Made::Over, Outcome::Over, Certain::All) => true,
             (_, _, Certain::All) => false,
-            (Made::Blamed(blame), Outcome::Blamed(_), _) => !matches!(blame.fault, Fault::Late | Fault::Lost),
+            (Made::Blamed(blame), Outcome::Blamed(_), _) => {
+                !matches!(blame.fault, Fault::TimedOut | Fault::Lost)
+            }
             (Made::Blamed(_), ..) => false,
             (Made::Over, ..) => true,
         };
@@ -179,12 +181,12 @@ impl Checks {
         all.insert(rank, made);
     }
 
-    /// Records that the session is over for a worker, in this round.
+    /// Records that the session is over for a worker in this round.
     pub fn over(&mut self, round: Round, rank: usize, blame: &Blame) {
         if matches!(self.certain, Certain::All | Certain::NobodyLost) && blame.fault == Fault::Lost {
             self.broken.push(format!("worker {rank} takes one for lost that is not: {blame}"));
         }
-        if self.certain == Certain::NobodyLate && blame.fault == Fault::Late {
+        if self.certain == Certain::NobodyLate && blame.fault == Fault::TimedOut {
             self.broken.push(format!("worker {rank} takes one for late that is not: {blame}"));
         }
         if blame.culprits.is_empty() {

@@ -10,7 +10,7 @@ use crate::planted::Planted;
 use std::fmt;
 use std::time::Duration;
 
-/// Everything except the processes.
+/// All parts of the simulation except the processes.
 #[derive(Debug)]
 pub struct Surroundings {
     pub agenda: Agenda<Event>,
@@ -21,16 +21,16 @@ pub struct Surroundings {
     pub planted: Option<Planted>,
 }
 
-/// The name of a process in the history.
+/// The name of a process in the history: its id, and the rank of its worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Name {
     pub pid: Pid,
     pub rank: usize,
 }
 
-/// The world, from the perspective of one process.
+/// The surroundings of one process while it handles an event.
 pub struct Context<'a> {
-    /// The process.
+    /// The id of the process.
     pub pid: Pid,
     name: Name,
     pub agenda: &'a mut Agenda<Event>,
@@ -42,7 +42,7 @@ pub struct Context<'a> {
 }
 
 impl Surroundings {
-    /// Returns the world, from the perspective of this process.
+    /// Returns the surroundings from the perspective of this process.
     pub fn of(&mut self, name: Name) -> Context<'_> {
         let Self { agenda, network, history, checks, plan, planted } = self;
         Context { pid: name.pid, name, agenda, network, history, checks, plan, planted: *planted }
@@ -50,12 +50,12 @@ impl Surroundings {
 }
 
 impl Context<'_> {
-    /// Returns the time since the beginning.
+    /// Returns the current virtual time.
     pub fn now(&self) -> Duration {
         self.agenda.now()
     }
 
-    /// Whether this bug is planted.
+    /// Returns `true` if this bug is planted.
     pub fn has(&self, planted: Planted) -> bool {
         self.planted == Some(planted)
     }
@@ -77,12 +77,12 @@ impl Context<'_> {
         }
     }
 
-    /// Records that this process breaks a rule.
+    /// Records that this process has broken a rule.
     pub fn broken(&mut self, what: impl fmt::Display) {
         self.checks.broken(format!("{} {what}", self.name));
     }
 
-    /// Writes a line of the history.
+    /// Adds a line to the history.
     pub fn note(&mut self, what: impl FnOnce() -> String) {
         self.history.note(self.agenda.now(), self.name, what);
     }

@@ -1,20 +1,20 @@
-//! Trainings as a function of the seed. The updates of their state depend on the contributions of all
-//! workers. An update that is left out, made twice or made from another state is therefore detected.
+//! Training runs as functions of the seed. Each update of the state depends on the contributions of all workers. An
+//! update that is skipped, made twice, or made from a different state is therefore detected.
 
 use crate::script::Script;
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// A training of several steps, each with the same calls.
+/// A training run of several steps, each with the same calls.
 #[derive(Clone, Debug)]
 pub struct Course {
     /// The number of steps.
     pub steps: u64,
-    /// The calls of a step. An entry is true if an update follows.
+    /// The calls of a step. An entry is `true` if an update follows the call.
     pub calls: Vec<bool>,
-    /// The time to wait for the others at a rendezvous.
+    /// The maximum time to wait for the others at a rendezvous.
     pub patience: Duration,
-    /// The number of steps per 100 that a worker delays.
+    /// The percentage of steps that a worker delays.
     pub breaks: u64,
     /// The maximum delay.
     pub longest_break: Duration,
@@ -26,7 +26,7 @@ impl Course {
         self.calls.iter().filter(|updates| **updates).count() as u64
     }
 
-    /// Returns the delay of a worker before a step.
+    /// Returns the time by which a worker delays a step.
     pub fn pause(&self, script: &Script, generation: u64, rank: usize, step: u64) -> Duration {
         let mut draw = SplitMix(mix(script.seed ^ generation, (rank as u64) << 32 | step));
         if draw.bits() % 100 >= self.breaks {
@@ -36,28 +36,28 @@ impl Course {
     }
 }
 
-/// The state of a training.
+/// The state of a training run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weights {
-    /// The number of updates, which is also the position of the dataset.
+    /// The number of updates, which is also the position in the dataset.
     pub made: u64,
     digest: u64,
 }
 
 impl Weights {
-    /// Returns the contribution of a worker to an update: its share of the examples of a batch. The number of
-    /// examples is the maximum number of workers, and each example is in one share for any number of workers.
+    /// Returns the contribution of a worker to an update, which is computed from its share of a batch. A batch has one
+    /// example for the maximum number of workers, and each example is in exactly one share for any number of workers.
     pub fn contribution(script: &Script, worker: usize, workers: usize, update: u64) -> u64 {
         let share = (worker..script.workers).step_by(workers.max(1));
         share.map(|example| mix(script.seed ^ update, example as u64)).fold(0, u64::wrapping_add)
     }
 
-    /// Updates with the sum of all contributions.
+    /// Updates the state with the sum of all contributions.
     pub fn update(&mut self, sum: u64) {
         *self = Self { made: self.made + 1, digest: mix(self.digest ^ sum, self.made) };
     }
 
-    /// Returns the state after this number of updates of an uninterrupted training.
+    /// Returns the state after the given number of updates of an uninterrupted training run.
     pub fn after(script: &Script, updates: u64) -> Self {
         let mut weights = Self::default();
         for update in 1..=updates {
@@ -66,12 +66,12 @@ impl Weights {
         weights
     }
 
-    /// Returns the state as bytes, which need more than one round.
+    /// Encodes the state as bytes, which need more than one round to be sent.
     pub fn image(&self) -> Vec<u8> {
         [self.made, self.digest].map(u64::to_le_bytes).concat()
     }
 
-    /// Parses the state from bytes.
+    /// Decodes the state from bytes.
     pub fn of_image(image: &[u8]) -> Option<Self> {
         let (made, digest) = image.split_first_chunk()?;
         Some(Self { made: u64::from_le_bytes(*made), digest: u64::from_le_bytes(digest.try_into().ok()?) })

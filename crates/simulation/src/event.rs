@@ -6,19 +6,19 @@ use distribute_net::{Claim, Message};
 /// An event of a simulation.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A process starts, possibly by mistake. It claims to have been a member of the claim's generation.
+    /// A process starts, possibly by mistake. `claim` contains the generation of which it claims to have been a member.
     Start { rank: usize, claim: Claim, mistaken: bool },
-    /// An attempt to connect reaches a host.
+    /// A connection attempt reaches a host.
     Reach { conn: Conn, port: u16 },
     /// An arrival at one end of a connection.
     Arrive { conn: Conn, side: usize, what: Arrival },
-    /// A process has something to do, if this is its latest timer.
+    /// A timer of a process expires. It has an effect only if it is the latest timer of that process.
     Wake { pid: Pid, number: u64 },
     /// A fault of the plan begins.
     Fault(usize),
     /// A stopped process resumes.
     Resume(Pid),
-    /// All processes check whether others are silent.
+    /// All processes check whether others have been silent for too long.
     Look,
 }
 

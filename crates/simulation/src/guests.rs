@@ -3,15 +3,15 @@
 use crate::context::Context;
 use crate::network::{Arrival, Conn};
 use distribute_net::handshake::host::Answer;
-use distribute_net::handshake::{Hearing, Hello, Host, Reason, Refusal, Words};
+use distribute_net::handshake::{HandshakeDecoder, Hello, Host, Reason, Refusal, Words};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The maximum duration of a handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Parses words from the bytes of one arrival.
-pub fn words(hearing: &mut Hearing, mut bytes: &[u8]) -> Result<Option<Words>, Refusal> {
+/// Decodes handshake messages from the bytes of one arrival.
+pub fn words(hearing: &mut HandshakeDecoder, mut bytes: &[u8]) -> Result<Option<Words>, Refusal> {
     while !bytes.is_empty() {
         let buffer = hearing.buffer();
         let read = buffer.len().min(bytes.len());
@@ -24,7 +24,7 @@ pub fn words(hearing: &mut Hearing, mut bytes: &[u8]) -> Result<Option<Words>, R
     Ok(None)
 }
 
-/// The handshakes of connections.
+/// The handshakes that are in progress.
 #[derive(Debug)]
 pub struct Guests {
     mine: Hello,
@@ -34,19 +34,19 @@ pub struct Guests {
 #[derive(Debug)]
 struct Guest {
     host: Host,
-    hearing: Hearing,
+    hearing: HandshakeDecoder,
     patience: Duration,
 }
 
 impl Guests {
-    /// Creates guests without connections. `mine` is compared with the hello of each guest.
+    /// Creates an empty set of handshakes. `mine` is compared with the hello of each guest.
     pub fn new(mine: Hello) -> Self {
         Self { mine, all: BTreeMap::new() }
     }
 
-    /// Handles words over a connection that is not a link. `decide` admits or
-    /// refuses a guest. Returns the number of the worker if it is admitted.
-    pub fn hear(
+    /// Handles bytes that arrive over a connection which is not a link. `decide` admits or rejects a guest. Returns the
+    /// rank of the worker if it is admitted.
+    pub fn receive(
         &mut self,
         context: &mut Context<'_>,
         conn: Conn,
@@ -57,15 +57,15 @@ impl Guests {
         let mine = &self.mine;
         let guest = self.all.entry(conn).or_insert_with(|| {
             let host = Host::new(mine.clone(), None, [0; 32]);
-            Guest { host, hearing: Hearing::default(), patience }
+            Guest { host, hearing: HandshakeDecoder::default(), patience }
         });
         let answer = match words(&mut guest.hearing, bytes) {
             Ok(None) => return None,
-            Ok(Some(words)) => guest.host.hear(words),
+            Ok(Some(words)) => guest.host.receive(words),
             Err(refusal) => Err(refusal),
         };
         let refusal = match answer {
-            Ok(Answer::Say(words)) => {
+            Ok(Answer::Send(words)) => {
                 context.send(conn, Arrival::Words(words));
                 return None;
             }
@@ -91,12 +91,12 @@ impl Guests {
         self.all.remove(&conn);
     }
 
-    /// Removes a closed connection.
-    pub fn lose(&mut self, conn: Conn) {
+    /// Removes a connection that was closed.
+    pub fn mark_lost(&mut self, conn: Conn) {
         self.all.remove(&conn);
     }
 
-    /// Refuses guests whose handshake takes too long.
+    /// Rejects guests whose handshake takes too long.
     pub fn wake(&mut self, context: &mut Context<'_>) {
         let now = context.now();
         let late: Vec<_> =
@@ -106,12 +106,12 @@ impl Guests {
         }
     }
 
-    /// Whether a guest is in its handshake.
+    /// Returns `true` if any guest is in its handshake.
     pub fn are_talking(&self) -> bool {
         !self.all.is_empty()
     }
 
-    /// Returns the time of the next timeout.
+    /// Returns the time at which the next handshake times out.
     pub fn next(&self) -> Option<Duration> {
         self.all.values().map(|guest| guest.patience).min()
     }

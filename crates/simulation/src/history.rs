@@ -1,9 +1,9 @@
-//! The history of a simulation, for people.
+//! The history of a simulation, in readable form.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Lines with their times. They are kept only on request.
+/// The lines of the history, with their times. They are only recorded on request.
 #[derive(Debug, Default)]
 pub struct History {
     kept: bool,
@@ -23,7 +23,7 @@ impl History {
         }
     }
 
-    /// Returns all lines.
+    /// Returns all lines, in order.
     pub fn lines(&self) -> &[String] {
         &self.lines
     }

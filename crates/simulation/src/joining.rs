@@ -1,15 +1,15 @@
-//! A process that joins its world. It drives a `Meeting` as the gathering in `distribute_net` does.
+//! A process that joins its world. It uses a `RendezvousState` in the same way as the gathering in `distribute_net`.
 
 use crate::context::Context;
 use crate::guests::{Guests, HANDSHAKE, words};
 use crate::network::{Arrival, Conn};
 use distribute_cluster::World;
 use distribute_net::handshake::caller::Answer;
-use distribute_net::handshake::{Caller, Hearing, Hello, Purpose};
-use distribute_net::rendezvous::meeting::{Call, Meeting, Then};
+use distribute_net::handshake::{Caller, HandshakeDecoder, Hello, Purpose};
 use distribute_net::rendezvous::membership::Membership;
 use distribute_net::rendezvous::note::Note;
 use distribute_net::rendezvous::retries::Retries;
+use distribute_net::rendezvous::state::{Call, NextStep, RendezvousState};
 use distribute_net::{JoinError, Message, Progress, Quorum};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,17 +17,17 @@ use std::time::Duration;
 /// The interval of progress reports.
 const REPORT: Duration = Duration::from_secs(1);
 
-/// A worker that joins.
+/// A worker that is joining a world.
 #[derive(Debug)]
 pub struct Joining {
     world: World,
     hello: Hello,
-    meeting: Meeting,
-    /// The time to wait for more workers if enough have come. `None` if unlimited.
+    meeting: RendezvousState,
+    /// The time to wait for more workers after enough have joined; `None` if it is unlimited.
     grace: Option<Duration>,
-    /// The workers that have come, and the time since when none has.
+    /// The workers that have joined, and the time at which the last of them joined.
     come: (BTreeSet<usize>, Duration),
-    /// The time of the next check whether enough workers have come.
+    /// The time at which to check again whether enough workers have joined.
     look: Option<Duration>,
     began: Duration,
     deadline: Duration,
@@ -36,16 +36,16 @@ pub struct Joining {
     guests: Guests,
     links: BTreeMap<Conn, usize>,
     early: Vec<(usize, Early)>,
-    /// The generation that this worker has created as the leader.
+    /// The generation that this worker has created as the leader; `None` if it has not created one.
     made: Option<u64>,
 }
 
-/// An arrival for the later user of a link.
+/// An arrival over a link that is kept for the worker's next state.
 #[derive(Debug)]
 pub enum Early {
-    /// A message.
+    /// A message from another worker.
     Message(Message),
-    /// The loss of the worker.
+    /// The loss of the worker at the other end, with the reason.
     Lost(String),
 }
 
@@ -60,7 +60,7 @@ struct Outgoing {
 enum State {
     Waiting(Duration),
     Connecting(Conn, Duration),
-    Talking(Conn, Duration, Box<(Hearing, Caller)>),
+    Talking(Conn, Duration, Box<(HandshakeDecoder, Caller)>),
 }
 
 impl State {
@@ -80,22 +80,22 @@ impl State {
 /// The result of joining.
 #[derive(Debug)]
 pub struct Joined {
-    /// The number of workers of the world, and the rank of this one.
+    /// The world, with the number of workers and the rank of this worker.
     pub world: World,
-    /// The cluster indices of the workers.
+    /// The cluster indices of the world's workers.
     pub places: Vec<usize>,
     /// The generation of the world.
     pub generation: u64,
-    /// The worker at the other end of each connection.
+    /// The rank of the worker at the other end of each connection.
     pub links: BTreeMap<Conn, usize>,
-    /// Early arrivals over the links.
+    /// Arrivals over the links that have not been handled yet.
     pub early: Vec<(usize, Early)>,
-    /// Connections that come too late.
+    /// Connections of processes that have arrived too late to join.
     pub guests: Guests,
 }
 
 impl Joining {
-    /// Creates a worker that comes to a rendezvous, with this deadline.
+    /// Creates a worker that takes part in a rendezvous, with this deadline.
     pub fn new(
         context: &Context<'_>,
         world: World,
@@ -107,7 +107,7 @@ impl Joining {
         let addresses = addresses.iter().filter_map(|address| address.parse().ok()).collect();
         let members = Membership::new(world.worker(), Default::default(), addresses).after(hello.generation);
         let grace = (quorum.grace < Duration::MAX).then_some(quorum.grace);
-        let meeting = Meeting::new(world, members).quorum(quorum);
+        let meeting = RendezvousState::new(world, members).quorum(quorum);
         let now = context.now();
         let outgoing = meeting.begin().into_iter().map(|call| Outgoing::new(call, now)).collect();
         let guests = Guests::new(Hello { purpose: Purpose::Link, ..hello.clone() });
@@ -132,7 +132,7 @@ impl Joining {
     /// Handles an arrival over a connection.
     ///
     /// # Errors
-    /// The reason that the worker cannot join.
+    /// Returns the reason why the worker cannot join.
     pub fn take(&mut self, context: &mut Context<'_>, conn: Conn, what: Arrival) -> Result<(), JoinError> {
         if let Some(rank) = self.links.get(&conn).copied() {
             return self.take_from_link(context, conn, rank, what);
@@ -148,22 +148,22 @@ impl Joining {
                     Some(planted) => meeting.decide(&planted.meets(hello.clone(), meeting.members())),
                     None => meeting.decide(hello),
                 };
-                if let Some(rank) = guests.hear(context, conn, &bytes, decide) {
+                if let Some(rank) = guests.receive(context, conn, &bytes, decide) {
                     links.insert(conn, rank);
                 }
             }
-            Arrival::Closed(_) => self.guests.lose(conn),
+            Arrival::Closed(_) => self.guests.mark_lost(conn),
             Arrival::Made | Arrival::Message(_) => {}
         }
         Ok(())
     }
 
-    /// Handles a note that the leader sent before it was out of reach.
+    /// Handles a note that the leader sent before it became unreachable.
     ///
     /// # Errors
-    /// The reason that the worker cannot join.
+    /// Returns the reason why the worker cannot join.
     pub fn is_told(&mut self, context: &Context<'_>, note: &Note) -> Result<(), JoinError> {
-        if let Then::Call(calls) = self.meeting.hear(0, &note.encode())? {
+        if let NextStep::Call(calls) = self.meeting.receive(0, &note.encode())? {
             // The leader has sent it, and is not called any more.
             let now = context.now();
             self.outgoing = calls.into_iter().map(|call| Outgoing::new(call, now)).collect();
@@ -189,18 +189,19 @@ impl Joining {
                 };
                 let caller = Caller::new(hello, call.worker, None, [0; 32]);
                 context.send(conn, Arrival::Words(caller.first()));
-                *state = State::Talking(conn, now + HANDSHAKE, Box::new((Hearing::default(), caller)));
+                *state =
+                    State::Talking(conn, now + HANDSHAKE, Box::new((HandshakeDecoder::default(), caller)));
             }
             (Arrival::Closed(reason), _) => *state = State::Waiting(now + retries.broken(reason)),
             (Arrival::Words(bytes), State::Talking(_, _, talk)) => {
                 let (hearing, caller) = &mut **talk;
                 let answer = match words(hearing, &bytes) {
                     Ok(None) => return Ok(()),
-                    Ok(Some(words)) => caller.hear(words),
+                    Ok(Some(words)) => caller.receive(words),
                     Err(refusal) => Err(refusal),
                 };
                 match answer {
-                    Ok(Answer::Say(words)) => context.send(conn, Arrival::Words(words)),
+                    Ok(Answer::Send(words)) => context.send(conn, Arrival::Words(words)),
                     Ok(Answer::Welcome) => {
                         let rank = call.worker;
                         context.note(|| format!("is linked to worker {rank}"));
@@ -234,23 +235,23 @@ impl Joining {
         what: Arrival,
     ) -> Result<(), JoinError> {
         let then = match &what {
-            Arrival::Message(message) => self.meeting.hear(rank, &message.body),
+            Arrival::Message(message) => self.meeting.receive(rank, &message.body),
             Arrival::Closed(reason) => {
                 context.note(|| format!("loses worker {rank}: {reason}"));
                 self.links.remove(&conn);
-                self.meeting.lose(rank, reason.clone())
+                self.meeting.mark_lost(rank, reason.clone())
             }
             Arrival::Made | Arrival::Words(_) => return Ok(()),
         };
         match (then?, what) {
-            (Then::Keep, Arrival::Message(message)) => self.early.push((rank, Early::Message(message))),
-            (Then::Keep, Arrival::Closed(reason)) => self.early.push((rank, Early::Lost(reason))),
-            (Then::Keep, _) => {}
-            (Then::Call(calls), _) => {
+            (NextStep::Keep, Arrival::Message(message)) => self.early.push((rank, Early::Message(message))),
+            (NextStep::Keep, Arrival::Closed(reason)) => self.early.push((rank, Early::Lost(reason))),
+            (NextStep::Keep, _) => {}
+            (NextStep::Call(calls), _) => {
                 let now = context.now();
                 self.outgoing.extend(calls.into_iter().map(|call| Outgoing::new(call, now)));
             }
-            (Then::Drop(worker, again), _) => {
+            (NextStep::Drop(worker, again), _) => {
                 let dropped: Vec<_> =
                     self.links.iter().filter(|(_, rank)| **rank == worker).map(|(conn, _)| *conn).collect();
                 for conn in dropped {
@@ -265,10 +266,10 @@ impl Joining {
         Ok(())
     }
 
-    /// Does everything that is due. Returns whether the world is complete.
+    /// Performs all actions that are due. Returns `true` if the world is complete.
     ///
     /// # Errors
-    /// The reason that the worker cannot join.
+    /// Returns the reason why the worker cannot join.
     pub fn go_on(&mut self, context: &mut Context<'_>) -> Result<bool, JoinError> {
         let now = context.now();
         self.guests.wake(context);
@@ -288,7 +289,7 @@ impl Joining {
                 }
             }
         }
-        self.make_do(now);
+        self.close_with_quorum(now);
         let calls =
             self.outgoing.iter().map(|outgoing| (&outgoing.call, outgoing.retries.last().map(str::to_owned)));
         let missing = self.meeting.missing(calls);
@@ -328,14 +329,14 @@ impl Joining {
         Ok(false)
     }
 
-    /// Creates a world of the workers that have come, if they are enough.
-    fn make_do(&mut self, now: Duration) {
-        let come = self.meeting.members().come();
+    /// Completes the world with the workers that have joined, if there are enough.
+    fn close_with_quorum(&mut self, now: Duration) {
+        let come = self.meeting.members().connected();
         if come != self.come.0 {
             self.come = (come, now);
         }
         let quiet = if self.guests.are_talking() { Duration::ZERO } else { now - self.come.1 };
-        self.meeting.make_do(quiet);
+        self.meeting.close_with_quorum(quiet);
         let enough = self.grace.map(|grace| self.come.1 + grace);
         self.look = enough.filter(|look| *look > now && self.world.is_chief());
     }
@@ -346,27 +347,27 @@ impl Joining {
         }
     }
 
-    /// Returns the generation of the world, as far as this worker knows.
+    /// Returns the generation of the world, as far as this worker knows it.
     fn generation(&self) -> u64 {
         self.made.unwrap_or(self.meeting.members().generation())
     }
 
-    /// Returns the generation of the world, if this worker has received it.
+    /// Returns the generation of the world if this worker has received it.
     pub fn told(&self) -> Option<u64> {
         self.meeting.is_located().then(|| self.generation())
     }
 
-    /// Returns the worker at the other end of each connection that is a link already.
+    /// Returns the worker at the other end of each connection that is already a link.
     pub fn links(&self) -> &BTreeMap<Conn, usize> {
         &self.links
     }
 
-    /// Returns the time at which joining began.
+    /// Returns the time at which this worker began to join.
     pub fn began(&self) -> Duration {
         self.began
     }
 
-    /// Returns the time of the next action without an arrival.
+    /// Returns the time of the next action, unless something arrives earlier.
     pub fn next(&self) -> Duration {
         let outgoing = self.outgoing.iter().map(|outgoing| outgoing.state.until()).min();
         let soonest =
@@ -374,13 +375,13 @@ impl Joining {
         outgoing.into_iter().chain(self.guests.next()).fold(soonest, Duration::min)
     }
 
-    /// Extends deadlines by a pause of the process, which does not count.
+    /// Extends deadlines by the duration of a pause of the process, which does not count.
     pub fn shift(&mut self, pause: Duration) {
         self.deadline += pause;
         self.come.1 += pause;
     }
 
-    /// Returns the result, after the world is complete.
+    /// Converts the state to the result. The world must be complete.
     pub fn into_joined(self) -> Joined {
         let generation = self.generation();
         let places = self.meeting.members().members();
@@ -405,12 +406,12 @@ impl Outgoing {
     }
 }
 
-/// Returns the address at which a process of this worker listens.
+/// Returns the address on which a process of this worker listens.
 pub fn address(rank: usize, port: u16) -> String {
     format!("10.0.0.{rank}:{port}")
 }
 
-/// Returns the host and the port of an address.
+/// Splits an address into the host and the port.
 fn place(address: &str) -> (usize, u16) {
     let (host, port) = address.rsplit_once(':').unwrap_or((address, "0"));
     let host = host.rsplit('.').next().and_then(|host| host.parse().ok()).unwrap_or(0);

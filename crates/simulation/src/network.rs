@@ -1,42 +1,42 @@
-//! Connections between processes. Like TCP, a connection keeps the order of messages and loses nothing while
-//! it is open. The network delays messages, is cut for a time, and breaks connections.
+//! Connections between processes. Like TCP, a connection preserves the order of messages and loses nothing while it is
+//! open. The network delays messages, can be interrupted for a time, and breaks connections.
 
 use crate::agenda::Agenda;
 use distribute_net::Message;
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// The silence after which workers consider a worker lost (`distribute_net::Settings::silence`).
+/// The duration of silence after which a worker is considered lost (`distribute_net::Settings::silence`).
 pub const SILENCE: Duration = Duration::from_secs(3);
 
-/// A process, by the order of starts.
+/// The id of a process, in the order in which processes start.
 pub type Pid = usize;
 
-/// A connection, by the order of attempts.
+/// The id of a connection, in the order of connection attempts.
 pub type Conn = usize;
 
-/// An arrival over a connection that carries messages `M`.
+/// An arrival over a connection. `M` is the type of messages.
 #[derive(Clone, Debug)]
 pub enum Arrival<M = Message> {
-    /// The connection has been made. Only the side that connected receives this.
+    /// The connection has been established. Only the side that connected receives this.
     Made,
-    /// Words of the handshake.
+    /// Bytes of the handshake.
     Words(Vec<u8>),
-    /// A message.
+    /// A message over the connection.
     Message(M),
-    /// The connection has been closed, for this reason.
+    /// The connection has been closed, for the given reason.
     Closed(String),
 }
 
-/// The events of a world that has a network.
+/// A type of events that includes the events of a network.
 pub trait Carries {
-    /// The type of messages.
+    /// The type of the messages that the network carries.
     type Message;
 
-    /// Creates the event of a connection attempt that reaches a host.
+    /// Creates the event in which a connection attempt reaches a host.
     fn reach(conn: Conn, port: u16) -> Self;
 
-    /// Creates the event of an arrival at one end of a connection.
+    /// Creates the event in which something arrives at one end of a connection.
     fn arrive(conn: Conn, side: usize, what: Arrival<Self::Message>) -> Self;
 }
 
@@ -46,34 +46,34 @@ struct Connection {
     ends: [Option<Pid>; 2],
     /// The hosts of both ends.
     hosts: [usize; 2],
-    /// Whether each side still has the connection open.
+    /// Whether the connection is still open on each side.
     open: [bool; 2],
-    /// Whether the connection has broken, and lost the messages in transit.
+    /// Whether the connection broke and lost the messages in transit.
     broken: bool,
-    /// The arrival time of the last message to each side.
+    /// The arrival time of the last message at each side.
     last: [Duration; 2],
 }
 
-/// An interruption between two hosts, in one direction.
+/// An interruption from one host to another.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cut {
     from: Duration,
     until: Duration,
 }
 
-/// All connections.
+/// All hosts and connections.
 #[derive(Debug)]
 pub struct Network {
     random: SplitMix,
-    /// The shortest and the longest delay.
+    /// The minimum and maximum delay of a message.
     delay: [Duration; 2],
     connections: Vec<Connection>,
-    /// The interruptions, by sending and receiving host.
+    /// The interruptions, indexed by the sending and the receiving host.
     cuts: Vec<Vec<Cut>>,
 }
 
 impl Network {
-    /// Creates a network of this number of hosts, with delays between these two.
+    /// Creates a network with the given number of hosts. `delay` contains the minimum and maximum delay.
     pub fn new(seed: u64, hosts: usize, delay: [Duration; 2]) -> Self {
         let cuts = vec![vec![Cut::default(); hosts]; hosts];
         Self { random: SplitMix(seed), delay, connections: Vec::new(), cuts }
@@ -93,18 +93,18 @@ impl Network {
         if cut.from <= now && now < cut.until { cut.until + delay } else { now + delay }
     }
 
-    /// Interrupts the network from one host to another until this time.
+    /// Interrupts the network from one host to another until the given time.
     pub fn cut(&mut self, now: Duration, from: usize, to: usize, until: Duration) {
         self.cuts[from][to] = Cut { from: now, until };
     }
 
-    /// Returns the beginning and the end of the current interruption from one host to another.
+    /// Returns the start and the end of the current interruption from one host to another.
     pub fn is_cut(&self, now: Duration, from: usize, to: usize) -> Option<(Duration, Duration)> {
         let Cut { from, until } = self.cuts[from][to];
         (from <= now && now < until).then_some((from, until))
     }
 
-    /// Connects a process to a host.
+    /// Starts a connection attempt from a process to a host.
     pub fn connect<E: Carries>(
         &mut self,
         agenda: &mut Agenda<E>,
@@ -132,7 +132,7 @@ impl Network {
         self.connections[conn].hosts[1]
     }
 
-    /// Completes a connection attempt that has reached a process, or fails it if there is none.
+    /// Completes a connection attempt that has reached a process. If there is no process, the attempt fails.
     pub fn reach<E: Carries>(&mut self, agenda: &mut Agenda<E>, conn: Conn, pid: Option<Pid>) {
         let connection = &mut self.connections[conn];
         if !connection.open[0] {
@@ -147,7 +147,7 @@ impl Network {
         self.give(agenda, conn, 0, answer);
     }
 
-    /// Sends a message, if the connection is still open on the side of this process.
+    /// Sends a message if the connection is still open on this process's side.
     pub fn send<E: Carries>(
         &mut self,
         agenda: &mut Agenda<E>,
@@ -174,7 +174,7 @@ impl Network {
         agenda.at(at, E::arrive(conn, side, what));
     }
 
-    /// Closes the side of a process. The other side is notified after all messages sent before.
+    /// Closes the connection on a process's side. The other side is notified after all messages that were sent before.
     pub fn close<E: Carries>(&mut self, agenda: &mut Agenda<E>, pid: Pid, conn: Conn, reason: &str) {
         self.send(agenda, pid, conn, Arrival::Closed(reason.to_owned()));
         self.forget(pid, conn);
@@ -188,15 +188,15 @@ impl Network {
         }
     }
 
-    /// Closes a side without notifying the other.
+    /// Closes the connection on one side without notifying the other.
     pub fn forget(&mut self, pid: Pid, conn: Conn) {
         if let Some(side) = self.side(conn, pid) {
             self.connections[conn].open[side] = false;
         }
     }
 
-    /// Returns the receiver of an arrival, if the connection is still open on its side. Nothing arrives after
-    /// the end.
+    /// Returns the process that receives an arrival, if the connection is still open on its side. Nothing is received
+    /// after the connection is closed.
     pub fn receiver<M>(&mut self, conn: Conn, side: usize, what: &Arrival<M>) -> Option<Pid> {
         let connection = &mut self.connections[conn];
         let pid = connection.ends[side].filter(|_| connection.open[side])?;
@@ -212,18 +212,18 @@ impl Network {
         (0..self.connections.len()).filter(|conn| self.is_open(*conn, pid)).collect()
     }
 
-    /// Whether a process has this connection open.
+    /// Returns `true` if a process has this connection open.
     pub fn is_open(&self, conn: Conn, pid: Pid) -> bool {
         self.side(conn, pid).is_some_and(|side| self.connections[conn].open[side])
     }
 
-    /// Returns the process and the host at the other end.
+    /// Returns the process and the host at the other end of a connection.
     pub fn peer(&self, conn: Conn, pid: Pid) -> Option<(Option<Pid>, usize)> {
         let side = self.side(conn, pid)?;
         Some((self.connections[conn].ends[1 - side], self.connections[conn].hosts[1 - side]))
     }
 
-    /// Returns the process at one end, if the connection has reached one.
+    /// Returns the process at one end of a connection, if the connection has reached one.
     pub fn end(&self, conn: Conn, side: usize) -> Option<Pid> {
         self.connections[conn].ends[side]
     }

@@ -1,4 +1,4 @@
-//! The plan of a simulation: the program and faults of its workers, as a function of its seed.
+//! The plan of a simulation: the workers' program and the faults, as functions of the seed.
 
 use crate::checks::Certain;
 use crate::course::Course;
@@ -12,84 +12,84 @@ pub enum Fault {
     Kill(usize),
     /// The machine of a process fails silently.
     Vanish(usize),
-    /// A process is stopped for this time.
+    /// A process is stopped for the given time.
     Pause(usize, Duration),
-    /// The network between two sets of hosts is cut for a time, in both directions unless `one_way` is set.
+    /// The network between two sets of hosts is interrupted for a time, in both directions unless `one_way` is `true`.
     Cut {
-        /// The side of each host.
+        /// The set to which each host belongs.
         sides: Vec<bool>,
-        /// Whether the other direction works.
+        /// Whether the opposite direction is not interrupted.
         one_way: bool,
-        /// The duration.
+        /// The duration of the interruption.
         lasts: Duration,
     },
     /// The connections between two hosts break.
     Break(usize, usize),
-    /// A process comes back that had joined an earlier generation, and has been out of reach since.
+    /// A process returns that joined an earlier generation and has been unreachable since then.
     Revenant(usize),
-    /// A second process of a worker is started, by mistake.
+    /// A second process of a worker is started by mistake.
     Twin(usize),
 }
 
 /// The time of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// At this time.
+    /// The fault occurs at the given time.
     At(Duration),
-    /// After a worker has begun a call.
+    /// The fault occurs after a worker has begun a call.
     InCall {
-        /// The generation.
+        /// The generation in which the call is made.
         generation: u64,
-        /// The worker.
+        /// The rank of the worker.
         rank: usize,
-        /// The step; 0 for the agreement after a rendezvous.
+        /// The step in which the call is made; 0 for the agreement after a rendezvous.
         step: u64,
-        /// The call.
+        /// The index of the call in the step.
         call: u64,
-        /// The delay after the beginning of the call.
+        /// The delay after the start of the call.
         after: Duration,
     },
 }
 
-/// The limits of worlds of an elastic job.
+/// The limits on the worlds of an elastic job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elastic {
-    /// The minimum number of workers.
+    /// The minimum number of workers in a world.
     pub least: usize,
-    /// The time to wait for more workers if enough have come.
+    /// The time to wait for more workers after enough have joined.
     pub grace: Duration,
-    /// The maximum delay until a process is replaced.
+    /// The maximum time until a process is replaced.
     pub away: Duration,
 }
 
-/// The parameters of a simulation, fixed before it begins.
+/// The parameters of a simulation, which are fixed before it begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The number of workers.
     pub workers: usize,
-    /// The script of the workers.
+    /// The script that the workers run.
     pub script: Script,
-    /// The training that replaces the script, if any.
+    /// The training run that replaces the script, if there is one.
     pub course: Option<Course>,
-    /// The limits of worlds, if not all workers are required.
+    /// The limits on worlds; `None` if all workers are required.
     pub elastic: Option<Elastic>,
     /// The start time of each worker.
     pub starts: Vec<Duration>,
-    /// The maximum duration of joining.
+    /// The maximum time that a worker takes to join.
     pub join: Duration,
-    /// The shortest and the longest delay of the network.
+    /// The minimum and maximum delay of a message.
     pub delay: [Duration; 2],
     /// The faults and their times.
     pub faults: Vec<(When, Fault)>,
-    /// The certainty about the outcome.
+    /// The outcomes that can be predicted.
     pub certain: Certain,
-    /// Whether all workers must have the same blame when a session is over. Not if the network is cut between
-    /// them, or if two faults coincide.
+    /// Whether all workers must receive the same blame when a session is over. This is not required if the network
+    /// between them is interrupted or if two faults coincide.
     pub one_blame: bool,
 }
 
 impl When {
-    /// Returns the time `by` later.
+    /// Returns this time, delayed by `by`.
     pub fn later(self, by: Duration) -> Self {
         match self {
             When::At(time) => When::At(time + by),
@@ -101,7 +101,7 @@ impl When {
 }
 
 impl Plan {
-    /// Returns the faults that follow a call of a worker, with their delays.
+    /// Returns the faults that follow a worker's call, with their delays.
     pub fn triggered(&self, generation: u64, rank: usize, step: u64, call: u64) -> Vec<(usize, Duration)> {
         let follows = |when: &When| match *when {
             When::InCall { generation: of, rank: who, step: in_step, call: in_call, after } => {

@@ -1,133 +1,133 @@
-//! Planted bugs, which the simulation must detect. Each bug is between a state machine and its driver in the
-//! simulation, so the code of real processes contains none of them.
+//! Planted bugs, which the simulation must detect. Each bug is between a state machine and the simulation's code that
+//! uses it, so the code of real processes contains none of them.
 
 use crate::network::Pid;
-use distribute_collective::group::{Frame, Said};
+use distribute_collective::group::{Content, Frame};
 use distribute_net::JoinError;
 use distribute_net::handshake::{Hello, Purpose, Reason, Refusal};
 use distribute_net::rendezvous::membership::Membership;
 use distribute_net::rendezvous::note::Note;
 
-/// A bug.
+/// A bug that can be planted in a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Planted {
-    /// Frames of a session that is over are accepted in the current session: no fence.
+    /// Frames of a session that is over are accepted in the current session.
     SessionFence,
     /// A frame of a past round is accepted in the current round.
     RoundFence,
     /// The timeout of a call never passes.
     NoDeadline,
-    /// The worker that decides does not send its decision.
+    /// The worker that makes the decision does not send it.
     VerdictUnsaid,
     /// Frames of rounds that have not begun are dropped.
     EarlyDropped,
-    /// Every call is accepted as equal to the worker's own.
+    /// Every call is considered equal to the worker's own.
     DigestIgnored,
-    /// The generation of a link is not compared: no fence between worlds.
+    /// The generation of a link is not compared, so links between different worlds are accepted.
     GenerationIgnored,
-    /// A second process of a worker is accepted.
+    /// A second process of the same worker is accepted.
     TakenIgnored,
-    /// The session is not notified of the loss of a worker.
+    /// The session is not notified when a worker is lost.
     LossIgnored,
-    /// After the deadline there is no grace period: each worker decides by its own information.
+    /// There is no grace period after the deadline. Each worker decides based only on its own information.
     NoGrace,
     /// The list of workers that timed out is not sent.
     LateForgotten,
-    /// A worker that does not participate in a call does not send that.
+    /// A worker that does not participate in a call does not notify the others.
     DeclineUnsaid,
-    /// The notice that a worker has left the session is dropped.
+    /// The notification that a worker has left the session is dropped.
     LeaveUnheard,
     /// The loss of a worker is delivered before its last messages.
     LossFirst,
-    /// The leader does not wait for the last worker.
+    /// The leader completes the world without waiting for the last worker.
     TableEarly,
-    /// The leader creates the generation after its own, instead of the one after the latest of all.
+    /// The leader creates the generation after its own, instead of the one after the latest generation of all workers.
     MaximumIgnored,
-    /// A worker that missed a rendezvous does not come back as a newly started one.
+    /// A worker that missed a rendezvous does not join again like a newly started worker.
     ClaimKept,
-    /// A worker that has lost another during the rendezvous does not come back.
+    /// A worker that lost another during the rendezvous does not join again.
     LossGivesUp,
-    /// A worker does not retry if another process has its place.
+    /// A worker does not retry if another process has taken its place.
     TakenGivesUp,
-    /// A worker of a complete world does not announce the loss of a worker, which then comes back.
+    /// A worker of a complete world does not announce that a worker was lost, although that worker then joins again.
     EarlyUnsaid,
-    /// A worker that leaves a world for a rendezvous sends the farewell of a worker that has ended.
+    /// A worker that leaves a world for a rendezvous sends the farewell of a worker that has finished.
     LeaveAsEnd,
     /// Messages of the previous world are kept in the next one.
     SessionKept,
-    /// The state is taken from the first worker instead of the furthest.
+    /// The state is received from the first worker instead of the most advanced one.
     FurthestIgnored,
-    /// A transferred state counts only after all have it.
+    /// A transferred state is considered valid only after all workers have received it.
     TakenUncounted,
-    /// Half a step counts as a complete one.
+    /// A partially completed step is considered complete.
     TornIgnored,
-    /// Repeated steps are counted again.
+    /// Repeated steps are counted twice.
     RewindForgotten,
     /// A world is created with fewer workers than the minimum.
     LeastIgnored,
-    /// A world of the present workers is announced as a world of all.
+    /// A world that consists only of the present workers is announced as one with all workers.
     TableOfAll,
-    /// A batch is split over the maximum number of workers instead of the current workers.
+    /// A batch is split over the maximum number of workers instead of the current number.
     DealtAsBefore,
-    /// A step begins although other workers wait to join.
+    /// A step begins although other workers are waiting to join.
     WaitingIgnored,
-    /// A leader that has restarted keeps its world although the others were in a later one.
+    /// A restarted leader keeps its world although the others have been in a later one.
     SupplantedKept,
-    /// Messages of a session with a worker count although the worker was lost.
+    /// Messages of a worker's session are accepted although the worker was lost.
     LostHeard,
-    /// A worker is connected to again, and the coordinator is not notified of its loss.
+    /// The coordinator connects to a worker again without recording that it was lost.
     LossUntold,
     /// A worker returns a closure that it is running.
     RunningReturned,
-    /// An attempt that is repeated has consumed its elements permanently.
+    /// Elements taken by an attempt that is repeated are lost.
     AttemptMoves,
-    /// A worker that comes back makes its resources at their initial positions.
+    /// A worker that reconnects creates its resources at their initial positions.
     PositionForgotten,
-    /// A worker that comes back is assumed to still have its resources.
+    /// A worker that reconnects is assumed to still have its resources.
     ResourceKept,
-    /// All workers may create variables.
+    /// All workers are allowed to create variables.
     VariablesTwice,
-    /// A closure that ends after its cancellation ends twice.
+    /// A closure that ends after its cancellation has two outcomes.
     OutcomeTwice,
     /// A closure that has not ended is assumed to have ended.
     FloorHigh,
-    /// A worker has more closures than its window allows.
+    /// A worker gets more closures than its window allows.
     WindowExceeded,
-    /// More closures are queued than allowed.
+    /// More closures are queued than the limit allows.
     QueueUnbounded,
     /// The worker that runs a closure is not notified of its cancellation.
     CancelUnsent,
-    /// Servers do not remember the changes that they have made.
+    /// Servers do not record the changes that they have made.
     NoLedger,
     /// Work for a session that is over is accepted in the current one.
     AnySession,
-    /// A worker runs a second closure at the same time.
+    /// A worker runs two closures at the same time.
     TwoAtOnce,
-    /// A session continues after another one has begun.
+    /// A session continues after another session has begun.
     SessionLives,
-    /// A worker works for a coordinator that was replaced.
+    /// A worker works for a coordinator that has been replaced.
     OldJob,
 }
 
 impl Planted {
-    /// Modifies a frame before it is sent to other workers. `None` if it is dropped.
+    /// Modifies a frame before it is sent to other workers. Returns `None` if the frame is dropped.
     pub fn sends(self, mut frame: Frame) -> Option<Frame> {
-        match (self, &mut frame.said) {
-            (Planted::VerdictUnsaid, Said::Verdict(_)) => return None,
-            (Planted::LateForgotten, Said::Standings { late, .. }) => late.clear(),
+        match (self, &mut frame.content) {
+            (Planted::VerdictUnsaid, Content::Verdict(_)) => return None,
+            (Planted::LateForgotten, Content::Statuses { late, .. }) => late.clear(),
             _ => {}
         }
         Some(frame)
     }
 
-    /// Modifies a frame that a worker receives. `round` is the current round of the worker, and `own` its
-    /// call's digest.
+    /// Modifies a frame that a worker receives. `round` is the worker's current round, and `own` is the digest of its
+    /// call. Returns `None` if the frame is dropped.
     pub fn takes(self, mut frame: Frame, round: u64, own: Option<u64>) -> Option<Frame> {
-        match (self, &mut frame.said) {
+        match (self, &mut frame.content) {
             (Planted::RoundFence, _) if frame.round < round => frame.round = round,
             (Planted::EarlyDropped, _) if frame.round > round => return None,
-            (Planted::LeaveUnheard, Said::Left { .. }) => return None,
-            (Planted::DigestIgnored, Said::Call { digest, .. }) => *digest = own.unwrap_or(*digest),
+            (Planted::LeaveUnheard, Content::Left { .. }) => return None,
+            (Planted::DigestIgnored, Content::Call { digest, .. }) => *digest = own.unwrap_or(*digest),
             _ => {}
         }
         Some(frame)
@@ -141,7 +141,7 @@ impl Planted {
         theirs
     }
 
-    /// Modifies the note that a leader sends to the others.
+    /// Modifies the note that a leader sends to the other workers.
     pub fn makes(self, table: Note, members: &Membership) -> Note {
         let before = members.before();
         match table {
@@ -155,12 +155,12 @@ impl Planted {
         }
     }
 
-    /// Whether a worker that was refused for this reason gives up.
+    /// Returns `true` if a worker that was rejected for this reason gives up.
     pub fn gives_up(self, refusal: &Refusal) -> bool {
         self == Planted::TakenGivesUp && refusal.reason == Reason::Taken
     }
 
-    /// Whether a worker that could not join gives up.
+    /// Returns `true` if a worker that could not join gives up.
     pub fn ends(self, error: &JoinError) -> bool {
         match error {
             JoinError::Lost { .. } => self == Planted::LossGivesUp,
@@ -169,12 +169,12 @@ impl Planted {
         }
     }
 
-    /// Whether a connection is accepted in spite of this refusal.
+    /// Returns `true` if a connection is accepted although it should be rejected for this reason.
     pub fn admits(self, refusal: &Refusal) -> bool {
         self == Planted::TakenIgnored && refusal.reason == Reason::Taken
     }
 
-    /// Whether the leader completes the world with this number of missing workers.
+    /// Returns `true` if the leader completes the world although the given number of workers are missing.
     pub fn completes(self, pid: Pid, missing: usize) -> bool {
         self == Planted::TableEarly && pid == 0 && missing == 1
     }

@@ -1,4 +1,4 @@
-//! One process: it joins, works, joins again after another is lost, and ends.
+//! One process. It joins, works, joins again after another is lost, and exits.
 
 use crate::context::{Context, Name};
 use crate::joining::{Joining, address};
@@ -15,39 +15,38 @@ use distribute_net::{Claim, ENDED, JoinError, LEFT, Quorum};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// One process of a worker.
+/// A process of a worker.
 #[derive(Debug)]
 pub struct Process {
-    /// The name in the history.
+    /// The name of the process in the history.
     pub name: Name,
-    /// The port at which it listens.
+    /// The port on which it listens.
     pub port: u16,
     /// Whether it was started by mistake.
     pub mistaken: bool,
     world: World,
     addresses: Vec<String>,
     claim: Claim,
-    /// The workers that it expects at the rendezvous, by cluster index.
+    /// The workers that it expects at the rendezvous, as cluster indices.
     expected: BTreeSet<usize>,
-    /// The workers that waited when it left a world that it had begun without them, and the time at which it
-    /// left.
+    /// The workers that were waiting when it left a world which had begun without them, and the time at which it left.
     pub owed: Option<(BTreeSet<usize>, Duration)>,
     /// The time at which it was started.
     pub started: Duration,
-    /// The deadline of joining.
+    /// The deadline for joining.
     until: Duration,
-    /// The generation of its last world, or 0.
+    /// The generation of its last world; 0 if there was none.
     pub generation: u64,
     /// The cluster indices of the workers of that world.
     pub places: Vec<usize>,
     stage: Stage,
     program: Program,
-    /// The inbox of the previous world, kept because of a planted bug.
+    /// The inbox of the previous world, which is only kept because of a planted bug.
     kept: Option<Inbox>,
-    /// The time at which it was stopped. `waiting` are the arrivals since.
+    /// The time at which it was stopped. `waiting` contains the arrivals since then.
     pub stopped: Option<Duration>,
     waiting: Vec<(Conn, Arrival)>,
-    /// The number of its latest timer.
+    /// The sequence number of its latest timer.
     pub woken: u64,
 }
 
@@ -59,7 +58,8 @@ enum Stage {
 }
 
 impl Process {
-    /// Creates a process that has just started. It claims to have been a member of the claim's generation.
+    /// Creates a process that has just started. `claim` contains the generation of which it claims to have been a
+    /// member.
     pub fn start(
         context: &Context<'_>,
         world: World,
@@ -95,7 +95,7 @@ impl Process {
         process
     }
 
-    /// Comes to a rendezvous.
+    /// Starts taking part in a rendezvous.
     fn come(&mut self, context: &Context<'_>) {
         let hello = Hello {
             job: "simulated".to_owned(),
@@ -108,18 +108,18 @@ impl Process {
         };
         let mut quorum = match context.plan.elastic {
             Some(elastic) => {
-                Quorum { least: elastic.least, expected: self.expected.clone(), grace: elastic.grace }
+                Quorum { minimum: elastic.least, expected: self.expected.clone(), grace: elastic.grace }
             }
             None => Quorum::all(self.world.workers()),
         };
         if context.has(Planted::LeastIgnored) {
-            quorum.least = 1;
+            quorum.minimum = 1;
         }
         let joining = Joining::new(context, self.world, hello, &self.addresses, quorum, self.until);
         self.stage = Stage::Joining(Box::new(joining));
     }
 
-    /// Handles a note about a world, after which it has received nothing.
+    /// Handles a note about a world, after which nothing more arrives.
     pub fn is_told(&mut self, context: &mut Context<'_>, note: &Note) -> Option<Ending> {
         let Stage::Joining(joining) = &mut self.stage else { return None };
         let told = joining.is_told(context, note);
@@ -151,7 +151,7 @@ impl Process {
         }
     }
 
-    /// Leaves its world, and comes to the next rendezvous.
+    /// Leaves its world, and takes part in the next rendezvous.
     fn meet_again(&mut self, context: &mut Context<'_>) {
         context.note(|| "meets the others again".to_owned());
         context.close_all(if context.has(Planted::LeaveAsEnd) { ENDED } else { LEFT });
@@ -176,12 +176,12 @@ impl Process {
         self.come(context);
     }
 
-    /// Whether it is still running, stopped or not.
+    /// Returns `true` if the process is running or stopped.
     pub fn lives(&self) -> bool {
         !matches!(self.stage, Stage::Ended(_))
     }
 
-    /// Returns the time at which its machine failed silently, if so.
+    /// Returns the time at which its machine failed silently; `None` if it did not.
     pub fn vanished(&self) -> Option<Duration> {
         match self.stage {
             Stage::Ended(vanished) => vanished,
@@ -189,7 +189,7 @@ impl Process {
         }
     }
 
-    /// Returns the state of a working process.
+    /// Returns the state of the process if it is working.
     pub fn working(&self) -> Option<&Working> {
         match &self.stage {
             Stage::Working(working) => Some(working),
@@ -197,7 +197,7 @@ impl Process {
         }
     }
 
-    /// Returns its training, if it has one.
+    /// Returns its training run; `None` if it runs a script.
     pub fn training(&self) -> Option<&Training> {
         match &self.program {
             Program::Training(training) => Some(training),
@@ -205,8 +205,7 @@ impl Process {
         }
     }
 
-    /// Returns its links, their generation if it is known, and the time since which it checks them for
-    /// silence.
+    /// Returns its links, their generation if it is known, and the time since which it has checked them for silence.
     pub fn links(&self) -> Option<(&BTreeMap<Conn, usize>, Option<u64>, Duration)> {
         match &self.stage {
             Stage::Joining(joining) => Some((joining.links(), joining.told(), joining.began())),
@@ -215,7 +214,7 @@ impl Process {
         }
     }
 
-    /// Returns the farewell that it sends.
+    /// Returns the farewell that it sends when it exits.
     pub fn farewell(&self) -> &'static str {
         match self.stage {
             Stage::Working(_) => ENDED,
@@ -223,7 +222,7 @@ impl Process {
         }
     }
 
-    /// Ends the process.
+    /// Ends the process. `vanished` is the time at which its machine failed silently, if it did.
     pub fn end(&mut self, vanished: Option<Duration>) {
         self.stage = Stage::Ended(vanished);
     }
@@ -245,7 +244,7 @@ impl Process {
         taken.err().and_then(|error| self.could_not_join(context, error))
     }
 
-    /// Does everything that is due.
+    /// Performs all actions that are due.
     pub fn go_on(&mut self, context: &mut Context<'_>) -> Option<Ending> {
         while self.stopped.is_none() {
             match &mut self.stage {
@@ -284,7 +283,8 @@ impl Process {
         self.stage = Stage::Working(Box::new(working));
     }
 
-    /// Resumes a stopped process. Queued arrivals are handled all at once or one after another.
+    /// Resumes a stopped process. If `at_once` is `true`, all queued arrivals are delivered before the process acts;
+    /// otherwise it acts after each.
     pub fn resume(&mut self, context: &mut Context<'_>, at_once: bool) -> Option<Ending> {
         let pause = context.now().saturating_sub(self.stopped.take()?);
         // Half a slice of the wait counts (`distribute_cluster::Deadline`).
@@ -308,7 +308,7 @@ impl Process {
         self.go_on(context)
     }
 
-    /// Returns the time of the next action without an arrival.
+    /// Returns the time of the next action, unless something arrives earlier.
     pub fn next(&self) -> Option<Duration> {
         match &self.stage {
             _ if self.stopped.is_some() => None,

@@ -1,4 +1,4 @@
-//! The programs of simulated processes.
+//! The programs that simulated processes run.
 
 use crate::context::Context;
 use crate::scripted::Scripted;
@@ -8,17 +8,17 @@ use bytes::Bytes;
 use distribute_cluster::Blame;
 use std::sync::Arc;
 
-/// The program of one process, which continues in the next world.
+/// The program of a process. A training run continues in the next world.
 #[derive(Debug)]
 pub enum Program {
-    /// Sessions and calls by a script, restarted in each world.
+    /// Sessions and calls of a script, which restarts in each world.
     Scripted(Scripted),
-    /// A training that resumes.
+    /// A training run, which resumes after a loss.
     Training(Box<Training>),
 }
 
 impl Program {
-    /// Starts or resumes the program after all have joined.
+    /// Starts or resumes the program after all workers have joined.
     pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
         match self {
             Program::Scripted(scripted) => scripted.joined(working, context),

@@ -1,37 +1,37 @@
-//! The script of a program, as a function of the seed.
+//! The script that workers run, as a function of the seed.
 
 use distribute_cluster::Fault;
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// The action of a worker at a call.
+/// The action of a worker when it should make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// It makes the call of the others, or another one.
+    /// It makes the same call as the others, or a different one.
     Call {
-        /// Whether it makes another call.
+        /// Whether it makes a different call.
         other: bool,
     },
     /// It has failed, and does not participate in the call.
     Decline,
-    /// It ends the session for all.
+    /// It ends the session for all workers.
     Abandon,
-    /// Its replicas have returned: it leaves the session.
+    /// Its replicas have returned, so it leaves the session.
     Leave,
 }
 
-/// The outcome of a call that only the script disturbs.
+/// The outcome of a call, if only the script disturbs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All receive the data of all.
+    /// All workers receive the data of all workers.
     Agreed,
-    /// All that make the call receive one blame, and can make the next call.
+    /// All workers that make the call receive the same blame, and can make the next call.
     Blamed(Fault),
-    /// The session is over for all.
+    /// The session is over for all workers.
     Over,
 }
 
-/// A program of several steps, each with its own session and several calls.
+/// A program of several steps, each with a separate session and several calls.
 #[derive(Clone, Debug)]
 pub struct Script {
     /// The seed of all random choices.
@@ -40,15 +40,15 @@ pub struct Script {
     pub workers: usize,
     /// The number of steps.
     pub steps: u64,
-    /// The number of calls of each step.
+    /// The number of calls in each step.
     pub calls: u64,
     /// The timeout of a call.
     pub timeout: Duration,
-    /// The shortest and the longest time between two calls.
+    /// The minimum and maximum time between two calls.
     pub compute: [Duration; 2],
-    /// The number of calls per 100 that are odd.
+    /// The percentage of calls in which a worker acts differently.
     pub odd: u64,
-    /// The kinds of odd calls.
+    /// The actions that may replace a call.
     pub oddities: &'static [Deed],
 }
 
@@ -61,14 +61,15 @@ impl Script {
         draw
     }
 
-    /// Returns the computing time of a worker before a call.
+    /// Returns the time that a worker computes before a call.
     pub fn compute(&self, generation: u64, rank: usize, step: u64, call: u64) -> Duration {
         let [least, most] = self.compute;
         let span = (most - least).as_micros() as u64;
         least + Duration::from_micros(self.draw([generation, rank as u64, step, call]).bits() % (span + 1))
     }
 
-    /// Returns the oddity of a call, and the first worker that has it.
+    /// Returns the action that replaces a call, and the first worker that performs it; `None` if the call is made
+    /// normally.
     fn oddity(&self, generation: u64, step: u64, call: u64) -> Option<(Deed, usize, SplitMix)> {
         let mut draw = self.draw([generation, u64::MAX, step, call]);
         if self.oddities.is_empty() || draw.bits() % 100 >= self.odd {
@@ -99,7 +100,7 @@ impl Script {
         matches!(self.oddity(generation, step, call), Some((Deed::Leave, first, _)) if first == rank)
     }
 
-    /// Returns the outcome of a call.
+    /// Returns the outcome of a call, if only the script disturbs it.
     pub fn outcome(&self, generation: u64, step: u64, call: u64) -> Outcome {
         let deeds = |call| (0..self.workers).map(move |rank| self.deed(generation, rank, step, call));
         let abandoned = |call| deeds(call).any(|deed| deed == Deed::Abandon);

@@ -1,12 +1,11 @@
-//! A program that executes a script, from the first step in every world: calls of many kinds, and ends of
-//! sessions.
+//! A program that runs a script from its first step in every world. It makes calls of many kinds, and ends sessions.
 
 use crate::context::Context;
 use crate::planted::Planted;
 use crate::script::Deed;
 use crate::working::{Ending, Go, Working};
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, Standing};
+use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, ReplicaStatus};
 use distribute_collective::group::Frame;
 use std::panic::Location;
 use std::sync::Arc;
@@ -19,12 +18,12 @@ const NAME: &str = "strategy";
 pub struct Scripted {
     step: u64,
     call: u64,
-    /// Whether it declines the current round.
+    /// Whether it does not participate in the current round.
     declines: bool,
 }
 
 impl Scripted {
-    /// Restarts the script after all have joined.
+    /// Restarts the script after all workers have joined.
     pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
         *self = Self { step: 1, ..Self::default() };
         working.open(NAME);
@@ -36,7 +35,7 @@ impl Scripted {
         self.call += 1;
         let script = &context.plan.script;
         if self.call > script.calls {
-            let left = working.protocol.leave(standings(working, Presence::Returned));
+            let left = working.protocol.leave(statuses(working, Presence::Returned));
             working.say(context, &left);
             return self.end_step(working, context);
         }
@@ -54,7 +53,7 @@ impl Scripted {
         }
     }
 
-    /// Does the next action of the script.
+    /// Performs the next action of the script.
     pub fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         let (me, step, call) = (working.world.worker(), self.step, self.call);
         let script = &context.plan.script;
@@ -77,7 +76,7 @@ impl Scripted {
             }
             Deed::Decline => {
                 context.note(|| format!("step {step}, call {call}: declines"));
-                match working.protocol.abort_call(step, standings(working, Presence::Failed), timeout) {
+                match working.protocol.abort_call(step, statuses(working, Presence::Failed), timeout) {
                     Some(_) if context.has(Planted::DeclineUnsaid) => self.compute(working, context),
                     Some(frame) => {
                         working.say(context, &frame);
@@ -102,7 +101,7 @@ impl Scripted {
             }
             Deed::Leave => {
                 context.note(|| format!("step {step}, call {call}: leaves"));
-                let left = working.protocol.leave(standings(working, Presence::Returned));
+                let left = working.protocol.leave(statuses(working, Presence::Returned));
                 working.say(context, &left);
                 self.end_step(working, context);
             }
@@ -145,22 +144,22 @@ impl Scripted {
     }
 }
 
-/// Returns the numbers of generation, session and round.
+/// Returns the sequence numbers of the generation, the session and the round.
 fn place(working: &Working) -> (u64, u64, u64) {
     (working.generation, working.protocol.session().number, working.protocol.rounds())
 }
 
-/// Returns the data of a call: its name, and a number that all workers sum.
+/// Returns the data of a call: its name, and a number that is summed over all workers.
 fn body(plan: &crate::plan::Plan, generation: u64, frame: &Frame, from: usize, to: usize) -> Bytes {
     let number = plan.script.compute(generation, from, frame.session.number, frame.round);
     let place = (generation, frame.session.number, frame.round);
     format!("{place:?} {from} to {to}: {}", number.as_secs_f32() * 0.1).into()
 }
 
-/// Sums the data of all workers, and checks that they belong to this round.
+/// Sums the data of all workers, and checks that the data belongs to this round.
 fn sum(working: &Working, context: &mut Context<'_>, bodies: &[Bytes]) -> f32 {
     let (me, generation) = (working.world.worker(), working.generation);
-    let frame = working.protocol.frame(distribute_collective::group::Said::Left { standings: Vec::new() });
+    let frame = working.protocol.frame(distribute_collective::group::Content::Left { statuses: Vec::new() });
     let mut sum = 0.0;
     for (from, come) in bodies.iter().enumerate() {
         let expected = body(context.plan, generation, &frame, from, me);
@@ -181,7 +180,7 @@ fn over(working: &Working, context: &mut Context<'_>) {
     }
 }
 
-fn standings(working: &Working, presence: Presence) -> Vec<Standing> {
-    let standing = |replica| Standing { presence: presence.clone(), ..Standing::running(replica) };
-    working.world.local_replicas().map(standing).collect()
+fn statuses(working: &Working, presence: Presence) -> Vec<ReplicaStatus> {
+    let status = |replica| ReplicaStatus { presence: presence.clone(), ..ReplicaStatus::running(replica) };
+    working.world.local_replicas().map(status).collect()
 }

@@ -1,5 +1,5 @@
-//! A program that trains, and resumes after a worker is lost. It drives a `Handover`, `Updates` and `Losses`
-//! as the `Training` of `distribute` does, and makes steps as its `Strategy` does.
+//! A program that trains, and resumes after a worker is lost. It uses a `StateTransfer`, `Updates` and `RecoveryLimit`
+//! in the same way as the `Training` of `distribute`, and makes steps in the same way as its `Strategy`.
 
 use crate::checks::Certain;
 use crate::context::Context;
@@ -7,41 +7,41 @@ use crate::course::{CHUNK, Weights};
 use crate::planted::Planted;
 use crate::working::{Ending, Go, Working};
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, Standing};
+use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, ReplicaStatus};
 use distribute_collective::group::{Frame, Protocol};
-use distribute_collective::recovery::handover::{Failure, Next, Round};
-use distribute_collective::recovery::{Handover, Losses, Numbers, Report, Updates};
+use distribute_collective::recovery::state_transfer::{Failure, Next, Round};
+use distribute_collective::recovery::{Counters, RecoveryLimit, Report, StateTransfer, Updates};
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The session of the agreement after a rendezvous.
+/// The name of the session for the agreement after a rendezvous.
 const RECOVERY: &str = "recovery";
 
-/// The session of calls between steps.
+/// The name of the session for calls between steps.
 const BETWEEN: &str = "between steps";
 
-/// The sessions of steps.
+/// The name of the sessions for steps.
 const RUN: &str = "run";
 
-/// The training of one worker.
+/// The training run of one worker.
 #[derive(Debug, Default)]
 pub struct Training {
-    /// Whether it has been part of the training.
+    /// Whether the worker has already taken part in the training run.
     begun: bool,
-    /// The generation of the last agreement with the others.
+    /// The generation in which it last agreed with the others on the position.
     agreed: u64,
     weights: Weights,
     updates: Updates,
-    /// The number of steps it has counted.
+    /// The number of steps that it has counted.
     steps: u64,
-    losses: Losses,
+    recovery_limit: RecoveryLimit,
     stage: Stage,
     /// The value of `agreed` that it sent at the last rendezvous.
     told: u64,
-    /// The number of waiting workers that it reported at the beginning of the step.
+    /// The number of waiting workers that it reported when the step began.
     waiting: u64,
-    /// The deadline of the rendezvous after a loss.
+    /// The deadline for the rendezvous after a loss.
     until: Option<Duration>,
 }
 
@@ -49,11 +49,11 @@ pub struct Training {
 enum Stage {
     #[default]
     Started,
-    /// The agreement after a rendezvous; the number of the round.
-    Meeting(Box<Handover<String>>, u64),
+    /// The agreement after a rendezvous, with the sequence number of the round.
+    Meeting(Box<StateTransfer<String>>, u64),
     /// The time between two steps.
     Between,
-    /// A step, before this call. The session between steps is kept.
+    /// A step, before the call with this index. The session for calls between steps is kept.
     InStep(usize, Box<Protocol>),
 }
 
@@ -63,7 +63,7 @@ impl Training {
         self.weights
     }
 
-    /// Whether the worker has a state, and it is complete.
+    /// Returns `true` if the worker has a complete state.
     pub fn is_whole(&self) -> bool {
         self.begun && self.updates.clone().rewind().is_ok()
     }
@@ -73,30 +73,30 @@ impl Training {
         self.told
     }
 
-    /// Whether the worker is in the agreement after a rendezvous.
+    /// Returns `true` if the worker is in the agreement after a rendezvous.
     pub fn is_meeting(&self) -> bool {
         matches!(self.stage, Stage::Meeting(..))
     }
 
-    /// Returns the deadline of the rendezvous.
+    /// Returns the deadline for the rendezvous.
     pub fn until(&self) -> Option<Duration> {
         self.until
     }
 
-    /// Extends deadlines by a pause of the process, which does not count.
+    /// Extends deadlines by the duration of a pause of the process, which does not count.
     pub fn shift(&mut self, pause: Duration) {
         self.until = self.until.map(|until| until + pause);
     }
 
-    fn numbers(&self) -> Numbers {
-        Numbers { steps: self.steps, ..self.updates.numbers() }
+    fn counters(&self) -> Counters {
+        Counters { steps: self.steps, ..self.updates.counters() }
     }
 
-    fn set_numbers(&mut self, numbers: Numbers) {
-        (self.updates, self.steps) = (Updates::after(numbers), numbers.steps);
+    fn set_numbers(&mut self, counters: Counters) {
+        (self.updates, self.steps) = (Updates::after(counters), counters.steps);
     }
 
-    /// Begins the agreement after all have joined.
+    /// Begins the agreement after all workers have joined.
     pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
         let mut torn = None;
         if self.begun {
@@ -109,14 +109,14 @@ impl Training {
                 Err(error) => torn = Some(error.to_string()),
             }
         }
-        let mut mine = Report { begun: self.begun, agreed: self.agreed, numbers: self.numbers(), torn };
+        let mut mine = Report { begun: self.begun, agreed: self.agreed, counters: self.counters(), torn };
         if context.has(Planted::FurthestIgnored) {
-            mine.numbers.updates = 1;
+            mine.counters.updates = 1;
         }
         self.told = mine.agreed;
         context.note(|| format!("has {mine:?}"));
         working.open(RECOVERY);
-        let handover = Handover::new(working.world, mine).in_rounds_of(CHUNK);
+        let handover = StateTransfer::new(working.world, mine).with_chunk_size(CHUNK);
         self.stage = Stage::Meeting(Box::new(handover), 0);
         // A worker that has just started builds its model.
         let least = if self.begun { 0 } else { 20 };
@@ -134,17 +134,17 @@ impl Training {
         }
     }
 
-    /// Resumes from its own state as the only worker.
+    /// Resumes from the worker's own state, as the only worker.
     fn go_on_alone(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         if self.begun && self.updates.rewind().is_err() {
             context.checks.torn(context.pid, working.generation);
             return Go::End(Ending::Torn);
         }
-        self.set_numbers(self.numbers());
+        self.set_numbers(self.counters());
         self.go_on(working, context, self.weights.made)
     }
 
-    /// Resumes after this number of updates.
+    /// Resumes after the given number of updates.
     fn go_on(&mut self, working: &mut Working, context: &mut Context<'_>, updates: u64) -> Go {
         context.note(|| format!("goes on after update {updates}"));
         context.checks.meet(context.pid, working.generation, updates);
@@ -153,12 +153,12 @@ impl Training {
         self.between(working, context)
     }
 
-    /// Does the actions of the handover, up to the next round.
+    /// Performs the actions of the state transfer, up to the next round.
     fn hand_over(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         let Stage::Meeting(handover, round) = &mut self.stage else { return Go::On };
         loop {
             match handover.next_action() {
-                Next::Swap(Round { what, is_first, to, body }) => {
+                Next::Exchange(Round { what, is_first, to, body }) => {
                     *round += 1;
                     context.trigger(working.generation, 0, *round);
                     let patience =
@@ -169,24 +169,24 @@ impl Training {
                     say(working, context, self.steps, Operation::Recover, &what, timeout, body);
                     return Go::On;
                 }
-                Next::Give => handover.give(Ok(self.weights.image().into())),
-                Next::Take { image, source, numbers } => {
+                Next::Provide => handover.provide_state(Ok(self.weights.image().into())),
+                Next::Receive { image, source, counters } => {
                     let weights = Weights::of_image(&image);
                     context.note(|| format!("takes {weights:?} of worker {source} over"));
                     if let Some(weights) = weights {
                         self.weights = weights;
                         if !context.has(Planted::TakenUncounted) {
                             (self.begun, self.updates, self.steps) =
-                                (true, Updates::after(numbers), numbers.steps);
+                                (true, Updates::after(counters), counters.steps);
                         }
                     }
-                    handover.taken(weights.map(|_| ()).ok_or_else(|| "no state".to_owned()));
+                    handover.received(weights.map(|_| ()).ok_or_else(|| "no state".to_owned()));
                 }
                 Next::End(Ok(agreed)) => {
                     if let Some(agreed) = agreed {
-                        self.set_numbers(agreed.numbers);
+                        self.set_numbers(agreed.counters);
                     }
-                    let updates = agreed.map_or(0, |agreed| agreed.numbers.updates);
+                    let updates = agreed.map_or(0, |agreed| agreed.counters.updates);
                     return self.go_on(working, context, updates);
                 }
                 Next::End(Err(Failure::Torn(..))) => {
@@ -215,7 +215,7 @@ impl Training {
         Go::On
     }
 
-    /// Makes the call in which all begin a step, or end the training.
+    /// Makes the call with which all workers begin a step or complete the training run.
     fn begin(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         let timeout = context.plan.script.timeout;
         context.trigger(working.generation, self.steps + 1, 0);
@@ -235,7 +235,7 @@ impl Training {
         context.plan.course.as_ref().is_none_or(|course| self.steps >= course.steps)
     }
 
-    /// Begins a step, after all have made the call.
+    /// Begins a step after all workers have made the call.
     fn begun(&mut self, working: &mut Working, context: &mut Context<'_>, bodies: &[Bytes]) -> Go {
         let (mut number, mut waiting) = (working.next_number(RUN), self.waiting);
         for (from, body) in bodies.iter().enumerate().filter(|(from, _)| *from != working.world.worker()) {
@@ -281,7 +281,7 @@ impl Training {
         Go::On
     }
 
-    /// Continues after all have made a call of the step.
+    /// Continues after all workers have made a call of the step.
     fn called(&mut self, working: &mut Working, context: &mut Context<'_>, bodies: &[Bytes]) -> Go {
         let stage = std::mem::take(&mut self.stage);
         let (Stage::InStep(call, between), Some(course)) = (stage, &context.plan.course) else {
@@ -295,7 +295,8 @@ impl Training {
             self.compute(working, context, call as u64 + 2);
             return Go::On;
         }
-        let returned = |replica| Standing { presence: Presence::Returned, ..Standing::running(replica) };
+        let returned =
+            |replica| ReplicaStatus { presence: Presence::Returned, ..ReplicaStatus::running(replica) };
         let left = working.protocol.leave(working.world.local_replicas().map(returned).collect());
         working.say(context, &left);
         self.updates.end();
@@ -316,15 +317,15 @@ impl Training {
             sum = sum.wrapping_add(brought);
         }
         self.weights.update(sum);
-        self.updates.count();
+        self.updates.record_update();
         context.note(|| format!("has made update {update}"));
         context.checks.updated();
         // INV-42
         if self.weights != Weights::after(&context.plan.script, update) {
             context.broken(format!("has another state after update {update} than without an interruption"));
         }
-        if self.updates.made() != update {
-            context.broken(format!("makes update {update} as number {}", self.updates.made()));
+        if self.updates.count() != update {
+            context.broken(format!("makes update {update} as number {}", self.updates.count()));
         }
     }
 
@@ -350,7 +351,7 @@ impl Training {
         match &mut self.stage {
             Stage::Started => Go::On,
             Stage::Meeting(handover, _) => {
-                handover.hear(bodies);
+                handover.receive(bodies);
                 self.hand_over(working, context)
             }
             Stage::Between if is_at_the_end => {
@@ -370,10 +371,12 @@ impl Training {
             self.until = None;
         }
         let until = *self.until.get_or_insert(context.now() + patience(context));
-        if until <= context.now() || !self.losses.goes_on(blame, working.world, self.updates.made()) {
+        if until <= context.now()
+            || !self.recovery_limit.may_continue(blame, working.world, self.updates.count())
+        {
             return Go::End(Ending::Failed(blame.to_string()));
         }
-        if blame.fault == Fault::Late && context.plan.certain == Certain::NobodyLate {
+        if blame.fault == Fault::TimedOut && context.plan.certain == Certain::NobodyLate {
             context.broken(format!("takes one for late that is not: {blame}"));
         }
         context.checks.lost();
@@ -385,7 +388,7 @@ fn patience(context: &Context<'_>) -> Duration {
     context.plan.course.as_ref().map_or(context.plan.join, |course| course.patience)
 }
 
-/// Returns the contribution of this worker to an update.
+/// Returns this worker's contribution to an update.
 fn brought(working: &Working, context: &Context<'_>, me: usize, update: u64) -> u64 {
     let script = &context.plan.script;
     if context.has(Planted::DealtAsBefore) {
@@ -395,7 +398,7 @@ fn brought(working: &Working, context: &Context<'_>, me: usize, update: u64) -> 
     Weights::contribution(script, me, working.world.workers(), update)
 }
 
-/// Makes a call whose data contain the generation.
+/// Makes a call whose data contains the generation.
 fn say(
     working: &mut Working,
     context: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! A process that has joined. It drives a `Protocol` as a `Session` does, for its program.
+//! A process that has joined a world. It uses a `Protocol` in the same way as a `Session`, on behalf of its program.
 
 use crate::context::Context;
 use crate::guests::Guests;
@@ -6,19 +6,19 @@ use crate::joining::{Early, Joined};
 use crate::network::{Arrival, Conn};
 use crate::planted::Planted;
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, Standing, World, fnv1a};
+use distribute_cluster::{Blame, Fingerprint, ReplicaStatus, World, fnv1a};
 use distribute_collective::group::inbox::Event as Come;
 use distribute_collective::group::protocol::{Action, GRACE};
-use distribute_collective::group::{Frame, Inbox, Protocol, Said};
+use distribute_collective::group::{Content, Frame, Inbox, Protocol};
 use distribute_net::handshake::Hello;
-use distribute_net::rendezvous::latecomers::Latecomers;
-use distribute_net::rendezvous::waiting::Knocks;
+use distribute_net::rendezvous::late_join_replies::LateJoinReplies;
+use distribute_net::rendezvous::waiting::WaitingProcesses;
 use distribute_net::{Message, Receiver};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A program that decides the next action of a worker.
+/// A program, which decides the next action of a worker.
 pub trait Acts {
     /// Continues after computing.
     fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go;
@@ -32,10 +32,10 @@ pub trait Acts {
     ) -> Go;
 }
 
-/// A worker that works.
+/// A worker that has joined and is working.
 #[derive(Debug)]
 pub struct Working {
-    /// The number of workers, and the rank of this one.
+    /// The world, with the number of workers and the rank of this worker.
     pub world: World,
     /// The generation of the world.
     pub generation: u64,
@@ -47,14 +47,14 @@ pub struct Working {
     places: Vec<usize>,
     links: BTreeMap<Conn, usize>,
     guests: Guests,
-    latecomers: Latecomers,
-    /// The workers that wait for the next world.
-    knocks: Knocks,
-    /// The times since which they wait.
+    late_join_replies: LateJoinReplies,
+    /// The workers that are waiting for the next world.
+    waiting_processes: WaitingProcesses,
+    /// The time since which each of these workers has been waiting.
     waits: BTreeMap<usize, Duration>,
     inbox: Inbox,
     doing: Doing,
-    /// The workers that have been lost, and the times.
+    /// The workers that have been lost, with the times at which they were lost.
     losses: Vec<(usize, Duration)>,
 }
 
@@ -62,42 +62,42 @@ pub struct Working {
 enum Doing {
     /// It computes until this time, and then acts.
     Computing(Duration),
-    /// It waits for the others in a round until `until`. The round has to be over at `end`.
+    /// It waits for the others in a round until `until`. The round must be over at `end`.
     Waiting { until: Duration, end: Duration },
 }
 
-/// The end of a worker.
+/// The way in which a worker's program ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It has made all of its steps.
+    /// It has completed all of its steps.
     Done,
-    /// It has failed for this reason.
+    /// It has failed, for the given reason.
     Failed(String),
-    /// No state is complete: all have to restart.
+    /// No worker has a complete state, so all must restart.
     Torn,
 }
 
 /// The next action of a worker.
 #[derive(Debug)]
 pub enum Go {
-    /// It continues.
+    /// It continues in this world.
     On,
     /// It leaves this world for the next rendezvous.
     Meet,
-    /// It ends.
+    /// It exits.
     End(Ending),
 }
 
 impl Working {
-    /// Creates a worker that has just joined. `before` is the inbox kept from the previous world, which
-    /// should be `None`.
+    /// Creates a worker that has just joined. `before` is the inbox of the previous world if it was kept, which only a
+    /// planted bug does.
     pub fn new(context: &Context<'_>, joined: Joined, before: Option<Inbox>) -> Self {
         let Joined { world, places, generation, links, early, guests } = joined;
         let inbox = before.unwrap_or_else(|| Inbox::new(world.workers()));
         for (from, early) in early {
             match early {
                 Early::Message(message) => inbox.deliver(from, message),
-                Early::Lost(reason) => inbox.lose(from, reason),
+                Early::Lost(reason) => inbox.mark_lost(from, reason),
             }
         }
         let protocol = Protocol::new(world, inbox.open(fnv1a(b"none".iter().copied())));
@@ -107,12 +107,12 @@ impl Working {
             generation,
             protocol,
             since: context.now(),
-            latecomers: Latecomers::new(
+            late_join_replies: LateJoinReplies::new(
                 places.get(world.worker()).copied().unwrap_or_default(),
                 Default::default(),
                 places.clone(),
             ),
-            knocks: Knocks::default(),
+            waiting_processes: WaitingProcesses::default(),
             waits: BTreeMap::new(),
             places,
             links,
@@ -133,30 +133,30 @@ impl Working {
         &self.places
     }
 
-    /// Returns the number of workers that wait for the next world.
+    /// Returns the number of workers that are waiting for the next world.
     pub fn waiting(&mut self, context: &Context<'_>) -> usize {
-        self.knocks.look(context.now());
-        let waiting = self.knocks.places();
+        self.waiting_processes.look(context.now());
+        let waiting = self.waiting_processes.positions();
         self.waits.retain(|place, _| waiting.contains(place));
-        self.knocks.count()
+        self.waiting_processes.count()
     }
 
-    /// Returns the times since which they wait, by cluster index.
+    /// Returns, for each waiting worker by cluster index, the time since which it has been waiting.
     pub fn waits(&self) -> &BTreeMap<usize, Duration> {
         &self.waits
     }
 
-    /// Whether one of them was in another world at least as late as this one.
+    /// Returns `true` if one of the waiting workers was in a different world that is at least as late as this one.
     pub fn is_supplanted(&self) -> bool {
-        self.knocks.supplant(self.generation)
+        self.waiting_processes.supplant(self.generation)
     }
 
-    /// Returns the workers that are expected at the next rendezvous, by cluster index: all workers of this
-    /// world, or only those that are not lost if `present` is set; and the workers that wait.
+    /// Returns the workers that are expected at the next rendezvous, as cluster indices. These are the waiting workers
+    /// and the workers of this world. If `present` is `true`, lost workers are excluded.
     pub fn expected(&self, present: bool) -> BTreeSet<usize> {
         let there = self.places.iter().enumerate();
         let there = there.filter(|(worker, _)| !present || self.inbox.lost(*worker).is_none());
-        there.map(|(_, place)| *place).chain(self.knocks.places()).collect()
+        there.map(|(_, place)| *place).chain(self.waiting_processes.positions()).collect()
     }
 
     /// Returns the received messages.
@@ -164,29 +164,29 @@ impl Working {
         &self.inbox
     }
 
-    /// Opens the next session of a name, and returns the previous one.
+    /// Opens the next session with the given name, and returns the previous session.
     pub fn open(&mut self, name: &str) -> Protocol {
         let session = self.inbox.open(fnv1a(name.bytes()));
         std::mem::replace(&mut self.protocol, Protocol::new(self.world, session))
     }
 
-    /// Opens a session by its number, and returns the previous one.
+    /// Opens the session with the given name and sequence number, and returns the previous session.
     pub fn open_at(&mut self, name: &str, number: u64) -> Protocol {
         let session = self.inbox.open_at(fnv1a(name.bytes()), number);
         std::mem::replace(&mut self.protocol, Protocol::new(self.world, session))
     }
 
-    /// Returns the number of the next session of a name.
+    /// Returns the sequence number of the next session with the given name.
     pub fn next_number(&self, name: &str) -> u64 {
         self.inbox.next_number(fnv1a(name.bytes()))
     }
 
-    /// Computes for this time.
+    /// Computes for the given time.
     pub fn compute(&mut self, context: &Context<'_>, time: Duration) {
         self.doing = Doing::Computing(context.now() + time);
     }
 
-    /// Makes a call, with this data for each of the others.
+    /// Makes a call. `body` returns the data for each of the other workers.
     pub fn call(
         &mut self,
         context: &mut Context<'_>,
@@ -195,14 +195,14 @@ impl Working {
         body: impl Fn(&Frame, usize) -> Bytes,
         timeout: Duration,
     ) {
-        let waiting = |replica| Standing::waiting(replica, call.clone());
+        let waiting = |replica| ReplicaStatus::waiting(replica, call.clone());
         self.protocol.begin(step, self.world.local_replicas().map(waiting).collect(), timeout);
         self.wait(context, timeout);
         if let Some(digest) = self.protocol.call() {
             for to in self.others() {
-                let frame = self.protocol.frame(Said::Call { digest, body: Bytes::new() });
+                let frame = self.protocol.frame(Content::Call { digest, body: Bytes::new() });
                 let body = body(&frame, to);
-                self.send(context, to, Frame { said: Said::Call { digest, body }, ..frame });
+                self.send(context, to, Frame { content: Content::Call { digest, body }, ..frame });
             }
         }
     }
@@ -224,7 +224,7 @@ impl Working {
         let Some(rank) = self.links.get(&conn).copied() else {
             match what {
                 Arrival::Words(bytes) => self.refuse(context, conn, &bytes),
-                Arrival::Closed(_) => self.guests.lose(conn),
+                Arrival::Closed(_) => self.guests.mark_lost(conn),
                 Arrival::Made | Arrival::Message(_) => {}
             }
             return;
@@ -236,27 +236,27 @@ impl Working {
                 self.links.remove(&conn);
                 self.losses.push((rank, context.now()));
                 if !context.has(Planted::LossIgnored) {
-                    self.inbox.lose(rank, reason);
+                    self.inbox.mark_lost(rank, reason);
                 }
             }
             Arrival::Made | Arrival::Words(_) => {}
         }
     }
 
-    /// Refuses a connection that is not a link.
+    /// Rejects a connection that is not a link.
     fn refuse(&mut self, context: &mut Context<'_>, conn: Conn, bytes: &[u8]) {
         let hides = context.has(Planted::EarlyUnsaid);
         let now = context.now();
-        let Self { latecomers, knocks, losses, waits, .. } = self;
+        let Self { late_join_replies, waiting_processes, losses, waits, .. } = self;
         let complete = &mut |hello: &Hello| {
             let lost = |worker: usize| !hides && losses.iter().any(|(lost, _)| *lost == worker);
-            let refusal = latecomers.refuse(hello, &lost, false, knocks, now);
-            if knocks.places().contains(&hello.rank) {
+            let refusal = late_join_replies.refuse(hello, &lost, false, waiting_processes, now);
+            if waiting_processes.positions().contains(&hello.rank) {
                 waits.entry(hello.rank).or_insert(now);
             }
             Err(refusal)
         };
-        self.guests.hear(context, conn, bytes, complete);
+        self.guests.receive(context, conn, bytes, complete);
     }
 
     fn deliver(&mut self, context: &Context<'_>, rank: usize, mut message: Message) {
@@ -273,7 +273,7 @@ impl Working {
         self.inbox.deliver(rank, message);
     }
 
-    /// Does everything that is due. Returns the next action if the worker leaves this world.
+    /// Performs all actions that are due. Returns the next action if the worker leaves this world.
     pub fn go_on(&mut self, context: &mut Context<'_>, program: &mut impl Acts) -> Option<Go> {
         self.guests.wake(context);
         loop {
@@ -292,13 +292,12 @@ impl Working {
         }
     }
 
-    /// Drives the current round until it is decided or data is missing. Returns the result once it is
-    /// decided.
+    /// Advances the current round until it is decided or data is missing. Returns the result when the round is decided.
     fn drive(&mut self, context: &mut Context<'_>) -> Option<Result<Vec<Bytes>, Arc<Blame>>> {
         loop {
             self.hear_all(context);
             match self.protocol.next_action() {
-                Action::Say(frame) => self.say(context, &frame),
+                Action::Send(frame) => self.say(context, &frame),
                 Action::End(made) => {
                     if let Doing::Waiting { end, .. } = self.doing
                         && context.now() > end
@@ -344,18 +343,18 @@ impl Working {
                         None => Some(frame),
                     };
                     if let Some(frame) = frame
-                        && let Err(reason) = self.protocol.hear(from, frame)
+                        && let Err(reason) = self.protocol.receive(from, frame)
                     {
-                        self.inbox.lose(from, reason);
+                        self.inbox.mark_lost(from, reason);
                     }
                 }
-                Some(Come::Lost(rank, reason)) => self.protocol.lose(rank, reason),
+                Some(Come::Lost(rank, reason)) => self.protocol.mark_lost(rank, reason),
                 Some(Come::Expired) => {}
             }
         }
     }
 
-    /// Sends a frame to all others.
+    /// Sends a frame to all other workers.
     pub fn say(&self, context: &mut Context<'_>, frame: &Frame) {
         for to in self.others() {
             self.send(context, to, frame.clone());
@@ -375,13 +374,13 @@ impl Working {
         }
     }
 
-    /// Returns the time of the next action without an arrival.
+    /// Returns the time of the next action, unless something arrives earlier.
     pub fn next(&self) -> Duration {
         let (Doing::Computing(until) | Doing::Waiting { until, .. }) = self.doing;
         self.guests.next().map_or(until, |guests| guests.min(until))
     }
 
-    /// Extends deadlines by a pause of the process, which does not count.
+    /// Extends deadlines by the duration of a pause of the process, which does not count.
     pub fn shift(&mut self, pause: Duration) {
         if let Doing::Waiting { until, end } = &mut self.doing {
             (*until, *end) = (*until + pause, *end + pause);

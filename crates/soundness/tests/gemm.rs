@@ -47,5 +47,5 @@ pub mod internal {
 
 #[path = "../../nn/src/gemm.rs"]
 mod gemm;
-#[path = "../../nn/src/turn_over.rs"]
-mod turn_over;
+#[path = "../../nn/src/transpose.rs"]
+mod transpose;

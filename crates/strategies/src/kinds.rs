@@ -1,14 +1,13 @@
-//! The strategies of one process: one device, and a replica on each of several devices.
+//! Strategies of one process: on one device, or with a replica on each of several devices.
 
-use crate::builder::MirroredBuilder;
+use crate::builder::MirroredStrategyBuilder;
 use distribute_base::{DeviceName, Error, Result};
-use distribute_core::internal::{alone, check_count, prepare, resolve};
+use distribute_core::internal::{check_count, prepare, resolve, warn_single};
 use distribute_core::{
-    CommunicationOptions, CrossDeviceOps, Strategy, StrategyExtended, Threads, VariablePlacement, handle,
+    CommunicationOptions, CrossDeviceOps, Strategy, StrategyExtended, Threads, VariablePlacement,
 };
-use std::time::Duration;
 
-/// The implementation of the strategies of one process.
+/// The implementation of the strategies that run in one process.
 #[derive(Debug)]
 struct Local {
     kind: &'static str,
@@ -40,28 +39,29 @@ impl StrategyExtended for Local {
     }
 }
 
-/// One replica on one device, with nothing to reduce.
+/// The constructor of a [`Strategy`] with a single replica on one device. Reductions have nothing to combine.
 #[doc(alias = "tf.distribute.OneDeviceStrategy")]
-#[derive(Clone, Debug)]
-pub struct OneDeviceStrategy(Strategy);
-handle!(OneDeviceStrategy);
+#[derive(Debug)]
+pub enum OneDeviceStrategy {}
 
 impl OneDeviceStrategy {
-    /// One replica on `device`, such as `cpu:0`.
+    /// Creates a strategy with one replica on `device`, such as `cpu:0`.
     ///
     /// # Errors
-    /// [`Error::Device`] if the name cannot be parsed or this build does not support the device.
+    /// - [`Error::Device`]: the name cannot be parsed, or this build does not support the device.
     #[track_caller]
-    pub fn new(device: &str) -> Result<Self> {
-        let devices = resolve([device])?;
+    #[expect(clippy::new_ret_no_self, reason = "the type is a namespace of constructors")]
+    pub fn new(device: &str) -> Result<Strategy> {
+        let devices = resolve("OneDeviceStrategy::new", [device])?;
         let (options, placement) = (CommunicationOptions::default(), VariablePlacement::Ordinary);
         let kind = "OneDeviceStrategy";
         let local = Local { kind, devices, placement, options, cross_device_ops: None, threads: None };
-        Strategy::new(local).map(Self)
+        Strategy::new(local)
     }
 }
 
-/// A replica on each of several devices of this process, training in lock step.
+/// Constructors of a [`Strategy`] with a replica on each of several devices of this process. The replicas train
+/// synchronously.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -71,34 +71,26 @@ impl OneDeviceStrategy {
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.distribute.MirroredStrategy")]
-#[derive(Clone, Debug)]
-pub struct MirroredStrategy(Strategy);
-handle!(MirroredStrategy);
+#[derive(Debug)]
+pub enum MirroredStrategy {}
 
 impl MirroredStrategy {
-    /// Creates a strategy with a replica on each device, such as `["cpu:0", "cpu:1"]`. A replica waits 60 s for the
-    /// others in one call.
+    /// Creates a strategy with a replica on each of the given devices, such as `["cpu:0", "cpu:1"]`. In one call, a
+    /// replica waits for the others for at most 60 s.
     ///
     /// # Errors
     /// - [`Error::Device`]: a name cannot be parsed, a device is named twice, or this build does not support it.
-    /// - [`Error::InvalidArgument`]: there is no device.
+    /// - [`Error::InvalidArgument`]: `devices` is empty.
     #[track_caller]
-    pub fn new<'a>(devices: impl IntoIterator<Item = &'a str>) -> Result<Self> {
+    #[expect(clippy::new_ret_no_self, reason = "the type is a namespace of constructors")]
+    pub fn new<'a>(devices: impl IntoIterator<Item = &'a str>) -> Result<Strategy> {
         Self::builder().devices(devices).build()
     }
 
-    /// Creates a strategy with a replica on each device, which waits at most `timeout` for the others in one call.
-    ///
-    /// # Errors
-    /// The errors of [`MirroredStrategy::new`]; and [`Error::InvalidArgument`] for a timeout of zero.
-    #[track_caller]
-    pub fn with_timeout<'a>(devices: impl IntoIterator<Item = &'a str>, timeout: Duration) -> Result<Self> {
-        Self::builder().devices(devices).timeout(timeout).build()
-    }
-
-    /// A builder for a strategy with more settings: timeout, cross-device ops, how collectives communicate.
-    pub fn builder() -> MirroredBuilder {
-        MirroredBuilder::default()
+    /// Returns a builder with more settings: the timeout, the cross-device ops, the options of collectives, and the
+    /// threads.
+    pub fn builder() -> MirroredStrategyBuilder {
+        MirroredStrategyBuilder::default()
     }
 
     #[track_caller]
@@ -107,31 +99,34 @@ impl MirroredStrategy {
         options: CommunicationOptions,
         cross_device_ops: Option<Box<dyn CrossDeviceOps>>,
         threads: impl FnOnce(usize) -> Result<Option<Threads>>,
-    ) -> Result<Self> {
+    ) -> Result<Strategy> {
         options.check("MirroredStrategy::builder")?;
-        alone::warn("MirroredStrategy");
-        let devices = resolve(devices)?;
+        warn_single::warn("MirroredStrategy");
+        let devices = resolve("MirroredStrategy::new", devices)?;
         // Before threads are started.
         prepare(devices.len());
         let (kind, placement) = ("MirroredStrategy", VariablePlacement::Mirrored);
         let threads = threads(devices.len())?;
-        Strategy::new(Local { kind, devices, placement, options, cross_device_ops, threads }).map(Self)
+        Strategy::new(Local { kind, devices, placement, options, cross_device_ops, threads })
     }
 
-    /// A replica on each of `replicas` logical CPU devices.
+    /// Creates a strategy with a replica on each of `replicas` logical CPU devices.
     ///
     /// # Errors
-    /// The errors of [`MirroredStrategy::new`]; [`Error::InvalidArgument`] for more than 4096, the most that a process
-    /// may have.
+    /// - [`Error::InvalidArgument`]: `replicas` is 0 or greater than 4096, the limit for one process.
     #[track_caller]
-    pub fn cpus(replicas: usize) -> Result<Self> {
-        check_count("MirroredStrategy::cpus", replicas)?;
+    pub fn cpus(replicas: usize) -> Result<Strategy> {
+        const OPERATION: &str = "MirroredStrategy::cpus";
+        if replicas == 0 {
+            return Err(Error::invalid(OPERATION, "a strategy has at least one replica"));
+        }
+        check_count(OPERATION, replicas)?;
         let names: Vec<_> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
         Self::new(names.iter().map(String::as_str))
     }
 
-    /// A replica on each GPU that this build can open; where there is none, one on the CPU. For a replica on each core
-    /// there is [`all_cores`](Self::all_cores).
+    /// Creates a strategy with a replica on each GPU that this build can open or, if there is none, a single
+    /// replica on the CPU. For a replica on each CPU core, use [`all_cores`](Self::all_cores).
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -141,41 +136,42 @@ impl MirroredStrategy {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`MirroredStrategy::new`].
+    /// Returns the errors of [`MirroredStrategy::new`].
     #[track_caller]
-    pub fn all_devices() -> Result<Self> {
+    pub fn all_devices() -> Result<Strategy> {
         Self::builder().build()
     }
 
-    /// A replica on each GPU that this build can open.
+    /// Creates a strategy with a replica on each GPU that this build can open.
     ///
     /// # Errors
-    /// [`Error::Device`] where there is none: it says why the first cannot be opened.
+    /// - [`Error::Device`]: there is no GPU. The error contains the reason why the first GPU cannot be opened.
     #[track_caller]
-    pub fn all_gpus() -> Result<Self> {
+    pub fn all_gpus() -> Result<Strategy> {
         DeviceName::gpu(0).to_candle()?;
         let gpus = crate::builder::gpus(|gpu| gpu.to_candle().is_ok());
         let names: Vec<String> = gpus.iter().map(ToString::to_string).collect();
         Self::new(names.iter().map(String::as_str))
     }
 
-    /// A replica on every core of this machine.
+    /// Creates a strategy with one CPU replica for each core of this machine.
     ///
     /// # Errors
-    /// The errors of [`MirroredStrategy::new`].
+    /// Returns the errors of [`MirroredStrategy::new`].
     #[track_caller]
-    pub fn all_cores() -> Result<Self> {
+    pub fn all_cores() -> Result<Strategy> {
         Self::cpus(std::thread::available_parallelism().map_or(1, usize::from))
     }
 }
 
-/// A replica on each of several devices of this process, which share one copy of every variable.
+/// The constructor of a [`Strategy`] with a replica on each of several devices of this process, which share one copy of
+/// every variable.
 ///
-/// Values that replicas write to a variable are aggregated and then written once. ON_READ variables also have a
-/// single copy, so their writes are aggregated like those of ON_WRITE variables.
+/// Values that replicas write to a variable are aggregated and then written once. ON_READ variables also have a single
+/// copy, so writes to them are aggregated like writes to ON_WRITE variables.
 ///
 /// ```
-/// use distribute::{CentralStorageStrategy, Variable, VariableAggregation, prelude::*};
+/// use distribute::{CentralStorageStrategy, prelude::*, variables::VariableAggregation};
 /// let strategy = CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0")?;
 /// let total = strategy.scope(|| Variable::builder("total", 10f32).aggregation(VariableAggregation::Sum).create())?;
 /// strategy.run((), |ctx, ()| total.assign_add(ctx.replica_id_in_sync_group() as f32 + 1.))?;
@@ -183,22 +179,22 @@ impl MirroredStrategy {
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.distribute.experimental.CentralStorageStrategy")]
-#[derive(Clone, Debug)]
-pub struct CentralStorageStrategy(Strategy);
-handle!(CentralStorageStrategy);
+#[derive(Debug)]
+pub enum CentralStorageStrategy {}
 
 impl CentralStorageStrategy {
-    /// A replica on each of `compute_devices`, and the variables on `parameter_device`.
+    /// Creates a strategy with a replica on each of `compute_devices` and all variables on `parameter_device`.
     ///
     /// # Errors
-    /// The errors of [`MirroredStrategy::new`].
+    /// Returns the errors of [`MirroredStrategy::new`].
     #[track_caller]
+    #[expect(clippy::new_ret_no_self, reason = "the type is a namespace of constructors")]
     pub fn new<'a>(
         compute_devices: impl IntoIterator<Item = &'a str>,
         parameter_device: &'a str,
-    ) -> Result<Self> {
-        let devices = resolve(compute_devices)?;
-        let [parameters] = resolve([parameter_device])?[..] else {
+    ) -> Result<Strategy> {
+        let devices = resolve("CentralStorageStrategy::new", compute_devices)?;
+        let [parameters] = resolve("CentralStorageStrategy::new", [parameter_device])?[..] else {
             return Err(Error::invalid("CentralStorageStrategy::new", "there is one parameter device"));
         };
         Strategy::new(Local {
@@ -209,6 +205,5 @@ impl CentralStorageStrategy {
             cross_device_ops: None,
             threads: None,
         })
-        .map(Self)
     }
 }

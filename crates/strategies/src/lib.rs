@@ -1,17 +1,22 @@
-//! The strategies whose replicas train in lock step: in one process, and on several workers.
+//! Strategies whose replicas train synchronously, in one process or on several workers.
 //!
-//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public part of this crate.
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate. Each strategy
+//! implements `StrategyExtended`; `distribute-core` runs the steps.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `kinds` | one device, mirrored, central storage |
 //! | `builder` | the settings of a mirrored strategy |
 //! | `multi_worker` | several workers: processes, or threads for tests |
+//!
+//! This crate never runs a step itself.
 
 mod builder;
 mod kinds;
 mod multi_worker;
 
-pub use builder::MirroredBuilder;
+pub use builder::MirroredStrategyBuilder;
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
-pub use multi_worker::{MultiWorkerBuilder, MultiWorkerMirroredStrategy};
+pub use multi_worker::{
+    MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder, TableHosts, TableOptions,
+};

@@ -3,50 +3,52 @@
 use std::io;
 use std::path::PathBuf;
 
-/// The result of this crate's functions.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of writing a summary.
+/// An error that occurs while a summary is written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The folder cannot be created.
-    #[error("summaries: cannot make the folder {}: {source}", folder.display())]
+    #[error("summaries: cannot create the folder {}: {source}", folder.display())]
     Folder {
-        /// The folder.
+        /// The path of the folder.
         folder: PathBuf,
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The file cannot be written, for example because the disk is full. Flushed events can be read. This
-    /// writer writes no more.
+    /// The file cannot be written, for example because the disk is full. Events that were flushed can be read. This
+    /// writer writes no more events.
     #[error(
-        "summaries: {0}; what was flushed before can be read. Make room, and go on with another writer in the same folder"
+        "summaries: {0}; events that were flushed before are readable. Free space, and continue with \
+         another writer in the same folder"
     )]
     Write(#[source] Box<distribute_data::Error>),
     /// The tag of a summary is empty or too long.
-    #[error("{operation}: a tag of {} bytes; TensorBoard needs one of 1 to {most}", tag.len(), most = Self::LONGEST_TAG)]
+    #[error("{operation}: a tag of {} bytes; TensorBoard needs one of 1 to {most}", tag.len(), most = Self::MAX_TAG)]
     Tag {
-        /// The method that was called.
+        /// The name of the method that was called.
         operation: &'static str,
         /// The tag.
         tag: String,
     },
-    /// A histogram has NaN or an infinite value, which fits into no bucket.
+    /// A histogram contains NaN or an infinite value, which belongs to no bucket.
     #[error(
-        "histogram: {tag} at step {step} has {value}, which is in no bucket; look where it comes from, or leave such values out"
+        "histogram: {tag} at step {step} has {value}, which is in no bucket; find its cause, or omit such \
+         values"
     )]
     NotFinite {
         /// The tag of the histogram.
         tag: String,
-        /// The step.
+        /// The step of the histogram.
         step: u64,
-        /// The first such value.
+        /// The first value that is NaN or infinite.
         value: f64,
     },
 }
 
 impl Error {
-    /// The longest tag of a summary, in bytes.
-    pub const LONGEST_TAG: usize = 4096;
+    /// The maximum length of a tag in bytes.
+    pub const MAX_TAG: usize = 4096;
 }

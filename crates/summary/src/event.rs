@@ -1,5 +1,5 @@
-//! The contents of an event file: the written fields of TensorFlow's messages `Event`, `Summary` and
-//! `HistogramProto`.
+//! The contents of an event file: the fields of TensorFlow's messages `Event`, `Summary` and `HistogramProto` that are
+//! written.
 
 use prost::{Message, Oneof};
 
@@ -48,7 +48,7 @@ pub(crate) enum Kind {
     Histogram(Histogram),
 }
 
-/// Counted values: `counts[i]` of them are below `limits[i]`, and not below the previous limit.
+/// The counts of values: `counts[i]` values are below `limits[i]`, and not below the previous limit.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Histogram {
     #[prost(double, tag = "1")]
@@ -85,8 +85,8 @@ impl Event {
 mod tests {
     use super::*;
 
-    /// The bytes that TensorFlow writes for the same events: field numbers and types are those of its
-    /// messages.
+    /// Checks that messages have the bytes that TensorFlow writes for the same events: field numbers and types are
+    /// those of its messages.
     #[test]
     fn messages_have_the_bytes_of_tensorflows() {
         let first = Event::first(1.5).encode_to_vec();
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_beyond_what_the_file_can_say_is_the_last_one() {
+    fn a_step_beyond_the_range_of_the_file_is_the_last_one() {
         assert_eq!(Event::of(0., u64::MAX, "a", Kind::Scalar(0.)).step, i64::MAX);
     }
 }

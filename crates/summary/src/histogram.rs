@@ -4,8 +4,8 @@
 use crate::event::Histogram;
 use std::sync::LazyLock;
 
-/// The limits of the buckets, in ascending order. The bucket of a limit has the values below it, from the
-/// previous limit on.
+/// The limits of the buckets, in ascending order. The bucket of a limit contains the values that are below the limit,
+/// and not below the previous one.
 static LIMITS: LazyLock<Vec<f64>> = LazyLock::new(|| {
     let small =
         std::iter::successors(Some(1e-12), |limit| Some(limit * 1.1)).take_while(|limit| *limit < 1e20);
@@ -13,7 +13,7 @@ static LIMITS: LazyLock<Vec<f64>> = LazyLock::new(|| {
     positive.iter().rev().map(|limit| -limit).chain([0.]).chain(positive.iter().copied()).collect()
 });
 
-/// Counts values in buckets. The error is the first value that is NaN or infinite.
+/// Counts values in buckets. If a value is NaN or infinite, the first such value is the error.
 pub(crate) fn counted(values: impl IntoIterator<Item = f64>) -> Result<Histogram, f64> {
     let mut counts = vec![0f64; LIMITS.len()];
     let (mut number, mut sum, mut sum_of_squares) = (0f64, 0f64, 0f64);
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_histogram_has_what_is_known_of_all_values() {
+    fn a_histogram_has_the_statistics_of_all_values() {
         let found = counted([1., -2., 0.5, 1.]).unwrap();
         assert_eq!(
             (found.min, found.max, found.number, found.sum, found.sum_of_squares),
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_no_bucket_is_told() {
+    fn values_in_no_bucket_are_reported() {
         assert_eq!(counted([1., f64::INFINITY]), Err(f64::INFINITY));
         assert!(counted([f64::NAN]).is_err_and(f64::is_nan));
     }

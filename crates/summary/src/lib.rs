@@ -14,7 +14,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! | module | what it is |
+//! This crate never knows which worker is the chief.
+//!
+//! | module | contents |
 //! |---|---|
 //! | `writer` | [`SummaryWriter`]: the public interface, and flushing |
 //! | `event` | the contents of the file: TensorFlow's messages |

@@ -5,8 +5,8 @@ use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Returns an unused name for a file of this folder, made of the second, the machine, the process and a
-/// number.
+/// Returns an unused name for a file of this folder. It consists of the time in seconds, the name of the machine, the
+/// id of the process and a number.
 pub(crate) fn of_file(now: Duration) -> String {
     static NUMBERS: AtomicU64 = AtomicU64::new(0);
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);

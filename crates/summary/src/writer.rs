@@ -17,11 +17,11 @@ const FLUSHED_EVERY: Duration = Duration::from_secs(10);
 
 type Condition = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// A writer of scalars and histograms to its own file, which TensorBoard reads while it grows.
+/// A writer of scalars and histograms to its own file, which TensorBoard can read while the file grows.
 ///
-/// Events are flushed in three cases: when the next one is written some seconds later; by
-/// [`flush`](Self::flush); and when the writer is [closed](Self::close) or dropped. If the process is killed,
-/// unflushed events are lost, and all earlier ones can be read. Threads may share a writer.
+/// Events are flushed in three cases: when another one is written some seconds later; by [`flush`](Self::flush); and
+/// when the writer is [closed](Self::close) or dropped. If the process is killed, unflushed events are lost, and all
+/// earlier ones can be read. Several threads may share a writer.
 ///
 /// Several programs, and a program that resumes, may write to one folder, because each writer has its own
 /// file. TensorBoard displays the folder as one run.
@@ -41,12 +41,12 @@ struct EventFile {
 struct Output {
     records: TfRecordWriter,
     flushed: Stopwatch,
-    /// Whether a write error has been returned already.
+    /// Whether a write error has already been returned.
     failed: bool,
 }
 
 impl SummaryWriter {
-    /// Creates a writer of a new file in `folder`, which is created if it doesn't exist.
+    /// Creates a writer to a new file in `folder`, which is created if it does not exist.
     ///
     /// # Errors
     /// - [`Error::Folder`]: the folder cannot be created.
@@ -70,15 +70,15 @@ impl SummaryWriter {
         Self { file: None, condition: None, flush_every: FLUSHED_EVERY }
     }
 
-    /// Writes only while `condition` is true. It is called before each event.
+    /// Sets a condition under which events are written. It is called before each event.
     #[doc(alias = "tf.summary.record_if")]
     pub fn record_if(mut self, condition: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.condition = Some(Box::new(condition));
         self
     }
 
-    /// Sets the age of unflushed events at which the next event flushes them; 10 s by default. Zero flushes
-    /// every event at once.
+    /// Sets the age of unflushed events at which the next event flushes them; 10 s by default. Zero means that every
+    /// event is flushed immediately.
     pub fn flush_every(mut self, time: Duration) -> Self {
         self.flush_every = time;
         self
@@ -93,7 +93,7 @@ impl SummaryWriter {
     ///
     /// # Errors
     /// - [`Error::Write`]: the disk is full or fails. Every later event returns this error as well.
-    /// - [`Error::Tag`]: the tag is empty or longer than [`LONGEST_TAG`](Error::LONGEST_TAG).
+    /// - [`Error::Tag`]: the tag is empty or longer than [`MAX_TAG`](Error::MAX_TAG).
     #[doc(alias = "tf.summary.scalar")]
     pub fn scalar(&self, tag: &str, value: f64, step: u64) -> Result<()> {
         let Some(file) = self.recording("scalar", tag)? else { return Ok(()) };
@@ -118,7 +118,8 @@ impl SummaryWriter {
         self.write(file, tag, step, Kind::Histogram(counted))
     }
 
-    /// Passes all written events to the operating system. They can then be read, and survive this process.
+    /// Passes all written events to the operating system. They can then be read, and are not lost if this process is
+    /// killed.
     ///
     /// # Errors
     /// - [`Error::Write`]: the disk is full or fails.
@@ -142,9 +143,9 @@ impl SummaryWriter {
         }
     }
 
-    /// Returns the file, if an event with this tag is to be written now.
+    /// Returns the file if an event with this tag must be written now.
     fn recording(&self, operation: &'static str, tag: &str) -> Result<Option<&EventFile>> {
-        if tag.is_empty() || tag.len() > Error::LONGEST_TAG {
+        if tag.is_empty() || tag.len() > Error::MAX_TAG {
             return Err(Error::Tag { operation, tag: tag.into() });
         }
         let wanted = self.condition.as_ref().is_none_or(|condition| condition());
@@ -156,7 +157,7 @@ impl SummaryWriter {
         // A record that a panic has cut off makes the next ones fail: nothing is written behind it.
         let mut output = file.output.lock();
         let written = output.records.write(&event);
-        output.told(written)?;
+        output.note_failure(written)?;
         if output.flushed.elapsed() >= self.flush_every { output.flush() } else { Ok(()) }
     }
 }
@@ -169,10 +170,10 @@ impl Output {
     fn flush(&mut self) -> Result<()> {
         self.flushed = Stopwatch::start();
         let flushed = self.records.flush();
-        self.told(flushed)
+        self.note_failure(flushed)
     }
 
-    fn told(&mut self, done: distribute_data::Result<()>) -> Result<()> {
+    fn note_failure(&mut self, done: distribute_data::Result<()>) -> Result<()> {
         self.failed |= done.is_err();
         done.map_err(failed)
     }
@@ -184,7 +185,7 @@ impl Drop for SummaryWriter {
             && !file.output.lock().failed
             && let Err(error) = self.flush()
         {
-            distribute_log::heard(|| tracing::error!("{error}"));
+            distribute_log::warn_or_stderr(|| tracing::error!("{error}"));
         }
     }
 }

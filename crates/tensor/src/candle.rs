@@ -1,9 +1,9 @@
-//! Leaves that are candle tensors. Below the crate `distribute`, only this file, a variant each in `leaf.rs`
-//! and `error.rs`, and `nest/` depend on candle.
+//! Leaves that are candle tensors. Below the crate `distribute`, only this file, one variant each in `leaf.rs` and
+//! `error.rs`, and `nest/` depend on candle.
 //!
-//! On the CPU the kernels read candle's storage in place, so order and types of sums are those of host
-//! tensors. Tensors on other devices are copied to the host and back in two cases: if several are joined,
-//! since these may be on several devices, and if candle has no operation for their dtype.
+//! On the CPU, the kernels read candle's storage in place, so sums have the same order and types as those of host
+//! tensors. Tensors on other devices are copied to the host and back in two cases: if several tensors are joined,
+//! because they may be on different devices; and if candle has no operation for their dtype.
 
 use crate::fold::{Folder, mean};
 use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
@@ -12,7 +12,7 @@ use crate::{DType, Error, HostTensor, ReduceOp, Result};
 use candle_core::{DType as CandleDType, Device, Storage, Tensor, WithDType};
 use std::collections::BTreeMap;
 
-/// Runs an expression with `$t` as the Rust type of candle's dtype.
+/// Evaluates an expression in which `$t` is the Rust type of a candle dtype.
 macro_rules! with_type {
     ($operation:expr, $dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
@@ -58,25 +58,26 @@ macro_rules! with_type {
 }
 
 impl HostTensor {
-    /// Copies a candle tensor into host memory.
+    /// Copies a candle tensor to host memory.
     ///
     /// # Errors
-    /// [`Error::ForeignDType`] for candle's 4-, 6- and 8-bit floats.
+    /// - [`Error::ForeignDType`]: the dtype is one of candle's 4-, 6- and 8-bit floats, which have no equivalent here.
     pub fn from_candle(tensor: &Tensor) -> Result<Self> {
         with_type!("from_candle", tensor.dtype(), T => HostTensor::new(elements::<T>(tensor)?, tensor.dims()))
     }
 
-    /// Copies the tensor to a candle tensor on this device. Bool becomes u8 of 0 and 1.
+    /// Copies the tensor to a candle tensor on the given device. Elements of dtype bool become u8, with the values 0
+    /// and 1.
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`] for dtypes that candle lacks: int8, uint16, uint64, string and complex
-    /// numbers.
+    /// - [`Error::UnsupportedDType`]: candle does not support the dtype. This applies to int8, uint16, uint64, string
+    ///   and complex numbers.
     pub fn to_candle(&self, device: &Device) -> Result<Tensor> {
         self.clone().into_candle(device)
     }
 
-    /// Converts to a candle tensor as [`to_candle`](Self::to_candle), but without a copy if no other tensor
-    /// shares the elements.
+    /// Acts like [`to_candle`](Self::to_candle), but does not copy the elements in host memory if no other tensor
+    /// shares them.
     pub(crate) fn into_candle(self, device: &Device) -> Result<Tensor> {
         fn make<T: WithDType + crate::Element>(tensor: HostTensor, device: &Device) -> Result<Tensor> {
             let dims = tensor.dims().to_vec();
@@ -100,7 +101,7 @@ impl HostTensor {
     }
 }
 
-/// Converts candle's dtype.
+/// Returns the dtype that corresponds to a candle tensor's dtype.
 pub(crate) fn dtype(operation: &'static str, tensor: &Tensor) -> Result<DType> {
     use crate::Element;
     with_type!(operation, tensor.dtype(), T => Ok(<T as Element>::DTYPE))
@@ -123,7 +124,7 @@ pub(crate) fn reduce(op: ReduceOp, tensors: &[&Tensor], folder: &impl Folder) ->
         return Ok(first.detach());
     }
     if !all_on_host(tensors) {
-        return by_host(tensors, |tensors| reduce(op, tensors, folder));
+        return through_host(tensors, |tensors| reduce(op, tensors, folder));
     }
     fn on_host<T: WithDType>(tensors: &[&Tensor], fold: impl FnOnce(&[&[T]]) -> Vec<T>) -> Result<Tensor> {
         Ok(Tensor::from_vec(slices(tensors, fold)?, tensors[0].dims(), &Device::Cpu)?)
@@ -165,7 +166,7 @@ pub(crate) fn stack(tensors: &[&Tensor]) -> Result<Tensor> {
     join("stack", &rows.iter().collect::<Vec<_>>(), 0, |dims| dims[0] = tensors.len())
 }
 
-/// Joins tensors that have been checked.
+/// Joins tensors along an axis. The caller has checked that they match, and `shape` sets the shape of the result.
 fn join(
     operation: &'static str,
     tensors: &[&Tensor],
@@ -174,7 +175,7 @@ fn join(
 ) -> Result<Tensor> {
     let Some(first) = tensors.first() else { return Err(Error::Empty { operation }) };
     if !all_on_host(tensors) {
-        return by_host(tensors, |tensors| join(operation, tensors, axis, shape));
+        return through_host(tensors, |tensors| join(operation, tensors, axis, shape));
     }
     let mut dims = first.dims().to_vec();
     shape(&mut dims);
@@ -191,18 +192,19 @@ pub(crate) fn narrow(tensor: &Tensor, axis: usize, start: usize, len: usize) -> 
     Ok(tensor.narrow(axis, start, len)?)
 }
 
-/// Returns a tensor like this one without rows. It owns its memory: a view would keep the memory of all rows.
+/// Returns a tensor with the same dtype, device and row shape, but without rows. It does not share the memory of
+/// `tensor`.
 pub(crate) fn without_rows(tensor: &Tensor) -> Result<Tensor> {
     let view = narrow(tensor, 0, 0, 0)?;
     // candle cannot create zeros of its 4- and 6-bit dtypes.
     Ok(without_elements(view.dims(), view.dtype(), view.device()).unwrap_or(view))
 }
 
-/// Creates a candle tensor with at least one axis of size 0, on this device. Its memory has one element along
-/// such axes, because CUDA cannot allocate 0 bytes.
+/// Creates a candle tensor with at least one axis of size 0 on the given device. The allocated memory has one element
+/// along each such axis, because CUDA cannot allocate 0 bytes.
 ///
 /// # Errors
-/// The errors of candle: the device has no memory, or does not support the dtype.
+/// Returns the errors of candle: the device is out of memory, or does not support the dtype.
 pub fn without_elements(dims: &[usize], dtype: CandleDType, device: &Device) -> candle_core::Result<Tensor> {
     let some: Vec<usize> = dims.iter().map(|size| *size.max(&1)).collect();
     let some = Tensor::zeros(some, dtype, device)?;
@@ -220,8 +222,8 @@ pub(crate) fn reshape(tensor: &Tensor, dims: &[usize]) -> Result<Tensor> {
 pub(crate) fn take_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor> {
     axis_of("take_rows", 0, tensor.dims())?;
     check_rows("take_rows", rows, tensor.dims()[0])?;
-    if is_lacking(tensor.dtype(), tensor) {
-        return by_host(&[tensor], |tensor| take_rows(tensor[0], rows));
+    if is_unsupported(tensor.dtype(), tensor) {
+        return through_host(&[tensor], |tensor| take_rows(tensor[0], rows));
     }
     let ids: Vec<i64> = rows.iter().map(|r| *r as i64).collect();
     Ok(tensor.index_select(&Tensor::from_vec(ids, rows.len(), tensor.device())?, 0)?)
@@ -239,8 +241,8 @@ pub(crate) fn sum_axes(tensor: &Tensor, axes: &[usize]) -> Result<Tensor> {
     if axes.is_empty() {
         return Ok(tensor.clone());
     }
-    if is_lacking(tensor.dtype(), tensor) {
-        return by_host(&[tensor], |tensor| sum_axes(tensor[0], &axes));
+    if is_unsupported(tensor.dtype(), tensor) {
+        return through_host(&[tensor], |tensor| sum_axes(tensor[0], &axes));
     }
     if !all_on_host(&[tensor]) || tensor.track_op() {
         let narrow = tensor.dtype();
@@ -260,7 +262,7 @@ pub(crate) fn sum_axes(tensor: &Tensor, axes: &[usize]) -> Result<Tensor> {
 /// Converts the elements to another dtype.
 ///
 /// # Errors
-/// [`Error::UnsupportedDType`] for dtypes that candle lacks.
+/// - [`Error::UnsupportedDType`]: candle does not support the dtype.
 pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
     let dtype = match dtype {
         DType::U8 => CandleDType::U8,
@@ -274,8 +276,8 @@ pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
         DType::F64 => CandleDType::F64,
         _ => return Err(Error::UnsupportedDType { operation: "cast", dtype }),
     };
-    if is_lacking(tensor.dtype(), tensor) || is_lacking(dtype, tensor) {
-        return by_host(&[tensor], |tensor| Ok(tensor[0].to_dtype(dtype)?));
+    if is_unsupported(tensor.dtype(), tensor) || is_unsupported(dtype, tensor) {
+        return through_host(&[tensor], |tensor| Ok(tensor[0].to_dtype(dtype)?));
     }
     Ok(tensor.to_dtype(dtype)?)
 }
@@ -283,8 +285,8 @@ pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
 pub(crate) fn divide(tensor: &Tensor, by: f64) -> Result<Tensor> {
     let dtype = dtype("divide", tensor)?;
     let wider = if dtype.mean() == Some(DType::F64) { CandleDType::F64 } else { tensor.dtype() };
-    if is_lacking(tensor.dtype(), tensor) || is_lacking(wider, tensor) {
-        return by_host(&[tensor], |tensor| divide(tensor[0], by));
+    if is_unsupported(tensor.dtype(), tensor) || is_unsupported(wider, tensor) {
+        return through_host(&[tensor], |tensor| divide(tensor[0], by));
     }
     let tensor = match dtype.mean() {
         Some(DType::F64) => tensor.to_dtype(CandleDType::F64)?,
@@ -300,7 +302,8 @@ pub(crate) fn divide(tensor: &Tensor, by: f64) -> Result<Tensor> {
     Ok(wide.broadcast_div(&by)?.to_dtype(tensor.dtype())?)
 }
 
-/// Returns the first tensor, if all others match it.
+/// Returns the first tensor if all others match it, otherwise an error. `check` receives the dtypes and shapes of the
+/// first tensor and of another.
 fn same<'a>(
     operation: &'static str,
     what: &'static str,
@@ -316,16 +319,16 @@ fn same<'a>(
     Ok(first)
 }
 
-/// Applies `of` to copies in host memory, and copies the result to the device of the first tensor.
-fn by_host(tensors: &[&Tensor], of: impl FnOnce(&[&Tensor]) -> Result<Tensor>) -> Result<Tensor> {
+/// Calls `of` with copies of the tensors in host memory, and copies the result to the device of the first tensor.
+fn through_host(tensors: &[&Tensor], of: impl FnOnce(&[&Tensor]) -> Result<Tensor>) -> Result<Tensor> {
     let Some(first) = tensors.first() else { return Err(Error::Empty { operation: "by host" }) };
     let there = tensors.iter().map(|tensor| tensor.to_device(&Device::Cpu));
     let there = there.collect::<candle_core::Result<Vec<_>>>()?;
     Ok(of(&there.iter().collect::<Vec<_>>())?.to_device(first.device())?)
 }
 
-/// Whether candle has no operations for this dtype on a tensor's device.
-fn is_lacking(dtype: CandleDType, tensor: &Tensor) -> bool {
+/// Returns `true` if candle lacks operations for a dtype on the tensor's device.
+fn is_unsupported(dtype: CandleDType, tensor: &Tensor) -> bool {
     match dtype {
         CandleDType::I16 | CandleDType::I32 => !tensor.device().is_cpu(),
         CandleDType::F64 => tensor.device().is_metal(),
@@ -337,7 +340,7 @@ fn all_on_host(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|t| t.device().is_cpu())
 }
 
-/// Copies the elements in row-major order, from any device.
+/// Copies the elements of a tensor on any device, in row-major order.
 fn elements<T: WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
     if all_on_host(&[tensor]) {
         return slices::<T, _>(&[tensor], |v| v[0].to_vec());
@@ -345,7 +348,7 @@ fn elements<T: WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
     Ok(tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1()?)
 }
 
-/// Concatenates the elements of tensors of one dtype.
+/// Concatenates the elements of tensors with the same dtype.
 pub(crate) fn joined(tensors: &[&Tensor]) -> Result<HostTensor> {
     let Some(first) = tensors.first() else { return Err(Error::Empty { operation: "join" }) };
     if !all_on_host(tensors) {
@@ -356,10 +359,10 @@ pub(crate) fn joined(tensors: &[&Tensor]) -> Result<HostTensor> {
     with_type!("join", first.dtype(), T => Ok(HostTensor::vector(slices::<T, _>(tensors, |all| all.concat())?)))
 }
 
-/// Runs `f` with the elements of tensors on the CPU, in row-major order. Contiguous tensors are not copied.
+/// Calls `f` with the elements of tensors on the CPU, in row-major order. Contiguous tensors are not copied.
 ///
-/// Each storage is locked once, in the order of addresses. If several tensors share a storage, a second lock
-/// on it could deadlock with a writer that waits for the first lock.
+/// Each storage is locked only once, in the order of addresses. If tensors share a storage, locking it again could
+/// deadlock with a writer that waits for the first lock.
 fn slices<T: WithDType, R>(tensors: &[&Tensor], f: impl FnOnce(&[&[T]]) -> R) -> Result<R> {
     let tensors = tensors.iter().map(|t| t.contiguous()).collect::<candle_core::Result<Vec<_>>>()?;
     let address = |t: &Tensor| std::ptr::from_ref::<Storage>(&t.storage_and_layout().0).addr();

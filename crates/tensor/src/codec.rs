@@ -1,4 +1,4 @@
-//! Conversion of elements to bytes and back: little-endian, in row-major order.
+//! Elements as bytes: little-endian, in row-major order.
 
 use crate::DType;
 use crate::dtype::Buffer;
@@ -7,18 +7,18 @@ use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 use std::ops::Range;
 
-/// An element of fixed size. On little-endian machines its bytes are the bytes in memory.
+/// An element of fixed size. On little-endian machines, its encoding equals its bytes in memory.
 trait Raw: NoUninit {
-    /// Reads elements from bytes in the machine's order.
+    /// Reads elements from bytes that are in the byte order of this machine.
     ///
     /// # Errors
-    /// The offset of the first bytes that are not a valid element.
+    /// Returns the offset of the first bytes that are not a valid element.
     fn all(bytes: &[u8]) -> Result<Vec<Self>, usize>;
-    /// Returns the element with its bytes reversed. The parts of a complex number are reversed separately.
+    /// Returns the element with its bytes reversed. The two parts of a complex number are reversed separately.
     fn swapped(self) -> Self;
 }
 
-/// Reads elements from bytes. A remainder that is shorter than an element is ignored.
+/// Reads elements from bytes. Bytes at the end that do not fill an element are ignored.
 fn collected<T: NoUninit + AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
     bytemuck::pod_collect_to_vec(&bytes[..bytes.len() / size_of::<T>() * size_of::<T>()])
 }
@@ -58,14 +58,14 @@ impl Raw for bool {
     }
 }
 
-/// Swaps the bytes of elements if this machine is not little-endian.
+/// Converts elements between little-endian and the byte order of this machine, in place.
 fn to_or_from_little_endian<T: Raw>(elements: &mut [T]) {
     if cfg!(target_endian = "big") {
         elements.iter_mut().for_each(|element| *element = element.swapped());
     }
 }
 
-/// Runs one expression with the elements of a buffer, or another with its strings.
+/// Evaluates one expression for a buffer of elements with a fixed size, and another for a buffer of strings.
 macro_rules! by_kind {
     ($buffer:expr, $v:ident => $fixed:expr, $strings:ident => $text:expr) => {
         match $buffer {
@@ -89,8 +89,8 @@ macro_rules! by_kind {
     };
 }
 
-/// Returns the bytes of a range of elements in chunks, so the bytes of a large tensor are never all in
-/// memory. Strings are concatenated, without their lengths.
+/// Returns the bytes of a range of elements in chunks, so that the bytes of a large tensor are never all in memory at
+/// once. Strings are concatenated without their lengths.
 pub fn chunks(buffer: &Buffer, elements: Range<usize>) -> impl Iterator<Item = Vec<u8>> {
     let end = elements.end;
     elements.step_by(CHUNK).map(move |start| {
@@ -103,7 +103,7 @@ pub fn chunks(buffer: &Buffer, elements: Range<usize>) -> impl Iterator<Item = V
 /// The number of elements in a chunk.
 const CHUNK: usize = 8192;
 
-/// Returns the bytes of all elements in memory. `None` for strings, and if the machine is not little-endian.
+/// Returns the bytes of all elements. Returns `None` for strings, and on machines that are not little-endian.
 pub fn as_bytes(buffer: &Buffer) -> Option<&[u8]> {
     if cfg!(target_endian = "big") {
         return None;
@@ -111,7 +111,7 @@ pub fn as_bytes(buffer: &Buffer) -> Option<&[u8]> {
     by_kind!(buffer, v => Some(bytemuck::cast_slice(v)), _strings => None)
 }
 
-/// Appends the bytes of elements. The range must be within the buffer.
+/// Appends the bytes of a range of elements to `to`. The range must be within the buffer.
 pub fn append(buffer: &Buffer, elements: Range<usize>, to: &mut Vec<u8>) {
     fn put<T: Raw>(elements: &[T], to: &mut Vec<u8>) {
         if cfg!(target_endian = "big") {
@@ -126,11 +126,11 @@ pub fn append(buffer: &Buffer, elements: Range<usize>, to: &mut Vec<u8>) {
         strings => strings[elements].iter().for_each(|string| to.extend_from_slice(string)));
 }
 
-/// Reads elements of a dtype of fixed size.
+/// Reads all elements of a dtype with a fixed size.
 ///
 /// # Errors
-/// The offset of the first bytes that are not a valid element: a bool must be 0 or 1. For strings it is 0,
-/// because they have no fixed size.
+/// Returns the offset of the first bytes that are not a valid element, such as a bool that is neither 0 nor 1. For
+/// strings, the offset is 0, because they have no fixed size.
 pub fn read(dtype: DType, bytes: &[u8]) -> Result<Buffer, usize> {
     fn fill<T: Raw>(v: &mut Vec<T>, bytes: &[u8]) -> Result<(), usize> {
         *v = T::all(bytes)?;
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_element_is_found_where_it_is() {
+    fn an_invalid_element_is_found_at_its_position() {
         assert_eq!(read(DType::Bool, &[1, 0, 2]), Err(2));
         assert_eq!(read(DType::String, b"a"), Err(0));
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! The element types of tensors, and the Rust types behind them.
+//! The element types of tensors, and the corresponding Rust types.
 
 use crate::ReduceOp;
 use half::{bf16, f16};
@@ -14,28 +14,28 @@ macro_rules! dtypes {
         }
 
         impl DType {
-            /// Every dtype.
+            /// All dtypes, in the order of declaration.
             pub const ALL: [DType; 16] = [$(DType::$variant,)*];
 
-            /// Returns the usual name: `float32`, `int64`, `bool`, …
+            /// Returns the name that TensorFlow and numpy use: `float32`, `int64`, `bool`, …
             pub const fn name(self) -> &'static str {
                 match self { $(DType::$variant => $name,)* }
             }
 
-            /// Returns the size of an element in bytes. `None` for strings, whose elements differ in length.
+            /// Returns the size of an element in bytes; `None` for strings, which have no fixed size.
             pub const fn bytes(self) -> Option<usize> {
                 match self { $(DType::$variant => if $bytes == 0 { None } else { Some($bytes) },)* }
             }
         }
 
-        /// Elements of one dtype, in row-major order.
+        /// The elements of a tensor, in row-major order. The variant is the dtype.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Buffer {
             $(#[doc = concat!("Elements of dtype `", $name, "`.")] $variant(Vec<$ty>),)*
         }
 
         impl Buffer {
-            /// Creates `len` elements that are zero, false or empty.
+            /// Creates a buffer of `len` elements that are zero, false or empty.
             pub fn zeros(dtype: DType, len: usize) -> Self {
                 match dtype { $(DType::$variant => Buffer::$variant(vec![<$ty>::default(); len]),)* }
             }
@@ -50,7 +50,7 @@ macro_rules! dtypes {
                 match self { $(Buffer::$variant(v) => v.len(),)* }
             }
 
-            /// Whether there are no elements.
+            /// Returns whether there are no elements.
             pub fn is_empty(&self) -> bool {
                 self.len() == 0
             }
@@ -69,7 +69,7 @@ macro_rules! dtypes {
     };
 }
 
-/// Runs an expression with the elements of a [`Buffer`] of any dtype.
+/// Evaluates an expression with the elements of a [`Buffer`] of any dtype.
 #[macro_export]
 macro_rules! with_buffer {
     ($buffer:expr, $elements:ident => $body:expr) => {
@@ -94,8 +94,8 @@ macro_rules! with_buffer {
     };
 }
 
-/// Runs one expression with the elements of a [`Buffer`] whose sums have the same type, or another for other
-/// dtypes: bool, string, and 16-bit floats.
+/// Evaluates one expression with the elements of a [`Buffer`] if sums of its dtype have the same type. Evaluates
+/// another expression for all other dtypes: bool, string, and 16-bit floats.
 macro_rules! with_summable {
     ($buffer:expr, $elements:ident => $body:expr, else $other:expr) => {
         match $buffer {
@@ -120,15 +120,15 @@ macro_rules! with_summable {
 }
 pub(crate) use with_summable;
 
-/// A Rust type of tensor elements.
+/// A Rust type that can be the element type of a tensor.
 pub trait Element: Clone + Send + Sync + std::fmt::Debug + PartialEq + Default + 'static {
-    /// The dtype of this Rust type.
+    /// The dtype that corresponds to this type.
     const DTYPE: DType;
-    /// Moves elements into a buffer.
+    /// Converts elements to a buffer of this type.
     fn into_buffer(elements: Vec<Self>) -> Buffer;
-    /// Returns the elements, if they have this type.
+    /// Returns the elements of a buffer of this type; `None` for other dtypes.
     fn slice(buffer: &Buffer) -> Option<&[Self]>;
-    /// Returns the elements for modification, if they have this type.
+    /// Returns the elements of a buffer of this type for modification; `None` for other dtypes.
     fn vec_mut(buffer: &mut Buffer) -> Option<&mut Vec<Self>>;
 }
 
@@ -152,9 +152,9 @@ dtypes! {
 }
 
 impl DType {
-    /// Returns the dtype of a MEAN over values of this dtype. Floats and complex numbers keep theirs,
-    /// integers of 8 and 16 bits become `float32`, wider integers `float64`. `None` if there is no mean
-    /// (bool, string).
+    /// Returns the dtype of a MEAN over values of this dtype. It is the same dtype for floats and complex numbers,
+    /// `float32` for integers of 8 and 16 bits, and `float64` for wider integers. Returns `None` for bool and
+    /// string, which have no mean.
     pub const fn mean(self) -> Option<DType> {
         match self {
             DType::F16 | DType::Bf16 | DType::F32 | DType::F64 | DType::C64 | DType::C128 => Some(self),
@@ -166,9 +166,8 @@ impl DType {
 
     /// Returns the dtype in which a reduction accumulates values of this dtype.
     ///
-    /// Floats of 16 bits are accumulated as `float32`. The result of a MEAN is a float, so its sum must not
-    /// wrap as an integer: integers of up to 32 bits are accumulated as `int64`, integers of 64 bits as
-    /// `float64`.
+    /// Floats of 16 bits are accumulated as `float32`. In a MEAN, integers must not wrap, because the result is a
+    /// float. Integers of up to 32 bits are therefore accumulated as `int64`, and integers of 64 bits as `float64`.
     pub const fn of_sum(self, op: ReduceOp) -> DType {
         match (self, op) {
             (DType::F16 | DType::Bf16, _) => DType::F32,

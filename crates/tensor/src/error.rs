@@ -1,4 +1,4 @@
-//! Errors of tensors and nests.
+//! The errors of tensors and nests.
 
 use crate::DType;
 
@@ -9,78 +9,78 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The number of elements is not the product of the shape.
+    /// The number of elements is not the product of the sizes in the shape.
     #[error("{elements} elements cannot fill shape {shape:?}")]
     ElementCount {
         /// The requested shape.
         shape: Vec<usize>,
-        /// The number of elements.
+        /// The actual number of elements.
         elements: usize,
     },
-    /// Received bytes are not valid leaves.
+    /// Received bytes do not encode valid leaves.
     #[error("{operation}: {what} at byte {offset}; the sender has another version, or the bytes are damaged")]
     Bytes {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
-        /// The offset in bytes.
+        /// The offset of the first invalid byte.
         offset: usize,
-        /// The problem.
+        /// The reason why the bytes are invalid.
         what: &'static str,
     },
-    /// Two shapes that had to be equal differ.
+    /// Two shapes that must be equal differ.
     #[error("{operation}: shapes differ: {expected:?} and {found:?}; values are never broadcast")]
     ShapeMismatch {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
-        /// The first shape.
+        /// The shape of the first value.
         expected: Vec<usize>,
-        /// The shape that differs from the first one.
+        /// The shape that differs from it.
         found: Vec<usize>,
     },
-    /// Two dtypes that had to be equal differ.
+    /// Two dtypes that must be equal differ.
     #[error("{operation}: dtypes differ: {expected} and {found}; cast one of them")]
     DTypeMismatch {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
-        /// The first dtype.
+        /// The dtype of the first value.
         expected: DType,
-        /// The dtype that differs from the first one.
+        /// The dtype that differs from it.
         found: DType,
     },
     /// The operation is not defined for this dtype.
     #[error("{operation} is not defined for {dtype}")]
     UnsupportedDType {
-        /// The operation.
+        /// The name of the operation.
         operation: &'static str,
-        /// The dtype.
+        /// The dtype that the operation does not support.
         dtype: DType,
     },
-    /// The indices do not fit a tensor of this shape.
+    /// The indices cannot be applied to a tensor of this shape.
     #[error("{operation}: {what}, of a tensor of shape {shape:?}")]
     Indices {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
-        /// The problem.
+        /// The reason why the indices are wrong.
         what: &'static str,
         /// The shape of the tensor.
         shape: Vec<usize>,
     },
-    /// The kinds of leaves differ, or the operation does not support this kind.
+    /// The leaves are of different kinds, or the operation does not support this kind of leaf.
     #[error("{operation}: expected {expected}, found {found}")]
     LeafKind {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
-        /// The expected kind.
+        /// The required kind of leaf.
         expected: &'static str,
-        /// The kind found.
+        /// The actual kind of leaf.
         found: &'static str,
     },
     /// An axis is not less than the rank of the tensor.
-    #[error("{operation}: axis {axis} is outside of [0, {rank}) for shape {shape:?}{}", if *rank == 0 { "; a scalar has no axis: unsqueeze it first, or make a tensor of the numbers of a Vec by HostTensor::vector" } else { "" })]
+    #[error("{operation}: axis {axis} is outside [0, {rank}) for shape {shape:?}{}", if *rank == 0 { "; a scalar has no axis: unsqueeze it first, or make a tensor from a Vec with HostTensor::vector" } else { "" })]
     Axis {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
-        /// The requested axis.
+        /// The axis that was requested.
         axis: i64,
         /// The rank of the tensor.
         rank: usize,
@@ -90,17 +90,17 @@ pub enum Error {
     /// The same axis was given twice.
     #[error("{operation}: axis {axis} is given twice")]
     DuplicateAxis {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
-        /// The axis.
+        /// The axis that was given twice.
         axis: usize,
     },
     /// A row or an index is out of range.
-    #[error("{operation}: index {index} is outside of [0, {len})")]
+    #[error("{operation}: index {index} is outside [0, {len})")]
     Index {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
-        /// The index.
+        /// The row or index that is out of range.
         index: i64,
         /// The number of valid indices.
         len: usize,
@@ -108,63 +108,63 @@ pub enum Error {
     /// An integer would be divided by 0.
     #[error("{operation}: an integer would be divided by 0")]
     DivisionByZero {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
     },
-    /// Two structures that had to be equal differ.
+    /// Two structures that must be equal differ.
     #[error("structures differ at {path}: {expected} and {found}")]
     Structure {
-        /// The path in the structure: `value.a[1]`.
+        /// The path of the first difference, such as `value.a[1]`.
         path: String,
-        /// The node in the first structure, or the node that the type needs.
+        /// A description of the first structure's node at this path, or of the node that the type requires.
         expected: String,
-        /// The node found.
+        /// A description of the actual node at this path.
         found: String,
     },
-    /// A list is empty, but needs at least one value.
+    /// The list of values is empty, but the operation needs at least one.
     #[error("{operation} needs at least one value")]
     Empty {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
     },
-    /// A text is not a reduce operation.
+    /// The text cannot be parsed as a reduce operation.
     #[error("'{found}' is not a reduce operation; use SUM or MEAN")]
     UnknownReduceOp {
-        /// The text.
+        /// The text that was parsed.
         found: String,
     },
-    /// A text is not a dtype.
+    /// The text cannot be parsed as a dtype.
     #[error("'{found}' is not a dtype; use one of float32, float64, int32, int64, bool, string, …")]
     UnknownDType {
-        /// The text.
+        /// The text that was parsed.
         found: String,
     },
-    /// A value does not match the first one of several.
+    /// One of several values does not match the first one.
     #[error("{what} {index} differs from {what} 0: {reason}")]
     Differs {
-        /// The name of the values: `replica`, `element`, `piece`.
+        /// The kind of the values: `replica`, `element` or `batch`.
         what: &'static str,
-        /// The number of the value that differs from number 0.
+        /// The index of the value that differs. The first value has index 0.
         index: usize,
-        /// The difference.
+        /// The difference between the two values.
         reason: Box<Error>,
     },
-    /// An error in one leaf of a structure.
+    /// An error occurred in one leaf of a structure.
     #[error("at {path}: {reason}")]
     At {
-        /// The path in the structure: `value.a[1]`.
+        /// The path of the leaf, such as `value.a[1]`.
         path: String,
-        /// The error.
+        /// The error in this leaf.
         reason: Box<Error>,
     },
-    /// Two leaves that should have the same number of rows differ.
+    /// Two leaves of a batch have different numbers of rows.
     #[error(
-        "{path} has {found} rows, but {first} has {expected}; the first axis of all leaves is that of the rows"
+        "{path} has {found} rows, but {first} has {expected}; the first axis of all leaves must be the rows"
     )]
     Rows {
-        /// The path of the first leaf.
+        /// The path of the leaf that determines the number of rows.
         first: String,
-        /// The number of rows of the first leaf.
+        /// The number of rows of that leaf.
         expected: usize,
         /// The path of the leaf that differs.
         path: String,
@@ -174,36 +174,35 @@ pub enum Error {
     /// A shape has more elements than memory can hold.
     #[error("{operation}: shape {shape:?} has more elements than memory can address")]
     TooLarge {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
-        /// The shape.
+        /// The shape that is too large.
         shape: Vec<usize>,
     },
-    /// The dense shape is required, but these indexed slices do not have it.
-    #[error("{operation}: these indexed slices don't know the shape of the whole; set dense_shape")]
+    /// The operation needs the dense shape, but these indexed slices do not have one.
+    #[error("{operation}: these indexed slices lack the dense shape; set dense_shape")]
     NoDenseShape {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
     },
-    /// A dtype of candle has no counterpart here.
+    /// A dtype of candle has no equivalent here.
     #[cfg(feature = "candle")]
-    #[error(
-        "{operation}: candle's dtype {dtype} has no counterpart here; cast the tensor, to f32 for example"
-    )]
+    #[error("{operation}: candle's dtype {dtype} is not supported; cast the tensor, for example to f32")]
     ForeignDType {
-        /// The operation.
+        /// The name of the operation that failed.
         operation: &'static str,
         /// The name of the dtype in candle.
         dtype: &'static str,
     },
-    /// An error of candle.
+    /// An operation of candle failed.
     #[cfg(feature = "candle")]
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
 impl Error {
-    /// Prepends `segment` (`.name` or `[3]`) to the path that this error names.
+    /// Prepends `segment` (such as `.name` or `[3]`) to the path in this error. An error without a path is wrapped in
+    /// [`Error::At`].
     pub fn within(self, segment: impl std::fmt::Display) -> Self {
         let extend = |path: String| match path.strip_prefix(ROOT) {
             Some(rest) => format!("{ROOT}{segment}{rest}"),
@@ -218,11 +217,11 @@ impl Error {
         }
     }
 
-    /// Wraps this error as the difference between value `index` and value 0.
+    /// Wraps this error as the reason why the value with the given index differs from value 0.
     pub(crate) fn differs(self, what: &'static str, index: usize) -> Self {
         Error::Differs { what, index, reason: Box::new(self) }
     }
 }
 
-/// The beginning of every path in a structure.
+/// The first component of every path in a structure.
 const ROOT: &str = "value";

@@ -1,14 +1,15 @@
-//! Dense leaves as one flat vector, and back: many small leaves are sent like one large one.
+//! Conversion of dense leaves to one flat vector and back, so that many small leaves are sent as efficiently as a
+//! single large one.
 
 use crate::host::joined;
 use crate::{DType, Element, Error, HostTensor, Leaf, Result, with_buffer};
 
-/// Concatenates the elements of dense leaves of one dtype, in row-major order.
+/// Concatenates the elements of dense leaves with the same dtype, in row-major order.
 ///
 /// # Errors
 /// - [`Error::Empty`]: `leaves` is empty.
 /// - [`Error::LeafKind`]: a leaf is indexed slices.
-/// - [`Error::DTypeMismatch`]: dtypes differ.
+/// - [`Error::DTypeMismatch`]: the leaves have different dtypes.
 pub fn join(leaves: &[&Leaf]) -> Result<HostTensor> {
     #[cfg(feature = "candle")]
     {
@@ -32,12 +33,12 @@ fn dense(leaf: &Leaf) -> Result<&Leaf> {
     }
 }
 
-/// Splits the concatenated elements of `pieces` into leaves. They have the shapes, kinds and devices of
-/// `like`, and the dtype of the pieces.
+/// Splits the concatenated elements of `pieces` into leaves with the shapes, kinds and devices of `like`. The leaves
+/// have the dtype of the pieces.
 ///
 /// # Errors
 /// - [`Error::DTypeMismatch`]: the dtypes of the pieces differ.
-/// - [`Error::ElementCount`]: the pieces do not have exactly the elements of the leaves.
+/// - [`Error::ElementCount`]: the pieces have more or fewer elements than the leaves.
 pub fn split(pieces: &[HostTensor], like: &[&Leaf]) -> Result<Vec<Leaf>> {
     fn all<T: Element>(_: &[T], pieces: &[HostTensor], like: &[&Leaf]) -> Result<Vec<Leaf>> {
         let mut pieces =
@@ -55,7 +56,7 @@ pub fn split(pieces: &[HostTensor], like: &[&Leaf]) -> Result<Vec<Leaf>> {
                 elements.extend_from_slice(these);
                 (missing, rest) = (missing - these.len(), others);
             }
-            Leaf::Host(HostTensor::new(elements, like.dims())?).beside(like)
+            Leaf::Host(HostTensor::new(elements, like.dims())?).to_device_of(like)
         };
         let leaves = like.iter().map(&mut leaf).collect::<Result<Vec<_>>>()?;
         match rest.len() + pieces.map(<[T]>::len).sum::<usize>() {
@@ -69,7 +70,7 @@ pub fn split(pieces: &[HostTensor], like: &[&Leaf]) -> Result<Vec<Leaf>> {
     }
 }
 
-/// Returns the size of elements in bytes. `None` for strings, and on overflow.
+/// Returns the size of `elements` elements in bytes. Returns `None` for strings, and on overflow.
 pub fn size(dtype: DType, elements: usize) -> Option<usize> {
     dtype.bytes()?.checked_mul(elements)
 }

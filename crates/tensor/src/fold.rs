@@ -3,19 +3,19 @@
 use crate::kernel::{self, Sum, Summand};
 use std::ops::{Div, Mul};
 
-/// A computation of the elements of a sum over leaves, see [`Leaf::reduce_with`](crate::Leaf::reduce_with).
+/// A method of computing element-wise sums over leaves. See [`Leaf::reduce_with`](crate::Leaf::reduce_with).
 pub trait Folder {
-    /// Returns the element-wise sum of `inputs`, which have the same length. `last` is applied to each sum
-    /// before it is rounded. The result is bit-identical to [`crate::kernel::fold_then`] for every partition
-    /// of the work.
+    /// Returns the element-wise sum of `inputs`, which have the same length. `last` is applied to each sum before it is
+    /// rounded. However the work is partitioned, the result must be bit-identical to that of
+    /// [`crate::kernel::fold_then`].
     fn fold<T: Summand>(&self, inputs: &[&[T]], last: impl Fn(T::Sum) -> T::Sum + Sync) -> Vec<T>;
 
-    /// Creates `len` elements, initially zero, and fills them. `fill` is called with slices of them and the
-    /// offset of each slice. Every element is passed exactly once.
+    /// Creates `len` elements. `fill` is called with slices that are initially zero, and with the offset of each slice,
+    /// and fills them. Every element is in exactly one slice.
     fn fill<T: Sum>(&self, len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T>;
 }
 
-/// A folder that uses only the calling thread.
+/// A folder that runs only on the calling thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Alone;
 

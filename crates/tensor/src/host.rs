@@ -1,4 +1,4 @@
-//! A tensor in host memory, of any of the 16 dtypes.
+//! Tensors in host memory, of any of the 16 dtypes.
 
 mod cast;
 mod display;
@@ -20,10 +20,10 @@ use crate::dtype::Buffer;
 use crate::{DType, Element, Error, Result};
 use std::sync::Arc;
 
-/// A tensor in host memory: dtype, shape and elements in row-major order.
+/// A tensor in host memory, with a dtype, a shape and its elements in row-major order.
 ///
-/// Clones share the elements; changing a clone copies them first. Two tensors are equal if dtype, shape and
-/// all elements are; as with Rust's floats, NaN is not equal to itself.
+/// Clones share the elements. When a clone is first changed, it copies them. Two tensors are equal if their dtypes,
+/// shapes and all elements are equal. As in Rust, NaN is not equal to itself.
 ///
 /// ```
 /// use distribute_tensor::{DType, HostTensor};
@@ -41,19 +41,19 @@ pub struct HostTensor {
 }
 
 impl HostTensor {
-    /// Creates a tensor of `shape` from its elements in row-major order.
+    /// Creates a tensor with the given shape and elements, which are in row-major order.
     ///
     /// # Errors
-    /// [`Error::ElementCount`] if the number of elements is not that of the shape, or the product of the
-    /// sizes of its nonempty axes overflows.
+    /// - [`Error::ElementCount`]: the number of elements does not match the shape, or the product of the sizes of
+    ///   its nonempty axes overflows.
     pub fn new<T: Element>(elements: Vec<T>, shape: impl Into<Vec<usize>>) -> Result<Self> {
         Self::from_buffer(T::into_buffer(elements), shape)
     }
 
-    /// Creates a tensor of `shape` from a buffer.
+    /// Creates a tensor with the elements of a buffer and the given shape.
     ///
     /// # Errors
-    /// The errors of [`new`](Self::new).
+    /// Returns the errors of [`new`](Self::new).
     pub fn from_buffer(buffer: Buffer, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
         if count(&shape) != Some(buffer.len()) {
@@ -62,20 +62,20 @@ impl HostTensor {
         Ok(Self { shape, buffer: Arc::new(buffer) })
     }
 
-    /// Creates a tensor of rank 0.
+    /// Creates a tensor of rank 0 with one element.
     pub fn scalar<T: Element>(value: T) -> Self {
         Self { shape: Vec::new(), buffer: Arc::new(T::into_buffer(vec![value])) }
     }
 
-    /// Creates a tensor of rank 1.
+    /// Creates a tensor of rank 1 with the given elements.
     pub fn vector<T: Element>(elements: Vec<T>) -> Self {
         Self { shape: vec![elements.len()], buffer: Arc::new(T::into_buffer(elements)) }
     }
 
-    /// Creates a tensor of zeros, `false` or empty strings.
+    /// Creates a tensor filled with zeros, `false` or empty strings.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if memory cannot hold the elements.
+    /// - [`Error::TooLarge`]: there is not enough memory for the elements.
     pub fn zeros(dtype: DType, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
         let bytes = dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
@@ -86,32 +86,32 @@ impl HostTensor {
         }
     }
 
-    /// Returns the type of the elements.
+    /// Returns the dtype of the elements.
     pub fn dtype(&self) -> DType {
         self.buffer.dtype()
     }
 
-    /// Returns the size of each axis.
+    /// Returns the shape: the size of each axis.
     pub fn dims(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Returns the elements, if they have type `T`.
+    /// Returns the elements, or `None` if they do not have type `T`.
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
         T::slice(&self.buffer)
     }
 
-    /// Returns the elements, of any type.
+    /// Returns the elements as a buffer, regardless of their type.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// Returns the elements for modification, of any type. Copies them first if a clone shares them.
+    /// Returns the elements as a mutable buffer. Copies them first if a clone shares them.
     pub(crate) fn buffer_mut(&mut self) -> &mut Buffer {
         Arc::make_mut(&mut self.buffer)
     }
 
-    /// Returns the number of bytes that the elements take in memory, including the contents of strings.
+    /// Returns the size in bytes that the elements occupy in memory, including the contents of strings.
     pub fn memory(&self) -> usize {
         match &*self.buffer {
             Buffer::String(texts) => texts.iter().map(|text| text.len() + size_of::<Vec<u8>>()).sum(),
@@ -119,8 +119,8 @@ impl HostTensor {
         }
     }
 
-    /// Returns the elements for modification, if they have type `T`. Copies them first if a clone shares
-    /// them.
+    /// Returns the elements as a mutable slice, or `None` if they do not have type `T`. Copies them first if a clone
+    /// shares them.
     pub fn as_mut_slice<T: Element>(&mut self) -> Option<&mut [T]> {
         if self.dtype() != T::DTYPE {
             return None;
@@ -128,18 +128,18 @@ impl HostTensor {
         T::vec_mut(self.buffer_mut()).map(Vec::as_mut_slice)
     }
 
-    /// Copies the elements.
+    /// Returns a copy of the elements.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`] if they do not have type `T`.
+    /// - [`Error::DTypeMismatch`]: the elements do not have type `T`.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.typed("to_vec").map(<[T]>::to_vec)
     }
 
-    /// Returns the elements. They are copied only if a clone shares them.
+    /// Converts the tensor to a vector of its elements. They are copied only if a clone shares them.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`] if they do not have type `T`.
+    /// - [`Error::DTypeMismatch`]: the elements do not have type `T`.
     pub fn into_vec<T: Element>(mut self) -> Result<Vec<T>> {
         self.typed::<T>("into_vec")?;
         Ok(T::vec_mut(self.buffer_mut()).map(std::mem::take).unwrap_or_default())
@@ -162,7 +162,7 @@ impl HostTensor {
         self.buffer.len()
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
@@ -172,21 +172,22 @@ impl HostTensor {
         self.shape.len()
     }
 
-    /// Returns dtype and shape: `float32[2, 3]`.
+    /// Returns the dtype and the shape as text, such as `float32[2, 3]`.
     pub fn describe(&self) -> String {
         format!("{}{:?}", self.dtype(), self.shape)
     }
 
-    /// Returns the elements, or an error that names both dtypes.
+    /// Returns the elements if they have type `T`, or an error with both dtypes.
     pub(crate) fn typed<T: Element>(&self, operation: &'static str) -> Result<&[T]> {
         self.as_slice().ok_or(Error::DTypeMismatch { operation, expected: T::DTYPE, found: self.dtype() })
     }
 }
 
-/// Whether this number of bytes can be allocated. Called before large allocations that would otherwise abort
-/// the process.
+/// Returns whether `bytes` bytes can be allocated. This is called before large allocations, because a failed allocation
+/// would abort the process.
 fn is_allocatable(bytes: usize) -> bool {
-    /// Smaller allocations do not fail because of a mistake in a shape.
+    /// The size in bytes from which an allocation is first tried. A smaller allocation does not fail, even if a shape
+    /// is wrong.
     const LARGE: usize = 1 << 30;
     bytes < LARGE || Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }

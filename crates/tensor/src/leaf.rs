@@ -1,4 +1,4 @@
-//! The leaves of a nest, and the operations on every kind of leaf.
+//! The leaves of a nest, and operations on every kind of leaf.
 
 #[cfg(feature = "candle")]
 use crate::candle;
@@ -9,21 +9,21 @@ use std::borrow::Borrow;
 
 /// A leaf of a nest.
 ///
-/// Operations keep the kind: candle tensors give candle tensors, on the device of the first one. Operations
-/// on several leaves do not propagate candle's gradients.
+/// Operations preserve the kind of leaf. Results of candle tensors are candle tensors on the device of the first one.
+/// Gradients do not flow through operations on several leaves.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Leaf {
     /// A tensor in host memory.
     Host(HostTensor),
-    /// Rows of a larger tensor.
+    /// Some rows of a larger tensor.
     Slices(IndexedSlices),
     /// A candle tensor on any device.
     #[cfg(feature = "candle")]
     Candle(candle_core::Tensor),
 }
 
-/// Leaves of one kind.
+/// Several leaves, which are all of the same kind.
 enum Kind<'a> {
     Host(Vec<&'a HostTensor>),
     Slices(Vec<&'a IndexedSlices>),
@@ -32,7 +32,8 @@ enum Kind<'a> {
 }
 
 impl Leaf {
-    /// Whether gradients flow through the leaf: it is a candle tensor that is a variable or depends on one.
+    /// Returns whether gradients flow through the leaf, that is, whether it is a candle tensor that is a variable or
+    /// depends on one.
     pub fn is_tracked(&self) -> bool {
         match self {
             Leaf::Host(_) | Leaf::Slices(_) => false,
@@ -41,7 +42,7 @@ impl Leaf {
         }
     }
 
-    /// Returns the kind of leaf as text.
+    /// Returns the kind of leaf as text, for errors.
     pub fn kind(&self) -> &'static str {
         match self {
             Leaf::Host(_) => "a host tensor",
@@ -51,10 +52,10 @@ impl Leaf {
         }
     }
 
-    /// Returns the type of the elements; for indexed slices, of the values.
+    /// Returns the dtype of the elements. For indexed slices, this is the dtype of the values.
     ///
     /// # Errors
-    /// `Error::ForeignDType` for candle's 4-, 6- and 8-bit floats.
+    /// - `Error::ForeignDType`: the dtype is one of candle's 4-, 6- and 8-bit floats, which have no equivalent here.
     pub fn dtype(&self) -> Result<DType> {
         match self {
             Leaf::Host(tensor) => Ok(tensor.dtype()),
@@ -64,7 +65,7 @@ impl Leaf {
         }
     }
 
-    /// Returns the size of each axis; for indexed slices, of the values.
+    /// Returns the size of each axis. For indexed slices, these are the sizes of the values.
     pub fn dims(&self) -> &[usize] {
         match self {
             Leaf::Host(tensor) => tensor.dims(),
@@ -74,7 +75,7 @@ impl Leaf {
         }
     }
 
-    /// Returns dtype and shape: `float32[2, 3]`, `IndexedSlices(float32[2, 3] of [5, 3])`.
+    /// Returns the dtype and the shape as text, such as `float32[2, 3]` or `IndexedSlices(float32[2, 3] of [5, 3])`.
     pub fn describe(&self) -> String {
         match self {
             Leaf::Host(tensor) => tensor.describe(),
@@ -84,15 +85,15 @@ impl Leaf {
         }
     }
 
-    /// Returns the element-wise sum or mean over replicas.
+    /// Returns the element-wise sum or mean of the leaves of all replicas.
     ///
-    /// Kind, shape and dtype must be equal; nothing is broadcast. The sum is a balanced binary tree over the
-    /// list, see `kernel::fold`. Floats of 16 bits are accumulated as `f32` and rounded once. A SUM of
-    /// integers wraps. A MEAN divides the sum, so the mean of integers is a float, see [`DType::mean`], and
-    /// their sum does not wrap. A single leaf is subject to the same rules.
+    /// The leaves must have the same kind, shape and dtype; nothing is broadcast. The order of the sum is a balanced
+    /// binary tree over the list, see `kernel::fold`. Floats of 16 bits are accumulated as `f32` and rounded once. A
+    /// SUM of integers wraps. A MEAN divides a sum that does not wrap, so the mean of integers is a float; see
+    /// [`DType::mean`]. The same rules apply to a single leaf.
     ///
-    /// The rows of indexed slices are merged, even those of a single leaf, see [`IndexedSlices::reduce`]. If
-    /// some leaves are dense, slices are made dense first.
+    /// Rows of indexed slices with the same index are merged, even in a single leaf; see [`IndexedSlices::reduce`]. If
+    /// some leaves are dense, slices are first made dense.
     ///
     /// # Errors
     /// - [`Error::Empty`]: `leaves` is empty.
@@ -102,14 +103,13 @@ impl Leaf {
         Self::reduce_with(op, leaves, &Alone)
     }
 
-    /// Reduces as [`Leaf::reduce`], with sums in host memory computed by `folder`. The result is
-    /// bit-identical.
+    /// Acts like [`Leaf::reduce`], but `folder` computes the sums in host memory. The result is bit-identical.
     ///
-    /// Leaves may be borrowed, because incrementing the reference count of a leaf of another thread costs a
+    /// The leaves may be borrowed. Cloning a leaf that belongs to another thread would increment a reference count in a
     /// contended cache line.
     ///
     /// # Errors
-    /// The errors of [`Leaf::reduce`].
+    /// Returns the errors of [`Leaf::reduce`].
     pub fn reduce_with(op: ReduceOp, leaves: &[impl Borrow<Leaf>], folder: &impl Folder) -> Result<Leaf> {
         const OPERATION: &str = "reduce";
         let all = || leaves.iter().map(Borrow::borrow);
@@ -120,12 +120,13 @@ impl Leaf {
             let Some(dense) = summands.iter().find(|l| !sparse(l)) else {
                 return Err(Error::Empty { operation: OPERATION });
             };
-            let densify = |(i, leaf): (usize, &Leaf)| leaf.like(dense).map_err(|e| e.differs("replica", i));
+            let densify =
+                |(i, leaf): (usize, &Leaf)| leaf.densify_like(dense).map_err(|e| e.differs("replica", i));
             let alike = summands.iter().enumerate().map(densify).collect::<Result<Vec<Leaf>>>()?;
             let dtype = all().next().map_or(Ok(DType::F32), Leaf::dtype)?;
             return Leaf::reduce_with(ReduceOp::Sum, &alike, folder)?.reduction(op, leaves.len(), dtype);
         }
-        match Leaf::of_one_kind(OPERATION, "replica", leaves)? {
+        match Leaf::require_one_kind(OPERATION, "replica", leaves)? {
             Kind::Host(tensors) => HostTensor::reduce_with(op, &tensors, folder).map(Leaf::Host),
             Kind::Slices(slices) => IndexedSlices::reduce_with(op, &slices, folder).map(Leaf::Slices),
             #[cfg(feature = "candle")]
@@ -133,8 +134,8 @@ impl Leaf {
         }
     }
 
-    /// Converts leaves to the dtype in which `op` accumulates them, [`DType::of_sum`]. Then
-    /// [`reduction`](Leaf::reduction) computes the result from their sum.
+    /// Converts leaves to the dtype in which `op` accumulates them: [`DType::of_sum`]. [`reduction`](Leaf::reduction)
+    /// computes the result from the sum of the converted leaves.
     ///
     /// # Errors
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
@@ -152,11 +153,12 @@ impl Leaf {
         leaves.iter().map(Borrow::borrow).enumerate().map(summand).collect()
     }
 
-    /// Computes the result of `op` from the sum of `count` [summands](Leaf::summands) that were leaves of
-    /// `dtype`. The result of SUM is the sum in that dtype; MEAN is a true division.
+    /// Computes the result of `op` from `self`, which is the sum of `count` [summands](Leaf::summands) that were
+    /// converted from `dtype`. The result of a SUM has that dtype. A MEAN divides the sum and has the dtype
+    /// [`DType::mean`].
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`] if the dtype is bool or string.
+    /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
     pub fn reduction(self, op: ReduceOp, count: usize, dtype: DType) -> Result<Leaf> {
         match (op, dtype.mean()) {
             (ReduceOp::Sum, _) if dtype.of_sum(op) == dtype => Ok(self),
@@ -176,16 +178,16 @@ impl Leaf {
         }
     }
 
-    /// Joins leaves along an axis, in replica order. They may differ in size only along that axis. Every
-    /// dtype is allowed, including bool and string.
+    /// Joins leaves along an axis, in the order of replicas. Their sizes may differ only along that axis. All dtypes
+    /// are supported, including bool and string.
     ///
     /// # Errors
     /// - [`Error::Empty`]: `leaves` is empty.
     /// - [`Error::LeafKind`]: the leaves are indexed slices.
-    /// - [`Error::Axis`]: `axis` is not less than the rank, as for any axis of a scalar.
+    /// - [`Error::Axis`]: `axis` is not less than the rank. A scalar has no axis.
     /// - [`Error::Differs`]: a replica does not match replica 0.
     pub fn concat(leaves: &[Leaf], axis: usize) -> Result<Leaf> {
-        match Leaf::of_one_kind("concat", "replica", leaves)? {
+        match Leaf::require_one_kind("concat", "replica", leaves)? {
             Kind::Host(tensors) => HostTensor::concat(&tensors, axis).map(Leaf::Host),
             Kind::Slices(_) => Err(refuse("concat")),
             #[cfg(feature = "candle")]
@@ -193,14 +195,14 @@ impl Leaf {
         }
     }
 
-    /// Stacks leaves of one shape and dtype along a new axis 0.
+    /// Stacks leaves with the same shape and dtype along a new axis 0.
     ///
     /// # Errors
     /// - [`Error::Empty`]: `leaves` is empty.
     /// - [`Error::LeafKind`]: the leaves are indexed slices.
     /// - [`Error::Differs`]: an element does not match element 0.
     pub fn stack(leaves: &[Leaf]) -> Result<Leaf> {
-        match Leaf::of_one_kind("stack", "element", leaves)? {
+        match Leaf::require_one_kind("stack", "element", leaves)? {
             Kind::Host(tensors) => HostTensor::stack(&tensors).map(Leaf::Host),
             Kind::Slices(_) => Err(refuse("stack")),
             #[cfg(feature = "candle")]
@@ -208,7 +210,7 @@ impl Leaf {
         }
     }
 
-    /// Returns `len` indices of an axis, beginning at `start`.
+    /// Returns `len` entries along an axis, beginning at index `start`.
     ///
     /// # Errors
     /// - [`Error::Axis`], [`Error::Index`]: the range exceeds the tensor.
@@ -222,8 +224,8 @@ impl Leaf {
         }
     }
 
-    /// Returns a leaf like this one without rows (indices of axis 0). It does not keep the memory of the
-    /// rows.
+    /// Returns a leaf with the same dtype and row shape, but without rows (entries along axis 0). It does not share the
+    /// memory of the original.
     ///
     /// # Errors
     /// - [`Error::Axis`]: the leaf is a scalar.
@@ -236,10 +238,10 @@ impl Leaf {
         }
     }
 
-    /// Returns the same elements in row-major order, in another shape.
+    /// Returns a leaf with the same elements in row-major order, and the given shape.
     ///
     /// # Errors
-    /// - [`Error::ElementCount`]: the shape has another number of elements.
+    /// - [`Error::ElementCount`]: the shape has a different number of elements.
     /// - [`Error::LeafKind`]: the leaf is indexed slices.
     pub fn reshape(&self, dims: &[usize]) -> Result<Leaf> {
         match self {
@@ -250,7 +252,7 @@ impl Leaf {
         }
     }
 
-    /// Returns these rows (indices of axis 0), in this order. A row may be taken more than once.
+    /// Returns the given rows (indices along axis 0), in the given order. A row may occur more than once.
     ///
     /// # Errors
     /// - [`Error::Axis`], [`Error::Index`]: a row does not exist.
@@ -264,7 +266,7 @@ impl Leaf {
         }
     }
 
-    /// Returns row `index` of axis 0, with that axis removed.
+    /// Returns the row at `index` along axis 0, without that axis.
     ///
     /// # Errors
     /// - [`Error::Axis`], [`Error::Index`]: the row does not exist.
@@ -278,10 +280,10 @@ impl Leaf {
         }
     }
 
-    /// Returns the sum over these axes, which are removed. Indexed slices are made dense.
+    /// Returns the sum over the given axes, which are removed. Indexed slices are made dense first.
     ///
     /// # Errors
-    /// The errors of [`HostTensor::sum_axes`] and [`IndexedSlices::to_dense`].
+    /// Returns the errors of [`HostTensor::sum_axes`] and [`IndexedSlices::to_dense`].
     pub fn sum_axes(&self, axes: &[usize]) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.sum_axes(axes).map(Leaf::Host),
@@ -291,11 +293,10 @@ impl Leaf {
         }
     }
 
-    /// Divides every element. This is a true division, so integers become floats, see [`DType::mean`]. For
-    /// indexed slices, the values are divided.
+    /// Divides every element. Integers become floats. See [`DType::mean`]. For indexed slices, the values are divided.
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`] if the dtype is bool or string.
+    /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
     pub fn divide(&self, by: f64) -> Result<Leaf> {
         match self {
             Leaf::Host(tensor) => tensor.divide(by).map(Leaf::Host),
@@ -305,10 +306,10 @@ impl Leaf {
         }
     }
 
-    /// Copies the leaf to host memory. Indexed slices are made dense.
+    /// Copies the leaf to host memory. Indexed slices become dense.
     ///
     /// # Errors
-    /// The errors of `HostTensor::from_candle` and [`IndexedSlices::to_dense`].
+    /// Returns the errors of `HostTensor::from_candle` and [`IndexedSlices::to_dense`].
     pub fn to_host(&self) -> Result<HostTensor> {
         match self {
             Leaf::Host(tensor) => Ok(tensor.clone()),
@@ -318,11 +319,12 @@ impl Leaf {
         }
     }
 
-    /// Converts a leaf from another process to the kind and device of `like`. Indexed slices stay unchanged.
+    /// Converts a leaf that was received from another process to the kind and device of `like`. Indexed slices are not
+    /// changed.
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`] for elements that candle lacks.
-    pub fn beside(self, like: &Leaf) -> Result<Leaf> {
+    /// - [`Error::UnsupportedDType`]: candle does not support the dtype.
+    pub fn to_device_of(self, like: &Leaf) -> Result<Leaf> {
         match (self, like) {
             #[cfg(feature = "candle")]
             (Leaf::Host(tensor), Leaf::Candle(like)) => tensor.into_candle(like.device()).map(Leaf::Candle),
@@ -330,9 +332,8 @@ impl Leaf {
         }
     }
 
-    /// Whether two leaves have one kind and one device, so that they can be joined without a copy between
-    /// devices.
-    pub(crate) fn is_beside(&self, other: &Leaf) -> bool {
+    /// Returns whether two leaves have the same kind and device, so they can be joined without a copy between devices.
+    pub(crate) fn is_on_same_device(&self, other: &Leaf) -> bool {
         match (self, other) {
             #[cfg(feature = "candle")]
             (Leaf::Candle(a), Leaf::Candle(b)) => a.device().same_device(b.device()),
@@ -340,8 +341,8 @@ impl Leaf {
         }
     }
 
-    /// Makes indexed slices dense, in the kind of `dense`. Returns other leaves unchanged.
-    fn like(&self, dense: &Leaf) -> Result<Leaf> {
+    /// Converts indexed slices to a dense leaf of the same kind as `dense`. Returns other leaves unchanged.
+    fn densify_like(&self, dense: &Leaf) -> Result<Leaf> {
         let Leaf::Slices(slices) = self else { return Ok(self.clone()) };
         let whole = slices.to_dense_of(dense.dims())?;
         match dense {
@@ -351,8 +352,9 @@ impl Leaf {
         }
     }
 
-    /// Returns at least one leaf, all of one kind, or an error that names the first one that differs.
-    fn of_one_kind<'a>(
+    /// Collects the leaves by kind. Returns an error if there are none, or if a leaf's kind differs from that of the
+    /// first; `what` names the values in this error.
+    fn require_one_kind<'a>(
         operation: &'static str,
         what: &'static str,
         leaves: &'a [impl Borrow<Leaf>],
@@ -383,7 +385,7 @@ fn refuse(operation: &'static str) -> Error {
     Error::LeafKind { operation, expected: "a dense tensor", found: "indexed slices" }
 }
 
-/// Prints as [`HostTensor`] and [`IndexedSlices`] do. Candle tensors print like host tensors.
+/// Prints the leaf like [`HostTensor`] and [`IndexedSlices`]. Candle tensors are printed like host tensors.
 impl std::fmt::Display for Leaf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -1,7 +1,7 @@
-//! Host tensors, nested structures of them, and the kernels that reduce, gather and slice them.
+//! Host tensors, nested structures of them, and the kernels that reduce, join and slice them.
 //!
-//! This crate does no I/O and starts no thread. The crates above it move data as [`Nest`]s: nested structures
-//! whose leaves are [`HostTensor`]s, [`IndexedSlices`] or (feature `candle`) candle tensors.
+//! This crate never does I/O, starts threads or runs collectives. The crates that use it move data as [`Nest`]s: nested
+//! structures whose leaves are [`HostTensor`]s, [`IndexedSlices`] or (with the feature `candle`) candle tensors.
 //!
 //! In reading order:
 //!
@@ -11,15 +11,19 @@
 //! | [`host`] | [`HostTensor`]: dtype, shape, elements |
 //! | [`slices`] | [`IndexedSlices`]: rows of a larger tensor and their indices |
 //! | [`leaf`] | [`Leaf`]: the leaves of a nest |
-//! | [`fold`] | the computation of the elements of a sum, on one thread or several |
+//! | [`fold`] | the computation of the elements of a sum, on one thread or on several |
 //! | [`pack`] | buckets of leaves for a reduction |
-//! | [`partition`] | the partition of a vector for threads, workers and groups |
+//! | [`partition`] | the split of a vector over threads, workers and groups |
 //! | [`tree`] | [`Tree`]: a nest whose structure is a runtime value |
 //! | [`nest`] | [`Nest`]: any Rust structure that can be converted to a tree and back |
 //! | [`op`] | [`ReduceOp`] |
-//! | `parse` | dtypes and reduce operations from text |
-//! | [`random`] | random numbers by position |
-//! | [`kernel`] | sums, joins and slices of plain slices |
+//! | `parse` | conversion of text to dtypes and reduce operations |
+//! | [`random`] | random numbers that depend only on their position |
+//! | [`kernel`] | sums, joins and slices of plain Rust slices |
+//! | [`halves`] | [`Wire`]: the types in which numbers are sent |
+//! | [`flat`], [`wire`], [`codec`] | leaves as one vector; leaves as bytes; elements as bytes |
+//! | `candle` | leaves that are candle tensors; feature `candle` |
+//! | [`error`] | [`Error`] |
 
 #![forbid(unsafe_code)]
 
@@ -28,6 +32,7 @@ pub mod dtype;
 pub mod error;
 pub mod flat;
 pub mod fold;
+pub mod halves;
 pub mod host;
 pub mod kernel;
 pub mod leaf;
@@ -49,6 +54,7 @@ pub use candle::without_elements;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use fold::Folder;
+pub use halves::Wire;
 #[doc(alias = "slice")]
 pub use host::Index;
 pub use host::{HostTensor, Selection};

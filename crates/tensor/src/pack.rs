@@ -1,4 +1,4 @@
-//! Buckets of leaves for a reduction: many small leaves cost as few transfers as a large one.
+//! Buckets of leaves for a reduction. With buckets, many small leaves need as few transfers as a single large leaf.
 //!
 //! Sums over replicas are element-wise, so the result is bit-identical for every partition into buckets.
 
@@ -6,35 +6,36 @@ use crate::fold::Folder;
 use crate::{Leaf, ReduceOp, Result};
 use std::ops::Range;
 
-/// A partition of the leaves of one reduction into buckets. With 0, each leaf is reduced alone.
+/// A partition of the leaves of one reduction into buckets. If the number in a variant is 0, each leaf is reduced
+/// separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Neighbouring leaves go into one bucket until its size exceeds this number of bytes.
+    /// Consecutive leaves are put into a bucket until its size exceeds the given number of bytes.
     Bytes(usize),
-    /// All leaves are divided into this number of buckets of equal size. The last bucket takes the remainder.
+    /// The elements of all leaves are divided into the given number of buckets of equal size. The last bucket also gets
+    /// the remainder.
     Count(usize),
 }
 
-/// The elements of one leaf in a bucket.
+/// A range of elements of one leaf in a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The number of the leaf.
+    /// The index of the leaf among the leaves of the reduction.
     pub leaf: usize,
-    /// The range of its elements, in row-major order.
+    /// The range of the leaf's elements, in row-major order.
     pub elements: Range<usize>,
 }
 
 impl Packing {
-    /// Reduces each leaf alone.
+    /// No buckets: each leaf is reduced separately.
     pub const APART: Packing = Packing::Bytes(0);
 
-    /// Whether leaves share buckets.
+    /// Returns whether several leaves may share a bucket.
     pub fn is_on(self) -> bool {
         !matches!(self, Packing::Bytes(0) | Packing::Count(0))
     }
 
-    /// Returns the buckets of leaves with these numbers of elements, each of `width` bytes. No bucket is
-    /// empty.
+    /// Returns the buckets for leaves with `lens` elements of `width` bytes each. No bucket is empty.
     pub fn packs(self, lens: &[usize], width: usize) -> Vec<Vec<Segment>> {
         let whole = |leaf: usize| Segment { leaf, elements: 0..lens[leaf] };
         let leaves = (0..lens.len()).filter(|leaf| lens[*leaf] > 0);
@@ -81,14 +82,14 @@ impl Packing {
     }
 }
 
-/// Reduces each leaf over replicas. `replicas[r][i]` is leaf `i` of replica `r`, and all replicas have the
-/// same number of leaves. The result is bit-identical to [`Leaf::reduce_with`].
+/// Reduces each leaf over the replicas. `replicas[r][i]` is leaf `i` of replica `r`; all replicas must have the same
+/// number of leaves. The result is bit-identical to that of [`Leaf::reduce_with`].
 ///
-/// Leaves share buckets with others of the same kind, dtype and device. Indexed slices, and leaves that
-/// differ between replicas, are reduced alone, so errors are the same as without buckets.
+/// Leaves of the same kind, dtype and device share buckets. Indexed slices, and leaves that differ between replicas,
+/// are reduced separately, so errors are the same as without buckets.
 ///
 /// # Errors
-/// The errors of [`Leaf::reduce`].
+/// Returns the errors of [`Leaf::reduce`].
 pub fn reduce_packed(
     op: ReduceOp,
     replicas: &[&[Leaf]],
@@ -125,14 +126,14 @@ pub fn reduce_packed(
     pieces.into_iter().enumerate().map(whole).collect()
 }
 
-/// Returns the groups of leaves that can share buckets, and the size of their elements in bytes.
+/// Returns the groups of leaves that can share buckets, each with the size of its elements in bytes.
 fn groups(replicas: &[&[Leaf]], count: usize) -> Vec<(Vec<usize>, usize)> {
     let mut groups: Vec<(Vec<usize>, usize)> = Vec::new();
     for leaf in 0..count {
         let Some(width) = packable(replicas, leaf) else { continue };
         let fits = |other: usize| {
             replicas.iter().all(|leaves| {
-                leaves[leaf].is_beside(&leaves[other])
+                leaves[leaf].is_on_same_device(&leaves[other])
                     && leaves[leaf].dtype().ok() == leaves[other].dtype().ok()
             })
         };
@@ -144,8 +145,8 @@ fn groups(replicas: &[&[Leaf]], count: usize) -> Vec<(Vec<usize>, usize)> {
     groups
 }
 
-/// Returns the element size of a leaf that can share a bucket: dense numbers, not empty, and the same on all
-/// replicas.
+/// Returns the size of an element in bytes if a leaf can share a bucket, otherwise `None`. The leaf must be dense,
+/// numeric and not empty, and have the same kind, dtype and shape on all replicas.
 fn packable(replicas: &[&[Leaf]], leaf: usize) -> Option<usize> {
     let first = &replicas.first()?[leaf];
     let dtype = first.dtype().ok().filter(|dtype| dtype.mean().is_some())?;
@@ -156,7 +157,7 @@ fn packable(replicas: &[&[Leaf]], leaf: usize) -> Option<usize> {
     (dense && replicas.iter().all(|leaves| equal(&leaves[leaf]))).then(|| dtype.bytes()).flatten()
 }
 
-/// Concatenates one replica's elements of a bucket.
+/// Concatenates the elements of one replica that belong to a bucket.
 fn join(leaves: &[Leaf], group: &[usize], pack: &[Segment]) -> Result<Leaf> {
     let flat = |segment: &Segment| {
         let leaf = &leaves[group[segment.leaf]];

@@ -1,4 +1,4 @@
-//! Dtypes and reduce operations from text.
+//! Conversion of text to dtypes and reduce operations.
 
 use crate::{DType, Error, ReduceOp, Result};
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 impl FromStr for DType {
     type Err = Error;
 
-    /// Parses a name such as `"float32"`, as [`DType::name`] returns it.
+    /// Parses a name as returned by [`DType::name`], such as `"float32"`.
     fn from_str(text: &str) -> Result<Self> {
         DType::ALL
             .into_iter()

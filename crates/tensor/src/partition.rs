@@ -1,25 +1,26 @@
-//! Partitions of a vector into ranges for threads, workers or groups: functions of sizes alone.
+//! Partitions of a vector into ranges for threads, workers or groups. They depend only on sizes.
 //!
-//! Ranges follow each other, cover the vector, and begin at multiples of a grain, such as the elements of a cache
-//! line. A vector with fewer grains than parts has empty parts.
+//! The ranges are consecutive, cover the vector, and begin at multiples of a grain, such as the number of elements in a
+//! cache line. If there are fewer grains than parts, some parts are empty.
 //!
 //! | function | sizes of the parts | 5 grains in 3 parts |
 //! |---|---|---|
-//! | [`chunk`] | all the same, except that the last ones are shorter or empty | 2, 2, 1 |
-//! | [`even`] | differ by one grain at most | 1, 2, 2 |
+//! | [`chunk`] | all equal, except that the last ones are shorter or empty | 2, 2, 1 |
+//! | [`even`] | equal up to one grain | 1, 2, 2 |
 //!
-//! The longest part has the same number of grains in both.
+//! The longest range has the same number of grains in both partitions.
 
 use std::ops::Range;
 
-/// Returns the length of the chunks into which `len` elements are partitioned: a multiple of `grain`, and not 0.
+/// Returns the length of the chunks into which `len` elements are divided if there are `parts` chunks. The length is a
+/// multiple of `grain`, and never 0.
 pub fn chunk_len(len: usize, parts: usize, grain: usize) -> usize {
     let grain = grain.max(1);
     len.div_ceil(parts.max(1)).next_multiple_of(grain).max(grain)
 }
 
-/// Returns the elements of part `part` if `len` elements are partitioned into chunks of one [length](chunk_len), as
-/// [`slice::chunks`] does.
+/// Returns the range of chunk `part` if `len` elements are divided into chunks of [equal length](chunk_len), as with
+/// [`slice::chunks`].
 ///
 /// ```
 /// use distribute_tensor::partition::chunk;
@@ -32,7 +33,7 @@ pub fn chunk(len: usize, parts: usize, grain: usize, part: usize) -> Range<usize
     start..start.saturating_add(each).min(len)
 }
 
-/// Returns the elements of part `part` if `len` elements are partitioned evenly.
+/// Returns the range of part `part` if `len` elements are divided into `parts` parts that differ by at most one grain.
 ///
 /// ```
 /// use distribute_tensor::partition::even;

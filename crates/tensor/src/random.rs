@@ -1,12 +1,15 @@
-//! Random numbers by position, independent of threads, replicas and shards.
+//! Random numbers that depend only on their position, not on threads, replicas or shards.
+
+// - INV-8: enforced here. Tests: `tensor/src/random.rs`, `core/src/variables/model/init.rs`,
+//   `computing/layers/dropout.rs`, `ps-tables/src/table/tests.rs`, `ps-tables/src/dynamic/tests.rs`.
 
 use crate::dtype::Buffer;
 use crate::{DType, Element, Error, Result};
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// A sequence of random numbers that are functions of their position (SplitMix64), so any range can be
-/// generated alone.
+/// A sequence of random numbers. Each is a function of its position (SplitMix64), so any range can be generated without
+/// the numbers before it.
 ///
 /// ```
 /// use distribute_tensor::random::Draws;
@@ -20,51 +23,52 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// Creates the sequence of `stream` under `seed`. A stream is usually the hash of a name; its bits need
-    /// not be well mixed.
+    /// Creates a sequence from a seed and a stream. The stream is usually the hash of a name; its bits need not be well
+    /// mixed.
     pub fn new(seed: u64, stream: u64) -> Self {
         Self { key: mix(mix(seed) ^ stream) }
     }
 
-    /// Returns another sequence for each index.
+    /// Returns a separate sequence for each index.
     pub fn at(self, index: u64) -> Self {
         Self { key: self.bits(index) }
     }
 
-    /// Returns 64 random bits.
+    /// Returns the 64 random bits at `position`.
     pub fn bits(&self, position: u64) -> u64 {
         mix(self.key.wrapping_add(position.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// Returns a number in [0, 1).
+    /// Returns the number in [0, 1) at `position`.
     pub fn uniform(&self, position: u64) -> f64 {
         (self.bits(position) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Returns a standard normal number, by Box and Muller.
+    /// Returns the standard normal number at `position`, by the Box-Muller transform.
     pub fn normal(&self, position: u64) -> f64 {
         let radius = (-2. * (1. - self.uniform(2 * position)).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.uniform(2 * position + 1)).cos()
     }
 }
 
-/// Mixes 64 bits: each result bit depends on all of them, and different inputs have different results.
+/// Mixes 64 bits. Every bit of the result depends on all bits of the input, and different inputs have different
+/// results.
 pub fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// The distribution of a new variable's elements.
+/// The distribution from which a new variable's elements are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
-    /// The same number for all elements.
+    /// All elements are the same number.
     Constant(f64),
-    /// Uniform in the range from `lo` to `up`.
+    /// A uniform distribution from `lo` to `up`.
     Uniform {
-        /// The lower bound, included.
+        /// The lower bound, inclusive.
         lo: f64,
-        /// The upper bound, excluded.
+        /// The upper bound, exclusive.
         up: f64,
     },
     /// A normal distribution.
@@ -77,7 +81,7 @@ pub enum Distribution {
 }
 
 impl Distribution {
-    /// Returns the number at a position.
+    /// Returns a number with this distribution, from `position` of the sequence `draws`.
     pub fn draw(self, draws: Draws, position: u64) -> f64 {
         match self {
             Self::Constant(value) => value,
@@ -86,11 +90,11 @@ impl Distribution {
         }
     }
 
-    /// Checks that elements of a dtype can be generated. Floats support all distributions; integers and bool
-    /// (0 and 1) support only constants.
+    /// Checks that the distribution supports a dtype. Floats support all distributions. Complex numbers, integers and
+    /// bool support only constants.
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`] if the dtype does not support the distribution.
+    /// - [`Error::UnsupportedDType`]: the dtype does not support the distribution.
     pub fn check(self, dtype: DType) -> Result<()> {
         let float = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
         if float || dtype != DType::String && matches!(self, Self::Constant(_)) {
@@ -100,8 +104,8 @@ impl Distribution {
         }
     }
 
-    /// Fills `out` with the numbers from position `first`.
-    pub fn fill<T: Drawn>(self, draws: Draws, first: u64, out: &mut [T]) {
+    /// Fills `out` with the numbers at consecutive positions, beginning at position `first`.
+    pub fn fill<T: RandomElement>(self, draws: Draws, first: u64, out: &mut [T]) {
         if let Self::Constant(value) = self {
             out.fill(T::of_f64(value));
             return;
@@ -113,11 +117,11 @@ impl Distribution {
 }
 
 impl Buffer {
-    /// Fills the elements `at` with the numbers of a distribution from position `first`. Strings stay
-    /// unchanged: see [`Distribution::check`].
+    /// Fills the elements `at` with a distribution's numbers at consecutive positions, beginning at position `first`.
+    /// Strings are not changed. See [`Distribution::check`].
     ///
     /// # Panics
-    /// If `at` exceeds the buffer.
+    /// Panics if `at` exceeds the buffer.
     pub fn draw(&mut self, at: Range<usize>, distribution: Distribution, draws: Draws, first: u64) {
         macro_rules! by_type {
             ($($variant:ident)*) => {
@@ -131,15 +135,15 @@ impl Buffer {
     }
 }
 
-/// An element that can be initialized at random: a number, rounded to its type.
-pub trait Drawn: Element + Copy {
-    /// Rounds to the nearest value of this type.
+/// An element type that can be filled with random numbers, which are rounded to the type.
+pub trait RandomElement: Element + Copy {
+    /// Rounds a number to the nearest value of this type.
     fn of_f64(value: f64) -> Self;
 }
 
 macro_rules! drawn {
     ($($ty:ty: $of:expr;)*) => {
-        $(impl Drawn for $ty {
+        $(impl RandomElement for $ty {
             fn of_f64(value: f64) -> Self { ($of)(value) }
         })*
     };
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_drawn_is_refused() {
+    fn impossible_samples_are_refused() {
         let uniform = Distribution::Uniform { lo: 0., up: 1. };
         assert!(uniform.check(DType::F16).is_ok() && uniform.check(DType::I64).is_err());
         assert!(Distribution::Constant(1.).check(DType::Bool).is_ok());

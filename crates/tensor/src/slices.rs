@@ -1,4 +1,4 @@
-//! Rows of a larger tensor and their indices: a sparse gradient.
+//! Rows of a larger tensor with their indices, such as a sparse gradient.
 
 use crate::dtype::with_summable;
 use crate::fold::{Alone, Folder};
@@ -11,11 +11,11 @@ const CONCAT: &str = "concat";
 const TO_DENSE: &str = "to_dense";
 
 /// The indices of each replica's rows.
-type OfReplicas = Vec<Vec<usize>>;
+type ReplicaIndices = Vec<Vec<usize>>;
 
-/// Rows of a larger tensor and their indices in it.
+/// Rows of a larger tensor, with their indices.
 ///
-/// Rows with the same index add up. `values` has shape `[n, …]` and `indices` (int32 or int64) shape `[n]`.
+/// Rows with the same index are added. `values` has shape `[n, …]`. `indices` has shape `[n]` and dtype int32 or int64.
 ///
 /// ```
 /// use distribute_tensor::{HostTensor, IndexedSlices, ReduceOp};
@@ -33,33 +33,33 @@ type OfReplicas = Vec<Vec<usize>>;
 #[doc(alias = "tf.IndexedSlices")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct IndexedSlices {
-    /// The rows.
+    /// The rows, as a tensor of shape `[n, …]`.
     pub values: HostTensor,
-    /// The index of each row in axis 0 of the dense tensor.
+    /// The index of each row along axis 0 of the dense tensor.
     pub indices: HostTensor,
-    /// The shape of the dense tensor, if known.
+    /// The shape of the dense tensor; `None` if it is unknown.
     pub dense_shape: Option<Vec<usize>>,
 }
 
 impl IndexedSlices {
-    /// Creates indexed slices from rows, their indices, and the shape of the dense tensor if known.
+    /// Creates indexed slices from rows, their indices and, if known, the shape of the dense tensor.
     ///
-    /// `values` is `[n, …]`; `indices` is `[n]`, int32 or int64, none negative and all less than
-    /// `dense_shape[0]`. The other axes of `dense_shape` are those of `values`. Fields that are set directly
-    /// are checked when they are used.
+    /// `values` has shape `[n, …]`. `indices` has shape `[n]` and dtype int32 or int64. Each index must be at least 0
+    /// and less than `dense_shape[0]`. The other axes of `dense_shape` must equal those of `values`. Fields that are
+    /// set directly are checked when they are used.
     ///
     /// # Errors
-    /// An error if the arguments are inconsistent.
+    /// - An error that describes how the arguments are inconsistent.
     pub fn new(values: HostTensor, indices: HostTensor, dense_shape: Option<Vec<usize>>) -> Result<Self> {
         let slices = Self { values, indices, dense_shape };
         slices.rows("IndexedSlices")?;
         Ok(slices)
     }
 
-    /// Returns the index of every row.
+    /// Returns the index of each row.
     ///
     /// # Errors
-    /// An error if these slices are inconsistent in any way.
+    /// - An error that describes how these slices are inconsistent.
     pub fn to_rows(&self) -> Result<Vec<usize>> {
         self.rows("to_rows")
     }
@@ -96,18 +96,18 @@ impl IndexedSlices {
         indices.into_iter().map(row).collect()
     }
 
-    /// Creates the dense tensor: zeros, to which each row is added at its index, in order.
+    /// Creates the dense tensor by adding each row, in order, to zeros at its index.
     ///
     /// # Errors
-    /// - [`Error::NoDenseShape`]: `dense_shape` is not known.
+    /// - [`Error::NoDenseShape`]: the dense shape is unknown.
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
-    /// - Another error if these slices are inconsistent.
+    /// - An error that describes how these slices are inconsistent.
     pub fn to_dense(&self) -> Result<HostTensor> {
         let shape = self.dense_shape.as_deref().ok_or(Error::NoDenseShape { operation: TO_DENSE })?;
         self.to_dense_of(shape)
     }
 
-    /// Creates the dense tensor, with a shape that the caller knows.
+    /// Creates the dense tensor with the given shape.
     pub(crate) fn to_dense_of(&self, shape: &[usize]) -> Result<HostTensor> {
         let dtype = self.values.dtype();
         if is_narrow(dtype) {
@@ -134,40 +134,39 @@ impl IndexedSlices {
             else Err(Error::UnsupportedDType { operation: TO_DENSE, dtype }))
     }
 
-    /// Returns the sum or mean over replicas, with each index once, in ascending order.
+    /// Returns the sum or mean over the replicas. Each index occurs once, in ascending order.
     ///
-    /// The rows of an index are summed within each replica first, in their order, and then over replicas in
-    /// the order of `kernel::fold`. A replica without that row counts as zero. The result is therefore
-    /// bit-identical to that of dense tensors, and reducing within every worker first does not change it.
-    /// Replicas may differ in their number of rows. A MEAN divides the sums by the number of replicas, and
-    /// accumulates integers in a wider type, as [`HostTensor::reduce`] does. Floats of 16 bits are
-    /// accumulated as `f32` and rounded once.
+    /// Rows with the same index are first added within each replica, in their order, and then over the replicas in the
+    /// order of `kernel::fold`. A replica without that row is treated as zero. The result is therefore bit-identical to
+    /// that of dense tensors. Reducing within every worker first does not change the result. Replicas may have
+    /// different numbers of rows. A MEAN divides the sums by the number of replicas, and accumulates integers in a
+    /// wider type, as [`HostTensor::reduce`] does. Floats of 16 bits are accumulated as `f32` and rounded once.
     ///
-    /// The slices of a single replica are merged as well, so the form of a result does not depend on the
-    /// number of replicas. Slices that are merged already are returned unchanged.
+    /// Slices of a single replica are also merged, so the form of the result does not depend on the number of replicas.
+    /// Slices that are already merged are returned unchanged.
     ///
-    /// The result has at most as many rows as all replicas together, and at most `dense_shape[0]`. For any
-    /// number of replicas, it takes no more memory than the dense tensor and its indices.
+    /// The result has at most as many rows as all replicas together, and at most `dense_shape[0]` rows. For any number
+    /// of replicas, it needs no more memory than the dense tensor and its indices.
     ///
     /// # Errors
     /// - [`Error::Empty`]: `slices` is empty.
     /// - [`Error::Differs`]: a replica does not match replica 0.
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
-    /// - Another error if replica 0 is inconsistent.
+    /// - An error that describes how replica 0's slices are inconsistent.
     pub fn reduce(op: ReduceOp, slices: &[&IndexedSlices]) -> Result<IndexedSlices> {
         Self::reduce_with(op, slices, &Alone)
     }
 
-    /// Reduces as [`IndexedSlices::reduce`], with values computed by `folder`. The result is bit-identical.
+    /// Acts like [`IndexedSlices::reduce`], but `folder` computes the values. The result is bit-identical.
     ///
     /// # Errors
-    /// The errors of [`IndexedSlices::reduce`].
+    /// Returns the errors of [`IndexedSlices::reduce`].
     pub fn reduce_with(
         op: ReduceOp,
         slices: &[&IndexedSlices],
         folder: &impl Folder,
     ) -> Result<IndexedSlices> {
-        let (rows, dense_shape) = Self::alike(REDUCE, slices)?;
+        let (rows, dense_shape) = Self::require_alike(REDUCE, slices)?;
         let Some(first) = slices.first() else { return Err(Error::Empty { operation: REDUCE }) };
         let dtype = summable(first.values.dtype())?;
         if dtype.of_sum(op) != dtype {
@@ -188,7 +187,7 @@ impl IndexedSlices {
         }
     }
 
-    /// Returns each index once, in ascending order, with its rows summed.
+    /// Merges rows with the same index. Returns each index once, in ascending order, with the sum of its rows.
     fn merge(&self, rows: &[usize], folder: &impl Folder) -> Result<Self> {
         let merge = RowMerge::new(rows);
         if merge.is_identity() {
@@ -202,7 +201,7 @@ impl IndexedSlices {
         }, else Err(Error::UnsupportedDType { operation: REDUCE, dtype }))
     }
 
-    /// Returns the sum of slices that match these. `rows` are their indices.
+    /// Returns the sum over all replicas. `slices` must match these slices, and `rows` contains the indices of each.
     fn sum(&self, slices: &[&Self], rows: &[Vec<usize>], folder: &impl Folder) -> Result<Self> {
         fn of<T: Element + Sum>(
             _: &[T],
@@ -222,12 +221,12 @@ impl IndexedSlices {
         }, else Err(Error::UnsupportedDType { operation: REDUCE, dtype }))
     }
 
-    /// Returns the number of elements of a row.
+    /// Returns the number of elements in a row.
     fn width(&self) -> usize {
         self.values.dims().iter().skip(1).product()
     }
 
-    /// Creates slices of the same dense tensor with other rows.
+    /// Creates slices of the same dense tensor with the given values and row indices.
     fn with_rows<T: Element>(&self, values: Vec<T>, rows: &[usize]) -> Result<Self> {
         let mut shape = self.values.dims().to_vec();
         if let Some(height) = shape.first_mut() {
@@ -241,24 +240,28 @@ impl IndexedSlices {
         })
     }
 
-    /// Concatenates the rows, in the order given, with their duplicates.
+    /// Concatenates the rows of several slices in order. Duplicate indices are kept.
     ///
-    /// For rows that are applied one after another. To sum rows, [`reduce`](Self::reduce) takes less memory.
+    /// Use this for rows that are applied one after another. If rows are to be added, [`reduce`](Self::reduce) needs
+    /// less memory.
     ///
     /// # Errors
     /// - [`Error::Empty`]: `slices` is empty.
-    /// - [`Error::Differs`]: an element does not match the first one.
-    /// - Another error if the first one is inconsistent.
+    /// - [`Error::Differs`]: one of the slices does not match the first one.
+    /// - An error that describes how the first slices are inconsistent.
     pub fn concat(slices: &[&IndexedSlices]) -> Result<IndexedSlices> {
-        let (_, dense_shape) = Self::alike(CONCAT, slices)?;
+        let (_, dense_shape) = Self::require_alike(CONCAT, slices)?;
         let values = HostTensor::concat(&slices.iter().map(|s| &s.values).collect::<Vec<_>>(), 0)?;
         let indices = HostTensor::concat(&slices.iter().map(|s| &s.indices).collect::<Vec<_>>(), 0)?;
         Ok(Self { values, indices, dense_shape })
     }
 
-    /// Checks that slices have one dtype, row shape and dense shape. Returns the indices of each, and the
-    /// dense shape. An error names the first that differs.
-    fn alike(operation: &'static str, slices: &[&IndexedSlices]) -> Result<(OfReplicas, Option<Vec<usize>>)> {
+    /// Checks that all slices have the same dtype, row shape and dense shape. Returns the indices of each, and the
+    /// dense shape. An error names the first slices that differ.
+    fn require_alike(
+        operation: &'static str,
+        slices: &[&IndexedSlices],
+    ) -> Result<(ReplicaIndices, Option<Vec<usize>>)> {
         let [first, rest @ ..] = slices else { return Err(Error::Empty { operation }) };
         let mut rows = vec![first.rows(operation)?];
         let mut dense_shape = first.dense_shape.clone();
@@ -270,7 +273,7 @@ impl IndexedSlices {
         Ok((rows, dense_shape))
     }
 
-    /// Returns the indices of `other`, if it matches these slices.
+    /// Checks that `other` matches these slices. Returns the indices of `other`.
     fn check(
         &self,
         operation: &'static str,
@@ -287,20 +290,21 @@ impl IndexedSlices {
         Ok(rows)
     }
 
-    /// Converts the values to another dtype.
+    /// Converts the values to the given dtype.
     pub(crate) fn cast(&self, dtype: DType) -> Result<IndexedSlices> {
         Ok(Self { values: self.values.cast(dtype)?, ..self.clone() })
     }
 
-    /// Divides the values, see [`HostTensor::divide`].
+    /// Divides the values, like [`HostTensor::divide`].
     ///
     /// # Errors
-    /// The errors of [`HostTensor::divide`].
+    /// Returns the errors of [`HostTensor::divide`].
     pub fn divide(&self, by: f64) -> Result<IndexedSlices> {
         Ok(Self { values: self.values.divide(by)?, ..self.clone() })
     }
 
-    /// Returns dtype and shape of the rows, and the dense shape: `IndexedSlices(float32[2, 3] of [5, 3])`.
+    /// Returns the dtype and shape of the rows and the dense shape as text, such as `IndexedSlices(float32[2, 3] of
+    /// [5, 3])`.
     pub fn describe(&self) -> String {
         match &self.dense_shape {
             Some(whole) => format!("IndexedSlices({} of {whole:?})", self.values.describe()),
@@ -310,7 +314,7 @@ impl IndexedSlices {
 }
 
 impl HostTensor {
-    /// Writes rows into this tensor, one after another: a row that occurs twice is written twice.
+    /// Writes rows to this tensor, one after another. A row that occurs twice is written twice.
     ///
     /// # Errors
     /// - The errors of [`HostTensor::write`].
@@ -326,12 +330,12 @@ impl HostTensor {
     }
 }
 
-/// Whether sums of this dtype are computed in a wider one.
+/// Returns whether sums of this dtype are accumulated in a wider dtype.
 fn is_narrow(dtype: DType) -> bool {
     dtype.of_sum(ReduceOp::Sum) != dtype
 }
 
-/// Prints values, indices and the dense shape.
+/// Prints the values, the indices and the dense shape.
 impl std::fmt::Display for IndexedSlices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "IndexedSlices(values={}, indices={}, dense_shape=", self.values, self.indices)?;

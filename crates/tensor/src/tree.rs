@@ -1,29 +1,29 @@
-//! A nest whose structure is a runtime value.
+//! [`Tree`]: a nest whose structure is a runtime value.
 
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// A nested structure with leaves of type `L`: the common form of every [`Nest`](crate::Nest).
+/// A nested structure with leaves of type `L`, to which every [`Nest`](crate::Nest) can be converted.
 ///
-/// Dictionaries are ordered by key, so all replicas visit leaves in the same order.
+/// Maps are sorted by key, so all replicas visit leaves in the same order.
 #[doc(alias = "tf.nest")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tree<L> {
-    /// A leaf.
+    /// A single leaf.
     Leaf(L),
     /// An `Option` that is `None`.
     None,
-    /// Values in order, of any number: `Vec`, arrays.
+    /// A sequence of variable length, such as a `Vec` or an array.
     List(Vec<Tree<L>>),
-    /// Values in order, of a fixed number: tuples.
+    /// A sequence of fixed length, such as a tuple.
     Tuple(Vec<Tree<L>>),
-    /// Named values: maps and structs.
+    /// Named values, such as a map or a struct.
     Dict(BTreeMap<String, Tree<L>>),
 }
 
 impl<L> Tree<L> {
-    /// Converts each leaf, in the same structure.
+    /// Converts each leaf with `f`. The structure remains the same.
     pub fn map<M>(self, f: &mut impl FnMut(L) -> M) -> Tree<M> {
         match self {
             Tree::Leaf(leaf) => Tree::Leaf(f(leaf)),
@@ -34,7 +34,7 @@ impl<L> Tree<L> {
         }
     }
 
-    /// Converts each leaf, in the same structure, or returns the first error.
+    /// Converts each leaf with `f`, or returns the first error. The structure remains the same.
     pub fn try_map<M, E>(self, f: &mut impl FnMut(L) -> Result<M, E>) -> Result<Tree<M>, E> {
         Ok(match self {
             Tree::Leaf(leaf) => Tree::Leaf(f(leaf)?),
@@ -51,7 +51,8 @@ impl<L> Tree<L> {
         })
     }
 
-    /// Converts each leaf, in the same structure, or returns the first error with the path of its leaf.
+    /// Converts each leaf with `f`, or returns the first error, with the path of the leaf. The structure remains the
+    /// same.
     pub fn try_map_at<M>(&self, f: &mut impl FnMut(&L) -> Result<M>) -> Result<Tree<M>> {
         Ok(match self {
             Tree::Leaf(leaf) => Tree::Leaf(f(leaf).map_err(|e| e.within(""))?),
@@ -73,7 +74,8 @@ impl<L> Tree<L> {
         items.iter().enumerate().map(item).collect()
     }
 
-    /// Calls `f` with each leaf in order, and with a function that returns its path: `value.a[1]`.
+    /// Calls `f` with each leaf in order, and with a function that returns the path of the leaf, such as
+    /// `value.a[1]`.
     pub fn visit<E>(&self, f: &mut impl FnMut(&dyn Fn() -> String, &L) -> Result<(), E>) -> Result<(), E> {
         fn walk<L, E>(
             tree: &Tree<L>,
@@ -94,7 +96,7 @@ impl<L> Tree<L> {
         walk(self, &|| String::from("value"), f)
     }
 
-    /// Returns the leaves in order, by reference.
+    /// Returns references to the leaves, in order.
     pub fn leaves(&self) -> Vec<&L> {
         fn walk<'a, L>(tree: &'a Tree<L>, out: &mut Vec<&'a L>) {
             match tree {
@@ -109,17 +111,17 @@ impl<L> Tree<L> {
         out
     }
 
-    /// Takes the leaves out, in order, and returns the structure without them.
+    /// Returns the leaves, in order, and the structure without them.
     pub fn flatten(self) -> (Vec<L>, Tree<()>) {
         let mut leaves = Vec::new();
         let structure = self.map(&mut |leaf| leaves.push(leaf));
         (leaves, structure)
     }
 
-    /// Puts leaves, in order, into this structure.
+    /// Fills this structure with leaves, in order.
     ///
     /// # Errors
-    /// An error if the number of leaves differs.
+    /// - An error if the number of leaves differs from that of the structure.
     pub fn fill<M>(&self, leaves: impl IntoIterator<Item = M>) -> Result<Tree<M>> {
         fn walk<L, M>(tree: &Tree<L>, leaves: &mut impl Iterator<Item = M>) -> Result<Tree<M>> {
             Ok(match tree {
@@ -141,11 +143,12 @@ impl<L> Tree<L> {
         walk(self, &mut leaves.into_iter())
     }
 
-    /// Merges equal structures leaf by leaf.
+    /// Combines trees that have the same structure. Each leaf of the result contains the corresponding leaves of all
+    /// trees.
     ///
     /// # Errors
     /// - [`Error::Empty`]: `trees` is empty.
-    /// - [`Error::Structure`]: a structure differs from the first, at the path in the error.
+    /// - [`Error::Structure`]: a tree has a different structure than the first one. The error contains the path.
     pub fn zip(trees: Vec<Tree<L>>) -> Result<Tree<Vec<L>>> {
         let mut trees = trees.into_iter();
         let first = trees.next().ok_or(Error::Empty { operation: "zip" })?;
@@ -156,7 +159,7 @@ impl<L> Tree<L> {
         Ok(merged)
     }
 
-    /// Returns the kind of this node: `a leaf`, `a list of 2`.
+    /// Returns the kind of this node as text, such as `a leaf` or `a list of 2`.
     pub fn kind(&self) -> String {
         match self {
             Tree::Leaf(_) => "a leaf".into(),
@@ -167,7 +170,7 @@ impl<L> Tree<L> {
         }
     }
 
-    /// Returns the structure as text, with each leaf formatted by `leaf`: `(*, [*, *])`.
+    /// Returns the structure as text, such as `(*, [*, *])`. `leaf` formats each leaf.
     pub fn describe(&self, leaf: &impl Fn(&L) -> String) -> String {
         fn all<'a, L: 'a>(items: impl Iterator<Item = &'a Tree<L>>, leaf: &impl Fn(&L) -> String) -> String {
             items.map(|t| t.describe(leaf)).collect::<Vec<_>>().join(", ")

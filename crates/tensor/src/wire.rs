@@ -1,22 +1,23 @@
-//! Leaves as bytes, for sending to another process.
+//! Encoding of leaves as bytes, for sending them to another process.
 //!
-//! A list of leaves is a count and the leaves, one after another. A leaf is a kind and, if it is dense, a
-//! tensor; for indexed slices, two tensors (values, indices) and the dense shape. A tensor is dtype, shape
-//! and elements. All are little-endian. Decoded leaves are in host memory.
+//! A list of leaves is encoded as their number, followed by the leaves. A leaf consists of its kind, followed by a
+//! tensor if it is dense. Indexed slices consist of the dense shape, if it is known, and two tensors (values and
+//! indices). A tensor consists of its dtype, shape and elements. Everything is little-endian. Decoded leaves are in
+//! host memory.
 
 use crate::codec;
 use crate::dtype::Buffer;
 use crate::{DType, Error, HostTensor, IndexedSlices, Leaf, Result};
 
-/// The encoded kinds of leaves.
+/// The kinds of leaves in the encoding.
 const DENSE: u8 = 0;
 const SLICES: u8 = 1;
 const SLICES_OF: u8 = 2;
 
-/// Encodes leaves as bytes, for [`decode`].
+/// Encodes leaves as bytes that [`decode`] can read.
 ///
 /// # Errors
-/// An error if a candle tensor cannot be copied to host memory, or a rank exceeds 255.
+/// - An error if a candle tensor cannot be copied to host memory, or if the rank of a tensor exceeds 255.
 pub fn encode<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Result<Vec<u8>> {
     let mut to = vec![0; 8];
     let mut count = 0u64;
@@ -49,7 +50,7 @@ pub fn encode<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Result<Vec<u8>>
 /// Decodes leaves into host memory. The allocated memory is limited by the number of bytes.
 ///
 /// # Errors
-/// [`Error::Bytes`] with the offset of the first invalid byte.
+/// - [`Error::Bytes`]: the bytes are invalid. The error contains the offset of the first invalid byte.
 pub fn decode(bytes: &[u8]) -> Result<Vec<Leaf>> {
     let mut from = Bytes { all: bytes, at: 0 };
     let count = from.number()?;
@@ -99,7 +100,7 @@ fn put_tensor(tensor: &HostTensor, to: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// A reader of bytes from start to end.
+/// A reader that takes bytes from start to end.
 struct Bytes<'a> {
     all: &'a [u8],
     at: usize,

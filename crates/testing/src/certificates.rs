@@ -1,17 +1,17 @@
-//! Certificates of a job, as files.
+//! Creates the certificates of a job as files.
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
 use std::path::{Path, PathBuf};
 
-/// Creates a CA and a certificate signed by it. Returns the files of the CA's certificate, the certificate
-/// and its key.
+/// Creates a CA and a certificate signed by it. Returns the paths of the CA's certificate, the certificate and its key.
 pub fn certificates(folder: &Path, name: &str) -> [PathBuf; 3] {
     let [files] = certificates_of(folder, [(name, None)]);
     files
 }
 
-/// Creates a CA and certificates signed by it. Each has a name for its files, and may name a task, such as
-/// `ps/0`. Returns the files of the CA's certificate, the certificate and its key, for each.
+/// Creates a CA and certificates signed by it. Each owner consists of a name for the files and, optionally, the task
+/// that the certificate names, such as `ps/0`. Returns, for each owner, the paths of the CA's certificate, the
+/// certificate and its key.
 pub fn certificates_of<const N: usize>(
     folder: &Path,
     owners: [(&str, Option<&str>); N],
@@ -41,8 +41,8 @@ pub fn certificates_of<const N: usize>(
     })
 }
 
-/// Encodes PEM, as rcgen does with its feature `pem`. With that feature, the crates above `distribute-net`
-/// would be built again only for these tests.
+/// Encodes PEM, as rcgen does with its feature `pem`. With that feature, the crates that depend on `distribute-net`
+/// would have to be built again only for these tests.
 fn pem(label: &str, der: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let quads = der.chunks(3).map(|bytes| {

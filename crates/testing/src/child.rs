@@ -1,20 +1,20 @@
-//! Tests in a separate process: the same test, started again alone, under a watchdog.
+//! Tests in a separate process: the test program is started again to run one test, under a watchdog.
 
 use crate::watched;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// The environment variable with the part, in a process started by [`command`].
+/// The environment variable that contains the part, in a process started by [`command`].
 const PART: &str = "DISTRIBUTE_TEST_PART";
 
-/// Returns the part that this process is to run, if a test started it.
+/// Returns the part of a test that this process must run; `None` if no test has started it.
 pub fn part() -> Option<String> {
     std::env::var(PART).ok()
 }
 
-/// Creates a command that runs `part` of `test` alone in this test program. Settings of threads and logging
-/// are not inherited.
+/// Creates a command that runs only `part` of `test` in this test program. Settings of threads and logging are not
+/// inherited.
 pub fn command(test: &str, part: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(PART, part);
@@ -25,8 +25,8 @@ pub fn command(test: &str, part: &str) -> Command {
     command
 }
 
-/// Runs a test in a process of its own, for what a process has once: a log, a trace, threads that it counts. `test` is
-/// its whole name.
+/// Runs a test in a separate process. This is for tests of things that exist once per process: a log, a trace, or
+/// threads that the test counts. `test` is the full name of the test.
 pub fn alone(test: &str, body: impl FnOnce() + Send + 'static) {
     match part() {
         Some(_) => watched(body),
@@ -44,12 +44,12 @@ impl Drop for Killed {
     }
 }
 
-/// Runs a process that has to succeed, and returns its standard output and standard error.
+/// Runs a process that must succeed, and returns its standard output and standard error.
 pub fn output(command: Command, patience: Duration) -> (String, String) {
     ended(command, patience, true)
 }
 
-/// Runs a process that has to fail, and returns its standard output and standard error.
+/// Runs a process that must fail, and returns its standard output and standard error.
 pub fn refused(command: Command, patience: Duration) -> (String, String) {
     ended(command, patience, false)
 }

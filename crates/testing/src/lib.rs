@@ -1,4 +1,13 @@
 //! Helpers shared by the tests of all crates. Only tests depend on this crate.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `watched` | [`watched`]: a test that fails if it takes too long |
+//! | [`child`], `port` | tests in separate processes, and ports for them |
+//! | `certificates` | the certificates of a job; feature `certificates` |
+//! | `files` | the names of the files in a folder |
+//! | `random` | random programs and data |
+//! | `skipped` | tests that are skipped if the machine lacks something |
 
 // As in the tests that use it.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -6,6 +15,7 @@
 #[cfg(feature = "certificates")]
 mod certificates;
 pub mod child;
+mod files;
 #[cfg(unix)]
 mod port;
 mod random;
@@ -14,6 +24,7 @@ mod watched;
 
 #[cfg(feature = "certificates")]
 pub use certificates::{certificates, certificates_of};
+pub use files::names_in;
 #[cfg(unix)]
 pub use port::Port;
 pub use random::{SplitMix, fuzz_inputs};

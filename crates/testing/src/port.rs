@@ -4,8 +4,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
-/// A port of the loopback interface, reserved while this is held: the system does not assign it to others. A
-/// process that requests this port can listen there.
+/// A port of the loopback interface that is reserved until this is dropped: the system does not assign it to other
+/// sockets. A process that requests this port can listen at it.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
@@ -30,7 +30,7 @@ impl Port {
         self.address.port()
     }
 
-    /// Returns the address to listen at.
+    /// Returns the address at which to listen.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

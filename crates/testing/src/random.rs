@@ -18,12 +18,12 @@ impl SplitMix {
         (self.bits() % n as u64) as usize
     }
 
-    /// Returns one of these.
+    /// Returns one of the given values.
     pub fn of<T: Clone>(&mut self, all: &[T]) -> T {
         all[self.below(all.len())].clone()
     }
 
-    /// Changes valid bytes in a few ways in which streams are corrupted.
+    /// Changes valid bytes in the ways in which streams are typically corrupted.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..1 + self.below(4) {
             let at = self.below(bytes.len() + 1);
@@ -39,7 +39,8 @@ impl SplitMix {
     }
 }
 
-/// Returns the number of inputs that a test generates: `DISTRIBUTE_FUZZ_INPUTS`, or a few.
+/// Returns the number of inputs that a test generates: the value of `DISTRIBUTE_FUZZ_INPUTS`, or a small number by
+/// default.
 pub fn fuzz_inputs() -> u64 {
     std::env::var("DISTRIBUTE_FUZZ_INPUTS").map_or(3000, |text| text.parse().unwrap())
 }

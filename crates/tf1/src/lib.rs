@@ -1,6 +1,7 @@
-//! TensorFlow 1: its older names, and training between graphs.
+//! TensorFlow 1: its older names, and between-graph training.
 //!
-//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate.
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate. No other
+//! crate depends on it.
 //!
 //! | module | contents |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! The trace file: events in the Trace Event Format, one in each line, written through a buffer.
+//! The trace file: events in the Trace Event Format, one per line, written through a buffer.
 
 use super::slices::Slice;
 use distribute_files::WholeFile;
@@ -17,7 +17,7 @@ const BUFFER: usize = 64 << 10;
 pub(super) struct Events<W: Write = File> {
     to: W,
     buffer: String,
-    /// The first error; nothing is written after it.
+    /// The first error. Nothing is written after it.
     failed: Option<io::Error>,
 }
 

@@ -1,8 +1,8 @@
-//! The layer that converts spans to slices, for a file and for watches.
+//! A layer that converts spans to slices, for a trace file and for watches.
 
 use super::activity;
 use super::file::{Events, text};
-use super::slices::{Kind, Slice, Stack};
+use super::slices::{Slice, SliceKind, Stack};
 use distribute_base::internal::lock;
 use distribute_cluster::Stopwatch;
 use std::cell::RefCell;
@@ -17,31 +17,31 @@ use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Filter, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The listeners of this process.
+/// The listeners of this process: the trace file and watches.
 static LISTENERS: Mutex<Listeners> = Mutex::new(Listeners { file: None, watchers: 0 });
-/// Whether there are any listeners, and the number of the current file. Threads compare it, because they keep
-/// their open spans.
+/// Whether there are any listeners.
 static LISTENS: AtomicBool = AtomicBool::new(false);
+/// The number of the latest file. A thread resets its open spans if this number has changed.
 static SESSION: AtomicU64 = AtomicU64::new(0);
 /// Whether there is a watch.
 static WATCHED: AtomicBool = AtomicBool::new(false);
 
 struct Listeners {
-    /// The open trace file.
+    /// The open trace file, if there is one.
     file: Option<Events>,
     watchers: usize,
 }
 
 impl Listeners {
-    /// Updates the flags. Call this after each change.
-    fn tell(&self) {
+    /// Updates the flags. Must be called after each change.
+    fn notify(&self) {
         WATCHED.store(self.watchers > 0, Ordering::Relaxed);
         LISTENS.store(self.file.is_some() || self.watchers > 0, Ordering::Relaxed);
         tracing::callsite::rebuild_interest_cache();
     }
 }
 
-/// Opens a file, unless another one is open.
+/// Opens a file unless one is already open. Returns `true` if the file was opened.
 pub(super) fn open(events: impl FnOnce() -> std::io::Result<Events>) -> std::io::Result<bool> {
     let mut listeners = lock(&LISTENERS);
     if listeners.file.is_some() {
@@ -49,43 +49,43 @@ pub(super) fn open(events: impl FnOnce() -> std::io::Result<Events>) -> std::io:
     }
     listeners.file = Some(events()?);
     SESSION.fetch_add(1, Ordering::Relaxed);
-    listeners.tell();
+    listeners.notify();
     Ok(true)
 }
 
-/// Closes the file of [`open`].
+/// Closes the file that [`open`] has opened.
 pub(super) fn close() -> std::io::Result<()> {
     let mut listeners = lock(&LISTENERS);
     let file = listeners.file.take();
-    listeners.tell();
+    listeners.notify();
     drop(listeners);
     file.map_or(Ok(()), Events::close)
 }
 
 /// A guard that records the activity of replicas until it is dropped.
-pub(super) struct Watching;
+pub(super) struct WatchGuard;
 
-impl Watching {
+impl WatchGuard {
     pub(super) fn new() -> Self {
         let mut listeners = lock(&LISTENERS);
         listeners.watchers += 1;
-        listeners.tell();
+        listeners.notify();
         Self
     }
 }
 
-impl Drop for Watching {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
         let mut listeners = lock(&LISTENERS);
         listeners.watchers -= 1;
-        listeners.tell();
+        listeners.notify();
         if listeners.watchers == 0 {
             activity::forget();
         }
     }
 }
 
-/// Returns the nanoseconds since the first trace of the process.
+/// Returns the number of nanoseconds since the first trace of the process.
 pub(super) fn now() -> u64 {
     static CLOCK: OnceLock<Stopwatch> = OnceLock::new();
     CLOCK.get_or_init(Stopwatch::start).elapsed().as_nanos() as u64
@@ -107,17 +107,17 @@ fn on_this_thread(change: impl FnOnce(&mut Thread)) {
 #[derive(Default)]
 struct Thread {
     session: u64,
-    /// The number of the track; 0 before the first slice.
+    /// The number of this thread's track in the file; 0 before the first slice.
     track: u64,
     stack: Stack,
-    /// The replica that this thread ran first, which names its track.
+    /// The first replica that this thread ran. It determines the name of the track.
     replica: Option<u64>,
-    /// The strategy and the replica that it ran last.
-    runs: Option<(u64, u64)>,
+    /// The strategy and the replica that this thread ran last.
+    current_replica: Option<(u64, u64)>,
 }
 
 impl Thread {
-    /// Resets the state if another file was opened.
+    /// Resets the state if a different file has been opened.
     fn renew(&mut self) {
         let session = SESSION.load(Ordering::Relaxed);
         if self.session != session {
@@ -128,7 +128,7 @@ impl Thread {
     fn write(&mut self, slice: Option<Slice>) {
         static TRACKS: AtomicU64 = AtomicU64::new(1);
         let Some(slice) = slice else { return };
-        if let Some(replica) = self.runs.filter(|_| WATCHED.load(Ordering::Relaxed)) {
+        if let Some(replica) = self.current_replica.filter(|_| WATCHED.load(Ordering::Relaxed)) {
             activity::spent(replica, &slice);
         }
         let Some(events) = &mut lock(&LISTENERS).file else { return };
@@ -143,16 +143,15 @@ impl Thread {
     }
 
     /// Reports the current activity of this thread's replica to watches.
-    fn tell(&self) {
-        if let Some(replica) = self.runs.filter(|_| WATCHED.load(Ordering::Relaxed)) {
-            activity::does(replica, self.stack.part());
+    fn notify(&self) {
+        if let Some(replica) = self.current_replica.filter(|_| WATCHED.load(Ordering::Relaxed)) {
+            activity::set_activity(replica, self.stack.part());
         }
     }
 
-    /// Records that this thread runs a replica: its track gets the replica's name, even if the thread has
-    /// another one.
-    fn runs(&mut self, replica: u64, strategy: Option<u64>) {
-        self.runs = strategy.map(|strategy| (strategy, replica)).or(self.runs);
+    /// Records that this thread runs a replica. The first replica determines the name of the thread's track.
+    fn set_replica(&mut self, replica: u64, strategy: Option<u64>) {
+        self.current_replica = strategy.map(|strategy| (strategy, replica)).or(self.current_replica);
         if self.replica.is_none()
             && self.track != 0
             && let Some(events) = &mut lock(&LISTENERS).file
@@ -185,14 +184,14 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Slices {
             Some(fields) => (format!("{{{}}}", fields.json), fields.replica, fields.strategy),
             None => (String::new(), None, None),
         };
-        let kind = if is_part(metadata) { Kind::Part } else { Kind::Whole };
+        let kind = if is_part(metadata) { SliceKind::Part } else { SliceKind::Complete };
         on_this_thread(|thread| {
-            if let Some(replica) = replica.filter(|_| kind == Kind::Part) {
-                thread.runs(replica, strategy);
+            if let Some(replica) = replica.filter(|_| kind == SliceKind::Part) {
+                thread.set_replica(replica, strategy);
             }
             let ended = thread.stack.enter(now(), id.into_u64(), kind, metadata.name(), args);
             thread.write(ended);
-            thread.tell();
+            thread.notify();
         });
     }
 
@@ -200,12 +199,12 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Slices {
         on_this_thread(|thread| {
             let ended = thread.stack.exit(now(), id.into_u64());
             thread.write(ended);
-            thread.tell();
+            thread.notify();
         });
     }
 }
 
-/// Whether a span is from one of this project's crates.
+/// Returns `true` if a span is from one of this project's crates.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     let krate = metadata.target().split(':').next().unwrap_or_default();
     matches!(
@@ -227,12 +226,12 @@ fn is_ours(metadata: &Metadata<'_>) -> bool {
     )
 }
 
-/// Whether a span is of a kind into which a replica's time is divided.
+/// Returns `true` if a span is of a kind into which a replica's time is divided.
 fn is_part(metadata: &Metadata<'_>) -> bool {
     is_ours(metadata) && metadata.name() != super::internal::STEP
 }
 
-/// The fields of a span, as the inside of a JSON object.
+/// The fields of a span, as the contents of a JSON object.
 #[derive(Default)]
 struct Fields {
     json: String,
@@ -273,8 +272,8 @@ impl Visit for Fields {
     }
 }
 
-/// A filter that disables all spans without a listener, so that a span then costs a comparison.
-pub(super) struct WhileOpen;
+/// A filter that disables all spans if there is no listener. A span then costs only a comparison.
+pub(super) struct ListenerFilter;
 
 fn wanted(metadata: &Metadata<'_>) -> bool {
     LISTENS.load(Ordering::Relaxed)
@@ -282,7 +281,7 @@ fn wanted(metadata: &Metadata<'_>) -> bool {
         && (is_ours(metadata) || *metadata.level() <= Level::INFO)
 }
 
-impl<S> Filter<S> for WhileOpen {
+impl<S> Filter<S> for ListenerFilter {
     fn enabled(&self, metadata: &Metadata<'_>, _: &Context<'_, S>) -> bool {
         wanted(metadata)
     }

@@ -1,5 +1,22 @@
 //! A timeline of each replica's activity, for <https://ui.perfetto.dev>.
 //!
+//! ```
+//! use distribute::prelude::*;
+//! # let folder = std::env::temp_dir().join(format!("trace-lib-{}", std::process::id()));
+//! # std::fs::create_dir_all(&folder)?;
+//! # let path = folder.join("trace.json");
+//!
+//! let trace = distribute::trace::to_file(&path)?; // a file for each process
+//! let strategy = MirroredStrategy::cpus(2)?;
+//! strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32))?; // train
+//! trace.finish()?;
+//! # std::fs::remove_dir_all(&folder)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The slow replica is the one that waits least: its other slices are long while the others are in `waiting`. If
+//! `input` is long on all replicas, prefetch.
+//!
 //! | slice | activity |
 //! |---|---|
 //! | `step` | a `run`, on the track of the thread that calls it, around all slices of replica 0 |
@@ -14,19 +31,30 @@
 //! | `save` | writing a checkpoint, on the chief: a slice for each of its files, and for renaming them |
 //! | `input` | making and splitting the next batch; on the track `data-prefetch`, elements made early |
 //!
-//! Each replica has a track, `replica 0`, `replica 1` and so on. The track of replica 0 is that of the thread
-//! that calls `run`. Except for `step`, slices do not overlap: each moment of a replica belongs to one, so
-//! their lengths add up. Your own `tracing` spans of level `INFO` or above are also in the timeline.
+//! Each replica has a track: `replica 0`, `replica 1` and so on. The track of replica 0 is that of the thread that
+//! calls `run`. Except for `step`, slices do not overlap: each moment of a replica belongs to exactly one slice, so
+//! their lengths add up. Your own `tracing` spans of level `INFO` or above also appear in the timeline.
 //!
-//! Without a trace file, a span costs a comparison. A slice costs about a microsecond and 100 bytes of the
-//! file, and a training step of two replicas has about 20 slices. Memory does not grow: events are written to
-//! the file 64 KiB at a time.
+//! | module | contents |
+//! |---|---|
+//! | `slices` | the activity of a thread as slices of time: pure |
+//! | `layer` | the receiver of spans |
+//! | `file` | the Trace Event Format |
+//! | `activity`, `watch` | the current activity of each replica; the guard that records it, for the monitor |
+//! | `subscriber` | `DISTRIBUTE_LOG` |
+//!
+//! Other crates only emit spans; only this crate receives them. A step never waits for the disk.
+//!
+//! Without a trace file, a span costs a comparison. A slice costs about a microsecond and 100 bytes of the file, and a
+//! training step with two replicas has about 20 slices. Memory usage does not grow: events are written to the file in
+//! blocks of 64 KiB.
 
 mod activity;
 mod file;
 mod layer;
 mod slices;
 mod subscriber;
+mod watch;
 
 pub(crate) use subscriber::subscribe;
 
@@ -38,18 +66,18 @@ use tracing::Subscriber;
 use tracing_subscriber::Layer;
 use tracing_subscriber::registry::LookupSpan;
 
-/// Whether a subscriber of this process has the layer.
+/// Whether a subscriber in this process includes the layer.
 static LAYERED: AtomicBool = AtomicBool::new(false);
 
-/// Starts writing a timeline into a file, until the guard is dropped or [finished](TraceFile::finish).
+/// Starts writing a timeline to a file, until the guard is dropped or [finished](TraceFile::finish).
 ///
-/// The file is in the Trace Event Format. It is readable however the process exits: after a panic or
-/// `kill -9`, only the last slices may be missing. An existing file is replaced; a link is replaced, not
-/// followed.
+/// The file is in the Trace Event Format. It is readable however the process exits. After a panic or `kill -9`, only
+/// the last slices may be missing. An existing file is replaced. A link is also replaced, not followed.
+/// Each worker needs its own path, because the file of another process is replaced as well.
 ///
 /// # Errors
-/// - [`Error::Io`], with the path: the file cannot be written.
-/// - [`Error::InvalidArgument`]: another trace is being written.
+/// - [`Error::Io`]: the file cannot be written. The error contains the path.
+/// - [`Error::InvalidArgument`]: another trace is already being written.
 /// - [`Error::InvalidArgument`]: the program has its own `tracing` subscriber without [`layer`].
 ///
 /// ```
@@ -66,19 +94,21 @@ static LAYERED: AtomicBool = AtomicBool::new(false);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(alias = "tf.profiler.experimental.start")]
+#[doc(alias = "timeline")]
+#[doc(alias = "straggler")]
 pub fn to_file(path: impl AsRef<Path>) -> Result<TraceFile> {
     const OPERATION: &str = "trace::to_file";
     let path = path.as_ref();
     subscribe();
     if !LAYERED.load(Ordering::Relaxed) {
-        let reason = "the program has a tracing subscriber of its own; add distribute::trace::layer() to it: \
+        let reason = "the program already has a tracing subscriber; add distribute::trace::layer() to it: \
                       tracing_subscriber::registry().with(…).with(distribute::trace::layer())";
         return Err(Error::invalid(OPERATION, reason));
     }
     match layer::open(|| Events::create(path)) {
         Ok(true) => Ok(TraceFile { path: path.to_path_buf(), open: true }),
         Ok(false) => {
-            Err(Error::invalid(OPERATION, "a trace is being written already; finish or drop that one first"))
+            Err(Error::invalid(OPERATION, "another trace is being written; finish or drop it first"))
         }
         Err(source) => Err(failed(path, source)),
     }
@@ -93,7 +123,7 @@ pub fn layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
     proposed_layer()
 }
 
-/// An open trace file: see [`to_file`]. Dropping it closes the file and logs errors.
+/// An open trace file. See [`to_file`]. Dropping it closes the file and logs errors.
 #[derive(Debug)]
 #[must_use = "dropped, the trace ends"]
 pub struct TraceFile {
@@ -105,7 +135,7 @@ impl TraceFile {
     /// Closes the file, which is then complete.
     ///
     /// # Errors
-    /// - [`Error::Io`], with the path: a write has failed, now or earlier.
+    /// - [`Error::Io`]: this or an earlier write failed. The error contains the path.
     pub fn finish(mut self) -> Result<()> {
         self.close()
     }
@@ -122,7 +152,7 @@ impl TraceFile {
 impl Drop for TraceFile {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
-            distribute_log::heard(|| tracing::error!("{error}"));
+            distribute_log::warn_or_stderr(|| tracing::error!("{error}"));
         }
     }
 }
@@ -138,14 +168,14 @@ pub(crate) fn is_layered() {
 
 /// Returns the layer, for a subscriber that may not be installed.
 pub(crate) fn proposed_layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
-    layer::Slices.with_filter(layer::WhileOpen)
+    layer::Slices.with_filter(layer::ListenerFilter)
 }
 
-/// The interface for the other crates of `distribute`. It is not public: any item may change.
+/// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
 #[doc(hidden)]
 pub mod internal {
-    /// The name of the span of a `run`.
+    /// The name of the span for a `run`.
     pub const STEP: &str = "step";
-    pub use crate::activity::Watch;
     pub use crate::subscriber::subscribe;
+    pub use crate::watch::Watch;
 }

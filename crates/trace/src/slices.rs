@@ -1,11 +1,13 @@
-//! The activity of a thread as slices of time: a pure function of the times at which spans were entered and exited.
+//! The activity of a thread as slices of time, computed by a pure function from the times at which spans were entered
+//! and exited.
 
-/// The way of converting a span to slices.
+/// The rule by which a span is converted to slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// A span that becomes one slice, which may contain others.
-    Whole,
-    /// A part of a replica's time, which is divided without overlap: another part inside it interrupts it.
+pub(super) enum SliceKind {
+    /// The span becomes one slice, which may contain others.
+    Complete,
+    /// The span is a part of a replica's time, which is divided without overlap. If it contains another part, that part
+    /// interrupts it.
     Part,
 }
 
@@ -13,7 +15,7 @@ pub(super) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Slice {
     pub(super) name: &'static str,
-    /// The arguments, as a JSON object, or empty.
+    /// The arguments as a JSON object, or an empty string.
     pub(super) args: String,
     pub(super) start: u64,
     pub(super) end: u64,
@@ -25,12 +27,12 @@ pub(super) struct Stack(Vec<Open>);
 
 struct Open {
     span: u64,
-    kind: Kind,
+    kind: SliceKind,
     /// The start of the slice that has not been written yet.
     since: u64,
     name: &'static str,
     args: String,
-    /// Whether this span has the name of the part around it, and continues its slice.
+    /// Whether this span has the same name as the part that contains it, and continues that part's slice.
     continues: bool,
 }
 
@@ -42,22 +44,22 @@ impl Open {
 }
 
 impl Stack {
-    /// Returns the current part of the thread: its name, its arguments and its start.
+    /// Returns the name, the arguments and the start of the thread's current part.
     pub(super) fn part(&self) -> Option<(&'static str, &str, u64)> {
-        let part = self.0.iter().rev().find(|open| open.kind == Kind::Part)?;
+        let part = self.0.iter().rev().find(|open| open.kind == SliceKind::Part)?;
         Some((part.name, &part.args, part.since))
     }
 
-    /// Enters a span, and returns the slice that it interrupts.
+    /// Enters a span. Returns the slice that it interrupts, if there is one.
     pub(super) fn enter(
         &mut self,
         now: u64,
         span: u64,
-        kind: Kind,
+        kind: SliceKind,
         name: &'static str,
         args: String,
     ) -> Option<Slice> {
-        let around = self.0.last().filter(|around| kind == Kind::Part && around.kind == Kind::Part);
+        let around = self.0.last().filter(|around| kind == SliceKind::Part && around.kind == SliceKind::Part);
         let same = around.filter(|around| around.name == name);
         let open = match same {
             Some(same) => {
@@ -70,7 +72,7 @@ impl Stack {
         ended
     }
 
-    /// Exits a span, and returns its slice, or the last one if it was interrupted.
+    /// Exits a span. Returns its slice or, if it was interrupted, the last section of it.
     pub(super) fn exit(&mut self, now: u64, span: u64) -> Option<Slice> {
         let at = self.0.iter().rposition(|open| open.span == span)?;
         let open = self.0.remove(at);
@@ -78,11 +80,11 @@ impl Stack {
         if at < self.0.len() {
             return None;
         }
-        if let Some(around) = self.0.last_mut().filter(|around| around.kind == Kind::Part) {
+        if let Some(around) = self.0.last_mut().filter(|around| around.kind == SliceKind::Part) {
             match (open.kind, open.continues) {
-                (Kind::Whole, _) => {}
-                (Kind::Part, true) => around.since = open.since,
-                (Kind::Part, false) => around.since = now,
+                (SliceKind::Complete, _) => {}
+                (SliceKind::Part, true) => around.since = open.since,
+                (SliceKind::Part, false) => around.since = now,
             }
         }
         if open.continues { None } else { open.slice(now) }
@@ -100,7 +102,8 @@ mod tests {
         let mut made = Vec::new();
         for (now, word) in script.iter().enumerate() {
             let (way, name) = word.split_at(1);
-            let kind = if name.starts_with(char::is_uppercase) { Kind::Whole } else { Kind::Part };
+            let kind =
+                if name.starts_with(char::is_uppercase) { SliceKind::Complete } else { SliceKind::Part };
             let slice = match way {
                 "+" => {
                     spans.push((name, now as u64));
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_out_of_order_or_was_never_begun_is_left_out() {
+    fn slices_that_end_out_of_order_or_never_started_are_omitted() {
         assert_eq!(slices(&["+A", "+B", "-A", "-B"]), [("B", 1, 3)]);
         assert_eq!(Stack::default().exit(1, 7), None);
     }

@@ -1,13 +1,13 @@
-//! This crate's subscriber: lines on standard error, and the layer of traces.
+//! This project's subscriber: it writes lines to standard error, and contains the layer for traces.
 
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use std::io::IsTerminal;
 use std::sync::Once;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
-/// Installs this crate's subscriber, unless the process has another one. Only the first call has an effect.
+/// Installs this project's subscriber, unless the process already has one. Only the first call has an effect.
 pub fn subscribe() {
     static ONCE: Once = Once::new();
     ONCE.call_once(log);
@@ -26,7 +26,7 @@ fn log() {
         super::is_layered();
     }
     if unreadable {
-        heard(|| {
+        warn_or_stderr(|| {
             tracing::warn!(
                 "DISTRIBUTE_LOG cannot be read as a filter, such as debug or distribute_collective=trace"
             );

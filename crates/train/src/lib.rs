@@ -4,11 +4,13 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`runner`] | a complete training in one call |
-//! | `training` | recovery after a worker fails |
-//! | `preemption` | graceful shutdown when a scheduler requests it |
-//! | [`metrics`] | counts over all replicas, read outside a run |
+//! | [`runner`] | a complete training run in one call |
+//! | `training` | [`Training`]: recovery after a worker fails |
+//! | `preemption` | [`Preemption`]: graceful shutdown when a scheduler requests it |
+//! | [`metrics`] | sums over all replicas, read outside `run` |
 //! | [`monitor`] | the status of a running job |
+//!
+//! This crate never computes an update itself.
 
 pub mod metrics;
 #[cfg(unix)]
@@ -18,4 +20,4 @@ pub mod runner;
 mod training;
 
 pub use preemption::Preemption;
-pub use training::Training;
+pub use training::{Training, TrainingBuilder};

@@ -1,5 +1,5 @@
-//! Training of handwritten digits on workers that MPI links. The first worker then trains again in one process with the
-//! same number of replicas, and compares the weights.
+//! Trains a model of handwritten digits on workers that are linked by MPI. The first worker then trains again in one
+//! process with the same number of replicas, and compares the weights.
 //!
 //! ```text
 //! cargo build --release -p distribute-mpi --example mpi_digits
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// Trains on one worker. Nothing here depends on MPI.
+/// Trains on one worker. Nothing in this function depends on MPI.
 fn train(strategy: &Strategy) -> distribute::Result<(f32, String)> {
     let model = strategy.replicate(|vb| {
         let hidden = linear(64, 128, vb.pp("hidden"))?.with_activation(Relu);
@@ -58,10 +58,10 @@ fn train(strategy: &Strategy) -> distribute::Result<(f32, String)> {
     Ok((last, model.variables.sha256()?))
 }
 
-/// Images `[n, 64]` in [0, 1] and their labels `[n]`.
+/// Returns a dataset of images `[n, 64]` in [0, 1] and their labels `[n]`.
 fn digits() -> distribute::Result<Dataset<(Tensor, Tensor)>> {
     let bytes = include_bytes!("../../../examples/data/digits.csv.gz");
-    let (images, labels) = Csv::bytes("digits.csv.gz", bytes).header(false).labelled(64)?.load()?;
+    let (images, labels) = Csv::bytes("digits.csv.gz", bytes).without_header().labelled(64)?.load()?;
     let images = (images.to_candle(&Device::Cpu)? / 16.)?;
     Dataset::from_slices((images, labels.to_candle(&Device::Cpu)?)).map_err(Into::into)
 }

@@ -11,24 +11,24 @@ use bytes::Bytes;
 use distribute_cluster::environment::ProcessEnvironment;
 use distribute_cluster::{Deadline, Stopwatch, World, fnv1a, resolver};
 use distribute_collective::group::{Group, Inbox};
-use distribute_log::{heard, told};
+use distribute_log::{info_or_stderr, warn_or_stderr};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
-/// The way in which the process exits.
+/// The way in which the process leaves the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Gracefully: it waits for the others as long as they live, as MPI requires.
+    /// Gracefully: it waits for the others while they are connected, as MPI requires.
     Well,
-    /// After a failure: the others may hang, so the wait is limited to the farewell.
+    /// After a failure: the others may hang, so the wait is limited to [`Settings::shutdown_timeout`].
     Failed,
 }
 
 /// A report of the thread.
 pub(crate) enum Report {
-    /// All processes have joined, or the error.
+    /// All processes have joined, or joining has failed with the error.
     Joined(Result<Group, Error>),
-    /// The end of the traffic: no more bytes are sent or received. At most `MPI_Finalize` follows.
+    /// No more bytes are sent or received. The only thing that may follow is `MPI_Finalize`.
     Over,
     /// The thread exits.
     Done,
@@ -53,9 +53,9 @@ pub(crate) fn run(settings: Settings, orders: &Receiver<Ending>, reports: &Sende
     report(Report::Over);
     match library {
         Some(library) if missing.is_empty() => library.finalize(),
-        _ => heard(|| {
+        _ => warn_or_stderr(|| {
             tracing::warn!(
-                "this process ends without MPI_Finalize, which would wait for {}: mpirun ends the others",
+                "this process exits without MPI_Finalize, which would wait for {}; mpirun stops the others",
                 workers(&missing)
             );
         }),
@@ -70,22 +70,27 @@ fn until_over(links: &Links, settings: Settings, orders: &Receiver<Ending>) {
     loop {
         if ending.is_none() {
             ending = match orders.try_recv() {
-                Ok(how) => Some((how, Deadline::after(settings.farewell))),
+                Ok(how) => Some((how, Deadline::after(settings.shutdown_timeout))),
                 Err(TryRecvError::Empty) => None,
-                Err(TryRecvError::Disconnected) => Some((Ending::Failed, Deadline::after(settings.farewell))),
+                Err(TryRecvError::Disconnected) => {
+                    Some((Ending::Failed, Deadline::after(settings.shutdown_timeout)))
+                }
             };
         }
         let (is_over, missing) = links.turn_in_the_background(|state| (state.is_over(), state.missing()));
         match &mut ending {
             Some(_) if is_over => return,
-            Some((how, farewell)) => {
-                farewell.look();
+            Some((how, deadline)) => {
+                deadline.look();
                 match how {
-                    Ending::Failed if farewell.has_passed() => return,
-                    Ending::Well if farewell.has_passed() && !is_told => {
+                    Ending::Failed if deadline.has_passed() => return,
+                    Ending::Well if deadline.has_passed() && !is_told => {
                         is_told = true;
-                        told(|| {
-                            tracing::info!("this process has ended, and MPI waits for {}", workers(&missing))
+                        info_or_stderr(|| {
+                            tracing::info!(
+                                "this process has finished, and MPI waits for {}",
+                                workers(&missing)
+                            )
                         });
                     }
                     _ => {}
@@ -121,13 +126,13 @@ fn join(settings: Settings) -> Result<(Group, Arc<Links>), Error> {
     let state = State::new(library, Arc::new(inbox.clone()), settings);
     let links = Arc::new(Links::new(state, rank, workers));
     let (all, seconds) = (world.num_replicas_in_sync(), watch.elapsed().as_secs_f64());
-    told(|| {
+    info_or_stderr(|| {
         tracing::info!("{world}: {all} replicas in sync, over MPI; all have joined after {seconds:.1} s");
     });
     Ok((Group::new(world, links.clone(), inbox), links))
 }
 
-/// The size of a record that must be the same on all workers.
+/// The size in bytes of a record that must be the same on all workers.
 const RECORD: usize = 2 * size_of::<u64>();
 
 fn agree(library: &mut Library, settings: Settings) -> Result<(), Error> {

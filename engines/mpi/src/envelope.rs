@@ -1,27 +1,27 @@
-//! Frames as messages of MPI. Pure: functions of bytes.
+//! Frames as messages of MPI. This module contains only pure functions of bytes.
 //!
-//! The first message of a frame has its header, its head and, if that is small, its body. A longer body
-//! follows in pieces, which are sent without a copy. A body of one piece is also received without a copy.
+//! The first message of a frame contains its header, its head and, if it is small, its body. A longer body follows in
+//! pieces, which are sent without being copied. A body of one piece is also received without being copied.
 
 use bytes::Bytes;
 use distribute_net::Message;
 use distribute_net::wire::{Frame, HEADER, Header, Kind, Limits, WireError};
 
-/// The maximum length of a body that is sent with its head. MPI libraries send messages of this length at
-/// once.
+/// The maximum length in bytes of a body that is sent together with its head. MPI libraries send messages of this
+/// length immediately.
 const SMALL: usize = 2 << 10;
 
-/// The maximum length of a piece, because MPI counts bytes in 32 bits.
+/// The maximum length of a piece in bytes. It is limited because MPI counts bytes in 32 bits.
 const PIECE: usize = 1 << 30;
 
-/// An error in the encoding of received messages.
+/// An error: received messages are malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EnvelopeError {
     #[error(transparent)]
     Wire(#[from] WireError),
-    #[error("a message of {0} bytes, which is no header")]
+    #[error("a message of {0} bytes, which is not a header")]
     Short(usize),
-    #[error("a message of {found} bytes, where {expected} were announced")]
+    #[error("a message of {found} bytes, but {expected} were announced")]
     Length { found: usize, expected: usize },
 }
 
@@ -146,7 +146,7 @@ mod tests {
 
     // INV-28
     #[test]
-    fn what_is_no_frame_is_refused_with_what_is_wrong() {
+    fn an_invalid_frame_is_refused_with_the_reason() {
         let refused = |messages: &[Bytes]| {
             let mut assembly = Assembly::default();
             messages
@@ -157,15 +157,15 @@ mod tests {
         let long = split(data(3, 5_000), PIECE);
         assert_eq!(
             refused(&[Bytes::from_static(b"short")]).unwrap(),
-            "a message of 5 bytes, which is no header"
+            "a message of 5 bytes, which is not a header"
         );
         let text = refused(&[long[0].clone(), Bytes::from(vec![0; 5_001])]).unwrap();
         assert_eq!(text, "a message of 5001 bytes, where 5000 were announced");
         assert!(refused(&[long[0].clone(), Bytes::new()]).is_some());
         assert!(refused(&[long[0].slice(..HEADER)]).is_some());
-        assert!(refused(&[Bytes::from(vec![9; HEADER])]).unwrap().contains("none of ours"));
+        assert!(refused(&[Bytes::from(vec![9; HEADER])]).unwrap().contains("not a frame of this protocol"));
         let mut huge = Header { kind: Kind::Data, head: 0, body: 65 << 30 }.encode().to_vec();
-        assert!(refused(&[huge.clone().into()]).unwrap().contains("are the most"));
+        assert!(refused(&[huge.clone().into()]).unwrap().contains("but the maximum is"));
         huge[0] = Kind::Reference as u8;
         assert!(refused(&[huge.into()]).is_some());
     }

@@ -1,4 +1,4 @@
-//! Errors of joining the other processes.
+//! The errors of joining the other processes.
 
 use crate::CallError;
 use distribute_cluster::WorldError;
@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The numbers do not make a valid world.
+    /// The numbers of workers and replicas do not form a valid world.
     #[error(transparent)]
     World(#[from] WorldError),
     /// MPI was already initialized in this process, by an earlier call or by other code.
@@ -20,21 +20,21 @@ pub enum Error {
     AlreadyInitialized,
     /// The MPI library does not support calls from several threads, one at a time.
     #[error(
-        "this MPI library does not provide MPI_THREAD_SERIALIZED: take one that does, as Open MPI and MPICH do"
+        "this MPI library does not provide MPI_THREAD_SERIALIZED: use one that does, such as Open MPI or MPICH"
     )]
     Threads,
     /// The launcher started several processes, but each would train alone.
     #[error(
-        "{scheduler} started this process as one of several, but MPI sees it alone: start the program with the mpirun of the \
-         MPI library that it was built with, and without TF_CONFIG"
+        "{scheduler} started this process as one of several, but MPI sees only this process: start the program with \
+         the mpirun of the MPI library that it was built with, and without TF_CONFIG"
     )]
     Alone {
-        /// The launcher.
+        /// The launcher that started the processes.
         scheduler: Scheduler,
     },
     /// The workers have different numbers of replicas.
     #[error(
-        "worker {worker} has {replicas} replicas and worker 0 has {first}: give all workers the same number"
+        "worker {worker} has {replicas} replicas, but worker 0 has {first}: use the same number on all workers"
     )]
     Replicas {
         /// The first worker that differs from worker 0.
@@ -54,18 +54,18 @@ pub enum Error {
     },
     /// The deadline passed before all processes had joined.
     #[error(
-        "MPI has not brought all processes together after {} s: one of those that mpirun started has not called \
+        "MPI has not connected all processes after {} s: a process that mpirun started has not called \
          distribute_mpi::run, or cannot be reached",
         waited.as_secs_f32().ceil()
     )]
     Deadline {
-        /// The time that this process has waited.
+        /// The time for which this process has waited.
         waited: Duration,
     },
     /// A call of MPI has failed.
     #[error("the workers cannot be linked: {0}")]
     Call(#[from] CallError),
-    /// The system refuses a thread.
+    /// The system cannot start a thread.
     #[error("the thread that calls MPI in the background cannot be started: {0}")]
     Thread(#[from] io::Error),
 }

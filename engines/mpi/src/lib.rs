@@ -1,4 +1,4 @@
-//! Workers that are linked by MPI: a group whose messages, and sums in `Order::Fast`, go through MPI.
+//! Workers that are linked by MPI: a group that uses MPI for its messages, and for its sums in `Order::Fast`.
 //!
 //! | module | contents |
 //! |---|---|
@@ -9,6 +9,8 @@
 //! | `state`, `peer` | all other processes, and one of them |
 //! | `envelope` | frames as messages of MPI: pure |
 //! | `library`, `memory` | the calls of MPI (the `unsafe`), and the memory that it reads and writes |
+//!
+//! This crate never knows the purpose of a message.
 //!
 //! A program of several workers uses the group instead of a cluster. Start it with `mpirun -np 2 program`:
 //!
@@ -29,27 +31,26 @@
 //!
 //! # Threads that call MPI
 //!
-//! MPI is initialized with `MPI_THREAD_SERIALIZED`, which every MPI library supports: any thread may call it,
-//! one at a time. A thread that waits for a message calls MPI itself, so that no other thread has to be woken
-//! first. At other times a background thread does.
+//! MPI is initialized with `MPI_THREAD_SERIALIZED`, which every MPI library supports: any thread may call MPI, but only
+//! one at a time. A thread that waits for a message calls MPI itself, so that no other thread must be woken first. At
+//! other times, a background thread calls it.
 //!
-//! With `MPI_THREAD_MULTIPLE` each call would take further locks without benefit, because the messages of a
-//! pair must be sent in sequence anyway. A program that calls MPI itself needs that level, and must not call
-//! it while a group exists.
+//! With `MPI_THREAD_MULTIPLE`, each call would acquire further locks without any benefit, because the messages of a
+//! pair must be sent in sequence anyway. A program that calls MPI itself needs that level, and must not call it while a
+//! group exists.
 //!
 //! # Failures
 //!
-//! - A process that is killed, or exits without `MPI_Finalize`: `mpirun` ends all others at once. That is
-//!   MPI's behaviour, and no error can be returned. Start the job again, from its last checkpoint.
-//! - A process that is stopped, or unreachable without MPI noticing, is disconnected after 3 s without a
+//! - If a process is killed, or exits without `MPI_Finalize`, `mpirun` ends all others immediately. This is MPI's
+//!   behavior, and no error can be returned. Start the job again from its last checkpoint.
+//! - A process that is stopped, or that is unreachable without MPI noticing it, is disconnected after 3 s without a
 //!   message ([`Settings::silence`]).
-//! - A process that has exited gracefully, or times out in a call, is named in the error on all others, as
-//!   over other links.
+//! - A process that has exited gracefully, or that times out in a call, is named in the error on all others, as with
+//!   other links.
 //! - Calls of MPI that fail are errors (`MPI_ERRORS_RETURN`): the other process of the call is disconnected,
 //!   with MPI's text as the reason.
-//! - Sums of MPI wait for all processes. They are tested until the call times out or a process is
-//!   disconnected, and all workers then name the missing process. Later sums use an algorithm of this
-//!   project.
+//! - Sums of MPI wait for all processes. They are polled until the call times out or a process is disconnected, and all
+//!   workers then name the missing process. Later sums use an algorithm of this project.
 
 mod background;
 mod envelope;

@@ -1,8 +1,8 @@
-//! The calls of MPI, each checked: the one file with `unsafe`.
+//! The calls of MPI, whose results are checked. This is the only file with `unsafe` code.
 //!
-//! MPI is initialized as `MPI_THREAD_SERIALIZED`: any thread may call it, one at a time. All calls are
-//! methods that take the [`Library`] by `&mut`, and a process has one, so the compiler ensures that. rsmpi's
-//! own methods ignore the results of calls, so its bindings are used instead.
+//! MPI is initialized with `MPI_THREAD_SERIALIZED`: any thread may call it, but only one at a time. All calls are
+//! methods that take the [`Library`] by `&mut`, and a process has only one, so the compiler ensures this. rsmpi's own
+//! methods ignore the results of calls, so its bindings are used instead.
 
 use crate::Error;
 use crate::memory::Memory;
@@ -13,13 +13,13 @@ use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Request};
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop, MaybeUninit, take};
 
-/// The one tag of all messages. Those of a pair are received in the order in which they were sent.
+/// The tag of all messages. Messages between two processes are received in the order in which they were sent.
 const TAG: c_int = 0;
 
-/// MPI, from `MPI_Init_thread` on.
+/// The MPI library, after `MPI_Init_thread`.
 pub(crate) struct Library {
-    /// The guard of rsmpi, dropped only by [`finalize`](Self::finalize). After the failure of another
-    /// process, this one must exit without it.
+    /// The guard of rsmpi. It is dropped only by [`finalize`](Self::finalize), because this process must exit without
+    /// dropping it after the failure of another process.
     universe: ManuallyDrop<Universe>,
     /// The communicator of this crate's messages, separate from the program's.
     messages: MPI_Comm,
@@ -33,18 +33,18 @@ pub(crate) struct Library {
 // names.
 unsafe impl Send for Library {}
 
-/// A call of MPI that has failed.
+/// A call of MPI has failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {text}")]
 pub struct CallError {
-    /// The function.
+    /// The name of the function.
     pub call: &'static str,
-    /// MPI's text.
+    /// MPI's description of the error.
     pub text: String,
 }
 
-/// A running operation. MPI reads and writes its memory until it has completed. If the operation is dropped
-/// before, its memory is never freed.
+/// A running operation. MPI reads and writes its memory until it has completed. If the operation is dropped before
+/// then, its memory is never freed.
 pub(crate) struct Request {
     raw: MPI_Request,
     from: Bytes,
@@ -56,7 +56,7 @@ pub(crate) struct Request {
 unsafe impl Send for Request {}
 
 impl Library {
-    /// Initializes MPI, and waits until all processes have.
+    /// Initializes MPI, and waits until all processes have initialized it.
     pub fn start() -> Result<Self, Error> {
         let (universe, threads) =
             environment::initialize_with_threading(Threading::Serialized).ok_or(Error::AlreadyInitialized)?;
@@ -129,7 +129,7 @@ impl Library {
         request.map(Some)
     }
 
-    /// Starts to gather the same number of bytes from each process.
+    /// Starts to gather bytes from all processes, each of which contributes the same number.
     pub fn gather(&mut self, mine: Bytes) -> Result<Request, CallError> {
         const CALL: &str = "MPI_Iallgather";
         let (count, into) = (number(CALL, mine.len())?, Memory::new(mine.len() * self.workers));
@@ -161,7 +161,7 @@ impl Library {
         })
     }
 
-    /// Whether an operation has completed.
+    /// Returns whether an operation has completed.
     pub fn test(&mut self, request: &mut Request) -> Result<bool, CallError> {
         if !request.ended {
             let mut flag = 0;

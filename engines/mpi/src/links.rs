@@ -5,39 +5,39 @@ use crate::state::State;
 use bytes::Bytes;
 use distribute_cluster::{Deadline, Stopwatch};
 use distribute_net::wire::Frame;
-use distribute_net::{Drive, Message, NativeSum, Number, Transport};
+use distribute_net::{Message, NativeSum, Number, PollOutcome, Transport};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The time for which a waiting thread polls without a pause. MPI sends no notifications, so waiting means
-/// polling.
+/// The time for which a waiting thread polls without pauses. MPI sends no notifications, so waiting means polling.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// The time up to which a waiting thread yields its core between polls. After that it sleeps, for an eighth
-/// of the time that it has waited.
+/// The time after which a waiting thread no longer yields its core between polls, but sleeps, for an eighth of the time
+/// that it has waited.
 const YIELD: Duration = Duration::from_micros(500);
 
-/// The longest such sleep, and the time for which the background thread leaves MPI to waiting threads.
+/// The maximum duration of such a sleep, and the time for which the background thread does not use MPI after another
+/// thread has.
 const NAP: Duration = Duration::from_millis(1);
 
 /// The interval of the background thread's polls while nothing is received.
 const QUIET: Duration = Duration::from_millis(5);
 
-/// The messages and sums of MPI.
+/// A transport that uses MPI for messages and sums.
 ///
-/// All calls are made under one lock, by the threads that wait for something. At other times a background
-/// thread makes them.
+/// All calls are made under one lock, by the threads that wait for something. At other times, a background thread makes
+/// them.
 pub(crate) struct Links {
     state: Mutex<State>,
-    /// The condition that something was delivered.
+    /// Notified when messages were delivered.
     delivered: Condvar,
     /// Whether a thread polls.
     driving: AtomicBool,
     /// The number of threads that wait for the lock.
     wanted: AtomicUsize,
-    /// Whether a sum has failed here. MPI and this process may then disagree on which sum is next.
+    /// Whether a sum has failed on this process. MPI and this process may then disagree on which sum is next.
     broken: AtomicBool,
     rank: usize,
     workers: usize,
@@ -56,7 +56,7 @@ impl Links {
         }
     }
 
-    /// Locks the state. The holder may call MPI.
+    /// Locks the state. The thread that holds the lock may call MPI.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.wanted.fetch_add(1, Ordering::Relaxed);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,7 +64,7 @@ impl Links {
         state
     }
 
-    /// Makes one turn of the background thread, and pauses. Returns the result of `look`.
+    /// Makes one turn of the background thread, and then pauses. Returns the result of `look`.
     pub fn turn_in_the_background<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state();
         let away = self.driving.load(Ordering::Relaxed);
@@ -78,8 +78,8 @@ impl Links {
         looked
     }
 
-    /// Moves bytes until `check` returns a value, for at most `patience`. Its second argument is whether
-    /// something was delivered.
+    /// Moves bytes until `check` returns a value, for at most `patience`. The second argument of `check` is `true` if
+    /// messages were delivered.
     fn until<T>(
         &self,
         patience: Duration,
@@ -127,25 +127,25 @@ impl Transport for Links {
         self.state().send(to, Frame::Data(message));
     }
 
-    fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
+    fn poll(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> PollOutcome {
         if self.driving.swap(true, Ordering::Acquire) {
-            return Drive::Elsewhere;
+            return PollOutcome::Elsewhere;
         }
-        let drive = {
+        let poll = {
             let state = self.state();
             let (hears, is_there) = (state.hears(), is_there());
             drop(state);
             match (hears, is_there) {
-                (false, _) => Drive::Never,
-                (true, true) => Drive::Delivered,
+                (false, _) => PollOutcome::Never,
+                (true, true) => PollOutcome::Delivered,
                 (true, false) => match self.until(patience, |_, any| any.then_some(())) {
-                    Some(()) => Drive::Delivered,
-                    None => Drive::Nothing,
+                    Some(()) => PollOutcome::Delivered,
+                    None => PollOutcome::Nothing,
                 },
             }
         };
         self.driving.store(false, Ordering::Release);
-        drive
+        poll
     }
 
     fn native_sum(&self) -> Option<&dyn NativeSum> {
@@ -162,7 +162,7 @@ impl NativeSum for Links {
         "MPI"
     }
 
-    fn is_able(&self, bytes: usize) -> bool {
+    fn supports(&self, bytes: usize) -> bool {
         !self.broken.load(Ordering::Relaxed) && i32::try_from(bytes).is_ok()
     }
 
@@ -172,11 +172,11 @@ impl NativeSum for Links {
             let Some(library) = state.library() else { return Some(Err("MPI has been finalized".into())) };
             match library.test(&mut request) {
                 Ok(true) => Some(Ok(())),
-                Ok(false) => state.lost().map(|worker| Err(format!("worker {worker} is lost"))),
+                Ok(false) => state.lost().map(|worker| Err(format!("worker {worker} was lost"))),
                 Err(error) => Some(Err(error.to_string())),
             }
         });
-        let late = || Err(format!("not all workers have come within {:.1} s", patience.as_secs_f64()));
+        let late = || Err(format!("not all workers have arrived within {:.1} s", patience.as_secs_f64()));
         let ended = ended.unwrap_or_else(late);
         let sum = ended.and_then(|()| request.received().ok_or_else(|| "the sum has not ended".to_owned()));
         self.broken.fetch_or(sum.is_err(), Ordering::Relaxed);
@@ -201,22 +201,25 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(40);
 
-    /// The received messages in order, and the disconnected workers.
+    /// A receiver that stores the received messages in order, and the lost workers with the reasons.
     #[derive(Default)]
-    struct Kept(Mutex<(Vec<(usize, Message)>, Vec<(usize, String)>)>);
+    struct Kept {
+        messages: Mutex<Vec<(usize, Message)>>,
+        lost: Mutex<Vec<(usize, String)>>,
+    }
 
     impl Receiver for Kept {
         fn deliver(&self, from: usize, message: Message) {
-            self.0.lock().unwrap().0.push((from, message));
+            self.messages.lock().unwrap().push((from, message));
         }
-        fn lose(&self, from: usize, reason: String) {
-            self.0.lock().unwrap().1.push((from, reason));
+        fn mark_lost(&self, from: usize, reason: String) {
+            self.lost.lock().unwrap().push((from, reason));
         }
     }
 
     impl Kept {
         fn count(&self) -> usize {
-            self.0.lock().unwrap().0.len()
+            self.messages.lock().unwrap().len()
         }
     }
 
@@ -232,12 +235,12 @@ mod tests {
         links.close();
         links.send(usize::from(rank == 0), Message::new("never", ""));
         links.until(PATIENCE, |state, _| state.is_over().then_some(())).unwrap();
-        let mut lost = kept.0.lock().unwrap().1.clone();
+        let mut lost = kept.lost.lock().unwrap().clone();
         lost.sort();
         let others = (0..workers).filter(|other| *other != rank);
         // INV-29
         assert_eq!(lost, others.map(|other| (other, ENDED.to_owned())).collect::<Vec<_>>());
-        assert!(kept.0.lock().unwrap().0.iter().all(|(_, message)| message.head != "never"));
+        assert!(kept.messages.lock().unwrap().iter().all(|(_, message)| message.head != "never"));
         links.state().take_library().unwrap().finalize();
     }
 
@@ -247,10 +250,10 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_each_pair_come_whole_and_in_order() {
+    fn messages_of_each_pair_arrive_complete_and_in_order() {
         const COUNT: usize = 40;
         let length = |number: usize| [0, 1, 2_000, 2_048, 2_049, 70_000, 300_000][number % 7];
-        on_ranks("links::tests::messages_of_each_pair_come_whole_and_in_order", &[2, 3], || {
+        on_ranks("links::tests::messages_of_each_pair_arrive_complete_and_in_order", &[2, 3], || {
             linked(|links, kept| {
                 let others: Vec<_> = (0..links.workers).filter(|other| *other != links.rank).collect();
                 for number in 0..COUNT {
@@ -258,11 +261,11 @@ mod tests {
                 }
                 let all = || kept.count() == COUNT * others.len();
                 while !all() {
-                    assert_ne!(links.drive(PATIENCE, &all), Drive::Never);
+                    assert_ne!(links.poll(PATIENCE, &all), PollOutcome::Never);
                 }
                 for from in others {
-                    let kept = kept.0.lock().unwrap();
-                    let come = kept.0.iter().filter(|(worker, _)| *worker == from);
+                    let messages = kept.messages.lock().unwrap();
+                    let come = messages.iter().filter(|(worker, _)| *worker == from);
                     for (number, (_, come)) in come.enumerate() {
                         assert_eq!(*come, message(from, number, length(number)));
                     }
@@ -272,8 +275,8 @@ mod tests {
     }
 
     #[test]
-    fn large_messages_go_both_ways_at_once_and_though_nobody_drives() {
-        on_ranks("links::tests::large_messages_go_both_ways_at_once_and_though_nobody_drives", &[2], || {
+    fn large_messages_are_sent_both_ways_at_once_without_a_driver() {
+        on_ranks("links::tests::large_messages_are_sent_both_ways_at_once_without_a_driver", &[2], || {
             linked(|links, kept| {
                 let other = 1 - links.rank;
                 links.send(other, message(links.rank, 1, 64 << 20));
@@ -281,14 +284,14 @@ mod tests {
                 while kept.count() < 1 {
                     links.turn_in_the_background(|_| assert!(!deadline.has_passed()));
                 }
-                assert!(kept.0.lock().unwrap().0[0].1 == message(other, 1, 64 << 20));
+                assert!(kept.messages.lock().unwrap()[0].1 == message(other, 1, 64 << 20));
             });
         });
     }
 
     #[test]
-    fn several_threads_may_send_and_drive_at_once() {
-        on_ranks("links::tests::several_threads_may_send_and_drive_at_once", &[2], || {
+    fn several_threads_may_send_and_poll_at_once() {
+        on_ranks("links::tests::several_threads_may_send_and_poll_at_once", &[2], || {
             linked(|links, kept| {
                 let (threads, count) = (3, 40);
                 let all = || kept.count() == threads * count;
@@ -299,7 +302,7 @@ mod tests {
                                 links.send(1 - links.rank, message(thread, number, number * 500));
                             }
                             while !all() {
-                                if links.drive(PATIENCE, &all) == Drive::Elsewhere {
+                                if links.poll(PATIENCE, &all) == PollOutcome::Elsewhere {
                                     std::thread::yield_now();
                                 }
                             }
@@ -307,8 +310,8 @@ mod tests {
                     }
                 });
                 for thread in 0..threads {
-                    let kept = kept.0.lock().unwrap();
-                    let of = kept.0.iter().map(|(_, message)| &message.head);
+                    let messages = kept.messages.lock().unwrap();
+                    let of = messages.iter().map(|(_, message)| &message.head);
                     let of = of.filter(|head| head.starts_with(format!("{thread} ").as_bytes()));
                     assert!(of.eq(
                         (0..count).map(|number| format!("{thread} {number}")).collect::<Vec<_>>().iter()
@@ -329,17 +332,17 @@ mod tests {
                     let mine = numbers(&[1., links.rank as f64]);
                     let sum = |patience| links.sum(mine.clone(), Number::F64, patience);
                     assert_eq!(sum(PATIENCE).unwrap(), numbers(&[3., 3.]));
-                    assert!(links.is_able(8) && !links.is_able(1 << 31));
+                    assert!(links.supports(8) && !links.supports(1 << 31));
                     if links.rank == 1 {
                         // This worker times out: it waits until both others have given up.
                         while kept.count() < 2 {
-                            links.drive(PATIENCE, &|| kept.count() == 2);
+                            links.poll(PATIENCE, &|| kept.count() == 2);
                         }
                         assert!(sum(PATIENCE).is_ok());
                     } else {
                         let reason = sum(Duration::from_millis(300)).unwrap_err();
-                        assert_eq!(reason, "not all workers have come within 0.3 s");
-                        assert!(!links.is_able(8));
+                        assert_eq!(reason, "not all workers have arrived within 0.3 s");
+                        assert!(!links.supports(8));
                         links.send(1, Message::new("given up", ""));
                     }
                 });

@@ -10,12 +10,12 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Allocates `len` bytes, all 0.
+    /// Allocates `len` bytes, which are all 0.
     pub fn new(len: usize) -> Self {
         Self { words: vec![0; len.div_ceil(size_of::<u64>())], len }
     }
 
-    /// Copies bytes.
+    /// Creates memory that contains a copy of the given bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let mut memory = Self::new(bytes.len());
         bytemuck::cast_slice_mut(&mut memory.words)[..bytes.len()].copy_from_slice(bytes);

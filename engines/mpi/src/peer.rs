@@ -10,11 +10,11 @@ use std::time::Duration;
 /// The status of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
-    /// It is connected.
+    /// The process is connected.
     Alive,
-    /// It has exited gracefully, and still receives.
+    /// The process has exited gracefully, and still receives.
     Ended,
-    /// It is disconnected.
+    /// The process is disconnected.
     Lost,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Creates a connected process, which may be silent for `patience`.
+    /// Creates the traffic with a connected process. The process is disconnected if it sends nothing for `patience`.
     pub fn new(rank: usize, patience: Duration) -> Self {
         Self {
             rank,
@@ -52,22 +52,22 @@ impl Peer {
         self.life
     }
 
-    /// Sets the status of a process that sends nothing more.
+    /// Sets the status of a process that will send nothing more.
     pub fn end(&mut self, life: Life) {
         self.life = life;
     }
 
-    /// Whether an operation is running.
+    /// Returns whether an operation is running.
     pub fn is_busy(&self) -> bool {
         !self.sending.is_empty() || self.receiving.is_some()
     }
 
-    /// Whether everything was sent.
+    /// Returns whether everything was sent.
     pub fn has_sent(&self) -> bool {
         self.sending.is_empty()
     }
 
-    /// Starts to send a frame, unless the process no longer receives it. A process that has exited still
+    /// Starts to send a frame, unless the process no longer receives frames. A process that has exited gracefully still
     /// waits for the end of this one.
     pub fn send(&mut self, library: &mut Library, frame: Frame) -> Result<(), String> {
         let hears = match self.life {
@@ -83,7 +83,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Continues the running operations. Returns a frame once it is received.
+    /// Continues the running operations. Returns a frame if one has been received completely.
     pub fn turn(&mut self, library: &mut Library) -> Result<Option<Frame>, String> {
         let told = |error: crate::CallError| error.to_string();
         if self.life == Life::Lost {
@@ -110,7 +110,7 @@ impl Peer {
         self.assembly.add(message).map_err(|error| format!("it has sent {error}"))
     }
 
-    /// Checks the clock. Returns `true` if the process was silent for too long.
+    /// Checks the clock. Returns `true` if the process has been silent for too long.
     pub fn is_silent(&mut self) -> bool {
         self.silence.look();
         self.life == Life::Alive && self.silence.has_passed()

@@ -1,37 +1,37 @@
-//! This process, as one of those that MPI links.
+//! This process, as one of the processes that are linked by MPI.
 
 use crate::background::{self, Ending, Report};
 use crate::{Error, Settings};
 use distribute_cluster::World;
 use distribute_collective::group::Group;
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
-/// The interval of checks during a wait without a deadline.
+/// The interval at which conditions are checked during a wait without a deadline.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// Joins the other processes that `mpirun` has started, and calls `body` with all of them as a group. Leaves
-/// the group when `body` returns.
+/// Joins the other processes that `mpirun` has started, and calls `body` with all of them as a group. Leaves the group
+/// when `body` returns.
 ///
-/// If `body` succeeds, this waits until all processes have exited, as MPI requires of every program. If it
-/// fails or panics, the wait is limited to [`Settings::farewell`]. After that this process exits without
+/// If `body` succeeds, this waits until all processes have exited, as MPI requires of every program. If `body` fails or
+/// panics, the wait is limited to [`Settings::shutdown_timeout`]. After that time, this process exits without
 /// `MPI_Finalize`, and `mpirun` ends all others.
 ///
-/// It can be called once in a process. The group and its strategies cannot be used afterwards.
+/// This can be called once per process. The group and its strategies cannot be used afterwards.
 ///
 /// # Errors
 /// Returns the error of `body`, or the conversion of one of these:
 /// - [`Error::World`]: the number of replicas is invalid.
 /// - [`Error::AlreadyInitialized`]: MPI was already initialized in this process.
 /// - [`Error::Threads`]: the MPI library does not support calls from several threads.
-/// - [`Error::Alone`]: the launcher started several processes, but MPI has only this one.
+/// - [`Error::Alone`]: the launcher started several processes, but this is the only process known to MPI.
 /// - [`Error::Replicas`], [`Error::Version`]: the workers differ in the number of replicas, or in the version
 ///   of this crate.
 /// - [`Error::Deadline`]: not all processes have joined in time.
 /// - [`Error::Call`]: a call of MPI has failed.
-/// - [`Error::Thread`]: the system refuses a thread.
+/// - [`Error::Thread`]: the system cannot start a thread.
 pub fn run<T, E: From<Error>>(settings: Settings, body: impl FnOnce(Group) -> Result<T, E>) -> Result<T, E> {
     let mut process = Process::join(settings)?;
     let result = body(process.group.clone());
@@ -43,7 +43,7 @@ struct Process {
     group: Group,
     orders: Sender<Ending>,
     reports: Receiver<Report>,
-    farewell: Duration,
+    shutdown_timeout: Duration,
     has_ended: bool,
 }
 
@@ -55,9 +55,13 @@ impl Process {
         let thread = thread::Builder::new().name("distribute-mpi".to_owned());
         thread.spawn(move || background::run(settings, &ordered, &report))?;
         match reports.recv_timeout(settings.join) {
-            Ok(Report::Joined(Ok(group))) => {
-                Ok(Self { group, orders, reports, farewell: settings.farewell, has_ended: false })
-            }
+            Ok(Report::Joined(Ok(group))) => Ok(Self {
+                group,
+                orders,
+                reports,
+                shutdown_timeout: settings.shutdown_timeout,
+                has_ended: false,
+            }),
             Ok(Report::Joined(Err(error))) => Err(error),
             _ => Err(Error::Deadline { waited: settings.join }),
         }
@@ -77,14 +81,14 @@ impl Process {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
-        if let Err(RecvTimeoutError::Timeout) = self.reports.recv_timeout(self.farewell) {
-            heard(|| tracing::warn!("MPI_Finalize has not returned: this process ends without"));
+        if let Err(RecvTimeoutError::Timeout) = self.reports.recv_timeout(self.shutdown_timeout) {
+            warn_or_stderr(|| tracing::warn!("MPI_Finalize has not returned: this process exits without it"));
         }
     }
 }
 
 impl Drop for Process {
-    /// Exits after a panic of the program.
+    /// Leaves the group after a panic of the program.
     fn drop(&mut self) {
         if !self.has_ended {
             self.end(Ending::Failed);

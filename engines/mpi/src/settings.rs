@@ -1,32 +1,32 @@
-//! The options of a process.
+//! The settings of a process.
 
 use std::time::Duration;
 
-/// The options and timeouts of a process.
+/// The settings of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The number of replicas of this worker, which are threads. It is the same on all workers.
+    /// The number of replicas of this worker, which are threads. It must be the same on all workers.
     pub replicas: usize,
-    /// The time for all processes to join.
+    /// The maximum time to wait until all processes have joined.
     pub join: Duration,
-    /// The interval of heartbeats.
+    /// The interval between heartbeats.
     pub heartbeat: Duration,
     /// The time without a message after which a process is disconnected.
     pub silence: Duration,
-    /// The time for which a process that has failed waits until the others have exited.
-    pub farewell: Duration,
+    /// The maximum time for which a process that has failed waits until the others have exited.
+    pub shutdown_timeout: Duration,
 }
 
 impl Default for Settings {
-    /// Returns one replica, a minute to join, heartbeats every 500 ms, 3 s of silence, and 5 s for the
-    /// farewell.
+    /// Returns the default settings: one replica, a minute to join, heartbeats every 500 ms, 3 s of silence, and a
+    /// shutdown timeout of 5 s.
     fn default() -> Self {
         Self {
             replicas: 1,
             join: Duration::from_secs(60),
             heartbeat: Duration::from_millis(500),
             silence: Duration::from_secs(3),
-            farewell: Duration::from_secs(5),
+            shutdown_timeout: Duration::from_secs(5),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! All other processes, for one thread at a time that moves bytes to and from them.
+//! The state of all other processes. One thread at a time uses it to move bytes to and from them.
 
 use crate::Settings;
 use crate::library::Library;
@@ -9,16 +9,16 @@ use distribute_net::{ENDED, LEFT, Receiver};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The interval of checks for silent processes.
+/// The interval at which silent processes are detected.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// MPI and all other processes. The holder may call MPI.
+/// MPI and the state of all other processes. The thread that holds it may call MPI.
 pub(crate) struct State {
-    /// `Some` until MPI is finalized.
+    /// The MPI library; `None` after it is finalized.
     library: Option<Library>,
     peers: Vec<Peer>,
     receiver: Arc<dyn Receiver>,
-    /// Whether this process has sent its goodbye to the others.
+    /// Whether this process has sent its final message to the others.
     closed: bool,
     settings: Settings,
     look: Deadline,
@@ -40,12 +40,12 @@ impl State {
         }
     }
 
-    /// Returns MPI, until it is finalized.
+    /// Returns the MPI library; `None` after it is finalized.
     pub fn library(&mut self) -> Option<&mut Library> {
         self.library.as_mut()
     }
 
-    /// Takes MPI out: nothing is sent or received any more.
+    /// Removes and returns the MPI library. After that, nothing is sent or received any more.
     pub fn take_library(&mut self) -> Option<Library> {
         self.library.take()
     }
@@ -57,7 +57,7 @@ impl State {
         }
     }
 
-    /// Sends a goodbye to all others.
+    /// Sends a final message to all others.
     pub fn close(&mut self) {
         if !self.closed {
             self.say(|_| true, || Frame::Goodbye);
@@ -65,8 +65,8 @@ impl State {
         }
     }
 
-    /// Continues all running operations, and delivers received messages. Returns `true` if there was
-    /// anything.
+    /// Continues all running operations, and delivers received messages. Returns `true` if anything was sent or
+    /// received.
     pub fn turn(&mut self) -> bool {
         let Some(library) = &mut self.library else { return false };
         let mut any = false;
@@ -83,14 +83,14 @@ impl State {
             };
             any = true;
             if let Some((life, reason)) = end {
-                lose(peer, life, reason, &*self.receiver);
+                mark_lost(peer, life, reason, &*self.receiver);
             }
         }
-        self.pulse() | any
+        self.heartbeat() | any
     }
 
-    /// Sends heartbeats, and disconnects silent processes. Returns `true` if there were any.
-    fn pulse(&mut self) -> bool {
+    /// Sends heartbeats, and disconnects silent processes. Returns `true` if a process was disconnected.
+    fn heartbeat(&mut self) -> bool {
         if !self.look.has_passed() {
             return false;
         }
@@ -104,7 +104,12 @@ impl State {
         for peer in &mut self.peers {
             if peer.is_silent() {
                 let seconds = self.settings.silence.as_secs_f64();
-                lose(peer, Life::Lost, format!("it has sent nothing for {seconds:.1} s"), &*self.receiver);
+                mark_lost(
+                    peer,
+                    Life::Lost,
+                    format!("it has sent nothing for {seconds:.1} s"),
+                    &*self.receiver,
+                );
                 any = true;
             }
         }
@@ -115,22 +120,22 @@ impl State {
         let Some(library) = &mut self.library else { return };
         for peer in self.peers.iter_mut().filter(|peer| to(peer)) {
             if let Err(reason) = peer.send(library, frame()) {
-                lose(peer, Life::Lost, reason, &*self.receiver);
+                mark_lost(peer, Life::Lost, reason, &*self.receiver);
             }
         }
     }
 
-    /// Whether an operation is running.
+    /// Returns whether an operation is running.
     pub fn is_busy(&self) -> bool {
         self.peers.iter().any(Peer::is_busy)
     }
 
-    /// Whether anything may still be received.
+    /// Returns whether anything may still be received.
     pub fn hears(&self) -> bool {
         self.peers.iter().any(|peer| peer.life() == Life::Alive)
     }
 
-    /// Returns the first disconnected process.
+    /// Returns the first disconnected process, if there is one.
     pub fn lost(&self) -> Option<usize> {
         self.peers.iter().find(|peer| peer.life() == Life::Lost).map(Peer::rank)
     }
@@ -140,7 +145,7 @@ impl State {
         self.peers.iter().filter(|peer| peer.life() != Life::Ended).map(Peer::rank).collect()
     }
 
-    /// Whether nothing more will be received, and everything was sent to processes that still receive.
+    /// Returns whether nothing more will be received, and everything was sent to the processes that still receive.
     pub fn is_over(&self) -> bool {
         let over = |peer: &Peer| match peer.life() {
             Life::Alive => false,
@@ -151,10 +156,10 @@ impl State {
     }
 }
 
-fn lose(peer: &mut Peer, life: Life, reason: String, receiver: &dyn Receiver) {
+fn mark_lost(peer: &mut Peer, life: Life, reason: String, receiver: &dyn Receiver) {
     if peer.life() == Life::Alive {
         tracing::debug!(worker = peer.rank(), reason, "a worker is lost");
-        receiver.lose(peer.rank(), reason);
+        receiver.mark_lost(peer.rank(), reason);
     }
     peer.end(life);
 }

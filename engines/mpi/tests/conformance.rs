@@ -15,7 +15,7 @@ use distribute_mpi::{Error, Settings};
 use distribute_tensor::fold::Alone;
 use distribute_tensor::{Leaf, Packing, ReduceOp, wire};
 use distribute_testing::child;
-use leaves::{joined, summed};
+use leaves::{of_every_dtype, summed};
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -51,7 +51,7 @@ fn of_replicas(member: &Member) -> Got {
         }
         let name = format!("all_gather {len}");
         let call = call(Operation::AllGather, &name);
-        let (all, offsets) = all_gather(member, call, 0, joined(member.replica(), len)).unwrap();
+        let (all, offsets) = all_gather(member, call, 0, of_every_dtype(member.replica(), len)).unwrap();
         got.push((format!("{name} {offsets:?}"), bytes(&all.leaves)));
     }
     let mine = vec![member.replica() as u64; member.replica()];
@@ -96,12 +96,12 @@ fn of_workers(member: &Member) -> Got {
             bytes(&calling.all_reduce(ReduceOp::Mean, Packing::APART, &all, &Alone).unwrap().leaves)
         }));
         got.push(make(&format!("gather {len}"), &|calling, replicas| {
-            let all = local(replicas, joined, len);
+            let all = local(replicas, of_every_dtype, len);
             let all: Vec<_> = all.iter().map(Vec::as_slice).collect();
             bytes(&calling.all_gather(&all).unwrap().0.concat())
         }));
         got.push(make(&format!("of_first {len}"), &|calling, replicas| {
-            bytes(&calling.broadcast(&joined(replicas[0], len)).unwrap())
+            bytes(&calling.broadcast(&of_every_dtype(replicas[0], len)).unwrap())
         }));
     }
     got.push(make("records", &|mut calling, replicas| {
@@ -148,7 +148,7 @@ fn on_replicas(group: &Group) -> Vec<Got> {
     let replicas = group.world().replicas();
     let results: Vec<_> = (0..replicas).map(|_| Mutex::new(None)).collect();
     let session = Arc::new(group.open("conformance", 1));
-    Arc::new(Team::new(replicas).unwrap()).run_among(1, PATIENCE, Some(session), &|member| {
+    Arc::new(Team::new(replicas).unwrap()).run_with_session(1, PATIENCE, Some(session), &|member| {
         let got = [of_replicas(&member), of_workers(&member)].concat();
         *results[member.rank()].lock().unwrap() = Some(got);
         true
@@ -195,9 +195,10 @@ fn compare(group: &Group) {
     let session = group.open("compare", 2);
     let world = group.world();
     let call = call(Operation::Reduce, "compare");
-    let standings =
-        world.local_replicas().map(|replica| distribute_cluster::Standing::waiting(replica, call.clone()));
-    let mut calling = GroupCall::new(&session, standings.collect(), PATIENCE);
+    let statuses = world
+        .local_replicas()
+        .map(|replica| distribute_cluster::ReplicaStatus::waiting(replica, call.clone()));
+    let mut calling = GroupCall::new(&session, statuses.collect(), PATIENCE);
     let sums = Bytes::from(sums);
     let all = calling.all_gather_sized("native sums", sums.clone(), |_| sums.len()).unwrap();
     assert!(all.iter().all(|sums| *sums == all[0]) && !all[0].is_empty());

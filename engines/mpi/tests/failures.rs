@@ -5,7 +5,7 @@
 mod support;
 
 use bytes::Bytes;
-use distribute_cluster::{Blame, Deadline, Fault, Fingerprint, Operation, Standing, Stopwatch};
+use distribute_cluster::{Blame, Deadline, Fault, Fingerprint, Operation, ReplicaStatus, Stopwatch};
 use distribute_collective::Failure;
 use distribute_collective::group::{Group, GroupCall, Order, Session, SumOptions};
 use distribute_mpi::{Error, Settings};
@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(40);
 
 fn calling(session: &Session, timeout: Duration) -> GroupCall<'_> {
     let call = Fingerprint::new(Operation::AllReduce, "numbers", Location::caller());
-    GroupCall::new(session, vec![Standing::waiting(session.world().worker(), call)], timeout)
+    GroupCall::new(session, vec![ReplicaStatus::waiting(session.world().worker(), call)], timeout)
 }
 
 fn meet(session: &Session, timeout: Duration) -> Result<usize, Arc<Blame>> {
@@ -69,7 +69,7 @@ fn a_worker_that_ends_or_is_late_is_named_on_all_others() {
             let is_late = group.world().worker() == 1;
             if !is_late {
                 let blame = meet(&late, Duration::from_secs(1)).unwrap_err();
-                assert_eq!((blame.fault, &blame.culprits[..]), (Fault::Late, &[1][..]), "{blame}");
+                assert_eq!((blame.fault, &blame.culprits[..]), (Fault::TimedOut, &[1][..]), "{blame}");
             }
             // The next call works, natively, too.
             assert_eq!(meet(&next, LONG).unwrap(), 3);
@@ -101,8 +101,8 @@ fn a_process_that_is_stopped_is_lost_and_ended_with_the_job() {
         return;
     }
     // The first of them to end has mpirun end the other, which has to have said its error by then.
-    let farewell = Duration::from_secs(2);
-    let settings = Settings { silence: Duration::from_secs(1), farewell, ..Settings::default() };
+    let shutdown_timeout = Duration::from_secs(2);
+    let settings = Settings { silence: Duration::from_secs(1), shutdown_timeout, ..Settings::default() };
     let ran = distribute_mpi::run(settings, |group| {
         let session = group.open("stopped", 1);
         meet(&session, LONG).unwrap();
@@ -149,7 +149,7 @@ fn workers_have_equally_many_replicas() {
         let replicas = if std::env::var("OMPI_COMM_WORLD_RANK").unwrap() == "2" { 4 } else { 1 };
         let settings = Settings { replicas, ..Settings::default() };
         let error = distribute_mpi::run(settings, |_| Ok::<(), Error>(())).unwrap_err();
-        let text = "worker 2 has 4 replicas and worker 0 has 1: give all workers the same number";
+        let text = "worker 2 has 4 replicas, but worker 0 has 1: use the same number on all workers";
         assert_eq!(error.to_string(), text);
         let again = distribute_mpi::run(settings, |_| Ok::<(), Error>(())).unwrap_err();
         assert!(matches!(again, Error::AlreadyInitialized), "{again}");
@@ -161,7 +161,7 @@ fn a_process_that_does_not_join_is_not_waited_for_longer_than_asked() {
     const TEST: &str = "a_process_that_does_not_join_is_not_waited_for_longer_than_asked";
     if child::part().is_none() {
         let said = started(mpirun(TEST, 2, "rank"), false);
-        assert!(said.contains("MPI has not brought all processes together after 2 s"), "{said}");
+        assert!(said.contains("MPI has not connected all processes after 2 s"), "{said}");
         return;
     }
     if std::env::var("OMPI_COMM_WORLD_RANK").unwrap() == "1" {

@@ -1,5 +1,5 @@
-//! A GPU and its communicator: CUDA through cudarc, and NCCL through the binding that replicas of one process
-//! use.
+//! A GPU and its communicator. CUDA is called through cudarc, and NCCL through the crate that also serves the replicas
+//! of one process.
 
 use crate::library::Library;
 use crate::offer::{Gpu, UniqueId};
@@ -12,29 +12,29 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The divisor of the GPU's free memory that gives the maximum size of a vector.
+/// The divisor of the GPU's free memory that determines the maximum size of a vector.
 const PARTS: usize = 2;
 
-/// The time to wait while a communicator is aborted. A GPU that hangs never completes that.
+/// The maximum time to wait while a communicator is aborted. If a GPU hangs, aborting never completes.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// A GPU, and its communicator once it is created.
+/// A GPU and, after it is created, its communicator.
 pub(crate) struct Cuda {
     nccl: &'static Nccl,
     stream: Arc<CudaStream>,
     communicator: Option<Communicators>,
-    under_way: Option<UnderWay>,
+    in_flight: Option<InFlight>,
 }
 
 /// A running sum.
-struct UnderWay {
+struct InFlight {
     vector: CudaSlice<u8>,
-    /// The event that shows that the GPU is done, once all of NCCL's work is in its queue.
+    /// The event that shows that the GPU has finished. It exists when all of NCCL's work is in the GPU's queue.
     done: Option<CudaEvent>,
 }
 
 impl Cuda {
-    /// Opens the GPU with this number. The driver must have been [checked](crate::installed::check_driver).
+    /// Opens the GPU with CUDA's number `gpu`. The driver must have been [checked](crate::installed::check_driver).
     pub fn new(nccl: &'static Nccl, gpu: usize) -> Result<Self, Error> {
         let count = CudaContext::device_count().map_err(driver("cuDeviceGetCount"))?;
         let count = usize::try_from(count).unwrap_or(0);
@@ -43,16 +43,15 @@ impl Cuda {
         }
         let context = CudaContext::new(gpu).map_err(driver("cuDevicePrimaryCtxRetain"))?;
         let stream = context.new_stream().map_err(driver("cuStreamCreate"))?;
-        Ok(Self { nccl, stream, communicator: None, under_way: None })
+        Ok(Self { nccl, stream, communicator: None, in_flight: None })
     }
 
     fn communicator(&self) -> Result<&Communicators, CallError> {
-        let gone =
-            || CallError { call: "ncclAllReduce", reason: "the communicator has been given up".into() };
+        let gone = || CallError { call: "ncclAllReduce", reason: "the communicator was abandoned".into() };
         self.communicator.as_ref().ok_or_else(gone)
     }
 
-    /// Whether NCCL has completed the last operation.
+    /// Returns whether NCCL has completed the last operation.
     fn is_idle(&self, call: &'static str) -> Result<bool, CallError> {
         Ok(self.nccl.busy(self.communicator()?, call)?.is_empty())
     }
@@ -106,12 +105,12 @@ impl Library for Cuda {
             let (at, _in_order) = on_gpu.device_ptr_mut(&self.stream);
             let at = at as *mut c_void;
             let vectors = Vectors { from: at, to: at, count: vector.len() / size, number };
-            // SAFETY: the memory holds this number of elements, and is kept until the stream has completed
-            // the sum or the communicator is aborted. The sum is made in place, which NCCL allows.
+            // SAFETY: the memory holds the given number of elements, and is kept until the stream has completed the sum
+            // or the communicator is aborted. The sum is made in place, which NCCL allows.
             unsafe { self.nccl.all_reduce(communicator, 0, vectors, self.stream.cu_stream().cast()) }
         };
         // The vector is kept even after a failure: queued work may use it until the communicator is aborted.
-        self.under_way = Some(UnderWay { vector: on_gpu, done: None });
+        self.in_flight = Some(InFlight { vector: on_gpu, done: None });
         begun
     }
 
@@ -119,33 +118,33 @@ impl Library for Cuda {
         if !self.is_idle("ncclAllReduce")? {
             return Ok(None);
         }
-        let Some(under_way) = &mut self.under_way else {
+        let Some(in_flight) = &mut self.in_flight else {
             return Err(CallError { call: "ncclAllReduce", reason: "no sum has begun".into() });
         };
-        let done = match &under_way.done {
+        let done = match &in_flight.done {
             Some(done) => done,
             None => {
                 let event = self.stream.record_event(None).map_err(driver("cuEventRecord"))?;
-                under_way.done.insert(event)
+                in_flight.done.insert(event)
             }
         };
         if !done.try_is_complete().map_err(driver("cuEventQuery"))? {
             return Ok(None);
         }
-        let sum = self.stream.clone_dtoh(&under_way.vector).map_err(driver("cuMemcpyDtoHAsync"))?;
+        let sum = self.stream.clone_dtoh(&in_flight.vector).map_err(driver("cuMemcpyDtoHAsync"))?;
         // The queue is otherwise empty.
         self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-        self.under_way = None;
+        self.in_flight = None;
         Ok(Some(sum))
     }
 
     fn abort(&mut self) {
-        let under_way = self.under_way.take();
+        let in_flight = self.in_flight.take();
         let (nccl, Some(communicator)) = (self.nccl, self.communicator.take()) else { return };
         wait_or_leave("nccl-abort", FAREWELL, move || {
             nccl.abort(communicator);
             // Until then, the GPU may use it.
-            drop(under_way);
+            drop(in_flight);
         });
     }
 }

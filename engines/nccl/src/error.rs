@@ -1,10 +1,10 @@
-//! Errors of the setup of NCCL.
+//! The errors of setting up NCCL.
 
 use distribute_collective::Failure;
 use distribute_nccl_library::{CallError, LoadError};
 use std::time::Duration;
 
-/// An error that prevents workers from summing by NCCL.
+/// An error that prevents workers from using NCCL for sums.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -13,19 +13,19 @@ pub enum Error {
     Nccl(#[from] LoadError),
     /// CUDA's driver is missing.
     #[error(
-        "CUDA's driver cannot be loaded: {reason}. Install NVIDIA's driver, of which libcuda.so.1 is a part; in a container, start \
-         it with its GPUs (docker run --gpus all)"
+        "CUDA's driver cannot be loaded: {reason}. Install NVIDIA's driver, which includes libcuda.so.1; start a \
+         container with its GPUs (docker run --gpus all)"
     )]
     Driver {
-        /// The message of the system's loader.
+        /// The error message of the system's loader.
         reason: String,
     },
-    /// CUDA has no such GPU.
+    /// CUDA has no GPU with the requested number.
     #[error(
-        "there is no GPU {gpu}: CUDA has {count} here; give each worker one of its own (Settings::gpu, CUDA_VISIBLE_DEVICES)"
+        "there is no GPU {gpu}: CUDA has {count} here; use a separate one for each worker (Settings::gpu, CUDA_VISIBLE_DEVICES)"
     )]
     NoGpu {
-        /// The requested GPU.
+        /// The number of the requested GPU.
         gpu: usize,
         /// The number of GPUs.
         count: usize,
@@ -34,16 +34,16 @@ pub enum Error {
     #[error("NCCL cannot be set up: {0}")]
     Call(#[from] CallError),
     /// Another worker cannot use NCCL, so no worker does.
-    #[error("worker {worker} cannot use NCCL, and so none can: {reason}")]
+    #[error("worker {worker} cannot use NCCL, so no worker can: {reason}")]
     Worker {
-        /// The first worker that cannot.
+        /// The first worker that cannot use NCCL.
         worker: usize,
         /// The error of that worker.
         reason: String,
     },
-    /// Two workers use the same GPU, but NCCL needs one for each.
+    /// Two workers use the same GPU, but NCCL requires a separate one for each.
     #[error(
-        "workers {first} and {second} use one GPU ({gpu}), and NCCL wants one for each: give them others (Settings::gpu, \
+        "workers {first} and {second} use the same GPU ({gpu}), but NCCL needs one for each: use others (Settings::gpu, \
          CUDA_VISIBLE_DEVICES)"
     )]
     SameGpu {
@@ -56,7 +56,7 @@ pub enum Error {
     },
     /// Workers have different releases of NCCL.
     #[error(
-        "worker {worker} has NCCL {theirs}, and worker 0 has {first}: install one release for all workers"
+        "worker {worker} has NCCL {theirs}, but worker 0 has {first}: install one release for all workers"
     )]
     Release {
         /// The first worker that differs.
@@ -68,14 +68,14 @@ pub enum Error {
     },
     /// NCCL has not linked all workers before the deadline.
     #[error(
-        "NCCL has not linked all {workers} workers within {:.0} s: it needs a network of its own between their hosts; \
-         NCCL_DEBUG=INFO says what it tries, and NCCL_SOCKET_IFNAME names the interface to use",
+        "NCCL has not linked all {workers} workers within {:.0} s: it needs a network between their hosts; set \
+         NCCL_DEBUG=INFO to see its attempts, and NCCL_SOCKET_IFNAME to the interface to use",
         waited.as_secs_f64()
     )]
     Deadline {
         /// The number of workers.
         workers: usize,
-        /// The time that this worker has waited.
+        /// The time for which this worker has waited.
         waited: Duration,
     },
     /// The workers could not agree on the setup.
@@ -83,10 +83,10 @@ pub enum Error {
     Failure(#[from] Failure),
     /// The record of a worker is malformed.
     #[error(
-        "what worker {worker} told of its NCCL cannot be read: all workers have to run one version of this crate"
+        "the NCCL record of worker {worker} cannot be read: all workers have to run one version of this crate"
     )]
     Record {
-        /// The worker.
+        /// The index of the worker.
         worker: usize,
     },
 }

@@ -1,15 +1,15 @@
-//! A check for CUDA's driver, because a call without it would abort the program.
+//! A check whether CUDA's driver is installed, because a call of CUDA without it would abort the program.
 
 use crate::Error;
 use std::error::Error as _;
 
-/// The names by which cudarc loads the driver.
+/// The file names by which cudarc loads the driver.
 const DRIVER: &[&str] = &["libcuda.so", "libcuda.so.1"];
 
 /// Checks that CUDA's driver can be loaded.
 ///
 /// # Errors
-/// [`Error::Driver`] if it cannot. The message advises what to install.
+/// - [`Error::Driver`]: the driver cannot be loaded. The message explains what to install.
 pub(crate) fn check_driver() -> Result<(), Error> {
     check_by(|name| {
         // SAFETY: the driver's initialisation on loading is safe: it is the same as in any program that is
@@ -39,7 +39,7 @@ mod tests {
     use distribute_nccl_library::{LoadError, Nccl};
 
     #[test]
-    fn what_is_missing_is_named_with_what_to_install() {
+    fn a_missing_library_is_named_with_its_package() {
         let missing =
             LoadError::Missing { reason: "libnccl.so.2: not found".into(), searched: "not set".into() };
         let nccl = Error::from(missing);
@@ -63,7 +63,7 @@ mod tests {
     fn a_release_that_is_too_old_is_refused_by_both() {
         let old = |found: &str| Error::from(LoadError::TooOld { found: found.into() }).to_string();
         let text = old("2.13.0");
-        assert!(text.contains("NCCL 2.13.0 is installed, and 2.14 or later is needed"), "{text}");
+        assert!(text.contains("NCCL 2.13.0 is installed, but 2.14 or later is needed"), "{text}");
         assert!(old("2.7.8").contains("2.7.8"));
     }
 }

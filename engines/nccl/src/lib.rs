@@ -1,4 +1,4 @@
-//! Sums of workers by NCCL, NVIDIA's library for collectives between GPUs.
+//! Sums over workers by NCCL, NVIDIA's library for collective operations between GPUs.
 //!
 //! | module | contents |
 //! |---|---|
@@ -10,9 +10,10 @@
 //! | `installed` | the check for the driver |
 //! | `cuda` | a GPU through cudarc, and its communicator (the `unsafe`) |
 //!
-//! Workers keep their existing links, such as sockets, for messages, for the agreement on each sum, and to
-//! detect failed workers. NCCL makes the sums with
-//! [`Order::Fast`](distribute_collective::group::Order::Fast):
+//! This crate never uses memory of a GPU that belongs to a tensor.
+//!
+//! Workers keep their existing links, such as sockets, for messages, for the agreement on each sum, and for the
+//! detection of failed workers. NCCL computes the sums in [`Order::Fast`](distribute_collective::group::Order::Fast):
 //!
 //! ```no_run
 //! use distribute_collective::group::Group;
@@ -26,18 +27,18 @@
 //! # }
 //! ```
 //!
-//! The crate is built without CUDA. NCCL and the driver are loaded when [`over`] is called. If one is
-//! missing, the error advises what to install. Vectors are copied from the host's memory to the GPU and back,
-//! so a sum crosses the bus twice.
+//! The crate is built without CUDA. NCCL and the driver are loaded when [`over`] is called. If one of them is missing,
+//! the error explains what to install. Vectors are copied from the host's memory to the GPU and back, so a sum crosses
+//! the bus twice.
 //!
 //! # Failures
 //!
-//! - A worker is without NCCL or a GPU, or shares a GPU with another worker: [`over`] fails on all workers,
-//!   with an error that names it.
-//! - A worker is killed, is stopped or times out during a sum: the others abort NCCL's communicator when the
-//!   links report the disconnect or the call times out. They return the error that names the worker, the same
-//!   as without NCCL.
-//! - After that, and after a new rendezvous, sums use an algorithm of this project: set NCCL up again.
+//! - If a worker is without NCCL or a GPU, or shares a GPU with another worker, [`over`] fails on all workers, with an
+//!   error that names it.
+//! - If a worker is killed, is stopped or times out during a sum, the others abort NCCL's communicator when the links
+//!   report the disconnect or the call times out. They return the error that names the worker, as they would without
+//!   NCCL.
+//! - After that, and after a new rendezvous, sums use an algorithm of this project. Set up NCCL again to use it again.
 
 mod cuda;
 mod error;

@@ -4,7 +4,7 @@ use crate::CallError;
 use crate::offer::{Gpu, UniqueId};
 use distribute_net::Number;
 
-/// The NCCL of one worker, on its GPU. No call waits for another worker: long operations are polled.
+/// The NCCL library of one worker, on its GPU. No call waits for another worker: long operations are polled.
 pub(crate) trait Library: Send {
     /// Returns the release, as returned by `ncclGetVersion`.
     fn release(&self) -> i32;
@@ -12,22 +12,22 @@ pub(crate) trait Library: Send {
     /// Returns the GPU.
     fn gpu(&self) -> Result<Gpu, CallError>;
 
-    /// Creates a new name for a communicator, by which its workers find each other.
+    /// Creates a new id for a communicator, by which its workers find each other.
     fn unique_id(&self) -> Result<UniqueId, CallError>;
 
     /// Starts to link the workers of a communicator.
     fn link(&mut self, id: UniqueId, worker: usize, workers: usize) -> Result<(), CallError>;
 
-    /// Whether the workers are linked.
+    /// Returns whether the workers are linked.
     fn is_linked(&mut self) -> Result<bool, CallError>;
 
-    /// Returns the number of bytes that the GPU has room for.
+    /// Returns the number of bytes for which the GPU has enough free memory.
     fn room(&self) -> usize;
 
     /// Starts to sum vectors.
     fn begin(&mut self, vector: &[u8], number: Number) -> Result<(), CallError>;
 
-    /// Returns the sum, once it is complete.
+    /// Returns the sum if it is complete, and otherwise `None`.
     fn sum(&mut self) -> Result<Option<Vec<u8>>, CallError>;
 
     /// Aborts the communicator and its current operation.

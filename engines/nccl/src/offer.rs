@@ -1,17 +1,17 @@
-//! The records that workers exchange before they link NCCL, and the agreement on them. Pure.
+//! The records that workers exchange before they link NCCL, and the agreement on them, as pure functions.
 
 use crate::Error;
 use bytes::Bytes;
 use distribute_nccl_library::release_text;
 use std::fmt::Write;
 
-/// The name of a communicator, as created by NCCL.
+/// The id of a communicator, as created by NCCL.
 pub(crate) type UniqueId = [u8; 128];
 
 /// The UUID of a GPU.
 pub(crate) type Gpu = [u8; 16];
 
-/// The record of a worker: its NCCL and GPU, or the reason that it cannot participate.
+/// The record of a worker: its NCCL and GPU, or the reason why it cannot participate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Offer {
     Able { release: i32, gpu: Gpu, id: UniqueId },
@@ -46,14 +46,14 @@ impl Offer {
     }
 }
 
-/// Returns the name of the communicator, which is worker 0's, if all workers can participate.
+/// Returns the id of the communicator that worker 0 has created, if all workers can participate.
 ///
 /// # Errors
 /// The error is the same on all workers.
 /// - [`Error::Record`]: a record is malformed.
 /// - [`Error::Worker`]: a worker cannot participate.
 /// - [`Error::SameGpu`]: two workers use the same GPU.
-/// - [`Error::Release`]: a worker has another release.
+/// - [`Error::Release`]: a worker has a different release of NCCL.
 pub(crate) fn agree(records: &[Bytes]) -> Result<UniqueId, Error> {
     let mut agreed = None;
     let mut gpus: Vec<Gpu> = Vec::new();
@@ -81,7 +81,7 @@ pub(crate) fn agree(records: &[Bytes]) -> Result<UniqueId, Error> {
     agreed.map(|(_, id)| id).ok_or(Error::Record { worker: 0 })
 }
 
-/// Returns the default GPU of a worker: the workers of one host take its GPUs in turn.
+/// Returns the default GPU of a worker. The workers of a host use its GPUs in order.
 pub(crate) fn gpu_of(hosts: &[Bytes], worker: usize) -> usize {
     let host = hosts.get(worker);
     hosts.iter().take(worker).filter(|other| Some(*other) == host).count()
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_says_is_read_as_it_was_written_and_what_is_none_of_it_is_not() {
+    fn offers_round_trip_and_invalid_ones_are_refused() {
         for offer in [able(7), Offer::Unable("no GPU".into()), Offer::Unable(String::new())] {
             assert_eq!(Offer::decode(&offer.encode()), Some(offer));
         }
@@ -129,16 +129,16 @@ mod tests {
     fn the_first_worker_that_cannot_is_named() {
         let unable = |reason: &str| Offer::Unable(reason.into());
         let error = agreed(&[able(0), unable("there is no GPU 4"), unable("none")]).unwrap_err();
-        assert_eq!(error, "worker 1 cannot use NCCL, and so none can: there is no GPU 4");
+        assert_eq!(error, "worker 1 cannot use NCCL, so no worker can: there is no GPU 4");
     }
 
     #[test]
     fn one_gpu_for_two_and_another_release_are_refused() {
         let error = agreed(&[able(0), able(171), able(171)]).unwrap_err();
-        assert!(error.starts_with("workers 1 and 2 use one GPU (GPU-abababab"), "{error}");
+        assert!(error.starts_with("workers 1 and 2 use the same GPU (GPU-abababab"), "{error}");
         let older = Offer::Able { release: 21805, gpu: [9; 16], id: [0; 128] };
         let error = agreed(&[able(0), older]).unwrap_err();
-        assert!(error.starts_with("worker 1 has NCCL 2.18.5, and worker 0 has 2.27.3"), "{error}");
+        assert!(error.starts_with("worker 1 has NCCL 2.18.5, but worker 0 has 2.27.3"), "{error}");
     }
 
     #[test]

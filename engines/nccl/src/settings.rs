@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-/// The GPU of a worker, and the time to wait for the others.
+/// The settings of a worker: its GPU, and the time to wait for the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The GPU, by CUDA's number. By default the workers of one host take its GPUs in turn: the third of them
-    /// takes GPU 2. A worker in a container has its own host, and GPU 0.
+    /// CUDA's number of the GPU. By default, the workers of a host use its GPUs in order: the third worker uses GPU 2.
+    /// A worker in a container has its own host name, and uses GPU 0.
     pub gpu: Option<usize>,
-    /// The time to wait for the other workers while NCCL is set up. The default is a minute.
+    /// The maximum time to wait for the other workers while NCCL is set up. The default is one minute.
     pub timeout: Duration,
 }
 
@@ -20,13 +20,13 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Sets the GPU, by CUDA's number.
+    /// Sets the GPU by CUDA's number.
     pub fn gpu(mut self, gpu: usize) -> Self {
         self.gpu = Some(gpu);
         self
     }
 
-    /// Sets the time to wait for the other workers.
+    /// Sets the maximum time to wait for the other workers.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

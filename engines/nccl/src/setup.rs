@@ -6,23 +6,22 @@ use crate::offer::{self, Offer, UniqueId};
 use crate::sums::Sums;
 use crate::{Error, Settings, installed};
 use bytes::Bytes;
-use distribute_cluster::{Fingerprint, Operation, Standing};
+use distribute_cluster::{Fingerprint, Operation, ReplicaStatus};
 use distribute_collective::group::{Group, GroupCall};
 use distribute_nccl_library::Nccl;
-use distribute_net::polling::until;
+use distribute_net::polling::poll_until;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Returns the workers of `group` with sums by NCCL in
-/// [`Order::Fast`](distribute_collective::group::Order::Fast). Their messages use the same links as before.
-/// All workers must call this at the same time.
+/// Makes NCCL compute the sums of `group` in [`Order::Fast`](distribute_collective::group::Order::Fast), and returns
+/// the group. Its messages use the same links as before. All workers must call this at the same time.
 ///
-/// Workers exchange their hosts, GPUs and releases of NCCL over their links. Worker 0 creates the name of the
-/// communicator, by which NCCL links them. If one worker cannot use NCCL, none does.
+/// Workers exchange their hosts, GPUs and releases of NCCL over their links. Worker 0 creates the id of the
+/// communicator, by which NCCL links them. If one worker cannot use NCCL, no worker uses it.
 ///
 /// # Errors
-/// All workers fail together.
+/// If one worker fails, all workers fail.
 /// - [`Error::Nccl`], [`Error::Driver`], [`Error::NoGpu`]: NCCL, CUDA's driver or the GPU is missing on this
 ///   worker.
 /// - [`Error::Call`]: a call of CUDA or NCCL has failed on this worker.
@@ -51,9 +50,9 @@ fn over_by<L: Library + 'static>(
     let session = group.open("nccl", 0);
     let world = session.world();
     let call = Fingerprint::new(Operation::AllReduce, "NCCL is set up", caller);
-    let standings =
-        world.local_replicas().map(|replica| Standing::waiting(world.global(replica), call.clone()));
-    let mut calling = GroupCall::new(&session, standings.collect(), settings.timeout);
+    let statuses =
+        world.local_replicas().map(|replica| ReplicaStatus::waiting(world.global(replica), call.clone()));
+    let mut calling = GroupCall::new(&session, statuses.collect(), settings.timeout);
 
     let hosts = calling.all_gather_bytes(host())?;
     let gpu = settings.gpu.unwrap_or_else(|| offer::gpu_of(&hosts, world.worker()));
@@ -87,7 +86,7 @@ fn over_by<L: Library + 'static>(
     }
 }
 
-/// Returns the record of this worker. The chief's has the name of the communicator.
+/// Returns the record of this worker. The chief's record contains the id of the communicator.
 fn offered(library: &impl Library, is_chief: bool) -> Result<Offer, Error> {
     let id = if is_chief { library.unique_id()? } else { [0; 128] };
     Ok(Offer::Able { release: library.release(), gpu: library.gpu()?, id })
@@ -100,7 +99,7 @@ fn link(
     patience: Duration,
 ) -> Result<(), Error> {
     library.link(id, worker, workers)?;
-    until(patience, || match library.is_linked() {
+    poll_until(patience, || match library.is_linked() {
         Ok(false) => None,
         Ok(true) => Some(Ok(())),
         Err(error) => Some(Err(Error::from(error))),
@@ -108,7 +107,7 @@ fn link(
     .unwrap_or(Err(Error::Deadline { workers, waited: patience }))
 }
 
-/// Returns the name of this host. Containers have their own.
+/// Returns the name of this host. Each container has its own name.
 fn host() -> Bytes {
     std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default().into()
 }

@@ -29,7 +29,7 @@ use Act::{Fails, Hangs, NoGpu, Unlinked, Well};
 
 /// The contributions of all workers of one communicator.
 #[derive(Debug, Default)]
-struct Meeting {
+struct Contributions {
     linked: BTreeMap<usize, UniqueId>,
     /// The contributions by number of the sum.
     brought: BTreeMap<usize, Vec<Vec<f32>>>,
@@ -37,7 +37,7 @@ struct Meeting {
 }
 
 struct Played {
-    meeting: Arc<Mutex<Meeting>>,
+    contributions: Arc<Mutex<Contributions>>,
     act: Act,
     worker: usize,
     workers: usize,
@@ -60,26 +60,32 @@ impl Library for Played {
     }
     fn link(&mut self, id: UniqueId, worker: usize, workers: usize) -> Result<(), CallError> {
         (self.worker, self.workers) = (worker, workers);
-        self.meeting.lock().unwrap().linked.insert(worker, id);
+        self.contributions.lock().unwrap().linked.insert(worker, id);
         if self.act == Unlinked { Err(failed("ncclCommInitRankConfig")) } else { Ok(()) }
     }
     fn is_linked(&mut self) -> Result<bool, CallError> {
-        Ok(self.meeting.lock().unwrap().linked.len() == self.workers)
+        Ok(self.contributions.lock().unwrap().linked.len() == self.workers)
     }
     fn room(&self) -> usize {
         1 << 20
     }
     fn begin(&mut self, vector: &[u8], number: Number) -> Result<(), CallError> {
         assert_eq!(number, Number::F32);
-        self.meeting.lock().unwrap().brought.entry(self.sums).or_default().push(pod_collect_to_vec(vector));
+        self.contributions
+            .lock()
+            .unwrap()
+            .brought
+            .entry(self.sums)
+            .or_default()
+            .push(pod_collect_to_vec(vector));
         Ok(())
     }
     fn sum(&mut self) -> Result<Option<Vec<u8>>, CallError> {
         if self.act == Fails {
             return Err(failed("ncclAllReduce"));
         }
-        let meeting = self.meeting.lock().unwrap();
-        let brought = &meeting.brought[&self.sums];
+        let contributions = self.contributions.lock().unwrap();
+        let brought = &contributions.brought[&self.sums];
         if self.act == Hangs || brought.len() < self.workers {
             return Ok(None);
         }
@@ -88,7 +94,7 @@ impl Library for Played {
         Ok(Some(cast_slice(&sum).to_vec()))
     }
     fn abort(&mut self) {
-        self.meeting.lock().unwrap().aborted += 1;
+        self.contributions.lock().unwrap().aborted += 1;
     }
 }
 
@@ -96,23 +102,23 @@ impl Library for Played {
 fn on_workers<T: Send + 'static>(
     acts: &'static [Act],
     body: impl Fn(usize, Result<Group, Error>) -> T + Send + Sync + 'static,
-) -> (Vec<T>, Meeting) {
+) -> (Vec<T>, Contributions) {
     watched(move || {
-        let meeting = Arc::<Mutex<Meeting>>::default();
+        let contributions = Arc::<Mutex<Contributions>>::default();
         let groups = local::groups(Links::Tcp, acts.len(), 2).unwrap();
         let results = std::thread::scope(|scope| {
             let threads: Vec<_> = groups
                 .into_iter()
                 .zip(acts)
                 .map(|(group, act)| {
-                    let (meeting, body) = (meeting.clone(), &body);
+                    let (contributions, body) = (contributions.clone(), &body);
                     scope.spawn(move || {
                         let worker = group.world().worker();
                         let settings = Settings::default().timeout(PATIENCE);
                         let open = |gpu| match act {
                             NoGpu => Err(Error::NoGpu { gpu, count: 1 }),
                             // All workers are on this host.
-                            _ => Ok(Played { meeting, act: *act, worker: gpu, workers: 0, sums: 0 }),
+                            _ => Ok(Played { contributions, act: *act, worker: gpu, workers: 0, sums: 0 }),
                         };
                         body(worker, over_by(group, settings, Location::caller(), open))
                     })
@@ -120,7 +126,7 @@ fn on_workers<T: Send + 'static>(
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        (results, std::mem::take(&mut *meeting.lock().unwrap()))
+        (results, std::mem::take(&mut *contributions.lock().unwrap()))
     })
 }
 
@@ -129,58 +135,61 @@ fn sum(group: &Group, numbers: usize, timeout: Duration) -> Result<Vec<f32>, Fai
     let world = group.world();
     let session = group.open("sum", 1);
     let call = Fingerprint::new(Operation::AllReduce, "numbers", Location::caller());
-    let standings =
-        world.local_replicas().map(|replica| Standing::waiting(world.global(replica), call.clone()));
+    let statuses =
+        world.local_replicas().map(|replica| ReplicaStatus::waiting(world.global(replica), call.clone()));
     let mine = vec![(world.worker() + 1) as f32; numbers];
     let options = SumOptions { order: Order::Fast, ..SumOptions::default() };
     let weights = vec![1f32; world.workers()];
-    GroupCall::new(&session, standings.collect(), timeout)
+    GroupCall::new(&session, statuses.collect(), timeout)
         .all_reduce_vectors(&[Bytes::copy_from_slice(cast_slice(&mine))], &weights, &options)
         .map(|pieces| pod_collect_to_vec(&pieces.concat()))
 }
 
 #[test]
 fn all_workers_are_linked_by_the_name_of_worker_0_and_the_library_sums() {
-    let (sums, meeting) = on_workers(&[Well; 3], |_, group| sum(&group.unwrap(), 1000, PATIENCE).unwrap());
+    let (sums, contributions) =
+        on_workers(&[Well; 3], |_, group| sum(&group.unwrap(), 1000, PATIENCE).unwrap());
     assert_eq!(sums, [[6.; 1000]; 3]);
-    assert_eq!(meeting.linked, (0..3).map(|worker| (worker, [7; 128])).collect());
-    assert_eq!(meeting.brought.len(), 1);
+    assert_eq!(contributions.linked, (0..3).map(|worker| (worker, [7; 128])).collect());
+    assert_eq!(contributions.brought.len(), 1);
 }
 
 #[test]
-fn what_a_gpu_has_no_room_for_goes_by_another_algorithm() {
-    let (sums, meeting) = on_workers(&[Well; 2], |_, group| sum(&group.unwrap(), 1 << 19, PATIENCE).unwrap());
+fn a_sum_that_exceeds_the_memory_of_a_gpu_uses_another_algorithm() {
+    let (sums, contributions) =
+        on_workers(&[Well; 2], |_, group| sum(&group.unwrap(), 1 << 19, PATIENCE).unwrap());
     assert!(sums.iter().all(|sum| *sum == vec![3.; 1 << 19]));
-    assert_eq!(meeting.brought.len(), 0);
+    assert_eq!(contributions.brought.len(), 0);
 }
 
 // INV-2
 #[test]
 fn where_one_worker_cannot_none_does_and_it_is_named() {
-    let (errors, meeting) = on_workers(&[Well, NoGpu, Well], |_, group| group.unwrap_err().to_string());
+    let (errors, contributions) = on_workers(&[Well, NoGpu, Well], |_, group| group.unwrap_err().to_string());
     assert!(errors[1].starts_with("there is no GPU 1: CUDA has 1 here"), "{errors:?}");
     for other in [&errors[0], &errors[2]] {
-        assert_eq!(*other, format!("worker 1 cannot use NCCL, and so none can: {}", errors[1]));
+        assert_eq!(*other, format!("worker 1 cannot use NCCL, so no worker can: {}", errors[1]));
     }
-    assert_eq!(meeting.linked.len(), 0);
+    assert_eq!(contributions.linked.len(), 0);
 }
 
 // INV-2
 #[test]
 fn where_one_worker_cannot_be_linked_all_give_up() {
-    let (errors, meeting) = on_workers(&[Well, Well, Unlinked], |_, group| group.unwrap_err().to_string());
+    let (errors, contributions) =
+        on_workers(&[Well, Well, Unlinked], |_, group| group.unwrap_err().to_string());
     let why = "NCCL cannot be set up: ncclCommInitRankConfig: unhandled system error";
     assert_eq!(errors[2], why);
     for other in &errors[..2] {
-        assert_eq!(*other, format!("worker 2 cannot use NCCL, and so none can: {why}"));
+        assert_eq!(*other, format!("worker 2 cannot use NCCL, so no worker can: {why}"));
     }
-    assert_eq!(meeting.aborted, 3);
+    assert_eq!(contributions.aborted, 3);
 }
 
 // INV-31
 #[test]
 fn a_sum_that_fails_is_an_error_of_all_and_the_workers_go_on_without_the_library() {
-    let (results, meeting) = on_workers(&[Fails; 2], |_, group| {
+    let (results, contributions) = on_workers(&[Fails; 2], |_, group| {
         let group = group.unwrap();
         let error = sum(&group, 10, PATIENCE).unwrap_err().to_string();
         (error, sum(&group, 10, PATIENCE).unwrap())
@@ -189,7 +198,7 @@ fn a_sum_that_fails_is_an_error_of_all_and_the_workers_go_on_without_the_library
         assert_eq!(error, "NCCL cannot sum: ncclAllReduce: unhandled system error");
         assert_eq!(next, [3.; 10]);
     }
-    assert_eq!((meeting.brought.len(), meeting.aborted), (1, 2));
+    assert_eq!((contributions.brought.len(), contributions.aborted), (1, 2));
 }
 
 // INV-3
@@ -197,28 +206,29 @@ fn a_sum_that_fails_is_an_error_of_all_and_the_workers_go_on_without_the_library
 fn a_sum_that_does_not_end_is_given_up_at_its_deadline_and_when_a_worker_is_lost() {
     watched(|| {
         for (is_lost, patience, reason) in [
-            (false, Duration::from_millis(100), "not all workers have come within 0.1 s"),
-            (true, PATIENCE, "worker 1 is lost"),
+            (false, Duration::from_millis(100), "not all workers have arrived within 0.1 s"),
+            (true, PATIENCE, "worker 1 was lost"),
         ] {
             let mut groups = local::groups(Links::Memory, 2, 1).unwrap();
             let other = groups.pop().unwrap();
             if is_lost {
                 other.end();
             }
-            let meeting = Arc::<Mutex<Meeting>>::default();
-            let played = Played { meeting: meeting.clone(), act: Hangs, worker: 0, workers: 2, sums: 0 };
+            let contributions = Arc::<Mutex<Contributions>>::default();
+            let played =
+                Played { contributions: contributions.clone(), act: Hangs, worker: 0, workers: 2, sums: 0 };
             let sums = Sums::new(played, groups.remove(0));
-            assert!(sums.is_able(8) && !sums.is_able(0));
+            assert!(sums.supports(8) && !sums.supports(0));
             let vector = Bytes::from_static(&[0; 8]);
             assert_eq!(sums.sum(vector, Number::F32, patience).unwrap_err(), reason);
-            assert!(!sums.is_able(8));
-            assert_eq!(meeting.lock().unwrap().aborted, 1);
+            assert!(!sums.supports(8));
+            assert_eq!(contributions.lock().unwrap().aborted, 1);
         }
     });
 }
 
 #[test]
-fn without_the_libraries_the_error_says_what_to_install() {
+fn without_the_libraries_the_error_names_the_packages() {
     if Nccl::get().is_ok() && installed::check_driver().is_ok() {
         println!("skipped: NCCL and CUDA's driver are here");
         return;

@@ -1,9 +1,9 @@
-//! Sums by NCCL, with their timeout.
+//! Sums that are computed by NCCL, with their timeout.
 
 use crate::library::Library;
 use bytes::Bytes;
 use distribute_collective::group::Group;
-use distribute_net::polling::until;
+use distribute_net::polling::poll_until;
 use distribute_net::{NativeSum, Number};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,12 +14,12 @@ pub(crate) struct Sums<L> {
     library: Mutex<L>,
     /// The group, which detects failed workers.
     group: Group,
-    /// Whether a sum has failed here, after which the communicator is gone.
+    /// Whether a sum has failed on this worker, after which the communicator no longer exists.
     broken: AtomicBool,
 }
 
 impl<L: Library> Sums<L> {
-    /// Creates the sums of a library that is linked.
+    /// Creates the sums for a library whose workers are linked.
     pub fn new(library: L, group: Group) -> Self {
         Self { library: Mutex::new(library), group, broken: AtomicBool::new(false) }
     }
@@ -31,10 +31,10 @@ impl<L: Library> Sums<L> {
     fn made(&self, vector: &[u8], number: Number, patience: Duration) -> Result<Vec<u8>, String> {
         let mut library = self.library();
         library.begin(vector, number).map_err(|error| error.to_string())?;
-        let late = || format!("not all workers have come within {:.1} s", patience.as_secs_f64());
-        until(patience, || match library.sum() {
+        let late = || format!("not all workers have arrived within {:.1} s", patience.as_secs_f64());
+        poll_until(patience, || match library.sum() {
             Ok(Some(sum)) => Some(Ok(sum)),
-            Ok(None) => self.group.first_lost().map(|worker| Err(format!("worker {worker} is lost"))),
+            Ok(None) => self.group.first_lost().map(|worker| Err(format!("worker {worker} was lost"))),
             Err(error) => Some(Err(error.to_string())),
         })
         .unwrap_or_else(|| Err(late()))
@@ -46,7 +46,7 @@ impl<L: Library> NativeSum for Sums<L> {
         "NCCL"
     }
 
-    fn is_able(&self, bytes: usize) -> bool {
+    fn supports(&self, bytes: usize) -> bool {
         !self.broken.load(Ordering::Relaxed) && bytes > 0 && bytes <= self.library().room()
     }
 

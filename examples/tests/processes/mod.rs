@@ -35,7 +35,6 @@ impl Workers {
             let config =
                 json!({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": worker}});
             Command::new(example(name))
-                .args(["--strategy", "multi-worker"])
                 .args(arguments)
                 .env("TF_CONFIG", config.to_string())
                 .stdin(Stdio::null())

@@ -1,15 +1,15 @@
-//! The commands that create a link between two hosts. Pure.
+//! The commands that create a link between two hosts, as a pure function.
 
 use super::rate::Rate;
 use crate::hosts::{Host, Hosts};
 
-/// The device on each host. `bench/peers/common.py` has the same name.
+/// The name of the network device on each host. `bench/peers/common.py` contains the same name.
 const DEVICE: &str = "link0";
 
-/// The maximum queueing delay. More is dropped, as by any network card whose queue is full.
+/// The maximum queueing delay. Further packets are dropped, as by any network card whose queue is full.
 const QUEUE: &str = "50ms";
 
-/// Returns the commands that link two hosts, in order, each with the host on which it runs.
+/// Returns the commands that link two hosts, in order. Each is paired with the host on which it must run.
 ///
 /// Both ends are limited: a token bucket delays packets that leave a host. Incoming packets are not delayed.
 pub fn commands(hosts: &Hosts, rate: Rate) -> Vec<(Host, Vec<String>)> {

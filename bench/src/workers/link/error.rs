@@ -2,19 +2,19 @@
 
 use std::io;
 
-/// The two hosts cannot be created or linked. They have been removed.
+/// The two hosts cannot be created or linked. Any that were created have been removed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// A program is missing.
+    /// A required program is missing.
     #[error(
         "--link needs {tool}, which can't be started ({source}): install {package}; there is none for systems other than Linux"
     )]
     Tool {
-        /// The program.
+        /// The name of the program.
         tool: &'static str,
-        /// The package that contains it.
+        /// The Debian package that contains it.
         package: &'static str,
-        /// The error of the system.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// This process is not allowed to create a namespace.
@@ -23,7 +23,7 @@ pub enum LinkError {
          namespaces of their own, as `unshare --user --map-root-user distribute-bench --link …`"
     )]
     NotAllowed {
-        /// The error of unshare.
+        /// The error of `unshare`.
         source: io::Error,
     },
     /// The kernel cannot limit a device.
@@ -32,9 +32,9 @@ pub enum LinkError {
          without"
     )]
     Limit {
-        /// The command.
+        /// The command that failed.
         command: String,
-        /// The error of tc.
+        /// The error of `tc`.
         source: io::Error,
     },
     /// The devices cannot be created.
@@ -42,15 +42,15 @@ pub enum LinkError {
         "`{command}` failed ({source}): where the kernel has no pairs of devices, load them (modprobe veth)"
     )]
     Device {
-        /// The command.
+        /// The command that failed.
         command: String,
-        /// The error of ip.
+        /// The error of `ip`.
         source: io::Error,
     },
 }
 
 impl LinkError {
-    /// Creates the error of a failed command from [`commands`](super::commands::commands).
+    /// Creates the error for a command from [`commands`](super::commands::commands) that failed.
     pub fn of(words: &[String], source: io::Error) -> Self {
         let command = words.join(" ");
         match words.first().map(String::as_str) {
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_that_failed_is_named_with_what_to_do() {
+    fn a_failed_command_is_named_with_advice() {
         let failed = |command: &str| {
             let words: Vec<_> = command.split(' ').map(String::from).collect();
             LinkError::of(&words, io::Error::other("unknown")).to_string()

@@ -8,8 +8,8 @@
 //! | [`training`] | the figures, next to computing alone and sending alone |
 //! | [`table`] | the printed tables |
 //!
-//! Hosts are network namespaces of this machine, so they share its cores, files and memory. Workers would use
-//! the shared memory; here they use only sockets.
+//! Hosts are network namespaces of this machine, so they share its cores, files and memory. Workers on one machine
+//! would use shared memory; here they use only sockets.
 
 mod commands;
 mod error;
@@ -30,8 +30,7 @@ use crate::turns::measure;
 use distribute::{Error, Result};
 use network::Network;
 
-/// Measures both models, or those whose name contains `filter`, over links of these rates, and prints the
-/// results.
+/// Measures both models, or those whose names contain `filter`, over links with these rates, and prints the results.
 pub fn run(
     rates: &[Rate],
     filter: &str,

@@ -1,4 +1,4 @@
-//! Two hosts and the link between them, while they are held.
+//! Two hosts and the link between them, which exist as long as the value that represents them.
 
 use super::commands::commands;
 use super::error::LinkError;
@@ -10,20 +10,20 @@ use std::io;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-/// The required programs, and the Debian packages that contain them.
+/// The programs that are required, and the Debian packages that contain them.
 const TOOLS: [(&str, &str); 4] =
     [("unshare", "util-linux"), ("nsenter", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2")];
 
 /// The addresses of the hosts, which no other machine can reach.
 const ADDRESSES: [[u8; 4]; 2] = [[10, 77, 0, 1], [10, 77, 0, 2]];
 
-/// The timeout of a command that only calls the kernel.
+/// The maximum time for a command that only calls the kernel.
 const PROMPT: Duration = Duration::from_secs(30);
 
 /// Two hosts and the link between them.
 ///
-/// The namespaces have no names: the kernel removes them and their devices with the last process in them. The
-/// first process is a keeper, which ends when this is dropped, and when this process ends for any reason.
+/// The namespaces have no names, so the kernel removes them and their devices when the last process in them exits. The
+/// first process in each is a keeper. It exits when this is dropped, or when this process exits for any reason.
 pub struct Network {
     hosts: Hosts,
     _keepers: [Keeper; 2],
@@ -33,7 +33,7 @@ impl Network {
     /// Creates both hosts and the link.
     ///
     /// # Errors
-    /// [`LinkError`], which contains advice.
+    /// Returns a [`LinkError`], which contains advice.
     pub fn new(rate: Rate) -> Result<Self, LinkError> {
         for (tool, package) in TOOLS {
             run(Command::new(tool).arg("-V")).map_err(|source| LinkError::Tool { tool, package, source })?;
@@ -56,11 +56,11 @@ impl Network {
     }
 }
 
-/// A process in a new namespace that only reads from this process.
+/// A process in a new namespace, which only reads from this process.
 struct Keeper {
     program: Program,
-    /// Closed when this process ends, even if it is killed: the keeper then reads the end of the stream, and
-    /// exits.
+    /// The keeper's standard input. It is closed when this process exits, even if it is killed. The keeper then reads
+    /// the end of the stream and exits.
     _open: Option<ChildStdin>,
 }
 
@@ -78,7 +78,7 @@ impl Keeper {
     }
 }
 
-/// Runs a command whose output is only relevant if it fails.
+/// Runs a command whose output is only needed if it fails.
 fn run(command: &mut Command) -> io::Result<()> {
     let program = Program::start(command.stdin(Stdio::null()).stderr(Stdio::piped()))?;
     program.rest(Deadline::after(PROMPT)).map(drop)

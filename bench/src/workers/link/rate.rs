@@ -8,23 +8,23 @@ use std::str::FromStr;
 /// The rate of a link in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rate {
-    /// The rate that the machine achieves.
+    /// The rate that the machine can achieve.
     Unlimited,
-    /// This number of bits per second, including headers.
+    /// The given number of bits per second, including headers.
     Limited(u64),
 }
 
-/// The units in bits per second, the largest first.
+/// The units in bits per second, largest first.
 const UNITS: [(&str, u64); 3] = [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1_000)];
 
-/// The valid rates. Anything below the slowest modem or above the fastest card is taken for a mistake.
+/// The range of valid rates. A rate below the slowest modem or above the fastest card is considered a mistake.
 const RATES: std::ops::RangeInclusive<f64> = 8e3..=1e12;
 
 impl Rate {
-    /// Returns the number of bytes that may be sent at once after a pause. A timer refills them: with fewer
-    /// bytes, a delayed timer reduces the rate. The number exceeds the largest packet that the kernel passes
-    /// on in one piece, with the headers of its parts (64 KiB and 3 kB). Larger packets would be split by the
-    /// processor, which took 43 ms instead of 18.
+    /// Returns the number of bytes that may be sent at once after a pause. A timer refills them; with fewer bytes, a
+    /// delayed timer would reduce the rate. The number exceeds the largest packet that the kernel passes on unsplit,
+    /// with the headers of its parts (64 KiB and 3 kB). The processor would have to split larger packets, which took 43
+    /// ms instead of 18.
     pub fn burst(bits_per_second: u64) -> u64 {
         let half_a_millisecond = bits_per_second / 8 / 2000;
         half_a_millisecond.max(80_000)
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rate_is_refused_by_name_with_what_is_one() {
+    fn an_invalid_rate_is_refused_by_name_with_an_example() {
         for text in ["", "1", "gbit", "-1gbit", "0gbit", "nangbit", "infgbit", "1gb", "1 tbit", "1e9gbit"] {
             let error = text.parse::<Rate>().unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")) && error.contains("1gbit"), "{error}");

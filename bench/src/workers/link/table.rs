@@ -1,4 +1,4 @@
-//! The results over a link: steps per second, sent bytes, and the time of a step next to its parts.
+//! The results of training over a link: steps per second, bytes sent, and the time of a step compared with its parts.
 
 use super::training::{COMPUTING, SENDING};
 use crate::figure::Role;
@@ -8,7 +8,7 @@ use crate::report::Report;
 use crate::statistics::Summary;
 use serde_json::Value;
 
-/// The headings for docs/performance.md.
+/// The table headings for docs/reference/performance.md.
 pub const MARKDOWN: &str =
     "| figure | who | steps/s (spread, best) | ms a step | kB sent a step |\n|---|---|---|---|---|";
 
@@ -21,7 +21,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// Creates the parts from medians. `None` if a part was not measured.
+    /// Creates the parts from medians. Returns `None` if a part was not measured.
     fn of(report: &Report) -> Option<Self> {
         let part = |name: &str| {
             let bound = report.rivals.iter().find(|rival| rival.role == Role::Bound && rival.name == name);
@@ -31,12 +31,12 @@ impl Parts {
         Some(Self { step, computing: part(COMPUTING)?, sending: part(SENDING)? })
     }
 
-    /// Returns the ratio of a step to its longer part: 1 if sending and computing overlap completely.
+    /// Returns the ratio of a step to its longer part. It is 1 if sending and computing overlap completely.
     fn of_longer(self) -> f64 {
         self.step / self.computing.max(self.sending)
     }
 
-    /// Returns the ratio of a step to the sum of both parts: 1 if they do not overlap.
+    /// Returns the ratio of a step to the sum of both parts. It is 1 if they do not overlap.
     fn of_sum(self) -> f64 {
         self.step / (self.computing + self.sending)
     }
@@ -63,7 +63,8 @@ fn row(name: &str, form: Form, who: &str, values: &Summary, sent: Option<f64>) -
     format!("{name}: {who} {median} steps/s (spread {spread}, best {best}), {step} ms a step{sent}")
 }
 
-/// Returns the ratios of our step to its parts, and to the best peer's. `None` if neither is known.
+/// Describes the ratios of this library's step to its parts, and to the best peer's step. Returns `None` if neither is
+/// known.
 pub fn summary(report: &Report) -> Option<String> {
     let parts = Parts::of(report).map(|parts| {
         format!(
@@ -81,7 +82,7 @@ pub fn summary(report: &Report) -> Option<String> {
     (!both.is_empty()).then(|| format!("{}: {}", report.about.name, both.join("; ")))
 }
 
-/// Returns a figure and its parts for a program.
+/// Returns a figure and its parts as JSON.
 pub fn json(report: &Report) -> Value {
     let mut line = report.json();
     if let Some(parts) = Parts::of(report) {
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_said_beside_the_longer_of_its_parts_and_their_sum() {
+    fn a_step_is_shown_with_the_longer_of_its_parts_and_their_sum() {
         assert_eq!(
             summary(&report()).unwrap(),
             "mlp_2p_1gbit: a step takes 25.0 ms, computing alone 5.00, sending alone 20.0: 1.25 x the longer of both, 1.00 x \
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_not_said() {
+    fn figures_that_were_not_measured_are_not_shown() {
         let mut report = report();
         report.rivals.remove(1);
         assert_eq!(summary(&report).unwrap(), "mlp_2p_1gbit: 2.00 x the steps of them");

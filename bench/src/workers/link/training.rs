@@ -1,4 +1,4 @@
-//! The figures of training by two processes on two hosts.
+//! The figures for training by two processes on two hosts.
 
 use super::super::place::{Communication, Work};
 use super::super::start::{measured, measured_between};
@@ -13,24 +13,24 @@ use std::marker::PhantomData;
 
 const WORKERS: usize = 2;
 
-/// The name of the time of a step without sending.
+/// The name of the bound for the time of a step without sending.
 pub const COMPUTING: &str = "computing alone";
-/// The name of the time of a step without computing.
+/// The name of the bound for the time of a step without computing.
 pub const SENDING: &str = "sending alone";
 
-/// Training between two hosts.
+/// The figure for training on two hosts.
 struct Trained<M> {
     rate: Rate,
     hosts: Hosts,
     model: PhantomData<fn() -> M>,
 }
 
-/// Returns the names of both models over a link of this rate.
+/// Returns the names of both models' figures over a link with this rate.
 pub fn names(rate: Rate) -> [String; 2] {
     [name::<Mlp>(rate), name::<Recommender>(rate)]
 }
 
-/// Returns the figures of both models over a link of this rate between these hosts.
+/// Returns both models' figures over a link with this rate between these hosts.
 pub fn figures(rate: Rate, hosts: Hosts) -> [Box<dyn Figure>; 2] {
     [
         Box::new(Trained::<Mlp> { rate, hosts, model: PhantomData }),
@@ -38,7 +38,7 @@ pub fn figures(rate: Rate, hosts: Hosts) -> [Box<dyn Figure>; 2] {
     ]
 }
 
-/// Returns the figure of this name between these hosts, if there is one.
+/// Returns the figure named `name` between these hosts, or `None` if there is none.
 pub fn named(name: &str, hosts: Hosts) -> Option<Box<dyn Figure>> {
     let rate = name.rsplit('_').next()?.parse().ok()?;
     figures(rate, hosts).into_iter().find(|figure| figure.about().name == name)
@@ -52,7 +52,8 @@ fn training<M: Model>(communication: Communication, effort: Effort) -> Work {
     Work::Train { model: M::NAME.into(), communication, seconds: effort.seconds }
 }
 
-/// Returns the number of bytes that a step sends, rounded up to whole numbers. Measured in a few steps.
+/// Returns the number of bytes that a step sends, rounded up to a multiple of the size of an f32. It is measured over a
+/// few steps.
 fn bytes_of_a_step<M: Model>(hosts: &Hosts) -> Result<usize> {
     let few = training::<M>(Communication::Sockets, Effort { seconds: 0. });
     let bytes = measured_between(hosts, &few)?.sent.unwrap_or_default() as usize;

@@ -6,16 +6,16 @@ use std::collections::HashMap;
 use std::panic::catch_unwind;
 use std::sync::Mutex;
 
-/// The handles by number. candle creates new streams, caches of kernels and a generator of random numbers for each
-/// handle, and the work of one handle is not ordered with that of another.
+/// The handles of open GPUs, by index. For each handle, candle creates a separate stream, kernel cache and random
+/// number generator. Work on different handles is not ordered.
 static OPEN: Mutex<Option<HashMap<usize, Device>>> = Mutex::new(None);
 
-/// The GPU of this number, by the one handle that this process has of it.
+/// Returns this process's only handle to the GPU with the given index. Opens the GPU on the first call.
 ///
 /// # Errors
-/// candle's, for one that is not there.
+/// Returns an error of candle if there is no such GPU.
 pub fn open(number: usize) -> Result<Device> {
-    // Held while one is opened, so that two threads don't.
+    // Held while a GPU is opened, so that two threads do not open it twice.
     let mut all = lock(&OPEN);
     let all = all.get_or_insert_default();
     if let Some(device) = all.get(&number) {
@@ -26,7 +26,8 @@ pub fn open(number: usize) -> Result<Device> {
     Ok(device)
 }
 
-/// Opens CUDA with a stream of its own: the default one is another for each thread, and candle does not order these.
+/// Opens a GPU. With CUDA, the GPU gets a separate stream, because the default stream differs between threads and
+/// candle does not order the threads' streams.
 fn new(number: usize) -> Result<Device> {
     if cfg!(feature = "cuda") {
         let device = Device::new_cuda_with_stream(number)?;
@@ -34,12 +35,12 @@ fn new(number: usize) -> Result<Device> {
         keep_memory(&device);
         return Ok(device);
     }
-    // candle panics where there are fewer.
-    catch_unwind(|| Device::new_metal(number)).unwrap_or_else(|_| bail!("there is no GPU of this number"))
+    // candle panics if there are fewer.
+    catch_unwind(|| Device::new_metal(number)).unwrap_or_else(|_| bail!("there is no GPU with this number"))
 }
 
-/// Makes CUDA keep freed memory of tensors for this process. Otherwise it returns all of it to the system whenever a
-/// thread waits for the GPU, and the next step's memory takes milliseconds.
+/// Configures CUDA to keep freed tensor memory for this process. Otherwise CUDA returns all of it to the system
+/// whenever a thread waits for the GPU, and allocating the next step's memory takes milliseconds.
 #[cfg(feature = "cuda")]
 fn keep_memory(device: &Device) {
     use candle_core::cuda_backend::cudarc::driver::sys;
@@ -50,8 +51,8 @@ fn keep_memory(device: &Device) {
     }
     let (mut pool, mut most) = (std::ptr::null_mut(), u64::MAX);
     let threshold = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: the context is that of this GPU, as long as it is open; a pool and a number are written and read where
-    // they are. Where it fails, steps are slower.
+    // SAFETY: the context is that of this GPU, as long as it is open; a pool and a number are written and read at valid
+    // addresses. If it fails, steps are slower.
     unsafe {
         if sys::cuDeviceGetMemPool(&mut pool, stream.context().cu_device()) == sys::CUresult::CUDA_SUCCESS {
             let _ = sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut most).cast());

@@ -1,4 +1,4 @@
-//! Names of devices, in TensorFlow's form and in short form.
+//! Names of devices, in TensorFlow's form and in a short form.
 
 use crate::device::gpu;
 use crate::error::{Error, Result};
@@ -6,22 +6,23 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-/// The kind of the device.
+/// The kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceKind {
-    /// A logical CPU device. There can be any number, each with its own replica and thread.
+    /// A logical CPU device. There can be any number of them, each with its own replica and thread.
     Cpu,
-    /// A GPU: of CUDA or, in a build with the feature `metal`, of Metal.
+    /// A GPU, accessed through CUDA or, with the cargo feature `metal`, through Metal.
     Gpu,
 }
 
-/// The resolved name of a device of this process, or of a parameter server.
+/// The parsed name of a device of this process or of a parameter server.
 ///
-/// Parses `cpu:0`, `CPU:1`, `/cpu:0`, `/device:CPU:0`, `cuda:0`, `/job:localhost/replica:0/task:0/device:GPU:1`,
-/// `/job:ps/replica:0/task:1/device:CPU:0`; prints the full form.
+/// It can be parsed from `cpu:0`, `CPU:1`, `/cpu:0`, `/device:CPU:0`, `cuda:0`,
+/// `/job:localhost/replica:0/task:0/device:GPU:1` or `/job:ps/replica:0/task:1/device:CPU:0`. It is displayed
+/// in the full form.
 ///
 /// ```
-/// let device: distribute::DeviceName = "cpu:1".parse()?;
+/// let device: distribute::strategy::DeviceName = "cpu:1".parse()?;
 /// assert_eq!(device.to_string(), "/job:localhost/replica:0/task:0/device:CPU:1");
 /// # Ok::<(), distribute::Error>(())
 /// ```
@@ -29,46 +30,47 @@ pub enum DeviceKind {
 #[doc(alias = "DeviceSpec")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceName {
-    /// The kind of device.
+    /// The kind of the device.
     pub kind: DeviceKind,
-    /// Its number among those of its kind, from 0.
+    /// The index of the device among the devices of the same kind, counted from 0.
     pub index: usize,
-    /// The parameter server that it is of, by the number of its task; `None` for this process.
+    /// The task index of the parameter server to which the device belongs; `None` for a device of this
+    /// process.
     pub server: Option<usize>,
 }
 
 impl DeviceName {
-    /// The `index`-th logical CPU device.
+    /// Returns the logical CPU device with the given index.
     pub const fn cpu(index: usize) -> Self {
         Self { kind: DeviceKind::Cpu, index, server: None }
     }
 
-    /// The `index`-th GPU.
+    /// Returns the GPU with the given index.
     pub const fn gpu(index: usize) -> Self {
         Self { kind: DeviceKind::Gpu, index, server: None }
     }
 
-    /// The CPU of a parameter server, where it keeps variables.
+    /// Returns the CPU of the parameter server with the given task index, where its variables are stored.
     pub const fn of_server(task: usize) -> Self {
         Self { kind: DeviceKind::Cpu, index: 0, server: Some(task) }
     }
 
-    /// candle's device. All logical CPU devices are candle's single CPU device, and each GPU is opened once in a
-    /// process: all threads share its handle, and what they do there is done in that order.
+    /// Opens the candle device. All logical CPU devices are the same candle device. Each GPU is opened once per
+    /// process: all threads share one handle, and their work on the GPU is executed in order.
     ///
     /// # Errors
-    /// [`Error::Device`] for a GPU that candle cannot open, for any GPU without the cargo features `cuda` and `metal`,
-    /// and for a parameter server's.
+    /// - [`Error::Device`]: candle cannot open the GPU, this build has neither of the cargo features `cuda`
+    ///   and `metal`, or the device belongs to a parameter server.
     pub fn to_candle(self) -> Result<candle_core::Device> {
         let unusable = |reason| Error::Device { name: self.to_string(), reason };
         match self.kind {
             _ if self.server.is_some() => Err(unusable(
-                "it is a parameter server's: variables are kept there, and nothing is computed; name a device of this process"
+                "it belongs to a parameter server, which keeps variables and computes nothing; name a device of this process"
                     .into(),
             )),
             DeviceKind::Cpu => Ok(candle_core::Device::Cpu),
             DeviceKind::Gpu if cfg!(not(any(feature = "cuda", feature = "metal"))) => Err(unusable(
-                "this build cannot use it: it is without the cargo feature \"cuda\"; write features = [\"cuda\"] at the \
+                "this build cannot use it, because it lacks the cargo feature \"cuda\"; write features = [\"cuda\"] at the \
                  dependency on distribute (it needs nvcc), or [\"metal\"] on a Mac"
                     .into(),
             )),
@@ -79,44 +81,47 @@ impl DeviceName {
         }
     }
 
-    /// The device of this process that holds a value for this device: for a parameter server, the CPU.
+    /// Returns the device on which this process stores values for this device: the CPU for a parameter server,
+    /// otherwise the device itself.
     #[doc(hidden)]
     pub fn in_this_process(self) -> Self {
         if self.server.is_some() { Self::cpu(0) } else { self }
     }
 
-    /// Whether a replica there has copies of what it computes with: on the CPU all share the variables themselves.
+    /// Returns `true` if a replica on this device computes with copies of variables. On the CPU, all replicas
+    /// share the variables.
     #[doc(hidden)]
-    pub fn has_own_memory(self) -> bool {
+    pub fn has_separate_memory(self) -> bool {
         self.kind != DeviceKind::Cpu || generic()
     }
 }
 
 impl DeviceName {
-    /// Whether optimizers can update what is there by candle's operations. Of Metal they lack f64.
+    /// Returns `true` if optimizers can update variables on this device with candle's operations. Metal does
+    /// not support f64.
     #[doc(hidden)]
     pub fn can_update(self) -> bool {
-        self.has_own_memory() && (self.kind == DeviceKind::Cpu || cfg!(feature = "cuda"))
+        self.has_separate_memory() && (self.kind == DeviceKind::Cpu || cfg!(feature = "cuda"))
     }
 }
 
-/// Whether a tensor is where this crate's own loops compute: in the memory of the CPU. All others are computed by
-/// candle's operations.
+/// Returns `true` if a tensor is in CPU memory, where this project's own loops can compute with it. Candle's operations
+/// are used for all other tensors.
 pub fn is_native(tensor: &candle_core::Tensor) -> bool {
     tensor.device().is_cpu() && !generic()
 }
 
-/// Whether CPUs are treated as other devices are, with copies of variables and candle's operations: a test of these,
-/// without a GPU.
+/// Returns `true` if CPUs are treated like other devices, with copies of variables and candle's operations. Tests use
+/// this in place of a GPU.
 fn generic() -> bool {
     static GENERIC: OnceLock<bool> = OnceLock::new();
     *GENERIC.get_or_init(|| std::env::var_os(GENERIC_DEVICES).is_some_and(|value| value == "1"))
 }
 
-/// The environment variable for [`generic`].
+/// The environment variable that [`generic`] reads.
 const GENERIC_DEVICES: &str = "DISTRIBUTE_GENERIC_DEVICES";
 
-/// The job of parameter servers.
+/// The name of the parameter servers' job.
 const PS: &str = "ps";
 
 impl fmt::Display for DeviceName {
@@ -146,10 +151,10 @@ impl FromStr for DeviceName {
                     on_server = true;
                 } else if key == "task:" && on_server {
                     let task = value.parse();
-                    server = Some(task.map_err(|_| wrong(format!("{value:?} is no number of a task")))?);
+                    server = Some(task.map_err(|_| wrong(format!("{value:?} is not the number of a task")))?);
                 } else if value != local {
                     return Err(wrong(format!(
-                        "{key}{value} is not of this process; a strategy of one process takes local devices only"
+                        "{key}{value} is not of this process; a strategy of one process takes only local devices"
                     )));
                 }
                 rest = after;
@@ -165,7 +170,7 @@ impl FromStr for DeviceName {
         let index =
             index.parse().map_err(|_| wrong(format!("{index:?} is not a number; write cpu:0 or gpu:0")))?;
         if on_server && server.is_none() {
-            return Err(wrong("which task of the job ps is not said".into()));
+            return Err(wrong("it does not say which task of the job ps".into()));
         }
         Ok(Self { kind, index, server })
     }
@@ -207,7 +212,7 @@ mod tests {
             ("/job:localhost", "no device"),
             ("/job:localhost/replica:0/task:1/cpu:0", "task:1"),
             ("/job:ps/replica:0/device:CPU:0", "which task"),
-            ("/job:ps/replica:0/task:x/device:CPU:0", "no number of a task"),
+            ("/job:ps/replica:0/task:x/device:CPU:0", "not the number of a task"),
         ] {
             let error = name.parse::<DeviceName>().unwrap_err();
             assert!(

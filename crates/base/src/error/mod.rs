@@ -1,6 +1,9 @@
-//! The error of this workspace: what failed, where, and what to do.
+//! The error type of this project. An error describes what failed, where it failed, and a remedy.
 
 mod cause;
+mod kind;
+
+pub use kind::ErrorKind;
 
 use crate::context_kind::ContextKind;
 use crate::variable_kinds::{VariableAggregation, VariableSynchronization};
@@ -11,11 +14,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The result of everything in this crate, and of the closures given to it.
+/// The result type of this project. The closures that programs pass also return it.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// `Ok` of this crate's [`Result`], for closures that may return more than one type of error, such as those of
-/// `replicate`, where the compiler cannot infer that of a plain `Ok` (E0283).
+/// Returns `Ok` with this crate's [`Result`] type. Use it in closures that may return more than one type of error, such
+/// as the closure of `replicate`. The compiler cannot infer the error type of a plain `Ok` there (E0283).
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -33,137 +36,139 @@ pub fn Ok<T>(value: T) -> Result<T> {
     Result::Ok(value)
 }
 
-/// An error of this crate. It names the operation, the replica or peer, the step, and what to do.
+/// An error of this crate. The message names the operation, the replica or peer, the step, and a remedy.
 ///
-/// `Debug` prints the same text as `Display`, because a `main` that returns an error and `unwrap` use it.
+/// `Debug` prints the same text as `Display`, because `unwrap` and a `main` that returns an error use `Debug`.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The closure given to `run` failed on a replica. The source is the closure's own error.
+    /// The closure of `run` failed on a replica.
     #[error("replica {replica} ({device}) failed in {}", in_step(*step, source))]
     Replica {
         /// The global id of the replica.
         replica: usize,
-        /// The device it runs on.
+        /// The device that the replica runs on.
         device: String,
-        /// The number of the `run` on this strategy, from 1.
+        /// The sequence number of the step on this strategy, from 1.
         step: u64,
-        /// The closure's error.
+        /// The error that the closure returned.
         #[source]
         source: Box<Error>,
     },
-    /// A worker failed, in its own program or in its part of a common operation. The source is its own error; on other
-    /// workers, the text of that error.
+    /// A worker failed, either in its own program or in its part of an operation of all workers.
     #[error("worker {worker}{} failed: {source}", located(process))]
     Worker {
-        /// The number of the worker, from 0.
+        /// The rank of the worker, from 0.
         worker: usize,
         /// The task and address of the worker, if workers are processes.
         process: Option<Box<Process>>,
-        /// Its error.
+        /// The worker's error. On other workers, an error with the same text.
         #[source]
         source: Box<Error>,
     },
-    /// The cluster that this process belongs to is malformed, or has no place for it.
+    /// The description of the cluster is malformed, or does not contain this process.
     #[error(transparent)]
     Cluster(Box<ClusterError>),
-    /// This worker could not join the others.
+    /// This worker could not join the other workers.
     #[error(transparent)]
     Join(Box<JoinError>),
-    /// The closure given to `run` panicked on a replica.
+    /// The closure of `run` panicked on a replica.
     #[error("panicked: {message}")]
     Panicked {
-        /// The message of the panic.
+        /// The panic message.
         message: String,
     },
-    /// Replicas did not make the same calls, or one was too late. Every replica gets the same text.
+    /// The replicas did not make the same calls, or a replica failed or did not arrive in time. Every replica
+    /// gets the same text.
     #[error("{0}")]
     Collective(Arc<Blame>),
-    /// The batch of a replica has no rows, and the closure failed on it.
+    /// The closure failed on a replica whose batch has no rows.
     #[error(
-        "replica {replica} got an empty piece of the batch, and the closure failed on it; {advice}; the closure said: {source}"
+        "replica {replica} got an empty batch, and the closure failed on it; {advice}; the closure's error: {source}"
     )]
     EmptyPiece {
         /// The global id of the replica.
         replica: usize,
-        /// The advice: what to do.
+        /// Advice on what to do instead.
         advice: &'static str,
-        /// The closure's error.
+        /// The error that the closure returned.
         #[source]
         source: Box<Error>,
     },
-    /// The operation does not belong to the context it was called in.
+    /// The operation cannot be called in this context.
     #[error("{operation} requires {required}, but was called in {found}; {advice}")]
     WrongContext {
         /// The function that was called.
         operation: &'static str,
-        /// The context that the operation needs.
+        /// The context that the operation requires.
         required: ContextKind,
-        /// The context of the call.
+        /// The context in which the function was called.
         found: ContextKind,
-        /// The advice: what to call instead.
+        /// Advice on what to call instead.
         advice: &'static str,
     },
     /// The variable does not support this operation in this context, because of its synchronization and aggregation.
     #[error(
-        "{operation}: variable {variable} (synchronization {synchronization}, aggregation {aggregation}) cannot be used so in {found}; {advice}"
+        "{operation}: variable {variable} (synchronization {synchronization}, aggregation {aggregation}) does not \
+         allow this in {found}; {advice}"
     )]
     VariableAccess {
         /// The function that was called.
         operation: &'static str,
-        /// The variable's name.
+        /// The name of the variable.
         variable: String,
-        /// The variable's synchronization.
+        /// The synchronization of the variable.
         synchronization: VariableSynchronization,
-        /// The variable's aggregation.
+        /// The aggregation of the variable.
         aggregation: VariableAggregation,
-        /// The context of the call.
+        /// The context in which the function was called.
         found: ContextKind,
-        /// The advice: what to do instead.
+        /// Advice on what to do instead.
         advice: &'static str,
     },
-    /// A value of one strategy was used with another.
+    /// A value that belongs to one strategy was used with another strategy.
     #[error("{operation}: mixing different strategies: {current}, but {other}; {advice}")]
     MixedStrategies {
         /// The function that was called.
         operation: &'static str,
-        /// The run or scope of the call and its strategy, or a note that none was entered.
+        /// The current run or scope and its strategy, or a note that no strategy has been entered.
         current: String,
-        /// The value, and its strategy.
+        /// The value and the strategy to which it belongs.
         other: String,
-        /// The advice: what to do instead.
+        /// Advice on what to do instead.
         advice: &'static str,
     },
-    /// A value that was made for another number of replicas was given to a strategy.
+    /// A value that was created for a different number of replicas was passed to a strategy.
     #[error("{operation}: {path} is {value}, but there {}; {}", local(*replicas), PARTS_ADVICE)]
     Parts {
         /// The function that was called.
         operation: &'static str,
-        /// The path to the value in the arguments: `args.1[0]`.
+        /// The path to the value in the arguments, such as `args.1[0]`.
         path: String,
-        /// The type of the value, and its number of parts.
+        /// The type of the value, and the number of its parts.
         value: String,
-        /// The number of local replicas.
+        /// The number of local replicas of the strategy.
         replicas: usize,
     },
-    /// A replica context was used after its `run`, or on another replica's thread.
+    /// A replica context was used after its `run` had returned, or on a different replica's thread.
     #[error(
-        "{operation}: this replica context belongs to another run or thread (replica {replica}, step {step}); use the one given to the closure, on the thread that runs it"
+        "{operation}: this replica context belongs to another run or thread (replica {replica}, step {step}); use the \
+         one passed to the closure, on the thread that runs it"
     )]
     StaleContext {
         /// The function that was called.
         operation: &'static str,
-        /// The replica of the stale context.
+        /// The id of the replica to which the context belongs.
         replica: usize,
-        /// The step of the stale context.
+        /// The sequence number of the step to which the context belongs.
         step: u64,
     },
-    /// A device that does not exist, or whose name cannot be parsed.
+    /// The device does not exist or cannot be used, or its name cannot be parsed.
     #[error("device {name:?}: {reason}")]
     Device {
-        /// The name given.
+        /// The name of the device.
         name: String,
-        /// The reason.
+        /// The reason why the device cannot be used.
         reason: String,
     },
     /// An argument is out of range or inconsistent.
@@ -171,189 +176,192 @@ pub enum Error {
     InvalidArgument {
         /// The function that was called.
         operation: &'static str,
-        /// The reason, what was expected, and what to do.
+        /// The expectation that the argument violates, and a remedy.
         reason: String,
     },
-    /// Variables have no gradient on any replica in an optimizer's first step, and the optimizer was told to refuse
-    /// that.
+    /// Variables have no gradient on any replica in an optimizer's first step, and the optimizer is configured to
+    /// report this as an error.
     #[error("{operation}: {reason}")]
     MissingGradients {
         /// The function that was called.
         operation: &'static str,
-        /// The names of all of them.
+        /// The names of all variables without a gradient.
         variables: Vec<String>,
-        /// The list of variables, the likely cause, and what to do.
+        /// The variables without a gradient, the likely cause, and a remedy.
         reason: String,
     },
-    /// A loss or a gradient is NaN or infinite, and the optimizer was told to refuse that.
+    /// A loss or a gradient is NaN or infinite, and the optimizer is configured to report this as an error.
     #[error("{operation}: {reason}")]
     NotFinite {
         /// The function that was called.
         operation: &'static str,
-        /// The global id of the first replica that had it.
+        /// The global id of the first replica with a NaN or infinite number.
         replica: usize,
-        /// The number of the step, as in [`Error::Replica`].
+        /// The sequence number of the step, as in [`Error::Replica`].
         step: u64,
-        /// The first variable, by name, whose gradient is not finite on that replica; `None` if only the loss is not.
+        /// The first variable, by name, whose gradient on that replica is not finite; `None` if only the loss
+        /// is not finite.
         variable: Option<String>,
-        /// The place of the number, its likely origin, and what to look for.
+        /// The place where the number was found, its likely origin, and what to check.
         reason: String,
     },
-    /// A variable that has to be the same on all workers is not. Every worker gets the same text, and the step has not
-    /// begun.
+    /// A variable that must be equal on all workers differs. All workers get the same text, and the step has not begun.
     #[error("run: before step {step}, {reason}")]
     Drift {
-        /// The number of the step that would have begun, as in [`Error::Replica`].
+        /// The sequence number of the step that would have begun, as in [`Error::Replica`].
         step: u64,
         /// The name of the first variable that differs, in the order of creation.
         variable: String,
-        /// The workers on which it is not what most have; all of them, where no value is that of most.
+        /// The workers whose value differs from the majority's; all workers if no value has a majority.
         workers: Vec<usize>,
-        /// The variable, the workers, and what to do.
+        /// A text that names the variable and the workers, and describes a remedy.
         reason: String,
     },
-    /// New workers wait to be admitted, and the step has not begun on any worker. The step is made after the group
-    /// has re-formed.
+    /// New workers are waiting to join, and the step has not begun on any worker. It can be run after the group has
+    /// re-formed.
     #[error(
-        "run: before step {step}, {waiting} more worker{} to take part; have the steps made by Training::run, or give this error to \
-         Training::recover, which lets them in",
+        "run: before step {step}, {waiting} more worker{} to participate; make steps with Training::run, or pass this \
+         error to Training::recover, which admits them",
         if *waiting == 1 { " waits" } else { "s wait" }
     )]
     WorkersWaiting {
-        /// The number of the step that would have begun, as in [`Error::Replica`].
+        /// The sequence number of the step that would have begun, as in [`Error::Replica`].
         step: u64,
-        /// The number of new workers.
+        /// The number of workers that are waiting.
         waiting: usize,
     },
-    /// A task that serves others cannot.
-    #[error("{task} cannot serve: {reason}")]
-    Serving {
-        /// The task.
-        task: distribute_cluster::Task,
-        /// The reason, and what to do.
+    /// Something outside this process failed. For example, a server cannot start, workers differ, or a wait timed out.
+    /// The kind determines how to react.
+    #[error("{operation}: {reason}")]
+    Failed {
+        /// The kind of the failure.
+        kind: ErrorKind,
+        /// The function that was called.
+        operation: &'static str,
+        /// A description of the failure, its cause, and a remedy.
         reason: String,
     },
-    /// A training that was asked to stop has saved its checkpoint, which is complete, but after the grace period at
-    /// whose end a scheduler kills processes.
+    /// A training run that received a notice to exit has saved a complete checkpoint, but only after the grace period.
+    /// Schedulers kill processes at the end of this period.
     #[error(
-        "Preemption::save: {} was saved after step {step}, {:.1} s after the notice, of which the grace period is {:.1} s; have the scheduler wait longer, or save more often and end without this checkpoint",
+        "Preemption::save: {} was saved after step {step}, {:.1} s after the notice, but the grace period is {:.1} s; \
+         make the scheduler wait longer, or save more often and exit without this checkpoint",
         saved.display(), took.as_secs_f64(), grace.as_secs_f64()
     )]
     GracePeriod {
-        /// The last step.
+        /// The sequence number of the last step.
         step: u64,
-        /// The checkpoint.
+        /// The path of the checkpoint.
         saved: PathBuf,
-        /// The time from the notice until the checkpoint was saved.
+        /// The time from the notice to the end of saving.
         took: Duration,
-        /// The grace period.
+        /// The length of the grace period.
         grace: Duration,
     },
-    /// An `Evaluator` has waited in vain for the next checkpoint of a training whose last one it has not seen.
+    /// An `Evaluator` timed out while waiting for the next checkpoint of a training run, and has not seen the last one.
     #[error(
-        "Evaluator::run: no checkpoint in {} for {:.1} s{}, and none there is marked as the last of the training; see whether it still runs, give Evaluator::patience more than a checkpoint takes, or mark the last one (runner::LAST)",
+        "Evaluator::run: no checkpoint in {} for {:.1} s{}, and none there is marked as the last of the training; \
+         check whether it still runs, set Evaluator::patience to more than a checkpoint takes, or mark the last one \
+         (runner::LAST)",
         folder.display(), waited.as_secs_f64(), after.as_ref().map_or(String::new(), |after| format!(" since {after}"))
     )]
     NoCheckpoint {
         /// The folder that was watched.
         folder: PathBuf,
-        /// The latest one that was there; `None` where there was none.
+        /// The latest checkpoint that was found; `None` if there was none.
         after: Option<String>,
-        /// The time that was waited.
+        /// The time that the evaluator waited.
         waited: Duration,
     },
-    /// A step of an optimizer with sharded state failed between the update of each worker's part of the state and the
-    /// exchange of the new weights. No weight has changed on this worker, but its part of the state has. Steps and
-    /// saves of the optimizer are refused until it is restored.
+    /// A step of an optimizer with sharded state failed after this worker had updated its shard of the state, and
+    /// before the new weights were exchanged. On this worker, no weight has changed, but its shard of the state has.
+    /// Steps and saves of the optimizer fail until it is restored.
     #[error("{operation}: {reason}")]
     IncompleteState {
         /// The function that was called.
         operation: &'static str,
-        /// The number of the step, of those made with this optimizer.
+        /// The sequence number of the step among this optimizer's steps.
         step: u64,
-        /// The place of the failure, and what to do.
+        /// A description of the place where the step failed, and a remedy.
         reason: String,
-        /// The error of the step.
+        /// The error that caused the step to fail.
         #[source]
         source: Option<Box<Error>>,
     },
-    /// The strategy cannot do this.
+    /// The strategy does not support this operation or setting.
     #[error("{operation}: {strategy} does not support {what}; {advice}")]
     NotSupported {
         /// The function that was called.
         operation: &'static str,
-        /// The kind of strategy.
+        /// The kind of the strategy, such as `MirroredStrategy`.
         strategy: &'static str,
-        /// The feature that the strategy lacks.
+        /// The feature that is not supported.
         what: &'static str,
-        /// The advice: what to do instead.
+        /// Advice on what to do instead.
         advice: &'static str,
     },
-    /// A pass over a distributed dataset is at its end.
-    #[error("{operation}: the pass is at its end; begin another, by iter() or Batches::begin()")]
+    /// A pass over a dataset has ended. Iterators over a distributed dataset return `None` instead of this error.
+    #[error("{operation}: the pass is at its end; start another with iter() or Batches::begin()")]
     OutOfRange {
         /// The function that was called.
         operation: &'static str,
     },
-    /// Tensors or nests don't match the operation.
+    /// Tensors or nests do not match the operation.
     #[error("{operation}: {source}")]
     Tensor {
         /// The function that was called.
         operation: &'static str,
-        /// The mismatch.
+        /// A description of the mismatch.
         #[source]
         source: distribute_tensor::Error,
     },
-    /// candle refused.
+    /// An operation of candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
-    /// Input failed.
+    /// Reading or processing data failed.
     #[error(transparent)]
     Data(#[from] distribute_data::Error),
-    /// A checkpoint could not be saved, or what is there cannot be restored.
+    /// A checkpoint could not be saved or restored.
     #[error(transparent)]
     Checkpoint(#[from] distribute_checkpoint::Error),
-    /// A job cannot be watched.
+    /// A job cannot be monitored.
     #[error(transparent)]
     Monitor(#[from] distribute_monitor::Error),
     /// A summary for TensorBoard could not be written.
     #[error(transparent)]
     Summary(#[from] distribute_summary::Error),
-    /// A parameter server refused a request or did not answer. Unless the server refused, the request may have been
-    /// applied, on other servers as well.
+    /// A parameter server rejected a request or did not answer. Unless the server rejected it, the request may have
+    /// been applied. It may also have been applied on other servers.
     #[error("{operation}: {source}")]
     Server {
-        /// The operation.
+        /// The operation that sent the request.
         operation: &'static str,
         /// The server, the request, and the reason.
         #[source]
         source: Box<distribute_ps_tables::ChannelError>,
     },
-    /// A closure that was scheduled has failed, or workers are missing.
+    /// A scheduled closure failed, or workers are missing.
     #[error(transparent)]
     Coordinator(#[from] distribute_coordinator::Error),
-    /// A partitioner or a placement was given something that it cannot take.
+    /// An argument of a partitioner, a placement policy or a table is invalid.
     #[error(transparent)]
     Params(Box<distribute_ps_tables::Error>),
     /// An optimizer's hyper-parameter is out of range.
     #[error(transparent)]
     Hyperparameter(#[from] distribute_optim::InvalidHyperparameter),
-    /// An update rule refused a step.
-    #[error(transparent)]
-    Update(#[from] distribute_optim::UpdateError),
-    /// The system refused a file or a thread.
+    /// A file operation failed, or a thread could not be started.
     #[error("{operation}: {source}")]
     Io {
-        /// The operation.
+        /// A description of the operation that failed.
         operation: String,
-        /// The error of the system.
+        /// The error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// The error of an operation that all replicas made together, of which each replica gets one.
+    /// The error of an operation that all replicas performed together. Each replica gets a handle to the same error.
     #[error("{0}")]
     Shared(Arc<Error>),
-    /// A user error.
+    /// An error of the program's own code.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -377,7 +385,7 @@ impl From<distribute_ps_tables::Error> for Error {
     }
 }
 
-/// A user error, so that closures and `main` can use `?`.
+/// Converts the error to one of the program's own, so that closures and `main` can use `?`.
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
         Error::other(error)
@@ -391,12 +399,13 @@ impl From<JoinError> for Error {
 }
 
 impl Error {
-    /// Wraps a user error, so that closures can return it.
+    /// Wraps the program's own error, so that closures can return it.
     pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Error::Other(error.into())
     }
 
-    /// An error of [`Parts`](Error::Parts) as one that happened within `segment` (`.1` or `[3]`) of a value.
+    /// Adds `segment` (such as `.1` or `[3]`) to the front of the path of a [`Parts`](Error::Parts) error.
+    /// Leaves other errors unchanged.
     #[doc(hidden)]
     pub fn within(mut self, segment: impl fmt::Display) -> Self {
         if let Error::Parts { path, .. } = &mut self {
@@ -405,7 +414,8 @@ impl Error {
         self
     }
 
-    /// An error of [`Parts`](Error::Parts) as one about `argument` of `operation`.
+    /// Sets the operation of a [`Parts`](Error::Parts) error, and adds the name of the argument to the front
+    /// of its path. Leaves other errors unchanged.
     #[doc(hidden)]
     pub fn of_argument(mut self, called: &'static str, argument: &str) -> Self {
         if let Error::Parts { operation, path, .. } = &mut self {
@@ -415,7 +425,7 @@ impl Error {
         self
     }
 
-    /// The error of a worker, of which nothing is known but its number.
+    /// Returns an error that reports a worker's failure, if only the worker's rank is known.
     #[doc(hidden)]
     pub fn worker_failed(worker: usize, source: Self) -> Self {
         Error::Worker { worker, process: None, source: Box::new(source) }
@@ -424,6 +434,12 @@ impl Error {
     #[doc(hidden)]
     pub fn invalid(operation: &'static str, reason: impl Into<String>) -> Self {
         Error::InvalidArgument { operation, reason: reason.into() }
+    }
+
+    /// Returns an error that consists only of a kind, an operation and a message.
+    #[doc(hidden)]
+    pub fn failed(kind: ErrorKind, operation: &'static str, reason: impl Into<String>) -> Self {
+        Error::Failed { kind, operation, reason: reason.into() }
     }
 
     #[doc(hidden)]
@@ -444,7 +460,13 @@ impl From<distribute_tensor::Error> for Error {
     }
 }
 
-const PARTS_ADVICE: &str = "use values and models of the strategy that is given them";
+impl From<distribute_optim::UpdateError> for Error {
+    fn from(error: distribute_optim::UpdateError) -> Self {
+        Error::invalid("update", error.to_string())
+    }
+}
+
+const PARTS_ADVICE: &str = "use values and models of the strategy that gets them";
 
 fn located(process: &Option<Box<Process>>) -> String {
     process.as_ref().map(|process| format!(" ({process})")).unwrap_or_default()
@@ -457,14 +479,14 @@ fn local(replicas: usize) -> String {
     }
 }
 
-/// The text of an error with the number of its step, unless it begins with that already, as errors of calls do.
+/// Returns the text of an error, preceded by the step number unless the text already begins with it.
 fn in_step(step: u64, error: &Error) -> String {
     let text = error.to_string();
     let after = text.strip_prefix(&format!("step {step}")).filter(|_| matches!(error, Error::Collective(_)));
     if after.is_some_and(|rest| rest.starts_with([',', ':'])) { text } else { format!("step {step}: {text}") }
 }
 
-/// The error of a closure that panicked.
+/// Returns the error for a closure that panicked with the payload `panic`.
 pub fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     let message = text.or_else(|| panic.downcast_ref::<String>().cloned());

@@ -1,43 +1,46 @@
-//! The transfer of tensors between the host and devices.
+//! Transfers of tensors between the host and devices.
 //!
-//! | function | what it does |
+//! | function | effect |
 //! |---|---|
 //! | [`to_device`] | copies a tensor to a device |
 //! | [`to_host`] | copies a tensor to the host, and waits for its device |
-//! | [`known_on_host`] | returns integers of a device, without a wait if input has brought them there |
+//! | [`host_value`] | returns integers from a device, without waiting if input has copied them there |
+
+// - INV-72: `to_device` keeps the source of copies between GPUs until they are complete (cudarc frees it before),
+//   accepts tensors without elements, waits for the work of another handle of the same GPU, and waits for no GPU with
+//   large copies from the host. Tests: `base/src/transfer/tests.rs` (with two GPUs of CUDA, or CUDA in software).
 
 #[cfg(feature = "cuda")]
-mod held;
-mod host_twins;
+mod hold;
+mod host_copies;
 #[cfg(feature = "cuda")]
 mod pinned;
 #[cfg(any(feature = "cuda", test))]
 mod pool;
 #[cfg(feature = "cuda")]
-pub use held::held;
+pub use hold::hold_gpu;
 
 use candle_core::shape::ShapeWithOneHole;
 use candle_core::{Device, Result, Tensor, WithDType};
 use distribute_tensor::without_elements;
-pub use host_twins::HostTwins;
-pub use host_twins::known_on_host;
+pub use host_copies::{HostCopies, host_value};
 
-/// The size in bytes up to which CUDA copies pageable memory without a wait. The thread of a larger copy waits until
-/// the GPU has finished all earlier work.
+/// The maximum size in bytes of pageable memory that CUDA copies without waiting. If a copy is larger, its thread waits
+/// until the GPU has finished all earlier work.
 const AT_ONCE: usize = 64 << 10;
 
-/// Copies a tensor to a device with candle, and handles the cases that candle leaves out:
+/// Copies a tensor to a device. Also handles cases that candle does not support:
 ///
-/// - A tensor without elements: CUDA refuses copies of no bytes.
-/// - A large tensor goes to a GPU through pinned memory, so that no thread waits for the GPU's other work.
-/// - A tensor that is copied from a GPU to another is kept until the copy is done, even if it is dropped earlier.
-///   cudarc (0.19) makes the copy wait for the writes of the tensor, but records the copy on the source's stream too
-///   early, and so frees the source too early.
-/// - A tensor of another handle of the same GPU: neither candle nor cudarc orders the streams of two handles, so this
-///   function waits for all work of the GPU, before and after the copy.
+/// - A tensor without elements: CUDA cannot copy zero bytes.
+/// - A large tensor is copied to a GPU through pinned memory, so that no thread waits for the GPU's other work.
+/// - A tensor that is copied from one GPU to another is kept until the copy is complete, even if it is dropped earlier.
+///   cudarc (0.19) makes the copy wait for writes to the tensor. But it records the copy on the source's stream too
+///   early, and would therefore free the source too early.
+/// - A tensor of a different handle to the same GPU: neither candle nor cudarc orders the streams of two handles. This
+///   function therefore waits for all work of the GPU before and after the copy.
 ///
 /// # Errors
-/// candle's, if the device is out of memory or does not have the dtype.
+/// Returns an error of candle if the device has too little memory or does not support the dtype.
 pub fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
     if tensor.device().same_device(device) {
         return Ok(tensor.clone());
@@ -46,7 +49,7 @@ pub fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
         return without_elements(tensor.dims(), tensor.dtype(), device);
     }
     if tensor.elem_count() * tensor.dtype().size_in_bytes() > AT_ONCE
-        && let Some(there) = by_pinned_memory(tensor, device)
+        && let Some(there) = through_pinned_memory(tensor, device)
     {
         return Ok(there);
     }
@@ -57,11 +60,11 @@ pub fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
     tensor.to_device(device)
 }
 
-/// Creates a tensor of some numbers on a device.
+/// Creates a tensor on a device from a vector of numbers.
 ///
 /// # Errors
 /// - The errors of [`to_device`].
-/// - candle's, if the shape has another number of elements.
+/// - An error of candle if the shape has a different number of elements.
 pub fn from_vec<T: WithDType>(
     numbers: Vec<T>,
     shape: impl ShapeWithOneHole,
@@ -88,23 +91,23 @@ fn between(tensor: &Tensor, from: &candle_core::CudaDevice, to: &candle_core::Cu
     Ok(there)
 }
 
-/// Copies a tensor from the memory of the CPU to a GPU through pinned memory, without a wait for the GPU's other work.
+/// Copies a tensor from CPU memory to a GPU through pinned memory, without waiting for the GPU's other work.
 ///
-/// Returns `None` for tensors and devices of other kinds, for tensors with a gradient, and if there is no pinned
-/// memory, which is logged.
+/// Returns `None` for other kinds of tensors and devices, for tensors with a gradient, and if pinned memory
+/// is not available. The last case is logged.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
-pub fn by_pinned_memory(tensor: &Tensor, device: &Device) -> Option<Tensor> {
+pub fn through_pinned_memory(tensor: &Tensor, device: &Device) -> Option<Tensor> {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = device {
-        return pinned::Pinned::of(device)?.carry(tensor);
+        return pinned::Pinned::of(device)?.copy_tensor(tensor);
     }
     None
 }
 
-/// Copies a tensor to the memory of the CPU. Waits for its device.
+/// Copies a tensor to CPU memory. Waits for the device of the tensor.
 ///
 /// # Errors
-/// candle's, of the device.
+/// Returns an error of candle if the device fails.
 pub fn to_host(tensor: &Tensor) -> Result<Tensor> {
     WAITS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     tensor.to_device(&Device::Cpu)
@@ -114,41 +117,4 @@ pub fn to_host(tensor: &Tensor) -> Result<Tensor> {
 pub static WAITS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 #[cfg(all(test, feature = "cuda"))]
-mod tests {
-    use super::*;
-    use crate::device::DeviceName;
-    use distribute_testing::skipped;
-
-    // INV-72
-    #[test]
-    fn a_tensor_that_is_copied_between_gpus_is_kept_until_the_copy_is_done() {
-        let gpu = |number| DeviceName::gpu(number).to_candle();
-        let (from, to) = match (gpu(0), gpu(1)) {
-            (Ok(from), Ok(to)) => (from, to),
-            (Err(error), _) | (_, Err(error)) => return skipped(error),
-        };
-        for number in 0..20u32 {
-            let there = to_device(&Tensor::full(number, 1000, &from).unwrap(), &to).unwrap();
-            // The first GPU has finished its work, and uses the memory again.
-            from.synchronize().unwrap();
-            let next = Tensor::full(77u32, 1000, &from).unwrap();
-            from.synchronize().unwrap();
-            assert_eq!(there.to_vec1::<u32>().unwrap(), [number; 1000]);
-            drop(next);
-        }
-    }
-
-    // INV-72
-    #[test]
-    fn a_tensor_of_another_handle_of_the_gpu_is_complete_when_it_is_copied() {
-        let to = match DeviceName::gpu(0).to_candle() {
-            Ok(to) => to,
-            Err(error) => return skipped(error),
-        };
-        let other = Device::new_cuda(0).unwrap();
-        for number in 0..20u32 {
-            let there = to_device(&Tensor::full(number, 1000, &other).unwrap(), &to).unwrap();
-            assert_eq!((&there + &there).unwrap().to_vec1::<u32>().unwrap(), [2 * number; 1000]);
-        }
-    }
-}
+mod tests;

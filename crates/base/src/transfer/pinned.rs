@@ -1,37 +1,44 @@
-//! Copies to a GPU of CUDA through pinned memory.
+//! Copies of tensors to a CUDA GPU through pinned memory.
 //!
-//! candle's `to_device` copies pageable memory on the stream on which it computes. Such a copy waits for all earlier
-//! work, and so does its thread. [`Pinned`] writes a tensor into *pinned* memory, which the GPU reads by itself, and
-//! copies it on a second stream. The copy waits for no computation, and only computations that read the tensor wait for
-//! the copy.
+//! candle's `to_device` copies pageable memory on the stream on which candle computes. Such a copy waits for all
+//! earlier work, and the calling thread waits with it. [`Pinned`] writes a tensor into *pinned* memory, which the GPU
+//! can read directly, and copies it on a second stream. The copy does not wait for any computation, and only
+//! computations that read the tensor wait for the copy.
 //!
-//! Why that is right, by CUDA's rules of streams and cudarc's of events (0.19.10):
+//! The following argument relies on CUDA's rules for streams and cudarc's for events (0.19.10):
 //!
-//! - **The GPU reads a tensor when its copy is done.** With several streams and its tracking on, cudarc has two events
-//!   for each allocation on a GPU: after its last write and after its last read. candle reaches memory by `device_ptr`,
-//!   `device_ptr_mut` or as an argument of a kernel, and each of these makes its stream wait for the last write first.
-//!   This module records the event of the last write after the copy, on the stream of copies. If tracking is off, which
-//!   takes `unsafe`, it copies nothing.
-//! - **The memory belongs to candle's stream.** It is allocated on the stream of copies, because on candle's stream it
-//!   would be available only after all earlier work. But some of candle's operations, those that look up rows by ids,
-//!   wait and record their reads on the stream that the *memory* names, and launch on candle's own. So another owner
-//!   makes the memory one of candle's stream, with its events.
-//! - **Memory is freed after its last use.** cudarc frees on the stream that the memory names, candle's, and makes it
-//!   wait for both events first. So the memory is freed after the copy, even if nothing has read it, and after all that
-//!   candle has launched. CUDA allows freeing memory on another stream than it was allocated on, if that comes after
-//!   the allocation, and the copy does. The next allocation on the stream of copies gets the memory after that: CUDA's
-//!   pools order memory between streams by themselves. Where there are no such pools, cudarc waits for the stream, and
-//!   frees then, as it does for all of candle's tensors.
-//! - **A buffer is written when the copy from it is done.** Each buffer has an event of its own, recorded after its
-//!   copy. The pool checks the event or waits for it, and so does a buffer before it is freed. If a copy or its event
-//!   cannot be recorded, the whole stream is waited for. This does not rely on cudarc's tracking, which does not see
-//!   copies from a part of a buffer.
+//! - **The GPU reads a tensor only after its copy is complete.** If there are several streams and tracking is
+//!   on, cudarc has two events per allocation on a GPU: after the last write and after the last read. candle
+//!   accesses memory with `device_ptr`, with `device_ptr_mut` or as an argument of a kernel. Each of these
+//!   first makes its stream wait for the last write. This module records the event of the last write after
+//!   the copy, on the stream of copies. If tracking is off, which requires `unsafe` code, this module copies
+//!   nothing.
+//! - **The memory belongs to candle's stream.** The memory is allocated on the stream of copies, because on candle's
+//!   stream it would be available only after all earlier work. But candle's operations that look up rows by ids use two
+//!   streams. They wait and record their reads on the stream that the *memory* names, but launch on candle's own
+//!   stream. The memory is therefore given a new owner, which names candle's stream and has its own events.
+//! - **Memory is freed after its last use.** cudarc frees memory on the stream that the memory names, which is
+//!   candle's, and first makes this stream wait for both events. The memory is therefore freed after the copy, even if
+//!   nothing has read it, and after all work that candle has launched. CUDA allows freeing memory on a different stream
+//!   than it was allocated on, if freeing comes after the allocation. This is the case, because the copy comes after
+//!   the allocation. Later allocations on the stream of copies can reuse the memory only after that, because CUDA's
+//!   pools order memory between streams automatically. If there are no such pools, cudarc waits for the stream before
+//!   it frees the memory, as for all of candle's tensors.
+//! - **A buffer is written only after the copy from it is complete.** Each buffer has its own event, which is
+//!   recorded after its copy. The pool checks the event or waits for it, and a buffer waits for it before it
+//!   is freed. If a copy or its event cannot be recorded, the code waits for the complete stream. This does
+//!   not rely on cudarc's tracking, which does not detect copies from a part of a buffer.
 //!
-//! A copy waits for the copies before it. They wait for nothing, or for memory to be freed if the GPU is short of it.
-//! So the wait for a buffer ends, as a wait for candle's own copies does. Making one of the few buffers may wait for
-//! the GPU.
+//! A copy waits only for earlier copies. If the GPU is short of memory, those wait for memory to be freed; otherwise
+//! they wait for nothing. Waiting for a buffer therefore always ends, as it does with candle's own copies. Creating one
+//! of the few buffers may wait for the GPU.
 
-use super::pool::{self, Pool};
+// - **INV-70** Data that is copied to a CUDA GPU before its step waits for no computation there, and is read there
+//   when its copy is complete. Its memory, on the GPU and on the host, is not reused before. The number and size of
+//   buffers on the host are limited as documented. Tests: `base/src/transfer/pool.rs`,
+//   `base/src/transfer/pinned/tests.rs` (with CUDA, or CUDA in software).
+
+use super::pool::{self, BufferPool};
 use crate::lock::lock;
 use bytemuck::NoUninit;
 use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
@@ -41,35 +48,37 @@ use candle_core::cuda_backend::cudarc::driver::{
 use candle_core::cuda_backend::{CudaStorageSlice, DeviceId};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, Storage, Tensor};
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The number of buffers for a GPU. One is written while others are copied.
+/// The maximum number of buffers per GPU. One is written while others are being copied.
 const BUFFERS: usize = 4;
 
-/// The copier to one GPU.
+/// A copier of tensors to one GPU.
 pub(super) struct Pinned {
     device: CudaDevice,
-    /// The stream of copies, without computations.
+    /// The stream for copies. No computations run on it.
     copies: Arc<CudaStream>,
-    /// The buffers. The lock is held while a tensor is copied, because copies to one GPU share the bus anyway.
-    pool: Mutex<Pool<Buffer>>,
-    has_told: AtomicBool,
+    /// The buffers. The lock is held while a tensor is copied, because copies to the same GPU share the bus
+    /// anyway.
+    pool: Mutex<BufferPool<Buffer>>,
+    has_warned: AtomicBool,
 }
 
-/// The copier of each GPU of the process, with its memory; `None` for GPUs that cannot have one.
+/// The copier for each GPU of the process; `None` for a GPU that does not support one.
 static ALL: Mutex<Vec<(DeviceId, Option<Arc<Pinned>>)>> = Mutex::new(Vec::new());
 
 impl Pinned {
-    /// Returns the copier of this GPU; `None` if it can have none.
+    /// Returns the copier for a GPU, or `None` if the GPU does not support one.
     pub(super) fn of(device: &CudaDevice) -> Option<Arc<Self>> {
         let mut all = lock(&ALL);
         if let Some((_, pinned)) = all.iter().find(|(id, _)| *id == device.id()) {
             return pinned.clone();
         }
-        let pinned = Self::new(device, BUFFERS).inspect_err(|error| tell(device, &error.to_string()));
+        let pinned =
+            Self::new(device, BUFFERS).inspect_err(|error| warn_fallback(device, &error.to_string()));
         let pinned = pinned.ok().map(Arc::new);
         all.push((device.id(), pinned.clone()));
         pinned
@@ -77,31 +86,31 @@ impl Pinned {
 
     fn new(device: &CudaDevice, buffers: usize) -> Result<Self, DriverError> {
         let copies = device.cuda_stream().context().new_stream()?;
-        let (pool, has_told) = (Mutex::new(Pool::new(buffers)), AtomicBool::new(false));
-        Ok(Self { device: device.clone(), copies, pool, has_told })
+        let (pool, has_warned) = (Mutex::new(BufferPool::new(buffers)), AtomicBool::new(false));
+        Ok(Self { device: device.clone(), copies, pool, has_warned })
     }
 
-    /// Copies a tensor from the memory of the CPU to the GPU. Returns `None` if the tensor is left to candle; if that
-    /// is because of a failure, it is logged once.
-    pub(super) fn carry(&self, tensor: &Tensor) -> Option<Tensor> {
+    /// Copies a tensor from CPU memory to the GPU. Returns `None` if candle must copy the tensor instead. If the reason
+    /// is a failure, it is logged once.
+    pub(super) fn copy_tensor(&self, tensor: &Tensor) -> Option<Tensor> {
         let (storage, _) = tensor.storage_and_layout();
         // A tensor with a gradient needs an operation of candle's, and one without elements needs no copy.
         if !matches!(&*storage, Storage::Cpu(_)) || tensor.track_op() || tensor.elem_count() == 0 {
             return None;
         }
         drop(storage);
-        match self.try_carry(tensor) {
+        match self.try_copy_tensor(tensor) {
             Ok(there) => Some(there),
             Err(why) => {
-                if !self.has_told.swap(true, Ordering::Relaxed) {
-                    tell(&self.device, &why);
+                if !self.has_warned.swap(true, Ordering::Relaxed) {
+                    warn_fallback(&self.device, &why);
                 }
                 None
             }
         }
     }
 
-    fn try_carry(&self, tensor: &Tensor) -> Result<Tensor, String> {
+    fn try_copy_tensor(&self, tensor: &Tensor) -> Result<Tensor, String> {
         if !self.copies.context().is_managing_stream_synchronization() {
             return Err("cudarc's tracking of events is off".into());
         }
@@ -126,7 +135,7 @@ impl Pinned {
         Ok(Tensor::from_storage(storage, layout.shape(), BackpropOp::none(), false))
     }
 
-    /// Copies numbers, at least one, into memory of candle's stream.
+    /// Copies a non-empty slice of numbers into memory that belongs to candle's stream.
     fn copy<T: NoUninit>(&self, numbers: &[T]) -> Result<CudaSlice<T>, String> {
         let written = self.copy_bytes(bytemuck::cast_slice(numbers)).map_err(|error| error.to_string())?;
         let candle_stream = self.device.cuda_stream();
@@ -139,7 +148,7 @@ impl Pinned {
         let Ok(mut owned): Result<CudaSlice<T>, _> = upgraded else {
             // The memory has no owner then, and is leaked.
             let _ = self.copies.synchronize();
-            return Err("cudarc has panicked, as where a GPU fails or has no events left".into());
+            return Err("cudarc panicked, perhaps because a GPU failed or has no events left".into());
         };
         let (_, behind) = owned.device_ptr_mut(&self.copies);
         // Records the event of the last write, on the stream of copies.
@@ -167,14 +176,14 @@ impl Pinned {
                 let _ = self.copies.synchronize();
                 return Err(error);
             }
-            pool.give(buffer);
+            pool.put_back(buffer);
             done += part.len();
         }
         Ok(memory)
     }
 }
 
-/// Pinned memory, and the event of its last copy.
+/// A buffer in pinned memory, and the event that marks the end of the last copy from it.
 struct Buffer {
     memory: PinnedHostSlice<u8>,
     copied: CudaEvent,
@@ -192,7 +201,8 @@ impl Buffer {
         Ok(Self { memory, copied })
     }
 
-    /// Starts a copy of these bytes, which fit. The last copy must be done.
+    /// Starts a copy of `bytes`, which must fit into the buffer. The last copy from the buffer must be
+    /// complete.
     fn send(
         &mut self,
         bytes: &[u8],
@@ -228,13 +238,13 @@ impl Drop for Buffer {
     }
 }
 
-fn tell(device: &CudaDevice, why: &str) {
+fn warn_fallback(device: &CudaDevice, why: &str) {
     let gpu = device.cuda_stream().context().ordinal();
-    heard(|| {
+    warn_or_stderr(|| {
         tracing::warn!(
             gpu,
             why,
-            "some tensors are not copied from pinned memory: these copies wait for what the GPU does"
+            "some tensors are not copied through pinned memory: these copies wait for the GPU's other work"
         );
     });
 }

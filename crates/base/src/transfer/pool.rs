@@ -1,47 +1,47 @@
-//! A pool of a few buffers for copies. It decides which buffer a copy gets, and knows nothing of devices.
+//! A pool of a few buffers for copies. It decides which buffer a copy gets, and does not depend on devices.
 
-/// A buffer that a copy reads until the copy is done.
+/// A buffer from which a copy reads until the copy is complete.
 pub(super) trait Buffer {
     type Error;
 
-    /// Returns the size in bytes.
+    /// Returns the size of the buffer in bytes.
     fn size(&self) -> usize;
 
-    /// Returns whether the last copy from the buffer is done.
+    /// Returns `true` if the last copy from the buffer is complete.
     fn is_free(&self) -> Result<bool, Self::Error>;
 
-    /// Waits until the last copy from the buffer is done.
+    /// Waits until the last copy from the buffer is complete.
     fn wait(&self) -> Result<(), Self::Error>;
 }
 
-/// The sizes of the smallest and the largest buffer. Larger tensors are copied in parts.
+/// The minimum and maximum size of a buffer in bytes. Larger tensors are copied in parts.
 const SIZES: (usize, usize) = (4 << 10, 8 << 20);
 
-/// A pool of buffers of several sizes, with a limit of their number. A copy that finds no buffer waits for the oldest
-/// copy.
-pub(super) struct Pool<B> {
-    /// The buffers, in the order of their copies.
+/// A pool with a limited number of buffers, which may have different sizes. If there is no suitable buffer, a copy
+/// waits for the oldest copy.
+pub(super) struct BufferPool<B> {
+    /// The buffers, in the order in which their copies were started.
     buffers: Vec<B>,
     limit: usize,
 }
 
-impl<B: Buffer> Pool<B> {
-    /// Creates an empty pool of at most `limit` buffers, and at least one.
+impl<B: Buffer> BufferPool<B> {
+    /// Creates an empty pool for at most `limit` buffers; 0 is treated as 1.
     pub(super) fn new(limit: usize) -> Self {
         Self { buffers: Vec::new(), limit: limit.max(1) }
     }
 
-    /// Takes a buffer for a copy of `bytes`, or of a part of them. In this order:
+    /// Takes a buffer for a copy of `bytes` bytes, or for a part of the copy. In order of preference, this is:
     ///
-    /// - the smallest large enough buffer whose copy is done;
-    /// - a new buffer, while there are fewer than the limit;
-    /// - the buffer whose copy is done first, replaced if it is too small, or as it is if `make` fails.
+    /// - the smallest buffer that is large enough and whose copy is complete;
+    /// - a new buffer, if there are fewer than the limit;
+    /// - the buffer whose copy completes first. It is replaced if it is too small, unless `make` fails.
     ///
-    /// The caller returns the buffer with [`give`](Self::give) before it takes another.
+    /// The caller must return the buffer with [`put_back`](Self::put_back) before it takes another one.
     ///
     /// # Errors
-    /// - The error of a buffer that is asked for its state.
-    /// - The error of `make`, if there is no buffer.
+    /// - The error of a buffer when its state is checked.
+    /// - The error of `make`, if the pool has no buffer.
     pub(super) fn take(
         &mut self,
         bytes: usize,
@@ -91,13 +91,14 @@ impl<B: Buffer> Pool<B> {
         self.buffers.iter().map(Buffer::size).collect()
     }
 
-    /// Returns a buffer whose copy has been started, after those of all other buffers.
-    pub(super) fn give(&mut self, buffer: B) {
+    /// Returns a buffer to the pool. Its copy must have been started after the copies from all other buffers.
+    pub(super) fn put_back(&mut self, buffer: B) {
         self.buffers.push(buffer);
     }
 }
 
-/// Returns the size of a buffer for `bytes`. There are few sizes, so that a batch finds the buffer of another.
+/// Returns the size of a buffer for a copy of `bytes` bytes. There are only a few sizes, so that batches can reuse each
+/// other's buffers.
 fn rounded(bytes: usize) -> usize {
     let (least, greatest) = SIZES;
     bytes.clamp(least, greatest).next_power_of_two()
@@ -162,7 +163,7 @@ mod tests {
 
     /// Copies `bytes` with a buffer of the pool, and returns the buffer's size.
     fn copy(
-        pool: &mut Pool<Fake>,
+        pool: &mut BufferPool<Fake>,
         device: &Rc<Device>,
         number: usize,
         bytes: usize,
@@ -171,7 +172,7 @@ mod tests {
         assert!(buffer.is_free()?, "copy {number} gets the buffer of copy {}", buffer.copy);
         buffer.copy = number;
         let size = buffer.size;
-        pool.give(buffer);
+        pool.put_back(buffer);
         Ok(size)
     }
 
@@ -185,7 +186,7 @@ mod tests {
     #[test]
     fn a_buffer_is_reused_when_its_copy_is_done_and_there_are_never_more_than_the_limit() {
         let device = Rc::new(Device::default());
-        let mut pool = Pool::new(2);
+        let mut pool = BufferPool::new(2);
         for number in 1..=200 {
             // Some copies are done without a wait.
             if number % 7 == 0 {
@@ -204,7 +205,7 @@ mod tests {
     #[test]
     fn the_smallest_free_buffer_that_is_large_enough_is_taken() {
         let device = Rc::new(Device::default());
-        let mut pool = Pool::new(3);
+        let mut pool = BufferPool::new(3);
         for (number, bytes) in [(1, 8 * MIB), (2, 4096), (3, MIB)] {
             assert_eq!(copy(&mut pool, &device, number, bytes), Ok(bytes));
         }
@@ -223,14 +224,14 @@ mod tests {
     #[test]
     fn without_memory_a_smaller_buffer_is_taken_and_without_any_buffer_it_is_an_error() {
         let device = Rc::new(Device::default());
-        let mut pool = Pool::new(4);
+        let mut pool = BufferPool::new(4);
         device.bytes.set(12 * MIB);
         assert_eq!(copy(&mut pool, &device, 1, 4 * MIB), Ok(4 * MIB));
         assert_eq!(copy(&mut pool, &device, 2, MIB), Ok(MIB));
         // 3 MiB are left.
         assert_eq!(copy(&mut pool, &device, 3, 8 * MIB), Ok(4 * MIB));
         assert_eq!((device.over.get(), device.buffers.get()), (1, 2));
-        let mut full = Pool::new(1);
+        let mut full = BufferPool::new(1);
         assert_eq!(copy(&mut full, &device, 4, 4096), Ok(4096));
         assert_eq!(copy(&mut full, &device, 5, 8 * MIB), Err("no memory"));
     }

@@ -127,14 +127,14 @@ fn missing_files_are_named() {
         matches!(read(&path), Err(Error::NoCheckpoint { path: at, reason }) if at == path && reason == "it has no index.json")
     );
     let says = |path: &Path| read(path).err().unwrap().to_string();
-    assert_eq!(says(Path::new("/nowhere/saved")), "/nowhere/saved is no checkpoint: nothing is there");
+    assert_eq!(says(Path::new("/nowhere/saved")), "/nowhere/saved is not a checkpoint: nothing is there");
     let (_kept, whole) = saved();
     let file = says(&whole.join(SHARD));
     assert!(file.contains("it is a file, and a checkpoint is a folder; the weights"), "{file}");
 }
 
 #[test]
-fn an_index_that_cannot_be_is_refused_with_the_place() {
+fn an_impossible_index_is_refused_with_its_position() {
     let (_folder, path) = saved();
     let good = index(&path);
     let file_of = |name: &str| good["entries"][name]["slices"][0]["file"].as_u64().unwrap();
@@ -222,7 +222,7 @@ fn elements_that_are_none_are_named_with_their_offset() {
     // In the order of the file: ends (8 bytes each), the one byte of strings, bools.
     let last = good.len() - 1;
     for (at, byte, name, text) in [
-        (last, 2, "b", "these bytes are no bool"),
+        (last, 2, "b", "these bytes are not valid bool"),
         (last - 4 - 7, 9, "s", "a string ends at 9"),
         (last - 4 - 15, 7, "s", "a string ends at 7"),
     ] {

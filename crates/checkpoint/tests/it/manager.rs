@@ -2,9 +2,8 @@
 
 use distribute_checkpoint::{CheckpointManager, Error, Writer};
 use distribute_tensor::HostTensor;
-use distribute_testing::watched;
+use distribute_testing::{names_in, watched};
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
@@ -46,15 +45,6 @@ fn latest(manager: &CheckpointManager) -> f64 {
     manager.latest().unwrap().unwrap().number("step").unwrap()
 }
 
-fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
-}
-
 // INV-24
 #[test]
 fn a_lock_that_is_no_file_is_refused_at_once_and_nothing_is_written_through_it() {
@@ -87,7 +77,7 @@ fn a_lock_that_is_no_file_is_refused_at_once_and_nothing_is_written_through_it()
 }
 
 #[test]
-fn what_is_not_ours_is_stepped_over_and_told_once() {
+fn foreign_files_are_skipped_with_one_warning() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let manager = CheckpointManager::new(folder.path()).unwrap().keep(2);
@@ -108,7 +98,7 @@ fn what_is_not_ours_is_stepped_over_and_told_once() {
     let mut expected: Vec<_> =
         theirs().chain([".lock", "ckpt-000004", "ckpt-000005"].map(String::from)).collect();
     expected.sort();
-    assert_eq!(names(folder.path()), expected);
+    assert_eq!(names_in(folder.path()), expected);
     let told = warnings.0.lock().unwrap();
     for name in theirs().filter(|name| name != ".ckpt-000001.distribute-0.part") {
         let path = at(&name).display().to_string();
@@ -121,8 +111,8 @@ fn what_is_not_ours_is_stepped_over_and_told_once() {
 const UNHEARD: &str = "DISTRIBUTE_TEST_UNHEARD";
 
 #[test]
-fn warnings_reach_standard_error_where_there_is_no_subscriber() {
-    const NAME: &str = "manager::warnings_reach_standard_error_where_there_is_no_subscriber";
+fn warnings_reach_standard_error_without_a_subscriber() {
+    const NAME: &str = "manager::warnings_reach_standard_error_without_a_subscriber";
     if let Some(folder) = std::env::var_os(UNHEARD) {
         CheckpointManager::new(folder).unwrap().save(&step(1), 1).unwrap();
         return;
@@ -139,7 +129,7 @@ fn warnings_reach_standard_error_where_there_is_no_subscriber() {
         assert!(output.status.success(), "{output:?}");
         let told = String::from_utf8(output.stderr).unwrap();
         for text in [
-            format!("distribute: warning: {} is no checkpoint of this folder's", at("ckpt-last")),
+            format!("distribute: warning: {} is not a checkpoint of this folder", at("ckpt-last")),
             format!("distribute: warning: {} is a file,", at(".ckpt-000001.distribute-0.part")),
         ] {
             assert!(told.lines().any(|line| line.starts_with(&text)), "{text}: {told}");
@@ -148,12 +138,12 @@ fn warnings_reach_standard_error_where_there_is_no_subscriber() {
 }
 
 #[test]
-fn the_last_number_is_told() {
+fn the_last_number_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let manager = CheckpointManager::new(folder.path()).unwrap();
     step(1).save(folder.path().join("ckpt-999999999999"), 1).unwrap();
     let error = manager.save(&step(2), 1).unwrap_err().to_string();
-    assert!(error.contains("no number is left") && error.contains("ckpt-999999999999"), "{error}");
+    assert!(error.contains("there are no more numbers") && error.contains("ckpt-999999999999"), "{error}");
     assert_eq!(latest(&manager), 1.);
 }
 
@@ -169,10 +159,10 @@ fn five_are_kept_unless_another_number_is_given() {
 }
 
 #[test]
-fn the_newest_that_is_whole_is_found_and_the_damaged_are_told() {
+fn the_newest_complete_checkpoint_is_found_and_damaged_ones_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let manager = CheckpointManager::new(folder.path()).unwrap();
-    assert!(manager.latest_whole().unwrap().is_none());
+    assert!(manager.latest_undamaged().unwrap().is_none());
     let with_weights = |number| {
         let mut writer = step(number);
         writer.insert("weights", HostTensor::vector(vec![number as f32; 8])).unwrap();
@@ -185,7 +175,7 @@ fn the_newest_that_is_whole_is_found_and_the_damaged_are_told() {
         change(&mut bytes);
         fs::write(path, bytes).unwrap();
     };
-    let whole = || manager.latest_whole().map(|found| found.unwrap().path().to_path_buf());
+    let whole = || manager.latest_undamaged().map(|found| found.unwrap().path().to_path_buf());
     let at = |number: u64| folder.path().join(format!("ckpt-{number:06}"));
     assert_eq!(whole().unwrap(), at(4));
     let shard = "shard-00001-of-00001.safetensors";
@@ -196,7 +186,7 @@ fn the_newest_that_is_whole_is_found_and_the_damaged_are_told() {
     tracing::subscriber::with_default(warnings.clone(), || assert_eq!(whole().unwrap(), at(2)));
     let told = warnings.0.lock().unwrap().clone();
     assert_eq!(told.len(), 1, "{told:?}");
-    let says = format!("goes on from {}, the newest that is whole", at(2).display());
+    let says = format!("continues from {}, the latest undamaged checkpoint", at(2).display());
     assert!(
         told[0].contains(&at(4).join(shard).display().to_string()) && told[0].contains(&says),
         "{told:?}"
@@ -210,9 +200,9 @@ fn the_newest_that_is_whole_is_found_and_the_damaged_are_told() {
     for number in [1, 2] {
         fs::remove_file(at(number).join(shard)).unwrap();
     }
-    let error = manager.latest_whole().err().unwrap().to_string();
+    let error = manager.latest_undamaged().err().unwrap().to_string();
     assert!(
-        error.starts_with(&format!("{} is no checkpoint: it has no index.json", at(5).display())),
+        error.starts_with(&format!("{} is not a checkpoint: it has no index.json", at(5).display())),
         "{error}"
     );
     let folder = distribute_checkpoint::Reader::open(folder.path()).err().unwrap().to_string();

@@ -15,7 +15,7 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn every_dtype_and_shape_comes_back() {
+fn every_dtype_and_shape_round_trips() {
     let shapes: [&[usize]; 9] = [&[], &[0], &[1], &[7], &[0, 3], &[3, 0], &[4, 3], &[2, 1, 5], &[1, 2, 3, 2]];
     for shards in [1, 3] {
         let (_folder, path) = folder();
@@ -41,7 +41,7 @@ fn every_dtype_and_shape_comes_back() {
 }
 
 #[test]
-fn bits_come_back_not_just_values() {
+fn values_round_trip_bit_identically() {
     let (_folder, path) = folder();
     let bits = [0x7fc0_1234u32, 0x8000_0000, 1, 0xff80_0000].map(f32::from_bits).to_vec();
     let complex = vec![Complex64::new(f64::MIN_POSITIVE, -0.), Complex64::new(f64::INFINITY, 1e-310)];
@@ -65,7 +65,7 @@ fn bits_come_back_not_just_values() {
 }
 
 /// Returns the first row of part `i` of `parts`.
-fn cut(rows: usize, parts: usize, i: usize) -> usize {
+fn start_of(rows: usize, parts: usize, i: usize) -> usize {
     rows * i / parts
 }
 
@@ -79,7 +79,7 @@ fn ckpt_4_rows_saved_on_s_shards_load_on_any_other_number() {
             let mut writer = Writer::new();
             // As shards come in: in no order.
             for shard in (0..saved_on).rev() {
-                let (start, end) = (cut(rows, saved_on, shard), cut(rows, saved_on, shard + 1));
+                let (start, end) = (start_of(rows, saved_on, shard), start_of(rows, saved_on, shard + 1));
                 writer
                     .insert_slice("table", [13, 3], start, table.narrow(0, start, end - start).unwrap())
                     .unwrap();
@@ -90,7 +90,8 @@ fn ckpt_4_rows_saved_on_s_shards_load_on_any_other_number() {
             assert_eq!(fs::read_dir(&path).unwrap().count(), saved_on + 1);
             for loaded_on in [1, 2, 3, 5, 8] {
                 for shard in 0..loaded_on {
-                    let (start, end) = (cut(rows, loaded_on, shard), cut(rows, loaded_on, shard + 1));
+                    let (start, end) =
+                        (start_of(rows, loaded_on, shard), start_of(rows, loaded_on, shard + 1));
                     let expected = table.narrow(0, start, end - start).unwrap();
                     for name in ["table", "whole"] {
                         assert_eq!(
@@ -109,7 +110,7 @@ fn ckpt_4_rows_saved_on_s_shards_load_on_any_other_number() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn any_cut_in_any_files(
+    fn any_slices_in_any_files(
         rows in 0usize..20,
         width in 0usize..4,
         cuts in proptest::collection::vec(0usize..20, 0..6),
@@ -216,25 +217,25 @@ fn the_same_content_gives_the_same_bytes() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_named() {
+fn mismatched_values_are_refused_and_named() {
     let vector = |n: usize| of(DType::F32, &[n]);
     let mut writer = Writer::new();
     writer.insert_slice("t", [6], 2, vector(2)).unwrap();
     let cases: Vec<(Error, &str)> = vec![
-        (writer.insert("t", vector(6)).unwrap_err(), r#"insert "t": there is a tensor of this name already"#),
+        (writer.insert("t", vector(6)).unwrap_err(), r#"insert "t": a tensor of this name exists already"#),
         (writer.insert_slice("t", [6], 3, vector(2)).unwrap_err(), "rows 3..5 overlap rows 2..4"),
         (writer.insert_slice("t", [6], 1, vector(5)).unwrap_err(), "rows 1..6 overlap rows 2..4"),
         (writer.insert_slice("t", [6], 5, vector(2)).unwrap_err(), "from row 5 on are not rows of shape [6]"),
         (writer.insert_slice("t", [6], usize::MAX, vector(2)).unwrap_err(), "are not rows of shape [6]"),
         (
             writer.insert_slice("t", [7], 4, vector(2)).unwrap_err(),
-            "is of float32[7], those before of float32[6]",
+            "is float32[7], but the previous ones are float32[6]",
         ),
-        (writer.insert_slice("t", [6], 4, of(DType::F64, &[2])).unwrap_err(), "is of float64[6]"),
+        (writer.insert_slice("t", [6], 4, of(DType::F64, &[2])).unwrap_err(), "is float64[6]"),
         (writer.insert_slice("t", [6, 2], 4, vector(2)).unwrap_err(), "are not rows of shape [6, 2]"),
         (writer.insert_slice("u", [], 0, vector(2)).unwrap_err(), "a scalar has no rows; use insert"),
         (writer.save("/nowhere/x", 1).unwrap_err(), r#"save "t": rows 0..2 of float32[6] are missing"#),
-        (Writer::new().save("/nowhere/x", 0).unwrap_err(), "0 shards"),
+        (Writer::new().save("/nowhere/x", 0).unwrap_err(), "the number of shards is 0"),
         (Writer::new().save("/nowhere/x", 1).unwrap_err(), "creating /nowhere/x: "),
         (Writer::new().save("..", 1).unwrap_err(), ".. does not end in the name of a folder"),
     ];

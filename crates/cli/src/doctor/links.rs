@@ -6,11 +6,11 @@ use distribute::cluster::resolver;
 use distribute::net::{Certificates, Credentials};
 use distribute::{Error, Result};
 use distribute_launch::parse_duration;
-use distribute_rpc::doctor::{Report, examine, together};
+use distribute_rpc::doctor::{Report, examine, participate};
 use distribute_rpc::{ClientBuilder, Server};
 use std::time::Duration;
 
-/// Measures the links; `None` if there are none, or if another task measures them.
+/// Measures the links to other tasks. Returns `None` if there are none, or if another task measures them.
 pub fn report(arguments: &Arguments) -> Result<Option<Report>> {
     let resolver = resolver::from_env()?;
     let cluster = resolver.cluster_spec()?;
@@ -22,7 +22,8 @@ pub fn report(arguments: &Arguments) -> Result<Option<Report>> {
         (false, _) => Task::new("doctor", 0),
         (true, Ok(Some((_, task)))) => task,
         (true, Ok(None)) => {
-            let text = "doctor --listen: the environment names no cluster; set TF_CONFIG, or start it by distribute launch";
+            let text = "doctor --listen: the environment describes no cluster; set TF_CONFIG, or start it \
+                        with distribute launch";
             return Err(Error::other(text));
         }
         (true, Err(error)) => return Err(error.into()),
@@ -36,7 +37,7 @@ pub fn report(arguments: &Arguments) -> Result<Option<Report>> {
     let server = Server::builder(cluster.clone()).task(me.clone()).credentials(credentials);
     let mut unseen = |_: &_| {};
     if arguments.listen {
-        return together(server, &clients, &me, patience, &mut unseen).map_err(Error::other);
+        return participate(server, &clients, &me, patience, &mut unseen).map_err(Error::other);
     }
     Ok(Some(examine(&clients, &cluster, &me, patience, &mut unseen)))
 }

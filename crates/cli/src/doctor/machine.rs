@@ -4,13 +4,13 @@ use super::memory;
 use distribute::Result;
 
 impl Machine {
-    /// Inspects this machine, and copies memory for several seconds.
+    /// Inspects this machine. Copies memory for several seconds to measure the bandwidth.
     pub fn look() -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let alone = memory::bandwidth(1)?;
-        let together = if cores > 1 { memory::bandwidth(cores)? } else { alone };
+        let all_cores = if cores > 1 { memory::bandwidth(cores)? } else { alone };
         let threads = THREADS.map(|name| (name, given(name)));
-        Ok(Self { cores, load: load(), quota: quota(), threads, alone, together })
+        Ok(Self { cores, load: load(), quota: quota(), threads, alone, all_cores })
     }
 
     /// Returns the findings, one line each.
@@ -30,12 +30,12 @@ impl Machine {
         }
         lines.push(format!("memory, 1 thread    {:.1} GB/s copied", self.alone));
         if cores > 1 {
-            lines.push(format!("memory, {cores} threads   {:.1} GB/s copied", self.together));
+            lines.push(format!("memory, {cores} threads   {:.1} GB/s copied", self.all_cores));
         }
         lines
     }
 
-    /// Returns the findings as JSON, with the warnings.
+    /// Returns the findings and the warnings as JSON.
     pub fn json(&self) -> serde_json::Value {
         let threads: serde_json::Map<_, _> =
             self.threads.iter().map(|(name, value)| ((*name).to_string(), value.clone().into())).collect();
@@ -44,12 +44,12 @@ impl Machine {
             "quota": self.quota,
             "load": self.load,
             "threads": threads,
-            "copied_gb_per_s": [self.alone, self.together],
+            "copied_gb_per_s": [self.alone, self.all_cores],
             "warnings": self.warnings(),
         })
     }
 
-    /// Returns the known problems of this machine: the cause, the cost, and the fix.
+    /// Returns the problems that were found: for each, the cause, the cost, and the fix.
     pub fn warnings(&self) -> Vec<String> {
         let found = self;
         let mut warnings = Vec::new();
@@ -59,7 +59,7 @@ impl Machine {
                 "CANDLE_NUM_THREADS" => {
                     "all replicas share one pool of candle's, and wait for each other in it"
                 }
-                _ => "each matrix product of each replica starts so many jobs",
+                _ => "each matrix product of each replica starts that many jobs",
             };
             warnings.push(format!(
                 "{name}={value}: {trap}; several replicas then run 3 to 8 times slower. Unset it, unless you train with one replica"
@@ -79,11 +79,11 @@ impl Machine {
                 found.cores
             ));
         }
-        if found.cores > 1 && found.together < 1.2 * found.alone {
+        if found.cores > 1 && found.all_cores < 1.2 * found.alone {
             warnings.push(format!(
                 "{} cores copy no faster than one ({:.1} and {:.1} GB/s): models that are bound by memory gain nothing from \
                  more replicas here",
-                found.cores, found.together, found.alone
+                found.cores, found.all_cores, found.alone
             ));
         }
         if cfg!(debug_assertions) {
@@ -93,7 +93,7 @@ impl Machine {
     }
 }
 
-/// The environment variables with the number of threads for matrix products.
+/// The environment variables that set the number of threads for matrix products.
 pub(crate) const THREADS: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];
 
 /// The relevant properties of a machine.
@@ -101,16 +101,16 @@ pub struct Machine {
     cores: usize,
     load: Option<f64>,
     quota: Option<f64>,
-    /// The user's own settings.
+    /// The values of [`THREADS`] in the environment; `None` if the user has not set them.
     threads: [(&'static str, Option<String>); 2],
     /// The copy bandwidth of one thread, in gigabytes per second.
     alone: f64,
-    /// The copy bandwidth of one thread on each core together.
-    together: f64,
+    /// The copy bandwidth of all cores together, with one thread on each.
+    all_cores: f64,
 }
 
-/// Returns a variable as it was when the process started, before `#[distribute::main]` has set it. Only Linux
-/// provides this; other systems return the current value.
+/// Returns the value of an environment variable when the process started, before `#[distribute::main]` set it. Only
+/// Linux provides this; on other systems, returns the current value.
 pub(crate) fn given(name: &str) -> Option<String> {
     match std::fs::read("/proc/self/environ") {
         Ok(bytes) => bytes.split(|b| *b == 0).find_map(|entry| {
@@ -121,12 +121,12 @@ pub(crate) fn given(name: &str) -> Option<String> {
     }
 }
 
-/// Returns the number of waiting and running threads, averaged over the last minute.
+/// Returns the number of running and waiting threads, averaged over the last minute.
 fn load() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// Returns the number of cores that a container may use, if it is limited.
+/// Returns the number of cores that a container may use; `None` if it is not limited.
 fn quota() -> Option<f64> {
     parse_quota(&std::fs::read_to_string("/sys/fs/cgroup/cpu.max").ok()?)
 }
@@ -142,7 +142,7 @@ mod tests {
 
     fn healthy() -> Machine {
         let threads = [("CANDLE_NUM_THREADS", None), ("RAYON_NUM_THREADS", Some("1".into()))];
-        Machine { cores: 2, load: Some(0.1), quota: None, threads, alone: 10., together: 20. }
+        Machine { cores: 2, load: Some(0.1), quota: None, threads, alone: 10., all_cores: 20. }
     }
 
     /// Returns the warnings, except the one about tests being built without optimisation.
@@ -156,12 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn each_trap_is_named_with_what_to_do() {
+    fn each_trap_is_named_with_advice() {
         let mut found = healthy();
         found.threads[0].1 = Some("8".into());
         found.quota = Some(1.5);
         found.load = Some(6.);
-        found.together = 10.;
+        found.all_cores = 10.;
         let traps = traps(&found);
         for (trap, words) in traps.iter().zip([
             ["CANDLE_NUM_THREADS=8", "Unset it"],

@@ -1,17 +1,18 @@
-//! The bandwidth of memory.
+//! Measurement of memory bandwidth.
 
 use distribute::cluster::Stopwatch;
 use distribute::{MirroredStrategy, ReduceOp, Result};
 use std::hint::black_box;
 
-/// The bytes that all threads copy at a time: more than a cache holds.
+/// The number of bytes that all threads together copy at once, which is more than a cache holds.
 const BYTES: usize = 64 << 20;
 /// The number of copies in a round.
 const COPIES: usize = 10;
-/// The rounds, of which the fastest counts: other programs disturb some.
+/// The number of rounds. The fastest round counts, because other programs disturb some of them.
 const ROUNDS: usize = 5;
 
-/// Returns the gigabytes per second that `threads` threads copy together, without the effect of caches.
+/// Returns the memory bandwidth, in gigabytes per second, of `threads` threads that copy at the same time. The copies
+/// are too large for caches.
 pub fn bandwidth(threads: usize) -> Result<f64> {
     let strategy = MirroredStrategy::cpus(threads)?;
     let each = BYTES / size_of::<f32>() / threads;

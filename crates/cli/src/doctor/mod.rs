@@ -1,5 +1,5 @@
-//! `distribute doctor`: looks for causes of slow training on this machine, and tests the links to the tasks of
-//! a cluster.
+//! `distribute doctor`: looks for causes of slow training on this machine, and tests the links to the tasks of a
+//! cluster. This module defines the options; `machine` and `memory` examine the machine, and `links` the links.
 
 mod links;
 mod machine;
@@ -16,18 +16,17 @@ use std::path::PathBuf;
 /// tasks
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Participate as this process's task of the cluster: each task listens, and the chief or worker 0 measures
-    /// all links
+    /// Participate as this process's task of the cluster. Each task listens, and the chief or worker 0 measures all
+    /// links
     #[arg(long)]
     listen: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// The time to wait for a missing task, such as 5s; by default 5s, and a minute with --listen
+    /// The maximum time to wait for a missing task, such as 5s; by default 5s, or one minute with --listen
     #[arg(long, value_name = "TIME")]
     timeout: Option<String>,
-    /// The certificate of the job's CA, if links are protected by certificates; by default DISTRIBUTE_SECRET
-    /// protects them
+    /// The certificate of the job's CA, if certificates protect the links; by default DISTRIBUTE_SECRET protects them
     #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
     ca: Option<PathBuf>,
     /// The certificate of this process
@@ -36,12 +35,12 @@ pub struct Arguments {
     /// The private key of this process
     #[arg(long, value_name = "FILE", requires = "ca")]
     key: Option<PathBuf>,
-    /// Measure links without encryption, also between machines
+    /// Measure links without encryption, even between machines
     #[arg(long)]
     allow_plain_text_on_the_network: bool,
 }
 
-/// Prints the findings. If a link is closed, refused, broken or slow, this process exits with code 1.
+/// Prints the findings. If a link is closed, refused, broken or slow, exits with code 1.
 pub fn run(arguments: &Arguments) -> Result<()> {
     // Several listening tasks may be on one machine, whose memory they would measure at the same time.
     let machine = if arguments.listen { None } else { Some(Machine::look()?) };
@@ -67,11 +66,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             wrong.extend(report.findings.iter().map(ToString::to_string));
         }
         if wrong.is_empty() && (machine.is_some() || report.is_some()) {
-            line(coloured("nothing stands in the way", 32))?;
+            line(coloured("no problems found", 32))?;
         }
         wrong.iter().try_for_each(|wrong| line(format!("{} {wrong}", coloured("warning:", 33))))?;
     }
-    if report.is_some_and(|report| !report.is_well()) {
+    if report.is_some_and(|report| !report.is_healthy()) {
         std::process::exit(1);
     }
     Ok(())

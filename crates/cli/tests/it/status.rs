@@ -17,7 +17,7 @@ fn status(arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn a_running_job_is_told_as_a_table_and_as_json() {
+fn a_running_job_is_printed_as_a_table_and_as_json() {
     let strategy = MirroredStrategy::cpus(2).unwrap();
     let monitor = Monitor::builder(&strategy).address("127.0.0.1:0").start().unwrap();
     let address = monitor.address().unwrap().to_string();
@@ -41,7 +41,7 @@ fn a_running_job_is_told_as_a_table_and_as_json() {
 }
 
 #[test]
-fn where_nobody_answers_that_is_said_with_the_address() {
+fn an_address_without_an_answer_is_in_the_error() {
     let port = Port::reserve();
     let address = port.address().to_string();
     let (out, error) = child::refused(status(&[&address]), PATIENCE);
@@ -51,7 +51,7 @@ fn where_nobody_answers_that_is_said_with_the_address() {
 }
 
 #[test]
-fn what_is_no_monitor_is_told_as_such() {
+fn an_address_without_a_monitor_is_reported() {
     for (answer, reason) in [
         ("HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nnope\n", "it answers 404 Not Found: nope"),
         ("HTTP/1.1 500 Oops\r\nContent-Length: 9\r\n\r\nno\x1b[2J\u{9b}m\n", "no\\u{1b}[2J\\u{9b}m"),
@@ -69,14 +69,14 @@ fn what_is_no_monitor_is_told_as_such() {
         let (_, error) = child::refused(status(&[&address]), PATIENCE);
         other.join().unwrap();
         assert!(!error.contains(|c: char| c.is_control() && c != '\n'), "{error:?}");
-        assert!(error.contains("is no monitor of this version") && error.contains(reason), "{error}");
+        assert!(error.contains("is not a monitor of this version") && error.contains(reason), "{error}");
     }
 }
 
 /// A signal ends a command whose output is full. A command whose output is closed succeeds.
 #[cfg(unix)]
 #[test]
-fn output_that_nobody_reads_holds_up_no_command() {
+fn unread_output_delays_no_command() {
     use rustix::fs::{Mode, OFlags};
     use std::os::fd::AsRawFd;
     use std::os::unix::process::ExitStatusExt;
@@ -129,7 +129,7 @@ fn output_that_nobody_reads_holds_up_no_command() {
 
 #[test]
 #[cfg(unix)]
-fn a_launched_job_has_the_secret_that_is_given_or_one_of_its_own() {
+fn a_launched_job_has_the_given_secret_or_a_new_one() {
     let launch = |given: Option<&str>| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
         command.args(["launch", "--workers", "2", "--", "sh", "-c", "echo \"<$DISTRIBUTE_SECRET>\""]);

@@ -1,5 +1,5 @@
-//! The HTTP client, and the files with its tokens. The only module of the crate that does I/O, behind the
-//! features `gce` and `kubernetes`.
+//! The HTTP client, and the reading of files with tokens. This is the only module of the crate that does I/O. It
+//! requires the feature `gce` or `kubernetes`.
 
 use super::{Http, HttpError, Request};
 use crate::deadline::DEFAULT_TIMEOUT;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use ureq::Agent;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
-/// The maximum size of an answer, in bytes. A pod takes about 10 kB.
-const MOST: u64 = 64 << 20;
+/// The maximum size of a response in bytes. The description of a pod takes about 10 kB.
+const MAX: u64 = 64 << 20;
 
-/// A blocking client: one deadline for the entire request, no redirects (headers may contain a token), no
-/// proxy.
+/// A blocking HTTP client. One deadline applies to the entire request. It follows no redirects, because headers
+/// may contain a token, and uses no proxy.
 #[derive(Clone, Debug)]
 pub struct Client {
     agent: Agent,
@@ -24,15 +24,17 @@ impl Default for Client {
 }
 
 impl Client {
-    /// Creates a client that trusts the certificate authorities that browsers trust.
+    /// Creates a client that trusts the same certificate authorities as browsers. `timeout` applies to each
+    /// entire request.
     pub fn new(timeout: Duration) -> Self {
         Self::with_roots(timeout, RootCerts::WebPki)
     }
 
-    /// Creates a client that trusts only the certificate authorities in `pem`.
+    /// Creates a client that trusts only the certificate authorities in `pem`. `timeout` applies to each entire
+    /// request.
     ///
     /// # Errors
-    /// A message, if the text has no certificate, or a certificate cannot be parsed.
+    /// Returns a message if `pem` contains no certificate, or if a certificate cannot be parsed.
     pub fn trusting(timeout: Duration, pem: &[u8]) -> Result<Self, String> {
         let mut roots: Vec<Certificate<'static>> = Vec::new();
         for item in parse_pem(pem) {
@@ -41,7 +43,7 @@ impl Client {
             }
         }
         if roots.is_empty() {
-            return Err("it holds no certificate".into());
+            return Err("it contains no certificate".into());
         }
         Ok(Self::with_roots(timeout, RootCerts::new_with_certs(&roots)))
     }
@@ -79,7 +81,7 @@ impl Http for Client {
             }
         };
         let mut response = response.map_err(failed)?;
-        let body = response.body_mut().with_config().limit(MOST).read_to_vec().map_err(failed)?;
+        let body = response.body_mut().with_config().limit(MAX).read_to_vec().map_err(failed)?;
         let status = response.status();
         if status.is_success() {
             Ok(body)

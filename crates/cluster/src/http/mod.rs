@@ -1,4 +1,4 @@
-//! HTTP for resolvers that call an API: one request, one answer.
+//! HTTP for resolvers that call an API: each call sends one request and receives one response.
 
 #[cfg(any(feature = "gce", feature = "kubernetes"))]
 mod client;
@@ -11,14 +11,14 @@ pub(crate) use client::read;
 use crate::malformed::shown;
 use std::fmt;
 
-/// A request for a document.
+/// An HTTP request.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// The URL.
+    /// The URL of the request.
     pub url: &'a str,
-    /// The headers. They may contain a secret, so they are never printed.
+    /// The names and values of the headers. They may contain a secret, so they are never displayed.
     pub headers: &'a [(&'a str, &'a str)],
-    /// The body of a POST; without it, the request is a GET.
+    /// The body of a POST request; `None` means a GET request.
     pub body: Option<&'a str>,
 }
 
@@ -28,12 +28,12 @@ impl fmt::Debug for Request<'_> {
     }
 }
 
-/// A sender of requests: `Client`, or a function in a test.
+/// A sender of requests: `Client`, or a function in tests.
 pub trait Http {
-    /// Sends a request and returns the body of the answer.
+    /// Sends a request, blocks until the response arrives, and returns its body.
     ///
     /// # Errors
-    /// [`HttpError`] if there is no answer, or its status is not success.
+    /// Returns [`HttpError`] if there is no response, or if its status is not success.
     fn fetch(&self, request: &Request<'_>) -> Result<Vec<u8>, HttpError>;
 }
 
@@ -43,27 +43,27 @@ impl<F: Fn(&Request<'_>) -> Result<Vec<u8>, HttpError>> Http for F {
     }
 }
 
-/// A request that failed.
+/// The error of a failed request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{url}: {what}")]
 pub struct HttpError {
-    /// The URL.
+    /// The URL of the request.
     pub url: String,
-    /// The status of the answer, if there was one.
+    /// The status code of the response; `None` if there was no response.
     pub status: Option<u16>,
-    /// The reason.
+    /// The reason for the failure.
     pub what: String,
 }
 
 impl HttpError {
-    /// Creates the error for an answer whose status is not success.
+    /// Creates the error for a response whose status is not success.
     pub fn of_status(url: &str, status: u16, body: &[u8]) -> Self {
         let said = shown(&format_args!("{}", String::from_utf8_lossy(body).trim()));
         Self { url: url.into(), status: Some(status), what: format!("status {status}: {said}") }
     }
 }
 
-/// Percent-encodes a text for a query: everything except letters, digits and `-._~`.
+/// Percent-encodes text for a URL: everything except letters, digits and `-._~`.
 pub(crate) fn encoded(text: &str) -> String {
     use std::fmt::Write;
     text.bytes().fold(String::with_capacity(text.len()), |mut to, byte| {

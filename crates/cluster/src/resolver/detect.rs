@@ -1,28 +1,28 @@
-//! Detection of the scheduler that started this process.
+//! The detection of the scheduler that started this process.
 
 use super::mpi;
 use crate::environment::{Environment, number};
 use crate::tf_config::{TF_CONFIG, TfConfig};
 use std::fmt;
 
-/// The scheduler that describes a cluster in the environment of this process.
+/// A scheduler that describes a cluster in the environment of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scheduler {
-    /// `TF_CONFIG` has several tasks, or cannot be parsed.
+    /// The variable `TF_CONFIG`, which contains several tasks or cannot be parsed.
     TfConfig,
-    /// An MPI launcher started several ranks.
+    /// An MPI launcher that started several ranks.
     Mpi,
-    /// A Slurm job step has several tasks.
+    /// A Slurm job step with several tasks.
     Slurm,
-    /// A SageMaker training job has several hosts.
+    /// A SageMaker training job with several hosts.
     SageMaker,
 }
 
-/// Returns the scheduler that started this process as one of several. `None` if the process was started
+/// Returns the scheduler that started this process as one of several. Returns `None` if the process was started
 /// alone.
 ///
-/// A program can call this to detect that it is about to train alone, once in each process of a cluster.
+/// A program can call this to detect that it is about to train alone in each process of a cluster.
 ///
 /// ```
 /// use distribute_cluster::resolver::{Scheduler, detect};
@@ -50,8 +50,9 @@ pub fn detect(environment: &dyn Environment) -> Option<Scheduler> {
     hosts.filter(|hosts| hosts.len() > 1).map(|_| Scheduler::SageMaker)
 }
 
-/// Returns the number of tasks of a Slurm job whose batch script started this process without `srun`. This
-/// process is then alone. `None` for a job of one task, for a task that `srun` started, and outside Slurm.
+/// Returns the number of tasks of a Slurm job if its batch script started this process without `srun`. The
+/// process is then alone. Returns `None` if the job has one task, if `srun` started this process, or outside
+/// Slurm.
 ///
 /// ```
 /// use distribute_cluster::resolver::tasks_without_srun;

@@ -1,4 +1,4 @@
-//! The resolver of the scheduler that started this process.
+//! The choice of the resolver for the scheduler that started this process.
 
 use super::ClusterResolver;
 use super::detect::{Scheduler, detect};
@@ -10,8 +10,8 @@ use crate::environment::{Environment, ProcessEnvironment, number};
 use crate::error::ClusterError;
 use crate::tf_config::TF_CONFIG;
 
-/// Creates the resolver of the scheduler that started this process: `TF_CONFIG`, otherwise MPI, Slurm or
-/// SageMaker, each with its default options. Without a scheduler, the cluster is empty.
+/// Creates the resolver for the scheduler that started this process, with default options. The order of
+/// preference is `TF_CONFIG`, MPI, Slurm, SageMaker. Without a scheduler, the cluster is empty.
 ///
 /// ```
 /// use distribute_cluster::resolver::from_environment;
@@ -27,8 +27,8 @@ use crate::tf_config::TF_CONFIG;
 /// ```
 ///
 /// # Errors
-/// - The errors of the resolver.
-/// - [`ClusterError::HalfAnEnvironment`]: variables say that this is one of several processes, but not how to
+/// - The errors of the chosen resolver.
+/// - [`ClusterError::HalfAnEnvironment`]: variables show that this is one of several processes, but not how to
 ///   reach the others.
 pub fn from_environment(environment: &dyn Environment) -> Result<Box<dyn ClusterResolver>, ClusterError> {
     Ok(match detect(environment) {
@@ -42,7 +42,7 @@ pub fn from_environment(environment: &dyn Environment) -> Result<Box<dyn Cluster
         Some(Scheduler::TfConfig) | None => {
             let resolver = TfConfigClusterResolver::from_environment(environment)?;
             if environment.get(TF_CONFIG).is_none() {
-                check_whole(environment)?;
+                check_complete(environment)?;
             }
             Box::new(resolver)
         }
@@ -52,18 +52,18 @@ pub fn from_environment(environment: &dyn Environment) -> Result<Box<dyn Cluster
 /// Calls [`from_environment`] with the environment of this process.
 ///
 /// # Errors
-/// The errors of [`from_environment`].
+/// Returns the errors of [`from_environment`].
 pub fn from_env() -> Result<Box<dyn ClusterResolver>, ClusterError> {
     from_environment(&ProcessEnvironment)
 }
 
-/// Refuses incomplete variables, and variables that pass ranks to programs with another rendezvous. With
-/// these, each process would train alone.
-fn check_whole(environment: &dyn Environment) -> Result<(), ClusterError> {
+/// Returns an error for incomplete variables, and for variables that pass ranks to programs with another
+/// rendezvous. With these, each process would train alone.
+fn check_complete(environment: &dyn Environment) -> Result<(), ClusterError> {
     let half = |found: &str, missing: &'static str, remedy| {
         Err(ClusterError::HalfAnEnvironment { found: found.to_owned(), missing, remedy })
     };
-    if let Some((found, missing)) = mpi::half(environment) {
+    if let Some((found, missing)) = mpi::incomplete(environment) {
         return half(found, missing, "start the program with mpirun or mpiexec, or set TF_CONFIG");
     }
     let launch = "unset both, or start the program with distribute launch, or set TF_CONFIG";
@@ -73,7 +73,8 @@ fn check_whole(environment: &dyn Environment) -> Result<(), ClusterError> {
         (Some(_), Some(size)) if size > 1 => half(
             "RANK and WORLD_SIZE",
             "the addresses of the other processes",
-            "torchrun tells them to PyTorch alone: start the program with distribute launch, or set TF_CONFIG",
+            "torchrun passes them only to PyTorch: start the program with distribute launch, or set \
+             TF_CONFIG",
         ),
         _ => Ok(()),
     }
@@ -109,7 +110,7 @@ mod tests {
 
     // reference/pains.md 4: each worker trains alone.
     #[test]
-    fn half_an_environment_is_refused_by_what_is_missing() {
+    fn an_incomplete_environment_is_refused_with_the_missing_variable() {
         assert!(refused([("TF_CONFIG", "")]).starts_with("TF_CONFIG: expected JSON, found no text"));
         for (environment, says) in [
             ([("RANK", "1"), ("", "")], "found RANK without WORLD_SIZE: unset both"),

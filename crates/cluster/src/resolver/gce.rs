@@ -1,4 +1,4 @@
-//! A cluster of virtual machines of Compute Engine.
+//! A cluster of virtual machines on Google Compute Engine.
 
 use super::{ClusterResolver, Overrides};
 use crate::address::{Address, Host};
@@ -10,32 +10,45 @@ use crate::task::Job;
 use crate::{ClusterError, Malformed};
 use serde_json::Value;
 
-/// The machines that are the tasks of a [`GceClusterResolver`].
+/// The options of a [`GceClusterResolver`], which select the machines that are the tasks.
 #[derive(Clone)]
 pub struct GceOptions {
     /// The instance group whose running machines are the tasks.
     pub instance_group: String,
-    /// The port at which all tasks listen.
+    /// The port on which all tasks listen.
     pub port: u16,
-    /// The project of the group. By default, the project of this machine, from its metadata.
+    /// The project of the group; `None` means this machine's project, according to its metadata.
     pub project: Option<String>,
-    /// The zone of the group. By default, the zone of this machine, from its metadata.
+    /// The zone of the group; `None` means this machine's zone, according to its metadata.
     pub zone: Option<String>,
-    /// The job of all tasks.
+    /// The job to which all tasks belong.
     pub task_type: Job,
-    /// The index of this process. By default, the index of the task with this machine's address, from its
-    /// metadata.
+    /// The index of this process in its job; `None` means the index of the task with this machine's address,
+    /// according to its metadata.
     pub task_id: Option<usize>,
-    /// The token for the API. By default, the token of this machine's service account, from its metadata.
+    /// The access token for the API; `None` means the token of this machine's service account, from its metadata.
     pub token: Option<String>,
-    /// The protocol prefix of addresses.
+    /// The protocol prefix of addresses, such as `grpc`.
     pub rpc_layer: Option<String>,
-    /// The URL of the API.
+    /// The base URL of the Compute Engine API.
     pub api: String,
 }
 
+impl std::fmt::Debug for GceOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GceOptions")
+            .field("instance_group", &self.instance_group)
+            .field("port", &self.port)
+            .field("project", &self.project)
+            .field("zone", &self.zone)
+            .field("task_type", &self.task_type)
+            .field("task_id", &self.task_id)
+            .finish_non_exhaustive()
+    }
+}
+
 impl GceOptions {
-    /// Creates options for the running machines of an instance group, as workers that listen at `port`.
+    /// Creates options for an instance group whose running machines are workers that listen on `port`.
     pub fn new(instance_group: impl Into<String>, port: u16) -> Self {
         Self {
             instance_group: instance_group.into(),
@@ -51,8 +64,8 @@ impl GceOptions {
     }
 }
 
-/// The running machines of an instance group, found when the resolver is created. Their internal addresses,
-/// sorted as text, are the tasks of one job.
+/// A resolver whose tasks are the running machines of an instance group. They are found when the resolver is
+/// created. All tasks have the same job. They are ordered by their internal addresses, sorted as text.
 #[doc(alias = "tf.distribute.cluster_resolver.GCEClusterResolver")]
 #[derive(Clone, Debug)]
 pub struct GceClusterResolver {
@@ -61,25 +74,25 @@ pub struct GceClusterResolver {
 }
 
 impl GceClusterResolver {
-    /// Finds the machines of a group. Outside the group, the options need a project, a zone, a task and a
-    /// token.
+    /// Finds the machines of a group, through the metadata server and the API. On a machine outside the group,
+    /// the options must contain the project, the zone, the index of the task and the token.
     ///
     /// # Errors
     /// - [`ClusterError::Http`]: a request to the metadata server or the API failed.
     /// - [`ClusterError::Forbidden`]: the API denies access.
     /// - [`ClusterError::NotInGroup`]: this machine is not part of the group.
-    /// - [`ClusterError::Malformed`], [`ClusterError::Endless`]: an answer is not as expected.
+    /// - [`ClusterError::Malformed`], [`ClusterError::Endless`]: a response is not as expected.
     #[cfg(feature = "gce")]
     pub fn new(options: GceOptions) -> Result<Self, ClusterError> {
         let client = crate::http::Client::default();
         Self::with_http(options, &client, &crate::environment::ProcessEnvironment)
     }
 
-    /// Finds the machines of a group over `http`: a `http::Client`, behind the feature `gce`, or a custom
-    /// one.
+    /// Finds the machines of a group like `new`, but sends requests with `http`: a `http::Client` (feature
+    /// `gce`), or a custom one.
     ///
     /// # Errors
-    /// The errors of `new`.
+    /// Returns the errors of `new`.
     pub fn with_http(
         options: GceOptions,
         http: &dyn Http,
@@ -126,7 +139,7 @@ impl GceClusterResolver {
     }
 }
 
-/// The metadata server of this machine.
+/// A connection to the metadata server of this machine.
 struct Metadata<'a> {
     base: String,
     http: &'a dyn Http,
@@ -157,7 +170,7 @@ impl Metadata<'_> {
     }
 }
 
-/// The API of Compute Engine for the machines of one zone.
+/// A connection to the Compute Engine API for the machines of one zone.
 struct Api<'a> {
     base: String,
     authorization: String,
@@ -165,7 +178,7 @@ struct Api<'a> {
 }
 
 impl Api<'_> {
-    /// Sends a request, and parses the answer as JSON.
+    /// Sends a request, and parses the response as JSON. Without `body`, it is a GET request.
     fn ask(&self, url: &str, body: Option<&str>) -> Result<Value, ClusterError> {
         let headers = [("Authorization", self.authorization.as_str()), ("Content-Type", "application/json")];
         let answer =
@@ -178,7 +191,7 @@ impl Api<'_> {
         Ok(json::parse(url, &String::from_utf8_lossy(&answer))?)
     }
 
-    /// Returns the names of a group's running machines.
+    /// Returns the names of the running machines of a group.
     fn running(&self, group: &str) -> Result<Vec<String>, ClusterError> {
         let first = format!("{}/instanceGroups/{}/listInstances", self.base, encoded(group));
         let (mut url, mut names) = (first.clone(), Vec::new());
@@ -208,7 +221,7 @@ impl Api<'_> {
         Err(ClusterError::Endless { url: first })
     }
 
-    /// Returns the internal address of a machine.
+    /// Returns the internal IP address of a machine.
     fn ip(&self, name: &str) -> Result<core::net::IpAddr, ClusterError> {
         let url = format!("{}/instances/{}", self.base, encoded(name));
         let value = self.ask(&url, None)?;
@@ -253,7 +266,7 @@ mod tests {
     const META: &str = "http://metadata.google.internal/computeMetadata/v1";
     const ZONE: &str = "https://compute.googleapis.com/compute/v1/projects/p/zones/z";
 
-    /// Answers like metadata and API: two running machines, on two pages.
+    /// Responds like the metadata server and the API: two running machines, on two pages.
     fn machine(request: &Request<'_>) -> Result<Vec<u8>, HttpError> {
         let instance = |name: &str, status: &str| json!({"instance": format!("{ZONE}/instances/{name}"), "status": status});
         let answer = if let Some(path) = request.url.strip_prefix(META) {
@@ -296,7 +309,7 @@ mod tests {
 
     // RES-6
     #[test]
-    fn res_6_what_is_given_is_not_asked_for() {
+    fn res_6_given_values_are_not_requested() {
         let asked = Mutex::new(Vec::new());
         let http = |request: &Request<'_>| {
             asked.lock().unwrap().push(request.url.to_string());
@@ -316,14 +329,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_says_by_whom() {
+    fn a_refusal_names_its_source() {
         let error = |options: GceOptions| {
             GceClusterResolver::with_http(options, &machine, &[]).unwrap_err().to_string()
         };
         assert_eq!(
             error(GceOptions::new("none", 7)),
-            "this machine has the address 10.0.0.9, which no running machine of the instance group \"none\" has; give \
-             GceOptions::task_id if it is to take part"
+            "this machine has the address 10.0.0.9, which no running machine of the instance group \
+             \"none\" has; give GceOptions::task_id if it participates"
         );
         assert!(error(GceOptions::new("other", 7)).contains("needs the role compute.viewer"));
         let leak = |request: &Request<'_>| {

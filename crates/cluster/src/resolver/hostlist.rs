@@ -1,16 +1,17 @@
-//! Slurm's short forms of lists of hosts and of task counts.
+//! The parser of Slurm's short forms of host lists and task counts.
 
 use crate::environment::unexpected;
 use crate::error::ClusterError;
 
-/// The maximum number of hosts. More are taken for a typo: a few characters must not exhaust memory.
-const MOST: usize = 65_536;
+/// The maximum number of hosts. A larger number is assumed to be a typo, because a few characters must not
+/// exhaust memory.
+const MAX: usize = 65_536;
 
-/// The names in errors. The resolver replaces them by the variable that contains the text.
+/// The origins in errors. The resolver replaces them with the name of the variable that contains the text.
 const HOSTS: &str = "host list";
 const TASKS: &str = "tasks per node";
 
-/// Expands a host list, in its order: `n1,t[2-4,7],x[08-10]` is n1, t2, t3, t4, t7, x08, x09, x10.
+/// Expands a host list, keeping its order: `n1,t[2-4,7],x[08-10]` becomes n1, t2, t3, t4, t7, x08, x09, x10.
 ///
 /// ```
 /// use distribute_cluster::resolver::expand_hostlist;
@@ -19,7 +20,7 @@ const TASKS: &str = "tasks per node";
 /// ```
 ///
 /// # Errors
-/// [`ClusterError::Malformed`] if the text is not a host list.
+/// - [`ClusterError::Malformed`]: the text is not a host list.
 #[doc(alias = "tf.distribute.cluster_resolver.SlurmClusterResolver")]
 #[doc(alias = "SlurmClusterResolver")]
 pub fn expand_hostlist(text: &str) -> Result<Vec<String>, ClusterError> {
@@ -35,23 +36,23 @@ pub fn expand_hostlist(text: &str) -> Result<Vec<String>, ClusterError> {
                     let number = |text: &str| text.parse::<u32>().ok().filter(|_| digits(text));
                     let (first, last) = number(from).zip(number(to)).ok_or_else(wrong)?;
                     let count = (u64::from(last) + 1).saturating_sub(u64::from(first));
-                    if hosts.len() as u64 + count > MOST as u64 {
-                        return Err(unexpected(HOSTS, format!("at most {MOST} hosts"), text));
+                    if hosts.len() as u64 + count > MAX as u64 {
+                        return Err(unexpected(HOSTS, format!("at most {MAX} hosts"), text));
                     }
                     let width = from.len();
                     hosts.extend((first..=last).map(|number| format!("{prefix}{number:0width$}")));
                 }
             }
         }
-        if hosts.len() > MOST {
-            return Err(unexpected(HOSTS, format!("at most {MOST} hosts"), text));
+        if hosts.len() > MAX {
+            return Err(unexpected(HOSTS, format!("at most {MAX} hosts"), text));
         }
     }
     Ok(hosts)
 }
 
-/// Splits a text at commas outside brackets. `None` if brackets do not match, or a part is empty. The list
-/// may end with a comma.
+/// Splits text at commas outside brackets. Returns `None` if brackets do not match, or if a part is empty. The
+/// list may end with a comma.
 fn split(text: &str) -> Option<Vec<&str>> {
     let mut parts = Vec::new();
     let (mut start, mut inside) = (0, false);
@@ -77,7 +78,7 @@ fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Expands a list of tasks per node: `3(x2),1` is 3, 3, 1.
+/// Expands a list of task counts per node: `3(x2),1` becomes 3, 3, 1.
 ///
 /// ```
 /// use distribute_cluster::resolver::expand_tasks_per_node;
@@ -86,7 +87,7 @@ fn digits(text: &str) -> bool {
 /// ```
 ///
 /// # Errors
-/// [`ClusterError::Malformed`] if the text is not such a list.
+/// - [`ClusterError::Malformed`]: the text is not such a list.
 pub fn expand_tasks_per_node(text: &str) -> Result<Vec<usize>, ClusterError> {
     let mut tasks = Vec::new();
     for part in text.split(',') {
@@ -100,8 +101,8 @@ pub fn expand_tasks_per_node(text: &str) -> Result<Vec<usize>, ClusterError> {
         };
         let (count, times) =
             read().ok_or_else(|| unexpected(TASKS, "numbers of tasks such as 3(x2),1", text))?;
-        if times > MOST - tasks.len() {
-            return Err(unexpected(TASKS, format!("at most {MOST} nodes"), text));
+        if times > MAX - tasks.len() {
+            return Err(unexpected(TASKS, format!("at most {MAX} nodes"), text));
         }
         tasks.extend(std::iter::repeat_n(count, times));
     }
@@ -126,7 +127,7 @@ mod tests {
 
     // RES-4
     #[test]
-    fn res_4_what_is_no_host_list_is_refused() {
+    fn res_4_an_invalid_host_list_is_refused() {
         for text in [
             "n[1-2", "n]1", "n[1-2]m", "n[a-b]", "n[1-2-3]", ",a", "a,,b", "n[[1]]", "n[]", "n[1,]", "n[+1]",
             "n[1][",
@@ -154,7 +155,7 @@ mod tests {
     proptest! {
         // RES-4: hosts written in the short form expand to the original list.
         #[test]
-        fn res_4_lists_come_back(
+        fn res_4_lists_round_trip(
             groups in prop::collection::vec(
                 ("[a-z][a-z0-9-]{0,5}", prop::collection::vec((0u32..2000, 0u32..12, 1usize..6), 0..4)), 0..5,
             ),
@@ -177,7 +178,7 @@ mod tests {
         }
 
         #[test]
-        fn res_4_counts_come_back(groups in prop::collection::vec((0usize..200, 0usize..9), 1..6)) {
+        fn res_4_counts_round_trip(groups in prop::collection::vec((0usize..200, 0usize..9), 1..6)) {
             let text: Vec<String> = groups.iter().map(|(count, times)| match times {
                 1 => count.to_string(),
                 _ => format!("{count}(x{times})"),

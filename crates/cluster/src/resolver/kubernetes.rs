@@ -1,4 +1,4 @@
-//! A cluster of pods.
+//! A cluster of Kubernetes pods.
 
 use super::{ClusterResolver, Overrides};
 use crate::address::{Address, Host};
@@ -10,16 +10,16 @@ use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use std::collections::BTreeMap;
 
-/// The pods that are the tasks of a [`KubernetesClusterResolver`].
+/// The options of a [`KubernetesClusterResolver`], which select the pods that are the tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesOptions {
-    /// The label selectors of each job's pods. By default, pods with `job-name=tensorflow` are workers.
+    /// The label selectors that find each job's pods. By default, pods with `job-name=tensorflow` are workers.
     pub jobs: BTreeMap<Job, Vec<String>>,
-    /// The port at which all tasks listen. 8470 by default.
+    /// The port on which all tasks listen; 8470 by default.
     pub port: u16,
-    /// The namespace of the pods. Without it all namespaces are searched, which requires a cluster role.
+    /// The namespace of the pods. If it is `None`, all namespaces are searched, which requires a cluster role.
     pub namespace: Option<String>,
-    /// The name of this process's pod. By default, `POD_NAME` or `HOSTNAME`, if a pod has that name.
+    /// The name of this process's pod. If it is `None`, `POD_NAME` or `HOSTNAME` is used, if a pod has that name.
     pub pod: Option<String>,
     /// Values that replace those of the resolver. The protocol is `grpc` by default.
     pub overrides: Overrides,
@@ -40,9 +40,9 @@ impl Default for KubernetesOptions {
 /// The URL of the Kubernetes API, and the token for it.
 #[derive(Clone)]
 pub struct KubernetesAccess {
-    /// The URL of the API: `https://10.96.0.1:443`.
+    /// The URL of the API, such as `https://10.96.0.1:443`.
     pub url: String,
-    /// The token that is sent to the API. If it is empty, none is sent.
+    /// The bearer token for the API. If it is empty, no token is sent.
     pub token: String,
 }
 
@@ -52,14 +52,14 @@ impl std::fmt::Debug for KubernetesAccess {
     }
 }
 
-/// A cluster of pods, found by their labels when the resolver is created. All pods have to be running by
-/// then.
+/// A resolver whose tasks are pods. They are found by their labels when the resolver is created, and must all be
+/// running by then.
 ///
-/// The tasks of a job are its pods in the order of their names. The address of a pod is its own IP. It is the
-/// IP of its host if the pod shares the host's network or maps the port to one of the host's.
+/// The tasks of a job are its pods, in the order of their names. The address of a task is the IP address of its
+/// pod. If the pod uses the host's network or maps the port to the host, it is the IP address of the host.
 ///
-/// If an operator sets `TF_CONFIG`, as Kubeflow's does, prefer
-/// [`TfConfigClusterResolver`](super::TfConfigClusterResolver): it needs no rights, and pods need not be
+/// If an operator such as Kubeflow's sets `TF_CONFIG`, prefer
+/// [`TfConfigClusterResolver`](super::TfConfigClusterResolver). It needs no access rights, and pods need not be
 /// running yet.
 #[doc(alias = "tf.distribute.cluster_resolver.KubernetesClusterResolver")]
 #[derive(Clone, Debug)]
@@ -70,15 +70,16 @@ pub struct KubernetesClusterResolver {
 }
 
 impl KubernetesClusterResolver {
-    /// Finds the cluster from within a pod, with the rights of its service account.
+    /// Finds the cluster from inside a pod, with the rights of the pod's service account.
     ///
     /// # Errors
     /// - [`ClusterError::NotSet`]: this process is not in a pod.
     /// - [`ClusterError::Account`]: a file of the service account cannot be read.
     /// - [`ClusterError::Http`], [`ClusterError::Forbidden`]: a request failed, or the API denies access.
     /// - [`ClusterError::PodNotRunning`]: a pod is not running.
-    /// - [`ClusterError::SharedAddress`]: two pods would have one address.
-    /// - [`ClusterError::Malformed`], [`ClusterError::Host`], [`ClusterError::Endless`]: an answer is not as expected.
+    /// - [`ClusterError::SharedAddress`]: two pods would have the same address.
+    /// - [`ClusterError::Malformed`], [`ClusterError::Host`], [`ClusterError::Endless`]: a response is not as
+    ///   expected.
     #[cfg(feature = "kubernetes")]
     pub fn within_cluster(options: KubernetesOptions) -> Result<Self, ClusterError> {
         use crate::deadline::DEFAULT_TIMEOUT;
@@ -102,14 +103,15 @@ impl KubernetesClusterResolver {
         Self::with_access(options, &access, &client, &environment)
     }
 
-    /// Finds the cluster over `http`, with a token: a `http::Client`, behind the feature `kubernetes`, or a
-    /// custom one.
+    /// Finds the cluster with the given URL and token. Requests are sent with `http`: a `http::Client` (feature
+    /// `kubernetes`), or a custom one.
     ///
     /// # Errors
     /// - [`ClusterError::Http`], [`ClusterError::Forbidden`]: a request failed, or the API denies access.
     /// - [`ClusterError::PodNotRunning`]: a pod is not running.
-    /// - [`ClusterError::SharedAddress`]: two pods would have one address.
-    /// - [`ClusterError::Malformed`], [`ClusterError::Host`], [`ClusterError::Endless`]: an answer is not as expected.
+    /// - [`ClusterError::SharedAddress`]: two pods would have the same address.
+    /// - [`ClusterError::Malformed`], [`ClusterError::Host`], [`ClusterError::Endless`]: a response is not as
+    ///   expected.
     pub fn with_access(
         options: KubernetesOptions,
         access: &KubernetesAccess,
@@ -151,14 +153,15 @@ struct Pod {
     pod_ip: Option<String>,
     host_ip: Option<String>,
     host_network: bool,
-    /// The ports of the host that are mapped to the pod.
+    /// The ports of the host that are mapped to ports of the pod.
     host_ports: Vec<u64>,
 }
 
-/// The pods by namespace and name.
+/// The pods, by namespace and name.
 type Pods = BTreeMap<(String, String), Pod>;
 
-/// Adds the pods that match a selector.
+/// Requests the pods that match a label selector, and adds them to `pods`. Without a namespace, all namespaces
+/// are searched.
 fn list(
     access: &KubernetesAccess,
     namespace: Option<&str>,
@@ -192,7 +195,8 @@ fn list(
 const ROLE: &str = "the service account needs a role that may list pods, and a cluster role without \
                     KubernetesOptions::namespace";
 
-/// Parses a list of pods, and returns the token of the next page.
+/// Parses a page of a list of pods, and adds them to `pods`. Returns the token of the next page; `None` if this
+/// is the last one.
 fn read(url: &str, answer: &str, pods: &mut Pods) -> Result<Option<String>, ClusterError> {
     let value = json::parse(url, answer)?;
     let whole = Json::new(url, &value);
@@ -240,7 +244,7 @@ fn pod(item: &Json<'_>) -> Result<((String, String), Pod), ClusterError> {
 }
 
 impl Pod {
-    /// Returns the address of a pod.
+    /// Returns the address of the pod's task, which listens on `port`.
     fn address(&self, name: &str, port: u16) -> Result<Address, ClusterError> {
         let of_host = self.host_network || self.host_ports.contains(&port.into());
         let ip = if of_host { &self.host_ip } else { &self.pod_ip };
@@ -288,7 +292,7 @@ mod tests {
             "status": {"phase": phase, "podIP": ip, "hostIP": "192.168.0.9"}})
     }
 
-    /// Resolves with these answers, in turn, and returns the requested URLs.
+    /// Resolves the cluster with these responses, in turn, and returns the result and the requested URLs.
     fn resolve(
         options: KubernetesOptions,
         answers: &[Value],
@@ -363,19 +367,20 @@ mod tests {
         let error = resolve(KubernetesOptions::default(), &[json!({"items": pods})]).0.unwrap_err();
         assert_eq!(
             error,
-            "\"a\" and \"c\" would both be at 192.168.0.9:8470; give them ports of their own, or a network of their own"
+            "\"a\" and \"c\" would both be at 192.168.0.9:8470; give them separate ports, or a separate \
+             network"
         );
     }
 
     // RES-5
     #[test]
-    fn res_5_what_does_not_run_is_named() {
+    fn res_5_pods_that_do_not_run_are_named() {
         let refused = |answer: Value| resolve(KubernetesOptions::default(), &[answer]).0.unwrap_err();
         let error =
             refused(json!({"items": [pod("w-0", "Running", "10.0.0.2"), pod("w-1", "Pending", "10.0.0.3")]}));
         assert_eq!(
             error,
-            "the pod \"w-1\" doesn't run, its phase is Pending; wait until all pods run, then try again"
+            "the pod \"w-1\" is not running, its phase is Pending; wait until all pods run, and retry"
         );
         let error = refused(json!(403));
         assert!(error.contains("status 403: pods is forbidden; the service account needs a role"), "{error}");

@@ -6,30 +6,30 @@ use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A layout that fills the hosts in their order, each with its number of tasks. Jobs take consecutive ranks,
-/// in the order of their names.
+/// A layout of ranks over hosts. It fills one host after another with the host's number of tasks. Jobs take
+/// consecutive ranks, in the order of their names.
 pub(super) struct Layout<'a> {
-    /// The hosts, and the number of tasks of each.
+    /// The hosts in order, with the number of tasks on each.
     pub hosts: &'a [(String, usize)],
     /// The number of tasks of each job.
     pub jobs: &'a BTreeMap<Job, usize>,
-    /// The port of the first task of each host. Later tasks count up.
+    /// The port of the first task on each host. Further tasks on the host have the next ports.
     pub port_base: u16,
 }
 
-/// A cluster, and the position of one rank in it.
+/// A cluster, and the place of one rank in it.
 #[derive(Debug)]
 pub(super) struct Placed {
     pub spec: ClusterSpec,
     pub task: Task,
-    /// The number of the host.
+    /// The index of the host.
     pub node: usize,
-    /// The number of the task on this host.
+    /// The index of the task among the tasks on this host.
     pub local: usize,
 }
 
 impl Layout<'_> {
-    /// Returns the position of a rank.
+    /// Returns the cluster, and the place of `rank` in it.
     pub fn place(&self, rank: usize) -> Result<Placed, ClusterError> {
         let started: usize = self.hosts.iter().fold(0, |sum, (_, tasks)| sum.saturating_add(*tasks));
         let wanted = self.jobs.values().fold(0, |sum: usize, count| sum.saturating_add(*count));
@@ -43,7 +43,7 @@ impl Layout<'_> {
         if let Some((host, _)) = self.hosts.iter().find(|(host, _)| !names.insert(host)) {
             return Err(ClusterError::HostTwice { host: host.clone() });
         }
-        let mut places = self
+        let mut positions = self
             .hosts
             .iter()
             .enumerate()
@@ -53,7 +53,7 @@ impl Layout<'_> {
         let (mut spec, mut own) = (ClusterSpec::new(), None);
         self.jobs.keys().for_each(|job| spec.add_job(job.clone()));
         for at in 0..started {
-            let (Some((node, host, local)), Some(task)) = (places.next(), ranks.next()) else { break };
+            let (Some((node, host, local)), Some(task)) = (positions.next(), ranks.next()) else { break };
             let port = u16::try_from(local).ok().and_then(|local| self.port_base.checked_add(local));
             let port = port.ok_or(ClusterError::Ports { port_base: self.port_base, tasks: local + 1 })?;
             let parsed = host.parse::<Host>();
@@ -69,8 +69,8 @@ impl Layout<'_> {
 }
 
 impl Placed {
-    /// Compares the position with the scheduler's values. If the scheduler distributed ranks in another way,
-    /// they would reach the wrong processes.
+    /// Checks that the place agrees with the scheduler's values, if there are any. If the scheduler distributed
+    /// ranks in another way, tasks would connect to the wrong processes.
     pub fn check(&self, rank: usize, node: Option<usize>, local: Option<usize>) -> Result<(), ClusterError> {
         let (node, local) = (node.unwrap_or(self.node), local.unwrap_or(self.local));
         if (node, local) == (self.node, self.local) {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn a_layout_that_does_not_fit_is_refused() {
         let refused =
             |hosts: &[(&str, usize)], jobs: &[(&str, usize)], rank| place(hosts, jobs, rank).unwrap_err();
         assert_eq!(
@@ -109,8 +109,8 @@ mod tests {
             "the jobs have 3 tasks, but 2 were started; ask the scheduler for 3, or give the jobs 2"
         );
         assert!(refused(&[("a", 2)], &[("worker", 2)], 2).contains("this process has rank 2"));
-        assert!(refused(&[("a", 1), ("a", 1)], &[("worker", 2)], 0).contains("\"a\" is there twice"));
-        assert!(refused(&[("a b", 1)], &[("worker", 1)], 0).contains("a host's name is of letters"));
+        assert!(refused(&[("a", 1), ("a", 1)], &[("worker", 2)], 0).contains("\"a\" is listed twice"));
+        assert!(refused(&[("a b", 1)], &[("worker", 1)], 0).contains("a host name consists of letters"));
         assert!(refused(&[("a", 60_000)], &[("worker", 60_000)], 0).contains("ports"));
         assert!(
             refused(&[("a", usize::MAX), ("b", 9)], &[("worker", 1)], 0).contains("the jobs have 1 tasks")

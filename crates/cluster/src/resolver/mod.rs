@@ -1,7 +1,7 @@
 //! Cluster resolvers, which find the cluster that a process is part of.
 //!
-//! A [`ClusterResolver`] reads what a scheduler provides: an environment variable, a set of them, or an API.
-//! It is called once, when a strategy is created.
+//! A [`ClusterResolver`] reads the information that a scheduler provides: environment variables or an API. It is
+//! called once, when a strategy is created.
 //!
 //! | started by | resolver |
 //! |---|---|
@@ -14,8 +14,12 @@
 //! | a program that knows its cluster | [`SimpleClusterResolver`] |
 //! | several of these | [`UnionResolver`] |
 //!
-//! [`from_env`] chooses the resolver of the scheduler that started this process.
+//! [`from_env`] chooses the resolver for the scheduler that started this process (`detect`, `environment`).
+//! `layout` maps ranks to hosts, for schedulers that number processes, and `by_rank` reads what their scripts set.
+//! `hostlist` parses Slurm's short forms.
+//! Only a client of [`http`](crate::http) does I/O.
 
+mod by_rank;
 mod detect;
 mod environment;
 mod gce;
@@ -63,47 +67,47 @@ use crate::world::World;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The numbers of accelerators by kind, such as `GPU`.
+/// The number of accelerators of each kind, such as `GPU`.
 pub type Accelerators = BTreeMap<String, usize>;
 
-/// A resolver of the cluster that a process is part of, and of its task.
+/// A resolver, which finds the cluster that this process is part of, and its task.
 #[doc(alias = "tf.distribute.cluster_resolver.ClusterResolver")]
 pub trait ClusterResolver: Send + Sync {
-    /// Returns the tasks of the cluster. Empty if there is no cluster.
+    /// Returns the tasks of the cluster. The result is empty if there is no cluster.
     ///
     /// # Errors
-    /// [`ClusterError`] if the cluster cannot be found.
+    /// Returns [`ClusterError`] if the cluster cannot be found.
     fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError>;
 
-    /// Returns the job of this process, if it is known.
+    /// Returns the job of this process; `None` if it is not known.
     fn task_type(&self) -> Option<Job>;
 
-    /// Returns the index of this process in its job, if it is known.
+    /// Returns the index of this process in its job; `None` if it is not known.
     fn task_id(&self) -> Option<usize>;
 
-    /// Returns the protocol prefix of addresses in [`master`](Self::master).
+    /// Returns the protocol prefix of addresses in [`master`](Self::master); `None` means no prefix.
     fn rpc_layer(&self) -> Option<String> {
         None
     }
 
-    /// Returns the name of the environment of the cluster, as given by the program. No code here depends on
-    /// it.
+    /// Returns the name of the environment in which the cluster runs, if the program has set one. Nothing in this
+    /// project depends on it.
     fn environment(&self) -> Option<String> {
         None
     }
 
-    /// Returns the number of accelerators of this process by kind, as far as the resolver knows.
+    /// Returns the number of accelerators of each kind that this process has, as far as the resolver knows.
     fn num_accelerators(&self) -> Accelerators {
         Accelerators::new()
     }
 
-    /// Returns the address of a task with a protocol prefix: `grpc://10.0.0.7:2222`. `task` defaults to the
-    /// task of this process; if that is not known, the result is empty. `rpc_layer` defaults to the
-    /// resolver's protocol.
+    /// Returns the address of a task with a protocol prefix, such as `grpc://10.0.0.7:2222`. If `task` is `None`,
+    /// it is the task of this process; if that is not known, the result is empty. If `rpc_layer` is `None` or
+    /// empty, the resolver's prefix is used.
     ///
     /// # Errors
     /// - The errors of [`cluster_spec`](Self::cluster_spec).
-    /// - [`ClusterError::NoSuchJob`], [`ClusterError::NoSuchTask`]: the cluster does not have the task.
+    /// - [`ClusterError::NoSuchJob`], [`ClusterError::NoSuchTask`]: the cluster does not contain the task.
     fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
         let Some(task) = task.cloned().or_else(|| self.task()) else { return Ok(String::new()) };
         let layer =
@@ -111,21 +115,22 @@ pub trait ClusterResolver: Send + Sync {
         Ok(master_url(self.cluster_spec()?.task_address(&task.job, task.index)?, layer.as_deref()))
     }
 
-    /// Returns [`master_of`](Self::master_of) for this process.
+    /// Returns the address of this process's task with the resolver's protocol prefix, as
+    /// [`master_of`](Self::master_of) does.
     ///
     /// # Errors
-    /// The errors of [`master_of`](Self::master_of).
+    /// Returns the errors of [`master_of`](Self::master_of).
     fn master(&self) -> Result<String, ClusterError> {
         self.master_of(None, None)
     }
 
-    /// Returns the task of this process, if it is known.
+    /// Returns the task of this process; `None` if its job or index is not known.
     fn task(&self) -> Option<Task> {
         Some(self.task_type()?.task(self.task_id()?))
     }
 
-    /// Returns the cluster and this process's task, checked for use by a strategy. `None` if there is no
-    /// cluster.
+    /// Returns the cluster and the task of this process, after checking that a strategy can use them. Returns
+    /// `None` if there is no cluster.
     ///
     /// # Errors
     /// - The errors of [`cluster_spec`](Self::cluster_spec) and [`ClusterSpec::validate`].
@@ -144,11 +149,11 @@ pub trait ClusterResolver: Send + Sync {
         Ok(Some((spec, task)))
     }
 
-    /// Returns the world of a strategy that trains in lock step, with `replicas` replicas on each worker. It
-    /// is [`ClusterSpec::world`], or a world of one process if there is no cluster.
+    /// Returns the world of a strategy that trains in lock step, with `replicas` replicas on each worker. This is
+    /// [`ClusterSpec::world`], or a world of one process if there is no cluster.
     ///
     /// # Errors
-    /// The errors of [`membership`](Self::membership) and [`ClusterSpec::world`].
+    /// Returns the errors of [`membership`](Self::membership) and [`ClusterSpec::world`].
     fn world(&self, replicas: usize) -> Result<World, ClusterError> {
         match self.membership()? {
             Some((spec, task)) => spec.world(&task, replicas),
@@ -157,7 +162,7 @@ pub trait ClusterResolver: Send + Sync {
     }
 }
 
-/// Values of the program that replace those of the resolver.
+/// Values from the program that replace those of a resolver. A field that is `None` does not replace anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// The job of this process.
@@ -170,7 +175,7 @@ pub struct Overrides {
     pub environment: Option<String>,
 }
 
-/// Returns an address with its protocol prefix, if there is one.
+/// Formats an address with a protocol prefix, if there is one.
 fn master_url(address: impl fmt::Display, rpc_layer: Option<&str>) -> String {
     match rpc_layer {
         None | Some("") => address.to_string(),

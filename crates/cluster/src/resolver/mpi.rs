@@ -1,36 +1,34 @@
 //! A cluster from the environment of an MPI launcher.
 
+use super::by_rank::{self, counts};
 use super::layout::Layout;
 use super::{ClusterResolver, slurm};
-use crate::environment::{Environment, ProcessEnvironment, number, unexpected};
+use crate::environment::{Environment, ProcessEnvironment, number};
 use crate::error::ClusterError;
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use std::collections::BTreeMap;
 
-/// Options of the layout of ranks in an [`MpiClusterResolver`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The options of an [`MpiClusterResolver`], which determine the hosts, jobs and ports of the ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MpiOptions {
-    /// The hosts in the order of their ranks, and the number of ranks of each. Required if ranks are on
-    /// several hosts and Slurm did not start them: an MPI launcher passes ranks, but no hosts.
+    /// The hosts in the order of their ranks, with the number of ranks on each. It is required if ranks are on several
+    /// hosts and were not started by Slurm, because an MPI launcher passes on ranks, but no hosts.
     pub hosts: Option<Vec<(String, usize)>>,
-    /// The number of tasks of each job. By default, all ranks are workers.
+    /// The number of tasks of each job. If it is `None`, it comes from `DISTRIBUTE_TASKS`, such as
+    /// `chief:1,ps:1,worker:2`, which `distribute launch --print mpi` sets. Without it, all ranks are workers.
     pub jobs: Option<BTreeMap<Job, usize>>,
-    /// The port of the first rank of each host. Later ranks count up.
-    pub port_base: u16,
-    /// The protocol prefix of addresses.
+    /// The port of the first rank on each host. Further ranks on the host have the next ports. If it is `None`, it
+    /// comes from `DISTRIBUTE_PORT_BASE`, or inside Slurm the number of the job; or it is 8888.
+    pub port_base: Option<u16>,
+    /// The protocol prefix of addresses, such as `grpc`.
     pub rpc_layer: Option<String>,
 }
 
-impl Default for MpiOptions {
-    fn default() -> Self {
-        Self { hosts: None, jobs: None, port_base: 8888, rpc_layer: None }
-    }
-}
-
-/// The cluster of a program that was started by `mpirun` or `mpiexec`. MPI itself is not used.
+/// A resolver for a program that was started by `mpirun` or `mpiexec`. MPI itself is not used.
 ///
-/// The launcher passes the rank and the number of ranks to each process, in its own variables:
+/// The launcher passes the rank and the number of ranks to each process in environment variables, whose names
+/// depend on the launcher:
 ///
 /// | launcher | rank, size | on this host |
 /// |---|---|---|
@@ -39,8 +37,8 @@ impl Default for MpiOptions {
 /// | MVAPICH2 | `MV2_COMM_WORLD_RANK`, `…_SIZE` | `MV2_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` |
 /// | PMIx (PRRTE, `srun --mpi=pmix`) | `PMIX_RANK`; the size from Slurm | `SLURM_LOCALID` |
 ///
-/// The launcher does not pass the locations of the other ranks. The hosts come from the first of these
-/// sources:
+/// The launcher does not pass on the locations of the other ranks. The hosts come from the first of these sources
+/// that is present:
 ///
 /// - [`MpiOptions::hosts`];
 /// - the variable `DISTRIBUTE_HOSTS`, such as `a:2,b:1` for two ranks on a and one on b, which
@@ -50,8 +48,8 @@ impl Default for MpiOptions {
 ///
 /// Without any of these, the resolver returns [`ClusterError::NoHosts`].
 ///
-/// Ranks fill one host after another, as with `mpirun --map-by slot`. `mpirun` begins with the host on which
-/// it is started, if that is one of them; `--map-by seq --host a,a,b` keeps the order of the hosts.
+/// Ranks must fill one host after another, as with `mpirun --map-by slot`. `mpirun` begins with the host on which
+/// it is started, if that host is one of them. `--map-by seq --host a,a,b` keeps the order of the hosts.
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, MpiClusterResolver, MpiOptions};
@@ -71,10 +69,10 @@ pub struct MpiClusterResolver {
     rpc_layer: Option<String>,
 }
 
-/// The variable with the hosts, and the number of ranks of each.
+/// The environment variable that lists the hosts, and the number of ranks on each.
 const HOSTS: &str = "DISTRIBUTE_HOSTS";
 
-/// The variables of a launcher: rank, size, rank on this host, size on this host.
+/// The environment variables of each launcher: rank, size, rank on this host, size on this host.
 const LAUNCHERS: [[&str; 4]; 4] = [
     [
         "OMPI_COMM_WORLD_RANK",
@@ -87,38 +85,33 @@ const LAUNCHERS: [[&str; 4]; 4] = [
     ["PMIX_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""],
 ];
 
-/// The values that a launcher passed to this process.
-struct Told {
+/// The values that a launcher has passed to this process.
+struct LauncherVariables {
     rank: usize,
     size: usize,
     local_rank: Option<usize>,
     local_size: Option<usize>,
 }
 
-fn told(environment: &dyn Environment) -> Result<Option<Told>, ClusterError> {
+fn launcher_variables(environment: &dyn Environment) -> Result<Option<LauncherVariables>, ClusterError> {
     for [rank, size, local_rank, local_size] in LAUNCHERS {
         if let (Some(rank), Some(size)) = (number(environment, rank)?, number(environment, size)?) {
             let (local_rank, local_size) =
                 (number(environment, local_rank)?, number(environment, local_size)?);
-            return Ok(Some(Told { rank, size, local_rank, local_size }));
+            return Ok(Some(LauncherVariables { rank, size, local_rank, local_size }));
         }
     }
     Ok(None)
 }
 
-/// Returns the hosts of the environment variable, and the number of ranks of each.
+/// Parses the hosts in `DISTRIBUTE_HOSTS`, with the number of ranks on each; `None` if it is not set.
 fn hosts(environment: &dyn Environment) -> Result<Option<Vec<(String, usize)>>, ClusterError> {
-    let Some(text) = environment.get(HOSTS) else { return Ok(None) };
-    let host = |entry: &str| {
-        let (host, ranks) = entry.trim().rsplit_once(':')?;
-        Some((host.to_owned(), ranks.parse().ok()?))
-    };
-    let all: Option<Vec<_>> = text.split(',').map(host).collect();
-    all.map(Some).ok_or_else(|| unexpected(HOSTS, "hosts and numbers of ranks, such as \"a:2,b:1\"", &text))
+    counts(environment, HOSTS, "hosts and numbers of ranks, such as \"a:2,b:1\"")
 }
 
-/// Returns the present and the missing variable of a launcher that passed only one of rank and size.
-pub(super) fn half(environment: &dyn Environment) -> Option<(&'static str, &'static str)> {
+/// Finds a launcher that passed only one of rank and size. Returns the name of the variable that is set, and of
+/// the one that is missing.
+pub(super) fn incomplete(environment: &dyn Environment) -> Option<(&'static str, &'static str)> {
     let is_set = |name: &str| environment.get(name).is_some();
     // The size next to PMIX_RANK belongs to Slurm, and may be present without the rank.
     let own = LAUNCHERS.iter().filter(|[_, size, ..]| !size.starts_with("SLURM"));
@@ -130,39 +123,42 @@ pub(super) fn half(environment: &dyn Environment) -> Option<(&'static str, &'sta
     halves.into_iter().next()
 }
 
-/// Returns the number of ranks that an MPI launcher started. `None` if there is no launcher, or its variables
-/// are invalid.
+/// Returns the number of ranks that an MPI launcher started. Returns `None` if there is no launcher, or if its
+/// variables are invalid.
 pub(super) fn size(environment: &dyn Environment) -> Option<usize> {
-    told(environment).ok().flatten().map(|told| told.size)
+    launcher_variables(environment).ok().flatten().map(|variables| variables.size)
 }
 
 impl MpiClusterResolver {
-    /// Finds the cluster of the program that this process is part of.
+    /// Finds the cluster from the environment of this process.
     ///
     /// # Errors
     /// - [`ClusterError::NotSet`]: no MPI launcher started this process.
-    /// - [`ClusterError::NoHosts`]: the hosts of its ranks are not known.
-    /// - [`ClusterError::TaskCount`]: the jobs have another number of tasks than were started.
+    /// - [`ClusterError::NoHosts`]: the hosts of the ranks are not known.
+    /// - [`ClusterError::TaskCount`]: the number of tasks in the options differs from the number of ranks that
+    ///   were started.
     /// - [`ClusterError::Malformed`]: a variable is not as expected.
-    /// - [`ClusterError::Dealt`]: the launcher placed this process on another rank of its host.
+    /// - [`ClusterError::Dealt`]: the launcher placed this process differently than the resolver assumes.
     /// - [`ClusterError::HostTwice`], [`ClusterError::Host`]: a list of hosts is invalid.
-    /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: there are too few ports or tasks.
+    /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: a host has too few ports, or the rank is too
+    ///   large.
     pub fn from_env(options: MpiOptions) -> Result<Self, ClusterError> {
         Self::from_environment(options, &ProcessEnvironment)
     }
 
-    /// Finds the cluster of a program with this environment.
+    /// Finds the cluster from the given environment.
     ///
     /// # Errors
-    /// The errors of [`from_env`](Self::from_env).
+    /// Returns the errors of [`from_env`](Self::from_env).
     pub fn from_environment(
         options: MpiOptions,
         environment: &dyn Environment,
     ) -> Result<Self, ClusterError> {
-        let Told { rank, size, local_rank, local_size } = told(environment)?.ok_or(ClusterError::NotSet {
-            variable: "OMPI_COMM_WORLD_RANK (or PMI_RANK, PMIX_RANK, MV2_COMM_WORLD_RANK)",
-            remedy: "no MPI launcher started this process: start the program with mpirun or mpiexec",
-        })?;
+        let LauncherVariables { rank, size, local_rank, local_size } = launcher_variables(environment)?
+            .ok_or(ClusterError::NotSet {
+                variable: "OMPI_COMM_WORLD_RANK (or PMI_RANK, PMIX_RANK, MV2_COMM_WORLD_RANK)",
+                remedy: "no MPI launcher started this process: start the program with mpirun or mpiexec",
+            })?;
         let in_step = environment.get("SLURM_STEP_TASKS_PER_NODE").is_some();
         let hosts = match options.hosts.or(hosts(environment)?) {
             Some(hosts) => hosts,
@@ -173,8 +169,9 @@ impl MpiClusterResolver {
             }
             None => return Err(ClusterError::NoHosts { size, local: local_size }),
         };
-        let jobs = options.jobs.unwrap_or_else(|| BTreeMap::from([(Job::Worker, size)]));
-        let placed = Layout { hosts: &hosts, jobs: &jobs, port_base: options.port_base }.place(rank)?;
+        let jobs = options.jobs.map_or_else(|| by_rank::jobs(environment, size), Ok)?;
+        let port_base = options.port_base.map_or_else(|| by_rank::port_base(environment), Ok)?;
+        let placed = Layout { hosts: &hosts, jobs: &jobs, port_base }.place(rank)?;
         placed.check(rank, None, local_rank)?;
         Ok(Self { spec: placed.spec, task: placed.task, rpc_layer: options.rpc_layer })
     }
@@ -226,12 +223,23 @@ mod tests {
         let rank = [("PMI_RANK", "2"), ("PMI_SIZE", "3")];
         let hosts = Some(vec![("b".into(), 2), ("a".into(), 1)]);
         let jobs = Some(BTreeMap::from([(Job::Ps, 1), (Job::Worker, 2)]));
-        let options = MpiOptions { hosts, jobs, port_base: 100, ..MpiOptions::default() };
+        let options = MpiOptions { hosts, jobs, port_base: Some(100), ..MpiOptions::default() };
         let there = (r#"{"ps":["b:100"],"worker":["b:101","a:100"]}"#.to_string(), Job::Worker.task(1));
         assert_eq!(resolve(options.clone(), rank).unwrap(), there);
-        let told = |hosts| [rank[0], rank[1], ("DISTRIBUTE_HOSTS", hosts)];
+        let with_hosts = |hosts| [rank[0], rank[1], ("DISTRIBUTE_HOSTS", hosts)];
         let workers = r#"{"worker":["b:8888","b:8889","a:8888"]}"#.to_string();
-        assert_eq!(resolve(MpiOptions::default(), told("b:2,a:1")).unwrap(), (workers, Job::Worker.task(2)));
+        assert_eq!(
+            resolve(MpiOptions::default(), with_hosts("b:2,a:1")).unwrap(),
+            (workers, Job::Worker.task(2))
+        );
+        let servers = [
+            rank[0],
+            rank[1],
+            ("DISTRIBUTE_HOSTS", "b:2,a:1"),
+            ("DISTRIBUTE_TASKS", "chief:1,ps:1,worker:1"),
+        ];
+        let spec = r#"{"chief":["b:8888"],"ps":["b:8889"],"worker":["a:8888"]}"#.to_string();
+        assert_eq!(resolve(MpiOptions::default(), servers).unwrap(), (spec, Job::Worker.task(0)));
         for (hosts, says) in [
             (
                 "b:2,a",
@@ -239,7 +247,7 @@ mod tests {
             ),
             ("b:2,a:9", "the jobs have 3 tasks, but 11 were started"),
         ] {
-            let error = resolve(MpiOptions::default(), told(hosts)).unwrap_err();
+            let error = resolve(MpiOptions::default(), with_hosts(hosts)).unwrap_err();
             assert!(error.starts_with(says), "{error}");
         }
         let dealt = [rank[0], rank[1], ("MPI_LOCALRANKID", "1")];
@@ -257,11 +265,11 @@ mod tests {
     }
 
     #[test]
-    fn without_hosts_it_says_what_is_needed() {
+    fn without_hosts_the_error_names_the_missing_input() {
         let error = resolve(MpiOptions::default(), [("PMI_RANK", "2"), ("PMI_SIZE", "3")]).unwrap_err();
         assert_eq!(
             error,
-            "3 ranks were started, but MPI doesn't tell on which hosts; give MpiOptions::hosts, or TF_CONFIG"
+            "3 ranks were started, but MPI does not report the hosts; give MpiOptions::hosts, or TF_CONFIG"
         );
         let some = [("PMI_RANK", "2"), ("PMI_SIZE", "3"), ("MPI_LOCALNRANKS", "2")];
         assert!(

@@ -8,10 +8,10 @@ use crate::json::{self, Json};
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 
-/// The port that SageMaker leaves to the program, as chosen by TensorFlow.
+/// The default port on which workers listen, as in TensorFlow. SageMaker does not use it.
 const PORT: u16 = 2223;
 
-/// The cluster of a SageMaker training job: all its hosts are workers, in the order of their names.
+/// A resolver for a SageMaker training job. All its hosts are workers, in the order of their names.
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, SageMakerClusterResolver};
@@ -31,20 +31,20 @@ pub struct SageMakerClusterResolver {
 }
 
 impl SageMakerClusterResolver {
-    /// Finds the cluster of the training job that this process is part of.
+    /// Finds the cluster from the environment of this process.
     ///
     /// # Errors
     /// - [`ClusterError::NotSet`]: `SM_HOSTS` or `SM_CURRENT_HOST` is missing.
-    /// - [`ClusterError::Malformed`]: a variable is not as expected, or this host is not among the hosts.
-    /// - [`ClusterError::Host`]: an entry is not a host.
+    /// - [`ClusterError::Malformed`]: a variable is not as expected, or this host is not in the list of hosts.
+    /// - [`ClusterError::Host`]: an entry of the list is not a valid host.
     pub fn from_env() -> Result<Self, ClusterError> {
         Self::from_environment(&ProcessEnvironment)
     }
 
-    /// Finds the cluster of a training job with this environment.
+    /// Finds the cluster from the given environment.
     ///
     /// # Errors
-    /// The errors of [`from_env`](Self::from_env).
+    /// Returns the errors of [`from_env`](Self::from_env).
     pub fn from_environment(environment: &dyn Environment) -> Result<Self, ClusterError> {
         const NO_JOB: &str = "this process is not part of a SageMaker training job, which sets it";
         const HOSTS: &str = "SM_HOSTS";
@@ -68,7 +68,7 @@ impl SageMakerClusterResolver {
         Ok(Self { hosts, own, port: PORT, overrides: Overrides::default() })
     }
 
-    /// Sets the port at which all workers listen. 2223 by default.
+    /// Sets the port on which all workers listen. The default is 2223.
     pub fn with_port(mut self, port: u16) -> Self {
         self.port = port;
         self

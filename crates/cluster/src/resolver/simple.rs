@@ -1,11 +1,11 @@
-//! A cluster given by the program.
+//! A cluster that the program provides.
 
 use super::{Accelerators, ClusterResolver, Overrides, master_url};
 use crate::error::ClusterError;
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 
-/// A cluster given by the program.
+/// A resolver for a program that knows its cluster.
 ///
 /// ```
 /// use distribute_cluster::{ClusterSpec, Job, resolver::{ClusterResolver, SimpleClusterResolver}};
@@ -24,30 +24,30 @@ pub struct SimpleClusterResolver {
 }
 
 impl SimpleClusterResolver {
-    /// Creates a resolver of this cluster.
+    /// Creates a resolver that returns `spec`. The task of this process is not known yet.
     pub fn new(spec: ClusterSpec) -> Self {
         Self { spec, ..Self::default() }
     }
 
-    /// Sets this process's task.
+    /// Sets the task of this process.
     pub fn with_task(mut self, task: Task) -> Self {
         (self.own.task_type, self.own.task_id) = (Some(task.job), Some(task.index));
         self
     }
 
-    /// Sets the known properties of this process. Its task may be partial.
+    /// Sets the known properties of this process. The job or the index of its task may be missing.
     pub fn with_overrides(mut self, own: Overrides) -> Self {
         self.own = own;
         self
     }
 
-    /// Sets the result of [`master`](ClusterResolver::master). Empty by default.
+    /// Sets the result of [`master`](ClusterResolver::master). The default is an empty string.
     pub fn with_master(mut self, master: impl Into<String>) -> Self {
         self.master = master.into();
         self
     }
 
-    /// Sets the accelerators of this process.
+    /// Sets the number of accelerators of each kind that this process has.
     pub fn with_accelerators(mut self, accelerators: Accelerators) -> Self {
         self.accelerators = accelerators;
         self
@@ -94,7 +94,7 @@ mod tests {
 
     // RES-1
     #[test]
-    fn res_1_the_master_is_a_tasks_address_or_what_was_given() {
+    fn res_1_the_master_is_a_tasks_address_or_the_given_one() {
         let spec: ClusterSpec = r#"{"worker": ["a:1", "b:1"]}"#.parse().unwrap();
         let own = Overrides { rpc_layer: Some("grpc".into()), ..Overrides::default() };
         let resolver = SimpleClusterResolver::new(spec).with_overrides(own).with_master("m:9");

@@ -1,5 +1,6 @@
 //! A cluster from the environment of a Slurm job step.
 
+use super::by_rank;
 use super::hostlist::{expand_hostlist, expand_tasks_per_node};
 use super::layout::Layout;
 use super::{Accelerators, ClusterResolver};
@@ -9,31 +10,34 @@ use crate::task::{Job, Task};
 use crate::{ClusterError, Malformed};
 use std::collections::BTreeMap;
 
-/// Options of the layout of a job step's tasks in a [`SlurmClusterResolver`].
+/// The options of a [`SlurmClusterResolver`], which determine the jobs, ports and GPUs of the tasks of a job step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlurmOptions {
-    /// The number of tasks of each job. By default, all tasks of the step are workers.
+    /// The number of tasks of each job. If it is `None`, it comes from `DISTRIBUTE_TASKS`, such as
+    /// `chief:1,ps:1,worker:2`, which `distribute launch --print slurm` sets. Without it, all tasks are workers.
     pub jobs: Option<BTreeMap<Job, usize>>,
-    /// The port of the first task of each node. Later tasks count up.
-    pub port_base: u16,
-    /// The number of GPUs of each node. By default, from `CUDA_VISIBLE_DEVICES`, `SLURM_GPUS_ON_NODE`, or
-    /// none.
+    /// The port of the first task on each node. Further tasks on the node have the next ports. If it is `None`, it
+    /// comes from `DISTRIBUTE_PORT_BASE` or the number of the job, so that jobs on one node have different ports; or
+    /// it is 8888.
+    pub port_base: Option<u16>,
+    /// The number of GPUs of each node. If it is `None`, it comes from `CUDA_VISIBLE_DEVICES` or
+    /// `SLURM_GPUS_ON_NODE`, or is 0.
     pub gpus_per_node: Option<usize>,
-    /// The number of GPUs of each task. By default, the GPUs of a node divided by the tasks of the fullest
-    /// node.
+    /// The number of GPUs of each task. If it is `None`, it is the number of GPUs of a node, divided by the
+    /// largest number of tasks on a node.
     pub gpus_per_task: Option<usize>,
-    /// The tasks of the nodes. By default, the tasks of the step.
+    /// The number of tasks on each node; `None` means that it is the same as in the step.
     pub tasks_per_node: Option<TasksPerNode>,
-    /// The protocol prefix of addresses.
+    /// The protocol prefix of addresses, such as `grpc`.
     pub rpc_layer: Option<String>,
 }
 
-/// The number of tasks of nodes.
+/// The number of tasks on each node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TasksPerNode {
-    /// The same number on each node of the step.
+    /// The same number of tasks on each node of the step.
     Each(usize),
-    /// The nodes, in the order of their ranks, and the tasks of each.
+    /// The nodes in the order of their ranks, with the number of tasks on each.
     Nodes(Vec<(String, usize)>),
 }
 
@@ -41,7 +45,7 @@ impl Default for SlurmOptions {
     fn default() -> Self {
         Self {
             jobs: None,
-            port_base: 8888,
+            port_base: None,
             gpus_per_node: None,
             gpus_per_task: None,
             tasks_per_node: None,
@@ -50,11 +54,18 @@ impl Default for SlurmOptions {
     }
 }
 
-/// The cluster of a Slurm job step, that is, of a program started by `srun`.
+/// A resolver for a Slurm job step, that is, for a program started by `srun`.
 ///
-/// Ranks go through the nodes in Slurm's order, which fills one node after another. Jobs take consecutive
-/// ranks, in the order of their names. The result is checked against Slurm's values for this process
-/// (`SLURM_NODEID`, `SLURM_LOCALID`).
+/// A strategy that finds its cluster in the environment uses this resolver without further code. The launcher prints
+/// the script of the job, with `srun` and the secret of its tasks:
+///
+/// ```sh
+/// distribute launch --workers 4 --print slurm -- ./train > train.sbatch
+/// sbatch train.sbatch
+/// ```
+///
+/// Ranks fill one node after another, in Slurm's order of the nodes. Jobs take consecutive ranks, in the order of
+/// their names. The result is checked against Slurm's values for this process (`SLURM_NODEID`, `SLURM_LOCALID`).
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, SlurmClusterResolver, SlurmOptions};
@@ -82,24 +93,25 @@ pub struct SlurmClusterResolver {
 const NO_STEP: &str = "this process is not part of a Slurm job step: start the program with srun";
 
 impl SlurmClusterResolver {
-    /// Finds the cluster of the job step that this process is part of.
+    /// Finds the cluster from the environment of this process.
     ///
     /// # Errors
     /// - [`ClusterError::NotSet`]: this process is not part of a job step.
     /// - [`ClusterError::Malformed`]: a variable is not as expected.
-    /// - [`ClusterError::TaskCount`]: the jobs have another number of tasks than the step.
-    /// - [`ClusterError::Dealt`]: Slurm placed this process on another node.
+    /// - [`ClusterError::TaskCount`]: the number of tasks in the options differs from that of the step.
+    /// - [`ClusterError::Dealt`]: Slurm placed this process differently than the resolver assumes.
     /// - [`ClusterError::Gpus`]: a node has too few GPUs.
     /// - [`ClusterError::HostTwice`], [`ClusterError::Host`]: a list of hosts is invalid.
-    /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: there are too few ports or tasks.
+    /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: a node has too few ports, or the rank is too
+    ///   large.
     pub fn from_env(options: SlurmOptions) -> Result<Self, ClusterError> {
         Self::from_environment(options, &ProcessEnvironment)
     }
 
-    /// Finds the cluster of a job step with this environment.
+    /// Finds the cluster from the given environment.
     ///
     /// # Errors
-    /// The errors of [`from_env`](Self::from_env).
+    /// Returns the errors of [`from_env`](Self::from_env).
     pub fn from_environment(
         options: SlurmOptions,
         environment: &dyn Environment,
@@ -107,17 +119,17 @@ impl SlurmClusterResolver {
         let rank = required_number(environment, "SLURM_PROCID", NO_STEP)?;
         let jobs = match options.jobs {
             Some(jobs) => jobs,
-            None => BTreeMap::from([(
-                Job::Worker,
-                required_number(environment, "SLURM_STEP_NUM_TASKS", NO_STEP)?,
-            )]),
+            None => {
+                by_rank::jobs(environment, required_number(environment, "SLURM_STEP_NUM_TASKS", NO_STEP)?)?
+            }
         };
         let hosts = match options.tasks_per_node {
             Some(TasksPerNode::Nodes(nodes)) => nodes,
             Some(TasksPerNode::Each(tasks)) => nodes(environment)?.into_iter().map(|n| (n, tasks)).collect(),
             None => step(environment)?,
         };
-        let placed = Layout { hosts: &hosts, jobs: &jobs, port_base: options.port_base }.place(rank)?;
+        let port_base = options.port_base.map_or_else(|| by_rank::port_base(environment), Ok)?;
+        let placed = Layout { hosts: &hosts, jobs: &jobs, port_base }.place(rank)?;
         let (node, local) = (number(environment, "SLURM_NODEID")?, number(environment, "SLURM_LOCALID")?);
         placed.check(rank, node, local)?;
 
@@ -148,33 +160,34 @@ impl SlurmClusterResolver {
         })
     }
 
-    /// Returns the GPUs of this task, as a value for `CUDA_VISIBLE_DEVICES`. `None` if it has none. The
-    /// resolver does not set the variable, because that is only safe before any thread starts.
+    /// Returns the GPUs of this task, as a value for `CUDA_VISIBLE_DEVICES`; `None` if it has no GPU. The
+    /// resolver does not set the variable, because that is safe only before any thread starts.
     pub fn visible_devices(&self) -> Option<&str> {
         self.visible_devices.as_deref()
     }
 }
 
-/// Returns the nodes of the job step.
+/// Returns the names of the job step's nodes.
 fn nodes(environment: &dyn Environment) -> Result<Vec<String>, ClusterError> {
     const NODELIST: &str = "SLURM_STEP_NODELIST";
     expand_hostlist(&required(environment, NODELIST, NO_STEP)?).map_err(|error| of_variable(error, NODELIST))
 }
 
-/// Returns the nodes of the job step, and the number of tasks of each.
+/// Returns the names of the job step's nodes, with the number of tasks on each.
 pub(super) fn step(environment: &dyn Environment) -> Result<Vec<(String, usize)>, ClusterError> {
     const TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
     let nodes = nodes(environment)?;
     let text = required(environment, TASKS, NO_STEP)?;
     let tasks = expand_tasks_per_node(&text).map_err(|error| of_variable(error, TASKS))?;
     if tasks.len() != nodes.len() {
-        let expected = format!("as many numbers as SLURM_STEP_NODELIST has nodes, {}", nodes.len());
+        let expected =
+            format!("the same number of entries as SLURM_STEP_NODELIST has nodes, {}", nodes.len());
         return Err(unexpected(TASKS, expected, &text));
     }
     Ok(nodes.into_iter().zip(tasks).collect())
 }
 
-/// Replaces the origin of an error by the variable that contains the short form.
+/// Replaces the origin of an error with the name of the variable that contains the short form.
 fn of_variable(error: ClusterError, variable: &str) -> ClusterError {
     match error {
         ClusterError::Malformed(error) => Malformed { origin: variable.into(), ..error }.into(),
@@ -182,7 +195,8 @@ fn of_variable(error: ClusterError, variable: &str) -> ClusterError {
     }
 }
 
-/// Returns the GPUs that this process may use. `None` if the number is not limited.
+/// Returns the GPUs that `CUDA_VISIBLE_DEVICES` allows this process to use; `None` if it is not set, so that all
+/// are allowed.
 fn visible(environment: &dyn Environment) -> Option<Vec<String>> {
     let text = environment.get("CUDA_VISIBLE_DEVICES")?;
     let devices = text.split(',').map(str::trim);
@@ -224,7 +238,7 @@ mod tests {
         ("SLURM_STEP_TASKS_PER_NODE", "2,1"),
     ];
 
-    /// Returns the step with some variables changed or removed.
+    /// Returns the environment of the step, with some variables changed or removed.
     fn environment(changes: &[(&str, Option<&str>)]) -> BTreeMap<String, String> {
         let mut map: BTreeMap<String, String> =
             STEP.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
@@ -295,15 +309,15 @@ mod tests {
         assert_eq!(gpus("-1").unwrap().visible_devices(), None);
         assert_eq!(
             gpus("3").unwrap_err(),
-            "2 tasks of a node can not have a GPU each of its 1; give gpus_per_node, gpus_per_task (0 for none), or start \
-             fewer tasks on a node"
+            "2 tasks of a node cannot have a GPU each of its 1; give gpus_per_node, gpus_per_task (0 for \
+             none), or start fewer tasks on a node"
         );
         let four = resolve(SlurmOptions::default(), &[("SLURM_GPUS_ON_NODE", Some("4"))]).unwrap();
         assert_eq!(four.visible_devices(), Some("2,3"));
         let options =
             SlurmOptions { gpus_per_node: Some(1), gpus_per_task: Some(1), ..SlurmOptions::default() };
         assert!(
-            resolve(options, &[]).unwrap_err().contains("2 tasks of a node can not have 1 GPU each of its 1")
+            resolve(options, &[]).unwrap_err().contains("2 tasks of a node cannot have 1 GPU each of its 1")
         );
     }
 
@@ -322,12 +336,32 @@ mod tests {
         assert!(
             error(&[("SLURM_STEP_NODELIST", Some("n["))]).starts_with("SLURM_STEP_NODELIST: expected hosts")
         );
-        assert!(error(&[("SLURM_STEP_TASKS_PER_NODE", Some("3"))]).contains("as many numbers as"));
+        assert!(error(&[("SLURM_STEP_TASKS_PER_NODE", Some("3"))]).contains("the same number of entries as"));
         assert!(
             error(&[("SLURM_STEP_TASKS_PER_NODE", Some("3,3"))])
                 .contains("the jobs have 3 tasks, but 6 were")
         );
         assert!(error(&[("SLURM_PROCID", Some("3"))]).contains("rank 3"));
+    }
+
+    #[test]
+    fn servers_and_ports_come_from_the_script() {
+        let changes = [
+            ("DISTRIBUTE_TASKS", Some("chief:1,ps:1,worker:1")),
+            ("DISTRIBUTE_PORT_BASE", Some("12000")),
+            ("SLURM_JOB_ID", Some("7")),
+        ];
+        let resolver = resolve(SlurmOptions::default(), &changes).unwrap();
+        let spec = r#"{"chief":["n01:12000"],"ps":["n01:12001"],"worker":["n02:12000"]}"#;
+        assert_eq!((resolver.spec.to_string().as_str(), resolver.task()), (spec, Some(Job::Ps.task(0))));
+        let resolver = resolve(SlurmOptions::default(), &changes[2..]).unwrap();
+        assert_eq!(resolver.spec.to_string(), r#"{"worker":["n01:10448","n01:10449","n02:10448"]}"#);
+        let own =
+            SlurmOptions { port_base: Some(9), jobs: jobs(&[(Job::Worker, 3)]), ..SlurmOptions::default() };
+        assert_eq!(
+            resolve(own, &changes).unwrap().spec.to_string(),
+            r#"{"worker":["n01:9","n01:10","n02:9"]}"#
+        );
     }
 
     // RES-3

@@ -1,5 +1,6 @@
 //! A cluster from `TF_CONFIG`.
 
+use super::detect::{Scheduler, detect};
 use super::{Accelerators, ClusterResolver, Overrides, master_url};
 use crate::environment::{Environment, ProcessEnvironment};
 use crate::error::ClusterError;
@@ -7,10 +8,11 @@ use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use crate::tf_config::{TF_CONFIG, TfConfig};
 
-/// The cluster of the environment variable `TF_CONFIG`, which `distribute launch`, Kubeflow and Vertex AI
-/// set.
+/// A resolver for the environment variable `TF_CONFIG`, which `distribute launch`, Kubeflow and Vertex AI set.
 ///
-/// The variable is read once, and checked completely. If it is not set, there is no cluster.
+/// The variable is read once and parsed completely. If it is not set, there is no cluster. If it is not set although
+/// Slurm, MPI or SageMaker started this process as one of several, [`membership`](ClusterResolver::membership) is an
+/// error: each process would train alone. [`from_env`](super::from_env) reads the variables of those as well.
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
@@ -24,32 +26,35 @@ use crate::tf_config::{TF_CONFIG, TfConfig};
 #[doc(alias = "TF_CONFIG")]
 #[derive(Clone, Debug, Default)]
 pub struct TfConfigClusterResolver {
-    /// The configuration, with the overrides of the program.
+    /// The configuration, after applying the program's overrides.
     config: TfConfig,
     environment: Option<String>,
     accelerators: Accelerators,
+    /// The scheduler that started this process as one of several, without `TF_CONFIG`.
+    scheduler: Option<Scheduler>,
 }
 
 impl TfConfigClusterResolver {
-    /// Reads the environment of this process.
+    /// Reads `TF_CONFIG` from the environment of this process.
     ///
     /// # Errors
-    /// [`ClusterError::Malformed`] if `TF_CONFIG` is not as expected: the path in the JSON, the expected
-    /// value and the value found.
+    /// Returns [`ClusterError::Malformed`] if `TF_CONFIG` is not as expected. The error contains the path in the
+    /// JSON, the expected value and the actual value.
     pub fn from_env() -> Result<Self, ClusterError> {
         Self::from_environment(&ProcessEnvironment)
     }
 
-    /// Reads an environment.
+    /// Reads `TF_CONFIG` from the given environment.
     ///
     /// # Errors
-    /// The errors of [`from_env`](Self::from_env).
+    /// Returns the errors of [`from_env`](Self::from_env).
     pub fn from_environment(environment: &dyn Environment) -> Result<Self, ClusterError> {
         let config = environment.get(TF_CONFIG).map(|text| text.parse()).transpose()?;
-        Ok(Self::new(config.unwrap_or_default()))
+        let scheduler = if config.is_none() { detect(environment) } else { None };
+        Ok(Self { scheduler, ..Self::new(config.unwrap_or_default()) })
     }
 
-    /// Creates the resolver of a configuration.
+    /// Creates a resolver from a parsed configuration.
     pub fn new(config: TfConfig) -> Self {
         Self { config, ..Self::default() }
     }
@@ -64,7 +69,7 @@ impl TfConfigClusterResolver {
         self
     }
 
-    /// Sets the accelerators of this process, which are not part of `TF_CONFIG`.
+    /// Sets the number of accelerators of each kind that this process has. They are not part of `TF_CONFIG`.
     pub fn with_accelerators(mut self, accelerators: Accelerators) -> Self {
         self.accelerators = accelerators;
         self
@@ -96,8 +101,8 @@ impl ClusterResolver for TfConfigClusterResolver {
         self.accelerators.clone()
     }
 
-    /// Returns [`ClusterResolver::master_of`] with two exceptions: `session_master` if that is set, and an
-    /// empty text if there is at most one task.
+    /// Returns the address of a task, as [`ClusterResolver::master_of`] does, with two exceptions. Returns
+    /// `session_master` if that is set, and an empty string if the cluster has at most one task.
     fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
         if let Some(master) = &self.config.session_master {
             return Ok(master.clone());
@@ -114,8 +119,19 @@ impl ClusterResolver for TfConfigClusterResolver {
         Ok(master_url(cluster.task_address(&task.job, task.index)?, layer))
     }
 
-    /// Returns [`ClusterResolver::membership`]. Errors name the path in `TF_CONFIG`.
+    /// Returns the cluster and the task of this process, as [`ClusterResolver::membership`] does. Errors contain
+    /// the path in `TF_CONFIG`.
+    ///
+    /// # Errors
+    /// - The errors of [`ClusterResolver::membership`].
+    /// - [`ClusterError::HalfAnEnvironment`]: there is no `TF_CONFIG`, but another scheduler started this process as
+    ///   one of several.
     fn membership(&self) -> Result<Option<(ClusterSpec, Task)>, ClusterError> {
+        if let Some(scheduler) = self.scheduler.filter(|_| self.config.cluster.is_empty()) {
+            let found = format!("{scheduler}'s variables for one process of several");
+            let remedy = "make the strategy with resolver::from_env(), which reads what the scheduler sets";
+            return Err(ClusterError::HalfAnEnvironment { found, missing: TF_CONFIG, remedy });
+        }
         self.config.validate()?;
         let cluster = self.cluster_spec()?;
         Ok(self.task().filter(|_| !cluster.is_empty()).map(|task| (cluster, task)))
@@ -139,6 +155,22 @@ mod tests {
         assert!(resolver.membership().unwrap().is_none());
         let error = TfConfigClusterResolver::from_environment(&[(TF_CONFIG, "")]).unwrap_err();
         assert!(error.to_string().starts_with("TF_CONFIG: expected JSON, found no text"));
+    }
+
+    #[test]
+    fn a_program_that_reads_only_tf_config_hears_what_to_use_under_slurm_and_mpi() {
+        let step = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")];
+        let resolver = TfConfigClusterResolver::from_environment(&step).unwrap();
+        assert!(resolver.cluster_spec().unwrap().is_empty());
+        assert_eq!(
+            resolver.membership().unwrap_err().to_string(),
+            "found Slurm's variables for one process of several without TF_CONFIG: make the strategy with resolver::from_env(), \
+             which reads what the scheduler sets"
+        );
+        let rank = [("PMI_RANK", "0"), ("PMI_SIZE", "2")];
+        assert!(TfConfigClusterResolver::from_environment(&rank).unwrap().world(1).is_err());
+        let alone = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")];
+        assert!(TfConfigClusterResolver::from_environment(&alone).unwrap().membership().unwrap().is_none());
     }
 
     // TFC-2, TFC-3
@@ -172,7 +204,7 @@ mod tests {
 
     // CL-2, TFC-6
     #[test]
-    fn what_a_strategy_refuses_has_its_place() {
+    fn an_error_of_a_strategy_has_its_position() {
         let error = resolver(r#"{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}"#);
         let error = error.membership().unwrap_err().to_string();
         assert_eq!(error, r#"TF_CONFIG: task.index: this task is worker 1, but "worker" has task 0 alone"#);

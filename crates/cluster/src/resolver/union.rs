@@ -1,4 +1,4 @@
-//! A union of several resolvers.
+//! A resolver that combines several others.
 
 use super::{Accelerators, ClusterResolver, Overrides, master_url};
 use crate::error::ClusterError;
@@ -6,11 +6,11 @@ use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 use std::sync::Arc;
 
-/// The combined cluster of several resolvers.
+/// A resolver that combines the clusters of several resolvers.
 ///
-/// The tasks of a job follow each other in the order of the resolvers. If the indices in one of the clusters
-/// have gaps, tasks keep their indices, which must differ. All other values come from the first resolver, or
-/// from the overrides.
+/// The tasks of a job are renumbered in the order of the resolvers. If the indices in one of the clusters have
+/// gaps, tasks keep their indices instead, which must be distinct. All other values come from the first resolver,
+/// or from the overrides.
 #[doc(alias = "tf.distribute.cluster_resolver.UnionResolver")]
 #[derive(Clone)]
 pub struct UnionResolver {
@@ -19,11 +19,17 @@ pub struct UnionResolver {
     overrides: Overrides,
 }
 
+impl std::fmt::Debug for UnionResolver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UnionResolver").field("resolvers", &(1 + self.others.len())).finish_non_exhaustive()
+    }
+}
+
 impl UnionResolver {
-    /// Creates the union of these resolvers.
+    /// Creates the union of the given resolvers.
     ///
     /// # Errors
-    /// [`ClusterError::NoResolver`] if `resolvers` is empty.
+    /// - [`ClusterError::NoResolver`]: `resolvers` is empty.
     pub fn new(resolvers: Vec<Arc<dyn ClusterResolver>>) -> Result<Self, ClusterError> {
         let mut resolvers = resolvers.into_iter();
         let first = resolvers.next().ok_or(ClusterError::NoResolver)?;
@@ -38,6 +44,8 @@ impl UnionResolver {
 }
 
 impl ClusterResolver for UnionResolver {
+    /// Returns the combined tasks of all resolvers.
+    ///
     /// # Errors
     /// - The errors of the resolvers.
     /// - [`ClusterError::Duplicate`]: two resolvers have the same task.
@@ -66,7 +74,8 @@ impl ClusterResolver for UnionResolver {
         self.first.num_accelerators()
     }
 
-    /// Returns [`ClusterResolver::master_of`]. Without a task, the address is that of the first resolver.
+    /// Returns the address of a task, as [`ClusterResolver::master_of`] does. If `task` is `None`, it is the
+    /// first resolver's result.
     fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
         let Some(task) = task else { return self.first.master_of(None, rpc_layer) };
         let layer = rpc_layer.filter(|layer| !layer.is_empty()).or(self.overrides.rpc_layer.as_deref());
@@ -120,7 +129,7 @@ mod tests {
         assert_eq!(spec.unwrap().to_string(), r#"{"worker":{"0":"a:1","3":"d:1"}}"#);
         let error =
             union(&[r#"{"worker": ["a:1"]}"#, r#"{"worker": {"0": "b:1", "2": "d:1"}}"#]).cluster_spec();
-        assert_eq!(error.unwrap_err().to_string(), "worker 0 is there twice, at a:1 and b:1");
+        assert_eq!(error.unwrap_err().to_string(), "worker 0 is listed twice, at a:1 and b:1");
         assert!(matches!(UnionResolver::new(vec![]), Err(ClusterError::NoResolver)));
     }
 

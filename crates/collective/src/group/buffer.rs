@@ -1,4 +1,4 @@
-//! Memory that is filled with numbers, sent from where it lies, and serves again.
+//! Memory that is filled with numbers, sent without being copied, and reused.
 
 use crate::sync::{Mutex, lock};
 use bytemuck::Pod;
@@ -7,60 +7,60 @@ use distribute_net::{Region, Transport};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// The number of idle buffers that are kept for the next step; further ones are returned to the allocator.
-const MOST_IDLE: usize = 8;
+/// The maximum number of unused buffers that are kept for later; further ones are returned to the allocator.
+const MAX_IDLE: usize = 8;
 
-/// A pool of buffers. A buffer returns to it when its last reader is done.
+/// A pool of buffers. A buffer returns to the pool when its last reader drops it.
 #[derive(Clone, Debug)]
 pub struct Buffers {
     transport: Arc<dyn Transport>,
-    idle: Arc<Idle>,
+    idle: Arc<IdleMemory>,
 }
 
-/// Memory of this process that waits to be used again.
+/// The unused memory of this process, which can be reused.
 ///
-/// A buffer holds this and not the transport: one that still waits to be sent would keep alive what it waits in, and
-/// the end of a worker, which waits until the others have everything, would not come.
+/// A buffer refers to this and not to the transport. Otherwise a buffer that waits to be sent would keep its transport
+/// alive, and a worker that exits would wait forever.
 #[derive(Debug, Default)]
-struct Idle(Mutex<Vec<Vec<u64>>>);
+struct IdleMemory(Mutex<Vec<Vec<u64>>>);
 
-/// Memory for numbers, to be filled by one thread and then [frozen](Self::freeze) for all.
+/// Memory for numbers, which one thread fills and then [freezes](Self::freeze) for all readers.
 #[derive(Debug)]
 pub struct Buffer(Memory);
 
 #[derive(Debug)]
 enum Memory {
-    /// Memory that the workers of this machine can read.
+    /// Memory that the workers on this machine can read.
     Shared(Region),
-    Own(Own),
+    PrivateMemory(PrivateMemory),
 }
 
 /// Memory of this process.
 #[derive(Debug)]
-struct Own {
+struct PrivateMemory {
     words: Vec<u64>,
     len: usize,
-    home: Arc<Idle>,
+    pool: Arc<IdleMemory>,
 }
 
 impl Buffers {
-    /// Buffers for what is sent over this transport.
+    /// Creates a pool for the messages of this transport.
     pub fn new(transport: Arc<dyn Transport>) -> Self {
         Self { transport, idle: Arc::default() }
     }
 
-    /// Memory for `len` bytes, whose contents are arbitrary: zeros, or what it has held before. Numbers of any type can
-    /// be in it. Workers of this machine read it where it lies, if the transport can do that.
+    /// Returns memory for `len` bytes, whose contents are arbitrary: zeros or earlier data. It is aligned for numbers
+    /// of any type. Workers on this machine read it without a copy if the transport can share memory.
     pub fn take(&self, len: usize) -> Buffer {
         if let Some(region) = self.transport.memory(len) {
             return Buffer(Memory::Shared(region));
         }
         let words = self.idle.take(len.div_ceil(size_of::<u64>()));
-        Buffer(Memory::Own(Own { words, len, home: self.idle.clone() }))
+        Buffer(Memory::PrivateMemory(PrivateMemory { words, len, pool: self.idle.clone() }))
     }
 
-    /// These parts, one after another. They are copied, but where there is only one that is not empty.
-    pub fn joined(&self, parts: impl IntoIterator<Item = Bytes>) -> Bytes {
+    /// Returns the concatenation of the parts. They are copied, unless only one of them is not empty.
+    pub fn concat(&self, parts: impl IntoIterator<Item = Bytes>) -> Bytes {
         let mut parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         if parts.len() < 2 {
             return parts.pop().unwrap_or_default();
@@ -76,7 +76,7 @@ impl Buffers {
     }
 }
 
-impl Idle {
+impl IdleMemory {
     fn take(&self, count: usize) -> Vec<u64> {
         let mut idle = lock(&self.0);
         let kept = idle.iter().position(|words| words.len() == count).map(|at| idle.swap_remove(at));
@@ -84,10 +84,10 @@ impl Idle {
         kept.unwrap_or_else(|| vec![0; count])
     }
 
-    fn give_back(&self, words: Vec<u64>) {
+    fn release(&self, words: Vec<u64>) {
         let mut idle = lock(&self.0);
         // Those of sizes that nobody asks for any more make way.
-        let oldest = (idle.len() >= MOST_IDLE).then(|| idle.remove(0));
+        let oldest = (idle.len() >= MAX_IDLE).then(|| idle.remove(0));
         idle.push(words);
         drop(idle);
         drop(oldest);
@@ -95,44 +95,44 @@ impl Idle {
 }
 
 impl Buffer {
-    /// All bytes.
+    /// Returns all bytes.
     pub fn bytes(&self) -> &[u8] {
         match &self.0 {
             Memory::Shared(region) => region,
-            Memory::Own(own) => own.as_ref(),
+            Memory::PrivateMemory(own) => own.as_ref(),
         }
     }
 
-    /// All bytes, to be written.
+    /// Returns all bytes, so that they can be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Memory::Shared(region) => region,
-            Memory::Own(own) => &mut bytemuck::cast_slice_mut(&mut own.words)[..own.len],
+            Memory::PrivateMemory(own) => &mut bytemuck::cast_slice_mut(&mut own.words)[..own.len],
         }
     }
 
-    /// The same memory for readers of all threads. It serves again when all of them have dropped their clones.
+    /// Returns the same memory for readers on all threads. It is reused after all of them have dropped their clones.
     pub fn freeze(self) -> Bytes {
         match self.0 {
             Memory::Shared(region) => region.freeze(),
-            Memory::Own(own) => Bytes::from_owner(own),
+            Memory::PrivateMemory(own) => Bytes::from_owner(own),
         }
     }
 }
 
-impl AsRef<[u8]> for Own {
+impl AsRef<[u8]> for PrivateMemory {
     fn as_ref(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.len]
     }
 }
 
-impl Drop for Own {
+impl Drop for PrivateMemory {
     fn drop(&mut self) {
-        self.home.give_back(std::mem::take(&mut self.words));
+        self.pool.release(std::mem::take(&mut self.words));
     }
 }
 
-/// The numbers in these bytes; copied only if they lie where numbers may not.
+/// Returns the numbers in the given bytes. They are copied only if the bytes are not aligned for `T`.
 pub fn numbers<T: Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
     match bytemuck::try_cast_slice(bytes) {
         Ok(numbers) => Cow::Borrowed(numbers),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_to_be_sent_does_not_keep_its_transport_alive() {
+    fn pending_messages_do_not_keep_their_transport_alive() {
         let transport = Arc::new(Still);
         let frozen = Buffers::new(transport.clone()).take(12).freeze();
         assert_eq!(Arc::strong_count(&transport), 1);
@@ -173,9 +173,9 @@ mod tests {
     #[test]
     fn idle_memory_has_a_bound() {
         let buffers = Buffers::new(Arc::new(Still));
-        let taken: Vec<_> = (0..3 * MOST_IDLE).map(|len| buffers.take(len)).collect();
+        let taken: Vec<_> = (0..3 * MAX_IDLE).map(|len| buffers.take(len)).collect();
         drop(taken);
-        assert_eq!(lock(&buffers.idle.0).len(), MOST_IDLE);
+        assert_eq!(lock(&buffers.idle.0).len(), MAX_IDLE);
     }
 
     #[test]
@@ -184,10 +184,10 @@ mod tests {
         let parts = |all: &[&'static str]| {
             all.iter().map(|part| Bytes::from_static(part.as_bytes())).collect::<Vec<_>>()
         };
-        assert_eq!(buffers.joined(parts(&["some", "", " more ", "parts"])), "some more parts");
+        assert_eq!(buffers.concat(parts(&["some", "", " more ", "parts"])), "some more parts");
         let one = parts(&["", "one", ""]);
-        assert_eq!(buffers.joined(one.clone()).as_ptr(), one[1].as_ptr());
-        assert_eq!(buffers.joined(parts(&[""])), "");
+        assert_eq!(buffers.concat(one.clone()).as_ptr(), one[1].as_ptr());
+        assert_eq!(buffers.concat(parts(&[""])), "");
     }
 
     #[test]

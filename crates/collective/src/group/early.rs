@@ -1,38 +1,39 @@
-//! Vectors that are sent before the call in which they are used, such as gradients while backward still runs.
+//! Vectors that are sent before the call in which they are used, such as gradients that are sent while the backward
+//! pass is still running.
 //!
-//! Messages from one worker to another keep their order. So once all workers have agreed on a call, what they have sent
-//! before it has arrived, and needs no round of its own.
+//! Messages from one worker to another keep their order. When all workers have agreed on a call, everything that they
+//! sent before it has therefore arrived, so that no separate round is needed.
 
 use super::inbox::Event;
 use super::schedule::GRAIN;
-use super::{Frame, Group, Said, SessionId};
+use super::{Content, Frame, Group, SessionId};
 use crate::sync::{Mutex, lock};
 use bytes::Bytes;
 use distribute_cluster::World;
 use distribute_tensor::partition::chunk;
 use std::ops::Range;
 
-/// The mark by which frames of vectors differ from those of the session's calls.
-const BESIDE: u64 = 0x6168_6561_6420_6f66;
+/// The constant that distinguishes the session ids of early vectors from those of calls.
+const EARLY_MARK: u64 = 0x6168_6561_6420_6f66;
 
-/// The bytes of the widest number: ranges of bytes begin where numbers of any width do.
+/// The size in bytes of the widest type of numbers. Ranges of bytes begin at multiples of this size.
 const WIDEST: usize = 8;
 
 /// A sender of vectors before the next call of a session.
 ///
-/// Two workers send each other complete vectors. If there are more, each gets the [range](early_range) of every vector
-/// that it sums.
+/// If there are two workers, each sends complete vectors to the other. If there are more, each gets the
+/// [range](early_range) of every vector that it sums.
 #[derive(Clone, Debug)]
 pub struct EarlySend {
     group: Group,
-    /// The session of early sends, next to that of the call.
+    /// The session of early vectors. It is separate from the session of the call.
     session: SessionId,
     call: u64,
 }
 
-/// The pieces of vectors that have been received, until their call.
+/// The pieces of vectors that were received, which are kept until the call that uses them.
 #[derive(Debug)]
-pub(super) struct Received {
+pub(super) struct EarlyReceiver {
     session: SessionId,
     pieces: Mutex<Vec<Piece>>,
 }
@@ -46,7 +47,7 @@ pub(super) struct Piece {
     pub(super) body: Bytes,
 }
 
-/// Returns which bytes of a vector a worker gets from all others.
+/// Returns the range of a vector of `len` bytes that `worker` receives from all others.
 pub fn early_range(world: World, worker: usize, len: usize) -> Range<usize> {
     if world.workers() == 2 {
         return 0..len;
@@ -55,34 +56,35 @@ pub fn early_range(world: World, worker: usize, len: usize) -> Range<usize> {
 }
 
 impl EarlySend {
-    /// Creates a sender of vectors before the call of this number in a session.
+    /// Creates a sender of vectors that are used in call number `call` of a session.
     pub(super) fn new(group: Group, session: SessionId, call: u64) -> Self {
-        Self { group, session: beside(session), call }
+        Self { group, session: early_session(session), call }
     }
 
-    /// Returns the number of the call: the same on all workers that have made the same calls in this session.
+    /// Returns the sequence number of the call. It is the same on all workers that have made the same calls in this
+    /// session.
     pub fn call(&self) -> u64 {
         self.call
     }
 
-    /// Sends a vector to the workers to which sending takes time: those that don't
-    /// [share memory](distribute_net::Transport::is_near) with this one. `part` is its number among this worker's
-    /// vectors of the call.
+    /// Sends a vector to the workers that do not [share memory](distribute_net::Transport::is_near) with this one,
+    /// because sending to them takes time. `part` is the index of the vector among this worker's vectors of the call.
     pub fn send_far(&self, part: usize, vector: &Bytes) {
         self.send_far_pieces(part, |worker| self.piece(worker, vector));
     }
 
-    /// Sends a vector to the other workers, for which an early message would only be a disturbance.
+    /// Sends a vector to the workers that share memory with this one. Call this only when the vector is needed, because
+    /// sending it earlier would only disturb these workers.
     pub fn send_near(&self, part: usize, vector: &Bytes) {
         self.send_near_pieces(part, |worker| self.piece(worker, vector));
     }
 
-    /// Like [`send_far`](Self::send_far), where `piece` says what each worker gets.
+    /// Acts like [`send_far`](Self::send_far), but `piece` returns the bytes for each worker.
     pub fn send_far_pieces(&self, part: usize, piece: impl Fn(usize) -> Bytes) {
         self.send(part, piece, false);
     }
 
-    /// Like [`send_near`](Self::send_near), where `piece` says what each worker gets.
+    /// Acts like [`send_near`](Self::send_near), but `piece` returns the bytes for each worker.
     pub fn send_near_pieces(&self, part: usize, piece: impl Fn(usize) -> Bytes) {
         self.send(part, piece, true);
     }
@@ -94,30 +96,34 @@ impl EarlySend {
     fn send(&self, part: usize, piece: impl Fn(usize) -> Bytes, near: bool) {
         let Self { group, session, call } = self;
         for worker in group.others().filter(|worker| group.transport.is_near(*worker) == near) {
-            let said = Said::Early { part: part as u64, body: piece(worker) };
-            group.send(worker, Frame { session: *session, round: *call, said });
+            let content = Content::Early { part: part as u64, body: piece(worker) };
+            group.send(worker, Frame { session: *session, round: *call, content });
         }
     }
 }
 
-fn beside(session: SessionId) -> SessionId {
-    SessionId { name: session.name ^ BESIDE, ..session }
+fn early_session(session: SessionId) -> SessionId {
+    SessionId { name: session.name ^ EARLY_MARK, ..session }
 }
 
-impl Received {
-    /// Receives what comes next to this session. What has come next to earlier ones, whose calls have failed, is
-    /// dropped.
+impl EarlyReceiver {
+    /// Creates a receiver for a session. Early vectors of previous sessions, whose calls have failed, are dropped.
     pub(super) fn new(group: &Group, session: SessionId) -> Self {
-        let beside = beside(session);
-        Self { session: group.inbox.open_at(beside.name, beside.number), pieces: Mutex::default() }
+        let early_session = early_session(session);
+        Self {
+            session: group.inbox.open_at(early_session.name, early_session.number),
+            pieces: Mutex::default(),
+        }
     }
 
-    /// Takes the pieces of a call. Those of earlier ones are dropped.
+    /// Takes the pieces for the given call. Pieces for earlier calls are dropped.
     pub(super) fn take(&self, group: &Group, call: u64) -> Vec<Piece> {
         let losses_are_known = vec![true; group.world().workers()];
         let mut pieces = lock(&self.pieces);
         while let Some(event) = group.inbox.poll(self.session, &losses_are_known) {
-            if let Event::Frame(from, Frame { round: call, said: Said::Early { part, body }, .. }) = event {
+            if let Event::Frame(from, Frame { round: call, content: Content::Early { part, body }, .. }) =
+                event
+            {
                 pieces.push(Piece { from, call, part: usize::try_from(part).unwrap_or(usize::MAX), body });
             }
         }

@@ -1,4 +1,4 @@
-//! Sums in the one order of sums: each worker folds a range of all vectors, and sends the sum to all.
+//! Sums in the one order of sums: each worker folds a range of all vectors, and sends the sum to all others.
 
 use super::schedule::range;
 use super::wire::Coding;
@@ -8,8 +8,8 @@ use bytemuck::Pod;
 use bytes::Bytes;
 use distribute_tensor::kernel::Scale;
 
-/// Sums the vectors of all workers, in pieces. If numbers are rounded to be sent, this worker's own are rounded as
-/// well, so that the bits do not depend on which worker folds which range.
+/// Sums the vectors of all workers, and returns the sum in pieces. If numbers are rounded to be sent, this worker's own
+/// numbers are rounded as well, so that the result does not depend on which worker folds which range.
 pub(super) fn sum<F: Scale + Pod>(
     calling: &mut GroupCall<'_>,
     vectors: &[Bytes],
@@ -25,8 +25,8 @@ pub(super) fn sum<F: Scale + Pod>(
     };
     let mine = part(world.worker());
     let vectors: Vec<_> = vectors.iter().map(|vector| coding.encode(vector.clone(), &buffers)).collect();
-    let come = calling.subround(&named("its ranges", options), |worker| {
-        buffers.joined(vectors.iter().map(|vector| vector.slice(part(worker))))
+    let come = calling.subround(&round_name("its ranges", options), |worker| {
+        buffers.concat(vectors.iter().map(|vector| vector.slice(part(worker))))
     })?;
     let mut all = Vec::with_capacity(weights.len());
     for (worker, body) in come.iter().enumerate() {
@@ -40,7 +40,7 @@ pub(super) fn sum<F: Scale + Pod>(
     let sum = coding.fold(&all, weights, &buffers);
     drop((all, come));
 
-    let mut sums = calling.subround(&named("its sums", options), |_| sum.clone())?;
+    let mut sums = calling.subround(&round_name("its sums", options), |_| sum.clone())?;
     for (worker, theirs) in sums.iter_mut().enumerate() {
         if worker == world.worker() {
             *theirs = sum.clone();
@@ -51,7 +51,7 @@ pub(super) fn sum<F: Scale + Pod>(
     Ok(sums.into_iter().map(|sum| coding.decode_bytes(sum, &buffers)).collect())
 }
 
-/// Returns the name of what a round waits for, with the options that are not the default.
-fn named(what: &str, options: &SumOptions) -> String {
+/// Returns the text that names a round in errors, with the options that are not the default.
+fn round_name(what: &str, options: &SumOptions) -> String {
     if *options == SumOptions::default() { what.into() } else { format!("{what}, {options}") }
 }

@@ -1,9 +1,9 @@
-//! Sums in whatever order is fast: by the library under the transport, or by a schedule, in rounds in which all workers
-//! tell each other their call.
+//! Sums in the fastest order: either with the library of the transport, or by a schedule, in rounds in which all
+//! workers compare their calls.
 
 use super::buffer::numbers;
 use super::pieces::Pieces;
-use super::schedule::{Schedule, Transfer, Turn};
+use super::schedule::{Exchange, Schedule, Transfer};
 use super::wire::{Coding, Real};
 use super::{Algorithm, GroupCall, SumOptions, Wire, native, raw};
 use crate::Failure;
@@ -11,20 +11,21 @@ use bytes::Bytes;
 use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;
 
-/// The sum of the vectors of all workers, in pieces. Where numbers are sent as they are, a library under the transport
-/// sums, if there is one. Else the owner of each element computes its sum, so all get the same bits.
+/// Returns the sum of the vectors of all workers, in pieces. If the transport has a library that computes sums, and
+/// numbers are sent unchanged, the library computes it. Otherwise one worker computes the sum of each element, so that
+/// all workers get the same bits.
 pub(super) fn sum<F: Real>(
-    calling: &mut GroupCall<'_>,
+    call: &mut GroupCall<'_>,
     vectors: &[Bytes],
     weights: &[F],
     algorithm: Algorithm,
     coding: &Coding<F>,
     options: &SumOptions,
 ) -> Result<Vec<Bytes>, Failure> {
-    let (world, buffers) = (calling.world(), calling.buffers().clone());
-    let mine = of_replicas(calling, vectors, weights);
+    let (world, buffers) = (call.world(), call.buffers().clone());
+    let mine = sum_of_replicas(call, vectors, weights);
     if options.wire == Wire::Full
-        && let Some(sum) = native::sum::<F>(calling, &mine, options)?
+        && let Some(sum) = native::sum::<F>(call, &mine, options)?
     {
         return Ok(vec![sum]);
     }
@@ -33,41 +34,46 @@ pub(super) fn sum<F: Real>(
     let mut number = 0;
     let mut next = || {
         number += 1;
-        round_of(bytes, algorithm, options, number)
+        round_name(bytes, algorithm, options, number)
     };
 
     let mut partial = Pieces::default();
     partial.put(0, mine);
     for turn in &schedule.reduce {
         let send = |range: &Range<usize>| {
-            Ok(coding
-                .encode(partial.get(bytes_of(range, size_of::<F>()), &buffers).ok_or_else(gap)?, &buffers))
+            Ok(coding.encode(
+                partial.get(byte_range(range, size_of::<F>()), &buffers).ok_or_else(schedule_gap)?,
+                &buffers,
+            ))
         };
-        let Some((range, theirs)) = take_turn(calling, &next(), turn, coding, send)? else { continue };
-        let place = bytes_of(&range, size_of::<F>());
-        let mine = partial.get(place.clone(), &buffers).ok_or_else(gap)?;
+        let Some((range, theirs)) = run_exchange(call, &next(), turn, coding, send)? else { continue };
+        let place = byte_range(&range, size_of::<F>());
+        let mine = partial.get(place.clone(), &buffers).ok_or_else(schedule_gap)?;
         let mut sum = buffers.take(place.len());
         coding.add(&mine, &theirs, bytemuck::cast_slice_mut(sum.bytes_mut()));
         partial.put(place.start, sum.freeze());
     }
 
     // From here on, what is sent has been rounded, this worker's own sum included.
-    let own = partial.get(bytes_of(&schedule.owned, size_of::<F>()), &buffers).ok_or_else(gap)?;
+    let own =
+        partial.get(byte_range(&schedule.assigned, size_of::<F>()), &buffers).ok_or_else(schedule_gap)?;
     drop(partial);
     let mut sums = Pieces::default();
-    sums.put(schedule.owned.start * coding.width(), coding.encode(own, &buffers));
+    sums.put(schedule.assigned.start * coding.width(), coding.encode(own, &buffers));
     for turn in &schedule.gather {
-        let send = |range: &Range<usize>| sums.get(bytes_of(range, coding.width()), &buffers).ok_or_else(gap);
-        if let Some((range, theirs)) = take_turn(calling, &next(), turn, coding, send)? {
+        let send = |range: &Range<usize>| {
+            sums.get(byte_range(range, coding.width()), &buffers).ok_or_else(schedule_gap)
+        };
+        if let Some((range, theirs)) = run_exchange(call, &next(), turn, coding, send)? {
             sums.put(range.start * coding.width(), theirs);
         }
     }
     Ok(sums.into_all().map(|sum| coding.decode_bytes(sum, &buffers)).collect())
 }
 
-/// Returns the sum of this worker's replicas; a single vector of weight 1 is not copied.
-fn of_replicas<F: Real>(calling: &GroupCall<'_>, vectors: &[Bytes], weights: &[F]) -> Bytes {
-    let first = calling.world().worker() * vectors.len();
+/// Returns the sum over this worker's replicas. A single vector of weight 1 is not copied.
+fn sum_of_replicas<F: Real>(call: &GroupCall<'_>, vectors: &[Bytes], weights: &[F]) -> Bytes {
+    let first = call.world().worker() * vectors.len();
     let weights = &weights[first..first + vectors.len()];
     if let ([only], [weight]) = (vectors, weights)
         && *weight == F::ONE
@@ -76,48 +82,48 @@ fn of_replicas<F: Real>(calling: &GroupCall<'_>, vectors: &[Bytes], weights: &[F
     }
     let all: Vec<_> = vectors.iter().map(|vector| numbers::<F>(vector)).collect();
     let all: Vec<&[F]> = all.iter().map(|numbers| &**numbers).collect();
-    let mut sum = calling.buffers().take(vectors.first().map_or(0, Bytes::len));
+    let mut sum = call.buffers().take(vectors.first().map_or(0, Bytes::len));
     fold_scaled(&all, weights, bytemuck::cast_slice_mut(sum.bytes_mut()));
     sum.freeze()
 }
 
-/// Returns the description of a round that workers must agree on.
-fn round_of(bytes: usize, algorithm: Algorithm, options: &SumOptions, number: usize) -> String {
+/// Returns the description of a round, on which workers must agree.
+fn round_name(bytes: usize, algorithm: Algorithm, options: &SumOptions, number: usize) -> String {
     format!("its part of {bytes} bytes {options}, {algorithm}, round {number}")
 }
 
-/// One round: sends what this worker has to, and gives what it has received, and its place.
-fn take_turn<F: Real>(
-    calling: &mut GroupCall<'_>,
+/// Executes one round of the schedule: sends this worker's part, and returns the received part with its position.
+fn run_exchange<F: Real>(
+    call: &mut GroupCall<'_>,
     what: &str,
-    turn: &Turn,
+    turn: &Exchange,
     coding: &Coding<F>,
     send: impl Fn(&Range<usize>) -> Result<Bytes, Failure>,
 ) -> Result<Option<(Range<usize>, Bytes)>, Failure> {
     let body = turn.send.as_ref().map(|sent| send(&sent.range)).transpose()?.unwrap_or_default();
     let to = turn.send.as_ref().map(|sent| sent.peer);
     let mut come =
-        calling.subround(what, |worker| if to == Some(worker) { body.clone() } else { Bytes::new() })?;
+        call.subround(what, |worker| if to == Some(worker) { body.clone() } else { Bytes::new() })?;
     let Some(Transfer { peer, range }) = turn.receive.clone() else { return Ok(None) };
     let theirs = come.get_mut(peer).map(std::mem::take).unwrap_or_default();
     raw::require_length(peer, &theirs, range.len() * coding.width())?;
     Ok(Some((range, theirs)))
 }
 
-fn bytes_of(elements: &Range<usize>, width: usize) -> Range<usize> {
+fn byte_range(elements: &Range<usize>, width: usize) -> Range<usize> {
     elements.start * width..elements.end * width
 }
 
-/// Schedules are tested to have none.
-fn gap() -> Failure {
-    Failure::Record("a schedule that sends what is not there".into())
+/// Returns the error for a schedule that has a gap. Tests check that schedules have no gaps.
+fn schedule_gap() -> Failure {
+    Failure::Record("the schedule sends data that this worker does not have".into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::{Group, Links, Order, Session, local};
     use super::*;
-    use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Standing};
+    use distribute_cluster::{Blame, Fault, Fingerprint, Operation, ReplicaStatus};
     use distribute_testing::watched;
     use std::panic::Location;
     use std::sync::{Arc, Barrier};
@@ -127,15 +133,16 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
     const FAST: SumOptions =
         SumOptions { order: Order::Fast, wire: super::super::Wire::Full, bytes_per_pack: 0 };
-    /// The worker that does not do its part.
+    /// The worker that does not take part in all rounds.
     const WHO: usize = 2;
 
-    fn calling(session: &Session, timeout: Duration) -> GroupCall<'_> {
+    fn call(session: &Session, timeout: Duration) -> GroupCall<'_> {
         let call = Fingerprint::new(Operation::AllReduce, "vectors", Location::caller());
-        GroupCall::new(session, vec![Standing::waiting(session.world().worker(), call)], timeout)
+        GroupCall::new(session, vec![ReplicaStatus::waiting(session.world().worker(), call)], timeout)
     }
 
-    /// Sums on all workers but one, which takes part in `rounds` only and then does `last`. Gives the others' errors.
+    /// Sums on all workers but one, which takes part in only `rounds` rounds and then calls `last`. Returns the errors
+    /// of the other workers.
     fn without_one(
         len: usize,
         rounds: usize,
@@ -147,20 +154,20 @@ mod tests {
             let groups = local::groups(Links::Memory, WORKERS, 1).unwrap();
             let run = |group: Group| {
                 let session = group.open("fast", 1);
-                let mut calling = calling(&session, timeout);
+                let mut call = call(&session, timeout);
                 if group.world().worker() == WHO {
                     let algorithm = FAST.order.algorithm(4 * len, WORKERS).unwrap();
                     let schedule = Schedule::new(algorithm, len, WORKERS, WHO);
                     let turns = schedule.reduce.iter().chain(&schedule.gather).take(rounds).enumerate();
                     for (number, turn) in turns {
-                        let what = round_of(4 * len, algorithm, &FAST, number + 1);
+                        let what = round_name(4 * len, algorithm, &FAST, number + 1);
                         let zeros = |range: &Range<usize>| Ok(vec![0; 4 * range.len()].into());
-                        take_turn::<f32>(&mut calling, &what, turn, &Coding::of(Wire::Full), zeros).unwrap();
+                        run_exchange::<f32>(&mut call, &what, turn, &Coding::of(Wire::Full), zeros).unwrap();
                     }
                     last(&group);
                     return None;
                 }
-                let failed = calling.all_reduce_vectors(&[vec![0; 4 * len].into()], &[1f32; WORKERS], &FAST);
+                let failed = call.all_reduce_vectors(&[vec![0; 4 * len].into()], &[1f32; WORKERS], &FAST);
                 then();
                 match failed {
                     Err(Failure::Blame(blame)) => Some(blame),
@@ -182,7 +189,7 @@ mod tests {
         }
     }
 
-    /// Lengths for which the algorithms are chosen, and how many rounds they have.
+    /// The lengths for which the algorithms are chosen, and the number of rounds of each.
     const SUMS: [(usize, usize); 3] = [(1_000, 6), (40_000, 6), (100_000, 8)];
 
     // INV-2, INV-25
@@ -207,7 +214,7 @@ mod tests {
             let blames = without_one(len, rounds / 2, others, wait, move || {
                 over.wait();
             });
-            one_text(&blames, Fault::Late);
+            one_text(&blames, Fault::TimedOut);
         }
     }
 }

@@ -2,67 +2,68 @@
 
 use bytes::Bytes;
 use distribute_cluster::bounded::{Budget, SHORT};
-use distribute_cluster::{Blame, Standing};
+use distribute_cluster::{Blame, ReplicaStatus};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The session that a frame belongs to. Equal on all workers, because it is made of names and counts that are.
+/// The session to which a frame belongs. It is equal on all workers, because it consists of names and counts that are
+/// equal on all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SessionId {
-    /// The digest of the name of these sessions, which says what they are for.
+    /// The digest of the session's name, which describes the purpose of the session.
     pub name: u64,
-    /// The number of sessions of this name that have been opened, including this one.
+    /// The number of sessions with this name that have been opened, including this one.
     pub number: u64,
 }
 
 /// A message from one worker to another in a round of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frame {
-    /// The session.
+    /// The session that the frame belongs to.
     pub session: SessionId,
-    /// The number of the round in the session, from 1.
+    /// The sequence number of the round in the session; the first is 1.
     pub round: u64,
     /// The content of the message.
-    pub said: Said,
+    pub content: Content,
 }
 
 /// The message of a worker in a round.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Said {
+pub enum Content {
     /// All replicas of the worker make this call.
     Call {
         /// [`Fingerprint::digest`](distribute_cluster::Fingerprint::digest) of the call.
         digest: u64,
-        /// The data of the call, to be used only if all workers make it.
+        /// The data of the call, which is used only if all workers make the call.
         body: Bytes,
     },
-    /// The standing of each of its replicas, because they differ from each other or from those of other workers, or the
+    /// The statuses of the worker's replicas. They are sent if statuses differ between replicas or workers, or if the
     /// deadline has passed.
-    Standings {
-        /// One for each replica of the worker.
-        standings: Vec<Standing>,
-        /// The number of the step there. Between steps, workers may have made different numbers of them.
+    Statuses {
+        /// One status for each replica of the worker.
+        statuses: Vec<ReplicaStatus>,
+        /// The current step of the worker. In a session between steps, it may differ between workers.
         step: u64,
         /// The time that the worker has waited, if its deadline has passed.
         expired: Option<Duration>,
-        /// The workers of which nothing had been heard by then.
+        /// The workers from which nothing had been received before the deadline.
         late: Vec<usize>,
-        /// A worker that this one has lost before it made the call, and how.
+        /// The index of a worker that became unreachable before this worker made the call, and the reason.
         lost: Option<(usize, String)>,
     },
-    /// All replicas of the worker are gone; it makes no more calls in this session.
+    /// All replicas of the worker have returned, so that it makes no more calls in this session.
     Left {
-        /// One for each replica of the worker.
-        standings: Vec<Standing>,
+        /// One status for each replica of the worker.
+        statuses: Vec<ReplicaStatus>,
     },
     /// The reason why the call did not complete, decided by one worker because others may have received different
-    /// standings.
+    /// statuses.
     Verdict(Blame),
-    /// A vector of a call that is still to come; `round` is that before the call.
+    /// A vector for a future call. `round` is the one before the call.
     Early {
-        /// The number of the worker's vector.
+        /// The index of the vector among the worker's vectors of the call.
         part: u64,
-        /// The numbers, or those that the receiver adds up.
+        /// The complete vector, or the range of it that the receiver sums.
         body: Bytes,
     },
 }
@@ -72,23 +73,23 @@ pub enum Said {
 struct Head {
     session: SessionId,
     round: u64,
-    said: SaidHead,
+    content: ContentHead,
 }
 
 #[derive(Serialize, Deserialize)]
-enum SaidHead {
+enum ContentHead {
     Call {
         digest: u64,
     },
-    Standings {
-        standings: Vec<Standing>,
+    Statuses {
+        statuses: Vec<ReplicaStatus>,
         step: u64,
         expired: Option<Duration>,
         late: Vec<usize>,
         lost: Option<(usize, String)>,
     },
     Left {
-        standings: Vec<Standing>,
+        statuses: Vec<ReplicaStatus>,
     },
     Verdict(Blame),
     Early {
@@ -97,57 +98,57 @@ enum SaidHead {
 }
 
 impl Frame {
-    /// The least number of bytes that it takes while it waits.
-    pub fn weight(&self) -> usize {
-        let standings = |all: &[Standing]| size_of_val(all);
+    /// Returns the minimum size in bytes of the frame while it is queued.
+    pub fn memory_size(&self) -> usize {
+        let statuses = |all: &[ReplicaStatus]| size_of_val(all);
         size_of::<Self>()
-            + match &self.said {
-                Said::Call { body, .. } | Said::Early { body, .. } => body.len(),
-                Said::Standings { standings: all, late, .. } => standings(all) + size_of_val(&late[..]),
-                Said::Left { standings: all } => standings(all),
-                Said::Verdict(_) => size_of::<Blame>(),
+            + match &self.content {
+                Content::Call { body, .. } | Content::Early { body, .. } => body.len(),
+                Content::Statuses { statuses: all, late, .. } => statuses(all) + size_of_val(&late[..]),
+                Content::Left { statuses: all } => statuses(all),
+                Content::Verdict(_) => size_of::<Blame>(),
             }
     }
 
-    /// Encodes the frame as a head and a body, which transports keep apart so that data is never copied.
+    /// Encodes the frame as a head and a body. Transports keep them separate, so that data is never copied.
     ///
     /// # Errors
-    /// If the head cannot be serialized.
+    /// Returns an error if the head cannot be serialized.
     pub fn encode(self) -> postcard::Result<(Bytes, Bytes)> {
-        let (said, body) = match self.said {
-            Said::Call { digest, body } => (SaidHead::Call { digest }, body),
-            Said::Standings { standings, step, expired, late, lost } => {
-                (SaidHead::Standings { standings, step, expired, late, lost }, Bytes::new())
+        let (content, body) = match self.content {
+            Content::Call { digest, body } => (ContentHead::Call { digest }, body),
+            Content::Statuses { statuses, step, expired, late, lost } => {
+                (ContentHead::Statuses { statuses, step, expired, late, lost }, Bytes::new())
             }
-            Said::Left { standings } => (SaidHead::Left { standings }, Bytes::new()),
-            Said::Verdict(blame) => (SaidHead::Verdict(blame), Bytes::new()),
-            Said::Early { part, body } => (SaidHead::Early { part }, body),
+            Content::Left { statuses } => (ContentHead::Left { statuses }, Bytes::new()),
+            Content::Verdict(blame) => (ContentHead::Verdict(blame), Bytes::new()),
+            Content::Early { part, body } => (ContentHead::Early { part }, body),
         };
-        let head = Head { session: self.session, round: self.round, said };
+        let head = Head { session: self.session, round: self.round, content };
         Ok((postcard::to_allocvec(&head)?.into(), body))
     }
 
     /// Decodes a frame.
     ///
     /// # Errors
-    /// If the bytes are not a frame.
+    /// Returns an error if the bytes are not a valid frame.
     pub fn decode(head: &[u8], body: Bytes) -> postcard::Result<Self> {
-        let Head { session, round, said } = if head.len() <= SHORT {
+        let Head { session, round, content } = if head.len() <= SHORT {
             postcard::from_bytes(head)?
         } else {
             // INV-28
             Budget::of(head.len()).decode(&mut postcard::Deserializer::from_bytes(head))?
         };
-        let said = match said {
-            SaidHead::Call { digest } => Said::Call { digest, body },
-            SaidHead::Standings { standings, step, expired, late, lost } => {
-                Said::Standings { standings, step, expired, late, lost }
+        let content = match content {
+            ContentHead::Call { digest } => Content::Call { digest, body },
+            ContentHead::Statuses { statuses, step, expired, late, lost } => {
+                Content::Statuses { statuses, step, expired, late, lost }
             }
-            SaidHead::Left { standings } => Said::Left { standings },
-            SaidHead::Verdict(blame) => Said::Verdict(blame),
-            SaidHead::Early { part } => Said::Early { part, body },
+            ContentHead::Left { statuses } => Content::Left { statuses },
+            ContentHead::Verdict(blame) => Content::Verdict(blame),
+            ContentHead::Early { part } => Content::Early { part, body },
         };
-        Ok(Self { session, round, said })
+        Ok(Self { session, round, content })
     }
 }
 
@@ -159,26 +160,26 @@ mod tests {
     use std::panic::Location;
 
     #[test]
-    fn frames_come_back_from_their_bytes() {
+    fn frames_round_trip() {
         let call = Fingerprint::new(Operation::AllReduce, "SUM float32[2]", Location::caller());
-        let mut gone = Standing::running(3);
+        let mut gone = ReplicaStatus::running(3);
         (gone.presence, gone.last, gone.completed) = (Presence::Failed, Some(call.clone()), 7);
-        let standings = vec![Standing::waiting(2, call.clone()), gone];
+        let statuses = vec![ReplicaStatus::waiting(2, call.clone()), gone];
         let session = SessionId { name: u64::MAX, number: 3 };
-        for said in [
-            Said::Call { digest: 5, body: Bytes::from_static(b"data") },
-            Said::Standings {
-                standings: standings.clone(),
+        for content in [
+            Content::Call { digest: 5, body: Bytes::from_static(b"data") },
+            Content::Statuses {
+                statuses: statuses.clone(),
                 step: 4,
                 expired: Some(Duration::from_millis(1500)),
                 late: vec![1, 2],
                 lost: Some((2, "reset".to_owned())),
             },
-            Said::Left { standings: standings.clone() },
-            Said::Verdict(Blame::failed(1, 3, &call)),
-            Said::Early { part: 2, body: Bytes::from_static(b"numbers") },
+            Content::Left { statuses: statuses.clone() },
+            Content::Verdict(Blame::failed(1, 3, &call)),
+            Content::Early { part: 2, body: Bytes::from_static(b"numbers") },
         ] {
-            let frame = Frame { session, round: 9, said };
+            let frame = Frame { session, round: 9, content };
             let (head, body) = frame.clone().encode().unwrap();
             assert_eq!(Frame::decode(&head, body).unwrap(), frame);
         }
@@ -188,9 +189,9 @@ mod tests {
     #[test]
     fn a_head_of_small_standings_does_not_take_many_times_its_bytes() {
         let left = |count: usize| {
-            let standings = vec![Standing::running(1); count];
+            let statuses = vec![ReplicaStatus::running(1); count];
             let session = SessionId { name: 1, number: 1 };
-            Frame { session, round: 1, said: Said::Left { standings } }.encode().unwrap().0
+            Frame { session, round: 1, content: Content::Left { statuses } }.encode().unwrap().0
         };
         assert!(Frame::decode(&left(1_000), Bytes::new()).is_ok());
         let many = left(2_500_000);

@@ -1,33 +1,33 @@
-//! A call that the replicas of all workers make together, in one round or several.
+//! A call that the replicas of all workers make together, in one or more rounds.
 
 use super::{Buffers, Session};
 use crate::Failure;
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, Presence, Standing, World};
+use distribute_cluster::{Blame, Fingerprint, Presence, ReplicaStatus, World};
 use distribute_net::Transport;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A call that all replicas of a worker make together, over several rounds of a session.
+/// A call that all replicas of a worker make together, in one or more rounds of a session.
 #[derive(Debug)]
 pub struct GroupCall<'a> {
     session: &'a Session,
-    standings: Vec<Standing>,
+    statuses: Vec<ReplicaStatus>,
     timeout: Duration,
-    /// Whether all have agreed on it.
+    /// Whether all workers have agreed on the call.
     begun: bool,
 }
 
 impl<'a> GroupCall<'a> {
-    /// Creates a call of the replicas with these standings, which waits at most `timeout` in each round.
-    pub fn new(session: &'a Session, standings: Vec<Standing>, timeout: Duration) -> Self {
-        Self { session, standings, timeout, begun: false }
+    /// Creates a call of the replicas with the given statuses. It waits at most `timeout` in each round.
+    pub fn new(session: &'a Session, statuses: Vec<ReplicaStatus>, timeout: Duration) -> Self {
+        Self { session, statuses, timeout, begun: false }
     }
 
-    /// Gathers the bytes of all workers, by worker. Each may send another number of bytes.
+    /// Returns the bytes of all workers, sorted by worker. Their lengths may differ.
     ///
     /// # Errors
-    /// [`Failure`] on every worker.
+    /// Returns a [`Failure`] on every worker.
     pub fn all_gather_bytes(&mut self, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
         let mut all = self.round("its record", |_| mine.clone())?;
         let me = self.world().worker();
@@ -37,27 +37,40 @@ impl<'a> GroupCall<'a> {
         Ok(all)
     }
 
-    /// Waits until all workers make this call; `what` says in errors what it waits for.
+    /// Sends the bytes `piece(worker)` to each other worker. Returns the bytes that each has sent to this one. Their
+    /// lengths may differ. The entry of this worker is empty.
     ///
     /// # Errors
-    /// [`Failure`] on every worker.
+    /// Returns a [`Failure`] on every worker.
+    pub fn all_to_all_bytes(
+        &mut self,
+        what: &str,
+        piece: impl FnMut(usize) -> Bytes,
+    ) -> Result<Vec<Bytes>, Failure> {
+        self.round(what, piece)
+    }
+
+    /// Waits until all workers make this call. Errors use `what` as the name of what the worker waits for.
+    ///
+    /// # Errors
+    /// Returns a [`Failure`] on every worker.
     pub fn barrier(&mut self, what: &str) -> Result<(), Failure> {
         self.round(what, |_| Bytes::new()).map(drop)
     }
 
-    /// Ends the session on all workers because this one cannot make the call after all, and returns the reason.
+    /// Ends the session on all workers because this worker cannot make the call, and returns the reason.
     pub fn reject(self, blame: Arc<Blame>) -> Arc<Blame> {
         self.session.abort(blame)
     }
 
-    /// Aborts the call, which this worker cannot make or continue: the other workers get an error that names its
+    /// Aborts the call because this worker cannot make or continue it. The other workers get an error that names its
     /// replicas.
     pub fn abort(self) {
-        self.session.abort_call(self.standings, self.timeout);
+        self.session.abort_call(self.statuses, self.timeout);
     }
 
-    /// Returns the outcome of a call. If this worker alone has failed, it aborts the call first: the others may wait
-    /// for it in a further round, or will in their next call.
+    /// Returns the outcome of a call. If only this worker has failed, it first aborts the call, because the other
+    /// workers may wait for it in a further round, or will wait in their next call.
     pub(crate) fn abort_on_error<T>(self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         if outcome.as_ref().is_err_and(|failure| !matches!(failure, Failure::Blame(_))) {
             self.abort();
@@ -69,82 +82,83 @@ impl<'a> GroupCall<'a> {
         self.session
     }
 
-    /// Returns how many workers there are, and which one this is.
+    /// Returns the number of workers, and the index of this one.
     pub fn world(&self) -> World {
         self.session.world()
     }
 
-    /// Returns how long it waits in each round.
+    /// Returns the maximum time that the call waits in each round.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Returns the transport of its bytes.
+    /// Returns the transport that sends the bytes of the call.
     pub(super) fn transport(&self) -> Arc<dyn Transport> {
         self.session.group().transport.clone()
     }
 
-    /// Returns memory for messages to the others.
+    /// Returns the pool of memory for messages to other workers.
     pub fn buffers(&self) -> &Buffers {
         self.session.group().buffers()
     }
 
-    /// Makes the first or the next round of the call; `what` says in errors what it waits for.
+    /// Makes the first or the next round of the call. Errors use `what` as the name of what the worker waits for.
     pub(super) fn round(
         &mut self,
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        if self.begun { self.next_round(what, body) } else { Ok(self.agree(self.standings.clone(), body)?) }
+        if self.begun { self.next_round(what, body) } else { Ok(self.agree(self.statuses.clone(), body)?) }
     }
 
-    /// Like [`round`](Self::round), but workers have to agree on `what` as well, even if this is the first one.
+    /// Makes a round like [`round`](Self::round), but workers must also agree on `what`, even in the first round.
     pub(super) fn subround(
         &mut self,
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        if self.begun { self.next_round(what, body) } else { Ok(self.agree(self.standings_in(what), body)?) }
+        if self.begun { self.next_round(what, body) } else { Ok(self.agree(self.statuses_in(what), body)?) }
     }
 
-    /// Makes the first round of the call, in which all agree on it. Further rounds are marked as parts of it.
+    /// Makes the first round of the call, in which all workers agree on the call. Further rounds are marked as parts of
+    /// it.
     pub(super) fn first_round(&mut self, body: Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
-        self.agree(self.standings.clone(), |_| body.clone())
+        self.agree(self.statuses.clone(), |_| body.clone())
     }
 
     fn agree(
         &mut self,
-        standings: Vec<Standing>,
+        statuses: Vec<ReplicaStatus>,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
-        let bodies = self.session.all_to_all(standings, body, self.timeout)?;
+        let bodies = self.session.all_to_all(statuses, body, self.timeout)?;
         self.begun = true;
-        for standing in &mut self.standings {
-            if let Presence::Waiting(call) = &mut standing.presence {
+        for status in &mut self.statuses {
+            if let Presence::Waiting(call) = &mut status.presence {
                 call.continues = true;
             }
-            standing.completed += 1;
+            status.completed += 1;
         }
         Ok(bodies)
     }
 
-    /// Makes a further round of the call; `what` says in errors what it waits for.
+    /// Makes a further round of the call. Errors use `what` as the name of what the worker waits for.
     pub(super) fn next_round(
         &mut self,
         what: &str,
         body: impl FnMut(usize) -> Bytes,
     ) -> Result<Vec<Bytes>, Failure> {
-        Ok(self.session.next_round(self.standings_in(what), body, self.timeout)?)
+        Ok(self.session.next_round(self.statuses_in(what), body, self.timeout)?)
     }
 
-    /// Returns the standings of this worker's replicas in a part of the call.
-    fn standings_in(&self, what: &str) -> Vec<Standing> {
-        let mut standings = self.standings.clone();
-        for standing in &mut standings {
-            if let Presence::Waiting(call) = &mut standing.presence {
+    /// Returns the statuses of this worker's replicas in the part `what` of the call.
+    fn statuses_in(&self, what: &str) -> Vec<ReplicaStatus> {
+        let mut statuses = self.statuses.clone();
+        for status in &mut statuses {
+            if let Presence::Waiting(call) = &mut status.presence {
                 *call = Fingerprint { detail: format!("{}: {what}", call.detail).into(), ..call.clone() };
             }
         }
-        standings
+        statuses
     }
 }

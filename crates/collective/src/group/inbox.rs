@@ -1,33 +1,36 @@
-//! The frames received from other workers, until they are taken.
+//! The frames received from other workers, which are stored until a session takes them.
+
+// - INV-28: frames that a worker has received and not consumed have half of the memory; beyond that, the worker
+//   that has sent most of them is lost. Tests: `collective/src/group/inbox.rs`.
 
 use super::{Frame, SessionId};
 use crate::sync::{Mutex, MutexGuard, Signal, lock};
 use distribute_cluster::Deadline;
 use distribute_files::memory;
-use distribute_net::{Drive, Message, Receiver, Transport};
+use distribute_net::{Message, PollOutcome, Receiver, Transport};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// The largest number of frames of one worker that wait in the sessions of a name. A worker that sends more is
-/// disconnected: it does not run this program.
-const MOST_FRAMES: usize = 512;
+/// The maximum number of frames from one worker that wait in the sessions of one name. A worker that sends more is
+/// disconnected, because it cannot be running the same program.
+const MAX_FRAMES: usize = 512;
 
-/// The largest number of names of sessions.
-const MOST_NAMES: usize = 1024;
+/// The maximum number of different session names.
+const MAX_NAMES: usize = 1024;
 
-/// The share of the free memory of this process that frames may take: half.
-const SHARE: usize = 2;
+/// The divisor of the free memory of this process: frames may occupy half of it.
+const MEMORY_FRACTION: usize = 2;
 
-/// The time to wait while another thread moves bytes. That ends as soon as the thread has its own.
-const TURN: Duration = Duration::from_millis(1);
+/// The maximum time to wait while another thread moves bytes. That thread stops as soon as it has its own frame.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The frames received from other workers, by session, until they are taken.
+/// The frames received from other workers, stored by session until they are taken.
 ///
-/// A worker that is ahead may send frames of a session that this one has not opened yet; they are kept. Frames of past
-/// sessions are dropped. A worker is ahead by one round at most, so of each name an inbox holds no more than what the
-/// others send in two rounds. If all frames that wait take more than half of the memory, the worker that has sent most
-/// of them is lost.
+/// A worker that is ahead may send frames of a session that this worker has not opened yet; they are kept. Frames of
+/// past sessions are dropped. A worker is ahead by at most one round, so for each name an inbox contains at most the
+/// frames that the others send in two rounds. If the queued frames occupy more than half of the memory, the worker that
+/// has sent most of them is disconnected.
 #[derive(Clone)]
 pub struct Inbox(Arc<Shared>);
 
@@ -37,22 +40,22 @@ struct Shared {
 }
 
 struct State {
-    /// The reason why each worker is unreachable, if it is.
+    /// The reason why each worker is unreachable; `None` for a worker that is reachable.
     lost: Vec<Option<String>>,
     names: HashMap<u64, Sessions>,
-    /// The size of the frames of each worker.
+    /// The total size in bytes of the queued frames of each worker.
     waiting: Vec<usize>,
-    /// The number of bytes that all of them may take.
+    /// The maximum total size in bytes of queued frames.
     most: usize,
 }
 
-/// The sessions of one name.
+/// The sessions with the same name.
 #[derive(Default)]
 struct Sessions {
-    /// The number of the session opened last.
+    /// The number of the session that was opened last.
     current: u64,
     /// The frames of that session and of later ones.
-    come: VecDeque<(usize, Frame)>,
+    frames: VecDeque<(usize, Frame)>,
 }
 
 /// An event that an inbox reports to a session.
@@ -67,21 +70,25 @@ pub enum Event {
 }
 
 impl Inbox {
-    /// An empty inbox, for frames from `workers` workers.
+    /// Returns an empty inbox, for frames from `workers` workers.
     pub fn new(workers: usize) -> Self {
-        static MOST: OnceLock<usize> = OnceLock::new();
-        Self::with_room(workers, *MOST.get_or_init(|| memory().map_or(usize::MAX, |bytes| bytes / SHARE)))
+        static MAX: OnceLock<usize> = OnceLock::new();
+        Self::with_capacity(
+            workers,
+            *MAX.get_or_init(|| memory().map_or(usize::MAX, |bytes| bytes / MEMORY_FRACTION)),
+        )
     }
 
-    /// Creates an inbox for frames of this total size.
-    fn with_room(workers: usize, most: usize) -> Self {
+    /// Creates an inbox for frames of at most `most` bytes in total.
+    fn with_capacity(workers: usize, most: usize) -> Self {
         let state =
             State { lost: vec![None; workers], names: HashMap::new(), waiting: vec![0; workers], most };
         Self(Arc::new(Shared { state: Mutex::new(state), changed: Signal::new() }))
     }
 
-    /// Resets the inbox for a re-formed world: no worker is lost, no frame has arrived, no session is open.
-    pub(super) fn renew(&self) {
+    /// Resets the inbox for a new world of the re-formed group: no worker is lost, no frame has arrived, and no session
+    /// is open.
+    pub(super) fn reset(&self) {
         let mut state = lock(&self.0.state);
         let (workers, most) = (state.lost.len(), state.most);
         let empty =
@@ -100,27 +107,26 @@ impl Inbox {
             return;
         }
         let name = frame.session.name;
-        if state.names.len() >= MOST_NAMES && !state.names.contains_key(&name) {
-            return self.lose_now(state, from, "it opens sessions that nobody else has".into());
+        if state.names.len() >= MAX_NAMES && !state.names.contains_key(&name) {
+            return self.disconnect(state, from, "it opens sessions that no other worker has".into());
         }
         let sessions = state.names.entry(name).or_default();
         if frame.session.number < sessions.current {
             return;
         }
         let is_full = |all: &VecDeque<(usize, Frame)>| {
-            all.len() >= MOST_FRAMES
-                && all.iter().filter(|(worker, _)| *worker == from).count() >= MOST_FRAMES
+            all.len() >= MAX_FRAMES && all.iter().filter(|(worker, _)| *worker == from).count() >= MAX_FRAMES
         };
-        if is_full(&sessions.come) {
-            return self.lose_now(
+        if is_full(&sessions.frames) {
+            return self.disconnect(
                 state,
                 from,
-                format!("it has sent {MOST_FRAMES} messages that nobody takes"),
+                format!("it has sent {MAX_FRAMES} messages that no session receives"),
             );
         }
-        let weight = frame.weight();
-        sessions.come.push_back((from, frame));
-        state.waiting[from] = state.waiting[from].saturating_add(weight);
+        let memory_size = frame.memory_size();
+        sessions.frames.push_back((from, frame));
+        state.waiting[from] = state.waiting[from].saturating_add(memory_size);
         let refused = state.overflow();
         self.0.changed.notify(&mut *state);
         drop(state);
@@ -129,34 +135,34 @@ impl Inbox {
     }
 
     /// Records that a worker has become unreachable. Only the first reason is kept.
-    pub fn lose(&self, worker: usize, reason: impl Into<String>) {
-        self.lose_now(lock(&self.0.state), worker, reason.into());
+    pub fn mark_lost(&self, worker: usize, reason: impl Into<String>) {
+        self.disconnect(lock(&self.0.state), worker, reason.into());
     }
 
-    fn lose_now(&self, mut state: MutexGuard<'_, State>, worker: usize, reason: String) {
+    fn disconnect(&self, mut state: MutexGuard<'_, State>, worker: usize, reason: String) {
         if let Some(lost @ None) = state.lost.get_mut(worker) {
             *lost = Some(reason);
             self.0.changed.notify(&mut *state);
         }
     }
 
-    /// Returns the reason why a worker can't be reached any more, if so.
+    /// Returns the reason why a worker is unreachable; `None` if it is reachable.
     pub fn lost(&self, worker: usize) -> Option<String> {
         lock(&self.0.state).lost.get(worker).cloned().flatten()
     }
 
-    /// The number that the next session of a name has.
+    /// Returns the sequence number of the next session with this name.
     pub fn next_number(&self, name: u64) -> u64 {
         lock(&self.0.state).names.get(&name).map_or(1, |sessions| sessions.current.saturating_add(1))
     }
 
-    /// Opens the next session of a name. Frames of earlier ones are dropped.
+    /// Opens the next session with this name. Frames of earlier sessions with the name are dropped.
     pub fn open(&self, name: u64) -> SessionId {
         self.open_at(name, self.next_number(name))
     }
 
-    /// Opens a session of a name by its number, where there was none of that number or a later one. What came for
-    /// earlier ones is dropped.
+    /// Opens the session with this name and number. No session with this number or a later one may have been opened
+    /// before. Frames of earlier sessions are dropped.
     pub fn open_at(&self, name: u64, number: u64) -> SessionId {
         // Dropped without the lock: frames may hold large buffers.
         let _earlier: VecDeque<_>;
@@ -164,40 +170,41 @@ impl Inbox {
         let sessions = state.names.entry(name).or_default();
         sessions.current = number;
         let (kept, earlier): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut sessions.come).into_iter().partition(|(_, f)| f.session.number >= number);
-        sessions.come = kept;
+            std::mem::take(&mut sessions.frames).into_iter().partition(|(_, f)| f.session.number >= number);
+        sessions.frames = kept;
         earlier.iter().for_each(|(from, frame)| state.release(*from, frame));
         _earlier = earlier;
         drop(state);
         SessionId { name, number }
     }
 
-    /// Waits for the next event of a session, and moves bytes if the transport has to be polled. `known` says for
-    /// each worker whether its loss has already been reported.
+    /// Waits for the next event of a session, and moves bytes if the transport must be polled. `lost_seen` contains,
+    /// for each worker, whether its loss has already been reported.
     pub fn next(
         &self,
         session: SessionId,
-        known: &[bool],
+        lost_seen: &[bool],
         deadline: &mut Deadline,
         transport: &dyn Transport,
     ) -> Event {
         loop {
-            if let Some(event) = self.poll(session, known) {
+            if let Some(event) = self.poll(session, lost_seen) {
                 return event;
             }
             if deadline.has_passed() {
                 return Event::Expired;
             }
-            let drive = transport.drive(deadline.look(), &|| lock(&self.0.state).has(session, known));
+            let outcome =
+                transport.poll(deadline.look(), &|| lock(&self.0.state).has_event(session, lost_seen));
             deadline.look();
-            let turn = &mut Deadline::after(TURN);
-            let deadline = match drive {
-                Drive::Delivered | Drive::Nothing => continue,
-                Drive::Elsewhere => turn,
-                Drive::Never => &mut *deadline,
+            let turn = &mut Deadline::after(POLL_INTERVAL);
+            let deadline = match outcome {
+                PollOutcome::Delivered | PollOutcome::Nothing => continue,
+                PollOutcome::Elsewhere => turn,
+                PollOutcome::Never => &mut *deadline,
             };
             let mut state = lock(&self.0.state);
-            if let Some(event) = state.take(session, known) {
+            if let Some(event) = state.take(session, lost_seen) {
                 return event;
             }
             state = self.0.changed.wait(state, deadline);
@@ -205,9 +212,9 @@ impl Inbox {
         }
     }
 
-    /// The next event of a session, if there is one already.
-    pub fn poll(&self, session: SessionId, known: &[bool]) -> Option<Event> {
-        lock(&self.0.state).take(session, known)
+    /// Returns the next event of a session without waiting; `None` if there is none yet.
+    pub fn poll(&self, session: SessionId, lost_seen: &[bool]) -> Option<Event> {
+        lock(&self.0.state).take(session, lost_seen)
     }
 }
 
@@ -215,25 +222,25 @@ impl Receiver for Inbox {
     fn deliver(&self, from: usize, message: Message) {
         match Frame::decode(&message.head, message.body) {
             Ok(frame) => self.add(from, frame),
-            Err(error) => self.lose(from, format!("its message cannot be read: {error}")),
+            Err(error) => self.mark_lost(from, format!("its message cannot be read: {error}")),
         }
     }
 
-    fn lose(&self, worker: usize, reason: String) {
-        Inbox::lose(self, worker, reason);
+    fn mark_lost(&self, worker: usize, reason: String) {
+        Inbox::mark_lost(self, worker, reason);
     }
 }
 
 impl State {
-    /// A frame of a worker waits no more.
+    /// Subtracts the size of a frame that is no longer queued from its worker's total.
     fn release(&mut self, from: usize, frame: &Frame) {
         if let Some(waiting) = self.waiting.get_mut(from) {
-            *waiting = waiting.saturating_sub(frame.weight());
+            *waiting = waiting.saturating_sub(frame.memory_size());
         }
     }
 
-    /// Disconnects the worker whose frames take most, if frames take more than they may, and returns its frames,
-    /// which are dropped.
+    /// Disconnects the worker whose frames occupy the most memory, if all frames together exceed the limit. Returns its
+    /// frames, which the caller must drop.
     fn overflow(&mut self) -> Vec<(usize, Frame)> {
         // INV-28
         let sum = self.waiting.iter().fold(0, |sum: usize, waiting| sum.saturating_add(*waiting));
@@ -244,7 +251,8 @@ impl State {
         };
         if let Some(lost @ None) = self.lost.get_mut(worker) {
             *lost = Some(format!(
-                "it has sent {bytes} bytes that nobody takes, and half of the memory, {} bytes, is what such messages may take",
+                "it has sent {bytes} bytes that no session receives; the limit is {} bytes, half of the \
+                 memory",
                 self.most
             ));
         }
@@ -252,31 +260,31 @@ impl State {
         let mut refused = Vec::new();
         for sessions in self.names.values_mut() {
             let (theirs, kept): (VecDeque<_>, VecDeque<_>) =
-                std::mem::take(&mut sessions.come).into_iter().partition(|(from, _)| *from == worker);
-            sessions.come = kept;
+                std::mem::take(&mut sessions.frames).into_iter().partition(|(from, _)| *from == worker);
+            sessions.frames = kept;
             refused.extend(theirs);
         }
         refused
     }
 
-    /// Whether [`take`](Self::take) would give something.
-    fn has(&self, session: SessionId, known: &[bool]) -> bool {
-        let come = self.names.get(&session.name).map(|sessions| &sessions.come);
-        come.is_some_and(|come| come.iter().any(|(_, frame)| frame.session == session))
-            || self.lost.iter().zip(known).any(|(reason, known)| reason.is_some() && !known)
+    /// Returns whether [`take`](Self::take) would return an event.
+    fn has_event(&self, session: SessionId, lost_seen: &[bool]) -> bool {
+        let frames = self.names.get(&session.name).map(|sessions| &sessions.frames);
+        frames.is_some_and(|frames| frames.iter().any(|(_, frame)| frame.session == session))
+            || self.lost.iter().zip(lost_seen).any(|(reason, lost_seen)| reason.is_some() && !lost_seen)
     }
 
-    fn take(&mut self, session: SessionId, known: &[bool]) -> Option<Event> {
+    fn take(&mut self, session: SessionId, lost_seen: &[bool]) -> Option<Event> {
         if let Some(sessions) = self.names.get_mut(&session.name)
-            && let Some(at) = sessions.come.iter().position(|(_, frame)| frame.session == session)
+            && let Some(at) = sessions.frames.iter().position(|(_, frame)| frame.session == session)
         {
-            let (from, frame) = sessions.come.remove(at)?;
+            let (from, frame) = sessions.frames.remove(at)?;
             self.release(from, &frame);
             return Some(Event::Frame(from, frame));
         }
-        let mut lost = self.lost.iter().zip(known).enumerate();
-        lost.find_map(|(worker, (reason, known))| match reason {
-            Some(reason) if !known => Some(Event::Lost(worker, reason.clone())),
+        let mut lost = self.lost.iter().zip(lost_seen).enumerate();
+        lost.find_map(|(worker, (reason, lost_seen))| match reason {
+            Some(reason) if !lost_seen => Some(Event::Lost(worker, reason.clone())),
             _ => None,
         })
     }
@@ -285,30 +293,30 @@ impl State {
 impl std::fmt::Debug for Inbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = lock(&self.0.state);
-        let waiting: usize = state.names.values().map(|sessions| sessions.come.len()).sum();
+        let waiting: usize = state.names.values().map(|sessions| sessions.frames.len()).sum();
         write!(f, "Inbox({} workers, {waiting} frames)", state.lost.len())
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::Said;
+    use super::super::Content;
     use super::*;
 
-    /// The transport of these tests, which moves nothing.
+    /// The transport of these tests, which transfers nothing.
     #[derive(Debug)]
     pub(in super::super) struct Still;
 
     impl Transport for Still {
         fn send(&self, _to: usize, _message: Message) {}
-        fn drive(&self, _patience: Duration, _is_there: &dyn Fn() -> bool) -> Drive {
-            Drive::Never
+        fn poll(&self, _patience: Duration, _is_there: &dyn Fn() -> bool) -> PollOutcome {
+            PollOutcome::Never
         }
         fn close(&self) {}
     }
 
     fn frame(session: SessionId, round: u64) -> Frame {
-        Frame { session, round, said: Said::Left { standings: Vec::new() } }
+        Frame { session, round, content: Content::Left { statuses: Vec::new() } }
     }
 
     #[test]
@@ -329,13 +337,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_loss_is_told_after_what_came_before_it_and_once() {
+    fn a_loss_is_reported_once_after_earlier_frames() {
         let inbox = Inbox::new(3);
         let mut now = Deadline::after(Duration::ZERO);
         let session = inbox.open(1);
         inbox.add(2, frame(session, 1));
-        inbox.lose(2, "connection reset");
-        inbox.lose(2, "again");
+        inbox.mark_lost(2, "connection reset");
+        inbox.mark_lost(2, "again");
         assert_eq!(inbox.next(session, &[false; 3], &mut now, &Still), Event::Frame(2, frame(session, 1)));
         assert_eq!(
             inbox.next(session, &[false; 3], &mut now, &Still),
@@ -345,7 +353,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_worker_that_sends_what_nobody_takes_is_lost_and_no_memory_with_it() {
+    fn a_worker_that_sends_unused_frames_is_lost_without_leaking_memory() {
         let inbox = Inbox::new(3);
         let session = inbox.open(1);
         for round in 0..1_000 {
@@ -353,22 +361,22 @@ pub(super) mod tests {
             inbox.add(2, frame(session, round));
         }
         assert_eq!(inbox.lost(1), None);
-        assert!(inbox.lost(2).unwrap().contains("512 messages that nobody takes"));
+        assert!(inbox.lost(2).unwrap().contains("512 messages that no session receives"));
         for name in 0..100 {
             inbox.add(1, frame(SessionId { name: 5_000 + name, number: 1 }, 1));
         }
-        assert!(inbox.lost(1).unwrap().contains("sessions that nobody else has"));
+        assert!(inbox.lost(1).unwrap().contains("sessions that no other worker has"));
         assert!(format!("{inbox:?}").contains("1536 frames"), "{inbox:?}");
     }
 
     // INV-28
     #[test]
-    fn frames_that_nobody_takes_have_so_many_bytes_and_the_worker_that_sends_most_is_lost() {
-        let inbox = Inbox::with_room(3, 10 << 20);
+    fn bytes_of_unused_frames_are_limited_and_the_worker_with_most_is_lost() {
+        let inbox = Inbox::with_capacity(3, 10 << 20);
         let large = |name: u64, bytes: usize| Frame {
             session: SessionId { name, number: 1 },
             round: 1,
-            said: Said::Early { part: 0, body: vec![0; bytes].into() },
+            content: Content::Early { part: 0, body: vec![0; bytes].into() },
         };
         let waiting = || lock(&inbox.0.state).waiting.clone();
         let open = inbox.open(7);
@@ -378,7 +386,7 @@ pub(super) mod tests {
             inbox.add(1, large(name, 1 << 20));
         }
         let why = inbox.lost(1).unwrap();
-        assert!(why.starts_with("it has sent ") && why.contains("bytes that nobody takes"), "{why}");
+        assert!(why.starts_with("it has sent ") && why.contains("bytes that no session receives"), "{why}");
         assert_eq!(waiting()[1], 0);
         assert!(format!("{inbox:?}").contains(" 1 frames"), "{inbox:?}");
         // The other one is there, and what has been taken counts no more.
@@ -391,7 +399,7 @@ pub(super) mod tests {
         inbox.open(7);
         assert_eq!(waiting(), [0, 0, 0]);
         inbox.add(2, large(7, 1 << 20));
-        inbox.renew();
+        inbox.reset();
         assert_eq!((waiting(), inbox.lost(1)), (vec![0, 0, 0], None));
     }
 }

@@ -1,4 +1,4 @@
-//! Groups whose workers are threads of this process, for tests, examples and first experiments.
+//! Groups whose workers are threads of this process. They are used in tests, examples and first experiments.
 
 use super::{Group, Inbox};
 use distribute_cluster::World;
@@ -6,27 +6,27 @@ use distribute_net::{Identity, JoinError, Listener, Receiver, Rendezvous, Secret
 use std::sync::Arc;
 use std::thread;
 
-/// The links between workers that are threads of one process.
+/// The kind of links between workers that are threads of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
-    /// Memory: a message is handed over.
+    /// Memory: a message is passed as a pointer.
     #[default]
     Memory,
-    /// Sockets on this machine.
+    /// Sockets on this machine, without encryption.
     Tcp,
-    /// Sockets on this machine, encrypted as between machines.
+    /// Sockets on this machine, with the encryption that is used between machines.
     Tls,
-    /// Memory that is shared as between processes of one machine.
+    /// Shared memory, as it is used between processes of one machine.
     Shared,
 }
 
-/// The groups of all workers of a world in this process, by worker.
+/// Returns the groups of all workers of a world in this process, sorted by worker.
 ///
-/// A worker is lost to the others when its group [ends](Group::end), and when its group and sessions have all been
+/// A worker is lost to the others when its group [ends](Group::end), or when its group and all its sessions have been
 /// dropped.
 ///
 /// # Errors
-/// [`JoinError`] if the numbers don't make a world, or the system refuses sockets.
+/// Returns a [`JoinError`] if `workers` and `replicas` do not describe a valid world, or if a socket cannot be opened.
 pub fn groups(links: Links, workers: usize, replicas: usize) -> Result<Vec<Group>, JoinError> {
     let worlds = (0..workers.max(1)).map(|worker| World::new(workers, worker, replicas));
     let worlds = worlds.collect::<Result<Vec<_>, _>>()?;

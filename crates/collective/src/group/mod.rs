@@ -1,32 +1,61 @@
-//! The workers of one world: processes that send each other bytes.
+//! The workers of one world: processes that send bytes to each other.
 //!
-//! | module | what it is |
+//! A step has a *session*, with the same name and number on all workers. A session consists of *rounds*, each
+//! with its own deadline:
+//!
+//! 1. Every worker sends every other a digest of the call that its replicas make and, if the data is small, the data.
+//! 2. If all digests are equal, the round returns the data. If a digest differs or is missing, every worker sends the
+//!    *statuses* of its replicas. All workers decide from the same statuses, so all get the same
+//!    [`Blame`](distribute_cluster::Blame).
+//! 3. If a worker is lost or times out, workers may have different information. In this case, the first worker that
+//!    made the call before the deadline decides. It sends its *verdict* to the others, which wait for it for a short
+//!    time.
+//!
+//! Small leaves are folded by every worker. Large ones are sent as one flat vector per dtype: each worker folds a range
+//! of it and sends the sum to all others, in two more rounds of the same call.
+//!
+//! A [`Transport`](distribute_net::Transport) of `distribute-net` moves the bytes. It is a trait, while [`Group`] is a
+//! type. There is no trait for both a team and a group, because a team passes pointers and a group bytes.
+//!
+//! | module | contents |
 //! |---|---|
-//! | [`inbox`] | [`Inbox`]: received frames, by session |
+//! | `workers` | [`Group`]: the workers of a world, seen by one of them |
+//! | `reformable` | links that are replaced when the group re-forms |
 //! | [`local`] | groups whose workers are threads of this process |
-//! | [`frame`] | [`Frame`]: the messages between workers |
-//! | `workers` | [`Group`]: the workers, as one of them sees them |
-//! | `renewal` | links that are made again when the workers meet again |
-//! | `summing` | links with a library that sums next to them |
-//! | [`session`] | [`Session`]: the traffic of one run |
-//! | `recorder` | what this worker did last |
-//! | [`protocol`] | [`Protocol`]: what a worker does in a session, as a pure state machine |
-//! | [`round`] | one round of messages, as a pure state machine |
-//! | [`group_call`] | [`GroupCall`]: a call that the replicas of all workers make together |
-//! | [`buffer`] | [`Buffers`]: memory that is filled, sent from where it lies, and serves again |
+//! | [`frame`], [`inbox`] | [`Frame`]: a message between workers; [`Inbox`]: received frames, by session |
+//! | [`session`] | [`Session`]: the traffic of one step |
+//! | [`protocol`], [`round`] | a worker in a session, and one round: pure state machines |
+//! | `recorder` | the last calls of this worker, reported with a blame |
+//! | [`group_call`] | [`GroupCall`]: a call of the replicas of all workers, in one round or several |
+//! | `reduce`, `raw` | leaves in a call, reduced and gathered in the one order of sums; elements as bytes |
+//! | `vectors` | vectors of numbers in a call, exchanged or summed; all workers know their lengths |
 //! | [`early`] | [`EarlySend`]: vectors that are sent before the call in which they are used |
-//! | `vectors` | exchanges and sums vectors of numbers in it, whose lengths all know |
-//! | [`order`] | [`SumOptions`]: in which order, by which algorithm, and as what numbers are sent |
-//! | `exact`, `fast`, `native` | sums by owners of ranges; by a schedule; by a library such as MPI |
-//! | `schedule` | who sends which elements to whom, as functions of sizes |
-//! | `wire`, `pieces` | numbers as halves; a vector in pieces |
-//! | `reduce`, `raw` | reduces and gathers leaves in it, in the one order of sums; elements as bytes |
+//! | [`order`] | [`SumOptions`]: order, algorithm and wire format of a sum, as a pure table |
+//! | `exact`, `fast`, `native` | sums by assignees of ranges, by a schedule, by a library such as MPI |
+//! | `schedule` | the transfers of an algorithm, as functions of sizes |
+//! | `native_transport` | links with an additional library that sums, such as NCCL next to sockets |
+//! | [`buffer`] | [`Buffers`]: memory that is filled, sent in place, and reused |
+//! | `wire`, `pieces` | numbers in half precision; a vector in several parts |
 //!
-//! A session consists of *rounds*. In each, every worker tells every other which call its replicas make, and may attach
-//! data. The data is used only if all make the same call. If they differ, or one is gone or late, all workers judge the
-//! same standings, so all get the same [`Blame`](distribute_cluster::Blame).
+//! # Adding to it
 //!
-//! Bytes are moved by a [`Transport`](distribute_net::Transport) of `distribute-net`.
+//! - A transport: implement [`Transport`](distribute_net::Transport), and add a variant to [`local::Links`], so that
+//!   the conformance suite and the tests of several workers run over it. If it needs a library of the system, create a
+//!   crate in `engines`.
+//! - A library that reduces: implement a [`NativeSum`](distribute_net::NativeSum) for its transport or, if it sends no
+//!   messages, use it in addition to a transport ([`Group::with_native_sum`]).
+//! - An algorithm of [`Order::Fast`]: add a variant to `Algorithm`, its row to the tables of `order`, and its function
+//!   to `schedule`, whose tests execute it.
+//! - An operation of all replicas: add a variant to [`Operation`](distribute_cluster::Operation), a method to
+//!   [`GroupCall`], and a file next to `all_reduce`.
+
+// - INV-2: A missed deadline only ends the run: the straggler must not take part in the others' next call. Only if
+//   a worker is lost or times out in the very last round of a call may the call be made on some workers and fail on
+//   others. Those that made it get the error in their next call. A worker with a verdict forwards it, so that it
+//   reaches those that have lost the worker that decided. Workers that cannot communicate may have different texts:
+//   those on both sides of a network partition, or at the ends of a link that broke; and two that decide at the
+//   same time, if calls wait for less than 1.2 s. Tests: `collective/tests/team.rs`,
+//   `collective/tests/it/group.rs`, `group/protocol.rs`, `simulation/tests/it/scenarios.rs`.
 
 pub mod buffer;
 pub mod early;
@@ -37,28 +66,29 @@ pub mod group_call;
 pub mod inbox;
 pub mod local;
 mod native;
+mod native_transport;
 pub mod order;
 mod pieces;
 pub mod protocol;
 mod raw;
 mod recorder;
 mod reduce;
-mod renewal;
+mod reformable;
 pub mod round;
 mod schedule;
 pub mod session;
-mod summing;
 mod vectors;
 mod wire;
 mod workers;
 
 pub use buffer::{Buffer, Buffers, numbers};
+pub use distribute_tensor::Wire;
 pub use early::EarlySend;
-pub use frame::{Frame, Said, SessionId};
+pub use frame::{Content, Frame, SessionId};
 pub use group_call::GroupCall;
 pub use inbox::Inbox;
 pub use local::Links;
-pub use order::{Algorithm, Order, SumOptions, Wire};
+pub use order::{Algorithm, Order, SumOptions};
 pub use protocol::Protocol;
 pub use session::Session;
 pub use wire::Real;

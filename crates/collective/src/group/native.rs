@@ -1,15 +1,16 @@
-//! Sums by a library that the transport stands on, such as MPI.
+//! Sums that a library of the transport computes, such as MPI.
 
 use super::wire::Real;
 use super::{GroupCall, SumOptions, raw};
 use crate::Failure;
 use bytes::Bytes;
 
-/// The sum of the vectors of all workers, by the library under the transport. `None` where there is none, or one of the
-/// workers cannot use it: all go on by an algorithm of their own then.
+/// Returns the sum of the vectors of all workers, computed by the library of the transport. Returns `None` if there is
+/// no library, or if a worker cannot use it; all workers then use an [`Algorithm`](super::Algorithm) instead.
 ///
-/// A library that reduces waits for all workers, and does not report which one is missing. So workers agree on the
-/// call before it, and if it has failed they run one more round, which names the workers that time out or are lost.
+/// A library that reduces waits for all workers, and does not report which worker is missing. Workers therefore agree
+/// on the call first. If the library fails, they run another round, whose error names the workers that time out or are
+/// lost.
 pub(super) fn sum<F: Real>(
     calling: &mut GroupCall<'_>,
     mine: &Bytes,
@@ -18,7 +19,7 @@ pub(super) fn sum<F: Real>(
     let (transport, timeout) = (calling.transport(), calling.timeout());
     let Some(library) = transport.native_sum() else { return Ok(None) };
     let what = format!("its part of {} bytes {options}, by {}", mine.len(), library.name());
-    let able = u8::from(library.is_able(mine.len()));
+    let able = u8::from(library.supports(mine.len()));
     let all = calling.subround(&what, |_| Bytes::copy_from_slice(&[able]))?;
     let me = calling.world().worker();
     if able == 0 || all.iter().enumerate().any(|(worker, able)| worker != me && **able != [1]) {
@@ -41,9 +42,9 @@ mod tests {
     use super::super::{Group, Inbox, Order, Session};
     use super::*;
     use bytemuck::{cast_slice, pod_collect_to_vec};
-    use distribute_cluster::{Fault, Fingerprint, Operation, Standing, World};
+    use distribute_cluster::{Fault, Fingerprint, Operation, ReplicaStatus, World};
     use distribute_net::memory::{self, Memory};
-    use distribute_net::{Drive, Message, NativeSum, Number, Receiver, Transport};
+    use distribute_net::{Message, NativeSum, Number, PollOutcome, Receiver, Transport};
     use distribute_testing::watched;
     use std::panic::Location;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,7 +54,7 @@ mod tests {
     const WORKERS: usize = 3;
     const LEN: usize = 1000;
 
-    /// A library for threads: adds up what all have brought, in the order in which they come.
+    /// A library for threads, which adds the vectors of all workers in the order in which they arrive.
     #[derive(Debug)]
     struct Library {
         sum: Mutex<Vec<f32>>,
@@ -61,18 +62,18 @@ mod tests {
         used: AtomicUsize,
     }
 
-    /// The way in which a worker uses the library.
+    /// The behavior of a worker that uses the library.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Use {
         Able,
         Unable,
         Fails,
-        /// Its process dies in the middle.
+        /// The worker's process exits during the sum.
         Dies,
     }
     use Use::{Able, Dies, Fails, Unable};
 
-    /// Links in memory, next to such a library.
+    /// Links in memory, with such a library in addition.
     #[derive(Debug)]
     struct Links {
         memory: Memory,
@@ -84,8 +85,8 @@ mod tests {
         fn send(&self, to: usize, message: Message) {
             self.memory.send(to, message);
         }
-        fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
-            self.memory.drive(patience, is_there)
+        fn poll(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> PollOutcome {
+            self.memory.poll(patience, is_there)
         }
         fn native_sum(&self) -> Option<&dyn NativeSum> {
             Some(self)
@@ -99,7 +100,7 @@ mod tests {
         fn name(&self) -> &'static str {
             "a test"
         }
-        fn is_able(&self, _bytes: usize) -> bool {
+        fn supports(&self, _bytes: usize) -> bool {
             self.by != Unable
         }
         fn sum(&self, vector: Bytes, number: Number, _patience: Duration) -> Result<Bytes, String> {
@@ -122,11 +123,11 @@ mod tests {
 
     fn calling(session: &Session) -> GroupCall<'_> {
         let call = Fingerprint::new(Operation::AllReduce, "vectors", Location::caller());
-        let standings = vec![Standing::waiting(session.world().worker(), call)];
-        GroupCall::new(session, standings, Duration::from_secs(30))
+        let statuses = vec![ReplicaStatus::waiting(session.world().worker(), call)];
+        GroupCall::new(session, statuses, Duration::from_secs(30))
     }
 
-    /// Returns the results of `body` on each remaining worker, and the number of sums of the library.
+    /// Returns the results of `body` on each remaining worker, and the number of sums that the library computed.
     fn on_workers<T: Send + 'static>(
         uses: [Use; WORKERS],
         body: impl Fn(&Group, Result<Vec<f32>, Failure>) -> T + Send + Sync + 'static,

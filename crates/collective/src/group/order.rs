@@ -1,55 +1,42 @@
-//! The order of sums over workers, their algorithms, and the numbers that are sent.
+//! The order of sums over workers, and the algorithms that compute them.
 
+use distribute_tensor::Wire;
 use std::fmt;
 
-/// Up to this many bytes a [tree](Algorithm::Tree) sums.
+/// The maximum size in bytes of vectors that are summed by a [tree](Algorithm::Tree).
 const SMALL: usize = 4 << 10;
 
-/// Up to this many bytes workers whose number is no power of two sum by [halves](Algorithm::HalvingDoubling).
+/// The maximum size in bytes of vectors that are summed by [halving and doubling](Algorithm::HalvingDoubling) if the
+/// number of workers is not a power of two.
 const MEDIUM: usize = 256 << 10;
 
-/// The order in which the vectors of workers are added up.
+/// The order in which the vectors of workers are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// The one order of sums: the bits depend on values and ids alone. Each worker folds a range of all vectors.
+    /// The one order of sums: the result depends on values and ids alone. Each worker folds a range of all vectors.
     #[default]
     Exact,
-    /// The order of the [`Algorithm`]. All workers get the same bits, which may differ from those of
-    /// [`Exact`](Self::Exact) by the rounding of each addition, and depend on the number of workers.
+    /// The order of the [`Algorithm`]. All workers get the same bits. They depend on the number of workers, and may
+    /// differ from those of [`Exact`](Self::Exact) by the rounding of each addition.
     Fast,
 }
 
-/// The type of the numbers that are sent. Sums are computed in the type of the vectors, `f32` or `f64`.
-///
-/// A number is rounded to the nearest half, ties to even; one that is too large becomes infinite (`f16`: from 65,520
-/// on). In [`Order::Exact`], each vector is rounded once, this worker's own included, and so is the sum: with a unit
-/// roundoff `u`, its error is at most `2 u Σ|w x|`, and underflow. In [`Order::Fast`] partial sums are rounded each
-/// time they are sent: see [`Algorithm::roundings`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Wire {
-    /// The type of the vectors.
-    #[default]
-    Full,
-    /// `f16`: `u` is 2⁻¹¹, and numbers below 2⁻¹⁴ have an absolute error of at most 2⁻²⁵.
-    F16,
-    /// `bf16`, which has the range of `f32`: `u` is 2⁻⁸.
-    Bf16,
-}
-
-/// The options of a sum. All workers must use the same, else the call fails on all of them.
+/// The options of a sum. They must be the same on all workers, otherwise the call fails on all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SumOptions {
-    /// The order of additions.
+    /// The order in which vectors are added.
     pub order: Order,
-    /// The type of the numbers that are sent.
+    /// The type of the numbers that are sent. In [`Order::Exact`], each vector is rounded once, including this worker's
+    /// own, and so is the sum: with a unit roundoff `u`, its error is at most `2 u Σ|w x|`, apart from underflow. In
+    /// [`Order::Fast`] partial sums are rounded each time they are sent: see [`Algorithm::roundings`].
     pub wire: Wire,
-    /// The size of a bucket: a larger vector is summed in buckets of about this many bytes (a multiple of 64
-    /// elements), one after another. This bounds the memory that a sum needs in addition to the vectors. 0 is no
-    /// bound. In [`Order::Exact`] it changes no bit.
+    /// The size of a bucket. A larger vector is summed in buckets of about this many bytes (a multiple of 64 elements),
+    /// one after another. This limits the memory that a sum needs in addition to the vectors. 0 means no limit. In
+    /// [`Order::Exact`], the size does not change the result.
     pub bytes_per_pack: usize,
 }
 
-/// The algorithms of [`Order::Fast`]. In each round, all workers exchange their call, and some send data.
+/// The algorithms of [`Order::Fast`]. In each round, all workers exchange their calls, and some workers send data.
 ///
 /// | bytes of a vector, or pack | workers are a power of two | else |
 /// |---|---|---|
@@ -57,9 +44,9 @@ pub struct SumOptions {
 /// | up to 256 KiB | halving and doubling | halving and doubling |
 /// | more | halving and doubling | ring |
 ///
-/// [`Order::algorithm`] is this table. Where the transport stands on a library that sums by itself, such as MPI, and
-/// numbers are sent [as they are](Wire::Full), that library chooses instead. Rounds, and bytes that the busiest worker
-/// sends, of W workers with n bytes each:
+/// [`Order::algorithm`] implements this table. If the transport has a library that computes sums, such as MPI, and
+/// numbers are sent [unchanged](Wire::Full), that library chooses instead. The following table contains the number of
+/// rounds, and the bytes that the busiest worker sends, for W workers with n bytes each:
 ///
 /// | algorithm | rounds | bytes |
 /// |---|---|---|
@@ -68,18 +55,18 @@ pub struct SumOptions {
 /// | ring | 2 (W − 1) | 2 n (W − 1)/W |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// A binomial tree to worker 0, and back.
+    /// A binomial tree to worker 0 and back.
     Tree,
-    /// Recursive halving (reduce-scatter) and doubling (all-gather). Workers beyond a power of two give their vectors
-    /// to others first, and get the sum last.
+    /// Recursive halving (reduce-scatter) and doubling (all-gather). Workers beyond the largest power of two first send
+    /// their vectors to other workers, and receive the sum at the end.
     HalvingDoubling,
-    /// Reduce-scatter and all-gather, in which each worker sends to the next one only.
+    /// Reduce-scatter and all-gather in which each worker sends only to the next one.
     Ring,
 }
 
 impl Order {
-    /// Returns the algorithm for a vector, or bucket, of this many bytes over `workers`: a function of what all
-    /// workers know. `None` if each range is folded in the one order of sums.
+    /// Returns the algorithm for a vector, or bucket, of this many bytes over `workers` workers. All workers get the
+    /// same result. It is `None` if each range is folded in the one order of sums.
     pub fn algorithm(self, bytes: usize, workers: usize) -> Option<Algorithm> {
         match self {
             Order::Exact => None,
@@ -91,8 +78,8 @@ impl Order {
 }
 
 impl Algorithm {
-    /// Returns the largest number of roundings of a number in a sum over `workers`, if [halves](Wire) are sent. The
-    /// error is at most that number times `u Σ|w x|`, to first order in `u`.
+    /// Returns the maximum number of roundings of a number in a sum over `workers` workers, if [halves](Wire) are sent.
+    /// The error is at most this number times `u Σ|w x|`, to first order in `u`.
     pub fn roundings(self, workers: usize) -> usize {
         let rounds = workers.max(1).next_power_of_two().trailing_zeros() as usize;
         match self {
@@ -112,7 +99,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// Writes the text that workers compare and errors show.
+/// Formats the options so that they can be compared between workers and displayed in errors.
 impl fmt::Display for SumOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.order {

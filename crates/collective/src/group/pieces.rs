@@ -1,15 +1,15 @@
-//! A vector in pieces, each where it has come to lie.
+//! A vector in several pieces, each in the memory in which it was received.
 
 use super::Buffers;
 use bytes::Bytes;
 use std::ops::Range;
 
-/// Bytes in pieces that follow each other, or leave out what has not come yet.
+/// Bytes in consecutive pieces. There are gaps where bytes have not been received yet.
 #[derive(Debug, Default)]
 pub(super) struct Pieces(Vec<(usize, Bytes)>);
 
 impl Pieces {
-    /// Puts bytes to a place, instead of those that are there.
+    /// Replaces the bytes that begin at offset `start`.
     pub(super) fn put(&mut self, start: usize, bytes: Bytes) {
         if bytes.is_empty() {
             return;
@@ -30,7 +30,8 @@ impl Pieces {
         self.0 = all;
     }
 
-    /// The bytes of a place, which are copied only where they lie in several pieces. `None` if some are not there.
+    /// Returns the bytes in the range `place`, or `None` if some of them are missing. They are copied only if they are
+    /// in several pieces.
     pub(super) fn get(&self, place: Range<usize>, buffers: &Buffers) -> Option<Bytes> {
         let mut parts = Vec::new();
         let mut next = place.start;
@@ -40,10 +41,10 @@ impl Pieces {
                 next = (at + bytes.len()).min(place.end);
             }
         }
-        (next == place.end).then(|| buffers.joined(parts))
+        (next == place.end).then(|| buffers.concat(parts))
     }
 
-    /// All pieces, in order.
+    /// Returns all pieces, in order.
     pub(super) fn into_all(self) -> impl Iterator<Item = Bytes> {
         self.0.into_iter().map(|(_, bytes)| bytes)
     }

@@ -1,96 +1,96 @@
-//! The part of one worker in a session: its rounds, the calls that it aborts, and the end. Pure: no socket, no thread,
-//! no clock.
+//! The part of one worker in a session: its rounds, the calls that it aborts, and the end. This module contains only
+//! pure functions and values.
 //!
-//! It is told what the others have said, who is lost and that the time is up, and says what to do next. A
-//! [`Session`](super::Session) does it with a transport and a clock. The crate `distribute-simulation` does it with
-//! neither, for all workers of a world at once.
+//! The inputs are the messages of the other workers, lost workers and timeouts, and the outputs are the next actions. A
+//! [`Session`](super::Session) executes them with a transport and a clock, and the simulation executes them without
+//! either.
 
 use super::round::{Next, Round};
-use super::{Frame, Said, SessionId};
+use super::{Content, Frame, SessionId};
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, Presence, Standing, World};
+use distribute_cluster::{Blame, Fingerprint, Presence, ReplicaStatus, World};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The time that the deciding worker waits for the standings of the others after a deadline has passed. The others
-/// wait twice as long for its verdict.
+/// The time to wait for the statuses of the others after a deadline. The others wait twice as long for the verdict.
 pub const GRACE: Duration = Duration::from_millis(500);
 
-/// The time to wait for the verdict on a lost worker. The deciding worker may not have noticed, and be past the
-/// round.
+/// The time to wait for the verdict on a lost worker. The deciding worker may not have noticed the loss, and may
+/// already have finished the round.
 pub const VERDICT: Duration = Duration::from_millis(100);
 
-/// The number of calls in a row that a worker aborts without waiting for the others.
-const ABORTS: u64 = 2;
+/// The maximum number of consecutive calls that a worker aborts without waiting for the others.
+const MAX_ABORTS: u64 = 2;
 
-/// The largest number of rounds that a worker may be ahead of another: it may have aborted some, is in the next one,
-/// and may abort that.
-const LEAD: u64 = ABORTS + 2;
+/// The maximum number of rounds by which a worker may be ahead of another: the rounds that it has aborted, the one in
+/// which it participates, and the one that it may abort next.
+const MAX_ROUNDS_AHEAD: u64 = MAX_ABORTS + 2;
 
 /// Whether the others wait for a worker whose replicas have all returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Some may still make a call: wait until something comes.
+    /// Another worker may still make a call: wait for the next event.
     Open,
-    /// No worker participates: the replicas of all others have left, or cannot be reached any more.
+    /// No other worker participates: their replicas have left, or they are unreachable.
     Closed,
-    /// Some do, in a call that this worker has left out. The round of that call has begun here; it ends with the blame
-    /// that all get.
+    /// Other workers wait in a call that this worker has skipped. The round of that call has begun on this worker, and
+    /// ends with the blame that all workers get.
     LeftOut,
 }
 
-/// One worker's part in a session. One round is under way at most.
+/// One worker's part in a session. At most one round is in progress.
 ///
-/// Before each [`next_action`](Self::next_action) it has to [`hear`](Self::hear) everything that has come: workers that
-/// have given up waiting sent their call first.
+/// Call [`receive`](Self::receive) for every received message before each [`next_action`](Self::next_action), because a
+/// worker that stops waiting sends its call first.
 #[derive(Debug)]
 pub struct Protocol {
     world: World,
     session: SessionId,
     /// The number of rounds that have begun.
     round: u64,
-    /// The number of rounds that this worker has aborted, in all and since it last participated in one.
+    /// The number of rounds that this worker has aborted, in total and since it last participated in a round.
     aborted: u64,
-    in_a_row: u64,
-    /// Frames of rounds that this worker has not begun.
+    aborts_in_row: u64,
+    /// Received frames of rounds that this worker has not begun.
     early: Vec<(usize, Frame)>,
-    /// The standings of the replicas of each worker whose replicas are gone, this one included.
-    left: Vec<Option<Vec<Standing>>>,
-    /// Whether each worker has become unreachable, and the reasons.
+    /// The statuses of the replicas of each worker whose replicas have returned, including this worker.
+    left: Vec<Option<Vec<ReplicaStatus>>>,
+    /// Whether each worker has become unreachable, with the reasons.
     lost: Vec<bool>,
     reasons: Vec<(usize, String)>,
-    turn: Option<Turn>,
+    current: Option<Current>,
     /// The reason why the session is over, if it is.
     over: Option<Arc<Blame>>,
 }
 
-/// The round under way.
+/// The round in progress.
 #[derive(Debug)]
-struct Turn {
+struct Current {
     round: Round,
-    /// The new time to wait, if it has changed.
+    /// The new maximum time to wait, if it differs from the previous one.
     patience: Option<Duration>,
-    /// Whether the outcome is settled but for what others still have to tell.
+    /// Whether the outcome is decided, except for messages that other workers may still send.
     grace: bool,
-    /// Whether that time has passed as well.
+    /// Whether the time to wait for the other workers' last messages has passed.
     last: bool,
 }
 
-/// The next action.
+/// The next action of the caller.
 #[derive(Debug, PartialEq)]
 pub enum Action {
-    /// Send this to all other workers, then ask again.
-    Say(Frame),
-    /// Wait until something comes. With `Some`, so long from now on at most; with `None`, as long as was said before,
-    /// and at first for the timeout of the round. Then [`expire`](Protocol::expire).
+    /// Send this frame to all other workers, then call [`next_action`](Protocol::next_action) again.
+    Send(Frame),
+    /// Wait for the next event, then call the function for it. `Some` contains the maximum time from now; `None` means
+    /// that the previous limit still applies, which is initially the timeout of the round. When the time has passed,
+    /// call [`expire`](Protocol::expire).
     Wait(Option<Duration>),
-    /// The round is over. The data of all workers, by worker; this one's own is empty. Or who is to blame, in which
-    /// case the session may be [over](Protocol::over) as well.
+    /// The round has ended. It has either completed, with the data of all workers, sorted by worker, in which this
+    /// worker's own entry is empty; or it has failed, in which case the session may be [over](Protocol::over).
     End(Result<Vec<Bytes>, Arc<Blame>>),
 }
 
 impl Protocol {
-    /// Worker `world.worker()` in a session that has just been opened.
+    /// Creates the protocol of worker `world.worker()` in a session that has just been opened.
     pub fn new(world: World, session: SessionId) -> Self {
         let workers = world.workers();
         Self {
@@ -98,226 +98,228 @@ impl Protocol {
             session,
             round: 0,
             aborted: 0,
-            in_a_row: 0,
+            aborts_in_row: 0,
             early: Vec::new(),
             left: vec![None; workers],
             lost: vec![false; workers],
             reasons: Vec::new(),
-            turn: None,
+            current: None,
             over: None,
         }
     }
 
-    /// The session.
+    /// Returns the session.
     pub fn session(&self) -> SessionId {
         self.session
     }
 
-    /// Returns the number of rounds that have begun: the same on all workers that have made the same calls.
+    /// Returns the number of rounds that have begun. It is the same on all workers that have made the same calls.
     pub fn rounds(&self) -> u64 {
         self.round
     }
 
-    /// Returns how many rounds this worker has aborted.
+    /// Returns the number of rounds that this worker has aborted.
     pub fn aborted_calls(&self) -> u64 {
         self.aborted
     }
 
-    /// Returns the reason why the session is over, if a worker timed out or was lost.
+    /// Returns the reason why the session is over, because a worker timed out or was lost; `None` while it is not.
     pub fn over(&self) -> Option<&Arc<Blame>> {
         self.over.as_ref()
     }
 
-    /// Returns, for each worker, whether its loss is known.
+    /// Returns, for each worker, whether it is known to be lost.
     pub fn lost(&self) -> &[bool] {
         &self.lost
     }
 
-    /// The workers of which nothing has been heard in the round under way.
+    /// Returns the workers from which nothing has been received in the current round.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        self.turn.iter().flat_map(|turn| turn.round.silent())
+        self.current.iter().flat_map(|current| current.round.silent())
     }
 
-    /// Records that part of a message has arrived from a worker: `part` is the number of received bytes and of all
-    /// bytes. Must be called before [`expire`](Self::expire).
-    pub fn receives(&mut self, worker: usize, part: (u64, u64)) {
-        if let Some(turn) = &mut self.turn {
-            turn.round.receives(worker, part);
+    /// Records that part of a message has arrived from a worker. `part` contains the number of received bytes and the
+    /// total number of bytes. Call this before [`expire`](Self::expire).
+    pub fn note_partial(&mut self, worker: usize, part: (u64, u64)) {
+        if let Some(current) = &mut self.current {
+            current.round.note_partial(worker, part);
         }
     }
 
-    /// This in a frame of the present round.
-    pub fn frame(&self, said: Said) -> Frame {
-        Frame { session: self.session, round: self.round, said }
+    /// Returns a frame of the current round with the given content.
+    pub fn frame(&self, content: Content) -> Frame {
+        Frame { session: self.session, round: self.round, content }
     }
 
-    /// Begins the next round, where the session is not over. `standings` are those of this worker's replicas, and
-    /// `step` is for errors.
-    pub fn begin(&mut self, step: u64, standings: Vec<Standing>, timeout: Duration) {
+    /// Begins the next round, unless the session is over. `statuses` contains the statuses of this worker's replicas,
+    /// and `step` is the step to report in errors.
+    pub fn begin(&mut self, step: u64, statuses: Vec<ReplicaStatus>, timeout: Duration) {
         if self.over.is_some() {
             return;
         }
-        (self.round, self.in_a_row) = (self.round + 1, 0);
-        let late = standings.iter().any(|standing| !standing.is_settled());
-        let mut round = Round::new(self.world, step, standings, timeout);
+        (self.round, self.aborts_in_row) = (self.round + 1, 0);
+        let late = statuses.iter().any(|status| !status.is_blocked_or_done());
+        let mut round = Round::new(self.world, step, statuses, timeout);
         if late {
             round.expire();
         }
-        self.turn = Some(Turn { round, patience: None, grace: false, last: false });
+        self.current = Some(Current { round, patience: None, grace: false, last: false });
         // What came before somebody left or was lost.
         for (from, frame) in std::mem::take(&mut self.early) {
             // It has been looked at.
-            let _ = self.hear(from, frame);
+            let _ = self.receive(from, frame);
         }
-        let Some(Turn { round, .. }) = &mut self.turn else { return };
+        let Some(Current { round, .. }) = &mut self.current else { return };
         for (worker, left) in self.left.iter().enumerate() {
-            if let Some(standings) = left.as_ref().filter(|_| worker != self.world.worker()) {
-                round.hear(worker, Said::Left { standings: standings.clone() });
+            if let Some(statuses) = left.as_ref().filter(|_| worker != self.world.worker()) {
+                round.receive(worker, Content::Left { statuses: statuses.clone() });
             }
         }
         for (worker, reason) in &self.reasons {
             // In the words of those who learn of it only now.
-            round.lose(*worker, reason.clone());
+            round.mark_lost(*worker, reason.clone());
         }
     }
 
-    /// The digest of the call that this worker's replicas make in the round under way, if they make one. All others
-    /// have to be told of it, and get the data for them, before anything else.
+    /// Returns the digest of the call that this worker's replicas make in the current round, if they make one. Before
+    /// anything else, the caller must send it to all other workers, with the data for each of them.
     pub fn call(&self) -> Option<u64> {
-        self.turn.as_ref()?.round.call().map(Fingerprint::digest)
+        self.current.as_ref()?.round.call().map(Fingerprint::digest)
     }
 
-    /// Skips the next round, because this worker has failed. Returns the frame for the others; `None` if the session
-    /// is over, or if this worker has aborted so often that it must participate in the round, which has begun then.
+    /// Skips the next round, because this worker has failed. Returns the frame for the other workers. Returns `None` if
+    /// the session is over, or if this worker has aborted so often that it must participate in the round; in the latter
+    /// case, the round has begun.
     pub fn abort_call(
         &mut self,
         step: u64,
-        mut standings: Vec<Standing>,
+        mut statuses: Vec<ReplicaStatus>,
         timeout: Duration,
     ) -> Option<Frame> {
-        for standing in &mut standings {
-            standing.presence = Presence::Failed;
+        for status in &mut statuses {
+            status.presence = Presence::Failed;
         }
         if self.over.is_some() {
             return None;
         }
         self.aborted += 1;
-        if self.in_a_row == ABORTS {
-            self.begin(step, standings, timeout);
+        if self.aborts_in_row == MAX_ABORTS {
+            self.begin(step, statuses, timeout);
             return None;
         }
-        (self.round, self.in_a_row) = (self.round + 1, self.in_a_row + 1);
-        Some(self.frame(Said::Standings { standings, step, expired: None, late: Vec::new(), lost: None }))
+        (self.round, self.aborts_in_row) = (self.round + 1, self.aborts_in_row + 1);
+        Some(self.frame(Content::Statuses { statuses, step, expired: None, late: Vec::new(), lost: None }))
     }
 
-    /// Ends the session for a reason of this worker's own, unless another one has ended it before. What to tell the
-    /// others.
+    /// Ends the session because of `blame`, unless it is already over. Returns the frame to send to the others, if any.
     pub fn abort(&mut self, blame: Arc<Blame>) -> Option<Frame> {
         if self.over.is_some() {
             return None;
         }
         // Nobody takes part in a round any more: of what has come, only a verdict counts.
-        let theirs = std::mem::take(&mut self.early).into_iter().find_map(|(_, frame)| match frame.said {
-            Said::Verdict(blame) => Some(Arc::new(blame)),
+        let theirs = std::mem::take(&mut self.early).into_iter().find_map(|(_, frame)| match frame.content {
+            Content::Verdict(blame) => Some(Arc::new(blame)),
             _ => None,
         });
         self.round += 1;
         let blame = self.over.insert(theirs.unwrap_or(blame));
-        let verdict = Said::Verdict(Blame::clone(blame));
+        let verdict = Content::Verdict(Blame::clone(blame));
         Some(self.frame(verdict))
     }
 
-    /// Records that all replicas of this worker are gone, and returns the frame that tells the others.
-    pub fn leave(&mut self, standings: Vec<Standing>) -> Frame {
+    /// Records that all replicas of this worker have returned. Returns the frame that reports this to the others.
+    pub fn leave(&mut self, statuses: Vec<ReplicaStatus>) -> Frame {
         if let Some(left) = self.left.get_mut(self.world.worker()) {
-            *left = Some(standings.clone());
+            *left = Some(statuses.clone());
         }
-        Frame { session: self.session, round: self.round + 1, said: Said::Left { standings } }
+        Frame { session: self.session, round: self.round + 1, content: Content::Left { statuses } }
     }
 
-    /// Whether the others wait for this worker, whose replicas have returned and [left](Self::leave).
+    /// Returns whether other workers wait for this worker, whose replicas have returned and [left](Self::leave).
     ///
-    /// Each asks itself, since those that wait know why they got an error, and this worker would not.
+    /// Each worker checks this for itself. Otherwise only the workers that wait would know why they got an error.
     pub fn ending(&mut self, step: u64, timeout: Duration) -> Ending {
         let mine = self.left.get(self.world.worker()).and_then(Option::as_ref);
-        let Some(standings) = mine.filter(|_| self.over.is_none()) else { return Ending::Closed };
-        let waits = |said: &Said| match said {
-            Said::Call { .. } | Said::Verdict(_) => true,
-            Said::Standings { standings, .. } => standings.iter().any(|standing| standing.call().is_some()),
-            Said::Left { .. } | Said::Early { .. } => false,
+        let Some(statuses) = mine.filter(|_| self.over.is_none()) else { return Ending::Closed };
+        let waits = |content: &Content| match content {
+            Content::Call { .. } | Content::Verdict(_) => true,
+            Content::Statuses { statuses, .. } => statuses.iter().any(|status| status.call().is_some()),
+            Content::Left { .. } | Content::Early { .. } => false,
         };
-        if let Some(round) = self.early.iter().filter(|(_, f)| waits(&f.said)).map(|(_, f)| f.round).min() {
-            let standings = standings.clone();
+        if let Some(round) = self.early.iter().filter(|(_, f)| waits(&f.content)).map(|(_, f)| f.round).min()
+        {
+            let statuses = statuses.clone();
             self.round = self.round.max(round.saturating_sub(1));
-            self.begin(step, standings, timeout);
+            self.begin(step, statuses, timeout);
             return Ending::LeftOut;
         }
         let gone = |(left, lost): (&Option<_>, &bool)| left.is_some() || *lost;
         if self.left.iter().zip(&self.lost).all(gone) { Ending::Closed } else { Ending::Open }
     }
 
-    /// Takes a frame of the session from another worker.
+    /// Processes a frame of the session from another worker.
     ///
     /// # Errors
-    /// The reason for which the worker is lost.
-    pub fn hear(&mut self, from: usize, frame: Frame) -> Result<(), &'static str> {
-        if frame.round > self.round.saturating_add(LEAD) {
+    /// Returns the reason why the sender is treated as lost.
+    pub fn receive(&mut self, from: usize, frame: Frame) -> Result<(), &'static str> {
+        if frame.round > self.round.saturating_add(MAX_ROUNDS_AHEAD) {
             // The others may make any number of calls, which fail, where this worker has left.
             if self.left.get(self.world.worker()).is_some_and(Option::is_some) {
                 return Ok(());
             }
-            return Err("it has sent a round that it cannot be in: all workers have to run the same program");
+            return Err("it has sent a frame of a round that it cannot have reached: all workers have to \
+                        run the same program");
         }
-        if let Said::Left { standings } = &frame.said
+        if let Content::Left { statuses } = &frame.content
             && let Some(left) = self.left.get_mut(from)
         {
-            *left = Some(standings.clone());
+            *left = Some(statuses.clone());
         }
-        match (&mut self.turn, &frame.said) {
-            (Some(turn), Said::Left { .. }) => turn.round.hear(from, frame.said),
+        match (&mut self.current, &frame.content) {
+            (Some(current), Content::Left { .. }) => current.round.receive(from, frame.content),
             // Every round that begins is told who has left.
-            (None, Said::Left { .. }) => {}
+            (None, Content::Left { .. }) => {}
             // The session is over for those who sent it. Where it is one of a later round, they have this one behind
             // them: all have agreed in it then, unless it cannot be agreed in here any more.
-            (Some(turn), Said::Verdict(_)) if frame.round <= self.round || turn.grace => {
-                turn.round.hear(from, frame.said);
+            (Some(current), Content::Verdict(_)) if frame.round <= self.round || current.grace => {
+                current.round.receive(from, frame.content);
             }
-            (_, Said::Verdict(_)) => self.early.push((from, frame)),
+            (_, Content::Verdict(_)) => self.early.push((from, frame)),
             _ if frame.round > self.round => self.early.push((from, frame)),
-            (Some(turn), _) if frame.round == self.round => turn.round.hear(from, frame.said),
+            (Some(current), _) if frame.round == self.round => current.round.receive(from, frame.content),
             // An answer that belongs to a past round.
             _ => {}
         }
         Ok(())
     }
 
-    /// Another worker has become unreachable, after everything that came from it.
-    pub fn lose(&mut self, worker: usize, reason: String) {
+    /// Records that another worker has become unreachable. All of its messages must have been received before.
+    pub fn mark_lost(&mut self, worker: usize, reason: String) {
         let Some(lost @ false) = self.lost.get_mut(worker) else { return };
         *lost = true;
-        if let Some(turn) = &mut self.turn {
-            turn.round.lose(worker, reason.clone());
+        if let Some(current) = &mut self.current {
+            current.round.mark_lost(worker, reason.clone());
         }
         self.reasons.push((worker, reason));
     }
 
-    /// The time that [`Action::Wait`] allowed is up.
+    /// Records that the time of an [`Action::Wait`] has passed.
     pub fn expire(&mut self) {
-        match &mut self.turn {
-            Some(turn) if turn.grace => turn.last = true,
-            Some(turn) => turn.round.expire(),
+        match &mut self.current {
+            Some(current) if current.grace => current.last = true,
+            Some(current) => current.round.expire(),
             None => {}
         }
     }
 
     /// Returns the next action of the current round.
     pub fn next_action(&mut self) -> Action {
-        let Some(Turn { round, patience, grace, last }) = &mut self.turn else {
+        let Some(Current { round, patience, grace, last }) = &mut self.current else {
             return Action::End(self.over.clone().map_or_else(|| Ok(Vec::new()), Err));
         };
         if !*grace && (round.has_expired() || round.has_lost()) {
             *grace = true;
-            *patience = Some(match (round.has_expired(), round.judges()) {
+            *patience = Some(match (round.has_expired(), round.decides()) {
                 (false, _) => VERDICT,
                 (true, true) => GRACE,
                 (true, false) => 2 * GRACE,
@@ -325,17 +327,17 @@ impl Protocol {
         }
         let ended = match round.next(*last) {
             Next::Wait => return Action::Wait(patience.take()),
-            Next::Say(said) => return Action::Say(self.frame(said)),
+            Next::Send(content) => return Action::Send(self.frame(content)),
             Next::Agreed(bodies) => Ok(bodies),
             Next::Blamed(blame) => Err(Arc::new(blame)),
             Next::Over(blame) => {
-                self.turn = None;
+                self.current = None;
                 self.over = Some(Arc::new(blame.clone()));
                 // Then the round ends.
-                return Action::Say(self.frame(Said::Verdict(blame)));
+                return Action::Send(self.frame(Content::Verdict(blame)));
             }
         };
-        self.turn = None;
+        self.current = None;
         Action::End(ended)
     }
 }
@@ -345,29 +347,26 @@ mod tests {
     use super::*;
     use distribute_cluster::{Fault, Operation};
     use std::panic::Location;
-
     const TIMEOUT: Duration = Duration::from_secs(60);
-
     fn call() -> Fingerprint {
         Fingerprint::new(Operation::AllReduce, "", Location::caller())
     }
-
-    /// Worker 2 of 3 in its first round.
+    /// Returns the protocol of worker 2 of 3 in its first round.
     fn third() -> Protocol {
         let mut protocol = Protocol::new(World::new(3, 2, 1).unwrap(), SessionId { name: 1, number: 1 });
-        protocol.begin(1, vec![Standing::waiting(2, call())], TIMEOUT);
+        protocol.begin(1, vec![ReplicaStatus::waiting(2, call())], TIMEOUT);
         protocol
     }
 
     fn calls(protocol: &mut Protocol, worker: usize) {
-        let said = Said::Call { digest: call().digest(), body: Bytes::from_static(b"data") };
-        protocol.hear(worker, protocol.frame(said)).unwrap();
+        let content = Content::Call { digest: call().digest(), body: Bytes::from_static(b"data") };
+        protocol.receive(worker, protocol.frame(content)).unwrap();
     }
 
-    /// Worker 0 has ended the session in this round.
+    /// Delivers a verdict with which worker 0 has ended the session in this round.
     fn verdict(protocol: &mut Protocol, round: u64) {
-        let said = Said::Verdict(Blame::failed(1, 0, &call()));
-        protocol.hear(0, Frame { round, ..protocol.frame(said) }).unwrap();
+        let content = Content::Verdict(Blame::failed(1, 0, &call()));
+        protocol.receive(0, Frame { round, ..protocol.frame(content) }).unwrap();
     }
 
     fn failed(action: Action) -> bool {
@@ -376,11 +375,11 @@ mod tests {
 
     // INV-2
     #[test]
-    fn a_verdict_is_passed_on_to_those_who_may_not_have_heard_it() {
+    fn a_verdict_is_forwarded_to_workers_that_may_have_missed_it() {
         let mut protocol = third();
         verdict(&mut protocol, 1);
-        let said = protocol.next_action();
-        assert!(matches!(&said, Action::Say(Frame { said: Said::Verdict(_), .. })), "{said:?}");
+        let content = protocol.next_action();
+        assert!(matches!(&content, Action::Send(Frame { content: Content::Verdict(_), .. })), "{content:?}");
         assert!(failed(protocol.next_action()));
         assert!(protocol.over().is_some());
     }
@@ -392,11 +391,14 @@ mod tests {
         calls(&mut protocol, 0);
         assert_eq!(protocol.next_action(), Action::Wait(None));
         protocol.expire();
-        let said = protocol.next_action();
-        assert!(matches!(&said, Action::Say(Frame { said: Said::Standings { .. }, .. })), "{said:?}");
+        let content = protocol.next_action();
+        assert!(
+            matches!(&content, Action::Send(Frame { content: Content::Statuses { .. }, .. })),
+            "{content:?}"
+        );
         assert_eq!(protocol.next_action(), Action::Wait(Some(2 * GRACE)), "worker 0 judges");
         verdict(&mut protocol, 2);
-        assert!(matches!(protocol.next_action(), Action::Say(_)));
+        assert!(matches!(protocol.next_action(), Action::Send(_)));
         assert!(failed(protocol.next_action()));
     }
 
@@ -407,71 +409,73 @@ mod tests {
         calls(&mut protocol, 0);
         calls(&mut protocol, 1);
         assert!(matches!(protocol.next_action(), Action::End(Ok(_))));
-        protocol.begin(1, vec![Standing::waiting(2, call())], TIMEOUT);
-        assert!(matches!(protocol.next_action(), Action::Say(_)));
+        protocol.begin(1, vec![ReplicaStatus::waiting(2, call())], TIMEOUT);
+        assert!(matches!(protocol.next_action(), Action::Send(_)));
         assert!(failed(protocol.next_action()));
     }
 
-    /// Worker 1 of 3, whose replica has returned without a call.
-    fn returned() -> (Protocol, Vec<Standing>) {
+    /// Returns the protocol of worker 1 of 3, whose replica has returned without a call.
+    fn returned() -> (Protocol, Vec<ReplicaStatus>) {
         let mut protocol = Protocol::new(World::new(3, 1, 1).unwrap(), SessionId { name: 1, number: 1 });
-        let standings = vec![Standing { presence: Presence::Returned, ..Standing::running(1) }];
-        protocol.leave(standings.clone());
-        (protocol, standings)
+        let statuses = vec![ReplicaStatus { presence: Presence::Returned, ..ReplicaStatus::running(1) }];
+        protocol.leave(statuses.clone());
+        (protocol, statuses)
     }
 
-    /// Delivers what a worker of that world sends in round `round`.
-    fn says(protocol: &mut Protocol, worker: usize, round: u64, said: Said) {
-        protocol.hear(worker, Frame { round, ..protocol.frame(said) }).unwrap();
+    /// Delivers a message that a worker of that world sends in round `round`.
+    fn says(protocol: &mut Protocol, worker: usize, round: u64, content: Content) {
+        protocol.receive(worker, Frame { round, ..protocol.frame(content) }).unwrap();
     }
 
-    fn left(worker: usize) -> Said {
-        Said::Left { standings: vec![Standing { presence: Presence::Returned, ..Standing::running(worker) }] }
+    fn left(worker: usize) -> Content {
+        Content::Left {
+            statuses: vec![ReplicaStatus { presence: Presence::Returned, ..ReplicaStatus::running(worker) }],
+        }
     }
 
     // INV-25
     #[test]
-    fn who_has_left_a_call_out_gets_the_blame_that_the_others_get() {
+    fn a_worker_that_omitted_a_call_gets_the_same_blame_as_the_others() {
         let (mut protocol, mine) = returned();
         assert_eq!(protocol.ending(1, TIMEOUT), Ending::Open);
         says(&mut protocol, 2, 1, left(2));
         assert_eq!(protocol.ending(1, TIMEOUT), Ending::Open);
         let call = call();
-        says(&mut protocol, 0, 1, Said::Call { digest: call.digest(), body: Bytes::new() });
+        says(&mut protocol, 0, 1, Content::Call { digest: call.digest(), body: Bytes::new() });
         assert_eq!(protocol.ending(1, TIMEOUT), Ending::LeftOut);
-        let said = protocol.next_action();
+        let content = protocol.next_action();
         assert!(
-            matches!(&said, Action::Say(Frame { round: 1, said: Said::Standings { .. }, .. })),
-            "{said:?}"
+            matches!(&content, Action::Send(Frame { round: 1, content: Content::Statuses { .. }, .. })),
+            "{content:?}"
         );
         assert_eq!(protocol.next_action(), Action::Wait(None));
-        let standings = vec![Standing::waiting(0, call)];
-        let said = Said::Standings {
-            standings: standings.clone(),
+        let statuses = vec![ReplicaStatus::waiting(0, call)];
+        let content = Content::Statuses {
+            statuses: statuses.clone(),
             step: 1,
             expired: None,
             late: vec![],
             lost: None,
         };
-        says(&mut protocol, 0, 1, said);
+        says(&mut protocol, 0, 1, content);
         // Two have returned: the one that waits has made an additional call.
-        let Said::Left { standings: second } = left(2) else { panic!("worker 2 has left") };
-        let expected = Blame::judge(1, &[standings, mine, second].concat()).map(Arc::new).unwrap();
+        let Content::Left { statuses: second } = left(2) else { panic!("worker 2 has left") };
+        let expected = Blame::decide(1, &[statuses, mine, second].concat()).map(Arc::new).unwrap();
         assert_eq!(protocol.next_action(), Action::End(Err(expected)));
     }
 
     // INV-25
     #[test]
-    fn who_has_left_in_order_waits_for_nobody_who_has_left_or_is_lost() {
+    fn a_worker_that_left_waits_for_no_worker_that_left_or_is_lost() {
         let (mut protocol, _) = returned();
         // It failed, and aborted what nobody called.
-        let failed = vec![Standing { presence: Presence::Failed, ..Standing::running(2) }];
-        let said =
-            Said::Standings { standings: failed.clone(), step: 1, expired: None, late: vec![], lost: None };
-        says(&mut protocol, 2, 1, said);
-        says(&mut protocol, 2, 2, Said::Left { standings: failed });
+        let failed = vec![ReplicaStatus { presence: Presence::Failed, ..ReplicaStatus::running(2) }];
+        let content =
+            Content::Statuses { statuses: failed.clone(), step: 1, expired: None, late: vec![], lost: None };
+        says(&mut protocol, 2, 1, content);
+        says(&mut protocol, 2, 2, Content::Left { statuses: failed });
         assert_eq!(protocol.ending(1, TIMEOUT), Ending::Open);
-        protocol.lose(0, "reset".into());
+        protocol.mark_lost(0, "reset".into());
         assert_eq!(protocol.ending(1, TIMEOUT), Ending::Closed);
     }
 
@@ -479,18 +483,18 @@ mod tests {
     fn others_may_be_any_number_of_failed_calls_ahead_of_a_worker_that_has_left() {
         let (mut protocol, _) = returned();
         for round in 1..100 {
-            let said = Said::Call { digest: 0, body: Bytes::new() };
-            says(&mut protocol, 0, round, said);
+            let content = Content::Call { digest: 0, body: Bytes::new() };
+            says(&mut protocol, 0, round, content);
         }
         assert_eq!(protocol.ending(1, TIMEOUT), Ending::LeftOut);
         assert_eq!(protocol.rounds(), 1);
     }
 
     #[test]
-    fn a_round_that_nobody_can_be_in_is_not_kept() {
+    fn a_round_without_possible_members_is_discarded() {
         let mut protocol = third();
-        let said = Said::Call { digest: 0, body: Bytes::new() };
-        let frame = Frame { round: 1 + LEAD + 1, ..protocol.frame(said) };
-        assert!(protocol.hear(0, frame).unwrap_err().contains("a round that it cannot be in"));
+        let content = Content::Call { digest: 0, body: Bytes::new() };
+        let frame = Frame { round: 1 + MAX_ROUNDS_AHEAD + 1, ..protocol.frame(content) };
+        assert!(protocol.receive(0, frame).unwrap_err().contains("a round that it cannot have reached"));
     }
 }

@@ -1,17 +1,17 @@
-//! The last calls of this worker: records each call of its sessions, and reports them with a blame.
+//! The last calls of this worker. Each call of its sessions is recorded, and the calls are reported with a blame.
 
 use crate::sync::{Mutex, lock};
 use distribute_cluster::flight_recorder::{Progress, Ticket};
-use distribute_cluster::{Blame, Fault, FlightRecorder, RecordedCall, Standing, Stopwatch};
-use distribute_log::heard;
+use distribute_cluster::{Blame, Fault, FlightRecorder, RecordedCall, ReplicaStatus, Stopwatch};
+use distribute_log::warn_or_stderr;
 use std::fmt;
 
-/// The calls of all sessions of a group. It reads the clock twice for each.
+/// The last calls in all sessions of a group. Recording a call reads the clock twice.
 #[derive(Debug)]
 pub(super) struct Recorder {
     clock: Stopwatch,
     calls: Mutex<FlightRecorder>,
-    /// The workers that were awaited when this one last waited.
+    /// The workers for which this worker was waiting when it last waited.
     awaited: Mutex<Vec<usize>>,
 }
 
@@ -24,65 +24,73 @@ impl Recorder {
         }
     }
 
-    /// Records that replicas with these standings begin a call, or go on with the one `of`. `None` if none of them
-    /// makes one.
-    pub(super) fn begin(&self, step: u64, standings: &[Standing], of: Option<Ticket>) -> Option<Ticket> {
-        let (standing, call) = standings.iter().find_map(|standing| Some((standing, standing.call()?)))?;
+    /// Records that replicas with the given statuses begin a call, or continue the call `parent`. Returns `None` if
+    /// none of them makes a call.
+    pub(super) fn begin(
+        &self,
+        step: u64,
+        statuses: &[ReplicaStatus],
+        parent: Option<Ticket>,
+    ) -> Option<Ticket> {
+        let (status, call) = statuses.iter().find_map(|status| Some((status, status.call()?)))?;
         let now = self.clock.elapsed();
         let mut calls = lock(&self.calls);
-        match of {
+        match parent {
             Some(ticket) => {
-                calls.go_on(ticket, call.clone());
+                calls.continue_call(ticket, call.clone());
                 Some(ticket)
             }
             None => {
-                let number = standing.completed.saturating_add(u64::from(!call.continues));
+                let number = status.completed.saturating_add(u64::from(!call.continues));
                 Some(calls.begin(now, step, number, call.clone()))
             }
         }
     }
 
-    /// Records that a call, or a part of it, is over.
+    /// Records that a call, or a part of it, has ended.
     pub(super) fn end(&self, ticket: Ticket, completed: bool) {
         let now = self.clock.elapsed();
         lock(&self.calls).end(now, ticket, completed);
     }
 
-    /// Records for whom this worker waits from now on. It allocates nothing, but for the first time.
+    /// Records the workers for which this worker begins to wait. Memory is allocated only the first time.
     pub(super) fn await_all(&self, workers: impl Iterator<Item = usize>) {
         let mut awaited = lock(&self.awaited);
         awaited.clear();
         awaited.extend(workers);
     }
 
-    /// The call that is under way, and the workers of which nothing has been heard in it.
+    /// Returns the call in progress, with the workers from which nothing has been received in it.
     pub(super) fn awaited(&self) -> Option<(RecordedCall, Vec<usize>)> {
         let call = self.calls().into_iter().next().filter(|call| call.progress == Progress::Running)?;
         Some((call, lock(&self.awaited).clone()))
     }
 
-    /// The last calls, the latest first.
+    /// Returns the last calls, newest first.
     pub(super) fn calls(&self) -> Vec<RecordedCall> {
         let now = self.clock.elapsed();
         lock(&self.calls).calls(now)
     }
 
-    /// Tells what this worker did before `blame`. To be called without a lock that others need: a logger may be slow.
+    /// Logs the calls of this worker before `blame`. Do not call this while holding a lock, because a logger may be
+    /// slow.
     ///
-    /// Where a worker was late or lost, the user reads it in any program. Other faults say by themselves which calls
-    /// differ.
-    pub(super) fn tell(&self, worker: usize, blame: &Blame) {
+    /// If a worker timed out or was lost, the calls are logged as a warning, which is printed by default. For other
+    /// faults, the blame already names the calls that differ.
+    pub(super) fn log_last_calls(&self, worker: usize, blame: &Blame) {
         let calls = &Lines(self);
         match blame.fault {
-            Fault::Late | Fault::Lost => {
-                heard(|| tracing::warn!("the last calls of worker {worker}, the latest first:{calls}"));
+            Fault::TimedOut | Fault::Lost => {
+                warn_or_stderr(|| {
+                    tracing::warn!("the last calls of worker {worker}, the latest first:{calls}")
+                });
             }
             _ => tracing::info!("the last calls of worker {worker}, the latest first:{calls}"),
         }
     }
 }
 
-/// The last calls, one per line, formatted only if there is a subscriber.
+/// The last calls, one per line. They are formatted only if there is a subscriber.
 struct Lines<'a>(&'a Recorder);
 
 impl fmt::Display for Lines<'_> {

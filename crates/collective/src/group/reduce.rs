@@ -1,5 +1,9 @@
 //! Reduces and gathers leaves over all replicas of all workers, in the one order of sums.
 
+// - INV-27: means of running statistics, rows that are written and values per worker are gathered first, in the
+//   order of ids. Tests: `collective/tests/it/conformance/mod.rs`, `multi_worker/cross.rs`,
+//   `multi_worker/collectives.rs`, `multi_worker/training.rs`.
+
 use super::schedule::range;
 use super::{GroupCall, raw};
 use crate::combined::tracked;
@@ -10,27 +14,29 @@ use distribute_tensor::{
     DType, Folder, HostTensor, Leaf, Packing, ReduceOp, flat, pack::reduce_packed, wire,
 };
 
-/// The largest size of leaves that are sent to every worker, which folds them itself: this takes fewer rounds.
+/// The maximum size in bytes of leaves that every worker folds completely. They are sent to every worker, which
+/// requires fewer rounds.
 const SMALL: usize = 64 << 10;
 
-/// The description of a worker's leaves, exchanged before large data.
+/// The description of a worker's leaves, which is exchanged before large data.
 struct Opening {
     tracked: Vec<bool>,
     /// Whether each leaf is dense and numeric on all replicas of this worker.
     dense: Vec<bool>,
-    /// The leaves of its replicas, if they are small.
+    /// The encoded leaves of the worker's replicas; `None` if they are too large.
     leaves: Option<Bytes>,
 }
 
 impl GroupCall<'_> {
-    /// Reduces each leaf over all replicas of all workers. `local` are the leaves of this worker's replicas.
+    /// Reduces each leaf over all replicas of all workers. `local` contains the leaves of each of this worker's
+    /// replicas.
     ///
-    /// The result depends on values and ids alone: it is bit-equal to that of one process with all the replicas. Large
-    /// dense leaves are reduced by reduce-scatter and all-gather: each worker folds a range of the elements and sends
-    /// it to all.
+    /// The result depends on values and ids alone: it is bit-identical to that of a single process with all the
+    /// replicas. Large dense leaves are reduced by reduce-scatter and all-gather: each worker folds a range of the
+    /// elements and sends the result to all.
     ///
     /// # Errors
-    /// [`Failure`] on every worker.
+    /// Returns a [`Failure`] on every worker.
     pub fn all_reduce(
         mut self,
         op: ReduceOp,
@@ -49,50 +55,50 @@ impl GroupCall<'_> {
         local: &[&[Leaf]],
         folder: &impl Folder,
     ) -> Result<Combined, Failure> {
-        let openings = self.open(local)?;
+        let openings = self.exchange_openings(local)?;
         let tracked = any(&openings, |opening| &opening.tracked);
         let dense: Vec<bool> =
             (0..tracked.len()).map(|leaf| openings.iter().all(|opening| opening.dense[leaf])).collect();
         if openings.iter().any(|opening| opening.leaves.is_none()) {
-            return Ok(Combined { leaves: self.by_ranges(op, local, &dense, folder)?, tracked });
+            return Ok(Combined { leaves: self.reduce_by_ranges(op, local, &dense, folder)?, tracked });
         }
-        let all = self.all_of(&openings, local)?;
+        let all = self.all_leaves(&openings, local)?;
         let all: Vec<&[Leaf]> = all.iter().map(Vec::as_slice).collect();
         Ok(Combined { leaves: reduce_packed(op, &all, packing, folder)?, tracked })
     }
 
-    /// Gathers the leaves of all replicas of all workers, in the order of their ids, and for each leaf whether
+    /// Returns the leaves of all replicas of all workers, in the order of their ids, and for each leaf whether
     /// gradients flow through it on some replica.
     ///
     /// # Errors
-    /// [`Failure`] on every worker.
+    /// Returns a [`Failure`] on every worker.
     pub fn all_gather(mut self, local: &[&[Leaf]]) -> Result<(Vec<Vec<Leaf>>, Vec<bool>), Failure> {
         let gathered = self.gather(local);
         self.abort_on_error(gathered)
     }
 
     fn gather(&mut self, local: &[&[Leaf]]) -> Result<(Vec<Vec<Leaf>>, Vec<bool>), Failure> {
-        let openings = self.open(local)?;
+        let openings = self.exchange_openings(local)?;
         let tracked = any(&openings, |opening| &opening.tracked);
         if openings.iter().all(|opening| opening.leaves.is_some()) {
-            return Ok((self.all_of(&openings, local)?, tracked));
+            return Ok((self.all_leaves(&openings, local)?, tracked));
         }
         let mine = Bytes::from(wire::encode(local.iter().flat_map(|leaves| leaves.iter()))?);
         let bodies = self.next_round("its data", |_| mine.clone())?;
         Ok((self.decode_all(&bodies, local)?, tracked))
     }
 
-    /// Broadcasts the leaves of worker 0, with the kinds and devices of this worker's `mine`. Leaves of other workers
-    /// are not sent.
+    /// Returns the leaves of worker 0, with the kinds and devices of this worker's leaves `mine`. The leaves of other
+    /// workers are not sent.
     ///
     /// # Errors
-    /// [`Failure`] on every worker.
+    /// Returns a [`Failure`] on every worker.
     pub fn broadcast(mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
-        let first = self.leaves_of_first(mine);
+        let first = self.broadcast_leaves(mine);
         self.abort_on_error(first)
     }
 
-    fn leaves_of_first(&mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
+    fn broadcast_leaves(&mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
         let first = self.world().worker() == 0;
         let body = if first { Bytes::from(wire::encode(mine)?) } else { Bytes::new() };
         let bodies = self.all_gather_bytes(body)?;
@@ -100,14 +106,14 @@ impl GroupCall<'_> {
             return Ok(mine.to_vec());
         }
         let mut leaves = wire::decode(bodies.first().map_or(&[][..], |body| body))?.into_iter();
-        let beside = mine.iter().map(|mine| Ok(next(&mut leaves)?.beside(mine)?));
+        let beside = mine.iter().map(|mine| Ok(next_leaf(&mut leaves)?.to_device_of(mine)?));
         let beside = beside.collect::<Result<_, Failure>>()?;
-        at_end(leaves)?;
+        require_end(leaves)?;
         Ok(beside)
     }
 
-    /// The first round: exchanges openings.
-    fn open(&mut self, local: &[&[Leaf]]) -> Result<Vec<Opening>, Failure> {
+    /// Exchanges openings with all workers, in the first round of the call.
+    fn exchange_openings(&mut self, local: &[&[Leaf]]) -> Result<Vec<Opening>, Failure> {
         let count = local.first().map_or(0, |leaves| leaves.len());
         let bytes: usize = local.iter().flat_map(|leaves| leaves.iter()).map(size).sum();
         let mine = Opening {
@@ -130,8 +136,8 @@ impl GroupCall<'_> {
         bodies.into_iter().enumerate().map(opening).collect()
     }
 
-    /// The leaves of all replicas, from openings that contain them.
-    fn all_of(&self, openings: &[Opening], local: &[&[Leaf]]) -> Result<Vec<Vec<Leaf>>, Failure> {
+    /// Returns the leaves of all replicas, decoded from openings that contain them.
+    fn all_leaves(&self, openings: &[Opening], local: &[&[Leaf]]) -> Result<Vec<Vec<Leaf>>, Failure> {
         let bodies: Vec<Bytes> =
             openings.iter().map(|opening| opening.leaves.clone().unwrap_or_default()).collect();
         self.decode_all(&bodies, local)
@@ -146,16 +152,17 @@ impl GroupCall<'_> {
             }
             let mut leaves = wire::decode(body)?.into_iter();
             for mine in local {
-                let theirs = mine.iter().map(|mine| Ok(next(&mut leaves)?.beside(mine)?));
+                let theirs = mine.iter().map(|mine| Ok(next_leaf(&mut leaves)?.to_device_of(mine)?));
                 all.push(theirs.collect::<Result<_, Failure>>()?);
             }
-            at_end(leaves)?;
+            require_end(leaves)?;
         }
         Ok(all)
     }
 
-    /// Each worker folds a range of the dense leaves; other leaves are sent whole to all workers.
-    fn by_ranges(
+    /// Reduces leaves by ranges: each worker folds a range of the dense leaves. Other leaves are sent completely to all
+    /// workers.
+    fn reduce_by_ranges(
         &mut self,
         op: ReduceOp,
         local: &[&[Leaf]],
@@ -179,7 +186,7 @@ impl GroupCall<'_> {
             if worker == world.worker() {
                 return Bytes::new();
             }
-            buffers.joined(packs.iter().zip(&mine).flat_map(of).chain([rest.clone()]))
+            buffers.concat(packs.iter().zip(&mine).flat_map(of).chain([rest.clone()]))
         })?;
         // By worker what it contributes to this one's range of each pack, and its other leaves.
         let mut theirs = Vec::with_capacity(world.workers());
@@ -217,14 +224,14 @@ impl GroupCall<'_> {
                     continue;
                 }
                 for _ in 0..local.len() {
-                    all.push(next(theirs)?.beside(&local[0][leaf])?);
+                    all.push(next_leaf(theirs)?.to_device_of(&local[0][leaf])?);
                 }
             }
             reduced[leaf] = Some(Leaf::reduce_with(op, &all, folder)?);
         }
-        whole.into_iter().try_for_each(at_end)?;
+        whole.into_iter().try_for_each(require_end)?;
 
-        let body = buffers.joined(sums.iter().map(|sum| raw::bytes(sum, 0..sum.len())));
+        let body = buffers.concat(sums.iter().map(|sum| raw::bytes(sum, 0..sum.len())));
         let come = self.next_round("its sums", |_| body.clone())?;
         let mut pieces = vec![Vec::with_capacity(world.workers()); packs.len()];
         for (worker, mut body) in come.into_iter().enumerate() {
@@ -252,13 +259,13 @@ impl GroupCall<'_> {
     }
 }
 
-/// The next of the leaves that another worker has sent.
-fn next(leaves: &mut impl Iterator<Item = Leaf>) -> Result<Leaf, Failure> {
+/// Returns the next leaf that another worker has sent.
+fn next_leaf(leaves: &mut impl Iterator<Item = Leaf>) -> Result<Leaf, Failure> {
     leaves.next().ok_or_else(|| Failure::Record("fewer leaves than the call has".into()))
 }
 
-/// Refuses more leaves than the call has.
-fn at_end(mut leaves: impl Iterator<Item = Leaf>) -> Result<(), Failure> {
+/// Returns an error if there are more leaves than the call contains.
+fn require_end(mut leaves: impl Iterator<Item = Leaf>) -> Result<(), Failure> {
     match leaves.next() {
         None => Ok(()),
         Some(_) => Err(Failure::Record("more leaves than the call has".into())),
@@ -270,13 +277,13 @@ struct Pack {
     leaves: Vec<usize>,
     /// The dtype of the leaves.
     pub dtype: DType,
-    /// The elements of all of them.
+    /// The total number of elements of the leaves.
     pub len: usize,
-    /// Whether each worker sums its replicas' leaves first. Replicas are summed in the order of a balanced binary tree
-    /// over their ids, in which each worker's own are a subtree if their number is a power of two. A sum of integers
-    /// may wrap, so it is of no use for a mean.
+    /// Whether each worker first sums the leaves of its replicas. Replicas are summed in the order of a balanced binary
+    /// tree over their ids, in which each worker's replicas are a subtree if their number is a power of two. A sum of
+    /// integers may wrap, so a mean of integers is not computed from such sums.
     is_branch: bool,
-    /// The dtype of what a worker contributes: of sums that are not complete, the one in which they are computed.
+    /// The dtype of a worker's contribution. Partial sums have the dtype in which they are computed.
     sent: DType,
 }
 
@@ -304,7 +311,8 @@ impl Pack {
         Ok(packs)
     }
 
-    /// Returns the contribution of this worker: its replicas' leaves, or their sum if that changes no bit.
+    /// Returns the contribution of this worker: the leaves of its replicas, or their sum if computing it first does not
+    /// change the result.
     fn contributions(&self, local: &[&[Leaf]], folder: &impl Folder) -> Result<Vec<HostTensor>, Failure> {
         if self.is_branch {
             let sum = |leaf: &usize| {
@@ -319,7 +327,7 @@ impl Pack {
         Ok(local.iter().map(of).collect::<Result<_, _>>()?)
     }
 
-    /// The reduction over the contributions of all workers, in the order of workers.
+    /// Returns the reduction over the contributions of all workers, in the order of workers.
     fn fold(
         &self,
         op: ReduceOp,
@@ -347,13 +355,13 @@ impl Opening {
         bytes.into()
     }
 
-    /// Decodes the opening of `count` leaves.
+    /// Decodes an opening that describes `count` leaves.
     fn decode(mut bytes: Bytes, count: usize) -> Result<Self, Failure> {
         if bytes.len() <= count {
             return Err(distribute_tensor::Error::Bytes {
                 operation: "all_reduce",
                 offset: bytes.len(),
-                what: "an opening that ends too early",
+                what: "a truncated opening",
             }
             .into());
         }
@@ -367,18 +375,18 @@ impl Opening {
     }
 }
 
-/// Returns, for each leaf, whether a flag of the openings is set on some worker.
+/// Returns for each leaf whether a flag of the openings is set on some worker.
 fn any(openings: &[Opening], of: impl Fn(&Opening) -> &Vec<bool>) -> Vec<bool> {
     let count = openings.first().map_or(0, |opening| of(opening).len());
     (0..count).map(|leaf| openings.iter().any(|opening| of(opening)[leaf])).collect()
 }
 
-/// One leaf of each replica.
+/// Returns the given leaf of each replica.
 fn column<'a>(local: &[&'a [Leaf]], leaf: usize) -> Vec<&'a Leaf> {
     local.iter().map(|leaves| &leaves[leaf]).collect()
 }
 
-/// The bytes of a leaf's values; an estimate for strings.
+/// Returns the size of a leaf's values in bytes. For strings, it is an estimate.
 fn size(leaf: &Leaf) -> usize {
     let width = leaf.dtype().ok().and_then(DType::bytes).unwrap_or(16);
     leaf.dims().iter().product::<usize>().saturating_mul(width)

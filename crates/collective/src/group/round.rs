@@ -1,14 +1,21 @@
-//! The state of a round: what its workers have sent, and what follows from it. Pure: no socket, no thread, no clock.
+//! The state of a round: the messages of its workers, and the decision. This module contains only pure functions and
+//! values, without sockets, threads and clocks.
 //!
-//! Every worker tells every other which call its replicas make. If all make the same call, the round is done. If a
-//! worker differs, or is gone, lost or late, every worker notices, because all hear the same. Each then sends the
-//! standings of its replicas, and all judge the same standings. Only after a deadline, or where a worker is lost, may
-//! workers have heard different things; then the first worker that is still present judges, and sends the others its
-//! verdict.
+//! Every worker sends every other the call that its replicas make. If all make the same call, the round is done. If a
+//! worker's call differs, or if a worker has exited, is lost or times out, every worker notices this, because all
+//! receive the same messages. Each then sends the statuses of its replicas, and all decide from the same statuses.
+//! Workers may have received different messages only after a deadline or if a worker is lost. In this case, the first
+//! worker that still participates decides, and sends its verdict to the others.
 
-use super::Said;
+// - **INV-25** Workers decide before they use each other's data, which may have arrived earlier. It is released
+//   only if the replicas of all workers make the same call. Otherwise all get one blame, including those whose
+//   replicas have returned without it (`Protocol::ending`). Tests: `collective/src/group/protocol.rs`,
+//   `collective/tests/it/group.rs`, `collective/tests/it/worlds.rs`, `clusters/multi_worker/faults.rs`,
+//   `simulation/tests/it/scenarios.rs`.
+
+use super::Content;
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fingerprint, Presence, Standing, World};
+use distribute_cluster::{Blame, Fingerprint, Presence, ReplicaStatus, World};
 use distribute_net::{ENDED, LEFT};
 use std::time::Duration;
 
@@ -16,43 +23,43 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Round {
     world: World,
-    /// The number of the step, for errors: the highest of those that are known.
+    /// The step to report in errors: the highest that any worker has reported.
     step: u64,
-    /// The standings of this worker's replicas.
-    mine: Vec<Standing>,
-    /// The time that this worker waits at most.
+    /// The statuses of this worker's replicas.
+    own: Vec<ReplicaStatus>,
+    /// The maximum time for which this worker waits.
     timeout: Duration,
     peers: Vec<Peer>,
-    /// Whether this worker has sent the others the standings of its replicas.
+    /// Whether this worker has sent the statuses of its replicas to the other workers.
     explained: bool,
     expired: Option<Duration>,
-    /// The workers of which nothing had been heard by the deadline of some worker.
+    /// The workers from which nothing had been received by the deadline of some worker.
     late: Vec<usize>,
-    /// The workers that are late by their links, if they are: with the number of bytes of a message that have come
-    /// here, and of the whole message, if a part has come.
+    /// The workers that timed out because of a slow link. If part of a message has arrived, the entry contains the
+    /// number of bytes received so far and the number of bytes of the complete message.
     sending: Vec<(usize, Option<(u64, u64)>)>,
-    /// A worker that another one has lost, and how.
-    told: Option<(usize, String)>,
-    /// The verdict of a worker that judged before this one.
+    /// The worker whose loss another worker has reported, and the reason of the loss.
+    their_loss: Option<(usize, String)>,
+    /// The verdict of another worker, if that worker decided before this one.
     verdict: Option<Blame>,
 }
 
 /// The known state of another worker.
 #[derive(Clone, Debug)]
 enum Peer {
-    /// It has said nothing.
+    /// No message has been received from it.
     Silent,
     Calls {
         digest: u64,
         body: Bytes,
-        /// The reason why it will send nothing more, if so.
+        /// The reason why nothing more will be received from it, if there is one.
         lost: Option<String>,
     },
-    Stands(Vec<Standing>),
-    Left(Vec<Standing>),
+    Statuses(Vec<ReplicaStatus>),
+    Left(Vec<ReplicaStatus>),
     Lost(String),
     /// This worker itself.
-    Me,
+    ThisWorker,
 }
 
 /// The next step of a round.
@@ -60,72 +67,76 @@ enum Peer {
 pub enum Next {
     /// Wait for the other workers.
     Wait,
-    /// Send this to all other workers, then ask again.
-    Say(Said),
-    /// All workers make the same call. This is the data of each; this worker's own is empty.
+    /// Send this content to all other workers, then ask for the next step again.
+    Send(Content),
+    /// All workers make the same call. The variant contains the data of each worker; this worker's own entry is empty.
     Agreed(Vec<Bytes>),
     /// The call does not complete. The reason is the same on all workers.
     Blamed(Blame),
-    /// The call does not complete, and the session is over, because a late worker would take part in the others' next
-    /// call instead of this one.
+    /// The call does not complete. The session is over, because a worker that timed out would otherwise take part in
+    /// the others' next call instead of this one.
     ///
-    /// The reason is for all others, whichever worker has decided: some may not have received it.
+    /// Send the reason to all other workers, even if another worker has decided, because some of them may not have
+    /// received its decision.
     Over(Blame),
 }
 
 impl Round {
-    /// A round in which `mine` are the standings of this worker's replicas.
-    pub fn new(world: World, step: u64, mine: Vec<Standing>, timeout: Duration) -> Self {
-        let peer = |worker| if worker == world.worker() { Peer::Me } else { Peer::Silent };
+    /// Creates a round in which `own` are the statuses of this worker's replicas.
+    pub fn new(world: World, step: u64, own: Vec<ReplicaStatus>, timeout: Duration) -> Self {
+        let peer = |worker| if worker == world.worker() { Peer::ThisWorker } else { Peer::Silent };
         let peers = (0..world.workers()).map(peer).collect();
         let (late, sending) = Default::default();
         Self {
             world,
             step,
-            mine,
+            own,
             timeout,
             peers,
             explained: false,
             expired: None,
             late,
             sending,
-            told: None,
+            their_loss: None,
             verdict: None,
         }
     }
 
-    /// The call that all replicas of this worker make, if they do.
+    /// Returns the call that all replicas of this worker make, or `None` if their calls differ.
     pub fn call(&self) -> Option<&Fingerprint> {
-        Standing::all_agree(&self.mine).then(|| self.mine.first()?.call()).flatten()
+        ReplicaStatus::all_agree(&self.own).then(|| self.own.first()?.call()).flatten()
     }
 
-    /// The workers of which nothing has been heard.
+    /// Returns the workers from which nothing has been received.
     pub fn silent(&self) -> impl Iterator<Item = usize> + '_ {
         let silent = |(worker, peer): (usize, &Peer)| matches!(peer, Peer::Silent).then_some(worker);
         self.peers.iter().enumerate().filter_map(silent)
     }
 
     /// Records a message of another worker.
-    pub fn hear(&mut self, worker: usize, said: Said) {
-        if let Said::Standings { standings, .. } | Said::Left { standings } = &said
-            && !standings.iter().map(|standing| standing.replica).eq(self.world.replicas_of(worker))
+    pub fn receive(&mut self, worker: usize, content: Content) {
+        if let Content::Statuses { statuses, .. } | Content::Left { statuses } = &content
+            && !statuses.iter().map(|status| status.replica).eq(self.world.replicas_of(worker))
         {
-            return self.lose(worker, "it sent standings of other replicas than its own".into());
+            return self.mark_lost(worker, "it sent the status of replicas that are not its own".into());
         }
         let Some(peer) = self.peers.get_mut(worker) else { return };
-        match (said, &*peer) {
-            (Said::Verdict(blame), _) => {
+        match (content, &*peer) {
+            (Content::Verdict(blame), _) => {
                 // The first worker's verdict counts.
                 self.verdict.get_or_insert(blame);
             }
-            (_, Peer::Me) => {}
-            (Said::Call { digest, body }, Peer::Silent) => *peer = Peer::Calls { digest, body, lost: None },
-            (Said::Call { .. }, _) => {}
-            (Said::Standings { standings, step, expired, late, lost }, _) => {
-                *peer = Peer::Stands(standings);
+            (_, Peer::ThisWorker) => {}
+            (Content::Call { digest, body }, Peer::Silent) => {
+                *peer = Peer::Calls { digest, body, lost: None }
+            }
+            (Content::Call { .. }, _) => {}
+            (Content::Statuses { statuses, step, expired, late, lost }, _) => {
+                *peer = Peer::Statuses(statuses);
                 self.step = self.step.max(step);
                 self.expired = self.expired.or(expired);
-                self.told = self.told.take().or(lost.filter(|(worker, _)| *worker < self.world.workers()));
+                self.their_loss =
+                    self.their_loss.take().or(lost.filter(|(worker, _)| *worker < self.world.workers()));
                 for worker in late.into_iter().filter(|worker| *worker < self.world.workers()) {
                     // Its call is here, and was not late for this worker.
                     if matches!(self.peers[worker], Peer::Calls { .. }) && !self.late.contains(&worker) {
@@ -134,16 +145,18 @@ impl Round {
                     self.late.push(worker);
                 }
             }
-            (Said::Left { standings }, Peer::Silent) => *peer = Peer::Left(standings),
+            (Content::Left { statuses }, Peer::Silent) => *peer = Peer::Left(statuses),
             // It has left after this round.
-            (Said::Left { .. }, Peer::Calls { .. }) => self.lose(worker, "it has left".into()),
-            (Said::Left { .. }, _) => {}
-            (Said::Early { .. }, _) => self.lose(worker, "it sent a vector where a call was expected".into()),
+            (Content::Left { .. }, Peer::Calls { .. }) => self.mark_lost(worker, "it has left".into()),
+            (Content::Left { .. }, _) => {}
+            (Content::Early { .. }, _) => {
+                self.mark_lost(worker, "it sent a vector where a call was expected".into())
+            }
         }
     }
 
     /// Records that another worker has become unreachable.
-    pub fn lose(&mut self, worker: usize, reason: String) {
+    pub fn mark_lost(&mut self, worker: usize, reason: String) {
         match self.peers.get_mut(worker) {
             Some(peer @ Peer::Silent) => *peer = Peer::Lost(reason),
             // What it has said still counts: it may have ended after its last call.
@@ -154,18 +167,17 @@ impl Round {
         }
     }
 
-    /// Records that part of a message has arrived from a worker before the deadline: a worker that times out then is
-    /// slow because of its link. `part` is the number of received bytes and of all bytes.
-    pub fn receives(&mut self, worker: usize, part: (u64, u64)) {
+    /// Records that part of a message has arrived from a worker before the deadline. If this worker times out, the link
+    /// of that worker is slow. `part` contains the number of received bytes and the total number of bytes.
+    pub fn note_partial(&mut self, worker: usize, part: (u64, u64)) {
         self.sending.push((worker, Some(part)));
     }
 
-    /// Records that the deadline has passed. The outcome is decided by what has been heard so far, and by answers that
-    /// arrive soon.
+    /// Records that the deadline has passed. The outcome is decided from the messages that have been received, and from
+    /// responses that arrive soon.
     pub fn expire(&mut self) {
         self.expired.get_or_insert(self.timeout);
-        // The others are told, also where they know the standings already: else each would count its grace from another
-        // time.
+        // Sent even if the others have these statuses, so that all count their grace period from one time.
         self.explained = false;
         // A worker that is late itself has not waited for the others.
         if self.call().is_some() {
@@ -174,36 +186,36 @@ impl Round {
         }
     }
 
-    /// Whether the deadline has passed, for this worker or another.
+    /// Returns whether the deadline has passed, for this worker or another one.
     pub fn has_expired(&self) -> bool {
         self.expired.is_some()
     }
 
-    /// Whether a worker was lost before it made this call, to this worker or another, so that the round cannot
-    /// complete.
+    /// Returns whether the round cannot complete because a worker became unreachable to any worker before this call.
     pub fn has_lost(&self) -> bool {
-        self.told.is_some() || self.lost().is_some()
+        self.their_loss.is_some() || self.lost().is_some()
     }
 
-    /// A worker that was lost before it made this call, and how.
+    /// Returns a worker that became unreachable before making this call, and the reason.
     fn lost(&self) -> Option<(usize, &String)> {
-        let mine = self.call().map(Fingerprint::digest);
+        let own = self.call().map(Fingerprint::digest);
         let lost = self.peers.iter().enumerate().filter_map(|(worker, peer)| match peer {
             Peer::Lost(reason) => Some((worker, reason)),
-            Peer::Calls { digest, lost: Some(reason), .. } if Some(*digest) != mine => Some((worker, reason)),
+            Peer::Calls { digest, lost: Some(reason), .. } if Some(*digest) != own => Some((worker, reason)),
             _ => None,
         });
         // Who has gone in order may have done so because of another. The first of equals.
         lost.min_by_key(|(_, reason)| matches!(reason.as_str(), ENDED | LEFT))
     }
 
-    /// Whether this worker judges where workers may have heard different things: the first that is present, and was
-    /// before the deadline. One that has aborted the call may be past it.
-    pub fn judges(&self) -> bool {
-        let takes_part = |standings: &[Standing]| !standings.iter().all(Standing::is_gone);
+    /// Returns whether this worker is the one that decides if workers may have received different messages. This is the
+    /// first worker that still participates and that made the call before the deadline. A worker that has aborted the
+    /// call may have finished the round already.
+    pub fn decides(&self) -> bool {
+        let takes_part = |statuses: &[ReplicaStatus]| !statuses.iter().all(ReplicaStatus::is_gone);
         let present = |peer: &Peer| match peer {
-            Peer::Me => takes_part(&self.mine),
-            Peer::Stands(standings) => takes_part(standings),
+            Peer::ThisWorker => takes_part(&self.own),
+            Peer::Statuses(statuses) => takes_part(statuses),
             Peer::Calls { lost, .. } => lost.is_none(),
             _ => false,
         };
@@ -212,32 +224,33 @@ impl Round {
         first.is_some_and(|(worker, _)| worker == self.world.worker())
     }
 
-    /// Returns what to do next. `last` says that there is no more waiting.
+    /// Returns the next step. If `last` is `true`, the worker does not wait any longer.
     pub fn next(&mut self, last: bool) -> Next {
         if let Some(blame) = self.verdict.take() {
             return Next::Over(blame);
         }
-        let mine = self.call().map(Fingerprint::digest);
+        let own = self.call().map(Fingerprint::digest);
         let agrees = |peer: &Peer| match peer {
-            Peer::Me => true,
-            Peer::Calls { digest, .. } => Some(*digest) == mine,
+            Peer::ThisWorker => true,
+            Peer::Calls { digest, .. } => Some(*digest) == own,
             _ => false,
         };
-        if mine.is_some() && !self.explained && self.peers.iter().all(agrees) {
+        if own.is_some() && !self.explained && self.peers.iter().all(agrees) {
             return Next::Agreed(self.peers.iter_mut().map(take_body).collect());
         }
         let silent = self.peers.iter().any(|peer| matches!(peer, Peer::Silent));
         let differs =
-            mine.is_none() || self.peers.iter().any(|peer| !agrees(peer) && !matches!(peer, Peer::Silent));
+            own.is_none() || self.peers.iter().any(|peer| !agrees(peer) && !matches!(peer, Peer::Silent));
         if !differs && self.expired.is_none() {
             return Next::Wait;
         }
         if !self.explained {
             self.explained = true;
             // Also what others have told: those that cannot reach each other hear it of a third.
-            let lost = self.lost().map(|(worker, reason)| (worker, reason.clone())).or(self.told.clone());
-            let (standings, step, late) = (self.mine.clone(), self.step, self.late.clone());
-            return Next::Say(Said::Standings { standings, step, expired: self.expired, late, lost });
+            let lost =
+                self.lost().map(|(worker, reason)| (worker, reason.clone())).or(self.their_loss.clone());
+            let (statuses, step, late) = (self.own.clone(), self.step, self.late.clone());
+            return Next::Send(Content::Statuses { statuses, step, expired: self.expired, late, lost });
         }
         let unexplained =
             silent || self.peers.iter().any(|peer| matches!(peer, Peer::Calls { lost: None, .. }));
@@ -246,16 +259,16 @@ impl Round {
         if unexplained && !lost && !last {
             return Next::Wait;
         }
-        if (self.expired.is_some() || lost) && !self.judges() && !last {
+        if (self.expired.is_some() || lost) && !self.decides() && !last {
             return Next::Wait;
         }
-        let blame = self.judge();
+        let blame = self.decide_blame();
         if self.expired.is_some() || lost { Next::Over(blame) } else { Next::Blamed(blame) }
     }
 
-    /// Returns the reason why the call does not complete, as far as this worker knows.
-    fn judge(&self) -> Blame {
-        let call = self.mine.iter().find_map(Standing::call).cloned();
+    /// Determines the reason why the call does not complete from the messages that this worker has received.
+    fn decide_blame(&self) -> Blame {
+        let call = self.own.iter().find_map(ReplicaStatus::call).cloned();
         if let (Some((worker, reason)), Some(call)) = (self.lost(), &call) {
             return Blame::lost(self.step, worker, self.world.replicas_of(worker).collect(), reason, call);
         }
@@ -263,18 +276,18 @@ impl Round {
         for (worker, peer) in self.peers.iter().enumerate() {
             let replicas = self.world.replicas_of(worker);
             match (peer, &call) {
-                (Peer::Me, _) => all.extend_from_slice(&self.mine),
-                (Peer::Stands(standings) | Peer::Left(standings), _) => all.extend_from_slice(standings),
-                // It has made a call and sent no standings: the digest tells whether it is this call.
+                (Peer::ThisWorker, _) => all.extend_from_slice(&self.own),
+                (Peer::Statuses(statuses) | Peer::Left(statuses), _) => all.extend_from_slice(statuses),
+                // It has made a call and sent no statuses: the digest tells whether it is this call.
                 (Peer::Calls { digest, .. }, Some(call)) if *digest == call.digest() => {
-                    all.extend(replicas.map(|replica| Standing::waiting(replica, call.clone())));
+                    all.extend(replicas.map(|replica| ReplicaStatus::waiting(replica, call.clone())));
                 }
                 _ => all.extend(replicas.map(|replica| self.absent(worker, replica))),
             }
         }
         // A certain fault takes precedence over the guess that somebody is stuck.
-        let certain = Blame::judge(self.step, &all).or_else(|| {
-            let ((worker, reason), call) = (self.told.as_ref()?, call.as_ref()?);
+        let certain = Blame::decide(self.step, &all).or_else(|| {
+            let ((worker, reason), call) = (self.their_loss.as_ref()?, call.as_ref()?);
             Some(Blame::lost(self.step, *worker, self.world.replicas_of(*worker).collect(), reason, call))
         });
         certain.unwrap_or_else(|| {
@@ -284,23 +297,20 @@ impl Round {
                     all[replica] = self.absent(*worker, replica);
                 }
             }
-            Blame::late(self.step, &all, self.expired.unwrap_or(self.timeout))
+            Blame::timed_out(self.step, &all, self.expired.unwrap_or(self.timeout))
         })
     }
 
-    /// The standing of a replica of a worker that has not come.
-    fn absent(&self, worker: usize, replica: usize) -> Standing {
+    /// Returns the status of a replica of a worker that has not made the call.
+    fn absent(&self, worker: usize, replica: usize) -> ReplicaStatus {
         let part = self.sending.iter().find_map(|(sending, part)| (*sending == worker).then_some(*part));
         let presence = part.map_or(Presence::Running, |part| Presence::Sending { part });
-        Standing { presence, ..Standing::running(replica) }
+        ReplicaStatus { presence, ..ReplicaStatus::running(replica) }
     }
 }
 
 fn take_body(peer: &mut Peer) -> Bytes {
-    match peer {
-        Peer::Calls { body, .. } => std::mem::take(body),
-        _ => Bytes::new(),
-    }
+    if let Peer::Calls { body, .. } = peer { std::mem::take(body) } else { Bytes::new() }
 }
 
 #[cfg(test)]
@@ -312,88 +322,91 @@ mod tests {
     #[test]
     fn a_worker_that_comes_after_the_deadline_and_before_the_verdict_is_the_one_that_was_late() {
         let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
-        let standings = |worker: usize| vec![Standing::waiting(worker, call.clone())];
+        let statuses = |worker: usize| vec![ReplicaStatus::waiting(worker, call.clone())];
         let timeout = Duration::from_secs(3);
-        let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, standings(0), timeout);
-        round.hear(1, Said::Call { digest: call.digest(), body: Bytes::new() });
+        let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, statuses(0), timeout);
+        round.receive(1, Content::Call { digest: call.digest(), body: Bytes::new() });
         assert!(matches!(round.next(false), Next::Wait));
         round.expire();
-        assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: Some(_), .. })));
+        assert!(matches!(round.next(false), Next::Send(Content::Statuses { expired: Some(_), .. })));
         for worker in [1, 2] {
-            let (standings, expired) = (standings(worker), Some(timeout));
-            round.hear(worker, Said::Standings { standings, step: 1, expired, late: vec![], lost: None });
+            let (statuses, expired) = (statuses(worker), Some(timeout));
+            round.receive(worker, Content::Statuses { statuses, step: 1, expired, late: vec![], lost: None });
         }
         let Next::Over(blame) = round.next(false) else { panic!("worker 0 judges") };
-        assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![2]));
+        assert_eq!((blame.fault, blame.culprits), (Fault::TimedOut, vec![2]));
     }
 
     #[test]
-    fn who_is_late_by_its_link_is_named_with_what_has_come() {
+    fn a_worker_with_a_slow_link_is_named_with_the_received_bytes() {
         let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
-        let standings = |worker: usize| vec![Standing::waiting(worker, call.clone())];
+        let statuses = |worker: usize| vec![ReplicaStatus::waiting(worker, call.clone())];
         let (world, timeout) = (World::new(3, 0, 1).unwrap(), Duration::from_secs(3));
         let missing = |round: &mut Round| {
-            assert!(matches!(round.next(true), Next::Say(_)));
-            let Next::Over(Blame { cause: Cause::Late { missing, .. }, .. }) = round.next(true) else {
+            assert!(matches!(round.next(true), Next::Send(_)));
+            let Next::Over(Blame { cause: Cause::TimedOut { missing, .. }, .. }) = round.next(true) else {
                 panic!("worker 0 judges")
             };
             missing
         };
-        let absent = |part| Standing { presence: Presence::Sending { part }, ..Standing::running(2) };
+        let absent =
+            |part| ReplicaStatus { presence: Presence::Sending { part }, ..ReplicaStatus::running(2) };
         // A part has come here.
-        let mut round = Round::new(world, 1, standings(0), timeout);
-        round.hear(1, Said::Call { digest: call.digest(), body: Bytes::new() });
-        round.receives(2, (3, 10));
+        let mut round = Round::new(world, 1, statuses(0), timeout);
+        round.receive(1, Content::Call { digest: call.digest(), body: Bytes::new() });
+        round.note_partial(2, (3, 10));
         round.expire();
         assert_eq!(missing(&mut round), [absent(Some((3, 10)))]);
         // All has come here, and not to another worker.
         let late = |late: Vec<usize>| {
-            let (standings, expired) = (standings(1), Some(timeout));
-            Said::Standings { standings, step: 1, expired, late, lost: None }
+            let (statuses, expired) = (statuses(1), Some(timeout));
+            Content::Statuses { statuses, step: 1, expired, late, lost: None }
         };
-        let mut round = Round::new(world, 1, standings(0), timeout);
-        round.hear(2, Said::Call { digest: call.digest(), body: Bytes::new() });
-        round.hear(1, late(vec![2]));
+        let mut round = Round::new(world, 1, statuses(0), timeout);
+        round.receive(2, Content::Call { digest: call.digest(), body: Bytes::new() });
+        round.receive(1, late(vec![2]));
         assert_eq!(missing(&mut round), [absent(None)]);
         // It has come to nobody in time.
-        let mut round = Round::new(world, 1, standings(0), timeout);
-        round.hear(1, late(vec![2]));
-        round.hear(2, Said::Call { digest: call.digest(), body: Bytes::new() });
-        assert_eq!(missing(&mut round), [Standing::running(2)]);
+        let mut round = Round::new(world, 1, statuses(0), timeout);
+        round.receive(1, late(vec![2]));
+        round.receive(2, Content::Call { digest: call.digest(), body: Bytes::new() });
+        assert_eq!(missing(&mut round), [ReplicaStatus::running(2)]);
     }
 
     // INV-31
     #[test]
     fn who_has_aborted_judges_nothing_and_who_waits_does() {
         let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
-        let failed = vec![Standing { presence: Presence::Failed, ..Standing::running(0) }];
+        let failed = vec![ReplicaStatus { presence: Presence::Failed, ..ReplicaStatus::running(0) }];
         let timeout = Duration::from_secs(3);
         let aborted = Round::new(World::new(3, 0, 1).unwrap(), 1, failed.clone(), timeout);
-        assert!(!aborted.judges());
-        let mine = vec![Standing::waiting(1, call)];
-        let mut round = Round::new(World::new(3, 1, 1).unwrap(), 1, mine, timeout);
-        round
-            .hear(0, Said::Standings { standings: failed, step: 1, expired: None, late: vec![], lost: None });
-        assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: None, .. })));
+        assert!(!aborted.decides());
+        let own = vec![ReplicaStatus::waiting(1, call)];
+        let mut round = Round::new(World::new(3, 1, 1).unwrap(), 1, own, timeout);
+        round.receive(
+            0,
+            Content::Statuses { statuses: failed, step: 1, expired: None, late: vec![], lost: None },
+        );
+        assert!(matches!(round.next(false), Next::Send(Content::Statuses { expired: None, .. })));
         assert_eq!(round.next(false), Next::Wait, "worker 2 may still come");
         round.expire();
-        assert!(round.judges());
-        assert!(matches!(round.next(true), Next::Say(Said::Standings { expired: Some(_), .. })));
+        assert!(round.decides());
+        assert!(matches!(round.next(true), Next::Send(Content::Statuses { expired: Some(_), .. })));
         let Next::Over(blame) = round.next(true) else { panic!("it is over") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Failed, vec![0]));
     }
 
     #[test]
-    fn nobody_waits_for_the_deadline_where_a_worker_is_lost_that_another_one_has_heard() {
+    fn a_lost_worker_ends_the_round_before_the_deadline() {
         let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
         let of = |me: usize| {
-            let standings = vec![Standing::waiting(me, call.clone())];
-            let mut round = Round::new(World::new(3, me, 1).unwrap(), 1, standings, Duration::from_secs(60));
+            let statuses = vec![ReplicaStatus::waiting(me, call.clone())];
+            let mut round = Round::new(World::new(3, me, 1).unwrap(), 1, statuses, Duration::from_secs(60));
             for other in (0..2).filter(|other| *other != me) {
-                round.hear(other, Said::Call { digest: call.digest(), body: Bytes::new() });
+                round.receive(other, Content::Call { digest: call.digest(), body: Bytes::new() });
             }
-            round.lose(2, "reset".into());
-            assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: None, .. })));
+            round.mark_lost(2, "reset".into());
+            assert!(matches!(round.next(false), Next::Send(Content::Statuses { expired: None, .. })));
             round
         };
         let lost = |next| matches!(next, Next::Over(blame) if blame.fault == Fault::Lost);
@@ -406,15 +419,15 @@ mod tests {
     #[test]
     fn a_worker_that_others_have_lost_is_named_also_by_one_that_it_still_talks_to() {
         let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
-        let standings = |worker: usize| vec![Standing::waiting(worker, call.clone())];
+        let statuses = |worker: usize| vec![ReplicaStatus::waiting(worker, call.clone())];
         let timeout = Duration::from_secs(60);
-        let mut round = Round::new(World::new(3, 2, 1).unwrap(), 1, standings(2), timeout);
+        let mut round = Round::new(World::new(3, 2, 1).unwrap(), 1, statuses(2), timeout);
         for (worker, other) in [(0, 1), (1, 0)] {
             let lost = Some((other, "reset".to_owned()));
-            let (standings, expired, late) = (standings(worker), None, vec![]);
-            round.hear(worker, Said::Standings { standings, step: 1, expired, late, lost });
+            let (statuses, expired, late) = (statuses(worker), None, vec![]);
+            round.receive(worker, Content::Statuses { statuses, step: 1, expired, late, lost });
         }
-        assert!(matches!(round.next(false), Next::Say(Said::Standings { lost: Some((1, _)), .. })));
+        assert!(matches!(round.next(false), Next::Send(Content::Statuses { lost: Some((1, _)), .. })));
         assert_eq!(round.next(false), Next::Wait, "worker 0 judges");
         let Next::Over(blame) = round.next(true) else { panic!("it is over") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Lost, vec![1]));
@@ -423,45 +436,48 @@ mod tests {
     #[test]
     fn a_worker_that_comes_after_the_deadline_of_the_others_leaves_the_verdict_to_them() {
         let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
-        let standings = |worker: usize| vec![Standing::waiting(worker, call.clone())];
+        let statuses = |worker: usize| vec![ReplicaStatus::waiting(worker, call.clone())];
         let timeout = Duration::from_secs(3);
-        let mut late = Round::new(World::new(3, 0, 1).unwrap(), 1, standings(0), timeout);
+        let mut late = Round::new(World::new(3, 0, 1).unwrap(), 1, statuses(0), timeout);
         for worker in [1, 2] {
-            let (standings, expired) = (standings(worker), Some(timeout));
-            late.hear(worker, Said::Standings { standings, step: 1, expired, late: vec![0, 7], lost: None });
+            let (statuses, expired) = (statuses(worker), Some(timeout));
+            late.receive(
+                worker,
+                Content::Statuses { statuses, step: 1, expired, late: vec![0, 7], lost: None },
+            );
         }
-        let said = late.next(false);
-        assert!(matches!(&said, Next::Say(Said::Standings { expired: Some(_), .. })), "{said:?}");
+        let content = late.next(false);
+        assert!(matches!(&content, Next::Send(Content::Statuses { expired: Some(_), .. })), "{content:?}");
         assert_eq!(late.next(false), Next::Wait, "worker 1 judges");
         // Should it not, the one that was late is named all the same.
         let Next::Over(blame) = late.next(true) else { panic!("it is over") };
-        assert_eq!((blame.fault, blame.culprits), (Fault::Late, vec![0]));
+        assert_eq!((blame.fault, blame.culprits), (Fault::TimedOut, vec![0]));
     }
 
     #[test]
-    fn a_deadline_is_told_also_to_those_who_know_the_standings() {
-        let [mine, other] =
+    fn a_deadline_is_also_reported_to_workers_that_have_the_statuses() {
+        let [own, other] =
             ["this", "that"].map(|what| Fingerprint::new(Operation::AllReduce, what, Location::caller()));
-        let standings = vec![Standing::waiting(0, mine)];
-        let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, standings, Duration::from_secs(60));
-        round.hear(1, Said::Call { digest: other.digest(), body: Bytes::new() });
-        assert!(matches!(round.next(false), Next::Say(Said::Standings { expired: None, .. })));
+        let statuses = vec![ReplicaStatus::waiting(0, own)];
+        let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, statuses, Duration::from_secs(60));
+        round.receive(1, Content::Call { digest: other.digest(), body: Bytes::new() });
+        assert!(matches!(round.next(false), Next::Send(Content::Statuses { expired: None, .. })));
         assert_eq!(round.next(false), Next::Wait, "the others may explain themselves");
         round.expire();
-        let said = round.next(false);
-        assert!(matches!(&said, Next::Say(Said::Standings { expired: Some(_), .. })), "{said:?}");
+        let content = round.next(false);
+        assert!(matches!(&content, Next::Send(Content::Statuses { expired: Some(_), .. })), "{content:?}");
         assert_eq!(round.next(false), Next::Wait);
     }
 
     #[test]
-    fn who_has_gone_in_order_is_named_only_if_nobody_else_is_lost() {
+    fn a_worker_that_left_is_named_only_if_no_other_is_lost() {
         for (others, named) in [([LEFT, "reset"], 2), ([ENDED, LEFT], 1), (["reset", LEFT], 1)] {
             let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
-            let mine = vec![Standing::waiting(0, call)];
-            let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, mine, Duration::from_secs(60));
-            (1..).zip(others).for_each(|(worker, reason)| round.lose(worker, reason.to_owned()));
+            let own = vec![ReplicaStatus::waiting(0, call)];
+            let mut round = Round::new(World::new(3, 0, 1).unwrap(), 1, own, Duration::from_secs(60));
+            (1..).zip(others).for_each(|(worker, reason)| round.mark_lost(worker, reason.to_owned()));
             assert!(
-                matches!(round.next(true), Next::Say(Said::Standings { lost: Some((worker, _)), .. }) if worker == named)
+                matches!(round.next(true), Next::Send(Content::Statuses { lost: Some((worker, _)), .. }) if worker == named)
             );
             let Next::Over(blame) = round.next(true) else { panic!("it is over") };
             assert_eq!(blame.culprits, [named], "{blame}");
@@ -470,14 +486,14 @@ mod tests {
 
     #[test]
     fn a_worker_that_is_lost_after_another_call_is_lost_and_not_late() {
-        let [mine, other] =
+        let [own, other] =
             ["this", "that"].map(|what| Fingerprint::new(Operation::AllReduce, what, Location::caller()));
-        let standings = vec![Standing::waiting(0, mine)];
-        let mut round = Round::new(World::new(2, 0, 1).unwrap(), 1, standings, Duration::from_secs(60));
-        round.hear(1, Said::Call { digest: other.digest(), body: Bytes::new() });
-        round.lose(1, "reset".into());
+        let statuses = vec![ReplicaStatus::waiting(0, own)];
+        let mut round = Round::new(World::new(2, 0, 1).unwrap(), 1, statuses, Duration::from_secs(60));
+        round.receive(1, Content::Call { digest: other.digest(), body: Bytes::new() });
+        round.mark_lost(1, "reset".into());
         assert!(round.has_lost());
-        assert!(matches!(round.next(false), Next::Say(_)));
+        assert!(matches!(round.next(false), Next::Send(_)));
         let Next::Over(blame) = round.next(false) else { panic!("it is over") };
         assert_eq!((blame.fault, blame.culprits), (Fault::Lost, vec![1]));
     }

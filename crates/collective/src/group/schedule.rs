@@ -1,32 +1,33 @@
-//! The schedule of a sum in [`Order::Fast`](super::Order::Fast): which worker sends which elements to which in each
-//! round. Pure functions of sizes.
+//! The schedule of a sum in [`Order::Fast`](super::Order::Fast): the elements that each worker sends to each other
+//! worker in each round. The schedule is a pure function of sizes.
 
 use super::Algorithm;
 use distribute_tensor::partition::chunk;
 use std::ops::Range;
 
-/// Ranges begin at multiples of this many elements, so that no two share a cache line.
+/// The granularity of ranges in elements: ranges begin at multiples of it, so that no two ranges share a cache line.
 pub(super) const GRAIN: usize = 64;
 
-/// The schedule of one worker in a sum. All workers have the same number of rounds of both kinds.
+/// The schedule of one worker in a sum. Every worker has the same number of reduce rounds and the same number of gather
+/// rounds.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    /// Rounds in which what is received is added to what is there.
-    pub reduce: Vec<Turn>,
-    /// The elements whose sum this worker has then: each element belongs to one worker.
-    pub owned: Range<usize>,
-    /// Rounds in which sums are received.
-    pub gather: Vec<Turn>,
+    /// The rounds in which received elements are added to this worker's own elements.
+    pub reduce: Vec<Exchange>,
+    /// The elements whose sum this worker has after the reduce rounds. Each element is assigned to one worker.
+    pub assigned: Range<usize>,
+    /// The rounds in which sums are received.
+    pub gather: Vec<Exchange>,
 }
 
-/// A worker's part in one round. What is sent is as it was before the round.
+/// A worker's part in one round. The sent elements have the values that they had before the round.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Turn {
+pub(super) struct Exchange {
     pub send: Option<Transfer>,
     pub receive: Option<Transfer>,
 }
 
-/// Elements that go to another worker, or come from it.
+/// A range of elements that is sent to another worker, or received from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Transfer {
     pub peer: usize,
@@ -44,7 +45,7 @@ impl Schedule {
     }
 }
 
-impl Turn {
+impl Exchange {
     fn send(peer: usize, range: Range<usize>) -> Self {
         Self { send: Some(Transfer { peer, range }), receive: None }
     }
@@ -53,89 +54,90 @@ impl Turn {
         Self { send: None, receive: Some(Transfer { peer, range }) }
     }
 
-    /// The same the other way round: a sum goes back where its parts came from.
-    fn back(&self) -> Self {
+    /// Returns the exchange in the opposite direction, which returns a sum to the workers that contributed to it.
+    fn reversed(&self) -> Self {
         Self { send: self.receive.clone(), receive: self.send.clone() }
     }
 }
 
-/// Returns the range of `len` elements that a worker folds.
+/// Returns the range, out of `len` elements, that a worker folds.
 pub(super) fn range(len: usize, workers: usize, worker: usize) -> Range<usize> {
     chunk(len, workers, GRAIN, worker)
 }
 
-/// Returns the two halves of a range; of a short one, the second is empty.
+/// Returns the two halves of a range. If the range is too short to be divided, the second half is empty.
 fn halves(range: &Range<usize>) -> [Range<usize>; 2] {
     let middle = range.start + chunk(range.len(), 2, GRAIN, 0).end;
     [range.start..middle, middle..range.end]
 }
 
-/// Returns the ring schedule: every range goes around once, to the worker before its first one, and the sum goes
+/// Returns the ring schedule. Every range is passed around the ring once while it is summed, and its sum is passed
 /// around again.
 fn ring(len: usize, workers: usize, me: usize) -> Schedule {
     let (next, previous) = ((me + 1) % workers, (me + workers - 1) % workers);
     let part = |at: usize| range(len, workers, at % workers);
     // `me + 2 * workers` stays above what is subtracted.
-    let round = |first: usize, round: usize| Turn {
+    let round = |first: usize, round: usize| Exchange {
         send: Some(Transfer { peer: next, range: part(first + 2 * workers - round) }),
         receive: Some(Transfer { peer: previous, range: part(first + 2 * workers - round - 1) }),
     };
     Schedule {
         reduce: (1..workers).map(|at| round(me, at - 1)).collect(),
-        owned: part(me + 1),
+        assigned: part(me + 1),
         gather: (1..workers).map(|at| round(me + 1, at - 1)).collect(),
     }
 }
 
-/// Returns the schedule of halving and doubling. In each round, two workers exchange halves of what they have, and
-/// halves of halves in the next. Workers beyond the largest power of two send all they have to one below, and get the
-/// sum from there. The sums take the way back.
+/// Returns the schedule of halving and doubling. In each round, two workers exchange halves of the ranges that they
+/// have, so that the ranges become smaller. Workers beyond the largest power of two send their vectors to a worker
+/// below it, and receive the sum from that worker. The sums return in the opposite direction.
 fn halving_doubling(len: usize, workers: usize, me: usize) -> Schedule {
     let core = if workers.is_power_of_two() { workers } else { workers.next_power_of_two() / 2 };
     let extra = workers - core;
     let mut reduce = Vec::new();
     if extra > 0 {
         reduce.push(match me {
-            _ if me >= core => Turn::send(me - core, 0..len),
-            _ if me < extra => Turn::receive(me + core, 0..len),
-            _ => Turn::default(),
+            _ if me >= core => Exchange::send(me - core, 0..len),
+            _ if me < extra => Exchange::receive(me + core, 0..len),
+            _ => Exchange::default(),
         });
     }
-    let mut owned = 0..if me < core { len } else { 0 };
+    let mut assigned = 0..if me < core { len } else { 0 };
     let mut distance = core / 2;
     while distance > 0 {
         reduce.push(if me < core {
-            let [low, high] = halves(&owned);
+            let [low, high] = halves(&assigned);
             let (kept, given) = if me & distance == 0 { (low, high) } else { (high, low) };
-            owned = kept.clone();
+            assigned = kept.clone();
             let peer = me ^ distance;
-            Turn {
+            Exchange {
                 send: Some(Transfer { peer, range: given }),
                 receive: Some(Transfer { peer, range: kept }),
             }
         } else {
-            Turn::default()
+            Exchange::default()
         });
         distance /= 2;
     }
-    let gather = reduce.iter().rev().map(Turn::back).collect();
-    Schedule { reduce, owned, gather }
+    let gather = reduce.iter().rev().map(Exchange::reversed).collect();
+    Schedule { reduce, assigned, gather }
 }
 
-/// Half of those that are left give all they have to the other half, until worker 0 has it. The sum takes the way back.
+/// Returns the tree schedule. In each round, half of the remaining workers send their sums to the other half, until
+/// worker 0 has the total. The total returns in the opposite direction.
 fn tree(len: usize, workers: usize, me: usize) -> Schedule {
     let mut reduce = Vec::new();
     let mut distance = 1;
     while distance < workers {
         reduce.push(match me % (2 * distance) {
-            0 if me + distance < workers => Turn::receive(me + distance, 0..len),
-            at if at == distance => Turn::send(me - distance, 0..len),
-            _ => Turn::default(),
+            0 if me + distance < workers => Exchange::receive(me + distance, 0..len),
+            at if at == distance => Exchange::send(me - distance, 0..len),
+            _ => Exchange::default(),
         });
         distance *= 2;
     }
-    let gather = reduce.iter().rev().map(Turn::back).collect();
-    Schedule { reduce, owned: 0..if me == 0 { len } else { 0 }, gather }
+    let gather = reduce.iter().rev().map(Exchange::reversed).collect();
+    Schedule { reduce, assigned: 0..if me == 0 { len } else { 0 }, gather }
 }
 
 #[cfg(test)]
@@ -143,8 +145,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Carries out one round of all workers: each sends what it had before, and every transfer has two ends.
-    fn carry_out(rounds: &[&Turn], values: &mut [Vec<Option<u64>>], add: bool) {
+    /// Executes one round of all workers. Checks that every transfer has both a sender and a receiver; a worker sends
+    /// the values that it had before the round.
+    fn carry_out(rounds: &[&Exchange], values: &mut [Vec<Option<u64>>], add: bool) {
         let before = values.to_vec();
         for (me, round) in rounds.iter().enumerate() {
             if let Some(Transfer { peer, range }) = &round.send {
@@ -162,7 +165,7 @@ mod tests {
         }
     }
 
-    /// Sums vectors of small integers.
+    /// Checks that the schedules of all workers sum vectors of small integers correctly.
     fn check(algorithm: Algorithm, len: usize, workers: usize) {
         let all: Vec<_> = (0..workers).map(|worker| Schedule::new(algorithm, len, workers, worker)).collect();
         let value = |worker: usize, at: usize| (1_000 * worker + at) as u64;
@@ -174,9 +177,9 @@ mod tests {
         // Of what it does not own, a worker has no sum.
         let mut owners = vec![0; len];
         for (one, values) in all.iter().zip(&mut values) {
-            one.owned.clone().for_each(|at| owners[at] += 1);
+            one.assigned.clone().for_each(|at| owners[at] += 1);
             for (at, value) in values.iter_mut().enumerate() {
-                *value = value.filter(|_| one.owned.contains(&at));
+                *value = value.filter(|_| one.assigned.contains(&at));
             }
         }
         assert_eq!(owners, vec![1; len], "each element has one owner");

@@ -1,6 +1,7 @@
-//! Vectors of numbers whose lengths all workers know: exchanged whole, or summed.
+//! Vectors of numbers whose lengths are known to all workers. They are exchanged completely, or summed.
 //!
-//! Unlike leaves, they are sent without a head, from where they lie, and are added up from where they arrive.
+//! Unlike leaves, they are sent without a header and without being copied, and are summed in the memory in which they
+//! arrive.
 
 use super::early::early_range;
 use super::schedule::GRAIN;
@@ -10,12 +11,12 @@ use crate::Failure;
 use bytes::Bytes;
 
 impl GroupCall<'_> {
-    /// Gathers the bytes of all workers, by worker. `expected` gives the size of each, and `what` names the data in
-    /// errors.
+    /// Returns the bytes of all workers, sorted by worker. `expected` returns the number of bytes that each worker must
+    /// send. Errors use `what` as the name of the data.
     ///
     /// # Errors
     /// - [`Failure`], on every worker: a worker is lost or times out.
-    /// - [`Failure::Record`]: a worker has sent another number of bytes.
+    /// - [`Failure::Record`]: a worker has sent a different number of bytes.
     pub fn all_gather_sized(
         &mut self,
         what: &str,
@@ -23,14 +24,14 @@ impl GroupCall<'_> {
         expected: impl Fn(usize) -> usize,
     ) -> Result<Vec<Bytes>, Failure> {
         let all = self.subround(what, |_| mine.clone())?;
-        self.with_own(all, mine, expected)
+        self.insert_own(all, mine, expected)
     }
 
-    /// Gathers the bytes of all workers on worker `to`, as [`all_gather_sized`](Self::all_gather_sized) does on all;
-    /// the others get nothing.
+    /// Returns the bytes of all workers on worker `to`, as [`all_gather_sized`](Self::all_gather_sized) does on all
+    /// workers; returns `None` on the other workers.
     ///
     /// # Errors
-    /// The errors of [`all_gather_sized`](Self::all_gather_sized).
+    /// Returns the errors of [`all_gather_sized`](Self::all_gather_sized).
     pub fn gather_to(
         &mut self,
         to: usize,
@@ -39,11 +40,11 @@ impl GroupCall<'_> {
         expected: impl Fn(usize) -> usize,
     ) -> Result<Option<Vec<Bytes>>, Failure> {
         let all = self.subround(what, |worker| if worker == to { mine.clone() } else { Bytes::new() })?;
-        (self.world().worker() == to).then(|| self.with_own(all, mine, expected)).transpose()
+        (self.world().worker() == to).then(|| self.insert_own(all, mine, expected)).transpose()
     }
 
-    /// Returns the bytes of all workers, this one's own included, if each has the size that `expected` gives.
-    fn with_own(
+    /// Returns the bytes of all workers, including this one, if their sizes are those that `expected` returns.
+    fn insert_own(
         &self,
         mut all: Vec<Bytes>,
         mine: Bytes,
@@ -58,12 +59,12 @@ impl GroupCall<'_> {
         Ok(all)
     }
 
-    /// Receives what was sent to this worker before the call of this number: for each worker its range of each vector,
-    /// this worker's own included. All have sent the same number of vectors, of the lengths of `mine`. To be called
-    /// when all have agreed on the call that was made after that, or on a later one.
+    /// Receives the vectors that were sent to this worker before call number `call`. Returns, for each worker including
+    /// this one, its range of each vector. All workers must have sent the same number of vectors, with the lengths of
+    /// `mine`. Call this after all workers have agreed on the call made after sending, or on a later one.
     ///
     /// # Errors
-    /// [`Failure::Record`] if something is missing or has another length.
+    /// - [`Failure::Record`]: a vector is missing or has a different length.
     pub fn receive_early_ranges(&self, call: u64, mine: &[Bytes]) -> Result<Vec<Vec<Bytes>>, Failure> {
         let world = self.world();
         let piece = |vector: &Bytes| vector.slice(early_range(world, world.worker(), vector.len()));
@@ -76,15 +77,15 @@ impl GroupCall<'_> {
         Ok(all)
     }
 
-    /// Receives what was sent to this worker before the call of this number: for each other worker pieces of these
-    /// sizes. For this worker there are none.
+    /// Receives the vectors that were sent to this worker before call number `call`. Returns, for each other worker,
+    /// pieces of the given sizes. The entry of this worker is empty.
     ///
     /// # Errors
-    /// The errors of [`receive_early_ranges`](Self::receive_early_ranges).
+    /// Returns the errors of [`receive_early_ranges`](Self::receive_early_ranges).
     pub fn receive_early(&self, call: u64, sizes: &[usize]) -> Result<Vec<Vec<Bytes>>, Failure> {
         let (world, session) = (self.world(), self.session());
         let mut all = vec![vec![Bytes::new(); sizes.len()]; world.workers()];
-        for piece in session.received().take(session.group(), call) {
+        for piece in session.early_receiver().take(session.group(), call) {
             if let Some(place) = all.get_mut(piece.from).and_then(|all| all.get_mut(piece.part)) {
                 *place = piece.body;
             }
@@ -99,11 +100,11 @@ impl GroupCall<'_> {
         Ok(all)
     }
 
-    /// Sends each worker its range of these vectors, in one round, and returns what all have sent to this one, as
-    /// [`receive_early_ranges`](Self::receive_early_ranges) does.
+    /// Sends each worker its range of the vectors `mine`, in one round. Returns the ranges that all workers have sent
+    /// to this one, as [`receive_early_ranges`](Self::receive_early_ranges) does.
     ///
     /// # Errors
-    /// [`Failure`] on every worker; [`Failure::Record`] if a worker has sent other lengths.
+    /// Returns a [`Failure`] on every worker; [`Failure::Record`] if a worker has sent different lengths.
     pub fn all_to_all_ranges(&mut self, what: &str, mine: &[Bytes]) -> Result<Vec<Vec<Bytes>>, Failure> {
         let world = self.world();
         let piece =
@@ -112,11 +113,11 @@ impl GroupCall<'_> {
         self.receive_early_ranges(call, mine)
     }
 
-    /// Sends each other worker the pieces `piece(worker, number)`, one for each of `sizes`, in one round. Returns what
-    /// they have sent, of these sizes, as [`receive_early`](Self::receive_early) does.
+    /// Sends each other worker the pieces `piece(worker, number)`, one for each of `sizes`, in one round. Returns the
+    /// pieces that they have sent, of the same sizes, as [`receive_early`](Self::receive_early) does.
     ///
     /// # Errors
-    /// The errors of [`all_to_all_ranges`](Self::all_to_all_ranges).
+    /// Returns the errors of [`all_to_all_ranges`](Self::all_to_all_ranges).
     pub fn all_to_all(
         &mut self,
         what: &str,
@@ -127,7 +128,8 @@ impl GroupCall<'_> {
         self.receive_early(call, sizes)
     }
 
-    /// Sends pieces, and waits until those of the others have arrived. Returns the call before which they were sent.
+    /// Sends pieces, and waits until those of the other workers have arrived. Returns the number of the call before
+    /// which they were sent.
     fn send_pieces(
         &mut self,
         what: &str,
@@ -143,22 +145,22 @@ impl GroupCall<'_> {
         Ok(early.call())
     }
 
-    /// Sums the vectors of all workers, each multiplied by its weight, by options that are the same on all workers.
-    /// Each worker contributes the same number of vectors, all of one length; `weights` are those of all workers'
-    /// vectors.
+    /// Sums the vectors of all workers, each multiplied by its weight, with options that must be the same on all
+    /// workers. Each worker contributes the same number of vectors, all of the same length. `weights` contains a weight
+    /// for every vector of every worker.
     ///
-    /// Returns the sum in pieces, one after another. All workers get the same bits, whatever the options. With the
-    /// default ones, which are the one order of sums, it is a reduce-scatter and an all-gather: each worker receives
-    /// its range of all vectors, folds it, and sends the sum to all.
+    /// Returns the sum as consecutive pieces. All workers get the same bits, whatever the options are. The default
+    /// options produce the one order of sums, by a reduce-scatter and an all-gather: each worker receives its range of
+    /// all vectors, folds it, and sends the sum to all.
     ///
     /// ```
-    /// # use distribute_cluster::{Fingerprint, Operation, Standing};
+    /// # use distribute_cluster::{Fingerprint, Operation, ReplicaStatus};
     /// # use distribute_collective::group::{GroupCall, Links, Order, SumOptions, Wire, local, numbers};
     /// # use std::{panic::Location, time::Duration};
     /// # let group = local::groups(Links::Memory, 1, 1)?.remove(0);
     /// # let session = group.open("doc", 1);
     /// # let call = Fingerprint::new(Operation::AllReduce, "float32[2]", Location::caller());
-    /// let mut calling = GroupCall::new(&session, vec![Standing::waiting(0, call)], Duration::from_secs(60));
+    /// let mut calling = GroupCall::new(&session, vec![ReplicaStatus::waiting(0, call)], Duration::from_secs(60));
     /// let mut vector = calling.buffers().take(8);
     /// vector.bytes_mut().copy_from_slice(&[1f32, 3.].map(f32::to_ne_bytes).concat());
     /// let options = SumOptions { order: Order::Fast, wire: Wire::Bf16, ..Default::default() };
@@ -168,10 +170,10 @@ impl GroupCall<'_> {
     /// ```
     ///
     /// # Errors
-    /// - [`Failure`] on every worker; [`Failure::Blame`] if options, or lengths in [`Order::Fast`](super::Order::Fast),
-    ///   differ.
-    /// - [`Failure::Record`] if a worker has sent another number of bytes, or vectors or weights have another number or
-    ///   length.
+    /// - [`Failure`], on every worker; it is a [`Failure::Blame`] if the options differ, or the lengths in
+    ///   [`Order::Fast`](super::Order::Fast).
+    /// - [`Failure::Record`]: a worker has sent a different number of bytes, or vectors or weights have a wrong number
+    ///   or length.
     pub fn all_reduce_vectors<F: Real>(
         &mut self,
         vectors: &[Bytes],
@@ -198,14 +200,16 @@ impl GroupCall<'_> {
         Ok(sums)
     }
 
-    /// Returns the bytes of each vector, if each is as long as the others, and has a weight.
+    /// Returns the size in bytes of each vector, if all have the same size and each has a weight.
     fn require_vectors<F>(&self, vectors: &[Bytes], weights: &[F]) -> Result<usize, Failure> {
         let size = vectors.first().map_or(0, Bytes::len);
         if weights.len() != vectors.len() * self.world().workers()
             || vectors.iter().any(|vector| vector.len() != size)
             || !size.is_multiple_of(size_of::<F>())
         {
-            return Err(Failure::Record("vectors of different lengths, or without a weight each".into()));
+            return Err(Failure::Record(
+                "vectors of different lengths, or a different number of weights".into(),
+            ));
         }
         Ok(size)
     }

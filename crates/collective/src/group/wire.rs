@@ -1,31 +1,30 @@
-//! Numbers as they are sent: as they are, or as halves.
+//! The types in which numbers are sent: unchanged, or in half precision.
 
+use super::Buffers;
 use super::buffer::numbers;
-use super::{Buffers, Wire};
 use bytemuck::Pod;
 use bytes::Bytes;
 use distribute_net::Number;
+use distribute_tensor::Wire;
 use distribute_tensor::kernel::{Scale, fold, fold_scaled};
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 
-/// The number of numbers that are converted at a time: they stay in the first-level cache until they are added up.
+/// The number of elements that are converted at a time, so that they stay in the L1 cache until they are added.
 const BLOCK: usize = 1024;
 
-/// Numbers that can be sent as halves: `f32` and `f64`.
+/// Numbers that can be sent in half precision: `f32` and `f64`.
 pub trait Real: Scale + Pod + PartialEq {
-    /// 1.
+    /// The number 1.
     const ONE: Self;
 
-    /// The type of a number in a library that sums.
+    /// The type of the number for a library that computes sums.
     const NUMBER: Number;
 
-    /// The same numbers as `f32`, each of which is the same half when it is rounded to the nearest one. `block` is for
-    /// those that are not `f32` already.
+    /// Returns the numbers as `f32`, such that rounding them to the nearest half gives the same result as rounding the
+    /// original numbers. `block` is a buffer for numbers that are not already `f32`.
     #[doc(hidden)]
     fn narrowed<'a>(numbers: &'a [Self], block: &'a mut [f32]) -> &'a [f32];
 
-    /// Fills in numbers by a function that fills in `f32`. `block` is as above.
+    /// Fills `numbers` with the `f32` values that `fill` writes. `block` is a buffer for numbers that are not `f32`.
     #[doc(hidden)]
     fn widen(numbers: &mut [Self], block: &mut [f32], fill: impl FnOnce(&mut [f32]));
 }
@@ -60,8 +59,8 @@ impl Real for f64 {
     }
 }
 
-/// Rounded to odd: towards zero, and with the last bit set where that changed the number. Rounded to the nearest `f32`,
-/// it might become a tie between two halves that it was not.
+/// Rounds to odd: rounds towards zero, and sets the last bit if that changed the number. Rounding to the nearest `f32`
+/// instead might create a tie between two halves.
 #[inline(always)]
 fn to_odd(number: f64) -> f32 {
     let near = number as f32;
@@ -69,73 +68,37 @@ fn to_odd(number: f64) -> f32 {
     f32::from_bits(bits | u32::from(f64::from(near) != number))
 }
 
-/// The half-precision type that numbers are sent as. Slices of one call have one length.
-trait Half: Pod {
-    /// Rounds to the nearest, ties to even.
-    fn round(numbers: &[f32], halves: &mut [Self]);
+/// The encoding of vectors of `F`: unchanged, or converted to halves.
+pub(super) struct Coding<F>(Option<Conversion<F>>);
 
-    /// The same numbers.
-    fn expand(halves: &[Self], numbers: &mut [f32]);
-}
-
-impl Half for f16 {
-    fn round(numbers: &[f32], halves: &mut [Self]) {
-        halves.convert_from_f32_slice(numbers);
-    }
-
-    fn expand(halves: &[Self], numbers: &mut [f32]) {
-        halves.convert_to_f32_slice(numbers);
-    }
-}
-
-/// Without branches, so that the compiler vectorises it: the loops of the crate `half` take 1.5 and 2 times as long.
-impl Half for bf16 {
-    fn round(numbers: &[f32], halves: &mut [Self]) {
-        for (half, number) in halves.iter_mut().zip(numbers) {
-            let bits = number.to_bits();
-            let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-            // NaN stays NaN, whichever of its bits are set.
-            let rounded = if number.is_nan() { bits | 0x40_0000 } else { nearest };
-            *half = bf16::from_bits((rounded >> 16) as u16);
-        }
-    }
-
-    fn expand(halves: &[Self], numbers: &mut [f32]) {
-        for (number, half) in numbers.iter_mut().zip(halves) {
-            *number = f32::from_bits(u32::from(half.to_bits()) << 16);
-        }
-    }
-}
-
-/// The encoding of vectors of `F`.
-pub(super) struct Coding<F: 'static>(Option<&'static Conversion<F>>);
-
-/// Numbers as halves, and back. Both slices are as long in numbers.
+/// The conversion of numbers to halves and back. Both slices have the same number of elements.
 struct Conversion<F> {
-    encode: fn(&[F], &mut [u8]),
-    decode: fn(&[u8], &mut [F]),
+    wire: Wire,
+    encode: fn(Wire, &[F], &mut [u8]),
+    decode: fn(Wire, &[u8], &mut [F]),
 }
 
 impl<F: Scale + Pod> Coding<F> {
-    /// Returns the number of bytes of a number.
+    /// Returns the size in bytes of a number when it is sent.
     pub(super) fn width(&self) -> usize {
         if self.0.is_some() { size_of::<u16>() } else { size_of::<F>() }
     }
 
-    /// A vector as it is sent.
+    /// Returns a vector in the form in which it is sent.
     pub(super) fn encode(&self, vector: Bytes, buffers: &Buffers) -> Bytes {
-        let Some(half) = self.0 else { return vector };
+        let Some(half) = &self.0 else { return vector };
         let numbers = numbers::<F>(&vector);
         let mut halves = buffers.take(numbers.len() * size_of::<u16>());
-        (half.encode)(&numbers, halves.bytes_mut());
+        (half.encode)(half.wire, &numbers, halves.bytes_mut());
         halves.freeze()
     }
 
-    /// The sum of what has been received, each times its weight, in the one order of sums, as it is sent. Halves are
-    /// added up block by block, so that no memory is taken for all of them as numbers.
+    /// Returns the sum of the received vectors, each multiplied by its weight, in the one order of sums and in the form
+    /// in which it is sent. Halves are added block by block, so that no memory is needed for all of them as full
+    /// numbers.
     pub(super) fn fold(&self, received: &[Bytes], weights: &[F], buffers: &Buffers) -> Bytes {
         let mut sum = buffers.take(received.first().map_or(0, Bytes::len));
-        let Some(half) = self.0 else {
+        let Some(half) = &self.0 else {
             let all: Vec<_> = received.iter().map(|bytes| numbers::<F>(bytes)).collect();
             let all: Vec<&[F]> = all.iter().map(|numbers| &**numbers).collect();
             fold_scaled(&all, weights, bytemuck::cast_slice_mut(sum.bytes_mut()));
@@ -146,62 +109,55 @@ impl<F: Scale + Pod> Coding<F> {
             let (start, len) = (at * BLOCK * size_of::<u16>(), sum.len() / size_of::<u16>());
             let (blocks, total) = (&mut blocks[..received.len() * len], &mut total[..len]);
             for (block, bytes) in blocks.chunks_exact_mut(len).zip(received) {
-                (half.decode)(&bytes[start..start + sum.len()], block);
+                (half.decode)(half.wire, &bytes[start..start + sum.len()], block);
             }
             fold_scaled(&blocks.chunks_exact(len).collect::<Vec<_>>(), weights, total);
-            (half.encode)(total, sum);
+            (half.encode)(half.wire, total, sum);
         }
         sum.freeze()
     }
 
-    /// The sum of a vector and of what has been received.
+    /// Writes the sum of this worker's vector and a received one to `sum`.
     pub(super) fn add(&self, mine: &[u8], received: &[u8], sum: &mut [F]) {
         let mine = numbers::<F>(mine);
-        let Some(half) = self.0 else {
+        let Some(half) = &self.0 else {
             return fold(&[&mine, &numbers::<F>(received)], sum);
         };
         let mut block = [F::ZERO; BLOCK];
         let received = received.chunks(BLOCK * size_of::<u16>());
         for ((sum, mine), received) in sum.chunks_mut(BLOCK).zip(mine.chunks(BLOCK)).zip(received) {
             let block = &mut block[..sum.len()];
-            (half.decode)(received, block);
+            (half.decode)(half.wire, received, block);
             fold(&[mine, block], sum);
         }
     }
 
     /// Returns the received bytes as a vector.
     pub(super) fn decode_bytes(&self, received: Bytes, buffers: &Buffers) -> Bytes {
-        let Some(half) = self.0 else { return received };
+        let Some(half) = &self.0 else { return received };
         let mut vector = buffers.take(received.len() / size_of::<u16>() * size_of::<F>());
-        (half.decode)(&received, bytemuck::cast_slice_mut(vector.bytes_mut()));
+        (half.decode)(half.wire, &received, bytemuck::cast_slice_mut(vector.bytes_mut()));
         vector.freeze()
     }
 }
 
 impl<F: Real> Coding<F> {
     pub(super) fn of(wire: Wire) -> Self {
-        Self(match wire {
-            Wire::Full => None,
-            Wire::F16 => Some(&Conversion { encode: encode::<F, f16>, decode: decode::<F, f16> }),
-            Wire::Bf16 => Some(&Conversion { encode: encode::<F, bf16>, decode: decode::<F, bf16> }),
-        })
+        Self((wire != Wire::Full).then_some(Conversion { wire, encode: encode::<F>, decode: decode::<F> }))
     }
 }
 
-fn encode<F: Real, H: Half>(numbers: &[F], halves: &mut [u8]) {
-    // Buffers lie where numbers of any type may.
-    let halves = bytemuck::cast_slice_mut::<u8, H>(halves);
+fn encode<F: Real>(wire: Wire, numbers: &[F], halves: &mut [u8]) {
     let mut block = [0f32; BLOCK];
-    for (halves, numbers) in halves.chunks_mut(BLOCK).zip(numbers.chunks(BLOCK)) {
-        H::round(F::narrowed(numbers, &mut block), halves);
+    for (halves, numbers) in halves.chunks_mut(BLOCK * size_of::<u16>()).zip(numbers.chunks(BLOCK)) {
+        wire.encode(F::narrowed(numbers, &mut block), halves);
     }
 }
 
-fn decode<F: Real, H: Half>(halves: &[u8], numbers: &mut [F]) {
-    let halves = super::buffer::numbers::<H>(halves);
+fn decode<F: Real>(wire: Wire, halves: &[u8], numbers: &mut [F]) {
     let mut block = [0f32; BLOCK];
-    for (numbers, halves) in numbers.chunks_mut(BLOCK).zip(halves.chunks(BLOCK)) {
-        F::widen(numbers, &mut block, |numbers| H::expand(halves, numbers));
+    for (numbers, halves) in numbers.chunks_mut(BLOCK).zip(halves.chunks(BLOCK * size_of::<u16>())) {
+        F::widen(numbers, &mut block, |numbers| wire.decode(halves, numbers));
     }
 }
 
@@ -209,6 +165,7 @@ fn decode<F: Real, H: Half>(halves: &[u8], numbers: &mut [F]) {
 mod tests {
     use super::super::inbox::tests::Still;
     use super::*;
+    use half::{bf16, f16};
     use proptest::prelude::*;
     use std::sync::Arc;
 
@@ -223,7 +180,7 @@ mod tests {
         numbers(&coding.decode_bytes(sent, &buffers)).into_owned()
     }
 
-    /// The nearest half by trying: `bits` is one of the two around the number.
+    /// Returns whether `got` is the half nearest to `x`. `below` and `above` are the halves next to it.
     fn is_nearest(x: f64, got: f64, [below, above]: [f64; 2]) {
         let distance = (x - got).abs();
         for other in [below, above].into_iter().filter(|other| other.is_finite()) {
@@ -256,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_even_and_what_is_next_to_one_to_the_nearer() {
+    fn ties_are_rounded_to_even_and_others_to_the_nearest() {
         let (tie, above) = (1. + 2f64.powi(-11), 1. + 2f64.powi(-11) + 2f64.powi(-40));
         let odd = 1. + 3. * 2f64.powi(-11);
         let got = sent(Wire::F16, &[tie, above, odd, -tie, -above]);
@@ -265,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_finite_number_or_too_large_is_told() {
+    fn numbers_that_are_too_large_or_not_finite_are_reported() {
         let long: Vec<f32> = (0..1001).map(|at| at as f32).collect();
         assert_eq!(sent(Wire::Full, &long), long);
         assert_eq!(sent(Wire::F16, &long), long);

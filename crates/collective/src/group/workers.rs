@@ -1,8 +1,8 @@
-//! The processes of a world, as one of them sees them.
+//! The processes of a world, seen by one of them.
 
+use super::native_transport::NativeSumTransport;
 use super::recorder::Recorder;
-use super::renewal::{Renewable, Where};
-use super::summing::Summing;
+use super::reformable::{ReformableLinks, WorkerLocations};
 use super::{Buffers, Frame, Inbox};
 use distribute_cluster::{Process, RecordedCall, Task, World};
 use distribute_net::{JoinError, Message, NativeSum, Rendezvous, Transport};
@@ -13,151 +13,150 @@ use std::sync::Arc;
 /// The processes of a world, as seen by one of them.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// The world of workers that cannot re-form.
-    fixed: World,
+    /// The world at the start. If the workers cannot re-form, it never changes.
+    initial_world: World,
     pub(super) transport: Arc<dyn Transport>,
     pub(super) inbox: Inbox,
     pub(super) recorder: Arc<Recorder>,
     pub(super) buffers: Buffers,
-    /// The transport, where the workers can meet again.
-    renewable: Option<Arc<Renewable>>,
+    /// The transport, if the group can re-form.
+    reformable: Option<Arc<ReformableLinks>>,
     /// The tasks of the cluster, as errors name them.
     tasks: Arc<[Task]>,
 }
 
-/// The tasks and addresses of the workers of a world, while it lasts.
+/// The tasks and addresses of the workers of a world, as long as the world exists.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Whereabouts(Option<(Arc<Where>, Arc<[Task]>)>);
+pub(super) struct WorkerDirectory(Option<(Arc<WorkerLocations>, Arc<[Task]>)>);
 
-impl Whereabouts {
-    pub fn are_known(&self) -> bool {
+impl WorkerDirectory {
+    pub fn is_known(&self) -> bool {
         self.0.is_some()
     }
 
     pub fn process(&self, worker: usize) -> Option<Process> {
         let (world, tasks) = self.0.as_ref()?;
-        let task = tasks.get(*world.places.get(worker)?)?.clone();
+        let task = tasks.get(*world.positions.get(worker)?)?.clone();
         Some(Process { task, address: world.addresses.get(worker)?.clone() })
     }
 }
 
 impl Group {
-    /// The processes of `world`, when all of them have joined, or [enough](Rendezvous::quorum): then
-    /// [`world`](Self::world) is of these.
+    /// Waits until all workers of `world` have joined, or [a quorum](Rendezvous::quorum) of them, and returns their
+    /// group. With a quorum, [`world`](Self::world) is the world of the workers that joined.
     ///
     /// # Errors
-    /// [`JoinError`], which names workers that are missing.
+    /// Returns a [`JoinError`], which names the missing workers.
     pub fn join(world: World, rendezvous: Rendezvous) -> Result<Self, JoinError> {
         let inbox = Inbox::new(world.workers());
-        let links = Arc::new(Renewable::new(rendezvous.join(Arc::new(inbox.clone()))?));
-        Ok(Self { renewable: Some(links.clone()), ..Self::new(world, links, inbox) })
+        let links = Arc::new(ReformableLinks::new(rendezvous.join(Arc::new(inbox.clone()))?));
+        Ok(Self { reformable: Some(links.clone()), ..Self::new(world, links, inbox) })
     }
 
-    /// Leaves the world, in which a worker was lost or late, and waits until all workers of the next one have joined:
-    /// those that are left, and others in the places of those that are not. Everything that holds this group goes on
-    /// with the new links; its sessions are over. Where that goes wrong, all others are lost to it; it can be tried
-    /// again.
+    /// Leaves the world, in which a worker was lost or timed out, and waits until all workers of the next world have
+    /// joined: the remaining workers, and replacements for the others. Everything that refers to this group continues
+    /// with the new links; the sessions of the group are over. If this fails, all other workers are lost to this
+    /// worker, and it can be called again.
     ///
     /// # Errors
-    /// [`JoinError`], which names workers that are missing.
+    /// Returns a [`JoinError`], which names the missing workers.
     pub fn rejoin(&self, rendezvous: Rendezvous) -> Result<(), JoinError> {
-        let Some(links) = &self.renewable else {
-            return Err(JoinError::System(io::Error::other(
-                "they were linked by something that cannot do it again",
-            )));
+        let Some(links) = &self.reformable else {
+            return Err(JoinError::System(io::Error::other("their transport cannot be re-formed")));
         };
         links.leave();
-        self.inbox.renew();
+        self.inbox.reset();
         match rendezvous.join(Arc::new(self.inbox.clone())) {
-            Ok(mesh) => links.renew(mesh),
+            Ok(mesh) => links.replace_mesh(mesh),
             Err(error) => {
-                let alone = format!("the workers have not met again: {error}");
-                self.others().for_each(|worker| self.inbox.lose(worker, alone.clone()));
+                let alone = format!("the group was not re-formed: {error}");
+                self.others().for_each(|worker| self.inbox.mark_lost(worker, alone.clone()));
                 return Err(error);
             }
         }
         Ok(())
     }
 
-    /// Returns the generation of the world: 1 at first, and one more each time the group has re-formed.
+    /// Returns the generation of the world. It is 1 at first, and incremented each time the group re-forms.
     pub fn generation(&self) -> u64 {
-        self.renewable.as_ref().map_or(1, |links| links.generation())
+        self.reformable.as_ref().map_or(1, |links| links.generation())
     }
 
-    /// Whether what the workers have met for has ended on all of them, so that they don't meet again: who comes in the
-    /// place of one that is lost from here on is told so, and refused.
-    pub fn set_over(&self, over: bool) {
-        self.renewable.iter().for_each(|links| links.set_over(over));
+    /// Sets whether the run has finished on all workers, so that the group does not re-form. A worker that arrives
+    /// later to replace a lost one is then rejected with this reason.
+    pub fn set_finished(&self, finished: bool) {
+        self.reformable.iter().for_each(|links| links.set_finished(finished));
     }
 
-    /// The workers of `world`. The transport gives what it receives to `inbox`.
+    /// Creates the group of the workers of `world`. The transport must add received frames to `inbox`.
     pub fn new(world: World, transport: Arc<dyn Transport>, inbox: Inbox) -> Self {
         let buffers = Buffers::new(transport.clone());
-        let (fixed, recorder) = (world, Arc::new(Recorder::new()));
-        Self { fixed, transport, inbox, recorder, buffers, renewable: None, tasks: Arc::default() }
+        let (initial_world, recorder) = (world, Arc::new(Recorder::new()));
+        Self { initial_world, transport, inbox, recorder, buffers, reformable: None, tasks: Arc::default() }
     }
 
-    /// Sets the tasks by which errors name the workers, with their addresses: those of all places of the cluster, the
-    /// same on all workers.
+    /// Sets the tasks, with their addresses, by which errors name the workers. `tasks` contains one entry for each
+    /// position in the cluster, and is the same on all workers.
     pub fn tasks(mut self, tasks: impl IntoIterator<Item = Task>) -> Self {
         self.tasks = tasks.into_iter().collect();
         self
     }
 
-    /// Returns the task and address of a worker in the cluster, if known: its rank in the world may differ.
+    /// Returns the task and address of a worker in the cluster; `None` if they are unknown. The worker's rank in the
+    /// world may differ from the index of its task.
     pub fn process(&self, worker: usize) -> Option<Process> {
-        self.whereabouts().process(worker)
+        self.directory().process(worker)
     }
 
-    pub(super) fn whereabouts(&self) -> Whereabouts {
-        let links = self.renewable.as_ref().filter(|_| !self.tasks.is_empty());
-        Whereabouts(links.map(|links| (links.places(), self.tasks.clone())))
+    pub(super) fn directory(&self) -> WorkerDirectory {
+        let links = self.reformable.as_ref().filter(|_| !self.tasks.is_empty());
+        WorkerDirectory(links.map(|links| (links.locations(), self.tasks.clone())))
     }
 
-    /// Sets a library that sums in [`Order::Fast`](super::Order::Fast), set up for these workers next to their links,
-    /// such as NCCL. All of them use it, or none. After the group has re-formed it is not used any more, because it
-    /// knows the workers of before.
+    /// Sets a library that computes sums in [`Order::Fast`](super::Order::Fast), such as NCCL, which has been set up
+    /// for these workers in addition to their links. All workers must use it, or none. After the group has re-formed,
+    /// the library is no longer used, because it was set up for the previous workers.
     pub fn with_native_sum(mut self, library: Arc<dyn NativeSum>) -> Self {
-        self.transport = Arc::new(Summing::new(self.transport, library, self.renewable.as_ref()));
+        self.transport = Arc::new(NativeSumTransport::new(self.transport, library, self.reformable.as_ref()));
         self
     }
 
-    /// The first worker that is lost to this one, if any is.
+    /// Returns the first worker that is lost to this one; `None` if no worker is.
     pub fn first_lost(&self) -> Option<usize> {
         self.others().find(|worker| self.inbox.lost(*worker).is_some())
     }
 
-    /// Returns the number of workers, and which one this is. After the group has re-formed, the world may be another
-    /// one.
+    /// Returns the number of workers, and the index of this one. Both may change when the group re-forms.
     pub fn world(&self) -> World {
-        self.renewable.as_ref().map_or(self.fixed, |links| links.world())
+        self.reformable.as_ref().map_or(self.initial_world, |links| links.world())
     }
 
-    /// Returns the number of new workers that wait until the group re-forms. The leader of an elastic cluster knows
-    /// it.
+    /// Returns the number of new workers that wait until the group re-forms. Only the leader of an elastic cluster
+    /// knows the number; on other workers it is 0.
     pub fn waiting(&self) -> usize {
-        self.renewable.as_ref().map_or(0, |links| links.waiting())
+        self.reformable.as_ref().map_or(0, |links| links.waiting())
     }
 
-    /// The places in the cluster of those that are expected where the workers meet again: of all of the present world
-    /// but those that are `leaving`, or `present` those of it alone that are not lost; and of those that wait.
+    /// Returns the cluster positions of the workers that are expected when the group re-forms. These are the waiting
+    /// workers, and the workers of the current world whose ranks are not in `leaving`. If `present` is `true`, lost
+    /// workers of the current world are not included.
     pub fn expected(&self, present: bool, leaving: &[usize]) -> BTreeSet<usize> {
-        let Some(links) = &self.renewable else { return BTreeSet::new() };
-        let world = links.places();
-        let there = world.places.iter().copied().enumerate();
+        let Some(links) = &self.reformable else { return BTreeSet::new() };
+        let world = links.locations();
+        let there = world.positions.iter().copied().enumerate();
         let stays = |worker: &usize| !leaving.contains(worker);
         let there =
             there.filter(|(worker, _)| stays(worker) && (!present || self.inbox.lost(*worker).is_none()));
-        there.map(|(_, place)| place).chain(links.places_waiting()).collect()
+        there.map(|(_, place)| place).chain(links.waiting_positions()).collect()
     }
 
-    /// Whether one waits that was in another world as late as this one: the leader of this one had just started, and
-    /// knew nothing of that.
+    /// Returns whether a waiting worker was in another world whose generation is at least that of this one. In this
+    /// case, the leader of this world had just started, and did not know the other world.
     pub fn is_supplanted(&self) -> bool {
-        self.renewable.as_ref().is_some_and(|links| links.is_supplanted())
+        self.reformable.as_ref().is_some_and(|links| links.is_supplanted())
     }
 
-    /// Memory for what is sent to the others.
+    /// Returns the pool of memory for messages to other workers.
     pub fn buffers(&self) -> &Buffers {
         &self.buffers
     }
@@ -166,32 +165,32 @@ impl Group {
         match frame.encode() {
             Ok((head, body)) => self.transport.send(to, Message { head, body }),
             // Only out of memory; the others get what they can be told.
-            Err(error) => self.inbox.lose(to, format!("a message to it cannot be written: {error}")),
+            Err(error) => self.inbox.mark_lost(to, format!("a message to it cannot be written: {error}")),
         }
     }
 
-    /// Reports to the other workers that this one has exited, even if the group is still in use: they need not wait
-    /// for it.
+    /// Reports to the other workers that this worker has exited, even if the group is still in use, so that they do not
+    /// wait for it.
     pub fn end(&self) {
         self.transport.close();
     }
 
-    /// Returns the last calls of this worker in all sessions, the latest first.
+    /// Returns the last calls of this worker in all sessions, newest first.
     ///
-    /// With every [`Blame`](distribute_cluster::Blame) they are also given out as an event of [`tracing`]: where a
-    /// worker was late or lost as a warning, which goes to standard error in a program without a subscriber, else at
-    /// level INFO.
+    /// Every [`Blame`](distribute_cluster::Blame) also emits these calls as a [`tracing`] event. If a worker timed out
+    /// or was lost, the event is a warning, which a program without a subscriber prints to standard error. Otherwise
+    /// its level is INFO.
     pub fn last_calls(&self) -> Vec<RecordedCall> {
         self.recorder.calls()
     }
 
-    /// The call of all workers that is under way on this one, if one is, and the workers of which nothing has been
-    /// heard in it: for people who look. It may be over by the time that this returns.
+    /// Returns the call in progress on this worker, if there is one, and the workers from which nothing has been
+    /// received in it. It is only for display, because the call may end at any time.
     pub fn awaited(&self) -> Option<(RecordedCall, Vec<usize>)> {
         self.recorder.awaited()
     }
 
-    /// Returns the reason why a worker is lost to this one, if it is.
+    /// Returns the reason why a worker is lost to this one; `None` if it is not lost.
     pub fn lost(&self, worker: usize) -> Option<String> {
         self.inbox.lost(worker)
     }

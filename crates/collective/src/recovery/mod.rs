@@ -1,22 +1,28 @@
-//! The decisions of a re-formed group: the state of the training, and which workers receive whose state. Pure: no
-//! socket, no thread, no clock.
+//! The decisions of a re-formed group: the state from which training continues, and which workers receive it. This
+//! module contains only pure functions and values, without sockets, threads and clocks.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`loss`] | after which losses a worker meets the others again |
-//! | [`updates`] | how far a worker is, and where it goes on |
-//! | [`report`] | what each says of itself, and whose state the others take over |
-//! | [`handover`] | in which rounds they say it, and hand the state over |
+//! | [`recovery_limit`] | the losses after which a worker re-forms the group |
+//! | [`updates`] | the progress of a worker, and the point from which it continues |
+//! | [`report`] | the report of each worker, and the choice of the state that others receive |
+//! | [`state_transfer`] | the rounds of reports and of the transfer |
 //!
-//! What a state is, those know who drive this: `distribute`'s `Training`, and the crate `distribute-simulation` for all
-//! workers of a world at once.
+//! The state itself is opaque to this module. Two crates execute these decisions: `distribute-train` for a process, and
+//! `distribute-simulation` for all workers of a world at once.
 
-pub mod handover;
-pub mod loss;
+// - INV-42: of the workers with most updates, the state of one that agreed with others last, after the last of
+//   them. Until a process has that state, it makes no calls with the others. When all have finished, they do not
+//   re-form the group again. A received state counts at once, with its numbers. Tests: `recovery/report.rs`,
+//   `recovery/state_transfer.rs`, `simulation/tests/it/scenarios.rs`, `simulation/tests/it/found.rs`,
+//   `distribute/tests/clusters/recovery/`.
+
+pub mod recovery_limit;
 pub mod report;
+pub mod state_transfer;
 pub mod updates;
 
-pub use handover::Handover;
-pub use loss::Losses;
+pub use recovery_limit::RecoveryLimit;
 pub use report::Report;
-pub use updates::{Numbers, Updates};
+pub use state_transfer::StateTransfer;
+pub use updates::{Counters, Updates};

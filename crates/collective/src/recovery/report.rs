@@ -1,74 +1,75 @@
-//! The report of each worker when the group has re-formed, and the choice of the state that others receive.
+//! The reports of workers when the group has re-formed, and the choice of the state that is transferred.
 
-use super::Numbers;
+use super::Counters;
 use serde::{Deserialize, Serialize};
 
-/// The report of a worker.
+/// A worker's report on its state. All workers exchange reports after they have re-formed the group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Whether it has been part of the training: one that has just started has nothing that others need.
+    /// Whether the worker has taken part in training. A worker that has just started has no state that others need.
     pub begun: bool,
-    /// The generation in which it has agreed with all others on a state last, or 0: what others have agreed on without
-    /// it since then counts more, however far it has come.
+    /// The last generation in which the worker agreed with all others on a state; 0 if there is none. A worker with a
+    /// later agreement takes precedence, however far this worker has progressed since.
     pub agreed: u64,
-    /// Its counters.
-    pub numbers: Numbers,
-    /// The reason why it cannot continue, if so.
+    /// The counters of the worker, which show its progress.
+    pub counters: Counters,
+    /// The reason why the worker's state is incomplete; `None` if it is complete. A state is incomplete if only some
+    /// updates of a step were applied.
     pub torn: Option<String>,
 }
 
-/// The decision from the reports of all workers, the same on each.
+/// The decision that follows from the reports of all workers. It is the same on each of them.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// No worker has begun: all continue from what they have built or restored themselves.
+    /// No worker has taken part in training: each continues with the state that it has created or restored itself.
     Begin,
-    /// These workers, by number, take over the state of worker `source`; there may be none. All count on from these
-    /// numbers.
-    TakeOver {
+    /// The receivers, if any, replace their states with the state of the source. All workers continue with the same
+    /// counters.
+    Transfer {
         /// The worker whose state is transferred.
         source: usize,
-        /// The workers that receive it.
-        takers: Vec<usize>,
-        /// From which numbers all count on.
-        numbers: Numbers,
+        /// The workers that receive the state.
+        receivers: Vec<usize>,
+        /// The counters from which all workers continue.
+        counters: Counters,
     },
-    /// No worker has a complete state, for this reason of the worker.
+    /// No worker has a complete state. The variant contains the index of a worker, and its reason.
     Torn(usize, String),
 }
 
 impl Report {
-    fn standing(&self) -> (u64, (u64, u64)) {
-        (self.agreed, self.numbers.progress())
+    fn rank(&self) -> (u64, (u64, u64)) {
+        (self.agreed, self.counters.progress())
     }
 }
 
-/// Decides whose state the others receive: that of the furthest worker among those that agreed last, and of the first
-/// of these.
+/// Decides which worker's state the others receive: among the workers with the latest agreement, the worker with the
+/// most progress, or the first of several.
 pub fn decide(reports: &[Report]) -> Decision {
     let begun = || reports.iter().enumerate().filter(|(_, report)| report.begun);
-    let whole = begun().filter(|(_, report)| report.torn.is_none());
+    let complete = begun().filter(|(_, report)| report.torn.is_none());
     let Some((source, furthest)) =
-        whole.max_by_key(|(worker, report)| (report.standing(), usize::MAX - worker))
+        complete.max_by_key(|(worker, report)| (report.rank(), usize::MAX - worker))
     else {
         return match begun().find_map(|(worker, report)| Some((worker, report.torn.clone()?))) {
             None => Decision::Begin,
             Some((worker, reason)) => Decision::Torn(worker, reason),
         };
     };
-    let as_far =
-        |report: &Report| report.begun && report.torn.is_none() && report.standing() == furthest.standing();
-    let takers = reports.iter().enumerate().filter(|(_, report)| !as_far(report)).map(|(worker, _)| worker);
+    let as_far = |report: &Report| report.begun && report.torn.is_none() && report.rank() == furthest.rank();
+    let receivers =
+        reports.iter().enumerate().filter(|(_, report)| !as_far(report)).map(|(worker, _)| worker);
     // Of what some have made and dropped again, others don't know: numbers that nobody has used are the same for all.
     let latest =
-        |of: fn(&Numbers) -> u64| reports.iter().map(|report| of(&report.numbers)).max().unwrap_or(0);
-    let numbers = Numbers {
-        most: latest(|numbers| numbers.most),
-        most_between: latest(|numbers| numbers.most_between),
-        variables: latest(|numbers| numbers.variables),
-        optimizers: latest(|numbers| numbers.optimizers),
-        ..furthest.numbers
+        |of: fn(&Counters) -> u64| reports.iter().map(|report| of(&report.counters)).max().unwrap_or(0);
+    let counters = Counters {
+        max_in_step: latest(|counters| counters.max_in_step),
+        max_between_steps: latest(|counters| counters.max_between_steps),
+        variables: latest(|counters| counters.variables),
+        optimizers: latest(|counters| counters.optimizers),
+        ..furthest.counters
     };
-    Decision::TakeOver { source, takers: takers.collect(), numbers }
+    Decision::Transfer { source, receivers: receivers.collect(), counters }
 }
 
 #[cfg(test)]
@@ -76,18 +77,18 @@ mod tests {
     use super::*;
 
     fn at(updates: u64) -> Report {
-        let numbers = Numbers { updates, steps: updates, variables: 4, ..Numbers::default() };
-        Report { begun: true, agreed: 3, numbers, torn: None }
+        let counters = Counters { updates, steps: updates, variables: 4, ..Counters::default() };
+        Report { begun: true, agreed: 3, counters, torn: None }
     }
 
     fn written(updates: u64, written: u64) -> Report {
         let report = at(updates);
-        Report { numbers: Numbers { written, ..report.numbers }, ..report }
+        Report { counters: Counters { written, ..report.counters }, ..report }
     }
 
     fn started() -> Report {
-        let numbers = Numbers { variables: 6, ..Numbers::default() };
-        Report { begun: false, agreed: 0, numbers, torn: None }
+        let counters = Counters { variables: 6, ..Counters::default() };
+        Report { begun: false, agreed: 0, counters, torn: None }
     }
 
     fn torn(updates: u64) -> Report {
@@ -97,7 +98,7 @@ mod tests {
     // INV-42
     #[test]
     fn who_is_behind_or_has_just_started_takes_over_the_state_of_the_furthest() {
-        let take = |source, takers: &[usize]| Some((source, takers.to_vec()));
+        let take = |source, receivers: &[usize]| Some((source, receivers.to_vec()));
         for (reports, decision) in [
             (vec![started(), started()], None),
             (vec![at(7), started(), at(7)], take(0, &[1])),
@@ -112,11 +113,11 @@ mod tests {
             (vec![Report { agreed: 2, ..at(7) }, at(7)], take(1, &[0])),
         ] {
             let decided = match decide(&reports) {
-                Decision::TakeOver { source, takers, numbers } => {
-                    let steps = reports[source].numbers.steps;
-                    let variables = reports.iter().map(|report| report.numbers.variables).max().unwrap();
-                    assert_eq!((numbers.steps, numbers.variables), (steps, variables), "{reports:?}");
-                    Some((source, takers))
+                Decision::Transfer { source, receivers, counters } => {
+                    let steps = reports[source].counters.steps;
+                    let variables = reports.iter().map(|report| report.counters.variables).max().unwrap();
+                    assert_eq!((counters.steps, counters.variables), (steps, variables), "{reports:?}");
+                    Some((source, receivers))
                 }
                 Decision::Begin => None,
                 torn => panic!("{torn:?} of {reports:?}"),

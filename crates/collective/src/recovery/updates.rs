@@ -1,18 +1,18 @@
-//! The updates of the weights on a worker, and the point from which it continues after an interrupted step.
+//! The updates of the weights on a worker, and the point from which the worker continues after an interrupted step.
 
 use serde::{Deserialize, Serialize};
 
-/// The counters that are the same on all workers, and transferred with a state.
+/// The counters that are the same on all workers, and are transferred with a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Numbers {
+pub struct Counters {
     /// The number of updates of the weights.
     pub updates: u64,
-    /// The number of times that a program with an optimizer has written variables itself.
+    /// The number of writes to variables by the program itself, if it has an optimizer.
     pub written: u64,
-    /// The largest number of updates in one step.
-    pub most: u64,
-    /// The largest number of updates between two steps.
-    pub most_between: u64,
+    /// The maximum number of updates in one step so far.
+    pub max_in_step: u64,
+    /// The maximum number of updates between two steps so far.
+    pub max_between_steps: u64,
     /// The number of steps.
     pub steps: u64,
     /// The number of variables.
@@ -21,138 +21,140 @@ pub struct Numbers {
     pub optimizers: u64,
 }
 
-impl Numbers {
-    /// Returns the progress of the weights.
+impl Counters {
+    /// Returns the progress of the weights: updates, and writes by the program.
     pub fn progress(&self) -> (u64, u64) {
         (self.updates, self.written)
     }
 }
 
-/// The progress of the weights, and of the steps with them.
+/// The progress of the weights, and of the steps in which they are updated.
 ///
 /// ```
 /// use distribute_collective::recovery::Updates;
 ///
 /// let mut updates = Updates::default();
 /// updates.begin(0);
-/// updates.count();
+/// updates.record_update();
 /// updates.end();
 /// updates.begin(1); // The second step, which is interrupted: it is made again.
 /// assert_eq!(updates.rewind(), Ok(Some(1)));
-/// assert_eq!(updates.made(), 1);
+/// assert_eq!(updates.count(), 1);
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Updates {
     /// The number of updates: by all optimizers, or by the program if there is none.
-    made: u64,
-    /// The number of times that a program with an optimizer has written variables itself.
+    count: u64,
+    /// The number of writes to variables by the program itself, if it has an optimizer.
     written: u64,
-    /// The numbers of updates and steps when the first step since the last update began.
+    /// The numbers of updates and of steps when the first step after the last update began.
     anchor: Option<(u64, u64)>,
-    /// The updates that belong together.
+    /// The beginning of the group of updates in progress; `None` between groups.
     since: Option<Since>,
-    /// The largest number of updates of one step so far.
-    most: u64,
-    /// The largest number of updates between two steps so far.
-    most_between: u64,
+    /// The maximum number of updates in one step so far.
+    max_in_step: u64,
+    /// The maximum number of updates between two steps so far.
+    max_between_steps: u64,
 }
 
-/// The number of updates when something began.
+/// The kind of a group of updates, with the number of updates when the group began.
 #[derive(Clone, Copy, Debug)]
 enum Since {
-    /// A step that has not ended well.
+    /// A step that has not completed successfully.
     Step(u64),
-    /// The time between a step that has updates and the next.
+    /// The time between a step with updates and the next step.
     Between(u64),
 }
 
-/// Some of the updates that belong together have been made, and others have not.
+/// An error: some of the updates of a group have been applied, and others have not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{made}{} updates {} had been made when it was interrupted",
-    if *most == 0 { String::new() } else { format!(" of the {most}") },
+    "{count}{} updates {} were complete when it was interrupted",
+    if *total == 0 { String::new() } else { format!(" of the {total}") },
     if *in_step { "of a step" } else { "between two steps" }
 )]
 pub struct Torn {
-    /// The number of updates so far.
-    pub made: u64,
-    /// The number of updates in all; 0 the first time, when it is not known.
-    pub most: u64,
-    /// Whether they are those of a step, or those between two.
+    /// The number of updates that were applied.
+    pub count: u64,
+    /// The total number of updates in the group; 0 if the total is unknown because this is the first group.
+    pub total: u64,
+    /// Whether the updates belong to a step, or otherwise to the time between two steps.
     pub in_step: bool,
 }
 
 impl Updates {
-    /// Creates the updates of a worker that continues from these counters.
-    pub fn after(numbers: Numbers) -> Self {
-        let Numbers { updates: made, written, most, most_between, .. } = numbers;
-        Self { made, written, most, most_between, ..Self::default() }
+    /// Creates the progress of a worker that continues from the given counters.
+    pub fn after(counters: Counters) -> Self {
+        let Counters { updates: count, written, max_in_step, max_between_steps, .. } = counters;
+        Self { count, written, max_in_step, max_between_steps, ..Self::default() }
     }
 
     /// Returns the number of updates.
-    pub fn made(&self) -> u64 {
-        self.made
+    pub fn count(&self) -> u64 {
+        self.count
     }
 
-    /// Returns the counters that are kept here; steps, variables and optimizers are counted elsewhere.
-    pub fn numbers(&self) -> Numbers {
-        let Self { made: updates, written, most, most_between, .. } = *self;
-        Numbers { updates, written, most, most_between, ..Numbers::default() }
+    /// Returns the counters of updates and writes. The numbers of steps, variables and optimizers are counted
+    /// elsewhere, and are 0.
+    pub fn counters(&self) -> Counters {
+        let Self { count: updates, written, max_in_step, max_between_steps, .. } = *self;
+        Counters { updates, written, max_in_step, max_between_steps, ..Counters::default() }
     }
 
-    /// Begins a step after this number of others.
+    /// Begins a step, before which `steps` other steps were made.
     pub fn begin(&mut self, steps: u64) {
-        let made = self.made;
+        let count = self.count;
         if let Some(Since::Between(before)) = self.since {
-            self.most_between = self.most_between.max(made - before);
+            self.max_between_steps = self.max_between_steps.max(count - before);
         }
-        if self.anchor.is_none_or(|(before, _)| before != made) {
-            self.anchor = Some((made, steps));
+        if self.anchor.is_none_or(|(before, _)| before != count) {
+            self.anchor = Some((count, steps));
         }
-        self.since = Some(Since::Step(made));
+        self.since = Some(Since::Step(count));
     }
 
-    /// An optimizer has made an update.
-    pub fn count(&mut self) {
-        self.made += 1;
+    /// Counts an update by an optimizer.
+    pub fn record_update(&mut self) {
+        self.count += 1;
     }
 
-    /// Counts that the program has written a variable that is the same on all workers. Without `optimizers`, this is
-    /// how weights are updated. With one, it is other state, such as an average: it says which worker is furthest,
-    /// and not which batches are in the weights.
-    pub fn count_write(&mut self, optimizers: u64) {
+    /// Counts a write, by the program, to a variable that is the same on all workers. If there are no optimizers,
+    /// weights are updated in this way. With an optimizer, such a variable is other state, for example an average. The
+    /// count then shows which worker has progressed furthest, but not which batches have updated the weights.
+    pub fn record_write(&mut self, optimizers: u64) {
         match optimizers {
-            0 => self.made += 1,
+            0 => self.count += 1,
             _ => self.written += 1,
         }
     }
 
-    /// The step has ended well.
+    /// Ends the current step, which was successful.
     pub fn end(&mut self) {
         if let Some(Since::Step(before)) = self.since {
-            self.most = self.most.max(self.made - before);
-            self.since = Some(Since::Between(self.made));
+            self.max_in_step = self.max_in_step.max(self.count - before);
+            self.since = Some(Since::Between(self.count));
         }
     }
 
-    /// Back to where the last update was made. Gives how many steps there were, where some were made since then.
+    /// Returns to the state after the last update. If there were steps after it, returns the number of steps before it;
+    /// otherwise `None`.
     ///
     /// # Errors
-    /// [`Torn`] if some of the updates that belong together have been made and others have not, however often this is
-    /// called.
+    /// Returns [`Torn`] if only some of the updates of a group have been applied. Every further call then returns this
+    /// error.
     pub fn rewind(&mut self) -> Result<Option<u64>, Torn> {
-        let (before, most, in_step) = match self.since {
-            None => (self.made, 0, true),
-            Some(Since::Step(before)) => (before, self.most, true),
-            Some(Since::Between(before)) => (before, self.most_between, false),
+        let (before, total, in_step) = match self.since {
+            None => (self.count, 0, true),
+            Some(Since::Step(before)) => (before, self.max_in_step, true),
+            Some(Since::Between(before)) => (before, self.max_between_steps, false),
         };
-        let made = self.made - before;
+        let count = self.count - before;
         // How many there are the first time is not known before they have been made.
-        if made > 0 && (made < most || most == 0) {
-            return Err(Torn { made, most, in_step });
+        if count > 0 && (count < total || total == 0) {
+            return Err(Torn { count, total, in_step });
         }
         self.since = None;
-        let anchor = self.anchor.take().filter(|(before, _)| *before == self.made);
+        let anchor = self.anchor.take().filter(|(before, _)| *before == self.count);
         Ok(anchor.map(|(_, steps)| steps))
     }
 }
@@ -166,32 +168,32 @@ mod tests {
     fn half_a_step_stays_one_until_the_numbers_of_another_are_taken_over() {
         let mut updates = Updates::default();
         updates.begin(0);
-        updates.count();
+        updates.record_update();
         assert_eq!(
             updates.rewind(),
-            Err(Torn { made: 1, most: 0, in_step: true }),
+            Err(Torn { count: 1, total: 0, in_step: true }),
             "how many the first step makes is not known"
         );
-        updates.count();
+        updates.record_update();
         updates.end();
         updates.begin(1);
-        updates.count();
+        updates.record_update();
         for _ in 0..2 {
             let error = updates.rewind().unwrap_err();
             assert_eq!(
                 error.to_string(),
-                "1 of the 2 updates of a step had been made when it was interrupted"
+                "1 of the 2 updates of a step were complete when it was interrupted"
             );
         }
-        let numbers = Numbers { updates: 2, most: 2, steps: 1, ..Numbers::default() };
-        assert_eq!(Updates::after(numbers).rewind(), Ok(None));
+        let counters = Counters { updates: 2, max_in_step: 2, steps: 1, ..Counters::default() };
+        assert_eq!(Updates::after(counters).rewind(), Ok(None));
     }
 
     #[test]
     fn steps_without_an_update_are_made_again() {
         let mut updates = Updates::default();
         updates.begin(0);
-        updates.count();
+        updates.record_update();
         updates.end();
         for steps in 1..4 {
             updates.begin(steps);
@@ -210,30 +212,30 @@ mod tests {
             updates.end();
         };
         step(&mut updates, 0);
-        updates.count_write(0);
+        updates.record_write(0);
         updates.rewind().expect_err("how many there are between steps is not known");
-        updates.count_write(0);
+        updates.record_write(0);
         step(&mut updates, 1);
         updates.rewind().unwrap();
         step(&mut updates, 1);
-        updates.count_write(0);
+        updates.record_write(0);
         let error = updates.rewind().unwrap_err().to_string();
         assert!(error.contains("1 of the 2 updates between two steps"), "{error}");
-        updates.count_write(0);
+        updates.record_write(0);
         updates.rewind().unwrap();
-        assert_eq!(updates.made(), 4);
+        assert_eq!(updates.count(), 4);
     }
 
     // INV-42
     #[test]
-    fn what_a_program_writes_beside_an_optimizer_is_no_update() {
+    fn writes_without_an_optimizer_are_no_updates() {
         let mut updates = Updates::default();
         for write in 1..3 {
             updates.begin(write - 1);
-            updates.count();
+            updates.record_update();
             updates.end();
-            updates.count_write(1);
-            assert_eq!(updates.numbers().progress(), (write, write));
+            updates.record_write(1);
+            assert_eq!(updates.counters().progress(), (write, write));
             updates.rewind().unwrap();
         }
     }

@@ -1,12 +1,12 @@
 //! A member of a team, and its calls.
 
 use super::team::Team;
-use super::{Crew, Payload};
+use super::{BroadcastPool, Payload};
 use crate::Failure;
 use crate::group::{GroupCall, Session};
 use crate::sync::lock;
 use distribute_cluster::{Blame, Fingerprint, Presence};
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::{Arc, OnceLock};
@@ -20,71 +20,76 @@ pub struct Member {
     pub(super) rank: usize,
     /// The global id of member 0.
     pub(super) first: usize,
-    /// The traffic with the other processes, if there are any.
+    /// The session with the other processes, if there are any.
     pub(super) session: Option<Arc<Session>>,
     pub(super) timeout: Duration,
 }
 
 impl Member {
-    /// Returns the only member of a world of one. It never waits, and a call fails only by what it does itself.
+    /// Returns the only member of a world with a single member. It never waits, and its calls fail only if their own
+    /// work fails.
     pub fn alone(step: u64) -> Self {
         static ALONE: OnceLock<Arc<Team>> = OnceLock::new();
-        let team = ALONE.get_or_init(|| Arc::new(Team::without_workers(1, 1)));
+        let team = ALONE.get_or_init(|| Arc::new(Team::without_threads(1, 1)));
         Self { team: team.clone(), step, rank: 0, first: 0, session: None, timeout: Duration::MAX }
     }
 
-    /// Whether this is the only member of its world.
+    /// Returns whether this is the only member of its world.
     pub fn is_alone(&self) -> bool {
         self.team.size == 1 && self.session.is_none()
     }
 
-    /// The traffic with the other processes of this run, if there are any.
+    /// Returns the session with the other processes of this run, if there are any.
     pub fn session(&self) -> Option<&Arc<Session>> {
         self.session.as_ref()
     }
 
-    /// Makes a call to the other processes for all members of this one; `None` if there are no other processes. To be
-    /// called when the members have agreed on it and wait for this one. `call` returns the fingerprint of each, by
-    /// rank.
+    /// Makes a call to the other processes on behalf of all members of this process. Returns `None` if there are no
+    /// other processes. Call this after the members have agreed on the call, while they wait for this member. `call`
+    /// returns the fingerprint of each member, by rank.
     ///
-    /// The other members wait past their own timeouts, because `make` has deadlines of its own.
+    /// The other members wait longer than their own timeouts, because the calls of `make` have separate deadlines.
     pub fn with_group<R>(
         &self,
         call: impl Fn(usize) -> Fingerprint,
         make: impl FnOnce(GroupCall<'_>) -> R,
     ) -> Option<R> {
         let _in_call = self.session.as_ref().map(|_| self.team.rendezvous.in_group_call());
-        Some(make(self.calls(self.session.as_ref()?, call)))
+        Some(make(self.group_call_by(self.session.as_ref()?, call)))
     }
 
-    /// Returns a call to the other processes, as [`Member::with_group`] makes, for use inside
-    /// [`Member::run_on_leader_with_helpers`], where the others wait without a deadline.
+    /// Returns a call to the other processes, like the one that [`Member::with_group`] passes to its closure. It is
+    /// used inside [`Member::run_on_leader_with_helpers`], where the other members wait without a deadline.
     pub fn group_call(&self, call: impl FnOnce() -> Fingerprint) -> Option<GroupCall<'_>> {
         let session = self.session.as_ref()?;
         let call = call();
-        Some(self.calls(session, |_| call.clone()))
+        Some(self.group_call_by(session, |_| call.clone()))
     }
 
-    fn calls<'a>(&'a self, session: &'a Session, call: impl Fn(usize) -> Fingerprint) -> GroupCall<'a> {
-        let mut standings = self.team.rendezvous.standings();
-        for (rank, standing) in standings.iter_mut().enumerate() {
-            standing.presence = Presence::Waiting(Fingerprint { continues: true, ..call(rank) });
+    fn group_call_by<'a>(
+        &'a self,
+        session: &'a Session,
+        call: impl Fn(usize) -> Fingerprint,
+    ) -> GroupCall<'a> {
+        let mut statuses = self.team.rendezvous.statuses();
+        for (rank, status) in statuses.iter_mut().enumerate() {
+            status.presence = Presence::Waiting(Fingerprint { continues: true, ..call(rank) });
         }
-        GroupCall::new(session, standings, self.timeout)
+        GroupCall::new(session, statuses, self.timeout)
     }
 
-    /// Aborts the next call of the other processes because this one has failed outside a call, for all members, which
-    /// wait for this one: see [`Session::abort_call`].
+    /// Aborts the next call of the other processes on behalf of all members of this process, because this process has
+    /// failed outside a call. The other members must be waiting for this member: see [`Session::abort_call`].
     pub fn abort(&self) {
         let Some(session) = &self.session else { return };
         let _in_call = self.team.rendezvous.in_group_call();
-        session.abort_call(self.team.rendezvous.standings(), self.timeout);
+        session.abort_call(self.team.rendezvous.statuses(), self.timeout);
     }
 
     /// Gathers the serializable payloads of the members of all processes, in the order of global ids.
     ///
     /// # Errors
-    /// The errors of [`Member::all_gather_with_group`].
+    /// Returns the errors of [`Member::all_gather_with_group`].
     pub fn all_gather<T>(&self, call: Fingerprint, payload: T) -> Result<Vec<Arc<T>>, Failure>
     where
         T: Serialize + DeserializeOwned + Send + Sync + 'static,
@@ -96,27 +101,27 @@ impl Member {
         Ok(all.map_or(local, |all| Vec::clone(&all)))
     }
 
-    /// The number of this member, from 0.
+    /// Returns the rank of this member in its process, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The global id of this member's replica.
+    /// Returns the global id of this member's replica.
     pub fn replica(&self) -> usize {
         self.first + self.rank
     }
 
-    /// The number of members.
+    /// Returns the number of members in this process.
     pub fn size(&self) -> usize {
         self.team.size
     }
 
-    /// The number of the step that this member takes part in.
+    /// Returns the step in which this member takes part.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// The same member, but each of its calls waits at most `timeout` for the others.
+    /// Returns a copy of this member whose calls wait at most `timeout` for the others.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
     }
@@ -124,7 +129,8 @@ impl Member {
     /// Gathers the payloads of the members of this process, in the order of ranks.
     ///
     /// # Errors
-    /// The errors of [`Rendezvous::arrive`](super::Rendezvous::arrive), and if members bring values of different types.
+    /// Returns the errors of [`Rendezvous::arrive`](super::Rendezvous::arrive), and an error if members contribute
+    /// values of different types.
     pub fn all_gather_local<T: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
@@ -135,14 +141,15 @@ impl Member {
         }
         let met =
             self.team.rendezvous.arrive(self.rank, call.clone(), Arc::new(payload), self.timeout, None)?;
-        self.typed(&call, &met.payloads)
+        self.downcast(&call, &met.payloads)
     }
 
     /// Gathers the payloads of the members of this process, and combines them with those of the other processes, if
-    /// there are any: `make` is called on the last member to arrive, and all members get its result.
+    /// there are any. `make` is called on the last member to arrive, and all members get its result.
     ///
     /// # Errors
-    /// The same on the members of all processes: those of [`Member::all_gather_local`], and if a process is lost.
+    /// Returns the errors of [`Member::all_gather_local`], and an error if a process is lost. The error is the same on
+    /// the members of all processes.
     #[allow(clippy::type_complexity)]
     pub fn all_gather_with_group<T: Send + Sync + 'static, M: Send + Sync + 'static>(
         &self,
@@ -153,14 +160,14 @@ impl Member {
         if self.is_alone() {
             return Ok((vec![Arc::new(payload)], None));
         }
-        let delegate = |payloads: &[Payload], session: &Session, standings, timeout| {
-            let typed = self.typed(&call, payloads);
-            let calling = GroupCall::new(session, standings, timeout);
+        let delegate = |payloads: &[Payload], session: &Session, statuses, timeout| {
+            let typed = self.downcast(&call, payloads);
+            let calling = GroupCall::new(session, statuses, timeout);
             match typed {
                 Ok(typed) => match make(&typed, calling) {
-                    Ok(made) => Ok(Arc::new(Made(Ok(Arc::new(made)))) as Payload),
+                    Ok(made) => Ok(Arc::new(DelegateResult(Ok(Arc::new(made)))) as Payload),
                     Err(Failure::Blame(blame)) => Err(blame),
-                    Err(other) => Ok(Arc::new(Made::<M>(Err(Arc::new(other)))) as Payload),
+                    Err(other) => Ok(Arc::new(DelegateResult::<M>(Err(Arc::new(other)))) as Payload),
                 },
                 // Tell the other processes, so that they don't wait in vain.
                 Err(blame) => Err(calling.reject(blame)),
@@ -169,16 +176,16 @@ impl Member {
         let payload = Arc::new(payload);
         let met =
             self.team.rendezvous.arrive(self.rank, call.clone(), payload, self.timeout, Some(&delegate))?;
-        let payloads = self.typed(&call, &met.payloads)?;
-        let Some(made) = met.made else { return Ok((payloads, None)) };
-        match made.downcast_ref::<Made<M>>() {
-            Some(Made(Ok(made))) => Ok((payloads, Some(made.clone()))),
-            Some(Made(Err(failure))) => Err(Failure::Shared(failure.clone())),
-            None => Err(self.other_result(&call).into()),
+        let payloads = self.downcast(&call, &met.payloads)?;
+        let Some(made) = met.delegate_result else { return Ok((payloads, None)) };
+        match made.downcast_ref::<DelegateResult<M>>() {
+            Some(DelegateResult(Ok(made))) => Ok((payloads, Some(made.clone()))),
+            Some(DelegateResult(Err(failure))) => Err(Failure::Shared(failure.clone())),
+            None => Err(self.result_mismatch(&call).into()),
         }
     }
 
-    fn typed<T: Send + Sync + 'static>(
+    fn downcast<T: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
         payloads: &[Payload],
@@ -191,12 +198,12 @@ impl Member {
         typed.ok_or_else(|| Arc::new(Blame::other_types(self.step, call, others())))
     }
 
-    /// Gathers the payloads of the members of this process, then runs `lead` on member 0 alone while the others wait,
-    /// at most for the timeout. All members get the same result.
+    /// Gathers the payloads of the members of this process, and then runs `lead` on member 0 while the other members
+    /// wait, at most for the timeout. All members get the same result.
     ///
     /// # Errors
-    /// The errors of [`Member::all_gather_local`]. If `lead` panics, so does member 0, and the others get an error that
-    /// it failed.
+    /// Returns the errors of [`Member::all_gather_local`]. If `lead` panics, member 0 panics, and the other members get
+    /// an error that reports this.
     pub fn reduce_on_leader<T: Send + Sync + 'static, R: Send + Sync + 'static>(
         &self,
         call: Fingerprint,
@@ -207,12 +214,12 @@ impl Member {
         self.run_on_leader(&call, "its outcome on replica 0", || lead(payloads))
     }
 
-    /// Runs `make` on member 0 while the others wait, at most for the timeout. All members get the same result. To be
-    /// called after a successful [`Member::all_gather_local`], on all members or none. `part` names what member 0 is
-    /// doing, in the error of members that waited in vain.
+    /// Runs `make` on member 0 while the other members wait, at most for the timeout. All members get the same result.
+    /// Call it after a successful [`Member::all_gather_local`], on all members or on none. `part` describes what member
+    /// 0 is doing, for the errors of members that time out.
     ///
     /// # Errors
-    /// The errors of [`Member::reduce_on_leader`].
+    /// Returns the errors of [`Member::reduce_on_leader`].
     pub fn run_on_leader<R: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
@@ -232,15 +239,15 @@ impl Member {
             }
         };
         let made = self.team.rendezvous.arrive(self.rank, outcome.clone(), made, self.timeout, None)?;
-        made.payloads[0].clone().downcast().map_err(|_| self.other_result(&outcome))
+        made.payloads[0].clone().downcast().map_err(|_| self.result_mismatch(&outcome))
     }
 
-    /// Runs `make` on every member at the same time, after a successful [`Member::all_gather_local`]; each gets all
-    /// results, in the order of ranks. No member waits for the others longer than its timeout. `part` is as in
-    /// [`Member::run_on_leader`].
+    /// Runs `make` on every member at the same time, after a successful [`Member::all_gather_local`]. Each member gets
+    /// all results, in the order of ranks. No member waits for the others longer than its timeout. `part` has the same
+    /// meaning as in [`Member::run_on_leader`].
     ///
     /// # Errors
-    /// The errors of [`Member::all_gather_local`].
+    /// Returns the errors of [`Member::all_gather_local`].
     pub fn all_gather_with<T: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
@@ -251,15 +258,16 @@ impl Member {
     }
 
     /// Runs `lead` on member 0 while the other members are its helpers: each closure that `lead` broadcasts runs once
-    /// on every member. All members get the same result. To be called after a successful [`Member::all_gather_local`],
-    /// on all members or none.
+    /// on every member. All members get the same result. Call it after a successful [`Member::all_gather_local`], on
+    /// all members or on none.
     ///
-    /// The others wait without a deadline, because `lead` borrows from them. So `lead` and what it broadcasts must end
-    /// by themselves, which is true of this project's own code; user code belongs into [`Member::run_on_leader`] and
-    /// [`Member::all_gather_with`]. A `lead` that takes longer than this member's timeout is logged, repeatedly.
+    /// The other members wait without a deadline, because `lead` borrows from them. `lead` and the closures that it
+    /// broadcasts must therefore always terminate. This is true of this project's own code; user code belongs in
+    /// [`Member::run_on_leader`] and [`Member::all_gather_with`]. If `lead` takes longer than this member's timeout,
+    /// this is logged repeatedly.
     ///
     /// # Errors
-    /// If `lead` panics, so does member 0, and the others get an error that it failed.
+    /// If `lead` panics, member 0 panics, and the other members get an error that reports this.
     pub fn run_on_leader_with_helpers<R: Send + Sync + 'static>(
         &self,
         call: &Fingerprint,
@@ -275,35 +283,40 @@ impl Member {
             let overdue = || {
                 // Reported once, not by every member that waits.
                 if self.rank == 1 {
-                    heard(
-                        || tracing::error!(replica = 0, step, %call, "{timeout:?} after all had come, still in its own part of the call; the others wait"),
-                    );
+                    warn_or_stderr(|| {
+                        tracing::error!(
+                            replica = 0, step, %call,
+                            "still running its part of the call {timeout:?} after all replicas had arrived; the \
+                             others wait"
+                        )
+                    });
                 }
             };
             let waiting = tracing::trace_span!("waiting", %call).entered();
-            self.team.helpers.serve_watching(self.rank, timeout, &overdue);
+            self.team.helpers.serve_with_watchdog(self.rank, timeout, &overdue);
             drop(waiting);
             let made = lock(&self.team.result).clone();
             return made
                 .ok_or_else(|| Arc::new(Blame::failed(self.step, self.first, call)))?
                 .downcast()
-                .map_err(|_| self.other_result(call));
+                .map_err(|_| self.result_mismatch(call));
         }
         lock(&self.team.result).take();
-        let dismiss = Dismiss(&self.team.helpers);
+        let dismiss = DismissOnDrop(&self.team.helpers);
         let made = Arc::new(lead(&Helpers { team: &self.team }));
         *lock(&self.team.result) = Some(made.clone());
         drop(dismiss);
         Ok(made)
     }
 
-    /// The error of a member that asks for another type of result than member 0 made.
-    fn other_result(&self, call: &Fingerprint) -> Arc<Blame> {
+    /// Returns the error for a member that expects a type other than that of member 0's result.
+    fn result_mismatch(&self, call: &Fingerprint) -> Arc<Blame> {
         Arc::new(Blame::other_types(self.step, call, vec![self.replica()]))
     }
 }
 
-/// Gathers the payloads of the members of all processes, in the order of global ids; `local` are those of this one.
+/// Gathers the payloads of the members of all processes, in the order of global ids. `local` contains the payloads of
+/// this process.
 fn all_gather<T: Serialize + DeserializeOwned>(
     local: &[Arc<T>],
     calling: &mut GroupCall<'_>,
@@ -328,25 +341,25 @@ fn all_gather<T: Serialize + DeserializeOwned>(
     Ok(all)
 }
 
-/// The result of a delegate, for all members of its process.
-struct Made<M>(Result<Arc<M>, Arc<Failure>>);
+/// The result of a delegate, shared with all members of its process.
+struct DelegateResult<M>(Result<Arc<M>, Arc<Failure>>);
 
-/// Dismisses the helpers, even if the leader panics.
-struct Dismiss<'a>(&'a Crew);
+/// A guard that dismisses the helpers, even if the leader panics.
+struct DismissOnDrop<'a>(&'a BroadcastPool);
 
-impl Drop for Dismiss<'_> {
+impl Drop for DismissOnDrop<'_> {
     fn drop(&mut self) {
         self.0.dismiss();
     }
 }
 
-/// The members of a team while member 0 leads.
+/// The helpers of member 0, to which it can broadcast closures.
 pub struct Helpers<'a> {
     team: &'a Team,
 }
 
 impl Helpers<'_> {
-    /// The number of members that run a broadcast closure, including member 0.
+    /// Returns the number of members that run a broadcast closure, including member 0.
     pub fn size(&self) -> usize {
         self.team.size
     }
@@ -363,7 +376,7 @@ impl Helpers<'_> {
             work(rank);
         };
         self.team.helpers.broadcast(work, Duration::from_secs(60), &|| {
-            heard(|| tracing::error!("a kernel has been running for a minute"));
+            warn_or_stderr(|| tracing::error!("a kernel has been running for a minute"));
         });
     }
 }

@@ -1,45 +1,49 @@
-//! The rendezvous of the members of one process: each contributes the fingerprint of its call and a payload, and gets
-//! all payloads.
+//! The rendezvous of the members of one process. Each member contributes the fingerprint of its call and a payload, and
+//! gets the payloads of all members.
+
+// - INV-1: a round ends with payloads only if `Blame::decide` finds no culprit. Tests: `collective/tests/team.rs`,
+//   `cluster/src/blame.rs`.
 
 use crate::group::Session;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Signal, linger, lock};
 use bytes::Bytes;
-use distribute_cluster::{Blame, Deadline, Fingerprint, Presence, Standing};
-use distribute_log::heard;
+use distribute_cluster::{Blame, Deadline, Fingerprint, Presence, ReplicaStatus};
+use distribute_log::warn_or_stderr;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The value that a member brings to a rendezvous.
+/// The value that a member contributes to a rendezvous.
 pub type Payload = Arc<dyn Any + Send + Sync>;
 
 type Outcome = Result<Exchanged, Arc<Blame>>;
 
-/// The result of a round for each member.
+/// The result of a round, which each member gets.
 #[derive(Clone)]
 pub struct Exchanged {
     /// The payloads of this process's members, in the order of ranks.
     pub payloads: Arc<Vec<Payload>>,
-    /// The result of the delegate and the other processes; `None` without a delegate.
-    pub made: Option<Payload>,
+    /// The result of the delegate, which includes the other processes; `None` if there is no delegate.
+    pub delegate_result: Option<Payload>,
 }
 
-/// Called on the last member to arrive, for all members of its process: carries the call to the other processes.
+/// A function that makes the call to the other processes on behalf of all members of this process. It is called on the
+/// last member to arrive.
 pub type Delegate<'a> =
-    dyn Fn(&[Payload], &Session, Vec<Standing>, Duration) -> Result<Payload, Arc<Blame>> + 'a;
+    dyn Fn(&[Payload], &Session, Vec<ReplicaStatus>, Duration) -> Result<Payload, Arc<Blame>> + 'a;
 
-/// Members meet in rounds. A round ends when every member waits in it or is gone, at the latest at the deadline. If all
-/// members made the same call they get all payloads, otherwise they all get the same [`Blame`].
+/// An exchange of payloads between members, in rounds. A round ends when every member waits in it or has exited, or at
+/// the deadline. If all members made the same call, they get all payloads. Otherwise they all get the same [`Blame`].
 ///
-/// After a failed round the next one starts clean. Only a missed deadline ends the run, because the late member would
-/// arrive in the others' next round instead of the one they gave up.
+/// A failed round does not affect the next one. Only a missed deadline ends the run, because the member that missed it
+/// would otherwise arrive in the next round of the others.
 ///
-/// If other processes take part in a call, the last member to arrive is the delegate: it talks to them for all members
-/// of this process, without holding the lock. The others wait for it past their own deadlines, since it has deadlines
-/// too.
+/// If other processes take part in a call, the last member to arrive is the delegate: it makes the call to them on
+/// behalf of all members of this process, without holding the lock. The other members wait for the delegate even after
+/// their own deadlines, because its call has a deadline too.
 ///
-/// No payload is dropped under the lock, because dropping it runs user code.
+/// No payload is dropped while the lock is held, because dropping it runs user code.
 pub struct Rendezvous {
     state: Mutex<State>,
     changed: Signal,
@@ -49,20 +53,20 @@ pub struct Rendezvous {
 
 struct State {
     step: u64,
-    /// The traffic of this run with other processes, if there are any.
+    /// The session of this run with other processes, if there are any.
     session: Option<Arc<Session>>,
-    /// The timeout of each member that waits in a call in which other processes take part.
-    beyond: Vec<Option<Duration>>,
-    /// Whether a member is talking to other processes for all members of this one.
-    delegated: bool,
-    standings: Vec<Standing>,
+    /// The timeout of each member that waits in a call with other processes.
+    group_timeouts: Vec<Option<Duration>>,
+    /// Whether a member is making a call to other processes for all members of this one.
+    delegate_is_busy: bool,
+    statuses: Vec<ReplicaStatus>,
     payloads: Vec<Option<Payload>>,
     round: u64,
-    /// The outcome of the round that each member waited in, until it has read it. Each has its own: while one sleeps,
-    /// the others may already have abandoned the next round at its deadline.
+    /// The outcome of the round in which each member waited, until the member has read it. The outcomes are separate
+    /// because the others may already have abandoned the next round at its deadline while one member sleeps.
     outcomes: Vec<Option<Outcome>>,
-    /// The error of the round whose deadline passed; it ends the run.
-    missed: Option<Arc<Blame>>,
+    /// The error that has ended the run, if one has. It is set if a deadline has passed or the session is over.
+    over: Option<Arc<Blame>>,
 }
 
 impl State {
@@ -71,58 +75,59 @@ impl State {
     }
 }
 
-/// See [`Rendezvous::in_group_call`].
+/// A guard while a member makes a call to other processes: see [`Rendezvous::in_group_call`].
 pub(super) struct InGroupCall<'a>(&'a Rendezvous);
 
 impl Drop for InGroupCall<'_> {
     fn drop(&mut self) {
-        lock(&self.0.state).delegated = false;
+        lock(&self.0.state).delegate_is_busy = false;
     }
 }
 
-/// The interval at which members check for their delegate after their own deadline.
-const LOOK: Duration = Duration::from_secs(1);
+/// The interval at which members check whether their delegate has finished, after their own deadline.
+const DELEGATE_CHECK: Duration = Duration::from_secs(1);
 
 impl Rendezvous {
-    /// A rendezvous of `size` members.
+    /// Creates a rendezvous of `size` members.
     pub fn new(size: usize) -> Self {
         let state = State {
             step: 0,
             session: None,
-            beyond: vec![None; size],
-            delegated: false,
-            standings: (0..size).map(Standing::running).collect(),
+            group_timeouts: vec![None; size],
+            delegate_is_busy: false,
+            statuses: (0..size).map(ReplicaStatus::running).collect(),
             payloads: vec![None; size],
             round: 0,
             outcomes: vec![None; size],
-            missed: None,
+            over: None,
         };
         Self { state: Mutex::new(state), changed: Signal::new(), round: AtomicU64::new(0) }
     }
 
-    /// Begins a run: all members are present and have made no call. Must not be called while a member waits.
+    /// Begins a run in which all members are present and have made no call. It must not be called while a member waits.
     ///
-    /// Member 0 has the global id `first`; `session` is the run's traffic with other processes, if there are any.
+    /// `first` is the global id of member 0, and `session` is the run's session with other processes, if there are any.
     pub fn open(&self, step: u64, first: usize, session: Option<Arc<Session>>) {
         let mut state = lock(&self.state);
         state.step = step;
         state.session = session;
-        state.delegated = false;
+        state.delegate_is_busy = false;
         // `fill` would clone what it writes, in a call of its own: a twentieth of an empty step.
-        for (rank, standing) in state.standings.iter_mut().enumerate() {
-            *standing = Standing::running(first + rank);
+        for (rank, status) in state.statuses.iter_mut().enumerate() {
+            *status = ReplicaStatus::running(first + rank);
         }
-        state.beyond.iter_mut().for_each(|beyond| *beyond = None);
+        state.group_timeouts.iter_mut().for_each(|timeout| *timeout = None);
         state.payloads.iter_mut().for_each(|payload| *payload = None);
         state.outcomes.iter_mut().for_each(|outcome| *outcome = None);
-        state.missed = None;
+        state.over = None;
     }
 
-    /// Waits at most `timeout` for all other members, and gives the payloads of all in the order of ranks. With a
-    /// `delegate` other processes take part; it is called on one member of each process.
+    /// Waits at most `timeout` for all other members, and returns the payloads of all members in the order of ranks. If
+    /// there is a `delegate`, other processes take part; it is called on one member of each process.
     ///
     /// # Errors
-    /// The same [`Blame`] on every member if members made different calls, or one is gone or late.
+    /// Returns the same [`Blame`] on every member if members made different calls, or if a member has exited or timed
+    /// out.
     pub fn arrive(
         &self,
         rank: usize,
@@ -137,14 +142,14 @@ impl Rendezvous {
         tracing::trace!(replica = rank, %call, "meets");
         let _waiting = tracing::trace_span!("waiting", %call).entered();
         let mut state = lock(&self.state);
-        if let Some(blame) = &state.missed {
+        if let Some(blame) = &state.over {
             return Err(blame.clone());
         }
-        state.standings[rank].presence = Presence::Waiting(call);
+        state.statuses[rank].presence = Presence::Waiting(call);
         state.payloads[rank] = Some(payload);
-        state.beyond[rank] = delegate.map(|_| timeout);
+        state.group_timeouts[rank] = delegate.map(|_| timeout);
         let round = state.round;
-        (state, _unused) = self.settle(state, delegate);
+        (state, _unused) = self.try_complete(state, delegate);
         if state.round == round {
             drop(state);
             // Once, before it sleeps: while it yields, which lasts milliseconds if other programs keep the cores, the
@@ -156,86 +161,87 @@ impl Rendezvous {
             if let Some(outcome) = state.outcomes[rank].take() {
                 return outcome;
             }
-            if state.delegated && deadline.has_passed() {
+            if state.delegate_is_busy && deadline.has_passed() {
                 // The delegate's own deadlines end this wait.
-                deadline = Deadline::after(LOOK);
+                deadline = Deadline::after(DELEGATE_CHECK);
             }
             state = self.changed.wait(state, &mut deadline);
-            if state.round == round && !state.delegated && deadline.has_passed() {
+            if state.round == round && !state.delegate_is_busy && deadline.has_passed() {
                 let blame;
-                (state, blame, _unused) = self.miss(state, timeout);
+                (state, blame, _unused) = self.time_out(state, timeout);
                 // Without the lock: a slow logger must not keep the others from their deadlines.
                 drop(state);
-                heard(|| tracing::error!(step = blame.step, culprits = ?blame.culprits, "{blame}"));
+                warn_or_stderr(|| tracing::error!(step = blame.step, culprits = ?blame.culprits, "{blame}"));
                 state = lock(&self.state);
             }
         }
     }
 
-    /// Records that a member's closure is over, and reports it to members that wait for it now or later.
+    /// Records that a member's closure has returned, and reports this to members that wait for the member now or later.
     pub fn leave(&self, rank: usize, failed: bool) {
         let _unused;
         let mut state = lock(&self.state);
-        state.standings[rank].presence = if failed { Presence::Failed } else { Presence::Returned };
+        state.statuses[rank].presence = if failed { Presence::Failed } else { Presence::Returned };
         let payload = state.payloads[rank].take();
-        let (state, payloads) = self.settle(state, None);
+        let (state, payloads) = self.try_complete(state, None);
         _unused = (payload, payloads);
         drop(state);
     }
 
-    /// The standing of each member, for logs.
-    pub fn standings(&self) -> Vec<Standing> {
-        lock(&self.state).standings.clone()
+    /// Returns the status of each member, for logs.
+    pub fn statuses(&self) -> Vec<ReplicaStatus> {
+        lock(&self.state).statuses.clone()
     }
 
-    /// While the result lives, one member talks to other processes outside of a round, and the others wait for it past
-    /// their deadlines.
+    /// Marks that this member is making a call to other processes outside a round. Until the returned guard is dropped,
+    /// the other members wait for it even after their deadlines.
     pub(super) fn in_group_call(&self) -> InGroupCall<'_> {
-        lock(&self.state).delegated = true;
+        lock(&self.state).delegate_is_busy = true;
         InGroupCall(self)
     }
 
-    /// Ends the round if every member waits or is gone. Gives back what must be dropped without the lock.
-    fn settle<'a>(
+    /// Ends the round if every member waits or has exited. Returns values that the caller must drop without holding the
+    /// lock.
+    fn try_complete<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         delegate: Option<&Delegate<'_>>,
     ) -> (MutexGuard<'a, State>, Vec<Option<Payload>>) {
-        if state.delegated || !state.standings.iter().all(Standing::is_settled) {
+        if state.delegate_is_busy || !state.statuses.iter().all(ReplicaStatus::is_blocked_or_done) {
             return (state, Vec::new());
         }
-        if state.standings.iter().all(Standing::is_gone) {
+        if state.statuses.iter().all(ReplicaStatus::is_gone) {
             // Not kept while the team is idle: the others learn that this process has ended when nothing holds it any
             // more.
             if let Some(session) = state.session.take() {
-                let standings = state.standings.clone();
+                let statuses = state.statuses.clone();
                 drop(state);
-                session.leave(standings);
+                session.leave(statuses);
                 drop(session);
                 state = lock(&self.state);
             }
             return (state, Vec::new());
         }
-        let timeout = state.beyond.iter().flatten().max().copied();
+        let timeout = state.group_timeouts.iter().flatten().max().copied();
         let outcome;
         (state, outcome) = match (state.session.clone(), timeout) {
             (Some(session), Some(timeout)) => self.call_group(state, &session, timeout, delegate),
-            _ => match Blame::judge(state.step, &state.standings) {
+            _ => match Blame::decide(state.step, &state.statuses) {
                 Some(blame) => {
-                    let (state, blame) = self.tell(state, Arc::new(blame));
+                    let (state, blame) = self.report_to_group(state, Arc::new(blame));
                     (state, Err(blame))
                 }
                 None => {
                     let payloads = state.take_payloads();
-                    (state, Ok(Exchanged { payloads, made: None }))
+                    (state, Ok(Exchanged { payloads, delegate_result: None }))
                 }
             },
         };
-        let unused = self.end(&mut state, outcome);
+        let unused = self.complete(&mut state, outcome);
         (state, unused)
     }
 
-    /// Makes the call to the other processes for all members of this one, without the lock.
+    /// Makes the call to the other processes on behalf of all members of this process, without holding the lock.
     fn call_group<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -243,34 +249,35 @@ impl Rendezvous {
         timeout: Duration,
         delegate: Option<&Delegate<'_>>,
     ) -> (MutexGuard<'a, State>, Outcome) {
-        state.delegated = true;
-        let standings = state.standings.clone();
-        let payloads = if Standing::all_agree(&standings) { state.take_payloads() } else { Arc::default() };
+        state.delegate_is_busy = true;
+        let statuses = state.statuses.clone();
+        let payloads =
+            if ReplicaStatus::all_agree(&statuses) { state.take_payloads() } else { Arc::default() };
         drop(state);
-        let spoken = catch_unwind(AssertUnwindSafe(|| match delegate {
-            Some(delegate) if Standing::all_agree(&standings) => {
-                delegate(&payloads, session, standings.clone(), timeout).map(Some)
+        let group_result = catch_unwind(AssertUnwindSafe(|| match delegate {
+            Some(delegate) if ReplicaStatus::all_agree(&statuses) => {
+                delegate(&payloads, session, statuses.clone(), timeout).map(Some)
             }
-            _ => session.all_to_all(standings.clone(), |_| Bytes::new(), timeout).map(|_| None),
+            _ => session.all_to_all(statuses.clone(), |_| Bytes::new(), timeout).map(|_| None),
         }));
         let mut state = lock(&self.state);
-        state.delegated = false;
-        let outcome = match spoken {
-            Ok(Ok(made)) => Ok(Exchanged { payloads, made }),
+        state.delegate_is_busy = false;
+        let outcome = match group_result {
+            Ok(Ok(delegate_result)) => Ok(Exchanged { payloads, delegate_result }),
             Ok(Err(blame)) => {
                 if session.is_over() {
-                    state.missed = Some(blame.clone());
+                    state.over = Some(blame.clone());
                 }
                 Err(blame)
             }
             Err(panic) => {
-                let call = standings.iter().find_map(Standing::call).cloned();
-                let failed = standings
+                let call = statuses.iter().find_map(ReplicaStatus::call).cloned();
+                let failed = statuses
                     .first()
                     .zip(call)
                     .map(|(first, call)| Arc::new(Blame::failed(state.step, first.replica, &call)));
                 if let Some(blame) = failed {
-                    let unused = self.end(&mut state, Err(blame));
+                    let unused = self.complete(&mut state, Err(blame));
                     drop(state);
                     drop(unused);
                 }
@@ -280,70 +287,70 @@ impl Rendezvous {
         (state, outcome)
     }
 
-    /// A call of this process's members alone has failed. Other processes, which made it by themselves and may wait for
-    /// these members in what follows, are told why: the run is over for all of them. Gives the error that it ends with,
-    /// which is another process's if that has failed before.
-    fn tell<'a>(
+    /// Ends the run for all processes because a call has failed among the members of this process. Other processes may
+    /// have made the call and wait for these members, so they receive the reason. Returns the error with which the run
+    /// ends, which is that of another process if that process failed first.
+    fn report_to_group<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         mut blame: Arc<Blame>,
     ) -> (MutexGuard<'a, State>, Arc<Blame>) {
         if let Some(session) = state.session.clone() {
-            state.delegated = true;
+            state.delegate_is_busy = true;
             drop(state);
             blame = session.abort(blame);
             state = lock(&self.state);
-            state.delegated = false;
-            state.missed = Some(blame.clone());
+            state.delegate_is_busy = false;
+            state.over = Some(blame.clone());
         }
         (state, blame)
     }
 
     /// Ends the round because a deadline has passed while members still run.
-    fn miss<'a>(
+    fn time_out<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         timeout: Duration,
     ) -> (MutexGuard<'a, State>, Arc<Blame>, Vec<Option<Payload>>) {
-        let is_beyond = state.beyond.iter().any(Option::is_some);
-        let session = state.session.clone().filter(|_| is_beyond);
+        let is_group_call = state.group_timeouts.iter().any(Option::is_some);
+        let session = state.session.clone().filter(|_| is_group_call);
         let mut outcome = Ok(());
         if let Some(session) = session {
-            let spoken;
-            (state, spoken) = self.call_group(state, &session, timeout, None);
-            outcome = spoken.map(drop);
+            let group_result;
+            (state, group_result) = self.call_group(state, &session, timeout, None);
+            outcome = group_result.map(drop);
         }
         let blame;
         (state, blame) = match outcome {
             Err(blame) => (state, blame),
             Ok(()) => {
                 // A certain fault takes precedence over the guess that somebody is stuck.
-                let certain = Blame::judge(state.step, &state.standings);
-                let late = || Blame::late(state.step, &state.standings, timeout);
+                let certain = Blame::decide(state.step, &state.statuses);
+                let late = || Blame::timed_out(state.step, &state.statuses, timeout);
                 let blame = Arc::new(certain.unwrap_or_else(late));
-                self.tell(state, blame)
+                self.report_to_group(state, blame)
             }
         };
-        state.missed = Some(blame.clone());
-        let unused = self.end(&mut state, Err(blame.clone()));
+        state.over = Some(blame.clone());
+        let unused = self.complete(&mut state, Err(blame.clone()));
         (state, blame, unused)
     }
 
-    fn end(&self, state: &mut State, outcome: Outcome) -> Vec<Option<Payload>> {
-        for (standing, mine) in state.standings.iter_mut().zip(&mut state.outcomes) {
-            if !matches!(standing.presence, Presence::Waiting(_)) {
+    fn complete(&self, state: &mut State, outcome: Outcome) -> Vec<Option<Payload>> {
+        for (status, mine) in state.statuses.iter_mut().zip(&mut state.outcomes) {
+            if !matches!(status.presence, Presence::Waiting(_)) {
                 continue;
             }
-            if let Presence::Waiting(call) = std::mem::replace(&mut standing.presence, Presence::Running)
+            if let Presence::Waiting(call) = std::mem::replace(&mut status.presence, Presence::Running)
                 && outcome.is_ok()
                 && !call.continues
             {
-                standing.completed += 1;
-                standing.last = Some(call);
+                status.completed += 1;
+                status.last = Some(call);
             }
             *mine = Some(outcome.clone());
         }
-        state.beyond.fill(None);
+        state.group_timeouts.fill(None);
         let unused = state.payloads.iter_mut().map(Option::take).collect();
         state.round += 1;
         self.round.store(state.round, Ordering::Release);

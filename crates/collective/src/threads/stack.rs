@@ -1,4 +1,4 @@
-//! A stack for replica 0 as large as the others', on whatever thread it runs.
+//! A stack for replica 0 that is as large as the stacks of the other replicas, on any thread.
 
 use super::worker::STACK;
 use corosensei::on_stack;
@@ -7,23 +7,23 @@ use std::cell::RefCell;
 use std::io;
 
 thread_local! {
-    /// The idle stacks of this thread: one for each level of nested runs.
+    /// The unused stacks of this thread, one for each level of nested runs.
     static IDLE: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Calls `work` on this thread, but on a stack of [`STACK`] bytes. A panic is propagated.
 ///
-/// As with a thread's stack, a guard page follows its end. A program that overflows it ends by SIGSEGV, without the
-/// message that the standard library prints for its own stacks.
+/// A guard page protects the end of the stack, as for the stack of a thread. A program that overflows it is killed by
+/// SIGSEGV, without the message that the standard library prints for stacks of threads.
 ///
 /// # Errors
-/// If the system refuses the memory.
+/// Returns an I/O error if the memory cannot be allocated.
 pub(super) fn on_large_stack<R>(work: impl FnOnce() -> R) -> io::Result<R> {
     // Miri cannot switch stacks.
     if cfg!(miri) {
         return Ok(work());
     }
-    let mut stack = Lent(Some(match IDLE.with_borrow_mut(Vec::pop) {
+    let mut stack = ReturnStack(Some(match IDLE.with_borrow_mut(Vec::pop) {
         Some(stack) => stack,
         None => DefaultStack::new(STACK)?,
     }));
@@ -33,10 +33,10 @@ pub(super) fn on_large_stack<R>(work: impl FnOnce() -> R) -> io::Result<R> {
     })
 }
 
-/// Keeps a stack for the next run of this thread when dropped, even by a panic.
-struct Lent(Option<DefaultStack>);
+/// A guard that keeps a stack for the next run on this thread when it is dropped, even after a panic.
+struct ReturnStack(Option<DefaultStack>);
 
-impl Drop for Lent {
+impl Drop for ReturnStack {
     fn drop(&mut self) {
         // Fails only while the thread ends, and its stacks with it.
         let stack = self.0.take();
@@ -51,7 +51,7 @@ mod tests {
     use std::backtrace::Backtrace;
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-    /// Uses some MiB of stack.
+    /// Uses `mib` MiB of stack.
     fn dig(mib: usize) -> usize {
         let block = std::hint::black_box([mib as u8; 1 << 20]);
         if mib == 0 { 0 } else { dig(mib - 1) + usize::from(block[mib] as usize == mib) }

@@ -1,74 +1,76 @@
-//! The thread of a replica, with a rayon pool of its own.
+//! The thread of a replica, with a separate rayon pool.
 
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
-/// The stack size of a replica, on whatever thread it runs. candle's backward pass and the drop of a graph recurse once
-/// for each operation of a chain: 10,000 of them take 11 MiB if candle is compiled without optimisation. Untouched
-/// pages cost nothing.
+/// The stack size of a replica in bytes, on any thread. candle's backward pass and the drop of a graph recurse once for
+/// each operation of a chain; for 10,000 operations they use 11 MiB if candle is compiled without optimization. Pages
+/// that are not used take no memory.
 pub(super) const STACK: usize = 64 << 20;
 
-/// The most threads of a team. Some systems refuse a thread only after it has started, by ending the process, so we
-/// refuse earlier.
-pub const MOST_THREADS: usize = 4096;
+/// The maximum number of threads of a team. On some systems, a thread beyond the limit of the system kills the process,
+/// so larger teams are an error.
+pub const MAX_THREADS: usize = 4096;
 
-/// Called on each thread of a replica when it starts, with the replica's rank and the index of the thread within it.
+/// A function that is called on each thread of a replica when it starts, with the replica's rank and the index of the
+/// thread within it.
 pub type Start = Arc<dyn Fn(usize, usize) + Send + Sync>;
 
 /// The settings of replicas' threads.
 #[derive(Clone)]
-pub(super) struct Kind {
+pub(super) struct ThreadSettings {
     /// The number of threads of each replica.
     pub(super) threads: usize,
     pub(super) start: Option<Start>,
 }
 
-impl Kind {
+impl ThreadSettings {
     pub(super) const PLAIN: Self = Self { threads: 1, start: None };
 }
 
 thread_local! {
-    /// The number of threads of the replica on this thread; 0 if unknown.
-    static OWN: Cell<usize> = const { Cell::new(0) };
+    /// The number of threads of the replica that runs on this thread; 0 if it is unknown.
+    static THREADS_OF_REPLICA: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns the number of threads of the replica that runs on this thread, including this one. `None` outside a
-/// replica, and for a single replica on a thread of the program, which may use the whole machine.
-pub fn own_threads() -> Option<usize> {
-    Some(OWN.get()).filter(|threads| *threads > 0)
+/// Returns the number of threads of the replica that runs on this thread, including this one. Returns `None` outside a
+/// replica, and for a single replica on a thread of the program, which may use all cores of the machine.
+pub fn threads_of_replica() -> Option<usize> {
+    Some(THREADS_OF_REPLICA.get()).filter(|threads| *threads > 0)
 }
 
-/// Marks this thread as the replica's only one until the result is dropped. A replica with more threads is unaffected.
+/// Marks this thread as the only thread of its replica until the result is dropped. If the replica has more threads,
+/// this has no effect.
 #[cfg(not(shuttle))]
-pub(super) fn alone() -> impl Drop {
-    struct Before(usize);
-    impl Drop for Before {
+pub(super) fn mark_single_threaded() -> impl Drop {
+    struct RestoreThreads(usize);
+    impl Drop for RestoreThreads {
         fn drop(&mut self) {
-            OWN.set(self.0);
+            THREADS_OF_REPLICA.set(self.0);
         }
     }
-    let before = OWN.get();
-    OWN.set(before.max(1));
-    Before(before)
+    let before = THREADS_OF_REPLICA.get();
+    THREADS_OF_REPLICA.set(before.max(1));
+    RestoreThreads(before)
 }
 
-/// Whether this thread serves a foreign rayon pool. While it waits in rayon, it picks up other work of that pool; while
-/// it waits for replicas, that pool is one thread short.
+/// Returns whether this thread belongs to a rayon pool of the program. While such a thread waits in rayon, it picks up
+/// other work of that pool; while it waits for replicas, that pool has one thread fewer.
 #[cfg(not(shuttle))]
-pub(super) fn serves_others() -> bool {
-    OWN.get() == 0 && rayon::current_thread_index().is_some()
+pub(super) fn serves_foreign_pool() -> bool {
+    THREADS_OF_REPLICA.get() == 0 && rayon::current_thread_index().is_some()
 }
 
-/// Runs the rayon tasks that a replica has spawned and that have not run, because this thread is its pool's only
-/// worker.
-pub(super) fn do_spawned() {
+/// Runs the rayon tasks that a replica has spawned and that have not run yet, because this thread is the only worker of
+/// its pool.
+pub(super) fn run_spawned_tasks() {
     #[cfg(not(any(shuttle, miri)))]
     while rayon::yield_local() == Some(rayon::Yield::Executed) {}
 }
 
 /// A thread that runs one closure. candle's parallel operations use the rayon pool of the calling thread. This thread
-/// is a pool of its own, so a replica never waits for a thread of the program.
+/// has a separate pool, so a replica never waits for a thread of the program.
 #[cfg(not(any(shuttle, miri)))]
 pub(super) struct Worker {
     pool: Option<rayon::ThreadPool>,
@@ -77,24 +79,28 @@ pub(super) struct Worker {
 
 #[cfg(not(any(shuttle, miri)))]
 impl Worker {
-    /// Starts the threads of replica `rank`, and `body` on the first of them.
+    /// Starts the threads of replica `rank`, and runs `body` on the first of them.
     ///
     /// # Errors
-    /// If the system refuses a thread.
-    pub(super) fn start(rank: usize, kind: &Kind, body: impl FnOnce() + Send + 'static) -> io::Result<Self> {
-        let mut worker = Self { pool: None, threads: Vec::with_capacity(kind.threads) };
+    /// Returns an error if the system cannot start a thread.
+    pub(super) fn start(
+        rank: usize,
+        settings: &ThreadSettings,
+        body: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Self> {
+        let mut worker = Self { pool: None, threads: Vec::with_capacity(settings.threads) };
         let mut refused = None;
         let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(kind.threads)
+            .num_threads(settings.threads)
             .spawn_handler(|thread| {
-                let (index, threads, start) = (thread.index(), kind.threads, kind.start.clone());
+                let (index, threads, start) = (thread.index(), settings.threads, settings.start.clone());
                 let name = match index {
                     0 => format!("replica {rank}"),
                     _ => format!("replica {rank} thread {index}"),
                 };
                 let main = move || {
                     if index == 0 {
-                        OWN.set(threads);
+                        THREADS_OF_REPLICA.set(threads);
                     }
                     if let Some(start) = start {
                         start(rank, index);
@@ -144,13 +150,18 @@ impl Drop for Worker {
     }
 }
 
-/// A plain thread under shuttle, which does not schedule rayon's threads, and under Miri, where they would be too slow.
+/// A plain thread. It is used under shuttle, which does not schedule rayon's threads, and under Miri, where rayon's
+/// threads would be too slow.
 #[cfg(any(shuttle, miri))]
 pub(super) struct Worker(Option<crate::sync::thread::JoinHandle<()>>);
 
 #[cfg(any(shuttle, miri))]
 impl Worker {
-    pub(super) fn start(rank: usize, _: &Kind, body: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+    pub(super) fn start(
+        rank: usize,
+        _: &ThreadSettings,
+        body: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Self> {
         let builder = crate::sync::thread::Builder::new().name(format!("replica {rank}"));
         Ok(Self(Some(builder.spawn(body)?)))
     }

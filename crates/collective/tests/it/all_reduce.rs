@@ -135,7 +135,7 @@ proptest! {
 }
 
 #[test]
-fn members_of_different_shapes_all_get_the_error_also_where_they_would_work_together() {
+fn members_of_different_shapes_all_get_the_error_even_in_a_joint_reduction() {
     let leaves = vec![vec![leaf(0, &numbers(0, 40_000, 1))], vec![leaf(0, &numbers(1, 40_001, 1))]];
     let errors: Vec<_> =
         reduced(ReduceOp::Sum, Packing::APART, leaves).into_iter().map(Result::unwrap_err).collect();

@@ -1,7 +1,7 @@
 //! Checks that the last calls of a worker are recorded for each group and reported with every blame.
 
 use bytes::Bytes;
-use distribute_cluster::{Deadline, Fault, Fingerprint, Operation, Progress, Standing};
+use distribute_cluster::{Deadline, Fault, Fingerprint, Operation, Progress, ReplicaStatus};
 use distribute_collective::group::{Group, GroupCall, Links, Session, local};
 use distribute_tensor::fold::Alone;
 use distribute_tensor::{HostTensor, Leaf, Packing, ReduceOp};
@@ -70,24 +70,24 @@ fn both<T: Send + 'static>(
     })
 }
 
-fn standings(session: &Session, detail: &str) -> Vec<Standing> {
+fn status_of(session: &Session, detail: &str) -> Vec<ReplicaStatus> {
     let call = Fingerprint::new(Operation::AllReduce, detail, Location::caller());
-    session.world().local_replicas().map(|replica| Standing::waiting(replica, call.clone())).collect()
+    session.world().local_replicas().map(|replica| ReplicaStatus::waiting(replica, call.clone())).collect()
 }
 
 #[test]
-fn the_last_calls_are_told_with_a_blame() {
+fn a_blame_has_the_last_calls() {
     let (calls, events) = both(|group| {
         let session = group.open("strategy", 7);
-        session.all_to_all(standings(&session, "a"), |_| Bytes::new(), LONG).unwrap();
+        session.all_to_all(status_of(&session, "a"), |_| Bytes::new(), LONG).unwrap();
         if group.world().worker() == 1 {
             group.end();
             return Vec::new();
         }
-        let blame = session.all_to_all(standings(&session, "b"), |_| Bytes::new(), LONG).unwrap_err();
+        let blame = session.all_to_all(status_of(&session, "b"), |_| Bytes::new(), LONG).unwrap_err();
         assert_eq!(blame.fault, Fault::Lost);
         // Nothing new, and not told again.
-        assert!(session.all_to_all(standings(&session, "c"), |_| Bytes::new(), LONG).is_err());
+        assert!(session.all_to_all(status_of(&session, "c"), |_| Bytes::new(), LONG).is_err());
         group.last_calls()
     });
     let details: Vec<_> = calls.iter().map(|call| (&*call.call.detail, call.step)).collect();
@@ -106,11 +106,11 @@ fn the_last_calls_are_told_with_a_blame() {
 }
 
 #[test]
-fn a_fault_that_says_all_by_itself_is_told_to_subscribers_alone() {
+fn a_self_explanatory_fault_is_only_logged_to_subscribers() {
     let (_, events) = both(|group| {
         let session = group.open("strategy", 1);
         let detail = if group.world().worker() == 0 { "this" } else { "that" };
-        session.all_to_all(standings(&session, detail), |_| Bytes::new(), LONG).unwrap_err();
+        session.all_to_all(status_of(&session, detail), |_| Bytes::new(), LONG).unwrap_err();
     });
     let [(level, text)] = &events[..] else { panic!("{events:?}") };
     assert!(*level == tracing::Level::INFO && text.contains("all_reduce (this)"), "{level}: {text}");
@@ -123,7 +123,7 @@ fn a_call_of_several_rounds_is_one() {
         for detail in ["large", "small"] {
             let len = if detail == "large" { 100_000 } else { 10 };
             let leaves = [Leaf::Host(HostTensor::vector(vec![1f32; len]))];
-            let calling = GroupCall::new(&session, standings(&session, detail), LONG);
+            let calling = GroupCall::new(&session, status_of(&session, detail), LONG);
             calling.all_reduce(ReduceOp::Sum, Packing::APART, &[&leaves], &Alone).unwrap();
         }
         group.last_calls()
@@ -134,14 +134,14 @@ fn a_call_of_several_rounds_is_one() {
 }
 
 #[test]
-fn who_is_awaited_is_told_while_the_call_is_under_way() {
-    let (go_on, held) = std::sync::mpsc::channel();
-    let (go_on, held) = (Mutex::new(go_on), Mutex::new(held));
+fn awaited_replicas_are_reported_during_the_call() {
+    let (resume, held) = std::sync::mpsc::channel();
+    let (resume, held) = (Mutex::new(resume), Mutex::new(held));
     let (awaited, _) = both(move |group| {
         let session = group.open("strategy", 7);
         if group.world().worker() == 1 {
             held.lock().unwrap().recv_timeout(LONG).unwrap();
-            session.all_to_all(standings(&session, "a"), |_| Bytes::new(), LONG).unwrap();
+            session.all_to_all(status_of(&session, "a"), |_| Bytes::new(), LONG).unwrap();
             return Vec::new();
         }
         assert!(group.awaited().is_none());
@@ -153,14 +153,14 @@ fn who_is_awaited_is_told_while_the_call_is_under_way() {
                     if let Some((call, workers)) =
                         watching.awaited().filter(|(_, workers)| !workers.is_empty())
                     {
-                        go_on.lock().unwrap().send(()).unwrap();
+                        resume.lock().unwrap().send(()).unwrap();
                         return vec![(call.call.detail.to_string(), call.step, workers)];
                     }
                     assert!(!deadline.has_passed());
                     std::thread::yield_now();
                 }
             });
-            session.all_to_all(standings(&session, "a"), |_| Bytes::new(), LONG).unwrap();
+            session.all_to_all(status_of(&session, "a"), |_| Bytes::new(), LONG).unwrap();
             seen.join().unwrap()
         });
         assert!(group.awaited().is_none());

@@ -1,7 +1,7 @@
 //! Sessions of several workers in one process: agreement, data, failures.
 
 use bytes::Bytes;
-use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, Standing};
+use distribute_cluster::{Blame, Fault, Fingerprint, Operation, Presence, ReplicaStatus};
 use distribute_collective::group::{Group, Links, Session, local};
 use distribute_testing::watched;
 use proptest::prelude::*;
@@ -32,13 +32,13 @@ fn call(detail: &str) -> Fingerprint {
 }
 
 /// Waits in a call, with all replicas of a worker.
-fn wait_in(session: &Session, detail: &str) -> Vec<Standing> {
-    session.world().local_replicas().map(|replica| Standing::waiting(replica, call(detail))).collect()
+fn wait_in(session: &Session, detail: &str) -> Vec<ReplicaStatus> {
+    session.world().local_replicas().map(|replica| ReplicaStatus::waiting(replica, call(detail))).collect()
 }
 
-fn are(session: &Session, presence: Presence) -> Vec<Standing> {
-    let standing = |replica| Standing { presence: presence.clone(), ..Standing::running(replica) };
-    session.world().local_replicas().map(standing).collect()
+fn are(session: &Session, presence: Presence) -> Vec<ReplicaStatus> {
+    let status = |replica| ReplicaStatus { presence: presence.clone(), ..ReplicaStatus::running(replica) };
+    session.world().local_replicas().map(status).collect()
 }
 
 fn swap(session: &Session, detail: &str, timeout: Duration) -> Result<Vec<Bytes>, Arc<Blame>> {
@@ -55,7 +55,7 @@ fn texts<T>(results: &[Result<T, Arc<Blame>>]) -> Vec<String> {
 }
 
 #[test]
-fn every_worker_gets_what_the_others_have_for_it() {
+fn every_worker_receives_the_data_that_others_send_to_it() {
     for n in 1..=5 {
         workers(n, 2, move |group| {
             for step in 1..=3 {
@@ -77,7 +77,7 @@ fn every_worker_gets_what_the_others_have_for_it() {
 
 // INV-2, INV-25
 #[test]
-fn different_calls_have_one_text_on_all_and_the_next_call_works() {
+fn different_calls_have_one_message_on_all_and_the_next_call_works() {
     let results = workers(3, 2, |group| {
         let session = group.open("strategy", 4);
         let detail = if group.world().worker() == 1 { "SUM float32[3]" } else { "SUM float32[2]" };
@@ -95,14 +95,14 @@ fn different_calls_have_one_text_on_all_and_the_next_call_works() {
 }
 
 #[test]
-fn replicas_of_one_worker_that_differ_are_judged_by_all_workers() {
+fn differing_replicas_of_one_worker_are_an_error_on_all_workers() {
     let results = workers(2, 2, |group| {
         let session = group.open("strategy", 1);
-        let mut standings = wait_in(&session, "a");
+        let mut statuses = wait_in(&session, "a");
         if group.world().worker() == 1 {
-            standings[0].presence = Presence::Failed;
+            statuses[0].presence = Presence::Failed;
         }
-        session.all_to_all(standings, |_| Bytes::new(), LONG)
+        session.all_to_all(statuses, |_| Bytes::new(), LONG)
     });
     let [text] = &texts(&results)[..] else { panic!("{:?}", texts(&results)) };
     assert!(
@@ -112,14 +112,14 @@ fn replicas_of_one_worker_that_differ_are_judged_by_all_workers() {
 }
 
 #[test]
-fn a_worker_that_has_left_is_not_waited_for() {
+fn other_workers_do_not_wait_for_one_that_left() {
     let results = workers(3, 1, |group| {
         let session = group.open("strategy", 1);
         swap(&session, "a", LONG).unwrap();
         if group.world().worker() == 2 {
-            let mut standings = are(&session, Presence::Returned);
-            (standings[0].completed, standings[0].last) = (1, Some(call("a")));
-            session.leave(standings);
+            let mut statuses = are(&session, Presence::Returned);
+            (statuses[0].completed, statuses[0].last) = (1, Some(call("a")));
+            session.leave(statuses);
             return Ok(());
         }
         let first = swap(&session, "b", LONG).map(drop);
@@ -133,7 +133,7 @@ fn a_worker_that_has_left_is_not_waited_for() {
 }
 
 #[test]
-fn who_is_late_ends_the_session_for_all_with_one_text_and_the_next_session_works() {
+fn a_straggler_ends_the_session_for_all_with_one_message_and_the_next_session_works() {
     for late in 0..3 {
         let met = Arc::new(Barrier::new(3));
         let results = workers(3, 2, move |group| {
@@ -153,23 +153,23 @@ fn who_is_late_ends_the_session_for_all_with_one_text_and_the_next_session_works
             failed
         });
         let [text] = &texts(&results)[..] else { panic!("{:?}", texts(&results)) };
-        let culprits = format!("replicas {} and {} have not come", 2 * late, 2 * late + 1);
+        let culprits = format!("replicas {} and {} did not arrive", 2 * late, 2 * late + 1);
         assert!(text.contains(&culprits), "{text}");
     }
 }
 
 #[test]
-fn a_replica_that_is_late_within_its_worker_is_named_to_all() {
+fn a_replica_that_times_out_within_its_worker_is_named_to_all() {
     let results = workers(2, 2, |group| {
         let session = group.open("strategy", 1);
-        let mut standings = wait_in(&session, "a");
+        let mut statuses = wait_in(&session, "a");
         if group.world().worker() == 1 {
-            standings[1].presence = Presence::Running;
+            statuses[1].presence = Presence::Running;
         }
-        session.all_to_all(standings, |_| Bytes::new(), LONG)
+        session.all_to_all(statuses, |_| Bytes::new(), LONG)
     });
     let [text] = &texts(&results)[..] else { panic!("{:?}", texts(&results)) };
-    assert!(text.contains("replica 3 has not come"), "{text}");
+    assert!(text.contains("replica 3 did not arrive"), "{text}");
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_worker_that_ends_is_named_to_all_at_once() {
 
 // INV-31
 #[test]
-fn who_fails_between_calls_is_named_to_all_by_one_text_and_waits_for_nobody_and_the_next_call_works() {
+fn a_failure_between_calls_gives_all_one_message_without_waiting_and_the_next_call_works() {
     let declined = Arc::new(Barrier::new(3));
     let results = workers(3, 2, move |group| {
         let session = group.open("strategy", 4);
@@ -216,7 +216,7 @@ fn who_fails_between_calls_is_named_to_all_by_one_text_and_waits_for_nobody_and_
 
 // INV-31
 #[test]
-fn who_fails_again_and_again_does_not_run_away_from_the_others() {
+fn a_repeatedly_failing_worker_stays_in_step_with_the_others() {
     const TIMES: usize = 20;
     for decliners in [vec![0], vec![2], vec![0, 1], vec![0, 1, 2]] {
         workers(3, 1, move |group| {
@@ -235,7 +235,7 @@ fn who_fails_again_and_again_does_not_run_away_from_the_others() {
 }
 
 #[test]
-fn who_has_declined_and_ended_has_failed_and_is_not_lost() {
+fn a_worker_that_declined_and_exited_has_failed_and_is_not_lost() {
     let ended = Arc::new(Barrier::new(2));
     let results = workers(2, 1, move |group| {
         let session = group.open("strategy", 1);
@@ -253,7 +253,7 @@ fn who_has_declined_and_ended_has_failed_and_is_not_lost() {
 
 /// A worker that declines has left the call, and decides nothing.
 #[test]
-fn one_declines_and_another_is_late() {
+fn one_declines_and_another_times_out() {
     for (declines, late) in [(0, 3), (1, 0), (3, 2)] {
         let met = Arc::new(Barrier::new(3));
         let results = workers(4, 1, move |group| {
@@ -280,7 +280,7 @@ fn one_declines_and_another_is_late() {
 
 /// One of the workers has missed a step.
 #[test]
-fn workers_that_count_other_steps_have_one_text() {
+fn workers_that_count_other_steps_get_one_message() {
     let results = workers(3, 1, |group| {
         let me = group.world().worker();
         let session = group.open("between steps", 4 + me as u64);
@@ -292,7 +292,7 @@ fn workers_that_count_other_steps_have_one_text() {
 
 // INV-26
 #[test]
-fn sessions_of_other_names_do_not_meet() {
+fn sessions_of_other_names_are_independent() {
     workers(2, 1, |group| {
         let (a, b) = (group.open("a", 1), group.open("b", 1));
         // In another order on each worker.
@@ -313,7 +313,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
     /// Programs of random length, in which one worker makes another call at a random position.
     #[test]
-    fn a_planted_fault_has_one_text_on_all_workers(
+    fn a_planted_fault_has_one_message_on_all_workers(
         n in 2usize..5, replicas in 1usize..4, calls in 1usize..6, at in 0usize..6, who in 0usize..4, fault in 0usize..5,
     ) {
         let (at, who) = (at % calls, who % n);
@@ -323,13 +323,13 @@ proptest! {
             let mut result = Ok(());
             for i in 0..calls {
                 let planted = me == who && i == at;
-                let mut standings = wait_in(&session, &format!("call {i}"));
+                let mut statuses = wait_in(&session, &format!("call {i}"));
                 match fault {
-                    0 if planted => standings = wait_in(&session, "another"),
-                    1 if planted => standings[0].presence = Presence::Failed,
+                    0 if planted => statuses = wait_in(&session, "another"),
+                    1 if planted => statuses[0].presence = Presence::Failed,
                     2 if planted => break,
                     3 if planted => {
-                        session.abort_call(standings, LONG);
+                        session.abort_call(statuses, LONG);
                         continue;
                     }
                     _ if planted => {
@@ -338,7 +338,7 @@ proptest! {
                     }
                     _ => {}
                 }
-                let now = session.all_to_all(standings, |_| Bytes::new(), LONG).map(drop);
+                let now = session.all_to_all(statuses, |_| Bytes::new(), LONG).map(drop);
                 if i == at {
                     result = now;
                 } else {

@@ -1,6 +1,6 @@
 //! Idle threads of teams, counted in their own process.
 
-use distribute_collective::threads::Teams;
+use distribute_collective::threads::TeamPool;
 use distribute_testing::child::alone;
 use std::sync::Barrier;
 use std::time::Duration;
@@ -18,8 +18,8 @@ fn at_once(runs: usize) {
     std::thread::scope(|scope| {
         for _ in 0..runs {
             scope.spawn(|| {
-                Teams::shared()
-                    .borrow(8, |team| {
+                TeamPool::shared()
+                    .with_team(8, |team| {
                         all.wait();
                         team.run(1, Duration::from_secs(60), &|_| true);
                     })

@@ -26,7 +26,7 @@ fn stopped() {
     for step in 0..ROUNDS as u64 {
         team.run(step, TIMEOUT, &|member: Member| {
             if member.rank() == 1 {
-                while !matches!(team.standings()[0].presence, Presence::Waiting(_)) {
+                while !matches!(team.statuses()[0].presence, Presence::Waiting(_)) {
                     std::thread::yield_now();
                 }
                 println!("\nwaits");
@@ -56,13 +56,17 @@ impl Drop for Killed {
 
 // INV-3
 #[test]
-fn what_the_process_sleeps_is_nobodys_fault() {
+fn time_in_which_the_process_is_suspended_is_no_replicas_fault() {
     if std::env::var_os(STOPPED).is_some() {
         return stopped();
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", "pause::what_the_process_sleeps_is_nobodys_fault", "--nocapture"])
+        .args([
+            "--exact",
+            "pause::time_in_which_the_process_is_suspended_is_no_replicas_fault",
+            "--nocapture",
+        ])
         .env(STOPPED, "1");
     let mut child = Killed(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
     let id = child.0.id().to_string();

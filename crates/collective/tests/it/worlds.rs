@@ -31,7 +31,7 @@ impl Worker {
     ) -> Vec<Result<T, Arc<Blame>>> {
         let results: Vec<_> = (0..self.team.size()).map(|_| Mutex::new(None)).collect();
         let session = self.group.open("strategy", step);
-        self.team.run_among(step, timeout, Some(Arc::new(session)), &|member| {
+        self.team.run_with_session(step, timeout, Some(Arc::new(session)), &|member| {
             let result = body(&member);
             let succeeded = result.is_ok();
             *results[member.rank()].lock().unwrap() = Some(result);
@@ -68,7 +68,7 @@ fn sum(member: &Member, detail: &str, value: f64) -> Result<f64, Arc<Blame>> {
 }
 
 /// Returns the error text, which all failed replicas share.
-fn one_text<T>(all: &[Vec<Result<T, Arc<Blame>>>]) -> String {
+fn one_message<T>(all: &[Vec<Result<T, Arc<Blame>>>]) -> String {
     let mut texts: Vec<_> =
         all.iter().flatten().filter_map(|r| r.as_ref().err()).map(ToString::to_string).collect();
     texts.dedup();
@@ -103,7 +103,7 @@ fn replicas_of_all_workers_reduce_and_gather() {
 }
 
 #[test]
-fn what_can_be_sent_is_shared_in_the_order_of_ids() {
+fn sendable_values_are_exchanged_in_the_order_of_ids() {
     for (n, replicas) in [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2)] {
         workers(n, replicas, move |worker| {
             let of = |id: usize| (!id.is_multiple_of(3)).then(|| vec![(id as u64, id); id]);
@@ -120,7 +120,7 @@ fn what_can_be_sent_is_shared_in_the_order_of_ids() {
 }
 
 #[test]
-fn a_member_that_speaks_with_other_workers_is_not_late_for_those_who_wait_for_it() {
+fn a_member_that_calls_other_workers_does_not_time_out_for_its_peers() {
     let met = Arc::new(Barrier::new(4));
     let all = workers(2, 2, move |worker| {
         worker.run(1, SHORT, |member| {
@@ -130,13 +130,13 @@ fn a_member_that_speaks_with_other_workers_is_not_late_for_those_who_wait_for_it
                 return Ok(None);
             }
             let call = Fingerprint::new(Operation::MergeCall, "speaks", Location::caller());
-            let said = member.reduce_on_leader(call.clone(), (), |_| {
-                let said =
+            let result = member.reduce_on_leader(call.clone(), (), |_| {
+                let result =
                     member.with_group(|_| call.clone(), |mut calling| calling.all_gather_bytes(Bytes::new()));
-                said.expect("there is another worker").map(drop)
+                result.expect("there is another worker").map(drop)
             });
             met.wait();
-            match &*said? {
+            match &*result? {
                 Err(Failure::Blame(blame)) => Ok(Some(blame.clone())),
                 other => panic!("{other:?}"),
             }
@@ -144,7 +144,7 @@ fn a_member_that_speaks_with_other_workers_is_not_late_for_those_who_wait_for_it
     });
     let all: Vec<_> = all.into_iter().flatten().map(Result::unwrap).collect();
     let blame = all[0].as_ref().unwrap();
-    assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[2, 3][..]), "{blame}");
+    assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::TimedOut, &[2, 3][..]), "{blame}");
     assert_eq!(all[1].as_ref(), Some(blame));
 }
 
@@ -162,7 +162,7 @@ fn a_replica_that_differs_is_named_by_its_global_id_on_all() {
         assert!(again.iter().all(|sum| *sum == Ok(6.)));
         failed
     });
-    let text = one_text(&all);
+    let text = one_message(&all);
     assert!(text.contains("replicas 0, 1, 2, 4 and 5 called") && text.contains("replica 3 called"), "{text}");
 }
 
@@ -188,7 +188,7 @@ impl<'de> serde::Deserialize<'de> for Payload {
 
 // INV-31
 #[test]
-fn a_worker_that_cannot_bring_its_part_is_named_to_all_and_the_step_goes_on() {
+fn a_worker_that_cannot_contribute_is_named_to_all_and_the_step_continues() {
     let all = workers(3, 2, |worker| {
         worker.run(1, LONG, |member| {
             let call = Fingerprint::new(Operation::Minimize, "orders", Location::caller());
@@ -203,10 +203,10 @@ fn a_worker_that_cannot_bring_its_part_is_named_to_all_and_the_step_goes_on() {
         })
     });
     for own in &all[1] {
-        assert!(own.as_ref().is_ok_and(|text| text.contains("cannot be read")), "{own:?}");
+        assert!(own.as_ref().is_ok_and(|text| text.contains("failed to decode a message")), "{own:?}");
     }
     assert!(all[0].iter().chain(&all[2]).all(Result::is_err));
-    let text = one_text(&all);
+    let text = one_message(&all);
     assert!(text.contains("replicas 2 and 3 failed"), "{text}");
 }
 
@@ -221,9 +221,9 @@ fn a_merge_function_that_fails_before_its_call_is_named_to_all() {
                     member.abort();
                     return Ok(());
                 }
-                let said =
+                let result =
                     member.with_group(|_| call.clone(), |mut calling| calling.all_gather_bytes(Bytes::new()));
-                match said.expect("there is another worker") {
+                match result.expect("there is another worker") {
                     Ok(_) => panic!("nobody takes part"),
                     Err(Failure::Blame(blame)) => Err(blame),
                     Err(other) => panic!("{other}"),
@@ -234,7 +234,7 @@ fn a_merge_function_that_fails_before_its_call_is_named_to_all() {
         })
     });
     assert!(all[0].iter().all(Result::is_err) && all[1].iter().all(Result::is_ok));
-    let text = one_text(&all);
+    let text = one_message(&all);
     assert!(text.contains("replicas 2 and 3 failed"), "{text}");
 }
 
@@ -251,12 +251,12 @@ fn a_worker_that_has_ended_is_lost_to_the_others_while_its_team_is_idle() {
         }
         worker.run(2, LONG, |member| sum(member, "b", 1.))
     });
-    let text = one_text(&all);
+    let text = one_message(&all);
     assert!(text.contains("worker 1 (replicas 2 and 3) was lost"), "{text}");
 }
 
 #[test]
-fn a_replica_that_is_stuck_is_named_to_all_workers_and_meets_the_error_later() {
+fn a_hung_replica_is_named_to_all_workers_and_gets_the_error_later() {
     let met = Arc::new(Barrier::new(5));
     let all = workers(3, 2, move |worker| {
         let failed = worker.run(1, SHORT, |member| {
@@ -266,7 +266,7 @@ fn a_replica_that_is_stuck_is_named_to_all_workers_and_meets_the_error_later() {
                 return sum(member, "a", 1.);
             }
             let failed = sum(member, "a", 1.);
-            assert_eq!(failed.as_ref().unwrap_err().fault, Fault::Late);
+            assert_eq!(failed.as_ref().unwrap_err().fault, Fault::TimedOut);
             if member.replica() < 4 {
                 met.wait();
             }
@@ -277,9 +277,9 @@ fn a_replica_that_is_stuck_is_named_to_all_workers_and_meets_the_error_later() {
         failed
     });
     assert!(all.iter().flatten().all(Result::is_err));
-    let text = one_text(&all);
+    let text = one_message(&all);
     assert!(
-        text.contains("replica 4 has not come") || text.contains("replicas 4 and 5 have not come"),
+        text.contains("replica 4 did not arrive") || text.contains("replicas 4 and 5 did not arrive"),
         "{text}"
     );
 }
@@ -298,7 +298,7 @@ proptest! {
     /// Programs of random length over W × R replicas, in which one replica makes another call at a random position.
     // INV-2
     #[test]
-    fn a_planted_fault_has_one_text_on_all_replicas(
+    fn a_planted_fault_has_one_message_on_all_replicas(
         n in 2usize..4, replicas in 1usize..4, calls in 1usize..5, at in 0usize..5, who in 0usize..12,
         planted in prop_oneof![
             Just(Planted::OtherCall), Just(Planted::OtherShape), Just(Planted::Returns), Just(Planted::Fails),
@@ -339,6 +339,6 @@ proptest! {
             // Its own error is the cause.
             drop(all.remove(who));
         }
-        prop_assert!(!one_text(&[all]).is_empty());
+        prop_assert!(!one_message(&[all]).is_empty());
     }
 }

@@ -11,34 +11,34 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The state of a coordinator.
+/// The state that is shared by the threads of a coordinator.
 pub(super) struct Hub {
     state: Mutex<State>,
     /// Notified after closures have ended, or workers have connected or disconnected.
     progress: Condvar,
-    /// Notified when there may be work for a worker; one for each worker.
+    /// Notified when there may be work for a worker. There is one condition variable for each worker.
     work: Vec<Condvar>,
 }
 
 pub(super) struct State {
     pub dispatch: Dispatch,
     pub values: HashMap<ClosureId, Arc<Value>>,
-    pub workers: Vec<Seen>,
+    pub workers: Vec<WorkerRecord>,
     /// The number of closures that have ended.
     pub ended: u64,
     /// The number of threads that wait in `join`.
     pub joining: usize,
     pub is_stopped: bool,
     /// The time since the last worker disconnected, if none is connected.
-    nobody: Option<Stopwatch>,
+    no_worker_since: Option<Stopwatch>,
 }
 
 /// The coordinator's record of a worker, in addition to its work.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct WorkerRecord {
     /// The reason why the worker is not connected, if it is not.
-    pub away: Option<String>,
-    /// Whether the worker has refused this coordinator, so that waiting does not help.
+    pub disconnect_reason: Option<String>,
+    /// Whether the worker has rejected this coordinator, so that waiting for it is useless.
     pub is_refused: bool,
     /// The current task of the worker, and the time since its start.
     running: Option<(Task, Stopwatch)>,
@@ -48,8 +48,8 @@ pub(super) struct Seen {
 
 impl Hub {
     pub fn new(workers: usize, limits: Limits) -> Self {
-        let away = || Seen {
-            away: Some("it has not answered yet".to_owned()),
+        let not_connected = || WorkerRecord {
+            disconnect_reason: Some("it has not answered yet".to_owned()),
             is_refused: false,
             running: None,
             losses: 0,
@@ -57,11 +57,11 @@ impl Hub {
         let state = State {
             dispatch: Dispatch::new(workers, limits),
             values: HashMap::new(),
-            workers: (0..workers).map(|_| away()).collect(),
+            workers: (0..workers).map(|_| not_connected()).collect(),
             ended: 0,
             joining: 0,
             is_stopped: false,
-            nobody: Some(Stopwatch::start()),
+            no_worker_since: Some(Stopwatch::start()),
         };
         let work = (0..workers).map(|_| Condvar::new()).collect();
         Self { state: Mutex::new(state), progress: Condvar::new(), work }
@@ -84,8 +84,8 @@ impl Hub {
     /// Wakes the thread of one idle worker, if there is one, after a closure was queued.
     pub fn wake_one(&self, state: &State) {
         let idle = (0..self.work.len()).find(|worker| {
-            state.dispatch.is_there(*worker)
-                && state.dispatch.had(*worker).next().is_none()
+            state.dispatch.is_connected(*worker)
+                && state.dispatch.assigned(*worker).next().is_none()
                 && state.dispatch.has_work(*worker)
         });
         if let Some(worker) = idle {
@@ -94,7 +94,7 @@ impl Hub {
     }
 
     /// Delivers available results to waiting threads, and wakes the threads that are affected.
-    pub fn settle_up(&self, state: &mut State) {
+    pub fn publish_outcomes(&self, state: &mut State) {
         let State { dispatch, values, ended, .. } = state;
         for outcome in dispatch.outcomes() {
             *ended += 1;
@@ -102,11 +102,11 @@ impl Hub {
                 value.set(outcome.result);
             }
         }
-        let nobody = !(0..self.work.len()).any(|worker| state.dispatch.is_there(worker));
-        if nobody {
-            state.nobody.get_or_insert_with(Stopwatch::start);
+        let is_alone = !(0..self.work.len()).any(|worker| state.dispatch.is_connected(worker));
+        if is_alone {
+            state.no_worker_since.get_or_insert_with(Stopwatch::start);
         } else {
-            state.nobody = None;
+            state.no_worker_since = None;
         }
         self.progress.notify_all();
         for (worker, work) in self.work.iter().enumerate() {
@@ -126,28 +126,28 @@ impl Hub {
 }
 
 impl State {
-    /// Returns the current work of a worker, and the closure before which all have ended.
+    /// Removes and returns the work to send to a worker, with the oldest closure that has not ended.
     pub fn take(&mut self, worker: usize) -> (ClosureId, Vec<Work>) {
         let work = self.dispatch.take(worker);
-        self.look_at(worker);
+        self.record_task_start(worker);
         (self.dispatch.floor(), work)
     }
 
     /// Records the results of a worker.
-    pub fn done(&mut self, worker: usize, done: Vec<Done>) {
-        done.into_iter().for_each(|done| self.dispatch.done(worker, done));
-        self.look_at(worker);
+    pub fn record_results(&mut self, worker: usize, done: Vec<Done>) {
+        done.into_iter().for_each(|done| self.dispatch.record_result(worker, done));
+        self.record_task_start(worker);
     }
 
-    pub fn joined(&mut self, worker: usize) {
-        self.dispatch.joined(worker);
+    pub fn worker_joined(&mut self, worker: usize) {
+        self.dispatch.worker_joined(worker);
         let seen = &mut self.workers[worker];
-        (seen.away, seen.is_refused, seen.running) = (None, false, None);
+        (seen.disconnect_reason, seen.is_refused, seen.running) = (None, false, None);
     }
 
     /// Cancels all closures after one has failed. The time limit of running closures starts now.
     pub fn cancel(&mut self) {
-        if self.dispatch.is_settling() {
+        if self.dispatch.is_cancelling() {
             return;
         }
         self.dispatch.cancel();
@@ -155,27 +155,27 @@ impl State {
         running.for_each(|(_, since)| *since = Stopwatch::start());
     }
 
-    pub fn lost(&mut self, worker: usize, why: &str) {
-        self.dispatch.lost(worker, why);
-        self.left(worker, why);
+    pub fn worker_lost(&mut self, worker: usize, why: &str) {
+        self.dispatch.worker_lost(worker, why);
+        self.remove_worker(worker, why);
     }
 
-    /// Records that a worker has exceeded the time limit of its closure, or of its cancellation.
-    pub fn late(&mut self, worker: usize, failure: Failure) {
+    /// Records that a worker has exceeded the time limit of its closure, or the limit after a cancellation.
+    pub fn worker_timed_out(&mut self, worker: usize, failure: Failure) {
         let why = failure.to_string();
-        self.dispatch.late(worker, failure);
-        self.left(worker, &why);
+        self.dispatch.worker_timed_out(worker, failure);
+        self.remove_worker(worker, &why);
     }
 
-    fn left(&mut self, worker: usize, why: &str) {
+    fn remove_worker(&mut self, worker: usize, why: &str) {
         let seen = &mut self.workers[worker];
-        seen.away = Some(why.to_owned());
+        seen.disconnect_reason = Some(why.to_owned());
         seen.losses += 1;
-        self.look_at(worker);
+        self.record_task_start(worker);
     }
 
     /// Records the start time of the worker's current task.
-    fn look_at(&mut self, worker: usize) {
+    fn record_task_start(&mut self, worker: usize) {
         let now = self.dispatch.running(worker).map(|(task, _)| task);
         let running = &mut self.workers[worker].running;
         if running.map(|(task, _)| task) != now {
@@ -188,8 +188,8 @@ impl State {
         self.workers[worker].running.map(|(task, since)| (task, since.elapsed()))
     }
 
-    /// Returns how long no worker has been connected.
-    pub fn nobody(&self) -> Option<Duration> {
-        self.nobody.map(|since| since.elapsed())
+    /// Returns the time for which no worker has been connected; `None` if a worker is connected.
+    pub fn time_without_workers(&self) -> Option<Duration> {
+        self.no_worker_since.map(|since| since.elapsed())
     }
 }

@@ -1,10 +1,17 @@
 //! The coordinator: the program that schedules calls.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `options`, `status` | its settings, and its status |
+//! | `hub` | the state behind one lock: decisions, results, waiting threads |
+//! | `worker_thread` | the thread that serves one worker |
+//! | `value` | the result of a closure, which may arrive later |
 
-mod follow;
 mod hub;
 mod options;
 mod status;
 mod value;
+mod worker_thread;
 
 pub use options::Options;
 pub use status::{Status, WorkerStatus};
@@ -18,7 +25,6 @@ use crate::message::Hello;
 use bytes::Bytes;
 use distribute_cluster::Deadline;
 use distribute_cluster::deadline::Stopwatch;
-use follow::follow;
 use hub::{Hub, State};
 use parking_lot::MutexGuard;
 use std::fmt;
@@ -26,11 +32,12 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use value::Value;
+use worker_thread::serve_worker;
 
-/// A scheduler of calls on workers. Each call is executed by one worker and, if that disconnects, retried on
+/// A scheduler of calls on workers. Each call is executed by one worker and, if that worker disconnects, retried on
 /// another one.
 ///
-/// Closures that have not ended are dropped with the coordinator; call [`join`](Self::join) first.
+/// When the coordinator is dropped, closures that have not ended are dropped as well; call [`join`](Self::join) first.
 pub struct Coordinator {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -46,19 +53,19 @@ struct Shared {
 
 /// A handle to the result of a closure, which can be fetched any number of times.
 #[derive(Clone)]
-pub struct Remote {
+pub struct ResultHandle {
     closure: ClosureId,
     value: Arc<Value>,
     shared: Arc<Shared>,
 }
 
 impl Coordinator {
-    /// Creates a coordinator of these workers, after all of them have answered for the first time. `functions`
-    /// are the functions of the program, which must be the same on the workers. `settings` are sent to all
-    /// workers. `job` is the number of this start: workers switch to the coordinator with the greatest number.
+    /// Creates a coordinator of the given workers, and waits until all of them have answered. `functions` are the
+    /// functions of the program, which must be the same on the workers. `settings` are sent to all workers. `job`
+    /// identifies this start of the coordinator: workers switch to the coordinator with the greatest number.
     ///
     /// # Errors
-    /// - [`Error::NotConnected`]: workers do not answer in time, or refuse this coordinator.
+    /// - [`Error::NotConnected`]: workers do not answer in time, or reject this coordinator.
     /// - [`Error::Thread`]: a thread cannot be started.
     pub fn new(
         workers: Vec<Box<dyn Connect>>,
@@ -82,22 +89,22 @@ impl Coordinator {
             let hello = Hello { job, worker, workers: count, functions, settings };
             let shared = shared.clone();
             let thread = Builder::new().name(format!("distribute-to-worker-{worker}"));
-            let thread = thread.spawn(move || follow(&shared, worker, &*connect, &hello));
+            let thread = thread.spawn(move || serve_worker(&shared, worker, &*connect, &hello));
             coordinator.threads.push(thread.map_err(|error| Error::Thread { reason: error.to_string() })?);
         }
         shared.wait_for_workers(options.join_timeout)?;
         Ok(coordinator)
     }
 
-    /// Queues a closure. Waits for room if the queue is full, and while other threads are in
-    /// [`join`](Self::join).
+    /// Queues a closure, and returns a handle to its result. Blocks while the queue is full, and while other threads
+    /// are in [`join`](Self::join).
     ///
     /// # Errors
-    /// - [`Error::Failed`]: an earlier closure has failed, and its error was not returned yet. The new closure
-    ///   is not scheduled.
+    /// - [`Error::Failed`]: an earlier closure has failed, and its error has not been returned yet. The new closure is
+    ///   not scheduled.
     /// - [`Error::NoWorkers`]: the queue is full, and no worker is connected.
     /// - [`Error::NoResource`]: an argument is not a resource of this coordinator.
-    pub fn schedule(&self, call: Call) -> Result<Remote, Error> {
+    pub fn schedule(&self, call: Call) -> Result<ResultHandle, Error> {
         const OPERATION: &str = "schedule";
         let shared = &self.shared;
         let mut state = shared.hub.lock();
@@ -109,33 +116,33 @@ impl Coordinator {
                         let value = Arc::<Value>::default();
                         state.values.insert(closure, value.clone());
                         shared.hub.wake_one(&state);
-                        return Ok(Remote { closure, value, shared: shared.clone() });
+                        return Ok(ResultHandle { closure, value, shared: shared.clone() });
                     }
                     Err(Refusal::NoResource(resource)) => {
                         return Err(Error::NoResource { operation: OPERATION, resource });
                     }
                     Err(Refusal::Failing) => {
-                        state = shared.settle(state)?;
+                        state = shared.cancel_after_failure(state)?;
                         continue;
                     }
                     Err(Refusal::Full) => {}
                 }
             }
             shared.check_workers(&state, OPERATION)?;
-            shared.hub.wait(&mut state, follow_up());
+            shared.hub.wait(&mut state, check_interval());
         }
     }
 
-    /// Creates a resource: a value that each worker creates by calling a function, and recreates if it is lost.
-    /// The value is not sent anywhere. Calls take it by [`Argument::Resource`](crate::Argument::Resource), and
-    /// wait until their worker has created it.
+    /// Creates a resource: a value that each worker creates by calling a function, and recreates if it is lost. The
+    /// value is not sent anywhere. Calls use it as an [`Argument::Resource`](crate::Argument::Resource), and wait until
+    /// their worker has created it.
     ///
     /// # Errors
     /// - [`Error::NoResource`]: an argument is not a resource of this coordinator.
     pub fn create(&self, call: Call) -> Result<ResourceId, Error> {
         let mut state = self.shared.hub.lock();
         let made = state.dispatch.create(call);
-        self.shared.hub.settle_up(&mut state);
+        self.shared.hub.publish_outcomes(&mut state);
         made.map_err(|refusal| match refusal {
             Refusal::NoResource(resource) => Error::NoResource { operation: "create", resource },
             Refusal::Full | Refusal::Failing => Error::Dropped { operation: "create" },
@@ -146,15 +153,15 @@ impl Coordinator {
     pub fn forget(&self, resource: ResourceId) {
         let mut state = self.shared.hub.lock();
         state.dispatch.forget(resource);
-        self.shared.hub.settle_up(&mut state);
+        self.shared.hub.publish_outcomes(&mut state);
     }
 
     /// Waits until all closures have ended.
     ///
-    /// A closure that does not end fails after its own time limit ([`Options::closure_timeout`]).
+    /// A closure that takes too long fails after its own time limit ([`Options::closure_timeout`]).
     ///
     /// # Errors
-    /// - [`Error::Failed`]: a closure has failed, and its error was not returned yet. The others were
+    /// - [`Error::Failed`]: a closure has failed, and its error has not been returned yet. The other closures were
     ///   cancelled, and the coordinator can be used again.
     /// - [`Error::NoWorkers`]: no worker was connected for longer than the timeout.
     pub fn join(&self) -> Result<(), Error> {
@@ -165,7 +172,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// Returns the errors of [`join`](Self::join), and:
-    /// - [`Error::Late`]: closures have not ended within `timeout`. They continue.
+    /// - [`Error::TimedOut`]: closures have not ended within `timeout`. They continue.
     pub fn join_timeout(&self, timeout: Duration) -> Result<(), Error> {
         self.join_within("join_timeout", timeout)
     }
@@ -177,7 +184,7 @@ impl Coordinator {
         let mut state = shared.hub.lock();
         let result = loop {
             if state.dispatch.has_failed() {
-                match shared.settle(state) {
+                match shared.cancel_after_failure(state) {
                     Ok(settled) => state = settled,
                     Err(error) => {
                         state = shared.hub.lock();
@@ -193,9 +200,9 @@ impl Coordinator {
             }
             let slice = deadline.look();
             if slice.is_zero() {
-                break Err(Error::Late { operation, timeout, now: shared.describe(&state) });
+                break Err(Error::TimedOut { operation, timeout, tasks: shared.describe(&state) });
             }
-            shared.hub.wait(&mut state, slice.min(follow_up()));
+            shared.hub.wait(&mut state, slice.min(check_interval()));
             deadline.look();
         };
         state.joining -= 1;
@@ -206,12 +213,11 @@ impl Coordinator {
     /// Returns whether all closures have ended.
     ///
     /// # Errors
-    /// - [`Error::Failed`]: a closure has failed, and its error was not returned yet, as in
-    ///   [`join`](Self::join).
+    /// - [`Error::Failed`]: a closure has failed, and its error has not been returned yet, as in [`join`](Self::join).
     pub fn done(&self) -> Result<bool, Error> {
         let mut state = self.shared.hub.lock();
         if state.dispatch.has_failed() {
-            state = self.shared.settle(state)?;
+            state = self.shared.cancel_after_failure(state)?;
         }
         Ok(state.dispatch.is_idle())
     }
@@ -221,34 +227,37 @@ impl Coordinator {
         self.shared.status(&self.shared.hub.lock())
     }
 
-    /// Returns the position of a resource on each worker, as of the closures that have ended. The position is
-    /// `None` if nothing was taken from the resource.
+    /// Returns the position of a resource on each worker, after the closures that have ended. The position is `None`
+    /// for a worker that has taken nothing from the resource. Returns `None` if the resource does not exist.
     pub fn positions(&self, resource: ResourceId) -> Option<Vec<Option<Bytes>>> {
         self.shared.hub.lock().dispatch.positions(resource).map(<[_]>::to_vec)
     }
 }
 
-/// Returns the maximum time of a wait before the state is checked again.
-fn follow_up() -> Duration {
+/// Returns the maximum time to wait before the state is checked again.
+fn check_interval() -> Duration {
     Duration::from_millis(200)
 }
 
 impl Shared {
     /// Cancels all closures after one has failed, waits for running closures, and returns the failure.
-    fn settle<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Error> {
+    fn cancel_after_failure<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+    ) -> Result<MutexGuard<'a, State>, Error> {
         // CC-7
         state.cancel();
-        self.hub.settle_up(&mut state);
-        // Each running closure ends in time, or its worker is disconnected: see `follow`.
+        self.hub.publish_outcomes(&mut state);
+        // Each running closure ends in time, or its worker is disconnected: see `worker_thread`.
         while state.dispatch.has_failed() {
-            if let Some(failure) = state.dispatch.settle() {
+            if let Some(failure) = state.dispatch.take_failure() {
                 self.hub.wake_all();
                 return Err(Error::Failed(failure));
             }
             if state.is_stopped {
                 return Err(Error::Dropped { operation: "schedule" });
             }
-            self.hub.wait(&mut state, follow_up());
+            self.hub.wait(&mut state, check_interval());
         }
         // Another thread has returned the failure.
         Ok(state)
@@ -256,14 +265,16 @@ impl Shared {
 
     fn missing(&self, state: &State) -> Vec<(String, String)> {
         let all = self.names.iter().zip(&state.workers);
-        all.filter_map(|(name, seen)| Some((name.clone(), seen.away.clone()?))).collect()
+        all.filter_map(|(name, seen)| Some((name.clone(), seen.disconnect_reason.clone()?))).collect()
     }
 
     fn check_workers(&self, state: &State, operation: &'static str) -> Result<(), Error> {
         if state.is_stopped {
             return Err(Error::Dropped { operation });
         }
-        let Some(waited) = state.nobody().filter(|waited| *waited >= self.timeout) else { return Ok(()) };
+        let Some(waited) = state.time_without_workers().filter(|waited| *waited >= self.timeout) else {
+            return Ok(());
+        };
         let waiting = state.values.len();
         Err(Error::NoWorkers { operation, waited, waiting, missing: self.missing(state) })
     }
@@ -281,7 +292,7 @@ impl Shared {
                 let workers = self.names.len();
                 return Err(Error::NotConnected { operation: "ClusterCoordinator::new", workers, missing });
             }
-            self.hub.wait(&mut state, follow_up().min(timeout));
+            self.hub.wait(&mut state, check_interval().min(timeout));
         }
     }
 
@@ -293,10 +304,10 @@ impl Shared {
             });
             WorkerStatus {
                 name: name.clone(),
-                away: state.workers[worker].away.clone(),
+                disconnect_reason: state.workers[worker].disconnect_reason.clone(),
                 losses: state.workers[worker].losses,
                 running,
-                closures: state.dispatch.had(worker).count(),
+                closures: state.dispatch.assigned(worker).count(),
                 missing: state.dispatch.missing(worker),
             }
         };
@@ -310,7 +321,7 @@ impl Shared {
         }
     }
 
-    /// Describes the task of each worker.
+    /// Describes the current task of each worker, for errors.
     fn describe(&self, state: &State) -> Vec<String> {
         let Status { queued, workers, .. } = self.status(state);
         let mut all: Vec<_> = workers.iter().map(WorkerStatus::to_string).collect();
@@ -321,8 +332,8 @@ impl Shared {
     }
 }
 
-impl Remote {
-    /// Returns the number of the closure.
+impl ResultHandle {
+    /// Returns the sequence number of the closure.
     pub fn closure(&self) -> ClosureId {
         self.closure
     }
@@ -346,7 +357,7 @@ impl Remote {
     ///
     /// # Errors
     /// Returns the errors of [`fetch`](Self::fetch), and:
-    /// - [`Error::Late`]: the closure has not ended within `timeout`.
+    /// - [`Error::TimedOut`]: the closure has not ended within `timeout`.
     pub fn fetch_timeout(&self, timeout: Duration) -> Result<Bytes, Error> {
         self.fetch_within("fetch_timeout", timeout)
     }
@@ -358,8 +369,8 @@ impl Remote {
                 return result.map_err(Error::Failed);
             }
             if !self.value.wait(&mut deadline) {
-                let now = self.shared.describe(&self.shared.hub.lock());
-                return Err(Error::Late { operation, timeout, now });
+                let tasks = self.shared.describe(&self.shared.hub.lock());
+                return Err(Error::TimedOut { operation, timeout, tasks });
             }
             if self.value.get().is_none() {
                 self.shared.check_workers(&self.shared.hub.lock(), operation)?;
@@ -373,7 +384,7 @@ impl Remote {
     }
 }
 
-impl fmt::Debug for Remote {
+impl fmt::Debug for ResultHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Remote({})", self.closure)
     }

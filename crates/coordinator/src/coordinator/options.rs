@@ -6,25 +6,25 @@ use std::time::Duration;
 /// The settings of a [`Coordinator`](super::Coordinator).
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The time that calls wait for workers to reconnect; 60 s by default.
+    /// The maximum time that methods wait while no worker is connected; 60 s by default.
     pub timeout: Duration,
-    /// The time to wait until all workers have answered for the first time; 60 s by default.
+    /// The maximum time to wait until all workers have answered for the first time; 60 s by default.
     pub join_timeout: Duration,
     /// The maximum running time of a closure; 10 minutes by default. After that the closure fails, and its
     /// worker is disconnected until it answers again.
     pub closure_timeout: Duration,
-    /// The time that a closure may still run after it was cancelled; 10 s by default. After that it counts as
-    /// ended, and its worker is disconnected until it answers again.
+    /// The maximum time that a closure may continue to run after it was cancelled; 10 s by default. After that, it is
+    /// considered to have ended, and its worker is disconnected until it answers again.
     pub cancel_timeout: Duration,
     /// The maximum number of closures that wait for a worker; 262,144 by default. If the queue is full,
     /// scheduling blocks.
     pub queue: usize,
-    /// The maximum number of closures of a worker, including the running one, if closures are short and many
-    /// are queued; 16 by default.
+    /// The maximum number of closures that are assigned to a worker at a time, including the running one; 16 by
+    /// default. A worker has several only if closures are short and many are queued.
     pub window: usize,
-    /// The number of times a closure is retried because its worker disconnected; 5 by default.
+    /// The maximum number of times that a closure is retried because its worker disconnected; 5 by default.
     pub losses: u32,
-    /// The number of times a closure is retried because a parameter server did not answer; 2 by default.
+    /// The maximum number of times that a closure is retried because a parameter server did not answer; 2 by default.
     pub server_failures: u32,
 }
 

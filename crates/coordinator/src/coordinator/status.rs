@@ -15,9 +15,9 @@ pub struct Status {
     pub ended: u64,
     /// The number of completed executions of closures; a closure may be executed more than once.
     pub run: u64,
-    /// The total number of other executions that ended during these executions.
+    /// The sum, over these executions, of the number of other executions that ended during each.
     pub overlaps: u64,
-    /// The workers.
+    /// The status of each worker.
     pub workers: Vec<WorkerStatus>,
 }
 
@@ -28,21 +28,21 @@ pub struct WorkerStatus {
     /// The name of the worker.
     pub name: String,
     /// The reason why the worker is not connected, if it is not.
-    pub away: Option<String>,
+    pub disconnect_reason: Option<String>,
     /// The number of times that the worker disconnected.
     pub losses: u64,
-    /// The function that it runs, the task, and the running time.
+    /// The function that the worker is running, its task, and the time since it began; `None` if it is idle.
     pub running: Option<(FunctionId, Task, Duration)>,
-    /// The number of closures that the worker has.
+    /// The number of closures that are assigned to the worker.
     pub closures: usize,
     /// The resources that the worker has not created yet.
     pub missing: Vec<ResourceId>,
 }
 
 impl Status {
-    /// Returns the average staleness of values: the mean number of other closures that ended during one, for
-    /// all that have ended since `earlier`. Returns `None` if none has. With n workers and closures of equal
-    /// duration it is n - 1.
+    /// Returns the average staleness of values: the mean number of other closures that ended while a closure ran. It
+    /// includes the closures that have ended since `earlier`; `None` if there are none. With n workers and closures of
+    /// equal duration, it is n - 1.
     pub fn staleness_since(&self, earlier: &Self) -> Option<f64> {
         let run = self.run.saturating_sub(earlier.run);
         (run > 0).then(|| self.overlaps.saturating_sub(earlier.overlaps) as f64 / run as f64)
@@ -52,12 +52,12 @@ impl Status {
 impl fmt::Display for WorkerStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = &self.name;
-        match (&self.away, &self.running, &self.missing[..]) {
-            (Some(why), ..) => write!(f, "{name} is not there ({why})"),
+        match (&self.disconnect_reason, &self.running, &self.missing[..]) {
+            (Some(why), ..) => write!(f, "{name} is not connected ({why})"),
             (None, Some((function, task, since)), _) => {
                 write!(f, "{name} has run {function} ({task}) for {:.1} s", since.as_secs_f64())
             }
-            (None, None, [first, ..]) => write!(f, "{name} waits to make {first}"),
+            (None, None, [first, ..]) => write!(f, "{name} waits to create {first}"),
             (None, None, []) => write!(f, "{name} has nothing to do"),
         }
     }

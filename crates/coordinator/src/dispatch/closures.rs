@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Closures {
     next: u64,
     all: BTreeMap<ClosureId, Closure>,
-    /// The closures without a worker, the oldest first. A closure that is put back gets its previous position.
+    /// The closures without a worker, the oldest first. A closure that is requeued returns to its previous position.
     queue: BTreeSet<ClosureId>,
 }
 
@@ -47,28 +47,28 @@ impl Closures {
         Some(&self.all.get(&id)?.call)
     }
 
-    /// Removes a closure from the queue.
+    /// Removes a closure from the queue, and returns its call.
     pub fn start(&mut self, id: ClosureId) -> Option<Call> {
         self.queue.remove(&id);
         self.call(id).cloned()
     }
 
-    /// Puts a closure back that no worker runs any more.
-    pub fn put_back(&mut self, id: ClosureId) {
+    /// Returns a closure to the queue, because no worker runs it any more.
+    pub fn requeue(&mut self, id: ClosureId) {
         if self.all.contains_key(&id) {
             self.queue.insert(id);
         }
     }
 
-    /// Records that the closure's worker disconnected, and returns how often this has happened.
-    pub fn lost(&mut self, id: ClosureId) -> u32 {
+    /// Records that the closure's worker disconnected, and returns the number of times that this has happened.
+    pub fn count_loss(&mut self, id: ClosureId) -> u32 {
         self.all.get_mut(&id).map_or(0, |closure| {
             closure.losses += 1;
             closure.losses
         })
     }
 
-    /// Records that a parameter server did not answer, and returns how often this has happened.
+    /// Records that a parameter server did not answer, and returns the number of times that this has happened.
     pub fn server_failed(&mut self, id: ClosureId) -> u32 {
         self.all.get_mut(&id).map_or(0, |closure| {
             closure.server_failures += 1;
@@ -81,7 +81,7 @@ impl Closures {
         Some(self.all.remove(&id)?.call)
     }
 
-    /// Returns the closure before which all have ended.
+    /// Returns the oldest closure that has not ended: all closures before it have.
     pub fn floor(&self) -> ClosureId {
         self.all.keys().next().copied().unwrap_or(ClosureId(self.next))
     }

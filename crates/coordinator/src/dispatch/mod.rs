@@ -1,7 +1,24 @@
 //! The assignment of work to workers: decisions without threads, connections or clocks.
 //!
-//! Each event is a method call. Its effects are returned as [`Work`] for a worker, by [`Dispatch::take`], and
-//! as the [`Outcome`] of each closure, once.
+//! Each event is a method call. Its effects are returned as [`Work`] for a worker, by [`Dispatch::take`], and as
+//! the [`Outcome`] of each closure, once.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `closures` | the closures that have not ended, and the queue of those without a worker |
+//! | `resources` | the values that each worker creates for itself |
+//! | `worker` | the work of one worker |
+
+// - **INV-60** A closure has exactly one outcome, whatever is lost. A worker runs one at a time, and the result of
+//   one that was taken from it is ignored. If a closure times out, it is the one that runs. Tests:
+//   `coordinator/src/dispatch/tests.rs`, `coordinator/tests/it/remote.rs`, `simulation/tests/it/scenarios.rs`,
+//   `simulation/tests/it/found.rs`.
+// - **INV-61** A resource on a worker is in the state after the closures that ended there: a worker that
+//   reconnects, and an attempt that is repeated, take the elements of lost and failed attempts. Each element is
+//   therefore taken once among closures whose results count, on each worker and for one start of the coordinator.
+//   This does not hold for changes: if a lost attempt has made one, it counts, with that attempt's elements, which
+//   are taken again. Tests: `coordinator/src/dispatch/tests.rs`, `coordinator/tests/it/local.rs`,
+//   `clusters/remote/datasets.rs`, `simulation/tests/it/scenarios.rs`.
 
 mod closures;
 mod resources;
@@ -14,16 +31,16 @@ use crate::failure::{Failure, FailureKind};
 use crate::message::{Done, Work};
 use bytes::Bytes;
 use closures::Closures;
-use resources::{Resources, Use};
+use resources::{Availability, Resources};
 use std::fmt;
 use worker::Worker;
 
 /// The outcome of a closure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The closure.
+    /// The sequence number of the closure.
     pub closure: ClosureId,
-    /// The bytes of its result.
+    /// The encoded result or the failure of the closure.
     pub result: Result<Bytes, Failure>,
 }
 
@@ -58,10 +75,10 @@ impl fmt::Display for Task {
 /// The reason why a closure or a resource is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The queue is full: wait until there is room.
+    /// The queue is full. Wait until there is space.
     Full,
     /// A closure has failed. The failure must be returned first, after all other closures have ended: see
-    /// [`Dispatch::settle`].
+    /// [`Dispatch::take_failure`].
     Failing,
     /// There is no such resource.
     NoResource(ResourceId),
@@ -74,9 +91,9 @@ pub struct Limits {
     pub queue: usize,
     /// The maximum number of closures of a worker, including the running one.
     pub window: usize,
-    /// The number of times a closure is retried because its worker disconnected.
+    /// The maximum number of times that a closure is retried because its worker disconnected.
     pub losses: u32,
-    /// The number of times a closure is retried because a parameter server did not answer.
+    /// The maximum number of times that a closure is retried because a parameter server did not answer.
     pub server_failures: u32,
 }
 
@@ -87,8 +104,8 @@ impl Default for Limits {
     }
 }
 
-/// The number of queued closures that are searched for one whose resources a worker has.
-const LOOK: usize = 64;
+/// The maximum number of queued closures that are searched for one whose resources a worker has created.
+const SEARCH_LIMIT: usize = 64;
 
 /// The assignment of work to workers.
 #[derive(Debug)]
@@ -100,7 +117,7 @@ pub struct Dispatch {
     /// The first failure, until it is returned.
     failure: Option<Failure>,
     /// Whether all closures are being cancelled because of the failure.
-    is_settling: bool,
+    is_cancelling: bool,
     outcomes: Vec<Outcome>,
     /// The number of completed executions of closures.
     run: u64,
@@ -108,7 +125,7 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    /// Creates a dispatch for this many workers, none of which is connected.
+    /// Creates a dispatch for `workers` workers, none of which is connected.
     pub fn new(workers: usize, limits: Limits) -> Self {
         Self {
             limits,
@@ -116,7 +133,7 @@ impl Dispatch {
             resources: Resources::new(workers),
             workers: (0..workers).map(|_| Worker::default()).collect(),
             failure: None,
-            is_settling: false,
+            is_cancelling: false,
             outcomes: Vec::new(),
             run: 0,
             overlaps: 0,
@@ -135,11 +152,11 @@ impl Dispatch {
         if self.closures.queued() >= self.limits.queue {
             return Err(Refusal::Full);
         }
-        self.resources.hold(&call);
+        self.resources.add_users(&call);
         Ok(self.closures.add(call))
     }
 
-    /// Adds a resource, which each worker creates as soon as it has the resources among the arguments.
+    /// Adds a resource, which each worker creates as soon as it has created the resources among the arguments.
     ///
     /// # Errors
     /// - [`Refusal::NoResource`]: an argument is not a known resource.
@@ -159,32 +176,33 @@ impl Dispatch {
     }
 
     /// Records that a worker has connected. It has no work yet.
-    pub fn joined(&mut self, worker: usize) {
-        self.workers[worker].is_there = true;
+    pub fn worker_joined(&mut self, worker: usize) {
+        self.workers[worker].is_connected = true;
     }
 
-    /// Records that a worker has disconnected. Its closures are retried elsewhere. When it is back, it
+    /// Records that a worker has disconnected. Its closures are retried on other workers. When it reconnects, it
     /// recreates its resources at their positions.
-    pub fn lost(&mut self, worker: usize, why: &str) {
+    pub fn worker_lost(&mut self, worker: usize, why: &str) {
         // A worker runs its closures one at a time, in order, so the others have not begun.
-        let running = self.workers[worker].had.front().copied();
-        self.leave(worker, false);
+        let running = self.workers[worker].assigned.front().copied();
+        self.remove_worker(worker, false);
         if let Some(id) = running
-            && self.closures.lost(id) > self.limits.losses
+            && self.closures.count_loss(id) > self.limits.losses
         {
             let times = self.limits.losses + 1;
             let text = format!(
-                "{times} workers were lost while they ran it, worker {worker} at last ({why}): it may be what ends them; see their logs"
+                "{times} workers were lost while they ran it, worker {worker} at last ({why}): it may be \
+                 the cause; see their logs"
             );
             self.end(id, Err(Failure::new(FailureKind::WorkersLost, text)));
         }
     }
 
-    /// Records that the current task of a worker has timed out, which fails. The other closures of the worker
-    /// are run elsewhere. The caller must disconnect the worker.
-    pub fn late(&mut self, worker: usize, failure: Failure) {
+    /// Records that the current task of a worker has timed out, so that it fails. The other closures of the worker run
+    /// on other workers. The caller must disconnect the worker.
+    pub fn worker_timed_out(&mut self, worker: usize, failure: Failure) {
         let running = self.running(worker).map(|(task, _)| task);
-        self.leave(worker, true);
+        self.remove_worker(worker, true);
         match running {
             Some(Task::Closure(id)) => self.end(id, Err(failure)),
             Some(Task::Resource(id)) => self.resources.fail(worker, id, failure),
@@ -192,38 +210,38 @@ impl Dispatch {
         }
     }
 
-    fn leave(&mut self, worker: usize, keeps_failed: bool) {
-        let Worker { had, .. } = std::mem::take(&mut self.workers[worker]);
-        self.resources.leave(worker, keeps_failed);
-        had.into_iter().for_each(|id| self.put_back(id));
+    fn remove_worker(&mut self, worker: usize, keeps_failed: bool) {
+        let Worker { assigned, .. } = std::mem::take(&mut self.workers[worker]);
+        self.resources.remove_worker(worker, keeps_failed);
+        assigned.into_iter().for_each(|id| self.requeue(id));
     }
 
-    fn put_back(&mut self, id: ClosureId) {
-        if self.is_settling {
+    fn requeue(&mut self, id: ClosureId) {
+        if self.is_cancelling {
             let failure = self.cancelled();
             self.end(id, Err(failure));
         } else {
-            self.closures.put_back(id);
+            self.closures.requeue(id);
         }
     }
 
-    /// Returns the current work of a worker.
+    /// Removes and returns the work to send to a worker.
     pub fn take(&mut self, worker: usize) -> Vec<Work> {
         let mut work = Vec::new();
-        if !self.workers[worker].is_there {
+        if !self.workers[worker].is_connected {
             return work;
         }
-        work.extend(self.resources.take_forgotten(worker).map(Work::Forget));
-        if self.can_make(worker) {
-            let is_idle = self.workers[worker].had.is_empty();
+        work.extend(self.resources.take_dropped(worker).map(Work::Forget));
+        if self.can_create(worker) {
+            let is_idle = self.workers[worker].assigned.is_empty();
             work.extend(std::iter::from_fn(|| self.resources.take(worker, is_idle)));
         }
-        for _ in 0..self.room(worker) {
+        for _ in 0..self.free_slots(worker) {
             let Some(one) = self.next(worker) else { break };
             work.push(one);
         }
-        if self.workers[worker].had.is_empty() && self.closures.queued() == 0 {
-            self.ask_back();
+        if self.workers[worker].assigned.is_empty() && self.closures.queued() == 0 {
+            self.reclaim();
         }
         // A returned closure does not also report its cancellation; its outcome has the reason.
         work.extend(self.workers[worker].take_returning().map(Work::Return));
@@ -234,75 +252,77 @@ impl Dispatch {
     /// Returns whether [`take`](Self::take) may return work for a worker.
     pub fn has_work(&self, worker: usize) -> bool {
         let state = &self.workers[worker];
-        state.is_there
+        state.is_connected
             && (state.has_messages()
-                || self.resources.has_forgotten(worker)
-                || (self.can_make(worker) && self.resources.has_next(worker, state.had.is_empty()))
-                || (self.room(worker) > 0
-                    && self.candidates().any(|(_, call)| self.resources.of(worker, call) != Use::NotYet))
-                || (state.had.is_empty()
+                || self.resources.has_dropped(worker)
+                || (self.can_create(worker) && self.resources.has_next(worker, state.assigned.is_empty()))
+                || (self.free_slots(worker) > 0
+                    && self
+                        .candidates()
+                        .any(|(_, call)| self.resources.availability(worker, call) != Availability::NotYet))
+                || (state.assigned.is_empty()
                     && self.closures.queued() == 0
                     && self.workers.iter().any(|other| other.waiting() > 0)))
     }
 
-    /// Returns whether a worker may get resources to create: not while closures wait there, because it would
-    /// create the resources first. The current task of a worker is therefore known: its closure or, if it has
+    /// Returns whether a worker may receive resources to create. It may not while closures wait on it, because it would
+    /// create the resources first. The current task of a worker is therefore known: it is its closure or, if it has
     /// none, the first resource.
-    fn can_make(&self, worker: usize) -> bool {
-        self.workers[worker].had.len() <= 1
+    fn can_create(&self, worker: usize) -> bool {
+        self.workers[worker].assigned.len() <= 1
     }
 
-    /// Returns how many more closures a worker may get: one to run, and some in advance if closures are short
-    /// and many are queued. Returns 0 while the worker creates a resource, or if it should create one next.
-    fn room(&self, worker: usize) -> usize {
-        if self.resources.making(worker).is_some() || self.resources.has_next(worker, true) {
+    /// Returns the number of additional closures that a worker may receive: one to run, and some in advance if closures
+    /// are short and many are queued. Returns 0 while the worker creates a resource, or if it should create one next.
+    fn free_slots(&self, worker: usize) -> usize {
+        if self.resources.creating(worker).is_some() || self.resources.has_next(worker, true) {
             return 0;
         }
         let state = &self.workers[worker];
         let many = self.closures.queued() / (4 * self.workers.len());
         let ahead = if state.pace.is_quick() { many } else { 0 };
-        (1 + ahead).min(self.limits.window).saturating_sub(state.had.len())
+        (1 + ahead).min(self.limits.window).saturating_sub(state.assigned.len())
     }
 
     fn candidates(&self) -> impl Iterator<Item = (ClosureId, &Call)> {
-        self.closures.queue().take(LOOK)
+        self.closures.queue().take(SEARCH_LIMIT)
     }
 
-    /// Returns the next closure of the queue that a worker can run. Closures that can never run there end here.
+    /// Returns the next closure of the queue that a worker can run. Closures that can never run on this worker fail.
     fn next(&mut self, worker: usize) -> Option<Work> {
         loop {
-            let uses = self.candidates().map(|(id, call)| (id, self.resources.of(worker, call)));
-            let (id, uses) = uses.into_iter().find(|(_, uses)| *uses != Use::NotYet)?;
-            if let Use::Failed(failure) = uses {
+            let uses = self.candidates().map(|(id, call)| (id, self.resources.availability(worker, call)));
+            let (id, uses) = uses.into_iter().find(|(_, uses)| *uses != Availability::NotYet)?;
+            if let Availability::Failed(failure) = uses {
                 let function = self.closures.call(id)?.function.clone();
                 self.end(id, Err(failure.at(&function, Some(id), worker)));
                 continue;
             }
             let call = self.closures.start(id)?;
-            self.workers[worker].give(id, self.run);
+            self.workers[worker].assign(id, self.run);
             return Some(Work::Call { closure: id, call });
         }
     }
 
-    /// Requests half of the waiting closures from the worker that has the most, because another worker is idle.
-    fn ask_back(&mut self) {
+    /// Takes back half of the waiting closures from the worker that has the most, because another worker is idle.
+    fn reclaim(&mut self) {
         let most = self.workers.iter_mut().max_by_key(|worker| worker.waiting());
         if let Some(worker) = most.filter(|worker| worker.waiting() > 0) {
-            worker.ask_back();
+            worker.reclaim();
         }
     }
 
     /// Records a result of a worker.
-    pub fn done(&mut self, worker: usize, done: Done) {
+    pub fn record_result(&mut self, worker: usize, done: Done) {
         match done {
-            Done::Made { resource, result } => self.resources.made(worker, resource, result),
+            Done::Created { resource, result } => self.resources.record_created(worker, resource, result),
             Done::Returned(closure) => {
-                if self.workers[worker].give_up(closure) {
-                    self.put_back(closure);
+                if self.workers[worker].unassign(closure) {
+                    self.requeue(closure);
                 }
             }
             Done::Called { closure, result, micros, positions } => {
-                if !self.workers[worker].give_up(closure) {
+                if !self.workers[worker].unassign(closure) {
                     return;
                 }
                 let state = &mut self.workers[worker];
@@ -311,11 +331,11 @@ impl Dispatch {
                 self.run += 1;
                 state.began_at = self.run;
                 for (resource, position) in positions {
-                    self.resources.moved(worker, resource, position);
+                    self.resources.record_position(worker, resource, position);
                 }
                 match result {
-                    Err(failure) if failure.kind == FailureKind::Server && self.is_tried_again(closure) => {
-                        self.put_back(closure);
+                    Err(failure) if failure.kind == FailureKind::Server && self.will_retry(closure) => {
+                        self.requeue(closure);
                     }
                     result => self.end(closure, result),
                 }
@@ -324,13 +344,13 @@ impl Dispatch {
     }
 
     // T5: retries are counted for each closure, and the count is dropped with it.
-    fn is_tried_again(&mut self, closure: ClosureId) -> bool {
+    fn will_retry(&mut self, closure: ClosureId) -> bool {
         self.closures.server_failed(closure) <= self.limits.server_failures
     }
 
     fn end(&mut self, closure: ClosureId, result: Result<Bytes, Failure>) {
         let Some(call) = self.closures.end(closure) else { return };
-        self.resources.let_go(&call);
+        self.resources.remove_users(&call);
         if let Err(failure) = &result {
             self.failure.get_or_insert_with(|| failure.clone());
         }
@@ -342,24 +362,24 @@ impl Dispatch {
         self.outcomes.drain(..)
     }
 
-    /// Returns whether a closure has failed and [`settle`](Self::settle) has not returned the failure yet.
+    /// Returns whether a closure has failed and [`take_failure`](Self::take_failure) has not returned the failure yet.
     pub fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// Cancels all closures after one has failed. Waiting closures end at once, and running ones when they
-    /// notice the cancellation.
+    /// Cancels all closures after one has failed. Waiting closures end immediately, and running ones when they notice
+    /// the cancellation.
     pub fn cancel(&mut self) {
         // CC-7
-        self.is_settling = true;
+        self.is_cancelling = true;
         self.workers.iter_mut().for_each(Worker::cancel);
         let queued: Vec<_> = self.closures.queue().map(|(id, _)| id).collect();
-        queued.into_iter().for_each(|id| self.put_back(id));
+        queued.into_iter().for_each(|id| self.requeue(id));
     }
 
     /// Returns whether all closures are being cancelled because one has failed.
-    pub fn is_settling(&self) -> bool {
-        self.is_settling
+    pub fn is_cancelling(&self) -> bool {
+        self.is_cancelling
     }
 
     fn cancelled(&self) -> Failure {
@@ -369,11 +389,11 @@ impl Dispatch {
     }
 
     /// Returns the failure once, after all closures have ended. The queue then accepts closures again.
-    pub fn settle(&mut self) -> Option<Failure> {
+    pub fn take_failure(&mut self) -> Option<Failure> {
         if self.failure.is_none() || !self.is_idle() {
             return None;
         }
-        self.is_settling = false;
+        self.is_cancelling = false;
         self.failure.take()
     }
 
@@ -387,31 +407,32 @@ impl Dispatch {
         self.closures.queued()
     }
 
-    /// Returns the number of completed executions, and the sum over all of them of how many others ended during
-    /// each. If each execution makes one update, that is the number of updates that its values lacked.
+    /// Returns the number of completed executions, and the sum of the numbers of other executions that ended during
+    /// each. If each execution makes one update, the sum is the total number of updates that were missing from the
+    /// values the executions used.
     pub fn overlaps(&self) -> (u64, u64) {
         (self.run, self.overlaps)
     }
 
-    /// Returns the closure before which all have ended.
+    /// Returns the oldest closure that has not ended: all closures before it have.
     pub fn floor(&self) -> ClosureId {
         self.closures.floor()
     }
 
     /// Returns whether a worker is connected.
-    pub fn is_there(&self, worker: usize) -> bool {
-        self.workers[worker].is_there
+    pub fn is_connected(&self, worker: usize) -> bool {
+        self.workers[worker].is_connected
     }
 
     /// Returns the current task of a worker.
     pub fn running(&self, worker: usize) -> Option<(Task, &Call)> {
-        let closure = self.had(worker).next().map(|(id, call)| (Task::Closure(id), call));
-        closure.or_else(|| self.resources.making(worker).map(|(id, call)| (Task::Resource(id), call)))
+        let closure = self.assigned(worker).next().map(|(id, call)| (Task::Closure(id), call));
+        closure.or_else(|| self.resources.creating(worker).map(|(id, call)| (Task::Resource(id), call)))
     }
 
     /// Returns the closures of a worker; it runs the first one.
-    pub fn had(&self, worker: usize) -> impl Iterator<Item = (ClosureId, &Call)> {
-        self.workers[worker].had.iter().filter_map(|id| Some((*id, self.closures.call(*id)?)))
+    pub fn assigned(&self, worker: usize) -> impl Iterator<Item = (ClosureId, &Call)> {
+        self.workers[worker].assigned.iter().filter_map(|id| Some((*id, self.closures.call(*id)?)))
     }
 
     /// Returns the resources that a worker has not created yet.
@@ -419,7 +440,8 @@ impl Dispatch {
         self.resources.missing(worker)
     }
 
-    /// Returns the position of a resource on each worker, as of the closures that have ended.
+    /// Returns the position of a resource on each worker, after the closures that have ended; `None` if the resource
+    /// does not exist.
     pub fn positions(&self, resource: ResourceId) -> Option<&[Option<Bytes>]> {
         self.resources.positions(resource)
     }

@@ -7,15 +7,15 @@ use std::collections::{BTreeSet, VecDeque};
 #[derive(Debug, Default)]
 pub(super) struct Worker {
     /// Whether the worker is connected.
-    pub is_there: bool,
+    pub is_connected: bool,
     /// The closures of the worker. It runs the first one.
-    pub had: VecDeque<ClosureId>,
+    pub assigned: VecDeque<ClosureId>,
     /// The number of executions that had ended on all workers when the current closure began.
     pub began_at: u64,
     /// The average duration of its closures.
     pub pace: Pace,
-    /// The closures that the worker was asked, or is to be asked, to return.
-    asked_back: BTreeSet<ClosureId>,
+    /// The closures that the worker must return. The request may not have been sent yet.
+    reclaimed: BTreeSet<ClosureId>,
     to_return: Vec<ClosureId>,
     to_cancel: Vec<ClosureId>,
 }
@@ -25,42 +25,42 @@ pub(super) struct Worker {
 pub(super) struct Pace(Option<u64>);
 
 impl Worker {
-    /// Returns the number of waiting closures that the worker was not asked to return.
+    /// Returns the number of waiting closures that the worker may keep.
     pub fn waiting(&self) -> usize {
-        self.had.iter().skip(1).filter(|id| !self.asked_back.contains(id)).count()
+        self.assigned.iter().skip(1).filter(|id| !self.reclaimed.contains(id)).count()
     }
 
-    /// Asks the worker to return the later half of its waiting closures.
-    pub fn ask_back(&mut self) {
+    /// Takes back the later half of the worker's waiting closures.
+    pub fn reclaim(&mut self) {
         let count = self.waiting().div_ceil(2);
-        let waiting = self.had.iter().skip(1).rev().filter(|id| !self.asked_back.contains(id));
+        let waiting = self.assigned.iter().skip(1).rev().filter(|id| !self.reclaimed.contains(id));
         let back: Vec<_> = waiting.take(count).copied().collect();
-        self.asked_back.extend(&back);
+        self.reclaimed.extend(&back);
         self.to_return.extend(back);
     }
 
-    /// Cancels the running closure, and asks for the others. These are cancelled as well, because the worker
-    /// may begin them before it receives the request.
+    /// Cancels the running closure, and takes back the others. The others are cancelled as well, because the worker may
+    /// begin them before it receives the request.
     pub fn cancel(&mut self) {
-        self.to_cancel.extend(&self.had);
+        self.to_cancel.extend(&self.assigned);
         while self.waiting() > 0 {
-            self.ask_back();
+            self.reclaim();
         }
     }
 
     /// Assigns a closure to the worker. `ended` is the number of executions that have ended.
-    pub fn give(&mut self, closure: ClosureId, ended: u64) {
-        if self.had.is_empty() {
+    pub fn assign(&mut self, closure: ClosureId, ended: u64) {
+        if self.assigned.is_empty() {
             self.began_at = ended;
         }
-        self.had.push_back(closure);
+        self.assigned.push_back(closure);
     }
 
-    /// Removes a closure from the worker. Returns whether the worker had it.
-    pub fn give_up(&mut self, closure: ClosureId) -> bool {
-        self.asked_back.remove(&closure);
-        let at = self.had.iter().position(|id| *id == closure);
-        at.and_then(|at| self.had.remove(at)).is_some()
+    /// Removes a closure from the worker. Returns whether the closure was assigned to the worker.
+    pub fn unassign(&mut self, closure: ClosureId) -> bool {
+        self.reclaimed.remove(&closure);
+        let at = self.assigned.iter().position(|id| *id == closure);
+        at.and_then(|at| self.assigned.remove(at)).is_some()
     }
 
     pub fn has_messages(&self) -> bool {
@@ -82,7 +82,7 @@ impl Pace {
         self.0 = Some(self.0.map_or(micros, |mean| (7 * mean).saturating_add(micros) / 8));
     }
 
-    /// Returns whether closures are so short that the round trip to the worker matters.
+    /// Returns whether closures are so short that the time of a round trip to the worker is significant.
     pub fn is_quick(&self) -> bool {
         self.0.is_some_and(|micros| micros < 2000)
     }

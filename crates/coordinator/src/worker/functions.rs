@@ -5,9 +5,9 @@ use crate::failure::{Failure, FailureKind};
 use std::collections::BTreeMap;
 
 /// The maximum number of functions that a message lists.
-const NAMED: usize = 5;
+const MAX_NAMED: usize = 5;
 
-/// Checks that a worker's functions are the coordinator's.
+/// Checks that a worker has the same functions as the coordinator.
 ///
 /// # Errors
 /// - [`FailureKind::UnknownFunction`]: functions differ; the message lists them.
@@ -27,9 +27,12 @@ pub(super) fn compare(own: &[FunctionId], others: &[FunctionId]) -> Result<(), F
     .into_iter()
     .filter(|(_, names)| !names.is_empty())
     .map(|(what, names)| {
-        let more =
-            if names.len() > NAMED { format!(" and {} more", names.len() - NAMED) } else { String::new() };
-        let names: Vec<_> = names.into_iter().take(NAMED).map(String::as_str).collect();
+        let more = if names.len() > MAX_NAMED {
+            format!(" and {} more", names.len() - MAX_NAMED)
+        } else {
+            String::new()
+        };
+        let names: Vec<_> = names.into_iter().take(MAX_NAMED).map(String::as_str).collect();
         format!("{what} {}{more}", names.join(", "))
     })
     .collect();

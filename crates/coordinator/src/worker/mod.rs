@@ -1,4 +1,11 @@
 //! A worker, which runs the closures of one coordinator at a time.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `service` | the worker behind a server of its process |
+//! | `session` | the work for one coordinator, and its thread |
+//! | `queue` | the order of the work and the unreported results: a pure state machine |
+//! | `functions` | whether worker and coordinator have the same functions: a pure function |
 
 mod functions;
 pub mod queue;
@@ -17,13 +24,13 @@ use std::sync::Arc;
 
 /// The maximum distance between the numbers of two consecutive jobs. Parameter servers, which assign the
 /// numbers, have the same limit: 65,536 starts of 2^32 numbers each.
-const FURTHEST: u64 = 1 << 48;
+const MAX_JOB_DISTANCE: u64 = 1 << 48;
 
-/// A worker, which runs the functions of a program for a coordinator. It is used in this process or, as a
-/// [`Service`](distribute_rpc::Service), in another one.
+/// A worker, which runs the functions of a program for a coordinator. It is used in the same process as the coordinator
+/// or, as a [`Service`](distribute_rpc::Service), from another one.
 ///
-/// The worker works for the latest coordinator. The work and the resources of an earlier one are dropped. A
-/// function that runs for the earlier one is cancelled, and its result is ignored.
+/// The worker runs functions for the latest coordinator. The work and the resources of an earlier coordinator are
+/// dropped. A function that runs for the earlier coordinator is cancelled, and its result is ignored.
 #[derive(Clone)]
 pub struct Worker(Arc<Inner>);
 
@@ -42,16 +49,16 @@ struct State {
 }
 
 impl Worker {
-    /// Creates a worker that runs the functions of this program.
+    /// Creates a worker that runs the functions of `program`.
     pub fn new(program: Arc<dyn Program>) -> Self {
         Self(Arc::new(Inner { program, limit: 64 << 20, state: Mutex::default() }))
     }
 
-    /// Begins to work for a coordinator, in place of the previous one.
+    /// Begins a session for a coordinator, which replaces the previous one.
     ///
     /// # Errors
-    /// Returns a [`Failure`] if the coordinator is older than the current one or its program has other
-    /// functions, or if the program fails to start.
+    /// Returns a [`Failure`] if the coordinator is older than the current one or its program has different functions,
+    /// or if the program fails to start.
     pub(crate) fn hello(&self, hello: &Hello) -> Result<Arc<Session>, Failure> {
         let inner = &*self.0;
         functions::compare(&inner.program.functions(), &hello.functions)?;
@@ -71,16 +78,13 @@ impl Worker {
         let mut state = inner.state.lock();
         if state.sessions != id {
             session.end();
-            return Err(Failure::new(
-                FailureKind::Cancelled,
-                "the coordinator has connected again meanwhile",
-            ));
+            return Err(Failure::new(FailureKind::Cancelled, "the coordinator has reconnected"));
         }
         state.session = Some(session.clone());
         Ok(session)
     }
 
-    /// Returns the session with this number, unless it has ended.
+    /// Returns the session with the given id, unless it has ended.
     pub(crate) fn session(&self, id: u64) -> Option<Arc<Session>> {
         self.0.state.lock().session.clone().filter(|session| session.id() == id)
     }
@@ -89,17 +93,19 @@ impl Worker {
 /// Checks that a worker may switch to a coordinator with this job.
 ///
 /// # Errors
-/// Returns a [`Failure`] if the job is older, or if its number would leave too few for later jobs.
+/// Returns a [`Failure`] if the job is older, or if its number is so high that too few numbers would remain for later
+/// jobs.
 fn check_job(newest: u64, job: u64) -> Result<(), Failure> {
     let refused = |text: String| Err(Failure::new(FailureKind::Function, text));
     if job < newest {
-        return refused("it works for a coordinator that was started later; end this one".to_owned());
+        return refused("it works for a coordinator that was started later; stop this one".to_owned());
     }
     // INV-81
-    if job - newest > FURTHEST {
+    if job - newest > MAX_JOB_DISTANCE {
         return refused(format!(
-            "its coordinator's job has the number {job}, and {newest} was the last: numbers that leave so many out are not taken, \
-             since no coordinator after it would have one; see who calls as chief 0"
+            "its coordinator's job has the number {job}, and {newest} was the last: a number so far ahead \
+             is refused because no later coordinator could have a greater one; check which process calls as \
+             chief 0"
         ));
     }
     Ok(())

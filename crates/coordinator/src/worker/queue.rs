@@ -7,12 +7,12 @@ use crate::program::Cancellation;
 use bytes::Bytes;
 use std::collections::VecDeque;
 
-/// The work of a worker in its order, and the results that were not reported yet.
+/// The work of a worker in the order of execution, and the results that were not reported yet.
 #[derive(Debug)]
 pub struct Queue {
     job: u64,
     floor: ClosureId,
-    makes: VecDeque<Task>,
+    creations: VecDeque<Task>,
     calls: VecDeque<(ClosureId, Call)>,
     running: Option<(ClosureId, Cancellation)>,
     done: VecDeque<Done>,
@@ -23,20 +23,20 @@ pub struct Queue {
 pub enum Task {
     /// Run a closure.
     Call {
-        /// The origin of its changes.
+        /// The origin of the closure's changes.
         origin: Origin,
-        /// The call.
+        /// The call that the closure makes.
         call: Call,
     },
     /// Create a resource.
-    Make {
-        /// The number of the resource.
+    Create {
+        /// The sequence number of the resource.
         resource: ResourceId,
         /// The call that creates it.
         call: Call,
         /// Whether missing variables may be created.
-        makes_variables: bool,
-        /// The position at which it resumes, if any.
+        creates_variables: bool,
+        /// The position from which the resource continues, if any.
         position: Option<Bytes>,
     },
     /// Drop a resource.
@@ -49,23 +49,23 @@ impl Queue {
         Self {
             job,
             floor: ClosureId(0),
-            makes: VecDeque::new(),
+            creations: VecDeque::new(),
             calls: VecDeque::new(),
             running: None,
             done: VecDeque::new(),
         }
     }
 
-    /// Adds work. Closures that are returned or cancelled before they begin are completed by this.
+    /// Adds work. Completes closures that are returned or cancelled before they begin.
     pub fn add(&mut self, batch: Batch) {
         self.floor = self.floor.max(batch.floor);
         for work in batch.work {
             match work {
                 Work::Call { closure, call } => self.calls.push_back((closure, call)),
-                Work::Make { resource, call, makes_variables, position } => {
-                    self.makes.push_back(Task::Make { resource, call, makes_variables, position });
+                Work::Create { resource, call, creates_variables, position } => {
+                    self.creations.push_back(Task::Create { resource, call, creates_variables, position });
                 }
-                Work::Forget(resource) => self.makes.push_back(Task::Forget(resource)),
+                Work::Forget(resource) => self.creations.push_back(Task::Forget(resource)),
                 Work::Return(closure) => {
                     if self.remove(closure) {
                         self.done.push_back(Done::Returned(closure));
@@ -93,12 +93,12 @@ impl Queue {
         }
     }
 
-    /// Returns the next task; closures come after everything else. Call [`finish`](Self::finish) before the
-    /// next task is taken.
+    /// Returns the next task. Closures come after all other tasks. Call [`finish`](Self::finish) before calling this
+    /// again.
     #[expect(clippy::should_implement_trait, reason = "the next one depends on what was finished")]
     pub fn next(&mut self) -> Option<(Task, Cancellation)> {
         let cancellation = Cancellation::default();
-        if let Some(make) = self.makes.pop_front() {
+        if let Some(make) = self.creations.pop_front() {
             return Some((make, cancellation));
         }
         let (closure, call) = self.calls.pop_front()?;
@@ -118,7 +118,7 @@ impl Queue {
         !self.done.is_empty()
     }
 
-    /// Takes results, up to approximately this many bytes.
+    /// Removes and returns results, up to approximately `bytes` bytes in total.
     pub fn take_done(&mut self, bytes: usize) -> Vec<Done> {
         let (mut taken, mut sum) = (Vec::new(), 0);
         while let Some(done) = self.done.pop_front() {
@@ -135,7 +135,7 @@ impl Queue {
 
     /// Drops all work, and cancels the running closure.
     pub fn clear(&mut self) {
-        self.makes.clear();
+        self.creations.clear();
         self.calls.clear();
         self.done.clear();
         if let Some((_, cancellation)) = &self.running {
@@ -173,12 +173,12 @@ mod tests {
         let mut queue = Queue::new(7);
         queue.add(batch(3, vec![a_call(3), a_call(4)]));
         let make =
-            Work::Make { resource: ResourceId(0), call: call(), makes_variables: true, position: None };
+            Work::Create { resource: ResourceId(0), call: call(), creates_variables: true, position: None };
         assert_eq!(origin(queue.next()), Some((3, 3)));
         queue.add(batch(3, vec![make, Work::Forget(ResourceId(9))]));
         queue.finish(None);
-        assert!(matches!(queue.next(), Some((Task::Make { resource: ResourceId(0), .. }, _))));
-        queue.finish(Some(Done::Made { resource: ResourceId(0), result: Ok(()) }));
+        assert!(matches!(queue.next(), Some((Task::Create { resource: ResourceId(0), .. }, _))));
+        queue.finish(Some(Done::Created { resource: ResourceId(0), result: Ok(()) }));
         assert!(matches!(queue.next(), Some((Task::Forget(ResourceId(9)), _))));
         queue.finish(None);
         assert_eq!(origin(queue.next()), Some((4, 3)));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_begun_is_not_returned_and_what_waits_is() {
+    fn waiting_closures_are_returned_and_started_ones_are_not() {
         let mut queue = Queue::new(0);
         queue.add(batch(0, (0..4).map(a_call).collect()));
         let (_, cancellation) = queue.next().unwrap();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_told_in_pieces() {
+    fn results_are_reported_in_parts() {
         let mut queue = Queue::new(0);
         let done = |closure| Done::Called {
             closure: ClosureId(closure),

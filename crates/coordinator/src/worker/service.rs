@@ -1,7 +1,7 @@
 //! The service of a worker, in the server of its process.
 
 use super::{Collected, Worker};
-use crate::message::{Answer, Question, decode, encode};
+use crate::message::{Request, Response, decode, encode};
 use distribute_cluster::Job;
 use distribute_rpc::{Call, Reply, Service};
 use std::thread::Builder;
@@ -14,46 +14,49 @@ impl Service for Worker {
         let Call { caller, message } = call;
         // INV-81: the task is that of the handshake.
         if caller != Job::Chief.task(0) {
-            return reply.fail(format!("{caller} is no coordinator: workers work for the chief alone"));
+            return reply.fail(format!("{caller} is not a coordinator: workers only work for the chief"));
         }
         match decode(&message.body) {
             Err(wrong) => {
-                reply.fail(format!("what {caller} sent is {wrong}: are both of the same build?"));
+                reply.fail(format!("{caller} sent {wrong}: are both of the same build?"));
             }
-            Ok(Question::Hello(hello)) => {
+            Ok(Request::Hello(hello)) => {
                 let worker = self.clone();
                 // This may wait for parameter servers, and later calls wait for this thread.
                 let started = Builder::new().name("distribute-hello".to_owned()).spawn(move || {
-                    let answer = worker.hello(&hello).map(|session| session.id());
-                    send(reply, &answer.map_or_else(Answer::Refused, |session| Answer::Welcome { session }));
+                    let response = worker.hello(&hello).map(|session| session.id());
+                    send(
+                        reply,
+                        &response.map_or_else(Response::Refused, |session| Response::Welcome { session }),
+                    );
                 });
                 // Without a thread the reply is dropped, which notifies the caller.
                 drop(started);
             }
-            Ok(Question::Submit(batch)) => {
+            Ok(Request::Submit(batch)) => {
                 let session = self.session(batch.session);
-                let answer = if session.is_some() { Answer::Submitted } else { Answer::Over };
+                let response = if session.is_some() { Response::Submitted } else { Response::SessionOver };
                 if let Some(session) = session {
                     session.submit(batch);
                 }
-                send(reply, &answer);
+                send(reply, &response);
             }
-            Ok(Question::Collect { session }) => match self.session(session) {
+            Ok(Request::Collect { session }) => match self.session(session) {
                 Some(session) => session.collect(Box::new(move |collected| {
-                    let answer = match collected {
-                        Collected::Done(done) => Answer::Collected(done),
-                        Collected::Over => Answer::Over,
+                    let response = match collected {
+                        Collected::Done(done) => Response::Collected(done),
+                        Collected::Over => Response::SessionOver,
                     };
-                    send(reply, &answer);
+                    send(reply, &response);
                 })),
-                None => send(reply, &Answer::Over),
+                None => send(reply, &Response::SessionOver),
             },
         }
     }
 }
 
-fn send(reply: Reply, answer: &Answer) {
-    match encode(answer) {
+fn send(reply: Reply, response: &Response) {
+    match encode(response) {
         Ok(bytes) => reply.answer("", bytes),
         Err(error) => reply.fail(format!("the answer cannot be encoded: {error}")),
     }

@@ -6,7 +6,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::message::{Batch, Done, Hello};
 use crate::program::{CallContext, Cancellation, Executor};
 use distribute_cluster::deadline::Stopwatch;
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use std::time::Duration;
 /// The maximum time that the thread sleeps before it checks the queue again.
 const SLEEP: Duration = Duration::from_secs(1);
 
-/// The same size as for replicas, because models recurse deeply.
+/// The stack size in bytes, which is large because models recurse deeply.
 const STACK: usize = 16 << 20;
 
 /// The response to a request for results.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Collected {
-    /// The results.
+    /// The results that are available.
     Done(Vec<Done>),
     /// The session has ended.
     Over,
@@ -31,7 +31,7 @@ pub(crate) enum Collected {
 /// A callback that waits for results.
 type Collector = Box<dyn FnOnce(Collected) + Send>;
 
-/// The session of one coordinator, from its connection on.
+/// The session of one coordinator. It begins when the coordinator connects.
 pub(crate) struct Session {
     id: u64,
     worker: usize,
@@ -62,7 +62,10 @@ impl Session {
         let name = format!("worker-{}", hello.worker);
         let thread = Builder::new().name(name).stack_size(STACK).spawn(move || runs.run());
         thread.map_err(|source| {
-            let text = format!("the system has no thread for it: {source}; see what the machine runs");
+            let text = format!(
+                "the system cannot start a thread for it: {source}; check the load of the \
+                 machine"
+            );
             Failure::new(FailureKind::Function, text)
         })?;
         Ok(session)
@@ -78,11 +81,12 @@ impl Session {
         if !state.is_over {
             state.queue.add(batch);
             self.changed.notify_all();
-            self.tell(state);
+            self.deliver(state);
         }
     }
 
-    /// Calls `collector` with results as soon as there are some. An earlier collector is called with none.
+    /// Calls `collector` with results as soon as there are some. If an earlier collector is still waiting, it is called
+    /// without results.
     pub fn collect(&self, collector: Collector) {
         let mut state = self.state.lock();
         if state.is_over {
@@ -90,7 +94,7 @@ impl Session {
             return collector(Collected::Over);
         }
         let before = state.collector.replace(collector);
-        self.tell(state);
+        self.deliver(state);
         if let Some(before) = before {
             before(Collected::Done(Vec::new()));
         }
@@ -109,7 +113,7 @@ impl Session {
         }
     }
 
-    fn tell(&self, mut state: MutexGuard<'_, State>) {
+    fn deliver(&self, mut state: MutexGuard<'_, State>) {
         if !state.queue.has_done() {
             return;
         }
@@ -121,13 +125,13 @@ impl Session {
 
     fn run(&self) {
         while let Some((task, cancellation)) = self.next() {
-            let done = self.carry_out(task, cancellation);
+            let done = self.execute(task, cancellation);
             let mut state = self.state.lock();
             if state.is_over {
                 return;
             }
             state.queue.finish(done);
-            self.tell(state);
+            self.deliver(state);
         }
     }
 
@@ -145,20 +149,21 @@ impl Session {
         }
     }
 
-    fn carry_out(&self, task: Task, cancellation: Cancellation) -> Option<Done> {
+    fn execute(&self, task: Task, cancellation: Cancellation) -> Option<Done> {
         let executor = &*self.executor;
         match task {
             Task::Call { origin, call } => {
                 let clock = Stopwatch::start();
                 let context = CallContext::new(Some(origin), false, cancellation);
                 let closure = Some(origin.closure);
-                let result = self.guarded(&call, closure, || executor.call(&context, &call));
+                let result = self.catch_panic(&call, closure, || executor.call(&context, &call));
                 let result = result.and_then(|bytes| {
                     if bytes.len() <= self.limit {
                         return Ok(bytes);
                     }
                     let text = format!(
-                        "its result has {} bytes, {} are the most: keep it in a variable or a file, and return what it comes to",
+                        "its result has {} bytes, but the maximum is {}: store it in a variable or a file, \
+                         and return a summary",
                         bytes.len(),
                         self.limit
                     );
@@ -175,11 +180,11 @@ impl Session {
                 };
                 Some(Done::Called { closure: origin.closure, result, micros, positions })
             }
-            Task::Make { resource, call, makes_variables, position } => {
-                let context = CallContext::new(None, makes_variables, cancellation);
-                let make = || executor.make(&context, resource, &call, position.as_ref());
-                let result = self.guarded(&call, None, make);
-                Some(Done::Made { resource, result })
+            Task::Create { resource, call, creates_variables, position } => {
+                let context = CallContext::new(None, creates_variables, cancellation);
+                let make = || executor.create(&context, resource, &call, position.as_ref());
+                let result = self.catch_panic(&call, None, make);
+                Some(Done::Created { resource, result })
             }
             Task::Forget(resource) => {
                 executor.forget(resource);
@@ -188,8 +193,8 @@ impl Session {
         }
     }
 
-    /// Runs code of the user: a panic becomes a failure, and each failure gets its location.
-    fn guarded<T>(
+    /// Runs a function of the user. A panic is returned as a failure, and each failure contains its location.
+    fn catch_panic<T>(
         &self,
         call: &Call,
         closure: Option<ClosureId>,
@@ -204,7 +209,7 @@ impl Session {
         result.map_err(|failure| {
             let failure = failure.at(&call.function, closure, self.worker);
             if failure.kind == FailureKind::Panicked {
-                heard(|| tracing::error!("{failure}; the worker goes on"));
+                warn_or_stderr(|| tracing::error!("{failure}; the worker continues"));
             }
             failure
         })

@@ -46,7 +46,7 @@ fn cc_2_and_cc_9_closures_are_scheduled_joined_and_fetched() {
 }
 
 #[test]
-fn cc_6_join_waits_for_what_runs_and_says_what_it_waits_for() {
+fn cc_6_join_waits_for_running_closures_and_logs_them() {
     watched(|| {
         let (coordinator, world) = local(2, Options::default());
         let gate = coordinator.schedule(call("gate", &[0])).unwrap();
@@ -56,7 +56,7 @@ fn cc_6_join_waits_for_what_runs_and_says_what_it_waits_for() {
         assert!(text.contains("has run gate (closure 0)") && text.contains("has nothing to do"), "{text}");
         let text = gate.fetch_timeout(Duration::from_millis(10)).unwrap_err().to_string();
         assert!(
-            text.contains("fetch_timeout: not within 0.0 s: ") && text.contains("has run gate"),
+            text.contains("fetch_timeout: timed out after 0.0 s: ") && text.contains("has run gate"),
             "{text}"
         );
         // The others go on beside it.
@@ -69,7 +69,7 @@ fn cc_6_join_waits_for_what_runs_and_says_what_it_waits_for() {
 }
 
 #[test]
-fn cc_7_and_cc_8_a_failure_is_told_once_and_cancels_all_others() {
+fn cc_7_and_cc_8_a_failure_is_reported_once_and_cancels_all_others() {
     watched(|| {
         let (coordinator, world) = local(2, Options::default());
         let gate = coordinator.schedule(call("gate", &[0])).unwrap();
@@ -95,7 +95,7 @@ fn cc_7_and_cc_8_a_failure_is_told_once_and_cancels_all_others() {
 }
 
 #[test]
-fn bad_closures_fail_alone_and_their_worker_goes_on() {
+fn bad_closures_fail_alone_and_their_worker_continues() {
     watched(|| {
         let (coordinator, world) = local(1, Options::default());
         for (bad, kind, says) in [
@@ -108,7 +108,7 @@ fn bad_closures_fail_alone_and_their_worker_goes_on() {
             (
                 call("large", &[1 << 27]),
                 FailureKind::TooLarge,
-                "its result has 134217728 bytes, 67108864 are the most",
+                "its result has 134217728 bytes, but the maximum is 67108864",
             ),
             (call("server", &[]), FailureKind::Server, "ps 0 does not answer"),
         ] {
@@ -126,7 +126,7 @@ fn bad_closures_fail_alone_and_their_worker_goes_on() {
 }
 
 #[test]
-fn a_closure_that_never_ends_fails_and_its_worker_goes_on() {
+fn a_closure_that_never_returns_fails_and_its_worker_continues() {
     watched(|| {
         let options = Options { closure_timeout: Duration::from_millis(300), ..Options::default() };
         let (coordinator, world) = local(1, options);
@@ -134,9 +134,9 @@ fn a_closure_that_never_ends_fails_and_its_worker_goes_on() {
         let draw = |at| fetched(&coordinator.schedule(of("draw", stream, &[at])).unwrap());
         assert_eq!([draw(0), draw(0)], [Ok(0), Ok(1)]);
         let gate = coordinator.schedule(call("gate", &[0])).unwrap();
-        assert_eq!(fetched(&gate), Err(FailureKind::Late));
+        assert_eq!(fetched(&gate), Err(FailureKind::TimedOut));
         let error = coordinator.join().unwrap_err().to_string();
-        assert!(error.starts_with("gate (closure 2) on worker 0: it has not ended in 0."), "{error}");
+        assert!(error.starts_with("gate (closure 2) on worker 0: it did not finish within 0."), "{error}");
         // T6: what it has made is made again where it was.
         assert_eq!(draw(0), Ok(2));
         assert_eq!(*world.made.lock().unwrap(), [(0, None, true), (0, Some(2), false)]);
@@ -166,7 +166,7 @@ fn ft_4_a_resource_that_cannot_be_made_is_named_where_it_is_used() {
         let draw = coordinator.schedule(of("draw", broken, &[0])).unwrap();
         assert_eq!(fetched(&draw), Err(FailureKind::Resource));
         let error = coordinator.join().unwrap_err().to_string();
-        assert!(error.contains("resource 0, an argument, could not be made: broken on worker"), "{error}");
+        assert!(error.contains("the argument resource 0 could not be created: broken on worker"), "{error}");
         assert!(error.contains("there is no such file"), "{error}");
         coordinator.forget(broken);
         let error = coordinator.schedule(of("draw", broken, &[0])).unwrap_err();
@@ -194,7 +194,7 @@ fn cc_3_a_full_queue_makes_the_scheduler_wait() {
 }
 
 #[test]
-fn cc_15_dropping_it_drops_what_has_not_ended() {
+fn cc_15_dropping_the_coordinator_drops_unfinished_closures() {
     watched(|| {
         let (coordinator, world) = local(1, Options::default());
         let gate = coordinator.schedule(call("gate", &[0])).unwrap();

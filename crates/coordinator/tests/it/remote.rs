@@ -92,7 +92,7 @@ fn closures_run_on_workers_in_other_processes() {
 
 // INV-60
 #[test]
-fn ft_3_closures_of_a_lost_worker_run_elsewhere_and_its_datasets_go_on() {
+fn ft_3_closures_of_a_lost_worker_run_elsewhere_and_its_datasets_resume() {
     watched(|| {
         let mut cluster = Cluster::new(2);
         let coordinator = cluster.coordinator(Options::default()).unwrap();
@@ -107,7 +107,7 @@ fn ft_3_closures_of_a_lost_worker_run_elsewhere_and_its_datasets_go_on() {
             assert_eq!(fetched(&coordinator.schedule(of("draw", stream, &[0])).unwrap()), Ok(expected));
         }
         cluster.stop(free);
-        cluster.world.until(|| coordinator.status().workers[free].away.is_some());
+        cluster.world.until(|| coordinator.status().workers[free].disconnect_reason.is_some());
         cluster.start(free);
         // Also that which it takes up again.
         for expected in 3..6 {
@@ -139,22 +139,22 @@ fn t3_workers_that_are_missing_are_named() {
 }
 
 #[test]
-fn when_no_worker_is_left_the_program_is_told_and_closures_are_kept() {
+fn without_workers_the_program_gets_an_error_and_closures_are_kept() {
     watched(|| {
         let mut cluster = Cluster::new(1);
         let options = Options { timeout: Duration::from_millis(200), ..Options::default() };
         let coordinator = cluster.coordinator(options).unwrap();
         cluster.stop(0);
-        cluster.world.until(|| coordinator.status().workers[0].away.is_some());
+        cluster.world.until(|| coordinator.status().workers[0].disconnect_reason.is_some());
         let value = coordinator.schedule(call("value", &[4])).unwrap();
         let text = coordinator.join().unwrap_err().to_string();
         assert!(
-            text.contains("no worker has been there for") && text.contains("and 1 closures wait"),
+            text.contains("no worker has been connected for") && text.contains("and 1 closures wait"),
             "{text}"
         );
         assert!(matches!(value.fetch().unwrap_err(), Error::NoWorkers { .. }));
         cluster.start(0);
-        cluster.world.until(|| coordinator.status().workers[0].away.is_none());
+        cluster.world.until(|| coordinator.status().workers[0].disconnect_reason.is_none());
         coordinator.join().unwrap();
         assert_eq!(fetched(&value), Ok(4));
     });
@@ -197,16 +197,18 @@ impl Program for Later {
 }
 
 #[test]
-fn a_worker_that_comes_back_from_another_binary_gets_nothing_and_the_others_go_on() {
+fn a_worker_restarted_from_another_binary_gets_no_work_and_the_others_continue() {
     watched(|| {
         let mut cluster = Cluster::new(2);
         let coordinator = cluster.coordinator(Options::default()).unwrap();
-        let away = |worker: usize| coordinator.status().workers[worker].away.clone().unwrap_or_default();
+        let disconnect_reason = |worker: usize| {
+            coordinator.status().workers[worker].disconnect_reason.clone().unwrap_or_default()
+        };
         cluster.stop(1);
         cluster.start_with(1, Later(Functions(cluster.world.clone())));
-        cluster
-            .world
-            .until(|| away(1).contains("it has another value; start all tasks from the same binary"));
+        cluster.world.until(|| {
+            disconnect_reason(1).contains("it has another value; start all tasks from the same binary")
+        });
         for expected in 0..20 {
             assert_eq!(fetched(&coordinator.schedule(call("value", &[expected])).unwrap()), Ok(expected));
         }
@@ -214,12 +216,12 @@ fn a_worker_that_comes_back_from_another_binary_gets_nothing_and_the_others_go_o
         // With the right one it is back.
         cluster.stop(1);
         cluster.start(1);
-        cluster.world.until(|| coordinator.status().workers[1].away.is_none());
+        cluster.world.until(|| coordinator.status().workers[1].disconnect_reason.is_none());
     });
 }
 
 #[test]
-fn bad_closures_fail_alone_and_their_worker_goes_on() {
+fn bad_closures_fail_alone_and_their_worker_continues() {
     watched(|| {
         let cluster = Cluster::new(1);
         // Much longer than any other closure takes.
@@ -229,7 +231,11 @@ fn bad_closures_fail_alone_and_their_worker_goes_on() {
             (call("panic", &[]), FailureKind::Panicked, "on worker 0: it panicked: no more"),
             (call("nothing", &[]), FailureKind::UnknownFunction, "nothing (closure 2)"),
             (call("large", &[(64 << 20) + 1]), FailureKind::TooLarge, "its result has 67108865 bytes"),
-            (call("stuck", &[0]), FailureKind::Late, "stuck (closure 6) on worker 0: it has not ended in "),
+            (
+                call("stuck", &[0]),
+                FailureKind::TimedOut,
+                "stuck (closure 6) on worker 0: it did not finish within ",
+            ),
         ] {
             let remote = coordinator.schedule(bad).unwrap();
             assert_eq!(fetched(&remote), Err(kind));
@@ -246,7 +252,7 @@ fn bad_closures_fail_alone_and_their_worker_goes_on() {
 }
 
 #[test]
-fn strangers_bytes_are_refused_and_the_worker_goes_on() {
+fn unknown_bytes_are_refused_and_the_worker_continues() {
     // As many as are asked for take their time.
     watched_for(MINUTE + Duration::from_millis(fuzz_inputs()), || {
         let cluster = Cluster::new(1);
@@ -265,7 +271,7 @@ fn strangers_bytes_are_refused_and_the_worker_goes_on() {
         let others = ClientBuilder::new(cluster.spec.clone(), Job::Worker.task(0));
         let client = others.connect(&Job::Worker.task(0), MINUTE).unwrap();
         let said = client.call(SERVICE, Message::new("", vec![1]), MINUTE).unwrap_err();
-        assert!(said.to_string().contains("workers work for the chief alone"), "{said}");
+        assert!(said.to_string().contains("workers only work for the chief"), "{said}");
         assert_eq!(
             fetched(&coordinator.schedule(call("fail", &[])).unwrap()),
             Err(FailureKind::InvalidArgument)
@@ -275,21 +281,21 @@ fn strangers_bytes_are_refused_and_the_worker_goes_on() {
 
 // INV-81
 #[test]
-fn no_other_task_begins_a_job_and_no_job_takes_all_numbers() {
+fn no_other_task_starts_a_job_and_no_job_takes_all_numbers() {
     watched(|| {
         let cluster = Cluster::new(1);
         // A coordinator that takes the last number of all.
         let options = Options { join_timeout: Duration::from_secs(5), ..Options::default() };
         let greedy = Coordinator::new(cluster.connect(), functions(), u64::MAX, Bytes::new(), options);
         let text = greedy.unwrap_err().to_string();
-        assert!(text.contains("numbers that leave so many out are not taken"), "{text}");
+        assert!(text.contains("a number so far ahead is refused"), "{text}");
         let coordinator = cluster.coordinator(options).unwrap();
         // Tasks that are no coordinator, and ask for the same.
         for task in [Job::Worker.task(0), Job::Ps.task(0), Job::Chief.task(1)] {
             let client = ClientBuilder::new(cluster.spec.clone(), task);
             let client = client.connect(&Job::Worker.task(0), MINUTE).unwrap();
             let error = client.call(SERVICE, Message::new("", hello(9)), MINUTE).unwrap_err();
-            assert!(error.to_string().contains("workers work for the chief alone"), "{error}");
+            assert!(error.to_string().contains("workers only work for the chief"), "{error}");
         }
         assert_eq!(fetched(&coordinator.schedule(call("value", &[1])).unwrap()), Ok(1));
     });

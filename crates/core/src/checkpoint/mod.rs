@@ -1,15 +1,28 @@
-//! Checkpoints of a training: several components, saved together and restored together.
+//! Checkpoints: the components of a training run are saved together and restored together.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `select` | the tensors to restore, and the report on the others |
+//! | `read` | checked reads of a component's tensors |
+//! | `workers` | saving and restoring on several workers: the chief writes, all read, and all get the same result |
+//! | `strategy_steps` | the step counter of a strategy, as a component |
+//! | `names` | names of state that exists once per replica |
+
+// - **INV-23** Restoring changes all components or none: each is read and checked before the first is changed. The
+//   same holds over workers: none is saved or restored if one of them cannot read its part; and for a selection of
+//   a checkpoint or file. Tests: `computing/resume/mod.rs`, `computing/resume/partial.rs`,
+//   `clusters/multi_worker/checkpoint.rs`.
 
 mod names;
-mod of_strategy;
 mod read;
 mod select;
+mod strategy_steps;
 mod workers;
 
-pub use select::{Kept, Restored, Select};
-pub(crate) use select::{names_there, some};
+pub use select::{RestoreFilter, RestoreReport, Unrestored};
+pub(crate) use select::{first_names, list_names};
 
-pub(crate) use names::{in_common, of_replicas};
+pub(crate) use names::{common_name, copies_name};
 pub use read::read_as;
 pub use read::read_elements;
 pub use read::require_names;
@@ -22,7 +35,7 @@ use distribute_base::{ContextKind, Error, Result};
 pub use distribute_checkpoint::{
     CheckpointManager, Description, Error as CheckpointError, Metadata, Reader, Value, Writer,
 };
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
 use workers::Saved;
@@ -30,50 +43,54 @@ use workers::Saved;
 /// A component of a checkpoint: [`Variables`](crate::Variables), a [`Variable`](crate::Variable), an
 /// `Optimizer`, or a custom type.
 pub trait Checkpointed {
-    /// Adds all state that is needed to resume, under the name `prefix` or names that begin with it and `/`.
+    /// Adds all state that is needed to resume. Each name that it adds is `prefix` or begins with `prefix/`.
     ///
     /// # Errors
-    /// An error if state cannot be read or two tensors have one name.
+    /// Returns an error if state cannot be read, or if two tensors have the same name.
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()>;
 
     /// Reads and checks the state that [`save`](Checkpointed::save) added, without changing anything. The
-    /// returned closure applies the state, once all components have been found to fit.
+    /// returned closure applies the state; it is called after all components have been checked.
     ///
     /// # Errors
-    /// An error if state is missing or does not fit. It names the state and the file.
+    /// Returns an error if state is missing or does not match. The error names the state and the file.
     fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>>;
 
-    /// Acts like [`restore`](Checkpointed::restore), for the names beginning with `prefix` that `select`
-    /// selects. Also returns the report of the selection. By default this is an error, for components that can
-    /// only be restored completely.
+    /// Acts like [`restore`](Checkpointed::restore), but only for the names that begin with `prefix` and that
+    /// `select` selects. Also returns a report of the selection. The default implementation returns an error,
+    /// for components that can only be restored completely.
     ///
     /// # Errors
-    /// An error if selected state is missing or does not fit, or if nothing can be selected here.
+    /// Returns an error if selected state is missing or does not match, or if this component cannot be restored in
+    /// part.
     fn restore_some<'a>(
         &'a self,
         prefix: &str,
         from: &Reader,
-        select: &Select<'_>,
-    ) -> Result<(Restore<'a>, Restored)> {
+        select: &RestoreFilter<'_>,
+    ) -> Result<(Restore<'a>, RestoreReport)> {
         let _ = (from, select);
         Err(Error::invalid(
             SOME,
-            format!("part {prefix:?} is restored as a whole or not at all; leave it out, and it begins anew"),
+            format!(
+                "part {prefix:?} can only be restored completely; leave it out of the checkpoint, and it starts over"
+            ),
         ))
     }
 
-    /// Rolls back to the state right after the last completed update of the weights. `Training` calls it on
-    /// every component after a worker failed in the middle of a step, which is then repeated. The default does
-    /// nothing, for state that changes only with the weights.
+    /// Rolls back to the state right after the last completed update of the weights. `Training` calls this on every
+    /// component after a worker has failed in the middle of a step, before the step is repeated. The default
+    /// implementation does nothing, which is correct for state that changes only together with the weights.
     ///
     /// # Errors
-    /// An error if that is not possible. The state is then taken from another worker.
+    /// Returns an error if the state cannot be rolled back. The state is then received from another worker.
     fn rewind(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Returns the strategy that it belongs to, whose workers save and restore it together. With `None` (the
-    /// default), one process does that alone, or the checkpoint's other components decide.
+    /// Returns the strategy whose workers save and restore this component together. With `None` (the
+    /// default), the strategy of the checkpoint's other components is used or, if they have none, the current
+    /// strategy.
     fn strategy(&self) -> Option<&Strategy> {
         None
     }
@@ -81,27 +98,28 @@ pub trait Checkpointed {
 
 const SAVE: &str = "Checkpoint::save";
 const RESTORE: &str = "Checkpoint::restore";
-/// The name of a partial restore in errors.
+/// The operation name in the errors of a partial restore.
 pub(crate) const SOME: &str = "Checkpoint::restore_some";
 
-/// A closure that applies the saved state to a component.
+/// A closure that applies the saved state to one component.
 pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 
-/// The state of a training for saving and restoring: components by name, and metadata.
+/// The state of a training run that can be saved and restored: named components, and metadata.
 ///
 /// Everything is saved atomically, in one folder of safetensors files with an index. A mirrored variable is
-/// saved once. Running statistics are saved as their mean over the replicas, and also for each replica. On the
-/// same number of replicas, a training continues bit-identically; on another number, each replica continues
-/// with the mean. Slots of an optimizer are saved by variable name, `optimizer/m/fc.weight`, with the finished
-/// steps and the learning rate. The seed of the model is in the metadata, for programs that rebuild it.
+/// saved once. Running statistics are saved both as the mean over the replicas and per replica. With the same
+/// number of replicas, a resumed training run continues bit-identically; with a different number, each
+/// replica continues from the mean. Slots of an optimizer are saved by variable name, such as
+/// `optimizer/m/fc.weight`, with the number of finished steps and the learning rate. The seed of the model is
+/// in the metadata, for programs that rebuild the model.
 ///
-/// Save and restore between runs. A single file of weights for other programs is
+/// Save and restore between runs, not inside them. To write a single file of weights for other programs, use
 /// [`Variables::save`](crate::Variables::save).
 ///
 /// ```
 /// # use distribute::prelude::*;
 /// use candle_nn::linear;
-/// use distribute::{Checkpoint, CheckpointManager};
+/// use distribute::{Checkpoint, checkpoint::CheckpointManager};
 ///
 /// # let folder = tempfile::tempdir().unwrap();
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
@@ -124,15 +142,15 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 ///
 /// # Several workers
 ///
-/// All workers make the same calls. Each reads its components, only the chief writes, and all get the chief's
-/// result, even if it is an error. If a worker doesn't arrive, the others get an error that names it. They wait
-/// while the chief writes, at most for the strategy's timeout; set a longer one
-/// ([`CommunicationOptions::timeout`](crate::CommunicationOptions)) if a save takes longer.
+/// All workers make the same calls. Each worker reads its components, only the chief writes, and all workers
+/// get the chief's result, even if it is an error. If a worker doesn't arrive, the others get an error that
+/// names it. The others wait while the chief writes, but no longer than the strategy's timeout. If saving
+/// takes longer, set a longer timeout ([`CommunicationOptions::timeout`](crate::CommunicationOptions)).
 ///
-/// Every worker restores from a folder that all of them see: on a shared file system, or a copy of the chief's.
-/// Before anything is changed, the workers compare that they read the same checkpoint. If each worker has a
-/// separate disk, only the chief has the checkpoint. A restore is then an error on all workers, which names the
-/// first one without it.
+/// Every worker restores from a folder that contains the chief's checkpoint: on a shared file system, or as a
+/// copy. Before anything is changed, the workers check that they all read the same checkpoint. If each worker
+/// has its own disk, only the chief has the checkpoint. Restoring then fails on all workers, with an error
+/// that names the first worker without a checkpoint.
 #[doc(alias = "tf.train.Checkpoint")]
 #[derive(Clone, Default)]
 pub struct Checkpoint<'a> {
@@ -146,25 +164,25 @@ impl<'a> Checkpoint<'a> {
         Self::default()
     }
 
-    /// Adds a component, under a unique name.
+    /// Adds a component. Names must be unique.
     pub fn part(mut self, name: impl Into<String>, part: &'a dyn Checkpointed) -> Self {
         self.parts.push((name.into(), part));
         self
     }
 
-    /// Adds metadata: an epoch, a position, hyper-parameters. It is read with [`Reader::metadata`]; numbers
-    /// that may be NaN or infinite, which JSON doesn't have, with [`Reader::number`].
+    /// Adds metadata, such as an epoch, a position or hyper-parameters. Read it with [`Reader::metadata`].
+    /// Numbers that may be NaN or infinite, which JSON cannot represent, are read with [`Reader::number`].
     pub fn metadata(mut self, key: impl Into<String>, value: impl Metadata) -> Self {
         self.metadata.push((key.into(), value.into_value()));
         self
     }
 
-    /// Returns a copy of the current state, for saving it in several files or later. Training may continue
-    /// while it is written.
+    /// Returns a copy of the current state, which can be saved later or more than once. Training may continue while the
+    /// copy is being written.
     ///
-    /// With several workers, all make this call, which collects the state of each, and the chief saves it
-    /// ([`should_checkpoint`](Strategy::should_checkpoint)). The writers of the others may lack state that only
-    /// the chief needs.
+    /// With several workers, all must make this call, because it collects the state of each worker. The chief then
+    /// saves the copy (see [`is_chief`](Strategy::is_chief)). The copies of other workers may lack state that only the
+    /// chief needs.
     ///
     /// # Errors
     /// - [`Error::WrongContext`]: called in a replica context.
@@ -179,21 +197,22 @@ impl<'a> Checkpoint<'a> {
     }
 
     /// Saves everything atomically as a new folder at `path`. With several workers, only the chief writes, to
-    /// its `path`; a worker that passes another path gets a warning, because nothing is written there.
+    /// its own `path`. A worker that passes a different path logs a warning, because nothing is written
+    /// there.
     ///
     /// # Errors
     /// - The errors of [`writer`](Checkpoint::writer).
-    /// - [`Error::Checkpoint`]: something exists at `path` or the system refuses.
+    /// - [`Error::Checkpoint`]: `path` already exists, or the files cannot be written.
     #[doc(alias = "tf.train.Checkpoint.save")]
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let tell = |(): &()| Bytes::from(path.to_string_lossy().into_owned());
         let write = |writer: Writer| Ok(writer.save(path, 1)?);
-        if let Saved::ByTheChief(there) = self.save_by(Location::caller(), write, tell)?
+        if let Saved::ByChief(there) = self.save_by(Location::caller(), write, tell)?
             && *there != *path.to_string_lossy().as_bytes()
         {
-            heard(|| {
+            warn_or_stderr(|| {
                 tracing::warn!(
                     "Checkpoint::save: nothing is at {}: the chief has saved for all workers, at {}",
                     path.display(),
@@ -204,23 +223,24 @@ impl<'a> Checkpoint<'a> {
         Ok(())
     }
 
-    /// Saves everything as the next checkpoint of a manager's folder, which may remove old ones. Returns its
-    /// path.
+    /// Saves everything as the next checkpoint in the manager's folder. The manager may then remove old checkpoints.
+    /// Returns the path of the new checkpoint.
     ///
     /// # Errors
     /// - The errors of [`writer`](Checkpoint::writer).
-    /// - [`Error::Checkpoint`]: as for [`CheckpointManager::save`].
+    /// - [`Error::Checkpoint`]: the same as for [`CheckpointManager::save`].
     #[doc(alias = "tf.train.CheckpointManager.save")]
     #[track_caller]
     pub fn save_to(&self, manager: &CheckpointManager) -> Result<PathBuf> {
         let write = |writer: Writer| Ok(manager.save(&writer, 1)?);
         Ok(match self.save_by(Location::caller(), write, |path| workers::name(path))? {
             Saved::Here(path) => path,
-            Saved::ByTheChief(name) => manager.folder().join(&*String::from_utf8_lossy(&name)),
+            Saved::ByChief(name) => manager.folder().join(&*String::from_utf8_lossy(&name)),
         })
     }
 
-    /// Restores all components from the folder at `path`, and returns the open checkpoint, for its metadata.
+    /// Restores all components from the folder at `path`. Returns the open checkpoint, so that its metadata
+    /// can be read.
     ///
     /// # Errors
     /// - [`Error::Checkpoint`]: the checkpoint is damaged or does not exist.
@@ -232,12 +252,12 @@ impl<'a> Checkpoint<'a> {
             .map(|(reader, ())| reader)
     }
 
-    /// Restores all components from the latest complete checkpoint of a manager's folder, and returns it;
-    /// `None` before the first. A later one that is damaged causes a warning. With several workers, the chief
-    /// chooses the checkpoint.
+    /// Restores all components from the latest complete checkpoint in a manager's folder, and returns the
+    /// checkpoint. Returns `None` if there is none yet. Later checkpoints that are damaged are skipped with a
+    /// warning. With several workers, the chief chooses the checkpoint.
     ///
     /// # Errors
-    /// - [`Error::Checkpoint`]: as for [`CheckpointManager::latest_whole`].
+    /// - [`Error::Checkpoint`]: the same as for [`CheckpointManager::latest_undamaged`].
     /// - The errors of [`restore_from`](Checkpoint::restore_from).
     #[doc(alias = "tf.train.CheckpointManager.restore_or_initialize")]
     #[track_caller]
@@ -251,9 +271,9 @@ impl<'a> Checkpoint<'a> {
     /// Restores all components from an open checkpoint. Other contents of the checkpoint are ignored.
     ///
     /// # Errors
-    /// Nothing has changed after an error.
-    /// - [`Error::InvalidArgument`]: state of a component is missing, or has another shape, dtype or rule in
-    ///   the checkpoint.
+    /// If an error is returned, nothing has been changed.
+    /// - [`Error::InvalidArgument`]: state of a component is missing in the checkpoint, or has a different
+    ///   shape, dtype or rule there.
     /// - [`Error::Checkpoint`]: the checkpoint is damaged.
     /// - [`Error::WrongContext`]: called in a replica context.
     #[track_caller]
@@ -261,17 +281,18 @@ impl<'a> Checkpoint<'a> {
         self.restore_by(RESTORE, Location::caller(), || Ok(reader), |reader| self.all_of(reader)).map(drop)
     }
 
-    /// Restores the names that `select` selects among those of the components in a checkpoint, such as
-    /// `model/fc.weight`. Everything else is unchanged. Returns the names that were restored, those that were
-    /// not with the reason, and the names of the checkpoint that were not used.
+    /// Restores only the state that `select` selects, by the names of the components' tensors, such as
+    /// `model/fc.weight`. Everything else is unchanged. The report lists the restored names, the names that
+    /// were not restored with the reason, and the names in the checkpoint that were not used.
     ///
-    /// This is for a model that starts from another's weights, with a new head or other names. Only variables
-    /// can be restored in part; leave out an optimizer, a dataset or a strategy, which then start over.
+    /// Use this for a model that starts from another model's weights, with a new head or with different
+    /// names. Only variables can be restored in part. Omit an optimizer, a dataset or a strategy from this
+    /// checkpoint; they then start from the beginning.
     ///
     /// ```
     /// # use distribute::prelude::*;
     /// use candle_nn::linear;
-    /// use distribute::{Checkpoint, Select};
+    /// use distribute::{Checkpoint, checkpoint::RestoreFilter};
     ///
     /// # let folder = tempfile::tempdir().unwrap();
     /// # let path = folder.path().join("saved");
@@ -286,23 +307,23 @@ impl<'a> Checkpoint<'a> {
     ///
     /// let mine = model(3)?;
     /// let restored =
-    ///     Checkpoint::new().part("model", &mine.variables).restore_some(&path, &Select::all().lenient())?;
+    ///     Checkpoint::new().part("model", &mine.variables).restore_some(&path, &RestoreFilter::all().lenient())?;
     /// assert!(restored.restored.keys().eq(["model/body.bias", "model/body.weight"]));
-    /// assert!(restored.kept.keys().eq(["model/head.bias", "model/head.weight"]));
+    /// assert!(restored.unrestored.keys().eq(["model/head.bias", "model/head.weight"]));
     /// assert_eq!(restored.unused, ["model/head.bias", "model/head.weight"]);
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
     /// # Errors
-    /// Nothing has changed after an error.
-    /// - [`Error::InvalidArgument`]: selected names are missing or do not match, with all of the names; nothing
-    ///   would be restored; or a component can only be restored completely.
+    /// If an error is returned, nothing has been changed.
+    /// - [`Error::InvalidArgument`]: selected names are missing or do not match (the error lists them),
+    ///   nothing would be restored, or a component can only be restored completely.
     /// - [`Error::Checkpoint`]: the checkpoint is damaged.
     /// - [`Error::WrongContext`]: called in a replica context.
     #[track_caller]
-    pub fn restore_some(&self, path: impl AsRef<Path>, select: &Select<'_>) -> Result<Restored> {
+    pub fn restore_some(&self, path: impl AsRef<Path>, select: &RestoreFilter<'_>) -> Result<RestoreReport> {
         let some = |reader: &Reader| {
-            let (mut ready, mut restored) = (Vec::new(), Restored::default());
+            let (mut ready, mut restored) = (Vec::new(), RestoreReport::default());
             for (name, part) in &self.parts {
                 let (change, of_part) = part.restore_some(name, reader, select)?;
                 ready.push(change);
@@ -318,22 +339,22 @@ impl<'a> Checkpoint<'a> {
     /// Rolls all components back to the state after the last completed update.
     ///
     /// # Errors
-    /// The error of the first component that cannot be rolled back.
+    /// Returns the error of the first component that cannot be rolled back.
     #[doc(hidden)]
     pub fn rewind(&self) -> Result<()> {
         self.parts.iter().try_for_each(|(_, part)| part.rewind())
     }
 
-    /// Sets all components to their state in an image, on this worker alone.
+    /// Sets all components to the state in `reader`, on this worker only.
     ///
     /// # Errors
-    /// The errors of [`restore_from`](Checkpoint::restore_from).
+    /// Returns the errors of [`restore_from`](Checkpoint::restore_from).
     #[doc(hidden)]
-    pub fn take_over(&self, reader: &Reader) -> Result<()> {
+    pub fn restore_image(&self, reader: &Reader) -> Result<()> {
         self.all_of(reader)?.0.into_iter().try_for_each(|change| change())
     }
 
-    /// Prepares to apply the saved state to all components.
+    /// Reads and checks the state of all components. Returns one closure per component, which applies the state.
     fn all_of(&self, reader: &Reader) -> Result<(Vec<Restore<'a>>, ())> {
         let ready = self.parts.iter().map(|(name, part)| part.restore(name, reader));
         Ok((ready.collect::<Result<_>>()?, ()))
@@ -349,7 +370,7 @@ impl<'a> Checkpoint<'a> {
         match names().enumerate().find(|(i, name)| names().take(*i).any(|other| other == *name)) {
             Some((_, name)) => Err(Error::invalid(
                 operation,
-                format!("two parts are named {name:?}; give each its own name"),
+                format!("two components are named {name:?}; give each a unique name"),
             )),
             None => Ok(()),
         }

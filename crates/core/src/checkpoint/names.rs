@@ -1,11 +1,11 @@
-//! The names, in a checkpoint, of the state next to a variable that has a copy for each replica.
+//! Names under which a checkpoint stores the state that a variable has once per replica.
 
-/// Returns the name of the copies, with a row for each replica.
-pub(crate) fn of_replicas(prefix: &str) -> String {
+/// Returns the name of the tensor that holds all replicas' copies, one row per replica.
+pub(crate) fn copies_name(prefix: &str) -> String {
     format!("{prefix}/per_replica")
 }
 
-/// Returns the name of the last common value of the copies of running statistics.
-pub(crate) fn in_common(prefix: &str) -> String {
+/// Returns the name of the tensor that holds the last value that running statistics had on all replicas alike.
+pub(crate) fn common_name(prefix: &str) -> String {
     format!("{prefix}/common")
 }

@@ -1,12 +1,12 @@
-//! Reads tensors of a checkpoint for its components, with errors if one is missing or does not match.
+//! Functions that read tensors from a checkpoint, and return an error if a tensor is missing or does not match.
 
 use super::{Reader, SOME};
-use crate::checkpoint::{Restored, Select};
+use crate::checkpoint::{RestoreFilter, RestoreReport};
 use distribute_base::{Error, Result};
 use distribute_tensor::{DType, Element, HostTensor};
 use std::ops::Range;
 
-/// Returns an error with the names among `expected` that a checkpoint lacks.
+/// Returns an error if the checkpoint lacks any of the `expected` names. The error lists up to 20 of them.
 pub fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
     let missing: Vec<_> = expected.iter().filter(|name| !reader.contains(name)).take(20).collect();
     if missing.is_empty() {
@@ -22,34 +22,35 @@ pub fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
     ))
 }
 
-/// Returns a tensor of a checkpoint that matches a [`Select`], converted to this dtype.
+/// Returns a tensor of a checkpoint, converted to `dtype`. The caller has checked with a [`RestoreFilter`]
+/// that it can be converted.
 pub(crate) fn read_cast(reader: &Reader, name: &str, dtype: DType) -> Result<HostTensor> {
     let value = reader.tensor(name)?;
     Ok(if value.dtype() == dtype { value } else { value.cast(dtype)? })
 }
 
-/// Decides which of these tensors, by name, dtype and shape, are set from a checkpoint.
+/// Decides which of the tensors in `here` (name, dtype and shape) are restored from a checkpoint.
 ///
 /// # Errors
-/// The errors of [`Select::decide`].
+/// Returns the errors of [`RestoreFilter::decide`].
 pub(crate) fn decide(
-    select: &Select<'_>,
+    select: &RestoreFilter<'_>,
     reader: &Reader,
     here: impl IntoIterator<Item = (String, DType, Vec<usize>)>,
-) -> Result<Restored> {
+) -> Result<RestoreReport> {
     let there = |name: &str| reader.describe(name).ok().map(|found| (Some(found.dtype), found.shape));
     let names = || reader.names().map(String::from).collect();
     select.decide(SOME, &reader.path().display().to_string(), here, there, names)
 }
 
-/// Returns a tensor of a checkpoint, which must have this dtype and shape.
+/// Reads a tensor from a checkpoint. Returns an error if its dtype or shape is not the given one.
 pub fn read_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<HostTensor> {
     require_as(reader, name, dtype, shape)?;
     Ok(reader.tensor(name)?)
 }
 
-/// Returns some elements of a tensor of a checkpoint, which must have this dtype and shape. Only the rows with
-/// these elements are read.
+/// Reads a range of a tensor's elements. Returns an error if the tensor's dtype or shape is not the given one. Only the
+/// rows that contain these elements are read.
 pub fn read_elements<F: Element>(
     reader: &Reader,
     name: &str,

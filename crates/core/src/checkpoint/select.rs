@@ -1,6 +1,6 @@
-//! Selects the tensors to restore, and reports on the others.
+//! [`RestoreFilter`], which selects the tensors to restore, and [`RestoreReport`], which lists the others.
 
-use crate::checkpoint::{in_common, of_replicas};
+use crate::checkpoint::{common_name, copies_name};
 use distribute_base::{Error, Result};
 use distribute_tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,45 +8,46 @@ use std::fmt;
 
 type Rename<'a> = Box<dyn Fn(&str) -> Option<String> + Send + Sync + 'a>;
 
-/// The tensors to restore from a checkpoint or file, and their names there.
+/// Selects the tensors to restore from a checkpoint or file, and maps their names in the model to the names there.
 ///
-/// Floating-point numbers of another width are converted, as candle's `VarBuilder` does: weights in bfloat16 become a
-/// variable of float32. Shapes have to be the same.
+/// Floating-point numbers of a different width are converted, as in candle's `VarBuilder`: bfloat16 weights
+/// can be restored into a float32 variable. Shapes must be equal.
 ///
 /// ```
-/// use distribute::Select;
+/// use distribute::checkpoint::RestoreFilter;
 /// // A file whose names begin with `bert.`; the head is new and stays as it was initialised.
-/// let body = Select::named(|name| (!name.starts_with("head.")).then(|| format!("bert.{name}")));
+/// let body = RestoreFilter::named(|name| (!name.starts_with("head.")).then(|| format!("bert.{name}")));
 /// // Whatever fits.
-/// let matching = Select::all().lenient();
+/// let matching = RestoreFilter::all().lenient();
 /// # let _ = (body, matching);
 /// ```
-pub struct Select<'a> {
+pub struct RestoreFilter<'a> {
     rename: Rename<'a>,
     lenient: bool,
 }
 
-impl<'a> Select<'a> {
-    /// Selects everything, by the same names.
+impl<'a> RestoreFilter<'a> {
+    /// Selects all tensors, under the same names.
     pub fn all() -> Self {
         Self::named(|name| Some(name.to_string()))
     }
 
-    /// Selects tensors by a function from their name here to the name in the checkpoint. Tensors for which it
-    /// returns `None` are unchanged.
+    /// Selects tensors with a function from the name in the model to the name in the checkpoint. Tensors for
+    /// which it returns `None` are not restored.
     pub fn named(there: impl Fn(&str) -> Option<String> + Send + Sync + 'a) -> Self {
         Self { rename: Box::new(there), lenient: false }
     }
 
-    /// Keeps tensors that are missing in the checkpoint, or have another shape there, instead of failing. It is
-    /// still an error if nothing at all matches.
+    /// Skips tensors that are missing in the checkpoint or do not match, instead of failing. It is still an error if no
+    /// tensor matches.
     pub fn lenient(mut self) -> Self {
         self.lenient = true;
         self
     }
 
-    /// Decides for each tensor, by name, dtype and shape, whether it is set or kept. `there` returns the shape
-    /// in the source, and the dtype if it can be read. `names` returns the names in the source, for an error.
+    /// Decides for each tensor in `here` (name, dtype and shape) whether it is restored. `there` returns the
+    /// shape of a tensor in the source, and its dtype if the dtype is supported. `names` returns all names in
+    /// the source, for error messages.
     pub(crate) fn decide(
         &self,
         operation: &'static str,
@@ -54,29 +55,29 @@ impl<'a> Select<'a> {
         here: impl IntoIterator<Item = (String, DType, Vec<usize>)>,
         there: impl Fn(&str) -> Option<(Option<DType>, Vec<usize>)>,
         names: impl FnOnce() -> Vec<String>,
-    ) -> Result<Restored> {
-        let mut decided = Restored::default();
+    ) -> Result<RestoreReport> {
+        let mut decided = RestoreReport::default();
         let mut wrong = Vec::new();
         for (name, dtype, dims) in here {
             let kept = match (self.rename)(&name) {
-                None => Kept::NotSelected,
+                None => Unrestored::NotSelected,
                 Some(source) => match there(&source) {
                     Some((Some(found), shape)) if shape == dims && converts(found, dtype) => {
                         decided.restored.insert(name, source);
                         continue;
                     }
                     Some((found, shape)) => {
-                        let found = found.map_or("of a dtype that is not read, ", DType::name);
+                        let found = found.map_or("of a dtype that cannot be read, ", DType::name);
                         let (here, there) = (format!("{dtype}{dims:?}"), format!("{found}{shape:?}"));
-                        Kept::Unlike { source, here, there }
+                        Unrestored::Mismatch { source, here, there }
                     }
-                    None => Kept::Absent { source },
+                    None => Unrestored::Absent { source },
                 },
             };
-            if !self.lenient && kept != Kept::NotSelected {
+            if !self.lenient && kept != Unrestored::NotSelected {
                 wrong.push(format!("{name}: {kept}"));
             }
-            decided.kept.insert(name, kept);
+            decided.unrestored.insert(name, kept);
         }
         if wrong.is_empty() {
             Ok(decided)
@@ -84,69 +85,69 @@ impl<'a> Select<'a> {
             Err(Error::invalid(
                 operation,
                 format!(
-                    "{from} lacks what is selected: {}; it has {}; select other names, or what fits with Select::lenient",
-                    some(&wrong, "; "),
-                    names_there(names())
+                    "{from} lacks selected tensors: {}; it has {}; select other names, or all that match with RestoreFilter::lenient",
+                    first_names(&wrong, "; "),
+                    list_names(names())
                 ),
             ))
         }
     }
 }
 
-impl fmt::Debug for Select<'_> {
+impl fmt::Debug for RestoreFilter<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Select({})", if self.lenient { "lenient" } else { "strict" })
+        write!(f, "RestoreFilter({})", if self.lenient { "lenient" } else { "strict" })
     }
 }
 
-/// Whether elements of dtype `from` can be converted for a variable of dtype `to`.
+/// Returns `true` if elements of dtype `from` can be restored into a variable of dtype `to`.
 fn converts(from: DType, to: DType) -> bool {
     let is_float = |dtype| matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
     from == to || is_float(from) && is_float(to)
 }
 
-/// The result of a restore by [`Select`]. It displays as one line.
+/// The result of a restore with a [`RestoreFilter`]. It is displayed on one line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Restored {
-    /// The restored tensors: for each name here, the name in the checkpoint.
+pub struct RestoreReport {
+    /// The restored tensors. Maps each name in the model to the name in the checkpoint.
     pub restored: BTreeMap<String, String>,
-    /// The unchanged tensors: for each name here, the reason.
-    pub kept: BTreeMap<String, Kept>,
-    /// The names in the checkpoint that were not used.
+    /// The tensors that were not restored. Maps each name in the model to the reason.
+    pub unrestored: BTreeMap<String, Unrestored>,
+    /// The names in the checkpoint from which no tensor was restored.
     pub unused: Vec<String>,
 }
 
-/// The reason why a tensor is unchanged.
+/// The reason why a tensor was not restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Kept {
-    /// It was not selected.
+pub enum Unrestored {
+    /// The filter did not select the tensor.
     NotSelected,
-    /// The checkpoint has nothing of this name.
+    /// The checkpoint has no tensor named `source`.
     Absent {
-        /// The name looked for.
+        /// The name that was expected in the checkpoint.
         source: String,
     },
-    /// The tensor in the checkpoint does not match.
-    Unlike {
-        /// The name looked for.
+    /// The tensor in the checkpoint has a different shape, or a dtype that cannot be converted.
+    Mismatch {
+        /// The name of the tensor in the checkpoint.
         source: String,
-        /// Dtype and shape here.
+        /// The dtype and shape in the model.
         here: String,
-        /// Dtype and shape there.
+        /// The dtype and shape in the checkpoint.
         there: String,
     },
 }
 
-impl Restored {
-    /// Adds the result of another component.
+impl RestoreReport {
+    /// Adds the report of another component.
     pub(crate) fn append(&mut self, mut other: Self) {
         self.restored.append(&mut other.restored);
-        self.kept.append(&mut other.kept);
+        self.unrestored.append(&mut other.unrestored);
     }
 
-    /// Records the names that were not used. Returns an error if nothing was restored.
+    /// Adds the names that were not used to the report. Returns an error if nothing was restored.
     pub(crate) fn finish(
         mut self,
         operation: &'static str,
@@ -157,7 +158,7 @@ impl Restored {
         // Next to the mean of running statistics the checkpoint has the values that it is computed from.
         let is_beside = |name: &str| {
             let whole = name.rsplit_once('/').map(|(whole, _)| whole).filter(|whole| used.contains(whole));
-            whole.is_some_and(|whole| name == of_replicas(whole) || name == in_common(whole))
+            whole.is_some_and(|whole| name == copies_name(whole) || name == common_name(whole))
         };
         let is_used = |name: &str| used.contains(name) || is_beside(name);
         self.unused = there.into_iter().filter(|name| !is_used(name)).collect();
@@ -169,37 +170,39 @@ impl Restored {
     }
 }
 
-impl fmt::Display for Restored {
+impl fmt::Display for RestoreReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} set", self.restored.len(), self.restored.len() + self.kept.len())?;
-        let kept: Vec<_> = self.kept.iter().map(|(name, why)| format!("{name} ({why})")).collect();
+        write!(f, "{} of {} set", self.restored.len(), self.restored.len() + self.unrestored.len())?;
+        let kept: Vec<_> = self.unrestored.iter().map(|(name, why)| format!("{name} ({why})")).collect();
         for (what, names) in [("kept", &kept), ("not used", &self.unused)] {
             if !names.is_empty() {
-                write!(f, "; {what}: {}", some(names, ", "))?;
+                write!(f, "; {what}: {}", first_names(names, ", "))?;
             }
         }
         Ok(())
     }
 }
 
-impl fmt::Display for Kept {
+impl fmt::Display for Unrestored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kept::NotSelected => f.write_str("not selected"),
-            Kept::Absent { source } => write!(f, "there is no {source}"),
-            Kept::Unlike { source, here, there } => write!(f, "{source} is {there}, but here it is {here}"),
+            Unrestored::NotSelected => f.write_str("not selected"),
+            Unrestored::Absent { source } => write!(f, "there is no {source}"),
+            Unrestored::Mismatch { source, here, there } => {
+                write!(f, "{source} is {there}, but here it is {here}")
+            }
         }
     }
 }
 
-/// Returns the names that a file or checkpoint has, for an error.
-pub(crate) fn names_there(mut names: Vec<String>) -> String {
+/// Formats the names in a file or checkpoint as a sorted list, for an error message.
+pub(crate) fn list_names(mut names: Vec<String>) -> String {
     names.sort();
-    if names.is_empty() { "no tensors".into() } else { some(&names, ", ") }
+    if names.is_empty() { "no tensors".into() } else { first_names(&names, ", ") }
 }
 
-/// Returns the first names of a list.
-pub(crate) fn some(names: &[String], between: &str) -> String {
+/// Joins up to 20 names with `between`. If there are more, appends the number of names that were omitted.
+pub(crate) fn first_names(names: &[String], between: &str) -> String {
     const SHOWN: usize = 20;
     if names.len() > SHOWN {
         format!("{} and {} more", names[..SHOWN].join(between), names.len() - SHOWN)
@@ -212,7 +215,7 @@ pub(crate) fn some(names: &[String], between: &str) -> String {
 mod tests {
     use super::*;
 
-    fn decide(select: &Select<'_>) -> Result<Restored> {
+    fn decide(select: &RestoreFilter<'_>) -> Result<RestoreReport> {
         let here = [("a", DType::F32, vec![2]), ("b", DType::F32, vec![3]), ("c", DType::I64, vec![])];
         let here = here.map(|(name, dtype, dims)| (name.to_string(), dtype, dims));
         let there = |name: &str| match name {
@@ -225,28 +228,29 @@ mod tests {
     }
 
     #[test]
-    fn names_shapes_and_dtypes_decide_and_each_reason_is_told() {
-        let all = decide(&Select::all()).unwrap_err().to_string();
+    fn names_shapes_and_dtypes_decide_and_each_reason_is_reported() {
+        let all = decide(&RestoreFilter::all()).unwrap_err().to_string();
         assert!(
-            all.contains("file lacks what is selected: b: b is float32[4], but here it is float32[3]"),
+            all.contains("file lacks selected tensors: b: b is float32[4], but here it is float32[3]"),
             "{all}"
         );
         assert!(all.contains("c: there is no c; it has a, b, x.c; select other names"), "{all}");
-        let lenient = decide(&Select::all().lenient()).unwrap();
+        let lenient = decide(&RestoreFilter::all().lenient()).unwrap();
         assert_eq!(lenient.restored, BTreeMap::from([("a".to_string(), "a".to_string())]));
-        assert_eq!(lenient.kept["c"], Kept::Absent { source: "c".into() });
+        assert_eq!(lenient.unrestored["c"], Unrestored::Absent { source: "c".into() });
         let there = ["a", "a/common", "a/other", "a/per_replica", "b", "z"].map(String::from);
         let finished = lenient.finish("load_some", "file", there.clone()).unwrap();
         assert_eq!(finished.unused, ["a/other", "b", "z"]);
-        let text = "1 of 3 set; kept: b (b is float32[4], but here it is float32[3]), c (there is no c); not used: a/other, b, z";
+        let text = "1 of 3 set; kept: b (b is float32[4], but here it is float32[3]), c (there is no c); not used: \
+                    a/other, b, z";
         assert_eq!(finished.to_string(), text);
         // Integers are not converted to floats, or floats to integers.
-        let renamed = Select::named(|name| (name == "c").then(|| "x.c".to_string()));
+        let renamed = RestoreFilter::named(|name| (name == "c").then(|| "x.c".to_string()));
         assert!(
             decide(&renamed).unwrap_err().to_string().contains("c: x.c is float32[], but here it is int64[]")
         );
         let none = decide(&renamed.lenient()).unwrap();
-        assert_eq!(none.kept["a"], Kept::NotSelected);
+        assert_eq!(none.unrestored["a"], Unrestored::NotSelected);
         let error = none.finish("load_some", "file", there).unwrap_err().to_string();
         assert!(error.contains("nothing of file is restored: 0 of 3 set; kept: a (not selected)"), "{error}");
     }

@@ -1,4 +1,5 @@
-//! Saving and restoring by the workers of a strategy: the chief writes, all read, and all get the same result.
+//! Saving and restoring on the workers of a strategy: the chief writes, all workers read, and all get the
+//! same result.
 
 use super::{Checkpoint, CheckpointManager, RESTORE, Reader, Restore, SAVE, Writer};
 use crate::context::get_strategy;
@@ -10,38 +11,39 @@ use std::borrow::Borrow;
 use std::panic::Location;
 use std::path::Path;
 
-/// The result of a save.
+/// The outcome of a save on one worker.
 pub(super) enum Saved<T> {
-    /// This worker has saved, with this result.
+    /// This worker wrote the checkpoint. The variant contains the result of the write.
     Here(T),
-    /// The chief has saved, and sent this.
-    ByTheChief(Bytes),
+    /// The chief wrote the checkpoint. The variant contains the description that the chief sent.
+    ByChief(Bytes),
 }
 
-/// A closure that opens the checkpoint that the chief has named as the latest.
+/// A closure that opens the checkpoint that the chief chose.
 type Open<'m> = Box<dyn FnOnce() -> Result<Reader> + 'm>;
 
 impl<'a> Checkpoint<'a> {
-    /// Collects the components on all workers, and writes them on the chief.
+    /// Collects the state of the components on all workers, and writes it on the chief.
     pub(super) fn save_by<T>(
         &self,
         at: &'static Location<'static>,
         write: impl FnOnce(Writer) -> Result<T>,
-        tell: impl FnOnce(&T) -> Bytes,
+        describe: impl FnOnce(&T) -> Bytes,
     ) -> Result<Saved<T>> {
         self.require(SAVE)?;
         self.require_chief()?;
-        let strategy = self.together(SAVE)?;
-        strategy.require_settled(SAVE)?;
+        let strategy = self.joint_strategy(SAVE)?;
+        strategy.require_caught_up(SAVE)?;
         let call = || self.call(Operation::Save, at);
         // Nothing is written if a worker cannot read its components.
-        let (writer, _) = strategy.agree(SAVE, call, self.writer(), |_| Bytes::new())?;
+        let (writer, _) = strategy.exchange_results(SAVE, call, self.writer(), |_| Bytes::new())?;
         let written = || call().part("written by the chief");
-        let (saved, told) = strategy.on_chief(SAVE, written, || write(writer), tell)?;
-        Ok(saved.map_or(Saved::ByTheChief(told), Saved::Here))
+        let (saved, told) = strategy.on_chief(SAVE, written, || write(writer), describe)?;
+        Ok(saved.map_or(Saved::ByChief(told), Saved::Here))
     }
 
-    /// Reads the checkpoint on all workers, and applies it if all can read it and it is the same.
+    /// Reads the checkpoint on all workers, and applies it if all workers can read it and have the same
+    /// checkpoint.
     pub(super) fn restore_by<R: Borrow<Reader>, T>(
         &self,
         operation: &'static str,
@@ -50,30 +52,35 @@ impl<'a> Checkpoint<'a> {
         read: impl FnOnce(&Reader) -> Result<(Vec<Restore<'a>>, T)>,
     ) -> Result<(R, T)> {
         self.require(operation)?;
-        let strategy = self.together(operation)?;
+        let strategy = self.joint_strategy(operation)?;
         let ready = open().and_then(|reader| {
             let (ready, restored) = read(reader.borrow())?;
             Ok((reader, ready, restored))
         });
-        let same = ("the checkpoint", "let all workers read the chief's, from one folder or copies of it");
+        let same = (
+            "the checkpoint",
+            "let all workers read the chief's checkpoint, from one folder or copies of it",
+        );
         let sum = |(reader, ..): &(R, _, _)| format!("one with checksum {:08x}", reader.borrow().checksum());
         let call = || self.call(Operation::Restore, at);
-        let (reader, ready, restored) = strategy.agree_on(operation, call, ready, same, sum)?;
+        let (reader, ready, restored) = strategy.require_equal(operation, call, ready, same, sum)?;
         ready.into_iter().try_for_each(|change| change())?;
         Ok((reader, restored))
     }
 
-    /// Returns a closure that opens the chief's latest checkpoint of a folder; `None` before the first.
+    /// Returns a closure that opens the chief's latest checkpoint in the manager's folder; `None` if there is
+    /// none yet.
     pub(super) fn latest<'m>(
         &self,
         manager: &'m CheckpointManager,
         at: &'static Location<'static>,
     ) -> Result<Option<Open<'m>>> {
-        let strategy = self.together(RESTORE)?;
+        let strategy = self.joint_strategy(RESTORE)?;
         let call = || Fingerprint::new(Operation::Restore, "the latest", at);
-        let tell =
+        let describe =
             |latest: &Option<Reader>| latest.as_ref().map(|latest| name(latest.path())).unwrap_or_default();
-        let (latest, told) = strategy.on_chief(RESTORE, call, || Ok(manager.latest_whole()?), tell)?;
+        let (latest, told) =
+            strategy.on_chief(RESTORE, call, || Ok(manager.latest_undamaged()?), describe)?;
         Ok(match latest {
             Some(latest) => latest.map(|latest| -> Open<'m> { Box::new(|| Ok(latest)) }),
             None if told.is_empty() => None,
@@ -81,20 +88,20 @@ impl<'a> Checkpoint<'a> {
         })
     }
 
-    /// Returns the strategy whose workers save and restore this together: that of its components, or else the
-    /// current one.
+    /// Returns the strategy whose workers save and restore this checkpoint together. If a component's strategy may have
+    /// several workers, this is that strategy; otherwise it is the current strategy.
     #[doc(hidden)]
-    pub fn together(&self, operation: &'static str) -> Result<Strategy> {
+    pub fn joint_strategy(&self, operation: &'static str) -> Result<Strategy> {
         let parts = self.parts.iter().filter_map(|(name, part)| Some((name, part.strategy()?)));
         // The strategies with several workers, or with one that others may join.
-        let mut among_workers = parts.filter(|(_, strategy)| strategy.extended().group().is_some());
-        let Some((name, strategy)) = among_workers.next() else { return Ok(get_strategy()) };
-        match among_workers.find(|(_, other)| *other != strategy) {
+        let mut multi_worker = parts.filter(|(_, strategy)| strategy.extended().group().is_some());
+        let Some((name, strategy)) = multi_worker.next() else { return Ok(get_strategy()) };
+        match multi_worker.find(|(_, other)| *other != strategy) {
             None => Ok(strategy.clone()),
             Some((other, _)) => {
                 let reason = format!(
-                    "parts {name:?} and {other:?} belong to different strategies of several workers; give each its own \
-                     checkpoint"
+                    "components {name:?} and {other:?} belong to different strategies with several workers; use a \
+                     separate checkpoint for each"
                 );
                 Err(Error::invalid(operation, reason))
             }
@@ -102,14 +109,15 @@ impl<'a> Checkpoint<'a> {
     }
 
     // PSV1-11
-    /// Returns an error if another worker, which does not wait for this one, saves for all.
+    /// Returns an error if a component's strategy runs its workers independently and this worker is not the chief. Only
+    /// the chief saves.
     fn require_chief(&self) -> Result<()> {
         let not = |strategy: &&Strategy| strategy.extended().independent().is_some() && !strategy.is_chief();
         match self.parts.iter().filter_map(|(_, part)| part.strategy()).find(not) {
             None => Ok(()),
             Some(strategy) => {
                 let reason = format!(
-                    "this worker of {strategy} is not the chief, which saves for all; save where strategy.should_checkpoint() says so"
+                    "this worker of {strategy} is not the chief, which saves for all; save only if strategy.is_chief()"
                 );
                 Err(Error::invalid(SAVE, reason))
             }
@@ -122,19 +130,19 @@ impl<'a> Checkpoint<'a> {
     }
 }
 
-/// Returns the last part of a path.
+/// Returns the last component of a path.
 pub(super) fn name(path: &Path) -> Bytes {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default().into()
 }
 
-/// Returns the checkpoint of this name in a folder.
+/// Returns the checkpoint named `name` in the manager's folder.
 fn find(manager: &CheckpointManager, name: &str) -> Result<Reader> {
     let paths = manager.paths()?;
     match paths.into_iter().find(|path| path.file_name().is_some_and(|found| found == name)) {
         Some(path) => Ok(Reader::open(path)?),
         None => {
             let reason = format!(
-                "{} has no {name}, which is the chief's latest; give all workers one folder, or copies of it",
+                "{} has no {name}, which is the chief's latest; let all workers use one folder, or copies of it",
                 manager.folder().display()
             );
             Err(Error::invalid(RESTORE, reason))

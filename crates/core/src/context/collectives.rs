@@ -1,7 +1,7 @@
-//! The calls to which every replica contributes a value, and which return the result on every replica.
+//! Collectives: every replica contributes a value and gets the result.
 
 use super::ReplicaContext;
-use super::combine::{by_host, failure};
+use super::combine::{failure, through_host};
 use super::describe::{describe, describe_for_sum, describe_without};
 use super::gradient::attach;
 use distribute_base::{Error, Result};
@@ -12,18 +12,18 @@ use std::panic::Location;
 use std::sync::Arc;
 
 impl ReplicaContext {
-    /// Reduces `value` over all replicas; every replica gets the result.
+    /// Reduces `value` over all replicas. Every replica gets the result.
     ///
     /// `value` is a nest of tensors (candle's, [`HostTensor`](distribute_tensor::HostTensor)s,
     /// [`IndexedSlices`](distribute_tensor::IndexedSlices) or numbers) with the same structure, shapes and
-    /// dtypes on all replicas. Gradients flow through: the gradients of the results are reduced in the same
-    /// way. Every replica contributes, even if all pass the same tensor. A result of more than 64 KiB is one
-    /// tensor shared by all replicas, so do not change it in place. The rows of indexed slices are merged, see
-    /// [`IndexedSlices::reduce`](distribute_tensor::IndexedSlices::reduce).
+    /// dtypes on all replicas. The call is differentiable: the gradients of the results are reduced in the
+    /// same way. Every replica contributes, even if all pass the same tensor. A result of more than 64 KiB is
+    /// one tensor that all replicas share, so do not change it in place. The rows of indexed slices are
+    /// merged, see [`IndexedSlices::reduce`](distribute_tensor::IndexedSlices::reduce).
     ///
     /// # Errors
-    /// - [`Error::Collective`]: the replicas' calls differ, or one has failed or timed out. Every replica gets
-    ///   it.
+    /// - [`Error::Collective`]: the replicas' calls differ, or a replica has failed or timed out. Every
+    ///   replica gets this error.
     /// - [`Error::Tensor`]: the values cannot be reduced.
     ///
     /// ```
@@ -68,17 +68,18 @@ impl ReplicaContext {
         N::from_tree(structure.fill(outputs)?).map_err(Error::tensor("all_reduce"))
     }
 
-    /// Concatenates `value` over all replicas along `axis`, in the order of replica ids; every replica gets the result.
+    /// Concatenates `value` over all replicas along `axis`, in the order of replica ids. Every replica gets
+    /// the result.
     ///
-    /// `value` is a nest of dense tensors of rank 1 or more, with the same structure on all replicas; shapes
-    /// may differ in dimension `axis` only. Gradients flow through: each replica gets its part of the sum of
-    /// the upstream gradients.
+    /// `value` is a nest of dense tensors of rank 1 or more, with the same structure on all replicas. Shapes
+    /// may differ only in dimension `axis`. The call is differentiable: each replica gets its slice of the
+    /// summed upstream gradients.
     ///
     /// # Errors
-    /// - [`Error::Collective`]: the replicas' calls differ, or one has failed or timed out. Every replica gets
-    ///   it.
-    /// - [`Error::Tensor`]: a value is a scalar or [`IndexedSlices`](distribute_tensor::IndexedSlices), or the
-    ///   axis is outside the rank.
+    /// - [`Error::Collective`]: the replicas' calls differ, or a replica has failed or timed out. Every
+    ///   replica gets this error.
+    /// - [`Error::Tensor`]: a value is a scalar or [`IndexedSlices`](distribute_tensor::IndexedSlices), or
+    ///   `axis` is not less than the rank.
     ///
     /// One tensor:
     ///
@@ -124,7 +125,7 @@ impl ReplicaContext {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
-    /// Sizes along the axis that differ between replicas, in a map:
+    /// A map of tensors whose sizes along the axis differ between replicas:
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -155,7 +156,7 @@ impl ReplicaContext {
         let call_made = Fingerprint::new(Operation::AllGather, format!("axis {axis} of {detail}"), at);
         let inputs = leaves.clone();
         let mut offsets = Vec::new();
-        let gathered = by_host(self.member(), leaves, false, |leaves| {
+        let gathered = through_host(self.member(), leaves, false, |leaves| {
             let gathered =
                 all_gather(self.member(), call_made, axis, leaves).map_err(failure("all_gather"))?;
             offsets = gathered.1;
@@ -172,7 +173,8 @@ impl ReplicaContext {
         N::from_tree(structure.fill(outputs)?).map_err(Error::tensor("all_gather"))
     }
 
-    /// Reduces the upstream gradient of a collective.
+    /// Reduces the upstream gradient of a collective over all replicas. `detail` describes the call in its
+    /// fingerprint.
     #[doc(hidden)]
     pub fn all_reduce_gradient(
         &self,
@@ -181,7 +183,7 @@ impl ReplicaContext {
         upstream: &candle_core::Tensor,
         at: &'static Location<'static>,
     ) -> Result<candle_core::Tensor> {
-        self.require_current("backward through a collective, which belongs inside of its run")?;
+        self.require_current("backward through a collective, which belongs inside its run,")?;
         let detail = |leaves: &[Leaf]| format!("{detail}: {}", leaves[0].describe());
         let leaves = vec![Leaf::Candle(upstream.clone())];
         let mut reduced = self.combine("the gradient of a collective", op, detail, leaves, at)?;

@@ -1,4 +1,4 @@
-//! The reduction of leaves by all replicas.
+//! Reduces leaves over all replicas.
 
 use super::ReplicaContext;
 use crate::strategy::{CrossDeviceOps, Reduction, reduce_by};
@@ -13,8 +13,8 @@ use std::panic::Location;
 use std::sync::Arc;
 
 impl ReplicaContext {
-    /// Reduces leaves over replicas: on all of their threads, or by the strategy's cross-device ops. All
-    /// reductions inside `run` go through here.
+    /// Reduces leaves over the replicas, either on all of their threads or with the strategy's cross-device
+    /// ops. All reductions inside `run` use this function.
     pub(super) fn combine(
         &self,
         operation: &'static str,
@@ -27,11 +27,13 @@ impl ReplicaContext {
         // Cross-device ops combine devices of one process; processes exchange bytes, and a single replica has
         // nothing to combine.
         let ops = extended.cross_device_ops().filter(|_| !member.is_alone() && member.session().is_none());
-        let stay = ops.is_some_and(|ops| ops.takes_device_tensors(extended.worker_devices()));
-        by_host(member, leaves, stay, |leaves| self.combine_by(ops, operation, op, detail, leaves, at))
+        let on_device = ops.is_some_and(|ops| ops.takes_device_tensors(extended.worker_devices()));
+        through_host(member, leaves, on_device, |leaves| {
+            self.combine_with(ops, operation, op, detail, leaves, at)
+        })
     }
 
-    fn combine_by(
+    fn combine_with(
         &self,
         ops: Option<&dyn CrossDeviceOps>,
         operation: &'static str,
@@ -74,12 +76,12 @@ impl ReplicaContext {
     }
 }
 
-/// Makes a call of all replicas with leaves in CPU memory, or, if these `stay`, with leaves on their devices.
-/// Returns each result on the device of this replica's leaf. A single replica calls directly.
-pub(super) fn by_host(
+/// Makes a call in which all replicas participate. Moves the leaves to CPU memory first, unless `on_device` is `true`.
+/// Returns each result on the device of this replica's input leaf. A single replica makes the call directly.
+pub(super) fn through_host(
     member: &Member,
     leaves: Vec<Leaf>,
-    stay: bool,
+    on_device: bool,
     call: impl FnOnce(Vec<Leaf>) -> Result<Combined>,
 ) -> Result<Combined> {
     let device = |leaf: &Leaf| match leaf {
@@ -88,14 +90,14 @@ pub(super) fn by_host(
     };
     let devices: Vec<Option<Device>> = leaves.iter().map(device).collect();
     let on_host = |device: &Option<Device>| device.as_ref().is_none_or(Device::is_cpu);
-    if member.is_alone() || (!stay && devices.iter().all(on_host)) {
+    if member.is_alone() || (!on_device && devices.iter().all(on_host)) {
         return call(leaves);
     }
     let moved = |leaf: Leaf, device: &Device| match leaf {
         Leaf::Candle(tensor) => Ok::<_, Error>(Leaf::Candle(to_device(&tensor, device)?)),
         other => Ok(other),
     };
-    let leaves = if stay {
+    let leaves = if on_device {
         leaves
     } else {
         leaves.into_iter().map(|leaf| moved(leaf, &Device::Cpu)).collect::<Result<_>>()?
@@ -109,7 +111,7 @@ pub(super) fn by_host(
     Ok(Combined { leaves: back.collect::<Result<_>>()?, tracked })
 }
 
-/// Returns the conversion to the error of a call whose values could not be combined.
+/// Returns a function that converts a [`Failure`] of `operation` into this crate's error.
 pub fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
     move |failure| match failure {
         Failure::Blame(blame) => Error::Collective(blame),

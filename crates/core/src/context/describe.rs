@@ -1,9 +1,9 @@
-//! The description of a call's values in fingerprints: only the properties that have to be equal on all
+//! Descriptions of a call's values, for its fingerprint. They contain only the properties that must be equal on all
 //! replicas.
 
 use distribute_tensor::{Leaf, Tree};
 
-/// Describes a nest, with `leaf` for each leaf.
+/// Describes a nest. `leaf` returns the description of one leaf.
 pub(crate) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Leaf) -> String) -> String {
     if let (Tree::Leaf(()), [only]) = (structure, leaves) {
         return leaf(only);
@@ -12,8 +12,8 @@ pub(crate) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Lea
     structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
 }
 
-/// Describes the properties that have to be equal for a sum. For indexed slices that is the dense shape, not
-/// the number of rows; another replica may contribute a dense tensor of that shape.
+/// Describes the properties that must be equal in a sum. For indexed slices these are the dtype and the dense
+/// shape, but not the number of rows. Another replica may contribute a dense tensor of the same shape.
 pub(crate) fn describe_for_sum(leaf: &Leaf) -> String {
     match leaf {
         Leaf::Slices(slices) => match &slices.dense_shape {
@@ -24,7 +24,7 @@ pub(crate) fn describe_for_sum(leaf: &Leaf) -> String {
     }
 }
 
-/// Describes a leaf without its size along `axis`.
+/// Describes the dtype and shape of a leaf, except for its size along `axis`.
 pub(crate) fn describe_without(leaf: &Leaf, axis: usize) -> String {
     let dims: Vec<_> = leaf
         .dims()

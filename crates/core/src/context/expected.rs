@@ -1,9 +1,9 @@
-//! Tracks results whose gradients are collectives, and lets replicas whose loss has weight 0 participate in
-//! them.
+//! Tracks the results whose gradients are collectives, so that replicas whose loss has weight 0 can
+//! participate in them.
 
 use super::ReplicaContext;
 use super::combine::failure;
-use super::gradient::raise;
+use super::gradient::to_candle_error;
 use crate::strategy::CommunicationOptions;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use distribute_base::internal::{scalars, to_host};
@@ -13,50 +13,53 @@ use std::collections::{HashMap, HashSet};
 use std::panic::Location;
 use std::sync::{Arc, Weak};
 
-/// The number of collectives after which replicas agree on the gradients that are no longer needed.
+/// The interval, in collectives, at which the replicas check which gradients are still needed.
 const CALLS: u64 = 1024;
 
-/// The id of a result within a run, equal on all replicas: the number of its call, and its index among the
-/// leaves.
-pub(crate) type Number = (u64, usize);
+/// The id of a result within a run: the index of its call and the index of its leaf. The id is equal on all replicas.
+pub(crate) type ResultId = (u64, usize);
 
-/// Participates in the collective of a gradient without contributing to it.
-type TakePart = dyn Fn(&ReplicaContext) -> Result<()> + Send + Sync;
+/// A function that participates in the collective of a gradient, and contributes zeros.
+type Participate = dyn Fn(&ReplicaContext) -> Result<()> + Send + Sync;
 
-/// A result whose gradient is a collective in which every replica has to participate.
+/// A result whose gradient is a collective in which every replica must participate.
 struct Expected {
     result: TensorId,
-    /// Dangling once no graph on this replica contains the result.
+    /// A weak reference to the graph that contains the result. It dangles after this replica has dropped every such
+    /// graph.
     graph: Weak<()>,
-    /// Whether the others' losses depend on variables of this replica through the value it contributed.
-    gave: bool,
-    /// The options of the call. Its gradient uses them as well, whatever view the others use in backward.
+    /// Whether the other replicas' losses depend on variables of this replica through the value that it
+    /// contributed.
+    contributed: bool,
+    /// The options of the call. The gradient's collective uses the same options, regardless of the view that runs
+    /// backward.
     options: CommunicationOptions,
-    with_zeros: Box<TakePart>,
+    participate: Box<Participate>,
 }
 
-/// The results of one replica, in one run, whose gradients some replica may still need.
+/// The results of one replica in one run whose gradients some replica may still need.
 #[derive(Default)]
-pub(super) struct Expectations {
-    all: HashMap<Number, Arc<Expected>>,
-    numbers: HashMap<TensorId, Number>,
-    /// The number of the call at which they are next pruned.
-    look_at: u64,
+pub(super) struct ExpectedGradients {
+    results: HashMap<ResultId, Arc<Expected>>,
+    ids: HashMap<TensorId, ResultId>,
+    /// The index of the call at which the results are next pruned.
+    next_prune: u64,
 }
 
-/// The expected gradients that a replica needs, in the order of its backward pass; `None` if its loss has weight 0.
-type Order = Option<Vec<Number>>;
+/// The expected gradients of a replica's loss, in the order of its backward pass; `None` if the loss has
+/// weight 0.
+type Order = Option<Vec<ResultId>>;
 
 impl ReplicaContext {
-    /// Records that all replicas participate in the gradient of `result`. The operation that made `result`
-    /// holds `graph`. `gave` is whether its gradient continues to variables of this replica.
+    /// Records that all replicas must participate in computing the gradient of `result`. The operation that computed
+    /// `result` owns `graph`. `contributed` is `true` if the gradient continues to variables of this replica.
     #[doc(hidden)]
     pub fn expect_gradient(
         &self,
-        number: Number,
+        id: ResultId,
         (result, graph): (&Tensor, &Arc<()>),
-        gave: bool,
-        with_zeros: impl Fn(&ReplicaContext) -> Result<()> + Send + Sync + 'static,
+        contributed: bool,
+        participate: impl Fn(&ReplicaContext) -> Result<()> + Send + Sync + 'static,
     ) {
         if self.member().is_alone() {
             return;
@@ -64,83 +67,87 @@ impl ReplicaContext {
         let expected = Expected {
             result: result.id(),
             graph: Arc::downgrade(graph),
-            gave,
+            contributed,
             options: self.options(),
-            with_zeros: Box::new(with_zeros),
+            participate: Box::new(participate),
         };
-        let mut expectations = self.expected();
-        expectations.numbers.insert(expected.result, number);
-        expectations.all.insert(number, Arc::new(expected));
+        let mut gradients = self.expected();
+        gradients.ids.insert(expected.result, id);
+        gradients.results.insert(id, Arc::new(expected));
     }
 
-    /// Forgets results that are in no replica's graph any more, because one run may be a whole training. All
-    /// replicas have to call it in each call whose results have gradients.
+    /// Removes the results that are no longer in any replica's graph. Otherwise they would accumulate, because a single
+    /// `run` may last as long as training. Every replica must call this in each collective whose results have
+    /// gradients.
     ///
-    /// A replica without rows has no graph, although others go backward through the same call. The replicas of
-    /// all workers therefore compare their graphs from time to time, at the same calls, because calls have the
-    /// same numbers on all.
+    /// A replica without rows has no graph, although the other replicas go backward through the same call.
+    /// The replicas of all workers therefore compare their graphs every `CALLS` calls. Calls have the same
+    /// numbers on all replicas, so all compare in the same call.
     ///
     /// # Errors
-    /// - [`Error::Collective`]: a replica does not arrive.
+    /// - [`Error::Collective`]: a replica does not make the call.
     #[doc(hidden)]
     pub fn forget_gradients(&self, call: u64, at: &'static Location<'static>) -> Result<()> {
         let member = self.member();
         if member.is_alone() {
             return Ok(());
         }
-        let in_graphs: Vec<Number> = {
-            let mut expectations = self.expected();
-            if expectations.look_at == 0 {
-                expectations.look_at = call + CALLS;
+        let in_graphs: Vec<ResultId> = {
+            let mut gradients = self.expected();
+            if gradients.next_prune == 0 {
+                gradients.next_prune = call + CALLS;
             }
-            if call < expectations.look_at {
+            if call < gradients.next_prune {
                 return Ok(());
             }
-            expectations.look_at = call + CALLS;
-            let alive = expectations.all.iter().filter(|(_, expected)| expected.graph.strong_count() > 0);
-            alive.map(|(number, _)| *number).collect()
+            gradients.next_prune = call + CALLS;
+            let alive = gradients.results.iter().filter(|(_, expected)| expected.graph.strong_count() > 0);
+            alive.map(|(id, _)| *id).collect()
         };
-        let question = Fingerprint::new(Operation::Barrier, "which gradients may still be asked for", at);
-        let answers = member.all_gather(question, in_graphs).map_err(failure("all_reduce"))?;
-        let needed: HashSet<Number> = answers.iter().flat_map(|answer| answer.iter().copied()).collect();
-        let mut expectations = self.expected();
-        expectations.all.retain(|number, _| needed.contains(number));
-        expectations.numbers.retain(|_, number| needed.contains(number));
+        let fingerprint = Fingerprint::new(Operation::Barrier, "the gradients that are still needed", at);
+        let answers = member.all_gather(fingerprint, in_graphs).map_err(failure("all_reduce"))?;
+        let needed: HashSet<ResultId> = answers.iter().flat_map(|answer| answer.iter().copied()).collect();
+        let mut gradients = self.expected();
+        gradients.results.retain(|id, _| needed.contains(id));
+        gradients.ids.retain(|_, id| needed.contains(id));
         Ok(())
     }
 
-    /// Returns the number of results whose gradient some replica may still need.
-    pub(crate) fn gradients_expected(&self) -> usize {
-        self.expected().all.len()
+    /// Returns the number of results whose gradients some replica may still need.
+    pub(crate) fn expected_gradients(&self) -> usize {
+        self.expected().results.len()
     }
 
-    /// Announces that this replica goes backward from a loss with a weight, while replicas whose loss has
-    /// weight 0 call [`join_gradients`](Self::join_gradients). Returns whether graphs contain collectives.
+    /// Announces that this replica computes gradients of a loss with a nonzero weight. Replicas whose loss has
+    /// weight 0 call [`join_gradients`](Self::join_gradients) at the same time. Returns `true` if any graph
+    /// contains collectives.
     ///
     /// # Errors
-    /// - [`Error::Collective`]: not all replicas make one of these calls. Every replica gets it.
+    /// - [`Error::Collective`]: a replica makes neither of the two calls. Every replica gets this error.
     #[doc(hidden)]
     pub fn announce_gradients(&self, loss: &Tensor, at: &'static Location<'static>) -> Result<bool> {
         let order = || {
-            let expectations = self.expected();
-            let number = |node: &Tensor| expectations.numbers.get(&node.id()).copied();
-            loss.sorted_nodes().into_iter().filter_map(number).collect()
+            let gradients = self.expected();
+            let id = |node: &Tensor| gradients.ids.get(&node.id()).copied();
+            loss.sorted_nodes().into_iter().filter_map(id).collect()
         };
         let orders = self.orders(|| Some(order()), at)?;
         Ok(orders.iter().any(|order| order.as_ref().as_ref().is_some_and(|order| !order.is_empty())))
     }
 
-    /// Participates in the gradients of the others' collectives, for a replica without a loss or whose loss has
-    /// weight 0. Returns the tensor to go backward from, if there are any.
+    /// Participates in the gradients of the other replicas' collectives, for a replica that has no loss or
+    /// whose loss has weight 0. Returns the tensor whose gradients this replica must compute, or `None` if there
+    /// are no such collectives.
     ///
-    /// The others' losses may depend on values that this replica contributed, so its variables may have
-    /// gradients. The gradients can't be computed from its loss times 0: a mean over nothing is NaN, and so is
-    /// 0 times NaN. Instead it goes backward from the collectives' results, each times 0, in the order of the
-    /// others' graphs, which may differ from the order of the calls. Results without a graph here contribute
-    /// zeros, because candle does not continue beyond tensors without elements.
+    /// The other replicas' losses may depend on values that this replica contributed, so its variables may
+    /// have gradients. These cannot be computed from its own loss times 0: a mean over no rows is NaN, and so
+    /// is 0 times NaN. Instead the replica computes the gradients of the results of the collectives, each multiplied
+    /// by 0. It follows the order of the others' graphs, which may differ from the order of the calls. For results
+    /// that have no graph on this replica it contributes zeros, because candle's backward pass ends at tensors
+    /// without elements.
     ///
     /// # Errors
-    /// - [`Error::Collective`]: not all replicas make one of these calls. Every replica gets it.
+    /// - [`Error::Collective`]: a replica makes neither of the two calls. Every replica gets this error.
     /// - [`Error::InvalidArgument`]: `loss` does not depend on the values that this replica contributed.
     #[doc(hidden)]
     pub fn join_gradients(
@@ -154,17 +161,17 @@ impl ReplicaContext {
         let nodes: HashMap<_, _> = nodes.into_iter().map(|node| (node.id(), node)).collect();
         let mut root: Option<Tensor> = None;
         // candle goes backward through a sum from its last term to its first, even if the terms share nodes.
-        for number in order.iter().rev() {
-            let Some(expected) = self.expected().all.get(number).cloned() else { continue };
+        for id in order.iter().rev() {
+            let Some(expected) = self.expected().results.get(id).cloned() else { continue };
             let term = match nodes.get(&expected.result) {
                 // Not `affine`, beyond which candle does not go backward.
-                Some(result) if expected.gave => scalars::sum(&(*result * result.zeros_like()?)?)?,
-                None if expected.gave => {
+                Some(result) if expected.contributed => scalars::sum(&(*result * result.zeros_like()?)?)?,
+                None if expected.contributed => {
                     let reason = format!(
-                        "the other replicas' losses depend on what replica {} gave to collective {}, and it has no \
-                         loss that leads there; call minimize with its loss and 0 examples, not skip or a constant",
+                        "the other replicas' losses depend on the value that replica {} contributed to collective {}, \
+                         but its loss does not; call minimize with its loss and 0 examples, not skip or a constant",
                         self.replica_id_in_sync_group(),
-                        number.0 + 1
+                        id.0 + 1
                     );
                     return Err(Error::invalid("minimize", reason));
                 }
@@ -189,17 +196,17 @@ impl ReplicaContext {
         at: &'static Location<'static>,
     ) -> Result<Vec<Arc<Order>>> {
         let member = self.member();
-        if self.gradients_expected() == 0 {
+        if self.expected_gradients() == 0 {
             return Ok(Vec::new());
         }
         self.require_current("minimize")?;
-        let detail = "one more loss or micro-batch, whose graph may hold collectives";
+        let detail = "one more loss or micro-batch, whose graph may contain collectives";
         let call = Fingerprint::new(Operation::Minimize, detail, at);
         member.all_gather(call, mine()).map_err(failure("minimize"))
     }
 }
 
-/// An operation whose backward participates in an expected gradient with zeros.
+/// An operation whose backward participates in an expected gradient and contributes zeros.
 struct Zeros {
     context: ReplicaContext,
     expected: Arc<Expected>,
@@ -207,7 +214,7 @@ struct Zeros {
 
 impl candle_core::CustomOp1 for Zeros {
     fn name(&self) -> &'static str {
-        "collective of others"
+        "collective of other replicas"
     }
 
     fn cpu_fwd(
@@ -219,7 +226,7 @@ impl candle_core::CustomOp1 for Zeros {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        (self.expected.with_zeros)(&self.context).map_err(raise)?;
+        (self.expected.participate)(&self.context).map_err(to_candle_error)?;
         Ok(None)
     }
 }
@@ -233,7 +240,7 @@ mod tests {
 
     /// A run may be a whole training. The batches of replica 1 have no graph, those of replica 0 do.
     #[test]
-    fn what_no_graph_has_is_forgotten_and_what_one_replica_has_is_not() {
+    fn a_gradient_is_forgotten_only_if_no_replica_has_it() {
         watched(forgets);
     }
 
@@ -251,9 +258,9 @@ mod tests {
             let mut most = 0;
             for _ in 0..5 * CALLS {
                 sum()?;
-                most = most.max(ctx.gradients_expected());
+                most = most.max(ctx.expected_gradients());
             }
-            assert!(ctx.gradients_expected() > 0);
+            assert!(ctx.expected_gradients() > 0);
             let at = Location::caller();
             let root = if first {
                 assert!(ctx.announce_gradients(&kept, at)?);
@@ -273,7 +280,7 @@ mod tests {
         assert_eq!((found[0].1, found[1].1), (Some(1.), None));
     }
     #[test]
-    fn what_one_worker_has_is_not_forgotten_by_the_others() {
+    fn a_gradient_of_one_worker_is_not_forgotten_by_the_others() {
         watched(|| {
             let most = on_threads(2, 1, |strategy| {
                 let most = strategy.run((), |ctx, ()| {
@@ -287,9 +294,9 @@ mod tests {
                     let mut most = 0;
                     for _ in 0..3 * CALLS {
                         sum()?;
-                        most = most.max(ctx.gradients_expected());
+                        most = most.max(ctx.expected_gradients());
                     }
-                    assert!(ctx.gradients_expected() > 0);
+                    assert!(ctx.expected_gradients() > 0);
                     let at = Location::caller();
                     let root = if first {
                         assert!(ctx.announce_gradients(&kept, at)?);

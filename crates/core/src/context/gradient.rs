@@ -1,8 +1,8 @@
-//! Gradients of collectives, which continue candle's graph across a result that other replicas contributed to.
+//! Gradients of collectives. They extend candle's graph to results that other replicas contributed to.
 
 use super::ReplicaContext;
 use candle_core::{Device, Tensor, Var};
-use distribute_base::internal::Known;
+use distribute_base::internal::PrecomputedOp;
 use distribute_base::{Error, Result};
 use distribute_collective::Combined;
 use distribute_tensor::Leaf;
@@ -11,38 +11,40 @@ use std::panic::Location;
 use std::sync::Arc;
 
 thread_local! {
-    /// The error that a collective raised inside candle's backward, which can only pass on text.
-    static RAISED: RefCell<Option<Error>> = const { RefCell::new(None) };
+    /// The original error of a collective that failed inside candle's backward. It is kept here because candle's error
+    /// type can hold only text.
+    static COLLECTIVE_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
-/// Returns the error of a collective that failed inside backward and came back as an error of candle, even if
-/// the closure has wrapped its text. An earlier error that the closure has handled is not reported again; the
-/// text distinguishes them.
-pub fn raised(error: Error) -> Error {
+/// Returns the original error of a collective that failed inside backward and was returned as an error of candle. This
+/// works even if the closure wrapped the error's text. An earlier error that the closure handled is not returned,
+/// because its text is not part of the new error's text.
+pub fn unwrap_candle_error(error: Error) -> Error {
     if error.blame().is_some() {
         return error;
     }
-    match RAISED.take() {
-        Some(raised) if error.to_string().contains(&raised.to_string()) => raised,
+    match COLLECTIVE_ERROR.take() {
+        Some(original) if error.to_string().contains(&original.to_string()) => original,
         _ => error,
     }
 }
 
-/// Wraps an error of this crate as one of candle, which has only its text; [`raised`] finds it again.
-pub fn raise(error: Error) -> candle_core::Error {
+/// Wraps an error of this crate as an error of candle, which holds only text. [`unwrap_candle_error`]
+/// recovers the original.
+pub fn to_candle_error(error: Error) -> candle_core::Error {
     let text = error.to_string();
-    RAISED.set(Some(error));
+    COLLECTIVE_ERROR.set(Some(error));
     candle_core::Error::msg(text)
 }
 
-/// Computes the gradient of one leaf of a call from the upstream gradient.
+/// A function that computes the gradient of one leaf of a call from the upstream gradient.
 pub(super) type Gradient = dyn Fn(usize, &Tensor, &ReplicaContext) -> Result<Tensor> + Send + Sync;
 
-/// Connects results to the graphs of the tensors from which they were computed.
+/// Connects the results of a call to the graphs of the tensors that they were computed from.
 ///
-/// If only other replicas' tensors have a graph, a dummy variable replaces this replica's: its loss may still
-/// depend on the result, and the others wait for it to participate in the gradient.
-/// the result, and the others wait for it to take part in the gradient.
+/// If only other replicas' tensors have a graph, this replica's tensor is replaced by a dummy variable. The
+/// loss of this replica may still depend on the result, and the other replicas wait for it in the gradient's
+/// collective.
 pub(super) fn attach(
     context: &ReplicaContext,
     (call, at): (u64, &'static Location<'static>),
@@ -57,7 +59,7 @@ pub(super) fn attach(
         (Leaf::Candle(x), Leaf::Candle(y)) if tracked => {
             // A sum over no elements has one element, but gradients don't pass through tensors without
             // elements.
-            let gave = x.track_op() && x.sorted_nodes().iter().all(|node| node.elem_count() > 0);
+            let contributed = x.track_op() && x.sorted_nodes().iter().all(|node| node.elem_count() > 0);
             let x = if x.track_op() { x.clone() } else { Var::from_tensor(x)?.into_inner() };
             let graph = Arc::new(());
             let backward = {
@@ -66,12 +68,14 @@ pub(super) fn attach(
                 let (context, gradient, graph) = (context.clone(), gradient.clone(), graph.clone());
                 move |_: [&Tensor; 1], _: &Tensor, upstream: &Tensor| {
                     let _held = &graph;
-                    gradient(leaf, upstream, &context).map(|gradient| [Some(gradient)]).map_err(raise)
+                    gradient(leaf, upstream, &context)
+                        .map(|gradient| [Some(gradient)])
+                        .map_err(to_candle_error)
                 }
             };
-            let result = x.apply_op1(Known::new("collective", y.clone(), backward))?;
+            let result = x.apply_op1(PrecomputedOp::new("collective", y.clone(), backward))?;
             let (gradient, shape, dtype) = (gradient.clone(), y.shape().clone(), y.dtype());
-            context.expect_gradient((call, leaf), (&result, &graph), gave, move |context| {
+            context.expect_gradient((call, leaf), (&result, &graph), contributed, move |context| {
                 gradient(leaf, &Tensor::zeros(&shape, dtype, &Device::Cpu)?, context).map(drop)
             });
             Ok(Leaf::Candle(result))

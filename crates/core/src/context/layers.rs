@@ -1,4 +1,4 @@
-//! The state of a replica that layers read and record.
+//! The state of a replica that layers read and update.
 
 use super::ReplicaContext;
 use candle_core::{TensorId, Var};
@@ -7,19 +7,19 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// The state of one replica during one run that layers read and record.
+/// The state of one replica during one run that layers read and update.
 #[derive(Default)]
 pub(super) struct LayerState {
     rows: OnceLock<Range<usize>>,
-    /// The number of draws from each key.
+    /// The number of random draws from each key so far.
     draws: Mutex<HashMap<u64, u64>>,
-    /// Variables that layers have set correctly even if this replica's batch is empty.
-    kept: Mutex<HashSet<TensorId>>,
+    /// The variables that layers set correctly even if this replica's batch is empty.
+    valid_on_empty: Mutex<HashSet<TensorId>>,
 }
 
 impl ReplicaContext {
-    /// Returns the rows of the global batch that are in this replica's batch. Returns `None` if the arguments
-    /// of [`run`](crate::Strategy::run) have no per-replica batches, such as those of
+    /// Returns which rows of the global batch this replica's batch contains. Returns `None` if the arguments
+    /// of [`run`](crate::Strategy::run) contain no per-replica batches, such as those from
     /// [`distribute_dataset`](crate::Strategy::distribute_dataset).
     ///
     /// ```
@@ -41,7 +41,7 @@ impl ReplicaContext {
         let _ = self.layers().rows.set(rows);
     }
 
-    /// Returns the number of earlier draws of this replica from `key` in this run.
+    /// Returns how often this replica has already drawn from `key` in this run, and increments the count.
     #[doc(hidden)]
     pub fn next_draw(&self, key: u64) -> u64 {
         let mut draws = lock(&self.layers().draws);
@@ -50,27 +50,27 @@ impl ReplicaContext {
         *count - 1
     }
 
-    /// Records that the value of `variable` is correct even if this replica's batch has no rows.
+    /// Records that a layer sets `variable` correctly even if this replica's batch has no rows.
     #[doc(hidden)]
-    pub fn keep(&self, variable: &Var) {
+    pub fn mark_valid_on_empty(&self, variable: &Var) {
         // The default context lives as long as the process, and no run reads its records.
         if !self.is_default() {
-            self.kept().insert(variable.id());
+            self.valid_on_empty().insert(variable.id());
         }
     }
 
-    pub(crate) fn keeps(&self, variable: &Var) -> bool {
-        self.kept().contains(&variable.id())
+    pub(crate) fn is_valid_on_empty(&self, variable: &Var) -> bool {
+        self.valid_on_empty().contains(&variable.id())
     }
 
-    fn kept(&self) -> MutexGuard<'_, HashSet<TensorId>> {
-        lock(&self.layers().kept)
+    fn valid_on_empty(&self) -> MutexGuard<'_, HashSet<TensorId>> {
+        lock(&self.layers().valid_on_empty)
     }
 }
 
-/// Returns the rows of consecutive batches with these sizes, of which the first begins at row `start`. Returns
-/// `None` if a size is unknown, or their sum overflows.
-pub(crate) fn consecutive(mut start: usize, sizes: &[Option<usize>]) -> Option<Vec<Range<usize>>> {
+/// Returns the row ranges of consecutive batches with the given sizes; the first begins at row `start`.
+/// Returns `None` if a size is `None` or the sum overflows.
+pub(crate) fn consecutive_ranges(mut start: usize, sizes: &[Option<usize>]) -> Option<Vec<Range<usize>>> {
     let ranges = sizes.iter().map(|size| {
         let range = start..start.checked_add((*size)?)?;
         start = range.end;
@@ -87,19 +87,19 @@ mod tests {
     #[test]
     fn outside_of_run_nothing_is_noted_for_ever() {
         let variable = Var::zeros(1, candle_core::DType::F32, &candle_core::Device::Cpu).unwrap();
-        default_context().keep(&variable);
-        assert!(default_context().kept().is_empty());
+        default_context().mark_valid_on_empty(&variable);
+        assert!(default_context().valid_on_empty().is_empty());
         let strategy = crate::testing::mirrored(1);
         let keep = |context: &ReplicaContext, ()| {
-            (0..3).for_each(|_| context.keep(&variable));
-            Ok((context.keeps(&variable), context.kept().len()))
+            (0..3).for_each(|_| context.mark_valid_on_empty(&variable));
+            Ok((context.is_valid_on_empty(&variable), context.valid_on_empty().len()))
         };
         assert_eq!(strategy.run((), keep).unwrap().values(), [(true, 1)]);
     }
 
     #[test]
     fn pieces_follow_each_other() {
-        assert_eq!(consecutive(7, &[Some(2), Some(0), Some(1)]), Some(vec![7..9, 9..9, 9..10]));
-        assert_eq!(consecutive(0, &[Some(2), None]), None);
+        assert_eq!(consecutive_ranges(7, &[Some(2), Some(0), Some(1)]), Some(vec![7..9, 9..9, 9..10]));
+        assert_eq!(consecutive_ranges(0, &[Some(2), None]), None);
     }
 }

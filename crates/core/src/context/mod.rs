@@ -1,7 +1,20 @@
-//! The context of running code: replica context, cross-replica context, or neither.
+//! The context of running code: a replica context, the cross-replica context, or neither.
 //!
-//! Each thread has a stack of modes, and queries look at its top. Only guards of this crate push and pop modes,
-//! so the stack always unwinds in order.
+//! Each thread has a stack of modes; queries look at the top of the stack. Only guards of this crate push and
+//! pop modes, so the stack always unwinds in order.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `replica`, `update` | [`ReplicaContext`]; [`UpdateContext`]: the copy of a variable that is being updated |
+//! | `collectives`, `combine` | the collectives of replicas; reducing their leaves |
+//! | `describe` | the description of a call's values in its fingerprint |
+//! | `gradient`, `expected` | gradients of collectives in candle's graph; participation of replicas whose loss has weight 0 |
+//! | `workers` | calls between workers that are made once for all local replicas |
+//! | `scope` | the scope of a strategy |
+//! | `layers` | the state of a replica that layers use |
+
+// - **INV-6** A thread's stack of contexts is restored when a scope, run or merge function ends in any way. Tests:
+//   `core/src/context/mod.rs`.
 
 mod collectives;
 mod combine;
@@ -16,9 +29,9 @@ mod workers;
 
 pub use combine::failure;
 pub use distribute_base::ContextKind;
-pub use gradient::raise;
-pub use gradient::raised;
-pub(crate) use layers::consecutive;
+pub use gradient::to_candle_error;
+pub use gradient::unwrap_candle_error;
+pub(crate) use layers::consecutive_ranges;
 #[doc(alias = "tf.distribute.ReplicaContext")]
 pub use replica::ReplicaContext;
 pub use replica::default_context;
@@ -29,21 +42,21 @@ use distribute_base::{DeviceName, Error, Result};
 use distribute_collective::threads::Member;
 use std::cell::RefCell;
 
-/// Returns the kind of the context of this thread.
+/// Returns the kind of context that this thread is in.
 pub fn current_kind() -> ContextKind {
     with_mode(|mode| mode.map_or(ContextKind::Default, Mode::kind))
 }
 
-/// A context that a thread has entered. A thread that has entered none is in the default context.
+/// A context that a thread has entered. A thread that has not entered any is in the default context.
 #[derive(Clone)]
 pub enum Mode {
-    /// Cross-replica.
+    /// The cross-replica context of a strategy.
     CrossReplica(Strategy),
-    /// Cross-replica, inside a merge function; with the context of this process's replica 0.
+    /// The cross-replica context inside a merge function, with the context of this process's replica 0.
     Merge(ReplicaContext),
-    /// Cross-replica, with devices for new variables.
+    /// The cross-replica context, with the devices on which new variables are created.
     Colocated(Strategy, Vec<DeviceName>),
-    /// The update of a copy of a variable.
+    /// The context in which one copy of a variable is updated.
     Update(UpdateContext),
     /// The context of a replica.
     Replica(ReplicaContext),
@@ -51,7 +64,7 @@ pub enum Mode {
 
 thread_local! {
     static STACK: RefCell<Vec<Mode>> = const { RefCell::new(Vec::new()) };
-    /// The strategy of this thread's global scope, which lies below the stack.
+    /// The strategy that `set_strategy` set on this thread. It is below the stack.
     static GLOBAL: RefCell<Option<Mode>> = const { RefCell::new(None) };
 }
 
@@ -72,7 +85,7 @@ impl Mode {
         }
     }
 
-    /// Returns the devices for new variables, if they were set.
+    /// Returns the devices on which new variables are created, if they were set.
     pub(crate) fn colocated(&self) -> Option<Vec<DeviceName>> {
         match self {
             Mode::Colocated(_, devices) => Some(devices.clone()),
@@ -80,22 +93,23 @@ impl Mode {
         }
     }
 
-    /// Whether code runs here once for all replicas.
+    /// Returns `true` if code in this mode runs once for all replicas.
     fn is_cross_replica(&self) -> bool {
         !matches!(self, Mode::Replica(_))
     }
 }
 
-/// Calls `look` with the context of this thread, or `None` if it has entered none. `look` must not enter or leave one.
-pub(crate) fn with_mode<R>(look: impl FnOnce(Option<&Mode>) -> R) -> R {
+/// Calls `body` with the current mode of this thread, or `None` if it has not entered any. `body` must not
+/// enter or leave a mode.
+pub(crate) fn with_mode<R>(body: impl FnOnce(Option<&Mode>) -> R) -> R {
     STACK.with_borrow(|stack| match stack.last() {
-        Some(mode) => look(Some(mode)),
-        None => GLOBAL.with_borrow(|global| look(global.as_ref())),
+        Some(mode) => body(Some(mode)),
+        None => GLOBAL.with_borrow(|global| body(global.as_ref())),
     })
 }
 
-/// Returns the member whose merge function this thread is in, if it is one of `strategy`.
-pub(crate) fn merging(strategy: &Strategy) -> Option<Member> {
+/// Returns the member that runs a merge function of `strategy` on this thread, if there is one.
+pub(crate) fn merging_member(strategy: &Strategy) -> Option<Member> {
     STACK.with_borrow(|stack| {
         stack.iter().rev().find_map(|mode| match mode {
             Mode::Merge(context) if context.strategy() == strategy => Some(context.member().clone()),
@@ -104,14 +118,14 @@ pub(crate) fn merging(strategy: &Strategy) -> Option<Member> {
     })
 }
 
-/// Leaves a mode when dropped.
-pub struct Entered {
+/// A guard that leaves the mode when it is dropped.
+pub struct ContextGuard {
     pushed: bool,
-    /// Modes belong to their thread.
+    /// A marker that keeps the guard on its thread, because modes belong to the thread that entered them.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
-impl Drop for Entered {
+impl Drop for ContextGuard {
     fn drop(&mut self) {
         if self.pushed {
             STACK.with_borrow_mut(Vec::pop);
@@ -119,19 +133,19 @@ impl Drop for Entered {
     }
 }
 
-/// Enters a context on this thread, until the guard is dropped.
-pub fn enter(mode: Mode) -> Entered {
+/// Enters a context on this thread until the guard is dropped.
+pub fn enter(mode: Mode) -> ContextGuard {
     STACK.with_borrow_mut(|stack| stack.push(mode));
-    Entered { pushed: true, _not_send: std::marker::PhantomData }
+    ContextGuard { pushed: true, _not_send: std::marker::PhantomData }
 }
 
-/// Enters the cross-replica context of `strategy` for an operation that requires it, or returns the reason why
-/// that is impossible. If it is already current, nothing is pushed.
+/// Enters the cross-replica context of `strategy` for an operation that requires it. Returns an error with
+/// the reason if that is not possible. If the context is already at the top of the stack, pushes nothing.
 pub(crate) fn enter_cross_replica(
     strategy: &Strategy,
     operation: &'static str,
     advice: &'static str,
-) -> Result<Entered> {
+) -> Result<ContextGuard> {
     let current = with_mode(|mode| match mode {
         None => Ok(false),
         Some(mode) if mode.is_cross_replica() && mode.strategy() == strategy => Ok(true),
@@ -148,13 +162,12 @@ pub(crate) fn enter_cross_replica(
     // Above the global scope it is pushed anyway, because that scope may end inside this one.
     let pushed = STACK.with_borrow(|stack| !stack.is_empty());
     if (current && pushed) || strategy.is_default() {
-        return Ok(Entered { pushed: false, _not_send: std::marker::PhantomData });
+        return Ok(ContextGuard { pushed: false, _not_send: std::marker::PhantomData });
     }
     Ok(enter(Mode::CrossReplica(strategy.clone())))
 }
 
-/// Returns an error if the thread is inside any strategy's `run`. The default strategy's replica context counts
-/// as outside.
+/// Returns an error if this thread is inside the `run` of any strategy other than the default one.
 pub fn require_outside_of_run(operation: &'static str, advice: &'static str) -> Result<()> {
     let inside = with_mode(|mode| match mode {
         Some(Mode::Replica(context)) => !context.strategy().is_default(),
@@ -172,27 +185,28 @@ pub fn require_outside_of_run(operation: &'static str, advice: &'static str) -> 
     }
 }
 
-/// Returns the strategy that is current on this thread; the default strategy if none has been entered.
+/// Returns the current strategy of this thread, or the default strategy if none has been entered.
 #[doc(alias = "tf.distribute.get_strategy")]
 pub fn get_strategy() -> Strategy {
     with_mode(|mode| {
-        mode.map_or_else(|| Strategy::of_default_context().clone(), |mode| mode.strategy().clone())
+        mode.map_or_else(|| Strategy::default_strategy().clone(), |mode| mode.strategy().clone())
     })
 }
 
-/// Returns the strategy of the context that this thread is in, if it is in any.
+/// Returns the current strategy of this thread, or `None` if none has been entered.
 pub fn current_strategy() -> Option<Strategy> {
     with_mode(|mode| mode.map(|mode| mode.strategy().clone()))
 }
 
-/// Whether a strategy other than the default one is current on this thread.
+/// Returns `true` if a strategy other than the default one is current on this thread.
 #[doc(alias = "tf.distribute.has_strategy")]
 pub fn has_strategy() -> bool {
     with_mode(|mode| mode.is_some_and(|mode| !mode.strategy().is_default()))
 }
 
-/// Returns the replica context of this thread: that of the replica inside `run`, the default one (id 0 of 1) if
-/// no strategy has been entered, and `None` in cross-replica context.
+/// Returns the replica context of this thread. Inside `run`, this is the context of the replica. If no
+/// strategy has been entered, it is the default context (replica 0 of 1). In cross-replica context it is
+/// `None`.
 #[doc(alias = "tf.distribute.get_replica_context")]
 pub fn get_replica_context() -> Option<ReplicaContext> {
     with_mode(|mode| match mode {
@@ -202,14 +216,14 @@ pub fn get_replica_context() -> Option<ReplicaContext> {
     })
 }
 
-/// Whether this thread is in cross-replica context.
+/// Returns `true` if this thread is in cross-replica context.
 #[doc(alias = "tf.distribute.in_cross_replica_context")]
 pub fn in_cross_replica_context() -> bool {
     with_mode(|mode| mode.is_some_and(Mode::is_cross_replica))
 }
 
-/// Returns the update context of this thread, which has the updated copy, inside the closure of
-/// [`update`](Strategy::update); `None` elsewhere.
+/// Returns the update context of this thread, which identifies the copy that is being updated. Returns `None`
+/// outside the closure of [`update`](Strategy::update).
 #[doc(alias = "get_update_replica_id")]
 pub fn get_update_context() -> Option<UpdateContext> {
     with_mode(|mode| match mode {
@@ -218,20 +232,19 @@ pub fn get_update_context() -> Option<UpdateContext> {
     })
 }
 
-/// Makes a strategy current on this thread from here on, as if all following code were in its scope. `None`
-/// ends this.
+/// Sets the current strategy of this thread for all following code, without a scope. `None` resets it.
 ///
 /// # Errors
-/// - [`Error::MixedStrategies`]: called inside a scope, a run or an update. The strategy set before is no
-///   longer current then.
+/// - [`Error::MixedStrategies`]: called inside a scope, a run or an update. A strategy that was set earlier is reset
+///   even then.
 ///
 /// ```
 /// # use distribute::prelude::*;
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// distribute::set_strategy(Some(&strategy))?;
-/// assert!(distribute::get_strategy() == *strategy && distribute::in_cross_replica_context());
-/// distribute::set_strategy(None)?;
-/// assert!(!distribute::has_strategy());
+/// distribute::context::set_strategy(Some(&strategy))?;
+/// assert!(distribute::context::get_strategy() == strategy && distribute::context::in_cross_replica_context());
+/// distribute::context::set_strategy(None)?;
+/// assert!(!distribute::context::has_strategy());
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.distribute.experimental_set_strategy")]
@@ -240,12 +253,12 @@ pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
     if with_mode(|mode| mode.is_some()) {
         Err(Error::MixedStrategies {
             operation: "set_strategy",
-            current: whereabouts(),
+            current: describe_current(),
             other: match strategy {
                 Some(strategy) => format!("it was called with {strategy}"),
-                None => "it was called to end a scope".into(),
+                None => "it was called to leave a scope".into(),
             },
-            advice: "call it outside of scopes and runs",
+            advice: "call it outside scopes and runs",
         })
     } else {
         let given = strategy.filter(|strategy| !strategy.is_default());
@@ -255,17 +268,17 @@ pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
 }
 
 // SCOPE-5
-/// Enters the default strategy's scope. It pushes nothing, and does not nest in another strategy's.
-pub(crate) fn enter_default(default: &Strategy) -> Result<Entered> {
+/// Enters the scope of the default strategy. Pushes nothing. Fails if another strategy is current.
+pub(crate) fn enter_default(default: &Strategy) -> Result<ContextGuard> {
     if has_strategy() {
         Err(mixed("scope", None, default))
     } else {
-        Ok(Entered { pushed: false, _not_send: std::marker::PhantomData })
+        Ok(ContextGuard { pushed: false, _not_send: std::marker::PhantomData })
     }
 }
 
-/// Returns the error of an operation on `what`, which belongs to the strategy `of`; without `what`, of an
-/// operation on `of` itself.
+/// Returns the error of an operation on `what`, which belongs to strategy `of` and not to the current one. If
+/// `what` is `None`, the operation was called on `of` itself.
 pub fn mixed(operation: &'static str, what: Option<String>, of: &Strategy) -> Error {
     let other = match what {
         None => format!("it was called on {of}"),
@@ -279,19 +292,19 @@ pub fn mixed(operation: &'static str, what: Option<String>, of: &Strategy) -> Er
         }
         Some(_) => "leave its scope first, or use what belongs to the current strategy",
     });
-    Error::MixedStrategies { operation, current: whereabouts(), other, advice }
+    Error::MixedStrategies { operation, current: describe_current(), other, advice }
 }
 
-/// Describes the context of this thread.
-fn whereabouts() -> String {
+/// Describes this thread's context for an error message.
+fn describe_current() -> String {
     let nested = STACK.with_borrow(|stack| stack.len() > 1);
     with_mode(|mode| match mode {
         None => "no scope or run was entered".into(),
         Some(Mode::Replica(context)) if context.is_default() => "no scope or run was entered".into(),
         Some(Mode::Replica(context)) => format!("this is a run of {}", context.strategy()),
         Some(Mode::Update(context)) => format!("this is an update of {}", context.strategy()),
-        Some(mode) if nested => format!("this is inside of a scope or merge function of {}", mode.strategy()),
-        Some(mode) => format!("this is inside of a scope of {}", mode.strategy()),
+        Some(mode) if nested => format!("this is inside a scope or merge function of {}", mode.strategy()),
+        Some(mode) => format!("this is inside a scope of {}", mode.strategy()),
     })
 }
 

@@ -1,6 +1,6 @@
-//! The operations available to code that runs once for each replica.
+//! The operations that are available to code that runs once per replica.
 
-use super::expected::Expectations;
+use super::expected::ExpectedGradients;
 use super::layers::LayerState;
 use super::{Mode, with_mode};
 use crate::strategy::{CommunicationOptions, Strategy};
@@ -10,11 +10,11 @@ use distribute_collective::threads::Member;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-/// One replica's view of a `run`: its id, and the operations in which all replicas participate.
+/// A replica's view of a `run`: its id, and the operations in which all replicas participate.
 ///
-/// All replicas have to call every such operation, the same number of times and in the same order. If they
-/// don't, or if one fails or does not arrive before the strategy's timeout, all replicas get the same error. It
-/// names the replicas, the calls and their lines. No replica hangs.
+/// All replicas must call the same operations in the same order. If they don't, or if a replica fails or does not
+/// arrive before the strategy's timeout, all replicas get the same error. It names the replicas, the calls and their
+/// source lines. No replica hangs.
 ///
 /// Only `run` creates a context:
 ///
@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 #[derive(Clone)]
 pub struct ReplicaContext(Arc<Inner>, Option<Arc<View>>);
 
-/// The settings by which a view differs from its context, see [`ReplicaContext::with_options`].
+/// The settings of a view that differ from its context's, see [`ReplicaContext::with_options`].
 struct View {
     options: CommunicationOptions,
     member: Member,
@@ -37,17 +37,18 @@ struct View {
 struct Inner {
     strategy: Strategy,
     member: Member,
-    /// Counts the collectives of this replica in this run, so that gradients can name the call they belong to.
+    /// The number of collectives that this replica has called in this run. A gradient's fingerprint identifies its call
+    /// by this number.
     calls: AtomicU64,
-    /// The results whose gradients are collectives as well.
-    expected: Mutex<Expectations>,
+    /// The results whose gradients are also collectives.
+    expected: Mutex<ExpectedGradients>,
     layers: LayerState,
 }
 
 /// Returns the context of the default strategy's only replica.
 pub fn default_context() -> &'static ReplicaContext {
     static CONTEXT: OnceLock<ReplicaContext> = OnceLock::new();
-    CONTEXT.get_or_init(|| ReplicaContext::new(Strategy::of_default_context().clone(), Member::alone(0)))
+    CONTEXT.get_or_init(|| ReplicaContext::new(Strategy::default_strategy().clone(), Member::alone(0)))
 }
 
 impl ReplicaContext {
@@ -64,12 +65,12 @@ impl ReplicaContext {
         )
     }
 
-    /// Returns a view of this context whose calls communicate by `options`. Options left at their defaults keep
-    /// their previous values. A timeout applies to each call, including gradients of collectives, `merge_call`
-    /// and an optimizer's step.
+    /// Returns a view of this context whose calls use `options`. Options that have their default value are
+    /// taken from this context. The timeout applies to each call, including gradients of collectives,
+    /// `merge_call` and an optimizer's step.
     ///
-    /// All replicas have to pass the same `bytes_per_pack` to the same call. Timeouts may differ; the first to
-    /// expire ends the call for all.
+    /// All replicas must pass the same `bytes_per_pack` to the same call. Timeouts may differ. The call fails on all
+    /// replicas when the first timeout expires.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the timeout is zero, or the
@@ -77,7 +78,7 @@ impl ReplicaContext {
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// use distribute::CommunicationOptions;
+    /// use distribute::strategy::CommunicationOptions;
     /// use std::time::Duration;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
     /// let sums = strategy.run((), |ctx, ()| {
@@ -92,7 +93,7 @@ impl ReplicaContext {
         Ok(self.view(options.over(self.options())))
     }
 
-    /// Returns a view of this context whose calls communicate by `options`, ignoring those of this one.
+    /// Returns a view of this context whose calls use only `options`, regardless of this context's options.
     pub(super) fn view(&self, options: CommunicationOptions) -> Self {
         let member = match options.timeout {
             Some(timeout) => self.0.member.with_timeout(timeout),
@@ -101,7 +102,7 @@ impl ReplicaContext {
         Self(self.0.clone(), Some(Arc::new(View { options, member })))
     }
 
-    /// Returns the options of calls on this view.
+    /// Returns the options that calls on this view use.
     pub(super) fn options(&self) -> CommunicationOptions {
         match &self.1 {
             Some(view) => view.options,
@@ -109,11 +110,11 @@ impl ReplicaContext {
         }
     }
 
-    pub(super) fn expected(&self) -> MutexGuard<'_, Expectations> {
+    pub(super) fn expected(&self) -> MutexGuard<'_, ExpectedGradients> {
         lock(&self.0.expected)
     }
 
-    /// Whether this is the default strategy's context.
+    /// Returns `true` if this is the default strategy's context.
     pub(super) fn is_default(&self) -> bool {
         Arc::ptr_eq(&self.0, &default_context().0)
     }
@@ -122,7 +123,7 @@ impl ReplicaContext {
         &self.0.layers
     }
 
-    /// Returns the number of the next collective of this replica in this run, from 0.
+    /// Returns the index of this replica's next collective in this run, from 0, and counts the call.
     #[doc(hidden)]
     pub fn next_call(&self) -> u64 {
         self.0.calls.fetch_add(1, Ordering::Relaxed)
@@ -136,7 +137,7 @@ impl ReplicaContext {
         }
     }
 
-    /// Returns the id of this replica among all that are in sync: 0 … `num_replicas_in_sync() - 1`.
+    /// Returns the id of this replica among all replicas in sync, from 0 to `num_replicas_in_sync() - 1`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -154,13 +155,13 @@ impl ReplicaContext {
         self.0.member.replica()
     }
 
-    /// Returns the id of this replica among this process's, from 0.
+    /// Returns the id of this replica among the replicas of this process, from 0.
     #[doc(hidden)]
     pub fn local_replica(&self) -> usize {
         self.0.member.rank()
     }
 
-    /// Returns the number of replicas of all workers together.
+    /// Returns the total number of replicas on all workers.
     #[doc(alias = "tf.distribute.ReplicaContext.num_replicas_in_sync")]
     pub fn num_replicas_in_sync(&self) -> usize {
         self.0.strategy.num_replicas_in_sync()
@@ -172,23 +173,27 @@ impl ReplicaContext {
         &self.0.strategy
     }
 
-    /// Returns the number of this `run` on its strategy, from 1.
+    /// Returns the sequence number of this `run` among its strategy's steps, from 1.
     pub fn step(&self) -> u64 {
         self.0.member.step()
     }
 
-    /// Returns the device that this replica runs on: one full name, such as
+    /// Returns the full name of the device that this replica runs on, such as
     /// `/job:localhost/replica:0/task:0/device:CPU:1`.
     ///
     /// # Errors
-    /// - [`Error::StaleContext`], [`Error::WrongContext`]: this context is not current.
+    /// - [`Error::StaleContext`], [`Error::WrongContext`]: this is not the context of the closure that is
+    ///   running.
     #[doc(alias = "tf.distribute.ReplicaContext.devices")]
-    pub fn devices(&self) -> Result<Vec<String>> {
-        self.require_current("devices")?;
-        Ok(vec![self.device()])
+    #[doc(alias = "devices")]
+    pub fn device(&self) -> Result<String> {
+        self.require_current("device")?;
+        let devices = self.0.strategy.extended().worker_devices();
+        let name = devices.get(self.0.member.rank());
+        Ok(name.map_or_else(|| "the current device".into(), ToString::to_string))
     }
 
-    /// Returns candle's device for this replica, on which the closure should create tensors.
+    /// Returns the candle device of this replica. Create tensors inside the closure on this device.
     ///
     /// # Errors
     /// - [`Error::Candle`]: candle cannot open the device.
@@ -199,12 +204,8 @@ impl ReplicaContext {
         }
     }
 
-    pub(crate) fn device(&self) -> String {
-        let devices = self.0.strategy.extended().worker_devices();
-        devices.get(self.0.member.rank()).map_or_else(|| "the current device".into(), ToString::to_string)
-    }
-
-    /// Returns an error unless this is the context of the closure that is running on this thread.
+    /// Returns an error unless this is the context of the closure that is running on this thread. The error names
+    /// `operation`.
     #[doc(hidden)]
     pub fn require_current(&self, operation: &'static str) -> Result<()> {
         with_mode(|mode| {
@@ -216,7 +217,7 @@ impl ReplicaContext {
                         operation,
                         required: ContextKind::Replica,
                         found: mode.kind(),
-                        advice: "call it inside of the closure given to run, on the context given there",
+                        advice: "call it inside the closure passed to run, on the context passed to it",
                     });
                 }
             };

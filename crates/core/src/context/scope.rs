@@ -1,14 +1,14 @@
 //! The scope of a strategy.
 
-use super::{Entered, enter_cross_replica, enter_default};
+use super::{ContextGuard, enter_cross_replica, enter_default};
 use crate::strategy::Strategy;
 use distribute_base::Result;
 
 impl Strategy {
     /// Makes this strategy current on this thread while `body` runs, in cross-replica context.
     ///
-    /// `run`, `reduce`, `gather` and `replicate` enter the scope automatically, so they work the same inside
-    /// and outside it.
+    /// `run`, `reduce`, `gather` and `replicate` enter the scope automatically, so they behave the same
+    /// inside and outside it.
     ///
     /// # Errors
     /// - [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies): called inside another strategy's
@@ -17,18 +17,19 @@ impl Strategy {
     /// - The error of `body`.
     ///
     /// ```
+    /// use distribute::context::{get_strategy, has_strategy, in_cross_replica_context};
     /// # use distribute::prelude::*;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-    /// assert!(!distribute::has_strategy());
+    /// assert!(!has_strategy());
     /// strategy.scope(|| {
-    ///     assert!(distribute::get_strategy() == *strategy && distribute::in_cross_replica_context());
+    ///     assert!(get_strategy() == strategy && in_cross_replica_context());
     ///     Ok(())
     /// })?;
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
-    /// [`replicate`](Strategy::replicate) creates mirrored variables. A `Var` of candle is an ordinary tensor,
-    /// even in a scope:
+    /// [`replicate`](Strategy::replicate) creates mirrored variables. A candle `Var` is an ordinary tensor,
+    /// even inside a scope:
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -42,7 +43,7 @@ impl Strategy {
     ///   0: <Tensor: shape=(), dtype=float32, data=1.0>,
     ///   1: <Tensor: shape=(), dtype=float32, data=1.0>
     /// }");
-    /// assert!(model.variables.strategy() == &*strategy);
+    /// assert!(model.variables.strategy() == &strategy);
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.Strategy.scope")]
@@ -56,7 +57,7 @@ impl Strategy {
     }
 
     /// Enters the cross-replica context for an operation that requires it.
-    pub(crate) fn enter(&self, operation: &'static str, advice: &'static str) -> Result<Entered> {
+    pub(crate) fn enter(&self, operation: &'static str, advice: &'static str) -> Result<ContextGuard> {
         enter_cross_replica(self, operation, advice)
     }
 }

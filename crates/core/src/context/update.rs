@@ -4,8 +4,8 @@ use crate::strategy::Strategy;
 use distribute_base::DeviceName;
 use std::sync::Arc;
 
-/// The copy that is being updated, inside the closure of [`Strategy::update`] or [`Strategy::update_non_slot`].
-/// See [`get_update_context`](crate::get_update_context).
+/// The copy that is being updated inside the closure of [`Strategy::update`] or
+/// [`Strategy::update_non_slot`]. See [`get_update_context`](crate::get_update_context).
 #[derive(Clone, Debug)]
 pub struct UpdateContext {
     strategy: Strategy,
@@ -14,7 +14,7 @@ pub struct UpdateContext {
 }
 
 impl UpdateContext {
-    /// Creates the context of copy `copy`. Its device is `devices[copy]`.
+    /// Creates the context of copy `copy`, which is on device `devices[copy]`.
     pub(crate) fn new(strategy: &Strategy, copy: usize, devices: &Arc<[DeviceName]>) -> Self {
         Self { strategy: strategy.clone(), copy, devices: devices.clone() }
     }
@@ -24,7 +24,7 @@ impl UpdateContext {
         &self.strategy
     }
 
-    /// Returns the number of the copy. For a variable with a copy for each replica, that is the replica's local
+    /// Returns the index of the copy. For a variable with one copy per replica, this is the replica's local
     /// id.
     pub fn copy(&self) -> usize {
         self.copy
@@ -35,7 +35,7 @@ impl UpdateContext {
         self.devices[self.copy]
     }
 
-    /// Returns the devices of all copies that are updated, one after another.
+    /// Returns the devices of all copies, which are updated one after another.
     pub fn devices(&self) -> &[DeviceName] {
         &self.devices
     }

@@ -1,9 +1,9 @@
-//! [`DistributedDataset`]: a dataset over the replicas of a strategy.
+//! [`DistributedDataset`]: a dataset that is distributed over the replicas of a strategy.
 
-use super::agree::same_plan;
-use super::bring::Bring;
+use super::agreement::agree_on_plan;
+use super::device_placement::DevicePlacement;
 use super::passes::Passes;
-use super::plan::Plan;
+use super::plan::CurrentPlan;
 use super::{DistributedIterator, InputOptions, layout, spec};
 use crate::strategy::{IndependentWorker, Strategy};
 use crate::values::PerReplica;
@@ -13,14 +13,14 @@ use distribute_tensor::Nest;
 use std::fmt;
 use std::panic::Location;
 
-/// A dataset that yields a per-replica batch for each replica in each step.
+/// A dataset that yields one batch per replica in each step.
 ///
-/// Iterate over a reference: each pass starts the dataset again, as the next epoch. The pipeline can no longer
-/// be extended. Clones are handles to the same dataset, and count passes together.
+/// Iterate over a reference: each pass reads the dataset from its start, as the next epoch. No operations can
+/// be added to the pipeline. Clones are handles to the same dataset and share its count of passes.
 ///
-/// It remembers the position of its latest pass. Restored as a component of a
-/// [`Checkpoint`](crate::Checkpoint), it continues there, in the middle of an epoch and of its shuffles. The
-/// number of replicas may differ. No element of the epoch is lost or repeated. In an elastic training, it is
+/// The dataset stores the position of its latest pass. If it is restored as a component of a
+/// [`Checkpoint`](crate::Checkpoint), it continues at this position, even in the middle of an epoch and of a shuffle.
+/// The number of replicas may differ. No element of the epoch is lost or repeated. In elastic training, the dataset is
 /// sharded again after each rendezvous.
 ///
 /// ```
@@ -46,7 +46,7 @@ use std::panic::Location;
 #[doc(alias = "tf.distribute.DistributedDataset")]
 pub struct DistributedDataset<T> {
     pub(super) strategy: Strategy,
-    plan: Plan<T>,
+    plan: CurrentPlan<T>,
     /// The global batches; `None` if a function creates the datasets.
     batches: Option<Dataset<T>>,
     options: InputOptions,
@@ -54,28 +54,29 @@ pub struct DistributedDataset<T> {
 }
 
 impl Strategy {
-    /// Splits the batches of a dataset over the replicas. The dataset is batched by the *global* batch size.
+    /// Splits the batches of a dataset over the replicas. Batch the dataset by the *global* batch size.
     ///
-    /// Every batch of b elements, including the last, is split into N per-replica batches, in the order of
-    /// replica ids: the first b mod N of them have b/N rows rounded up, the rest b/N rounded down. A
-    /// per-replica batch may be empty, that is, have 0 rows; `minimize` gives it weight 0.
+    /// Every batch, including the last, is split into one per-replica batch for each of N replicas, in the
+    /// order of replica ids. If the batch has b elements, the first b mod N replicas get b/N rows rounded up,
+    /// and the others b/N rounded down. A per-replica batch may be empty, that is, have 0 rows; `minimize`
+    /// gives it weight 0.
     ///
-    /// With several workers, each makes this call and gets the batches of its local replicas. The workers
-    /// compare how they shard the data. They also compare their files, which have to be the same on all, unless
-    /// each worker reads independently. By default every worker reads separate files if there are enough, and
-    /// otherwise the complete dataset ([`InputOptions::auto_shard_policy`]). All workers take the same number
-    /// of steps.
+    /// With several workers, all make this call, and each gets the batches of its local replicas. The workers
+    /// check that they shard the data in the same way. They also check that they have the same files, unless
+    /// each worker reads independently. By default each worker reads separate files if there are enough;
+    /// otherwise each reads the complete dataset ([`InputOptions::auto_shard_policy`]). All workers take the
+    /// same number of steps.
     ///
-    /// Workers that don't wait for each other take steps of complete batches, which are split over their local
-    /// replicas. Each reads separate files or, if there are too few, takes one of every W batches, with W
-    /// workers.
+    /// Workers that don't wait for each other take steps of complete batches, each of which is split over the
+    /// worker's local replicas. Each worker reads separate files or, if there are too few files, takes one of
+    /// every W batches, if there are W workers.
     ///
     /// # Errors
     /// - [`Error::Data`](distribute_base::Error::Data): the dataset is not batched.
-    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): workers have other files. The
-    ///   error names the file and the difference.
+    /// - [`Error::Failed`](distribute_base::Error::Failed): the workers have different files. The error names
+    ///   the file and the difference.
     ///
-    /// While iterating, the errors of the pipeline, which name the element.
+    /// Iterating returns the errors of the pipeline, which name the element.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -83,7 +84,7 @@ impl Strategy {
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
     /// let batches = strategy.distribute_dataset(Dataset::range(5).batch(4))?;
     /// let steps = batches.iter().collect::<distribute::Result<Vec<_>>>()?;
-    /// let rows = |step: &PerReplica<HostTensor>| step.iter().map(|piece| piece.dims()[0]).collect::<Vec<_>>();
+    /// let rows = |step: &PerReplica<HostTensor>| step.iter().map(|batch| batch.dims()[0]).collect::<Vec<_>>();
     /// assert_eq!([rows(&steps[0]), rows(&steps[1])], [[2, 2], [1, 0]]);
     /// # Ok::<(), distribute::Error>(())
     /// ```
@@ -119,7 +120,7 @@ impl Strategy {
         self.distribute_dataset_with(dataset, InputOptions::default())
     }
 
-    /// Acts like [`distribute_dataset`](Strategy::distribute_dataset), with options.
+    /// Acts like [`distribute_dataset`](Strategy::distribute_dataset), with the given options.
     ///
     /// # Errors
     /// - The errors of `distribute_dataset`.
@@ -137,16 +138,16 @@ impl Strategy {
         options.check(OPERATION, self, false)?;
         let (dataset, options) = self.own_part(dataset, options)?;
         let plan = Distribution::new(&dataset, layout, options.plan()).map_err(Into::into);
-        let plan = plan.and_then(|plan| self.require_any_number(plan));
-        let plan = same_plan(self, OPERATION, Location::caller(), plan)?;
+        let plan = plan.and_then(|plan| self.require_any_world(plan));
+        let plan = agree_on_plan(self, OPERATION, Location::caller(), plan)?;
         Ok(DistributedDataset::new(self, plan, Some(dataset), options))
     }
 }
 
 impl Strategy {
     // PSV1-12
-    /// Returns the batches that this worker takes and the plan for its replicas, if it doesn't wait for the
-    /// others.
+    /// Returns the batches that this worker takes, with options that disable sharding, if the worker does not wait for
+    /// the others. Otherwise returns the arguments unchanged.
     fn own_part<T: Nest>(
         &self,
         dataset: Dataset<T>,
@@ -155,7 +156,7 @@ impl Strategy {
         match self.extended().independent() {
             None | Some(IndependentWorker { workers: 1, .. }) => Ok((dataset, options)),
             Some(IndependentWorker { workers, worker }) => {
-                let (part, _) = dataset.part_of_worker(workers, worker, &options.plan())?;
+                let (part, _) = dataset.batches_of_worker(workers, worker, &options.plan())?;
                 Ok((part, InputOptions { auto_shard_policy: AutoShardPolicy::Off, ..options }))
             }
         }
@@ -163,7 +164,8 @@ impl Strategy {
 }
 
 impl<T: Nest> DistributedDataset<T> {
-    /// Creates a dataset that is distributed by a plan: `batches`, or the datasets that a function creates.
+    /// Creates a dataset that is distributed by `plan`. `batches` is `None` if a function creates the
+    /// datasets.
     pub(super) fn new(
         strategy: &Strategy,
         plan: Distribution<T>,
@@ -171,38 +173,38 @@ impl<T: Nest> DistributedDataset<T> {
         options: InputOptions,
     ) -> Self {
         let passes = Passes::new(plan.beginning(0));
-        Self { strategy: strategy.clone(), plan: Plan::new(plan), batches, options, passes }
+        Self { strategy: strategy.clone(), plan: CurrentPlan::new(plan), batches, options, passes }
     }
 
-    /// Whether it is distributed over the replicas of this strategy.
+    /// Returns `true` if the dataset is distributed over the replicas of `strategy`.
     #[doc(hidden)]
     pub fn is_of(&self, strategy: &Strategy) -> bool {
         &self.strategy == strategy
     }
 
-    /// Starts a pass over the dataset, which yields a batch for each local replica in each step.
+    /// Starts a pass over the dataset. Each step yields one batch per local replica.
     #[track_caller]
     pub fn iter(&self) -> DistributedIterator<T> {
-        self.pass(Bring::new(&self.strategy, &self.options))
+        self.pass(DevicePlacement::new(&self.strategy, &self.options))
     }
 
-    /// Starts a pass whose batches get to their devices in this way.
+    /// Starts a pass whose batches are placed on devices by `placement`.
     #[track_caller]
-    pub(super) fn pass(&self, bring: Result<Bring>) -> DistributedIterator<T> {
-        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, bring, Location::caller())
+    pub(super) fn pass(&self, placement: Result<DevicePlacement>) -> DistributedIterator<T> {
+        DistributedIterator::new(&self.strategy, &self.plan, &self.passes, placement, Location::caller())
     }
 
-    /// Folds `step` over the steps of one pass.
+    /// Folds `step` over the steps of one pass, beginning with `initial`.
     ///
     /// # Errors
-    /// The errors of the dataset and of `step`.
+    /// Returns the errors of the pipeline, and the first error of `step`.
     ///
     /// ```
     /// # use distribute::prelude::*;
     /// # use distribute::data::Dataset;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
     /// let batches = strategy.distribute_dataset(Dataset::range(5).batch(2))?;
-    /// let rows = batches.reduce(0, |rows, step| Ok(rows + step.iter().map(|piece| piece.dims()[0]).sum::<usize>()))?;
+    /// let rows = batches.reduce(0, |rows, step| Ok(rows + step.iter().map(|batch| batch.dims()[0]).sum::<usize>()))?;
     /// assert_eq!(rows, 5);
     /// # Ok::<(), distribute::Error>(())
     /// ```
@@ -211,29 +213,29 @@ impl<T: Nest> DistributedDataset<T> {
         self.iter().try_fold(initial, |state, pieces| step(state, pieces?))
     }
 
-    /// Describes the distribution: the pipeline, the sharding policy, the input of each worker, the rows of
-    /// each replica in a full step, and the behavior at the end.
+    /// Describes the distribution in text. This includes the pipeline, the sharding policy, the input of each
+    /// worker, the rows per replica in a full step, and the behavior at the end.
     pub fn explain(&self) -> String {
-        self.plan.present(&self.strategy).unwrap_or_else(|_| self.plan.latest()).explain()
+        self.plan.current(&self.strategy).unwrap_or_else(|_| self.plan.latest()).explain()
     }
 
-    /// Returns the position of the latest pass, after the last step taken from it. If no pass is in progress,
-    /// it is the position at which the next one begins.
+    /// Returns the position of the latest pass after the last step taken from it. If no pass is in progress,
+    /// returns the position at which the next pass begins.
     pub fn position(&self) -> Position {
         self.passes.position()
     }
 
-    /// Sets the start of the next pass after the last step that is in the weights.
+    /// Makes the next pass begin after the last step that is included in the weights.
     pub(super) fn rewind_passes(&self) {
         self.passes.rewind(self.strategy.updates());
     }
 
-    /// Sets the start of the next pass to a position, which may have been taken on another number of replicas.
-    /// Later passes are the epochs after it.
+    /// Makes the next pass begin at `position`, which may have been saved with a different number of replicas. Later
+    /// passes are the following epochs.
     ///
     /// # Errors
-    /// - [`Error::Data`](distribute_base::Error::Data): the position is of another dataset. Nothing has changed
-    ///   then.
+    /// - [`Error::Data`](distribute_base::Error::Data): the position belongs to a different dataset. Nothing
+    ///   is changed.
     pub fn resume(&self, position: Position) -> Result<()> {
         self.check_position(&position)?;
         self.passes.resume(position);
@@ -241,36 +243,37 @@ impl<T: Nest> DistributedDataset<T> {
     }
 
     pub(super) fn check_position(&self, position: &Position) -> Result<()> {
-        Ok(self.plan.present(&self.strategy)?.check_position(position)?)
+        Ok(self.plan.current(&self.strategy)?.check_position(position)?)
     }
 
-    /// Returns the number of global batches of a pass, if it is known.
+    /// Returns the number of global batches in a pass, if it can be determined without reading them.
     #[doc(alias = "tf.distribute.DistributedDataset.cardinality")]
     pub fn cardinality(&self) -> Cardinality {
         if let Some(batches) = &self.batches {
             return batches.cardinality();
         }
         let worker = self.strategy.world().worker();
-        let known = self.plan.present(&self.strategy).and_then(|plan| {
+        let known = self.plan.current(&self.strategy).and_then(|plan| {
             let (made, ends, layout) = (plan.made_for(worker)?, plan.ends(worker)?, plan.layout());
             Ok(match &made[..] {
-                [one] => spec::steps_of(one.cardinality(), layout.replicas, layout.workers, ends),
+                [one] => spec::step_count(one.cardinality(), layout.replicas, layout.workers, ends),
                 _ => Cardinality::Unknown,
             })
         });
         known.unwrap_or(Cardinality::Unknown)
     }
 
-    /// Returns the dtypes and shapes of each local replica's batches. They come from the dataset's
-    /// [`element_spec`](distribute_data::Dataset::element_spec): the types, the declaration, or the first
-    /// element. The number of rows is known if every batch divides evenly over the replicas.
+    /// Returns the dtypes and shapes of each local replica's batches, from the dataset's
+    /// [`element_spec`](distribute_data::Dataset::element_spec): its types, its declaration, or its first
+    /// element. The number of rows is known if every batch divides evenly over the replicas. Returns `None`
+    /// if there is no spec.
     #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
     pub fn element_spec(&self) -> Option<PerReplica<ElementSpec>> {
         let layout = layout(&self.strategy);
         if let Some(batches) = &self.batches {
-            return Some(spec::of_pieces(&batches.element_spec()?, layout));
+            return Some(spec::per_replica_spec(&batches.element_spec()?, layout));
         }
-        let plan = self.plan.present(&self.strategy).ok()?;
+        let plan = self.plan.current(&self.strategy).ok()?;
         let made = plan.made_for(self.strategy.world().worker()).ok()?;
         let specs = made.iter().map(Dataset::element_spec).collect::<Option<Vec<_>>>()?;
         Some(PerReplica::from_values(specs.into_iter().cycle().take(layout.replicas).collect()))

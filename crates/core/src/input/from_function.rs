@@ -1,6 +1,6 @@
-//! Datasets that a function creates, one for each worker or replica.
+//! Datasets that a function creates, one per worker or one per replica.
 
-use super::agree::same_plan;
+use super::agreement::agree_on_plan;
 use super::{DistributedDataset, InputOptions, InputReplicationMode, layout};
 use crate::strategy::Strategy;
 use distribute_base::Result;
@@ -9,18 +9,18 @@ use distribute_tensor::Nest;
 use std::panic::Location;
 
 impl Strategy {
-    /// Distributes the dataset that `dataset_fn` creates for each worker, batched by the size for one replica
-    /// and sharded according to its context. Each replica takes one element in each step, in order; nothing is
-    /// split.
+    /// Distributes the datasets that `dataset_fn` creates, one per worker. Each must be batched by the batch
+    /// size of one replica, and sharded according to the context. In each step each replica takes the next
+    /// element; batches are not split.
     ///
-    /// With several workers, each makes this call, and calls `dataset_fn` once, with its rank as
-    /// `input_pipeline_id`. A worker whose data ends before the others' gets empty batches until all are at the
-    /// end.
+    /// With several workers, all make this call. Each calls `dataset_fn` once, with its rank as
+    /// `input_pipeline_id`. A worker whose data ends before the others' gets empty batches until all workers
+    /// have reached the end.
     ///
     /// # Errors
-    /// - [`Error::Data`](distribute_base::Error::Data): `dataset_fn` fails.
+    /// - [`Error::Data`](distribute_base::Error::Data): `dataset_fn` failed.
     ///
-    /// While iterating, the errors of the pipeline.
+    /// Iterating returns the errors of the pipeline.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -31,8 +31,8 @@ impl Strategy {
     ///     let mine = Dataset::range(8).shard(context.num_input_pipelines, context.input_pipeline_id);
     ///     Ok(mine.batch(batch))
     /// })?;
-    /// let first = batches.iter().get_next()?;
-    /// assert_eq!(first.map(|piece| piece.to_vec::<i64>().unwrap()).values(), [[0, 1], [2, 3]]);
+    /// let first = batches.iter().next().unwrap()?;
+    /// assert_eq!(first.map(|batch| batch.to_vec::<i64>().unwrap()).values(), [[0, 1], [2, 3]]);
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "tf.distribute.Strategy.distribute_datasets_from_function")]
@@ -45,9 +45,9 @@ impl Strategy {
         self.distribute_datasets_from_function_with(InputOptions::default(), dataset_fn)
     }
 
-    /// Acts like [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), with
-    /// options. In mode [`PerReplica`](InputReplicationMode::PerReplica) `dataset_fn` is called once for each
-    /// replica, which iterates over a separate dataset.
+    /// Acts like [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), with the
+    /// given options. In mode [`PerReplica`](InputReplicationMode::PerReplica), `dataset_fn` is called once
+    /// per replica, and each replica reads its own dataset.
     ///
     /// # Errors
     /// - The errors of `distribute_datasets_from_function`.
@@ -63,22 +63,25 @@ impl Strategy {
         const OPERATION: &str = "distribute_datasets_from_function";
         options.check(OPERATION, self, true)?;
         let per_replica = options.replication_mode == InputReplicationMode::PerReplica;
-        let among = among_workers(self);
-        let make = move |context| dataset_fn(among(context)).map_err(Into::into);
+        let with_pipelines = with_worker_pipelines(self);
+        let make = move |context| dataset_fn(with_pipelines(context)).map_err(Into::into);
         let worker = self.world().worker();
         let plan = Distribution::from_function(layout(self), per_replica, options.plan(), make);
         let plan = plan.and_then(|plan| {
             plan.made_for(worker)?.iter().try_for_each(Dataset::check)?;
             Ok(plan)
         });
-        let plan = same_plan(self, OPERATION, Location::caller(), plan.map_err(Into::into))?;
+        let plan = agree_on_plan(self, OPERATION, Location::caller(), plan.map_err(Into::into))?;
         Ok(DistributedDataset::new(self, plan, None, options))
     }
 }
 
-/// Returns the numbers of this worker's pipelines among those of all workers, if a coordinator calls it or it
-/// runs the program independently. Each such worker has a separate strategy.
-fn among_workers(strategy: &Strategy) -> impl Fn(InputContext) -> InputContext + Send + Sync + 'static {
+/// Returns a function that numbers this worker's pipelines among those of all workers. It only changes a context if a
+/// coordinator calls this worker or the worker runs the program independently. The strategy of such a worker contains
+/// no other workers.
+fn with_worker_pipelines(
+    strategy: &Strategy,
+) -> impl Fn(InputContext) -> InputContext + Send + Sync + 'static {
     let servers = strategy.extended().parameter_servers();
     let called = servers.and_then(|servers| Some((servers.workers(), servers.worker()?)));
     let independent = strategy.extended().independent().map(|of| (of.workers, of.worker));

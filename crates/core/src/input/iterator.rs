@@ -1,10 +1,10 @@
 //! [`DistributedIterator`]: one pass, step by step.
 
-use super::bring::Bring;
+use super::device_placement::DevicePlacement;
 use super::passes::Passes;
-use super::plan::Plan;
+use super::plan::CurrentPlan;
 use crate::context::require_outside_of_run;
-use crate::strategy::{Strategy, record};
+use crate::strategy::{Strategy, wire};
 use crate::values::PerReplica;
 use distribute_base::{Error, Result};
 use distribute_cluster::{CallSite, Fingerprint, Operation};
@@ -14,129 +14,117 @@ use distribute_data::{Distribution, Position};
 use distribute_tensor::Nest;
 use std::panic::Location;
 
-/// A pass over a [`DistributedDataset`](super::DistributedDataset), which yields a batch for each local replica
-/// in each step.
+/// A pass over a [`DistributedDataset`](super::DistributedDataset). Each step yields one batch per local
+/// replica.
 ///
-/// The pass is over after its end or an error.
+/// [`next`](Iterator::next) returns `None` at the end of the pass and after an error, and in every later
+/// call. Inside `run` it returns [`Error::WrongContext`].
 ///
-/// Several workers take each step together, in a call that reports whether the others have data for it. If a
-/// worker's data fails, the pass ends for all, and each gets [`Error::Worker`], which names that worker and the
-/// reason. If a worker stops taking steps, the others wait until the strategy's timeout. Leave a pass early on
-/// all workers or on none.
+/// Several workers take each step together, in a call in which each worker reports whether it has data for the step. If
+/// the pipeline of a worker fails, the pass ends on all workers, and each gets [`Error::Worker`], which names that
+/// worker and the reason. If a worker stops taking steps, the others wait until the strategy's timeout. Stop a pass
+/// early on all workers or on none.
 #[doc(alias = "tf.distribute.DistributedIterator")]
+#[doc(alias = "tf.distribute.DistributedIterator.get_next")]
+#[doc(alias = "get_next")]
+#[doc(alias = "tf.distribute.DistributedIterator.get_next_as_optional")]
+#[doc(alias = "get_next_as_optional")]
 pub struct DistributedIterator<T> {
     pass: Pass<T>,
     strategy: Strategy,
     passes: Passes,
-    /// The number of this pass.
+    /// The sequence number of this pass. Records that earlier passes make are ignored.
     number: u64,
     position: Position,
     /// The position at which the next epoch begins.
-    next: Position,
-    bring: Bring,
+    next_epoch: Position,
+    placement: DevicePlacement,
     /// The source line that started the pass.
-    begun: &'static Location<'static>,
+    started_at: &'static Location<'static>,
+}
+
+impl<T> std::fmt::Debug for DistributedIterator<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DistributedIterator").field("number", &self.number).finish_non_exhaustive()
+    }
 }
 
 enum Pass<T> {
     Running(Box<WorkerPass<T>>),
-    Broken(Error),
+    Failed(Error),
     Ended,
 }
 
 impl<T: Nest> DistributedIterator<T> {
-    /// Starts the next pass of the strategy's worker.
+    /// Starts the next pass on this worker.
     pub(super) fn new(
         strategy: &Strategy,
-        plan: &Plan<T>,
+        plan: &CurrentPlan<T>,
         passes: &Passes,
-        bring: Result<Bring>,
-        begun: &'static Location<'static>,
+        placement: Result<DevicePlacement>,
+        started_at: &'static Location<'static>,
     ) -> DistributedIterator<T> {
-        let present = plan.present(strategy);
-        let plan = present.as_ref().map_or_else(|_| plan.latest(), Distribution::clone);
+        let current = plan.current(strategy);
+        let plan = current.as_ref().map_or_else(|_| plan.latest(), Distribution::clone);
         let (number, position) = passes.begin(|epoch| plan.beginning(epoch));
-        let next = plan.beginning(position.epoch.saturating_add(1));
+        let next_epoch = plan.beginning(position.epoch.saturating_add(1));
         let worker = strategy.world().worker();
-        let started = present.and_then(|plan| {
-            let bring = bring?;
-            Ok((bring.with(plan).resume(worker, &position)?, bring))
+        let started = current.and_then(|plan| {
+            let placement = placement?;
+            Ok((placement.apply(plan).resume(worker, &position)?, placement))
         });
-        let (pass, bring) = match started {
-            Ok((pass, bring)) => (Pass::Running(Box::new(pass)), bring),
-            Err(error) => (Pass::Broken(error), Bring::Nowhere),
+        let (pass, placement) = match started {
+            Ok((pass, placement)) => (Pass::Running(Box::new(pass)), placement),
+            Err(error) => (Pass::Failed(error), DevicePlacement::Any),
         };
         let (strategy, passes) = (strategy.clone(), passes.clone());
-        Self { pass, strategy, passes, number, position, next, bring, begun }
+        Self { pass, strategy, passes, number, position, next_epoch, placement, started_at }
     }
 
-    /// Returns the per-replica batches of the next step.
-    ///
-    /// # Errors
-    /// - [`Error::OutOfRange`]: the pass is at its end.
-    /// - [`Error::WrongContext`]: called inside `run`.
-    /// - The errors of the dataset.
-    #[doc(alias = "tf.distribute.DistributedIterator.get_next")]
-    #[track_caller]
-    pub fn get_next(&mut self) -> Result<PerReplica<T>> {
-        const OPERATION: &str = "DistributedIterator::get_next";
-        self.take(OPERATION)?.ok_or(Error::OutOfRange { operation: OPERATION })
-    }
-
-    /// Returns the per-replica batches of the next step; `None` at the end, and again in every later call.
-    ///
-    /// # Errors
-    /// - [`Error::WrongContext`]: called inside `run`.
-    /// - The errors of the dataset.
-    #[doc(alias = "tf.distribute.DistributedIterator.get_next_as_optional")]
-    #[track_caller]
-    pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
-        self.take("DistributedIterator::get_next_as_optional")
-    }
-
-    /// Returns the position of the pass, after the last step that it yielded.
+    /// Returns the position of the pass after the last step that it yielded.
     pub fn position(&self) -> Position {
         self.position.clone()
     }
 
     #[track_caller]
     fn take(&mut self, operation: &'static str) -> Result<Option<PerReplica<T>>> {
-        require_outside_of_run(operation, "take steps outside of run, and give their pieces to it")?;
-        self.strategy.require_settled(operation)?;
+        require_outside_of_run(operation, "take steps outside run, and pass the batches to it")?;
+        self.strategy.require_caught_up(operation)?;
         let _input = tracing::trace_span!("input").entered();
-        self.passes.takes(self.number, &self.position, self.strategy.updates());
+        self.passes.record_take(self.number, &self.position, self.strategy.updates());
         // Ended unless another step follows, so that the pass's threads exit with its last step.
         let pass = match std::mem::replace(&mut self.pass, Pass::Ended) {
             Pass::Running(pass) => Ok(pass),
-            Pass::Broken(error) => Err(error),
+            Pass::Failed(error) => Err(error),
             Pass::Ended => return Ok(None),
         };
         let prepared = pass.and_then(|mut pass| {
             let mine = pass.prepare()?;
             Ok((pass, mine))
         });
-        let (mut pass, all) = self.agree(operation, prepared)?;
+        let (mut pass, all) = self.exchange_counts(operation, prepared)?;
         // The others have their batches, and continue.
         let finished = self.finish(operation, &mut pass, all);
-        let Some(pieces) = self.strategy.or_tell_workers(finished)? else {
-            self.passes.ended(self.number, self.next.clone());
+        let Some(batches) = self.strategy.abort_peers_on_err(finished)? else {
+            self.passes.record_end(self.number, self.next_epoch.clone());
             return Ok(None);
         };
         self.position = pass.position();
-        self.passes.stands(self.number, &self.position);
+        self.passes.record_position(self.number, &self.position);
         self.pass = Pass::Running(pass);
-        Ok(Some(pieces))
+        Ok(Some(batches))
     }
 
     // ITER-4
-    /// Returns the data of all workers for the next step.
+    /// Exchanges the workers' row counts for the next step. Returns this worker's pass, and the counts of all
+    /// workers.
     #[track_caller]
-    fn agree(
+    fn exchange_counts(
         &self,
         operation: &'static str,
         prepared: Result<(Box<WorkerPass<T>>, StepCounts)>,
     ) -> Result<(Box<WorkerPass<T>>, StepCounts)> {
-        let at = CallSite::or_begun(Location::caller(), self.begun);
+        let at = CallSite::or_begun(Location::caller(), self.started_at);
         let call = || {
             let Position { epoch, steps, origin, .. } = &self.position;
             let pipeline = origin.pipeline.map_or("a function".into(), |sum| format!("pipeline {sum:08x}"));
@@ -147,16 +135,16 @@ impl<T: Nest> DistributedIterator<T> {
             )
         };
         let ((pass, mine), all) =
-            self.strategy.agree(operation, call, prepared, |(_, counts)| record::encode(counts))?;
+            self.strategy.exchange_results(operation, call, prepared, |(_, counts)| wire::encode(counts))?;
         if all.is_empty() {
             return Ok((pass, mine));
         }
-        let counts = record::decode_all::<StepCounts>(operation, &all);
-        let all = pass.total(&counts.map_err(|error| self.strategy.located(error))?)?;
+        let counts = wire::decode_all::<StepCounts>(operation, &all);
+        let all = pass.total(&counts.map_err(|error| self.strategy.with_process(error))?)?;
         Ok((pass, all))
     }
 
-    /// Returns the prepared batches, if the workers take the step.
+    /// Returns the prepared batches, or `None` if the pass ends instead of taking the step.
     fn finish(
         &self,
         operation: &'static str,
@@ -164,17 +152,17 @@ impl<T: Nest> DistributedIterator<T> {
         all: StepCounts,
     ) -> Result<Option<PerReplica<T>>> {
         let Some(trees) = pass.finish_trees(all)? else { return Ok(None) };
-        let check = |(replica, piece)| self.bring.check(operation, replica, piece);
+        let check = |(replica, batch)| self.placement.check(operation, replica, batch);
         trees.iter().enumerate().try_for_each(check)?;
         // Scalar elements are not rows of a batch.
-        let rows = trees.iter().map(|piece| piece.rows().ok()).collect::<Option<Vec<_>>>();
-        let typed = |(index, piece)| {
+        let rows = trees.iter().map(|batch| batch.rows().ok()).collect::<Option<Vec<_>>>();
+        let typed = |(index, batch)| {
             let wrong = |source| distribute_data::Error::Type { operation: "distribute", index, source };
-            T::from_tree(piece).map_err(wrong)
+            T::from_tree(batch).map_err(wrong)
         };
         let values = trees.into_iter().enumerate().map(typed).collect::<Result<_, _>>()?;
         Ok(Some(match rows {
-            Some(rows) => PerReplica::pieces(values, rows),
+            Some(rows) => PerReplica::with_rows(values, rows),
             None => PerReplica::from_values(values),
         }))
     }

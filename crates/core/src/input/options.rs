@@ -1,10 +1,10 @@
-//! [`InputOptions`]: the options of a strategy's input.
+//! [`InputOptions`]: options for distributing a dataset.
 
 use crate::strategy::Strategy;
 use distribute_base::{Error, Result};
 use distribute_data::{AutoShardPolicy, DistributeOptions, SplitRule, UnevenEnds};
 
-/// The options for distributing a dataset to the replicas.
+/// Options for distributing a dataset over the replicas.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -12,28 +12,28 @@ use distribute_data::{AutoShardPolicy, DistributeOptions, SplitRule, UnevenEnds}
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1", "cpu:2"])?;
 /// let options = InputOptions { split_rule: SplitRule::TensorFlow, ..Default::default() };
 /// let mut steps = strategy.distribute_dataset_with(Dataset::range(4).batch(4), options)?.iter();
-/// let rows: Vec<_> = steps.get_next()?.iter().map(|piece| piece.dims()[0]).collect();
+/// let rows: Vec<_> = steps.next().unwrap()?.iter().map(|batch| batch.dims()[0]).collect();
 /// assert_eq!(rows, [2, 2, 0]);
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.distribute.InputOptions")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputOptions {
-    /// Whether candle tensors are moved to the device of their replica. With `None` (the default) they are.
+    /// Whether candle tensors are copied to the device of their replica. `None` (the default) means `true`.
     /// Host tensors stay in host memory.
     #[doc(alias = "experimental_fetch_to_device")]
     pub fetch_to_device: Option<bool>,
-    /// Whether a function creates a dataset for each worker or for each replica.
+    /// Whether the function creates one dataset per worker or one per replica.
     #[doc(alias = "experimental_replication_mode")]
     pub replication_mode: InputReplicationMode,
-    /// Whether the function itself creates its tensors on the replica's device, where `input_pipeline_id` is
-    /// the number of the replica. Nothing is copied then, and a tensor on another device is an error. Needs
+    /// Whether the function itself creates its tensors on the replica's device; `input_pipeline_id` is then
+    /// the index of the replica. Nothing is copied, and a tensor on a different device is an error. Requires
     /// [`PerReplica`](InputReplicationMode::PerReplica) and `fetch_to_device: Some(false)`.
     #[doc(alias = "experimental_place_dataset_on_device")]
     pub place_dataset_on_device: bool,
-    /// The number of steps that are prepared ahead on a thread; 0 prepares none. It has an effect if reading is
-    /// expensive enough for a thread, or tensors are copied to a device with separate memory. The batches of
-    /// these steps are then in that memory.
+    /// The number of steps to prepare in advance on a separate thread; 0 prepares none. It has an effect only if
+    /// reading is expensive enough to justify a thread, or if tensors are copied to a device with separate memory. The
+    /// batches prepared in advance occupy memory of that device.
     #[doc(alias = "experimental_per_replica_buffer_size")]
     pub per_replica_buffer_size: usize,
     /// The policy for sharding elements over workers.
@@ -41,7 +41,7 @@ pub struct InputOptions {
     pub auto_shard_policy: AutoShardPolicy,
     /// The rule for splitting batches over replicas.
     pub split_rule: SplitRule,
-    /// The reaction if only some replicas have data for a last step.
+    /// The behavior if only some replicas have data for the last step.
     pub uneven_ends: UnevenEnds,
 }
 
@@ -60,16 +60,16 @@ impl Default for InputOptions {
     }
 }
 
-/// Whether a function creates a dataset for each worker or for each replica.
+/// Whether a function creates one dataset per worker or one per replica.
 #[doc(alias = "tf.distribute.InputReplicationMode")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InputReplicationMode {
-    /// One dataset for each worker, whose replicas take elements in turn.
+    /// One dataset per worker. The worker's replicas take its elements in turn.
     #[default]
     #[doc(alias = "PER_WORKER")]
     PerWorker,
-    /// One dataset for each replica. Only for [`Strategy::distribute_datasets_from_function`] of strategies
-    /// that mirror variables in one process.
+    /// One dataset per replica. This is only supported by [`Strategy::distribute_datasets_from_function`] of strategies
+    /// that mirror variables in a single process.
     #[doc(alias = "PER_REPLICA")]
     PerReplica,
 }
@@ -84,13 +84,13 @@ impl InputOptions {
         }
     }
 
-    /// Whether tensors are moved to the replicas' devices.
-    pub(super) fn fetches(&self) -> bool {
+    /// Returns `true` if tensors are copied to the replicas' devices.
+    pub(super) fn fetches_to_device(&self) -> bool {
         self.fetch_to_device.unwrap_or(true)
     }
 
-    /// Returns an error if options contradict each other or the strategy does not support them. `from_function`
-    /// is whether a function creates the datasets.
+    /// Returns an error if options contradict each other or the strategy does not support them.
+    /// `from_function` is `true` if a function creates the datasets.
     pub(super) fn check(
         &self,
         operation: &'static str,
@@ -101,13 +101,15 @@ impl InputOptions {
         if self.place_dataset_on_device && !per_replica {
             return Err(Error::invalid(
                 operation,
-                "place_dataset_on_device needs InputReplicationMode::PerReplica: a dataset for several replicas has no one device",
+                "place_dataset_on_device needs InputReplicationMode::PerReplica: a dataset for several replicas has \
+                 no single device",
             ));
         }
-        if self.place_dataset_on_device && self.fetches() {
+        if self.place_dataset_on_device && self.fetches_to_device() {
             return Err(Error::invalid(
                 operation,
-                "place_dataset_on_device needs fetch_to_device: Some(false): tensors made on the device are not brought there",
+                "place_dataset_on_device needs fetch_to_device: Some(false): tensors created on the device are not \
+                 copied there",
             ));
         }
         if per_replica && !(from_function && strategy.extended().per_replica_input()) {

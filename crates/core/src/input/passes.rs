@@ -4,22 +4,22 @@ use distribute_base::internal::lock;
 use distribute_data::Position;
 use std::sync::{Arc, Mutex};
 
-/// The passes over one dataset, shared by all clones of it.
+/// The state of the passes over one dataset, shared by all of the dataset's clones.
 #[derive(Clone)]
 pub(super) struct Passes(Arc<Mutex<State>>);
 
 struct State {
-    /// The position of the latest pass, or the one at which the next begins.
+    /// The position of the latest pass, or the position at which the next one begins.
     position: Position,
-    /// Whether a pass has begun at `position`, so that the next one is the next epoch's.
+    /// Whether a pass has already begun at `position`. If so, the next pass begins at the next epoch.
     begun: bool,
-    /// The number of the latest pass in this process. Earlier ones that are still running are ignored.
+    /// The sequence number of the latest pass in this process. Records that earlier passes still make are ignored.
     latest: u64,
-    /// The position of the latest pass at a step that was not yet in the weights.
+    /// The position from which the first step since the last update was taken.
     anchor: Option<Anchor>,
 }
 
-/// A position, and the number of updates when a step was taken there.
+/// A position, and the number of optimizer updates when a step was taken there.
 struct Anchor {
     position: Position,
     updates: u64,
@@ -30,7 +30,8 @@ impl Passes {
         Self(Arc::new(Mutex::new(State { position: beginning, begun: false, latest: 0, anchor: None })))
     }
 
-    /// Begins a pass, and returns its number and start position. `epoch` returns the start of an epoch.
+    /// Begins a pass. Returns its number and its start position. `epoch` returns the start position of an
+    /// epoch.
     pub(super) fn begin(&self, epoch: impl FnOnce(u64) -> Position) -> (u64, Position) {
         let mut state = lock(&self.0);
         if state.begun {
@@ -41,9 +42,9 @@ impl Passes {
         (state.latest, state.position.clone())
     }
 
-    /// Records that pass `number` is about to take a step from this position, after this number of updates of
-    /// all optimizers.
-    pub(super) fn takes(&self, number: u64, position: &Position, updates: u64) {
+    /// Records that pass `number` is about to take a step from `position`. `updates` is the total number of
+    /// updates of all optimizers so far.
+    pub(super) fn record_take(&self, number: u64, position: &Position, updates: u64) {
         let mut state = lock(&self.0);
         if state.latest != number {
             return;
@@ -54,8 +55,8 @@ impl Passes {
         state.anchor = Some(Anchor { position: position.clone(), updates });
     }
 
-    /// Sets the start of the next pass after the last step that is in the weights, which have this number of
-    /// updates.
+    /// Makes the next pass begin after the last step that is included in the weights. `updates` is the number of
+    /// updates of these weights.
     pub(super) fn rewind(&self, updates: u64) {
         let state = lock(&self.0);
         let position = match &state.anchor {
@@ -66,16 +67,16 @@ impl Passes {
         self.resume(position);
     }
 
-    /// Records that pass `number` has yielded a step.
-    pub(super) fn stands(&self, number: u64, position: &Position) {
+    /// Records that pass `number` has yielded a step and is now at `position`.
+    pub(super) fn record_position(&self, number: u64, position: &Position) {
         let mut state = lock(&self.0);
         if state.latest == number {
             state.position.clone_from(position);
         }
     }
 
-    /// Records that pass `number` is at its end, and that the next one begins at `next`.
-    pub(super) fn ended(&self, number: u64, next: Position) {
+    /// Records that pass `number` is complete, and that the next pass begins at `next`.
+    pub(super) fn record_end(&self, number: u64, next: Position) {
         let mut state = lock(&self.0);
         if state.latest == number {
             (state.position, state.begun) = (next, false);
@@ -86,7 +87,7 @@ impl Passes {
         lock(&self.0).position.clone()
     }
 
-    /// Sets the start of the next pass to `position`. Passes in progress are ignored from here on.
+    /// Makes the next pass begin at `position`. Passes that are in progress are ignored from then on.
     pub(super) fn resume(&self, position: Position) {
         let mut state = lock(&self.0);
         (state.position, state.begun, state.anchor) = (position, false, None);

@@ -1,4 +1,4 @@
-//! [`Plan`]: the distribution of a dataset over the present workers.
+//! [`CurrentPlan`]: the distribution of a dataset over the current workers.
 
 use super::layout;
 use crate::strategy::Strategy;
@@ -8,20 +8,21 @@ use distribute_data::{Distribution, Layout};
 use distribute_tensor::Nest;
 use std::sync::{Arc, Mutex};
 
-/// The distribution of a dataset over the workers of the present world, shared by all clones of the dataset.
-pub(super) struct Plan<T>(Arc<Mutex<Distribution<T>>>);
+/// The distribution of a dataset over the current workers, shared by all of the dataset's clones.
+pub(super) struct CurrentPlan<T>(Arc<Mutex<Distribution<T>>>);
 
-impl<T: Nest> Plan<T> {
+impl<T: Nest> CurrentPlan<T> {
     pub(super) fn new(plan: Distribution<T>) -> Self {
         Self(Arc::new(Mutex::new(plan)))
     }
 
-    /// Returns the plan for the present workers. It is another one after a rendezvous with more or fewer of
-    /// them.
+    /// Returns the plan for the current workers. Plans again if a rendezvous has changed the number of
+    /// workers.
     ///
     /// # Errors
-    /// - [`Error::Data`](distribute_base::Error::Data): the dataset cannot be distributed over them.
-    pub(super) fn present(&self, strategy: &Strategy) -> Result<Distribution<T>> {
+    /// - [`Error::Data`](distribute_base::Error::Data): the dataset cannot be distributed over the current
+    ///   workers.
+    pub(super) fn current(&self, strategy: &Strategy) -> Result<Distribution<T>> {
         let layout = layout(strategy);
         let mut plan = lock(&self.0);
         if plan.layout() != layout {
@@ -30,16 +31,16 @@ impl<T: Nest> Plan<T> {
         Ok(plan.clone())
     }
 
-    /// Returns the latest plan, even if the workers have changed.
+    /// Returns the latest plan, even if the workers have changed since.
     pub(super) fn latest(&self) -> Distribution<T> {
         lock(&self.0).clone()
     }
 }
 
 impl Strategy {
-    /// Returns an error for an elastic training if some allowed number of workers could not share the dataset,
-    /// instead of failing when the number changes.
-    pub(super) fn require_any_number<T: Nest>(&self, plan: Distribution<T>) -> Result<Distribution<T>> {
+    /// Returns the plan. In elastic training, returns an error if the dataset cannot be distributed over every
+    /// permitted number of workers. Otherwise training would fail later, when the number of workers changes.
+    pub(super) fn require_any_world<T: Nest>(&self, plan: Distribution<T>) -> Result<Distribution<T>> {
         for workers in self.extended().elastic().into_iter().flatten() {
             plan.over(Layout { workers, ..plan.layout() })?;
         }
@@ -47,7 +48,7 @@ impl Strategy {
     }
 }
 
-impl<T> Clone for Plan<T> {
+impl<T> Clone for CurrentPlan<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }

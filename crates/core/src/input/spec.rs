@@ -1,27 +1,27 @@
-//! The specs and the number of replicas' batches before the first is read.
+//! The specs and the number of per-replica batches, determined before the first batch is read.
 
 use crate::values::PerReplica;
 use distribute_data::{Cardinality, ElementSpec, Layout, UnevenEnds};
 
-/// Returns the specs of per-replica batches. The number of rows is known if all replicas always get equally
-/// many: with one worker, and batches of a known size that is a multiple of the number of replicas.
-pub(super) fn of_pieces(batch: &ElementSpec, layout: Layout) -> PerReplica<ElementSpec> {
+/// Returns the specs of the per-replica batches. The number of rows is known if there is one worker and the
+/// batch size is a known multiple of the number of replicas.
+pub(super) fn per_replica_spec(batch: &ElementSpec, layout: Layout) -> PerReplica<ElementSpec> {
     let rows = |rows: Option<usize>| {
         let rows = rows.filter(|rows| layout.workers == 1 && rows.is_multiple_of(layout.total().max(1)))?;
         Some(rows / layout.total().max(1))
     };
-    let piece = batch.clone().map(&mut |mut spec| {
+    let batch = batch.clone().map(&mut |mut spec| {
         if let Some(first) = spec.dims.first_mut() {
             *first = rows(*first);
         }
         spec
     });
-    PerReplica::from_values(vec![piece; layout.replicas])
+    PerReplica::from_values(vec![batch; layout.replicas])
 }
 
-/// Returns the number of steps of a pass in which each of `replicas` replicas takes one of `elements` elements
-/// in each step. The elements of other workers are unknown.
-pub(super) fn steps_of(
+/// Returns the number of steps in a pass over `elements` elements, if each of `replicas` replicas takes one element per
+/// step. Unknown with several workers, because the other workers' element counts are unknown.
+pub(super) fn step_count(
     elements: Cardinality,
     replicas: usize,
     workers: usize,
@@ -46,13 +46,13 @@ mod tests {
 
     fn text(data: &Dataset<distribute_tensor::HostTensor>, workers: usize, replicas: usize) -> String {
         let spec = data.element_spec().unwrap();
-        let pieces = of_pieces(&spec, Layout { workers, replicas });
+        let pieces = per_replica_spec(&spec, Layout { workers, replicas });
         assert_eq!(pieces.len(), replicas);
         pieces.values()[replicas - 1].describe(&ToString::to_string)
     }
 
     #[test]
-    fn dist_11_rows_are_known_where_all_replicas_get_as_many() {
+    fn dist_11_the_number_of_rows_is_static_if_all_replicas_get_the_same() {
         let exact = Dataset::range(20).batch_exact(8);
         assert_eq!(text(&exact, 1, 1), "int64 [8]");
         assert_eq!(text(&exact, 1, 2), "int64 [4]");
@@ -65,11 +65,11 @@ mod tests {
 
     #[test]
     fn replicas_that_take_an_element_a_step_take_so_many_steps() {
-        let steps = |n, workers, ends| steps_of(Cardinality::Finite(n), 2, workers, ends).finite();
+        let steps = |n, workers, ends| step_count(Cardinality::Finite(n), 2, workers, ends).finite();
         assert_eq!(steps(5, 1, UnevenEnds::PadEmpty), Some(3));
         assert_eq!(steps(5, 1, UnevenEnds::StopAll), Some(2));
         assert_eq!(steps(5, 1, UnevenEnds::Drop), None);
         assert_eq!(steps(5, 2, UnevenEnds::PadEmpty), None);
-        assert_eq!(steps_of(Cardinality::Infinite, 2, 1, UnevenEnds::Drop), Cardinality::Infinite);
+        assert_eq!(step_count(Cardinality::Infinite, 2, 1, UnevenEnds::Drop), Cardinality::Infinite);
     }
 }

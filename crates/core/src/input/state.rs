@@ -7,8 +7,8 @@ use distribute_base::{Error, Result};
 use distribute_data::Position;
 use distribute_tensor::Nest;
 
-/// Saves the position of the latest pass as metadata. Once restored, the next pass continues there, on the same
-/// number of replicas or another.
+/// Saves the position of the latest pass as metadata. After it is restored, the next pass continues there,
+/// with any number of replicas.
 impl<T: Nest> Checkpointed for DistributedDataset<T> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let position = serde_json::to_value(self.position());
@@ -28,7 +28,7 @@ impl<T: Nest> Checkpointed for DistributedDataset<T> {
         Ok(Box::new(move || self.resume(position)))
     }
 
-    /// Rolls back to the position after the last step that is in the weights.
+    /// Rolls back to the position after the last step that is included in the weights.
     fn rewind(&self) -> Result<()> {
         self.rewind_passes();
         Ok(())

@@ -1,4 +1,4 @@
-//! The devices that a reduction puts its result on.
+//! The devices that get the result of a reduction.
 
 use crate::strategy::Strategy;
 use crate::values::{Mirrored, PerReplica};
@@ -9,16 +9,16 @@ use distribute_cluster::resolver::ClusterResolver;
 
 /// The devices that get a copy of a reduction's result.
 ///
-/// It can be converted from the name of a device. A variable converts to the devices of its copies, and a
-/// distributed value to the devices of the replicas. If the destination is the reduced value itself, the
-/// reduction is an all-reduce.
+/// Convert it from the name of a device, from a variable (the devices of its copies), or from a distributed
+/// value (the devices of the replicas). If the destination is the value that is reduced, the reduction is an
+/// all-reduce.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Destinations(Place);
+pub struct Destinations(Target);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum Target {
     Replicas,
-    /// The replicas of a value with one component for each.
+    /// The devices of the replicas of a value with the given number of components.
     Components(usize),
     Named(String),
     Devices(Vec<DeviceName>),
@@ -27,35 +27,35 @@ enum Place {
 }
 
 impl Destinations {
-    /// Returns the devices of this process's replicas.
+    /// Selects the devices of this process's replicas.
     pub fn replicas() -> Self {
-        Self(Place::Replicas)
+        Self(Target::Replicas)
     }
 
-    /// Returns a list of devices, in the order of the copies.
+    /// Selects the given devices, in the order of the copies.
     pub fn devices(devices: impl IntoIterator<Item = DeviceName>) -> Self {
-        Self(Place::Devices(devices.into_iter().collect()))
+        Self(Target::Devices(devices.into_iter().collect()))
     }
 
-    /// Returns the devices, each of which must be the strategy's or the host's.
+    /// Returns the devices. Each must be a device of the strategy or the host's `cpu:0`.
     pub(crate) fn resolve(&self, operation: &'static str, strategy: &Strategy) -> Result<Vec<DeviceName>> {
         let own = strategy.devices();
         let devices = match &self.0 {
-            Place::Replicas => return Ok(own),
-            Place::Components(count) if *count == own.len() => return Ok(own),
-            Place::Components(count) => {
+            Target::Replicas => return Ok(own),
+            Target::Components(count) if *count == own.len() => return Ok(own),
+            Target::Components(count) => {
                 let reason = format!(
                     "the destinations have {count} components, but the strategy has {} local replicas",
                     own.len()
                 );
                 return Err(Error::invalid(operation, reason));
             }
-            Place::Named(name) if name.is_empty() => return Err(empty(operation)),
-            Place::Named(name) => vec![named(operation, name, strategy)?],
-            Place::Devices(devices) if devices.is_empty() => return Err(empty(operation)),
-            Place::Devices(devices) => devices.clone(),
-            Place::Variable(variable) if variable.strategy() == strategy => return Ok(variable.devices()),
-            Place::Variable(variable) => {
+            Target::Named(name) if name.is_empty() => return Err(empty(operation)),
+            Target::Named(name) => vec![parse_device(operation, name, strategy)?],
+            Target::Devices(devices) if devices.is_empty() => return Err(empty(operation)),
+            Target::Devices(devices) => devices.clone(),
+            Target::Variable(variable) if variable.strategy() == strategy => return Ok(variable.devices()),
+            Target::Variable(variable) => {
                 let (name, owner) = (variable.name(), variable.strategy());
                 return Err(Error::invalid(
                     operation,
@@ -65,9 +65,9 @@ impl Destinations {
         };
         let parameters = strategy.extended().parameter_devices();
         let host = DeviceName::cpu(0);
-        let known =
+        let is_allowed =
             |device: &DeviceName| *device == host || own.contains(device) || parameters.contains(device);
-        match devices.iter().find(|device| !known(device)) {
+        match devices.iter().find(|device| !is_allowed(device)) {
             None => Ok(devices),
             Some(device) => {
                 let own: Vec<String> = own.iter().map(ToString::to_string).collect();
@@ -84,8 +84,8 @@ impl Destinations {
 }
 
 // PSV1-6
-/// Returns the device of this name. In a cluster, the name may contain a task, which must be this one.
-fn named(operation: &'static str, name: &str, strategy: &Strategy) -> Result<DeviceName> {
+/// Parses the name of a device. In a cluster, the name may contain a task, which must be the task of this process.
+fn parse_device(operation: &'static str, name: &str, strategy: &Strategy) -> Result<DeviceName> {
     let own = strategy.cluster_resolver().and_then(ClusterResolver::task);
     let parts: Vec<&str> = name.trim_start_matches('/').split('/').collect();
     let part = |key: &str| parts.iter().find_map(|part| part.strip_prefix(key));
@@ -98,8 +98,8 @@ fn named(operation: &'static str, name: &str, strategy: &Strategy) -> Result<Dev
         return device.parse();
     }
     let reason = format!(
-        "cannot reduce to another worker, as {name} is of: this process is {own}; name one of its own devices, or a variable, which is where \
-         all workers can read it"
+        "cannot reduce to {name}, which belongs to another worker; this process is {own}: name one of its devices, or \
+         a variable, which all workers can read"
     );
     Err(Error::invalid(operation, reason))
 }
@@ -114,13 +114,13 @@ fn empty(operation: &'static str) -> Error {
 
 impl From<&str> for Destinations {
     fn from(name: &str) -> Self {
-        Self(Place::Named(name.into()))
+        Self(Target::Named(name.into()))
     }
 }
 
 impl From<String> for Destinations {
     fn from(name: String) -> Self {
-        Self(Place::Named(name))
+        Self(Target::Named(name))
     }
 }
 
@@ -144,18 +144,18 @@ impl From<&Vec<DeviceName>> for Destinations {
 
 impl From<&Variable> for Destinations {
     fn from(variable: &Variable) -> Self {
-        Self(Place::Variable(variable.clone()))
+        Self(Target::Variable(variable.clone()))
     }
 }
 
 impl<T> From<&PerReplica<T>> for Destinations {
     fn from(value: &PerReplica<T>) -> Self {
-        Self(Place::Components(value.len()))
+        Self(Target::Components(value.len()))
     }
 }
 
 impl<T> From<&Mirrored<T>> for Destinations {
     fn from(_: &Mirrored<T>) -> Self {
-        Self(Place::Replicas)
+        Self(Target::Replicas)
     }
 }

@@ -1,4 +1,4 @@
-//! The call in which all replicas pause while one function runs once for all of them.
+//! `merge_call`: all replicas pause while one function runs once for all of them.
 
 use crate::context::{Mode, ReplicaContext, enter};
 use crate::strategy::Strategy;
@@ -10,20 +10,20 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
 impl ReplicaContext {
-    /// Pauses all replicas and calls `merge` once, in cross-replica context, with the values of all of them.
+    /// Pauses all replicas and calls `merge` once, in cross-replica context, with the values of all replicas.
     ///
-    /// Replicas get the result of `merge`: each its part of a [`PerReplica`], and all of them the same
-    /// [`Mirrored`](crate::Mirrored) or plain value. Only the closure of replica 0 is called; it may call
-    /// [`Strategy::run`]. The other replicas wait for it for the strategy's timeout at most.
+    /// Replicas get the result of `merge`: each replica its component of a [`PerReplica`], and all replicas the same
+    /// [`Mirrored`](crate::Mirrored) or plain value. Only the closure that replica 0 passes is called; it may call
+    /// [`Strategy::run`]. The other replicas wait for it, but no longer than the strategy's timeout.
     ///
-    /// With several workers, each calls its merge function with the values of its local replicas; `run` is
-    /// refused there. Reductions in the function include all workers.
+    /// With several workers, each worker calls its merge function with the values of its local replicas. The function
+    /// must not call `run`, which returns an error. Reductions in the function include the replicas of all workers.
     ///
     /// # Errors
-    /// - [`Error::Collective`]: not all replicas make the call, or `merge` takes longer than the timeout. Every
-    ///   replica gets it.
+    /// - [`Error::Collective`]: a replica does not make the call, or `merge` takes longer than the timeout.
+    ///   Every replica gets this error.
     ///
-    /// If `merge` fails, `run` returns its error.
+    /// If `merge` fails, `run` returns the error of `merge`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -39,10 +39,10 @@ impl ReplicaContext {
     /// If no strategy has been entered, `merge` is called directly, in the default strategy's cross-replica context:
     ///
     /// ```
-    /// # use distribute::prelude::*;
-    /// let context = distribute::get_replica_context().unwrap();
+    /// use distribute::context::{get_replica_context, get_strategy, in_cross_replica_context};
+    /// let context = get_replica_context().unwrap();
     /// let value = context.merge_call(3i32, |strategy, values| {
-    ///     assert!(*strategy == distribute::get_strategy() && distribute::in_cross_replica_context());
+    ///     assert!(*strategy == get_strategy() && in_cross_replica_context());
     ///     Ok(values.values()[0] * 2)
     /// })?;
     /// assert_eq!(value, 6);
@@ -64,7 +64,7 @@ impl ReplicaContext {
         self.merge(call, "merge_call", value, merge)
     }
 
-    /// Implements [`merge_call`](Self::merge_call), which other operations of this crate use as well.
+    /// Implements [`merge_call`](Self::merge_call). Other operations of this crate also use it.
     pub(crate) fn merge<T, R>(
         &self,
         call: Fingerprint,
@@ -85,12 +85,12 @@ impl ReplicaContext {
                 .split(self.strategy().world().replicas())
                 .map_err(|error| error.of_argument(operation, "the merge function's result"))
         };
-        let not_given = || Error::invalid(operation, "the merge function gave no value for this replica");
+        let no_value = || Error::invalid(operation, "the merge function returned no value for this replica");
         let member = self.member();
         if member.is_alone() {
             let merged = merge(vec![value]);
             let refreshed = self.strategy().refresh_copies(self.local_replica());
-            let mine = merged?.pop().ok_or_else(not_given)?;
+            let mine = merged?.pop().ok_or_else(no_value)?;
             return refreshed.map(|()| mine);
         }
         let failed = Mutex::new(None);
@@ -109,12 +109,12 @@ impl ReplicaContext {
                         if error.blame().is_none() && aborted() == before {
                             member.abort();
                         }
-                        let known = match error.root_cause() {
+                        let blame = match error.root_cause() {
                             Error::Collective(blame) if member.session().is_some() => Some(blame.clone()),
                             _ => None,
                         };
                         *lock(&failed) = Some(error);
-                        Err(known)
+                        Err(blame)
                     }
                 }
             },
@@ -129,7 +129,7 @@ impl ReplicaContext {
         let part = match &*parts {
             Ok(parts) => parts.get(member.rank()).and_then(|part| lock(part).take()),
             // The error that the replicas of all workers get.
-            Err(Some(known)) => return Err(Error::Collective(known.clone())),
+            Err(Some(blame)) => return Err(Error::Collective(blame.clone())),
             Err(None) => None,
         };
         refreshed?;

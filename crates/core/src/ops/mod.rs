@@ -1,8 +1,16 @@
-//! The operations of a strategy: calls outside replicas, and the call that takes a replica there.
+//! The operations of a strategy, called outside replicas.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `run`, `begin` | runs a closure once per replica; begins a step on all workers |
+//! | `merge` | the call in which all replicas pause while one function runs for all of them |
+//! | `reduce` | combines the replicas' values: `reduce` and `gather` |
+//! | `reduce_to`, `destinations` | combines values and copies the result to chosen devices |
+//! | `update` | updates variables, once per copy |
+//! | `rejoin` | the counters that are equal on all workers, after a process has joined |
 
 mod begin;
 mod destinations;
-mod handle;
 mod merge;
 mod reduce;
 mod reduce_to;

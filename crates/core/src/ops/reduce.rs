@@ -1,6 +1,6 @@
-//! Combines the replicas' values outside `run`.
+//! Combines the replicas' values, outside `run`.
 
-use super::reduce_to::{Call, Given};
+use super::reduce_to::{ReductionCall, ReductionInput};
 use crate::context::describe::{describe, describe_without};
 use crate::strategy::Strategy;
 use crate::values::{Axes, Components, Reducible, parts_of};
@@ -13,26 +13,26 @@ const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
 const GATHER_ADVICE: &str = "use the replica context's all_gather";
 
 impl Strategy {
-    /// Reduces a value over all replicas; if `axis` is given, first over that axis (or axes) within each
-    /// replica.
+    /// Reduces a value over all replicas. If `axis` is given, first reduces over that axis (or axes) within
+    /// each replica.
     ///
-    /// With `axis`, a MEAN divides by the number of elements along it, added up over all replicas. Partial
-    /// batches are therefore weighted by their size, and an empty batch has no weight.
+    /// With `axis`, MEAN divides by the total number of elements along the axis on all replicas. Smaller
+    /// batches therefore have less weight, and an empty batch has none.
     ///
-    /// A value that is not distributed counts once for each replica if an axis is given; without one, MEAN
-    /// returns it unchanged. With several replicas the result is on `cpu:0`; with a single replica it is on the
-    /// device of its value.
+    /// A value that is not distributed counts once per replica if an axis is given; without an axis, MEAN
+    /// returns it unchanged. With several replicas the result is on `cpu:0`; with a single replica it is on
+    /// the device of that replica.
     ///
-    /// With several workers, all of them make this call and get the same result. Without an axis, a value that
-    /// is not distributed is then reduced over the workers, which have one value each.
+    /// With several workers, all must make this call, and they get the same result. Without an axis, a value
+    /// that is not distributed is then reduced over the workers, each of which has one value.
     ///
     /// # Errors
     /// - [`Error::Tensor`]: shapes or dtypes differ, an axis is outside the rank, or the dtype is bool or
     ///   string.
-    /// - [`Error::InvalidArgument`]: SUM of a value that is not distributed, over several replicas of one
+    /// - [`Error::InvalidArgument`]: SUM of a value that is not distributed, with several replicas in one
     ///   process.
     /// - [`Error::WrongContext`]: called inside `run`.
-    /// - [`Error::Collective`]: workers don't make the same call.
+    /// - [`Error::Collective`]: a worker does not make the same call.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -60,9 +60,9 @@ impl Strategy {
     #[doc(alias = "tf.distribute.Strategy.reduce")]
     #[track_caller]
     pub fn reduce<V: Reducible>(&self, op: ReduceOp, value: V, axis: impl Into<Axes>) -> Result<V::Nest> {
-        let call = Call { operation: "reduce", op, at: Location::caller() };
+        let call = ReductionCall { operation: "reduce", op, at: Location::caller() };
         let _scope = self.enter(call.operation, ADVICE)?;
-        self.require_settled(call.operation)?;
+        self.require_caught_up(call.operation)?;
         // RED-2; the value of a single replica stays on its device.
         let here = match self.devices()[..] {
             [one] => vec![one],
@@ -71,23 +71,29 @@ impl Strategy {
         let (leaves, structure): (Vec<Leaf>, _) = match axis.into() {
             Axes(None) => {
                 let (leaves, structure) =
-                    self.or_tell_workers(self.contributions(call.operation, op, value))?;
-                let given = [Given { leaves, structure, to: here }];
-                let reduced = self.reduce_given(call, &given)?;
-                let [Given { structure, .. }] = given;
+                    self.abort_peers_on_err(self.contributions(call.operation, op, value))?;
+                let inputs = [ReductionInput { leaves, structure, to: here }];
+                let reduced = self.reduce_inputs(call, &inputs)?;
+                let [ReductionInput { structure, .. }] = inputs;
                 (reduced.into_iter().flatten().flatten().collect(), structure)
             }
             Axes(Some(axes)) => {
-                let (sums, structure) = self.or_tell_workers(self.sums(op, value, &axes))?;
+                let (sums, structure) = self.abort_peers_on_err(self.sums(op, value, &axes))?;
                 (self.reduce_sums(call, sums, &axes, &here)?, structure)
             }
         };
         structure.fill(leaves).and_then(V::Nest::from_tree).map_err(Error::tensor("reduce"))
     }
 
-    /// Reduces the sums of all replicas.
-    fn reduce_sums(&self, call: Call, sums: Vec<Sums>, axes: &[i64], to: &[DeviceName]) -> Result<Vec<Leaf>> {
-        let sum = Call { op: ReduceOp::Sum, ..call };
+    /// Reduces the sums of all replicas, and divides by the number of elements if the reduction is MEAN.
+    fn reduce_sums(
+        &self,
+        call: ReductionCall,
+        sums: Vec<Sums>,
+        axes: &[i64],
+        to: &[DeviceName],
+    ) -> Result<Vec<Leaf>> {
+        let sum = ReductionCall { op: ReduceOp::Sum, ..call };
         let what = |local: usize| {
             let all: Vec<_> = sums.iter().map(|sums| sums.parts[local].describe()).collect();
             call.fingerprint(&format!("{} over axes {axes:?}", all.join(", ")))
@@ -114,17 +120,17 @@ impl Strategy {
 
     /// Concatenates the replicas' values along `axis`, in the order of replica ids.
     ///
-    /// Shapes may differ in dimension `axis` only. A [`Mirrored`](crate::Mirrored) value counts once for each
+    /// Shapes may differ only in dimension `axis`. A [`Mirrored`](crate::Mirrored) value counts once per
     /// replica; a value that is not distributed is returned unchanged.
     ///
-    /// With several workers, all of them make this call and get the same result: the parts of the replicas of
-    /// all workers. If the value is not distributed, it is the value of each worker.
+    /// With several workers, all must make this call. The result is the same on all workers and contains the
+    /// values of all replicas on all workers. A value that is not distributed counts once per worker.
     ///
     /// # Errors
     /// - [`Error::Tensor`]: the value is a scalar or [`IndexedSlices`](distribute_tensor::IndexedSlices), the
     ///   axis is outside `[0, rank)`, shapes differ in another dimension, or dtypes differ.
     /// - [`Error::WrongContext`]: called inside `run`.
-    /// - [`Error::Collective`]: workers don't make the same call.
+    /// - [`Error::Collective`]: a worker does not make the same call.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -181,23 +187,23 @@ impl Strategy {
         const OPERATION: &str = "gather";
         let at = Location::caller();
         let _scope = self.enter(OPERATION, GATHER_ADVICE)?;
-        self.require_settled(OPERATION)?;
+        self.require_caught_up(OPERATION)?;
         let replicas = self.world().replicas();
-        let parts = self.or_tell_workers(parts_of(OPERATION, value, replicas))?;
+        let parts = self.abort_peers_on_err(parts_of(OPERATION, value, replicas))?;
         let parts = parts.map(&mut |parts| match parts {
             Components::PerReplica(parts) => parts,
             // GA-6
             Components::Plain(leaf) => vec![leaf],
             Components::Mirrored(leaf) => vec![leaf; replicas],
         });
-        let parts = if self.world().is_multi_worker() { self.parts_of_all(parts, axis, at)? } else { parts };
+        let parts = if self.world().is_multi_worker() { self.gather_parts(parts, axis, at)? } else { parts };
         let gathered = parts.try_map(&mut |parts| Leaf::concat(&parts, axis));
         gathered.and_then(V::Nest::from_tree).map_err(Error::tensor(OPERATION))
     }
 
-    /// Returns for each leaf the parts of all replicas of all workers, from those of this worker's replicas; or
-    /// one part of each worker, from this worker's.
-    fn parts_of_all(
+    /// Gathers the parts of each leaf over all workers. A leaf with one part per local replica gets the parts
+    /// of all replicas; a leaf with a single part gets one part per worker.
+    fn gather_parts(
         &self,
         parts: Tree<Vec<Leaf>>,
         axis: usize,
@@ -206,44 +212,45 @@ impl Strategy {
         const OPERATION: &str = "gather";
         let replicas = self.world().replicas();
         let (leaves, structure) = parts.flatten();
-        let is_each = |parts: &Vec<Leaf>| parts.len() == replicas;
+        let is_per_replica = |parts: &Vec<Leaf>| parts.len() == replicas;
         let what = |replica: usize| {
-            let of = |parts: &Vec<Leaf>| parts[if is_each(parts) { replica } else { 0 }].clone();
+            let of = |parts: &Vec<Leaf>| parts[if is_per_replica(parts) { replica } else { 0 }].clone();
             let first: Vec<Leaf> = leaves.iter().map(of).collect();
             let detail = describe(&structure, &first, |leaf| describe_without(leaf, axis));
             let plain: Vec<_> = (0..leaves.len())
-                .filter(|leaf| !is_each(&leaves[*leaf]))
+                .filter(|leaf| !is_per_replica(&leaves[*leaf]))
                 .map(|leaf| leaf.to_string())
                 .collect();
-            let whose = match plain.len() {
+            let suffix = match plain.len() {
                 0 => String::new(),
                 all if all == leaves.len() => " of each worker".into(),
                 _ => format!(", of each worker those of number {}", plain.join(", ")),
             };
-            Fingerprint::new(Operation::Gather, format!("axis {axis} of {detail}{whose}"), at)
+            Fingerprint::new(Operation::Gather, format!("axis {axis} of {detail}{suffix}"), at)
         };
         let mut joined = vec![Vec::new(); leaves.len()];
         for each in [true, false] {
-            let these: Vec<usize> =
-                (0..leaves.len()).filter(|leaf| is_each(&leaves[*leaf]) == each).collect();
-            if these.is_empty() {
+            let selected: Vec<usize> =
+                (0..leaves.len()).filter(|leaf| is_per_replica(&leaves[*leaf]) == each).collect();
+            // A value without leaves is a call as well: the other workers may have some.
+            if selected.is_empty() && !(each && leaves.is_empty()) {
                 continue;
             }
             let count = if each { replicas } else { 1 };
             let of_part =
-                |part: usize| these.iter().map(|leaf| leaves[*leaf][part].clone()).collect::<Vec<_>>();
+                |part: usize| selected.iter().map(|leaf| leaves[*leaf][part].clone()).collect::<Vec<_>>();
             let local: Vec<Vec<Leaf>> = (0..count).map(of_part).collect();
             let local: Vec<&[Leaf]> = local.iter().map(Vec::as_slice).collect();
             let all = self.gather_over_workers(OPERATION, what, &local)?.unwrap_or_default();
             for part in all {
-                these.iter().zip(part).for_each(|(leaf, part)| joined[*leaf].push(part));
+                selected.iter().zip(part).for_each(|(leaf, part)| joined[*leaf].push(part));
             }
         }
         structure.fill(joined).map_err(Error::tensor(OPERATION))
     }
 
     // RED-7
-    /// Returns the sums of each local replica. A plain value counts once for each replica.
+    /// Returns the sums that each local replica contributes. A plain value counts once per replica.
     fn sums<V: Reducible>(&self, op: ReduceOp, value: V, axes: &[i64]) -> Result<(Vec<Sums>, Tree<()>)> {
         let replicas = self.world().replicas();
         let parts = parts_of("reduce", value, replicas)?.map(&mut |parts| match parts {
@@ -256,12 +263,12 @@ impl Strategy {
     }
 }
 
-/// The sums over axes within each local replica.
+/// The sums over some axes within each local replica.
 struct Sums {
     parts: Vec<Leaf>,
-    /// The number of elements in each sum.
+    /// The number of elements in each local replica's sum.
     counts: Vec<usize>,
-    /// The dtype of those elements.
+    /// The dtype of the elements before summation.
     dtype: DType,
 }
 
@@ -278,7 +285,7 @@ impl Sums {
     }
 }
 
-/// Returns the number of elements in each sum, for each local replica.
+/// Returns one vector per local replica, with the number of elements in each sum.
 fn counts(sums: &[Sums], replicas: usize) -> Vec<Leaf> {
     let of = |local: usize| sums.iter().map(|sums| sums.counts[local] as u64).collect::<Vec<_>>();
     (0..replicas).map(|local| Leaf::Host(HostTensor::vector(of(local)))).collect()

@@ -1,4 +1,5 @@
-//! Combines the replicas' values onto chosen devices, for algorithms that depend on replicas.
+//! Reductions of the replicas' values that copy the result to chosen devices, for algorithms that depend on the
+//! replicas.
 
 use super::Destinations;
 use crate::context::describe::{describe, describe_for_sum};
@@ -11,46 +12,46 @@ use std::panic::Location;
 
 const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
 
-/// A leaf of a value to reduce.
+/// One leaf of a value that is to be reduced.
 pub(super) enum Contribution {
-    /// A value that is already the result: the mean of equal values.
+    /// A value that is already the result, because the mean of equal values is that value.
     Same(Leaf),
-    /// The parts of all local replicas.
-    Each(Vec<Leaf>),
-    /// A value that is not distributed, on each of several workers.
-    OfWorkers(Leaf),
+    /// The values of all local replicas.
+    PerReplica(Vec<Leaf>),
+    /// A value that is not distributed. Each of several workers has one.
+    PerWorker(Leaf),
 }
 
-/// A value to reduce, and the devices for its result.
-pub(super) struct Given {
+/// A value that is to be reduced, and the devices for the result.
+pub(super) struct ReductionInput {
     pub(super) leaves: Vec<Contribution>,
     pub(super) structure: Tree<()>,
     pub(super) to: Vec<DeviceName>,
 }
 
-/// The caller's reduction.
+/// The reduction that the program called.
 #[derive(Clone, Copy)]
-pub(super) struct Call {
+pub(super) struct ReductionCall {
     pub(super) operation: &'static str,
     pub(super) op: ReduceOp,
     pub(super) at: &'static Location<'static>,
 }
 
-impl Given {
-    /// Describes the contribution of a local replica, as far as it has to be equal on all.
+impl ReductionInput {
+    /// Describes the properties of a local replica's contribution that must be equal on all replicas.
     fn describe(&self, local: usize) -> String {
         let leaf = |contribution: &Contribution| match contribution {
-            Contribution::Same(leaf) | Contribution::OfWorkers(leaf) => leaf.clone(),
-            Contribution::Each(parts) => parts[local].clone(),
+            Contribution::Same(leaf) | Contribution::PerWorker(leaf) => leaf.clone(),
+            Contribution::PerReplica(parts) => parts[local].clone(),
         };
         let leaves: Vec<Leaf> = self.leaves.iter().map(leaf).collect();
         let what = describe(&self.structure, &leaves, describe_for_sum);
         let mut kinds: Vec<_> = self.leaves.iter().map(Contribution::kind).collect();
         kinds.dedup();
         match kinds.as_slice() {
-            [] | [Kind::Each] => what,
-            [Kind::Same] => format!("the same {what}"),
-            [Kind::OfWorkers] => format!("one {what} of each worker"),
+            [] | [ContributionKind::PerReplica] => what,
+            [ContributionKind::Same] => format!("the same {what}"),
+            [ContributionKind::PerWorker] => format!("one {what} of each worker"),
             _ => {
                 let kinds: Vec<_> = self.leaves.iter().map(|leaf| leaf.kind().name()).collect();
                 format!("{what}, which are {}", kinds.join(", "))
@@ -61,33 +62,33 @@ impl Given {
 
 /// The kind of a contribution.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ContributionKind {
     Same,
-    Each,
-    OfWorkers,
+    PerReplica,
+    PerWorker,
 }
 
-impl Kind {
+impl ContributionKind {
     fn name(self) -> &'static str {
         match self {
-            Kind::Same => "the same",
-            Kind::Each => "of each replica",
-            Kind::OfWorkers => "of each worker",
+            ContributionKind::Same => "the same",
+            ContributionKind::PerReplica => "of each replica",
+            ContributionKind::PerWorker => "of each worker",
         }
     }
 }
 
 impl Contribution {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> ContributionKind {
         match self {
-            Contribution::Same(_) => Kind::Same,
-            Contribution::Each(_) => Kind::Each,
-            Contribution::OfWorkers(_) => Kind::OfWorkers,
+            Contribution::Same(_) => ContributionKind::Same,
+            Contribution::PerReplica(_) => ContributionKind::PerReplica,
+            Contribution::PerWorker(_) => ContributionKind::PerWorker,
         }
     }
 }
 
-impl Call {
+impl ReductionCall {
     /// Returns the fingerprint of a reduction of `what`.
     pub(super) fn fingerprint(&self, what: &str) -> Fingerprint {
         let Self { operation, op, at } = *self;
@@ -98,25 +99,25 @@ impl Call {
 impl Strategy {
     /// Reduces a value over all replicas and puts a copy of the result on each of `destinations`.
     ///
-    /// A [`PerReplica`](crate::PerReplica) has a part for each replica. A [`Mirrored`] value counts once for
-    /// each replica. The MEAN of a value that is not distributed is that value; its SUM over several replicas
-    /// is refused. With the value itself as destinations, this is an all-reduce.
+    /// A [`PerReplica`](crate::PerReplica) has one component per replica. A [`Mirrored`] value counts once
+    /// per replica. The MEAN of a value that is not distributed is that value; its SUM over several replicas
+    /// is an error. If the destination is the value itself, this is an all-reduce.
     ///
-    /// With several workers, all of them make this call, which merge functions may also do, and get the same
-    /// result. A value that is not distributed is then reduced over the workers, which have one value each.
+    /// With several workers, all must make this call, and they get the same result. Merge functions may also call it. A
+    /// value that is not distributed is then reduced over the workers, each of which has one value.
     ///
-    /// The result has one copy for each destination device. Copies on CPU devices share memory, so don't change
-    /// them in place. A copy for a parameter server is in the memory of this process's CPU until it is written
-    /// to a variable.
+    /// The result has one copy per destination device. Copies on CPU devices share memory, so don't change
+    /// them in place. A copy for a parameter server is in this process's CPU memory until it is written to a
+    /// variable.
     ///
     /// # Errors
     /// - [`Error::Tensor`]: shapes or dtypes differ, or the dtype is bool or string.
-    /// - [`Error::InvalidArgument`]: SUM of a value that is not distributed over several replicas, a value that
-    ///   was made for another number of replicas, or empty destinations.
+    /// - [`Error::InvalidArgument`]: SUM of a value that is not distributed over several replicas, a value
+    ///   that was created for a different number of replicas, or empty destinations.
     /// - [`Error::Device`]: a destination cannot be parsed, or is neither a device of the strategy nor the
     ///   host's `cpu:0`.
     /// - [`Error::WrongContext`]: called inside `run`.
-    /// - [`Error::Collective`]: workers don't make the same call.
+    /// - [`Error::Collective`]: a worker does not make the same call.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -136,21 +137,21 @@ impl Strategy {
         value: V,
         destinations: impl Into<Destinations>,
     ) -> Result<Mirrored<V::Nest>> {
-        let call = Call { operation: "reduce_to", op, at: Location::caller() };
+        let call = ReductionCall { operation: "reduce_to", op, at: Location::caller() };
         let reduced = self.reduce_pairs(call, [(value, destinations.into())])?.pop();
-        reduced.ok_or_else(|| Error::invalid("reduce_to", "one value gave no result"))
+        reduced.ok_or_else(|| Error::invalid("reduce_to", "the reduction returned no result"))
     }
 
-    /// Makes several calls of [`reduce_to`](Strategy::reduce_to) in one. The results are in the order of the
-    /// pairs.
+    /// Acts like several calls of [`reduce_to`](Strategy::reduce_to), but communicates only once. The results
+    /// are in the order of the pairs.
     ///
-    /// Destinations may differ from pair to pair, and dense and sparse values may be mixed.
+    /// Destinations may differ between pairs, and dense and sparse values may be mixed.
     ///
     /// # Errors
-    /// The errors of [`reduce_to`](Strategy::reduce_to), for the first pair that fails.
+    /// Returns the errors of [`reduce_to`](Strategy::reduce_to), for the first pair that fails.
     ///
     /// ```
-    /// # use distribute::{prelude::*, Destinations};
+    /// # use distribute::{prelude::*, strategy::Destinations};
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
     /// let ids = strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group() as f32))?;
     /// let pairs = [(&ids, Destinations::from("cpu:0")), (&ids, Destinations::from(&ids))];
@@ -165,17 +166,17 @@ impl Strategy {
         op: ReduceOp,
         pairs: impl IntoIterator<Item = (V, D)>,
     ) -> Result<Vec<Mirrored<V::Nest>>> {
-        let call = Call { operation: "batch_reduce_to", op, at: Location::caller() };
+        let call = ReductionCall { operation: "batch_reduce_to", op, at: Location::caller() };
         self.reduce_pairs(call, pairs.into_iter().map(|(value, to)| (value, to.into())))
     }
 
-    /// Puts a copy of one value on each of `destinations`.
+    /// Copies a value to each of `destinations`.
     ///
     /// # Errors
-    /// The errors of [`reduce_to`](Strategy::reduce_to) about destinations and contexts.
+    /// Returns the errors of [`reduce_to`](Strategy::reduce_to) that concern destinations and contexts.
     ///
     /// ```
-    /// # use distribute::{prelude::*, Destinations};
+    /// # use distribute::{prelude::*, strategy::Destinations};
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
     /// let copies = strategy.broadcast_to(HostTensor::vector(vec![1, 2]), Destinations::replicas())?;
     /// let doubled = strategy.run(&copies, |_, copy| Ok(copy.to_vec::<i32>()?))?;
@@ -190,75 +191,90 @@ impl Strategy {
     ) -> Result<Mirrored<N>> {
         const OPERATION: &str = "broadcast_to";
         let _scope = self.enter(OPERATION, "in a replica, use the value as it is")?;
-        let to = self.places(&destinations.into(), OPERATION)?;
+        let to = self.destination_devices(&destinations.into(), OPERATION)?;
         let (leaves, structure) = value.into_tree().flatten();
         mirrored(OPERATION, &structure, &to, self.broadcast(&leaves, &to)?)
     }
 
     fn reduce_pairs<V: Reducible>(
         &self,
-        call: Call,
+        call: ReductionCall,
         pairs: impl IntoIterator<Item = (V, Destinations)>,
     ) -> Result<Vec<Mirrored<V::Nest>>> {
-        self.require_settled(call.operation)?;
+        self.require_caught_up(call.operation)?;
         let operation = call.operation;
         let _scope = self.enter(operation, ADVICE)?;
         let prepare = |(value, destinations): (V, Destinations)| {
-            let to = self.places(&destinations, operation)?;
+            let to = self.destination_devices(&destinations, operation)?;
             let (leaves, structure) = self.contributions(operation, call.op, value)?;
-            Ok(Given { leaves, structure, to })
+            Ok(ReductionInput { leaves, structure, to })
         };
-        let given = self.or_tell_workers(pairs.into_iter().map(prepare).collect::<Result<Vec<_>>>())?;
-        let reduced = self.reduce_given(call, &given)?;
-        let finish = |(given, copies): (&Given, _)| mirrored(operation, &given.structure, &given.to, copies);
-        given.iter().zip(reduced).map(finish).collect()
+        let inputs = self.abort_peers_on_err(pairs.into_iter().map(prepare).collect::<Result<Vec<_>>>())?;
+        let reduced = self.reduce_inputs(call, &inputs)?;
+        let finish =
+            |(input, copies): (&ReductionInput, _)| mirrored(operation, &input.structure, &input.to, copies);
+        inputs.iter().zip(reduced).map(finish).collect()
     }
 
-    /// Returns the devices of this process with the copies for `destinations`: one for each destination.
-    fn places(&self, destinations: &Destinations, operation: &'static str) -> Result<Vec<DeviceName>> {
+    /// Returns the devices of this process that hold the copies for `destinations`, in the same order.
+    fn destination_devices(
+        &self,
+        destinations: &Destinations,
+        operation: &'static str,
+    ) -> Result<Vec<DeviceName>> {
         let devices = destinations.resolve(operation, self)?;
         Ok(devices.into_iter().map(DeviceName::in_this_process).collect())
     }
 
-    /// Returns the copies of each leaf's reduction, for each value.
-    pub(super) fn reduce_given(&self, call: Call, given: &[Given]) -> Result<Vec<Vec<Vec<Leaf>>>> {
+    /// Returns the reduced leaves of each input, with one copy per destination device.
+    pub(super) fn reduce_inputs(
+        &self,
+        call: ReductionCall,
+        inputs: &[ReductionInput],
+    ) -> Result<Vec<Vec<Vec<Leaf>>>> {
         let what = |local: usize| {
-            let all: Vec<_> = given.iter().map(|given| given.describe(local)).collect();
+            let all: Vec<_> = inputs.iter().map(|input| input.describe(local)).collect();
             call.fingerprint(&all.join(", "))
         };
-        let parts = given.iter().flat_map(|given| {
-            let each = given.leaves.iter().filter_map(|leaf| match leaf {
-                Contribution::Each(parts) => Some(parts.clone()),
+        let parts = inputs.iter().flat_map(|input| {
+            let each = input.leaves.iter().filter_map(|leaf| match leaf {
+                Contribution::PerReplica(parts) => Some(parts.clone()),
                 _ => None,
             });
-            each.map(|parts| (parts, given.to.as_slice()))
+            each.map(|parts| (parts, input.to.as_slice()))
         });
+        let sends = |leaf: &Contribution| !matches!(leaf, Contribution::Same(_));
+        if self.world().is_multi_worker() && !inputs.iter().flat_map(|input| &input.leaves).any(sends) {
+            // This is a call as well: the other workers may have something to reduce.
+            let nothing = vec![&[][..]; self.world().replicas()];
+            self.reduce_over_workers(call.operation, call.op, what, &nothing)?;
+        }
         let mut reduced = self.reduce_parts(call, what, parts)?.into_iter();
-        let finish = |given: &Given| {
-            let of_workers = given.leaves.iter().filter_map(|leaf| match leaf {
-                Contribution::OfWorkers(leaf) => Some(leaf.clone()),
+        let finish = |input: &ReductionInput| {
+            let per_worker = input.leaves.iter().filter_map(|leaf| match leaf {
+                Contribution::PerWorker(leaf) => Some(leaf.clone()),
                 _ => None,
             });
-            let of_workers: Vec<Leaf> = of_workers.collect();
-            let mut of_workers = match of_workers.as_slice() {
+            let per_worker: Vec<Leaf> = per_worker.collect();
+            let mut per_worker = match per_worker.as_slice() {
                 [] => Vec::new(),
-                leaves => self.reduce_of_workers(call, what, leaves)?,
+                leaves => self.reduce_worker_values(call, what, leaves)?,
             }
             .into_iter();
             let missing = || Error::invalid(call.operation, "a leaf that was not reduced");
             let copies = |leaf: &Contribution| match leaf {
-                Contribution::Each(_) => reduced.next().ok_or_else(missing),
-                Contribution::Same(leaf) => self.ops().broadcast(leaf, &given.to),
-                Contribution::OfWorkers(_) => {
-                    self.ops().broadcast(&of_workers.next().ok_or_else(missing)?, &given.to)
+                Contribution::PerReplica(_) => reduced.next().ok_or_else(missing),
+                Contribution::Same(leaf) => self.ops().broadcast(leaf, &input.to),
+                Contribution::PerWorker(_) => {
+                    self.ops().broadcast(&per_worker.next().ok_or_else(missing)?, &input.to)
                 }
             };
-            given.leaves.iter().map(copies).collect()
+            input.leaves.iter().map(copies).collect()
         };
-        given.iter().map(finish).collect()
+        inputs.iter().map(finish).collect()
     }
 
-    /// Returns the leaves of a value to reduce over replicas, and its structure.
+    /// Splits a value that is to be reduced over replicas into its leaves and its structure.
     pub(super) fn contributions<V: Reducible>(
         &self,
         operation: &'static str,
@@ -273,9 +289,9 @@ impl Strategy {
     fn contribution(&self, operation: &'static str, op: ReduceOp, parts: Components) -> Result<Contribution> {
         let replicas = self.world().replicas();
         match parts {
-            Components::PerReplica(parts) => Ok(Contribution::Each(parts)),
+            Components::PerReplica(parts) => Ok(Contribution::PerReplica(parts)),
             // RED-13
-            Components::Plain(leaf) if self.world().is_multi_worker() => Ok(Contribution::OfWorkers(leaf)),
+            Components::Plain(leaf) if self.world().is_multi_worker() => Ok(Contribution::PerWorker(leaf)),
             Components::Plain(_) if replicas > 1 && op == ReduceOp::Sum => Err(Error::invalid(
                 operation,
                 format!(
@@ -288,20 +304,22 @@ impl Strategy {
                 Leaf::summands(op, std::slice::from_ref(&leaf)).map_err(Error::tensor(operation))?;
                 Ok(Contribution::Same(leaf))
             }
-            Components::Mirrored(leaf) if op == ReduceOp::Sum => Ok(Contribution::Each(vec![leaf; replicas])),
+            Components::Mirrored(leaf) if op == ReduceOp::Sum => {
+                Ok(Contribution::PerReplica(vec![leaf; replicas]))
+            }
             Components::Plain(leaf) | Components::Mirrored(leaf) => Ok(Contribution::Same(leaf)),
         }
     }
 
-    /// Reduces leaves over all workers or by the strategy's cross-device ops. Each leaf is given by its
-    /// replicas' parts and the devices for the result. `what` describes the contribution of a local replica.
+    /// Reduces leaves over all workers or with the strategy's cross-device ops. Each item of `leaves` is the replicas'
+    /// parts of one leaf, and the devices for the result. `what` returns the fingerprint of a local replica's call.
     pub(super) fn reduce_parts<'a>(
         &self,
-        call: Call,
+        call: ReductionCall,
         what: impl Fn(usize) -> Fingerprint,
         leaves: impl IntoIterator<Item = (Vec<Leaf>, &'a [DeviceName])>,
     ) -> Result<Vec<Vec<Leaf>>> {
-        let Call { operation, op, .. } = call;
+        let ReductionCall { operation, op, .. } = call;
         let from = &self.devices();
         let values: Vec<_> = leaves.into_iter().map(|(parts, to)| Reduction { parts, from, to }).collect();
         if !self.world().is_multi_worker() || values.is_empty() {
@@ -314,11 +332,11 @@ impl Strategy {
         reduced.iter().zip(&values).map(|(leaf, value)| self.ops().broadcast(leaf, value.to)).collect()
     }
 
-    /// Reduces one value of each worker. The mean of equal values is the value itself, even if its dtype has no
-    /// mean.
-    fn reduce_of_workers(
+    /// Reduces leaves that exist once per worker. The mean of equal values is that value, even if no mean is defined
+    /// for its dtype.
+    fn reduce_worker_values(
         &self,
-        Call { operation, op, .. }: Call,
+        ReductionCall { operation, op, .. }: ReductionCall,
         what: impl Fn(usize) -> Fingerprint,
         leaves: &[Leaf],
     ) -> Result<Vec<Leaf>> {
@@ -348,7 +366,7 @@ impl Strategy {
     }
 }
 
-/// Builds one structure for each device from the copies of the leaves.
+/// Builds one nest per device from the copies of the leaves.
 fn mirrored<N: Nest>(
     operation: &'static str,
     structure: &Tree<()>,

@@ -1,15 +1,15 @@
-//! The counters that are equal on all workers, after a process has joined a running training.
+//! The counters that are equal on all workers, restored after a process has joined a training run.
 
 use crate::strategy::Strategy;
-use crate::variables::Mirrored;
-use distribute_collective::recovery::Numbers;
+use crate::variables::DriftCheck;
+use distribute_collective::recovery::Counters;
 
 impl Strategy {
-    /// Continues with other numbers, on which all workers have agreed.
+    /// Sets the counters to the values that all workers have agreed on.
     #[doc(hidden)]
-    pub fn set_numbers(&self, numbers: Numbers) {
-        self.store_numbers(numbers);
+    pub fn set_counters(&self, counters: Counters) {
+        self.store_counters(counters);
         // Workers that joined later don't know that some variables have been dropped.
-        self.extension::<Mirrored>().renew();
+        self.extension::<DriftCheck>().restart();
     }
 }

@@ -1,35 +1,34 @@
-//! Runs a closure once for each local replica.
+//! `run`: calls a closure once for each local replica.
 
-use super::begin::Begun;
-use crate::context::{Mode, ReplicaContext, consecutive, enter, merging, raised};
+use super::begin::StartedStep;
+use crate::context::{Mode, ReplicaContext, consecutive_ranges, enter, merging_member, unwrap_candle_error};
 use crate::strategy::{Replicas, Strategy};
 use crate::values::{Distributed, PerReplica};
-use crate::variables::Cached;
+use crate::variables::ReadCache;
 use candle_core::{Tensor, Var};
 use distribute_base::internal::{lock, panicked};
 use distribute_base::{Error, Result};
 use distribute_cluster::Fault;
 use distribute_collective::group::Session;
-use distribute_ps_client::internal::Step;
+use distribute_ps_client::internal::RunningStep;
 use distribute_trace::internal::STEP;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 impl Strategy {
-    /// Calls `body` once for each local replica, at the same time on separate threads, and returns their
-    /// results.
+    /// Calls `body` once per local replica, concurrently on separate threads. Returns the results.
     ///
-    /// Each replica gets its part of `args`: its component of a [`PerReplica`], and its model of a
-    /// [`Replicated`](crate::Replicated). Constants are captured. `body` may borrow from the caller.
+    /// Each replica gets its part of `args`: its component of a [`PerReplica`], its model of a
+    /// [`Replicated`](crate::Replicated), and other values unchanged. `body` may borrow from the caller.
     ///
     /// # Errors
-    /// - [`Error::Parts`]: an argument was made for another number of replicas.
-    /// - [`Error::Replica`]: `body` fails or panics. The error names the replica that caused the others to
-    ///   fail, even if `body` has wrapped the error; among several causes, the one with the lowest id.
+    /// - [`Error::Parts`]: an argument was created for a different number of replicas.
+    /// - [`Error::Replica`]: `body` failed or panicked. The error names the replica that caused the others to fail,
+    ///   even if `body` wrapped the error. If several replicas are the cause, it names the one with the lowest id.
     ///
-    /// The replica's error is [`Error::Collective`] if replicas did not make the same calls, or if one arrived
-    /// after the strategy's timeout. In that case `run` returns when the late closure does. The strategy can be
-    /// used again.
+    /// The source of this error is [`Error::Collective`] if the replicas did not make the same calls, or if a
+    /// replica arrived after the strategy's timeout. In the latter case `run` returns only after the closure
+    /// of that replica has returned. The strategy can then be used again.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -89,63 +88,69 @@ impl Strategy {
         let rows: Vec<_> = (0..replicas).map(|replica| args.rows(replica)).collect();
         // In most steps no batch is empty, so there are no snapshots.
         let empty = rows.iter().enumerate().filter(|(_, rows)| **rows == Some(0));
-        let untouched = empty
+        let snapshots = empty
             .map(|(replica, _)| Ok((replica, Snapshot::of(args.own_variables(replica))?)))
             .collect::<Result<Vec<_>>>();
         let args = args.split(replicas).map_err(|error| error.of_argument("run", "args"));
-        let given = args.and_then(|args| Ok((args, untouched?)));
+        let given = args.and_then(|args| Ok((args, snapshots?)));
         // With several workers, the others need a report that the step cannot begin.
         let given = if self.world().is_multi_worker() { given } else { Ok(given?) };
         let _only = self.one_step_at_a_time()?;
-        let fetched =
-            self.session().map(|session| session.begin_step(merging(self).is_some())).transpose()?;
-        let cached = fetched.as_ref().and_then(|_| Cached::current());
-        let (step, begun, before) = self.begin(rows.iter().copied().sum(), at)?;
-        let (args, untouched) = given?;
-        let pieces = before.and_then(|before| consecutive(before, &rows));
-        let cells: Vec<_> = args.into_iter().map(|arg| Mutex::new(Cell::Argument(arg))).collect();
-        let whole = tracing::trace_span!(STEP, step, replicas).entered();
+        let begin_fetching =
+            || self.session().map(|session| session.begin_step(merging_member(self).is_some())).transpose();
+        // Values that workers change together are complete when all have begun the step.
+        let after_others = self.shares_tables();
+        let fetched = if after_others { None } else { begin_fetching()? };
+        let (step, started, before) = self.begin(rows.iter().copied().sum(), at)?;
+        let fetched = if after_others { begin_fetching()? } else { fetched };
+        let cached = fetched.as_ref().and_then(|_| ReadCache::current());
+        let (args, snapshots) = given?;
+        let batch_rows = before.and_then(|before| consecutive_ranges(before, &rows));
+        let slots: Vec<_> = args.into_iter().map(|arg| Mutex::new(ReplicaSlot::Argument(arg))).collect();
+        let step_span = tracing::trace_span!(STEP, step, replicas).entered();
 
+        let precision = self.mixed_precision();
         let replica = |member| {
             let context = ReplicaContext::new(self.clone(), member);
             let local = context.local_replica();
-            let Some(cell) = cells.get(local) else { return false };
-            let Cell::Argument(arg) = std::mem::replace(&mut *lock(cell), Cell::Running) else {
+            let Some(slot) = slots.get(local) else { return false };
+            let ReplicaSlot::Argument(arg) = std::mem::replace(&mut *lock(slot), ReplicaSlot::Running) else {
                 return false;
             };
-            if let Some(piece) = pieces.as_ref().and_then(|pieces| pieces.get(local)) {
-                context.set_rows(piece.clone());
+            if let Some(rows_of_replica) = batch_rows.as_ref().and_then(|batch_rows| batch_rows.get(local)) {
+                context.set_rows(rows_of_replica.clone());
             }
             let _forward =
-                tracing::trace_span!(parent: &*whole, "forward", replica = context.replica_id_in_sync_group(), strategy = self.number())
+                tracing::trace_span!(parent: &*step_span, "forward", replica = context.replica_id_in_sync_group(), strategy = self.number())
                     .entered();
             let _replica = enter(Mode::Replica(context.clone()));
-            let _cached = cached.clone().map(Cached::enter);
+            let _precision = precision.enter();
+            let _cached = cached.clone().map(ReadCache::enter);
             let refreshed = self.refresh_copies(local);
             let result = catch_unwind(AssertUnwindSafe(|| refreshed.and_then(|()| body(&context, arg))))
                 .unwrap_or_else(|panic| Err(panicked(&*panic)));
-            let before = untouched.iter().find(|(replica, _)| *replica == local);
+            let before = snapshots.iter().find(|(replica, _)| *replica == local);
             let result = before.map_or(Ok(()), |(_, before)| before.restore(&context)).and(result);
             let result = result.map_err(|error| explain(error, rows[local], &context));
             let succeeded = result.is_ok();
-            *lock(cell) = Cell::Result(result);
+            *lock(slot) = ReplicaSlot::Result(result);
             succeeded
         };
-        let session = begun.as_ref().map(Begun::session);
+        let session = started.as_ref().map(StartedStep::session);
         self.extended().call_for_each_replica(&Replicas::new(self, step, session.clone(), &replica))?;
-        begun.into_iter().for_each(Begun::hand_over);
-        let results = collect(self, step, cells)?;
+        started.into_iter().for_each(StartedStep::complete);
+        let results = collect(self, step, slots)?;
         if let Some(session) = session {
-            conclude(self, step, &session)?;
+            finish_step(self, step, &session)?;
         }
-        fetched.iter().try_for_each(Step::require_values)?;
+        fetched.iter().try_for_each(RunningStep::require_values)?;
         self.end_updates();
         Ok(results)
     }
 }
 
-/// The values of variables before a replica ran on an empty batch. On such a batch candle's batch-norm sets its
-/// running statistics to NaN. Layers that handle empty batches need no snapshot.
+/// A copy of the replica's own variables, made before the replica runs on an empty batch. On such a batch candle's
+/// batch norm sets its running statistics to NaN. Variables of layers that handle empty batches are not restored.
 struct Snapshot(Vec<(Var, Tensor)>);
 
 impl Snapshot {
@@ -156,28 +161,32 @@ impl Snapshot {
     }
 
     fn restore(&self, context: &ReplicaContext) -> Result<()> {
-        let mut touched = self.0.iter().filter(|(variable, _)| !context.keeps(variable));
+        let mut touched = self.0.iter().filter(|(variable, _)| !context.is_valid_on_empty(variable));
         Ok(touched.try_for_each(|(variable, before)| variable.set(before))?)
     }
 }
 
-/// The argument of a replica, later its result.
-enum Cell<A, R> {
+/// The argument of a replica before the replica runs, and its result afterwards.
+enum ReplicaSlot<A, R> {
     Argument(A),
     Running,
     Result(Result<R>),
 }
 
-/// The results of all replicas, or the error that caused the others.
-fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) -> Result<PerReplica<R>> {
-    let (mut values, mut cause) = (Vec::with_capacity(cells.len()), None::<(Guilt, usize, Error)>);
-    for (replica, cell) in strategy.world().local_replicas().zip(cells) {
-        let error = match cell.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Cell::Result(Ok(value)) => {
+/// Returns the results of all replicas. If any replica failed, returns the error that caused the other failures.
+fn collect<A, R>(
+    strategy: &Strategy,
+    step: u64,
+    slots: Vec<Mutex<ReplicaSlot<A, R>>>,
+) -> Result<PerReplica<R>> {
+    let (mut values, mut cause) = (Vec::with_capacity(slots.len()), None::<(Guilt, usize, Error)>);
+    for (replica, slot) in strategy.world().local_replicas().zip(slots) {
+        let error = match slot.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            ReplicaSlot::Result(Ok(value)) => {
                 values.push(value);
                 continue;
             }
-            Cell::Result(Err(error)) => error,
+            ReplicaSlot::Result(Err(error)) => error,
             _ => Error::invalid("run", "the strategy did not call the closure for this replica"),
         };
         let guilt = guilt(replica, &error);
@@ -186,38 +195,37 @@ fn collect<A, R>(strategy: &Strategy, step: u64, cells: Vec<Mutex<Cell<A, R>>>) 
         }
     }
     match cause {
-        Some((_, replica, source)) => Err(of_replica(strategy, step, replica, source)),
+        Some((_, replica, source)) => Err(replica_error(strategy, step, replica, source)),
         None => Ok(PerReplica::from_values(values)),
     }
 }
 
-/// Ends a step in which the replicas of this worker have returned. If they have left out a call in which
-/// replicas of other workers wait, all workers get the same blame.
-fn conclude(strategy: &Strategy, step: u64, session: &Session) -> Result<()> {
+/// Ends a step after the replicas of this worker have returned. If they omitted a call that replicas of other workers
+/// are waiting in, all workers get the same error.
+fn finish_step(strategy: &Strategy, step: u64, session: &Session) -> Result<()> {
     session.await_leave(strategy.extended().timeout()).map_err(|blame| {
         let local = strategy.world().local_replicas();
         let named = blame.culprits.iter().copied().find(|culprit| local.contains(culprit));
-        of_replica(strategy, step, named.unwrap_or(local.start), Error::Collective(blame))
+        replica_error(strategy, step, named.unwrap_or(local.start), Error::Collective(blame))
     })
 }
 
-fn of_replica(strategy: &Strategy, step: u64, replica: usize, source: Error) -> Error {
+fn replica_error(strategy: &Strategy, step: u64, replica: usize, source: Error) -> Error {
     let local = strategy.world().local(replica).unwrap_or_default();
     let device = strategy.extended().worker_devices().get(local).map(ToString::to_string).unwrap_or_default();
     Error::Replica { replica, device, step, source: Box::new(source) }
 }
 
-/// The relation of a replica's error to the cause.
+/// The relation between a replica's error and the cause of the failure, in ascending order of priority.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Guilt {
-    /// It failed because another replica did.
+    /// The replica failed because another replica failed.
     Victim,
-    /// It reports that others did not make its call.
+    /// The replica reports that other replicas did not make its call.
     Witness,
-    /// It failed for another reason than the others, or reports that this replica did not make the others'
-    /// call.
+    /// The replica failed for a different reason than the others, or the others report that it did not make their call.
     Culprit,
-    /// It explains why a culprit had no choice.
+    /// The error explains why a culprit could not make the call.
     Reason,
 }
 
@@ -230,17 +238,19 @@ fn guilt(replica: usize, error: &Error) -> Guilt {
     }
 }
 
-/// Adds the information to a closure's error that only `run` has.
+/// Adds information to a closure's error that is only available in `run`, for example that the batch was empty.
 fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error {
-    let error = raised(error);
+    let error = unwrap_candle_error(error);
     let advice = match &error {
         // candle panics on some of them.
         Error::Candle(_) | Error::Panicked { .. }
             if rows == Some(0) && context.device_for_candle().is_ok_and(|device| !device.is_cpu()) =>
         {
-            "candle's products, reductions and Tensor::cat refuse 0 rows on a GPU: use layers and losses of distribute::nn, which \
-             take them, call optimizer.skip(ctx) when labels.dim(0)? is 0, or give batches of as many rows as there are replicas \
-             (Dataset::batch_exact leaves a shorter last one out)"
+            "candle's products, reductions and Tensor::cat refuse 0 rows on a GPU: use layers and losses of \
+             distribute::nn, which \
+             take them, call optimizer.skip(ctx) when labels.dim(0)? is 0, or use batches with at least one row for \
+             each replica \
+             (Dataset::batch_exact drops a shorter last batch)"
         }
         Error::Candle(_) | Error::Panicked { .. } if rows == Some(0) => {
             "use a loss of distribute::nn::loss, which takes 0 rows, or call optimizer.skip(ctx) when labels.dim(0)? is 0"
@@ -248,11 +258,11 @@ fn explain(error: Error, rows: Option<usize>, context: &ReplicaContext) -> Error
         // candle keeps no graph for tensors without elements, so the gradients in which the others wait are
         // never computed.
         Error::Collective(blame)
-            if rows == Some(0) && blame.fault == Fault::Mismatch && context.gradients_expected() > 0 =>
+            if rows == Some(0) && blame.fault == Fault::Mismatch && context.expected_gradients() > 0 =>
         {
-            "it cannot take part in the gradients of all_reduce or all_gather by itself: leave backward to minimize or \
-             minimize_each, which do it for an empty piece, or give batches of as many rows as there are replicas \
-             (Dataset::batch_exact leaves a shorter last one out)"
+            "it cannot participate in the gradients of all_reduce or all_gather alone: use minimize or minimize_each, \
+             which do this for an empty batch, or use batches with at least one row for each replica \
+             (Dataset::batch_exact drops a shorter last batch)"
         }
         _ => return error,
     };

@@ -1,4 +1,4 @@
-//! Updates variables outside `run`, once for each copy.
+//! Updates of variables outside `run`, once per copy.
 
 use super::Destinations;
 use crate::context::{Mode, UpdateContext, current_kind, current_strategy, enter, has_strategy, mixed};
@@ -9,11 +9,11 @@ use candle_core::{Tensor, Var};
 use distribute_base::{ContextKind, DeviceName, Error, Result};
 use std::sync::Arc;
 
-const ADVICE: &str = "use merge_call to leave it first, and there reduce_to what the replicas have";
+const ADVICE: &str = "use merge_call to leave it first, and reduce the replicas' values there with reduce_to";
 
-/// A value that may belong to a variable: see [`Strategy::value_container`].
+/// A value that may belong to a variable. See [`Strategy::value_container`].
 pub trait Contained: sealed::Sealed {
-    /// Returns the variable of `strategy` that it belongs to.
+    /// Returns the variable of `strategy` that the value belongs to.
     #[doc(hidden)]
     fn container(&self, strategy: &Strategy) -> Option<Variable>;
 }
@@ -51,15 +51,15 @@ impl<V: Contained + ?Sized> Contained for &V {
 }
 
 impl Strategy {
-    /// Calls `update` once for each copy of `variable`, in update context. There the variable refers to that
-    /// copy: reads and writes go to it. The same holds for other variables with copies on the same devices.
-    /// Returns the results, one for each copy.
+    /// Calls `update` once per copy of `variable`, in update context. Inside, reads and writes of `variable`
+    /// access only that copy. The same holds for other variables with copies on the same devices. Returns the
+    /// results, one per copy.
     ///
-    /// Each call gets its part of `args`: the copy of a [`Mirrored`] for its device, and anything else
-    /// unchanged. The standard way to update a variable by values that replicas have computed:
+    /// Each call gets its part of `args`: the copy of a [`Mirrored`] for its device, and any other value unchanged.
+    /// This is the standard way to update a variable with values that the replicas have computed:
     ///
     /// ```
-    /// use distribute::{Variable, prelude::*};
+    /// use distribute::prelude::*;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
     /// let weight = strategy.scope(|| Variable::new("weight", 1f32))?;
     /// strategy.run((), |ctx, ()| {
@@ -75,9 +75,9 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// The first error of `update`; later copies are then not updated. Also:
-    /// - [`Error::InvalidArgument`]: the variable is of another strategy, or `args` has per-replica values,
-    ///   which would let copies drift apart.
+    /// Returns the first error of `update`, after which later copies are not updated. Also:
+    /// - [`Error::InvalidArgument`]: the variable belongs to a different strategy, or `args` contains per-replica
+    ///   values, which would make the copies drift apart.
     /// - [`Error::WrongContext`]: called inside `run`.
     #[doc(alias = "tf.distribute.StrategyExtended.update")]
     pub fn update<D: Distributed, R>(
@@ -93,17 +93,16 @@ impl Strategy {
         }
         let results = self.on_devices("update", &variable.devices(), args, |args| update(variable, args))?;
         if variable.is_mirrored() {
-            self.count_write();
+            self.record_write();
         }
         Ok(results)
     }
 
-    /// Calls `update` once for each of the devices returned by
-    /// [`non_slot_devices`](Strategy::non_slot_devices), in update context. Use it for variables that are not
-    /// slots of another variable, such as the number of steps.
+    /// Calls `update` once per device that [`non_slot_devices`](Strategy::non_slot_devices) returned, in
+    /// update context. Use it for variables that are not slots of another variable, such as a step counter.
     ///
     /// ```
-    /// use distribute::{Variable, prelude::*};
+    /// use distribute::prelude::*;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
     /// let (weight, steps) = strategy.scope(|| Ok((Variable::new("weight", 1f32)?, Variable::new("steps", 0i32)?)))?;
     /// let devices = strategy.non_slot_devices(&[&weight])?;
@@ -113,7 +112,7 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Strategy::update`]; [`Error::InvalidArgument`] for other devices.
+    /// Returns the errors of [`Strategy::update`]; [`Error::InvalidArgument`] for any other devices.
     #[doc(alias = "tf.distribute.StrategyExtended.update_non_slot")]
     pub fn update_non_slot<D: Distributed, R>(
         &self,
@@ -132,11 +131,11 @@ impl Strategy {
             _ => devices == parameters,
         };
         if !known {
-            let reason = format!("{devices:?} are not the devices that non_slot_devices gives");
+            let reason = format!("{devices:?} are not the devices that non_slot_devices returns");
             return Err(Error::invalid(OPERATION, reason));
         }
         let results = self.on_devices(OPERATION, devices, args, update)?;
-        self.count_write();
+        self.record_write();
         Ok(results)
     }
 
@@ -162,13 +161,13 @@ impl Strategy {
         Mirrored::from_copies(results).ok_or_else(|| Error::invalid(operation, "there are no copies"))
     }
 
-    /// Returns the devices for variables that are not slots of another variable. These are all devices with a
-    /// copy of `variables`. If each variable has one copy, they are the devices of the variable whose name
-    /// sorts first.
+    /// Returns the devices for variables that are not slots of another variable: normally all devices of the
+    /// strategy's variables. If each variable has only a single copy, these are the devices of the variable
+    /// whose name sorts first.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: a variable is of another strategy, or the list is empty although a
-    ///   variable is needed.
+    /// - [`Error::InvalidArgument`]: a variable belongs to a different strategy, or the list is empty
+    ///   although a variable is needed.
     #[doc(alias = "tf.distribute.StrategyExtended.non_slot_devices")]
     pub fn non_slot_devices(&self, variables: &[&Variable]) -> Result<Vec<DeviceName>> {
         const OPERATION: &str = "non_slot_devices";
@@ -187,13 +186,13 @@ impl Strategy {
         }
     }
 
-    /// Creates the variables of `body` on the devices of a variable, or on those returned by
-    /// [`non_slot_devices`](Strategy::non_slot_devices). This includes the trained variables of a model that
-    /// [`replicate`](Strategy::replicate) builds there; on parameter servers they are not split into shards.
-    /// Each replica keeps separate running statistics.
+    /// Calls `body`. Variables that it creates are placed on the given devices: those of another variable, or those
+    /// that [`non_slot_devices`](Strategy::non_slot_devices) returned. This includes the trained variables of a model
+    /// that [`replicate`](Strategy::replicate) builds in `body`. On parameter servers these are not split into shards.
+    /// Each replica still has its own running statistics.
     ///
     /// ```
-    /// use distribute::{Variable, prelude::*};
+    /// use distribute::prelude::*;
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
     /// let (weight, momentum) = strategy.scope(|| {
     ///     let weight = Variable::new("weight", 1f32)?;
@@ -210,10 +209,10 @@ impl Strategy {
     ///
     /// # Errors
     /// - [`Error::WrongContext`]: called outside this strategy's scope.
-    /// - [`Error::InvalidArgument`]: a variable is of another strategy.
+    /// - [`Error::InvalidArgument`]: a variable belongs to a different strategy.
     ///
-    /// Inside `body`, `replicate` returns [`Error::InvalidArgument`] if the strategy keeps variables on
-    /// parameter servers and `with` is another device.
+    /// Inside `body`, `replicate` returns [`Error::InvalidArgument`] if the strategy stores variables on
+    /// parameter servers and `with` is not one of them.
     #[doc(alias = "tf.distribute.StrategyExtended.colocate_vars_with")]
     pub fn colocate_vars_with<T>(
         &self,
@@ -230,8 +229,7 @@ impl Strategy {
             ContextKind::CrossReplica if current_strategy().as_ref() == Some(self) => {}
             ContextKind::CrossReplica => return Err(mixed(OPERATION, None, self)),
             found => {
-                let (required, advice) =
-                    (ContextKind::CrossReplica, "call it inside of this strategy's scope");
+                let (required, advice) = (ContextKind::CrossReplica, "call it inside this strategy's scope");
                 return Err(Error::WrongContext { operation: OPERATION, required, found, advice });
             }
         }
@@ -241,11 +239,11 @@ impl Strategy {
     }
 
     /// Returns the variable that a value belongs to. For a candle tensor, such as a layer's weight, this is the
-    /// variable that it is a copy of; for a [`Variable`], such as [`local_results`](Strategy::local_results)
-    /// returns, it is the variable itself. Returns `None` for any other tensor, if the variable has been
-    /// dropped, and for a variable of another strategy.
+    /// variable of which the tensor is a copy. For a [`Variable`], such as one that
+    /// [`local_results`](Strategy::local_results) returned, it is the variable itself. Returns `None` for any other
+    /// tensor, if the variable has been dropped, or if the variable belongs to a different strategy.
     ///
-    /// A variable made of numbers has no tensor; pass the variable itself.
+    /// A variable of host numbers has no candle tensor; pass the variable itself.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -261,7 +259,7 @@ impl Strategy {
         value.container(self)
     }
 
-    /// Whether a variable was created in this strategy's scope.
+    /// Returns `true` if `variable` was created in this strategy's scope.
     #[doc(alias = "tf.distribute.StrategyExtended.variable_created_in_scope")]
     pub fn variable_created_in_scope(&self, variable: &Variable) -> bool {
         variable.strategy() == self

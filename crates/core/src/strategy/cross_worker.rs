@@ -1,6 +1,6 @@
-//! Combines values of all replicas of all workers, in code that runs once for each worker.
+//! Reductions and gathers over the replicas of all workers, for code that runs once per worker.
 //!
-//! Each function returns `None` if there is only one worker, which already has all values.
+//! Each function returns `None` if there is only one worker, because that worker already has all the values.
 
 use super::Strategy;
 use distribute_base::Result;
@@ -12,11 +12,11 @@ use distribute_tensor::{Leaf, Packing, ReduceOp};
 pub(crate) type Local<'a> = [&'a [Leaf]];
 
 impl Strategy {
-    /// Reduces each leaf over all replicas of all workers, bit-identical to one process with all of them.
-    /// `call` describes the contribution of each local replica.
+    /// Reduces each leaf over the replicas of all workers. The result is bit-identical to the result of a single
+    /// process with the same replicas. `call` describes the contribution of each local replica.
     ///
     /// # Errors
-    /// The same on all workers: the errors of [`Strategy::among_workers`], and one if the values cannot be
+    /// All workers get the same error: an error of [`Strategy::worker_call`], or an error that the values cannot be
     /// reduced.
     pub(crate) fn reduce_over_workers(
         &self,
@@ -26,35 +26,35 @@ impl Strategy {
         local: &Local<'_>,
     ) -> Result<Option<Vec<Leaf>>> {
         let packing = Packing::Bytes(self.extended().communication_options().bytes_per_pack);
-        self.among_replicas(operation, call, |calling| {
+        self.replica_call(operation, call, |calling| {
             Ok(calling.all_reduce(op, packing, local, &Alone)?.leaves)
         })
     }
 
-    /// Returns the leaves of all replicas of all workers, in the order of their ids. If `local` has a single
-    /// entry for the whole worker, the result has one for each worker.
+    /// Gathers the leaves of the replicas of all workers, in the order of replica ids. If `local` has a single entry
+    /// for all replicas of the worker, the result has one entry per worker.
     ///
     /// # Errors
-    /// The errors of [`Strategy::among_workers`].
+    /// Returns the errors of [`Strategy::worker_call`].
     pub(crate) fn gather_over_workers(
         &self,
         operation: &'static str,
         call: impl Fn(usize) -> Fingerprint,
         local: &Local<'_>,
     ) -> Result<Option<Vec<Vec<Leaf>>>> {
-        self.among_replicas(operation, call, |calling| Ok(calling.all_gather(local)?.0))
+        self.replica_call(operation, call, |calling| Ok(calling.all_gather(local)?.0))
     }
 
-    /// Returns the leaves of worker 0, on all workers.
+    /// Sends the leaves of worker 0 to all workers. Returns these leaves on every worker.
     ///
     /// # Errors
-    /// The errors of [`Strategy::among_workers`].
-    pub(crate) fn of_first_worker(
+    /// Returns the errors of [`Strategy::worker_call`].
+    pub(crate) fn broadcast_from_first(
         &self,
         operation: &'static str,
         call: impl FnOnce() -> Fingerprint,
         mine: &[Leaf],
     ) -> Result<Option<Vec<Leaf>>> {
-        self.among_workers(operation, call, |calling| calling.broadcast(mine))
+        self.worker_call(operation, call, |calling| calling.broadcast(mine))
     }
 }

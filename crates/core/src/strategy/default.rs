@@ -1,10 +1,10 @@
-//! The strategy that is current if none has been entered.
+//! The default strategy, which is current if none has been entered.
 
 use super::{Strategy, StrategyExtended, VariablePlacement};
 use distribute_base::DeviceName;
 use std::sync::OnceLock;
 
-/// The strategy that is current if none has been entered, with one replica.
+/// The default strategy, which has one replica.
 #[derive(Debug)]
 struct Default;
 
@@ -22,8 +22,8 @@ impl StrategyExtended for Default {
 }
 
 impl Strategy {
-    /// Returns the strategy that is current if none has been entered.
-    pub(crate) fn of_default_context() -> &'static Strategy {
+    /// Returns the default strategy.
+    pub(crate) fn default_strategy() -> &'static Strategy {
         static DEFAULT: OnceLock<Strategy> = OnceLock::new();
         DEFAULT.get_or_init(|| Strategy::unchecked(Default))
     }

@@ -1,26 +1,28 @@
-//! Compares the settings of the workers, and names each one that differs with its values and the workers that
-//! have them.
+//! Comparison of the workers' settings. The result names each setting that differs, with its values and the workers
+//! that have them.
 
 use distribute_cluster::fnv1a;
 use std::collections::{HashMap, HashSet};
 
-/// The settings of a worker, each with a name and a value as text. Names are unique.
+/// The settings of a worker, as pairs of a name and a value. Names are unique.
 pub type Settings = Vec<(String, String)>;
 
-/// The largest number of settings that a message lists.
+/// The maximum number of settings or workers listed in a message.
 const LISTED: usize = 6;
 
-/// The longest value that a message shows in full, in characters.
+/// The maximum length of a value in a message, in characters. Longer values are shortened.
 const LONGEST: usize = 200;
 
-/// Returns a digest of settings in their order. Workers compare digests before they send the settings.
+/// Returns a digest of the settings, which depends on their order. Workers compare digests before they send
+/// the settings.
 pub fn digest(settings: &Settings) -> u64 {
     let parts = settings.iter().flat_map(|(name, value)| [name, value]);
     // Each part ends in a byte that no text has.
     fnv1a(parts.flat_map(|part| part.bytes().chain([0xff])))
 }
 
-/// Returns the settings that differ between workers, given by worker, with all values; `None` if all are equal.
+/// Describes the settings that differ, with the values of all workers. `all` contains the settings of each worker,
+/// indexed by rank. Returns `None` if all settings are equal.
 pub fn differences(all: &[Settings]) -> Option<String> {
     let values: Vec<HashMap<&str, &str>> = all.iter().map(by_name).collect();
     let mut seen = HashSet::new();
@@ -45,7 +47,7 @@ fn by_name(settings: &Settings) -> HashMap<&str, &str> {
     settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
 }
 
-/// `2 on worker 0, 1 on workers 1 and 2`
+/// Formats the value of a setting on each worker, such as `2 on worker 0, 1 on workers 1 and 2`.
 fn by_value(of_workers: &[Option<&str>]) -> String {
     let mut groups: Vec<(Option<&str>, Vec<usize>)> = Vec::new();
     for (worker, value) in of_workers.iter().enumerate() {
@@ -55,7 +57,7 @@ fn by_value(of_workers: &[Option<&str>]) -> String {
         }
     }
     let group = |(value, workers): &(Option<&str>, Vec<usize>)| {
-        format!("{} on {}", value.map_or("none".into(), shortened), numbered(workers))
+        format!("{} on {}", value.map_or("none".into(), shortened), list_workers(workers))
     };
     groups.iter().map(group).collect::<Vec<_>>().join(", ")
 }
@@ -67,8 +69,8 @@ fn shortened(value: &str) -> String {
     }
 }
 
-/// `worker 1`, `workers 1 and 2`, `workers 0, 1, 2, 3, 4, 5 and 9 more`
-fn numbered(workers: &[usize]) -> String {
+/// Formats a list of workers: `worker 1`, `workers 1 and 2`, or `workers 0, 1, 2, 3, 4, 5 and 9 more`.
+fn list_workers(workers: &[usize]) -> String {
     let shown: Vec<String> = workers.iter().take(LISTED).map(usize::to_string).collect();
     match (shown.as_slice(), workers.len() - shown.len()) {
         ([one], 0) => format!("worker {one}"),

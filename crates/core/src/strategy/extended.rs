@@ -1,4 +1,4 @@
-//! The trait that authors of strategies implement.
+//! [`StrategyExtended`], the trait that authors of strategies implement.
 
 use super::threads::unpinned;
 use super::{CommunicationOptions, CrossDeviceOps, Strategy, Threads, VariablePlacement};
@@ -6,28 +6,31 @@ use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::{Group, Session};
-use distribute_collective::threads::{Member, Teams};
+use distribute_collective::threads::{Member, TeamPool};
 use distribute_ps_client::ParameterServers;
+use distribute_tensor::Wire;
 use std::fmt::Debug;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The default number of steps within which every variable is compared between the workers. While variables are
-/// created and dropped, it may take twice this number.
+/// The default number of steps within which each variable is compared between the workers. While variables are being
+/// created or dropped, a comparison may take up to twice as many steps.
 pub const CHECK_DRIFT_EVERY: u64 = 100;
 
-/// The part of a strategy that its author writes. Users call [`Strategy`], which builds everything else on it.
+/// The methods that the author of a strategy implements. Programs use [`Strategy`], which builds all operations on
+/// these methods.
 ///
-/// Methods must return the same in every call; [`Strategy::new`] refuses contradictions.
+/// Every method must return the same value in every call, except where noted. [`Strategy::new`] rejects
+/// contradictory values.
 ///
-/// Only [`kind`](Self::kind) and [`worker_devices`](Self::worker_devices) are required; with these, a strategy
-/// has one replica for each device, on a thread each, in lock step. A strategy with a shorter timeout that
-/// prints how long each run took:
+/// Only [`kind`](Self::kind) and [`worker_devices`](Self::worker_devices) are required. A strategy with only
+/// these has one replica per device; each replica runs on its own thread, in lock step with the others. This
+/// example is a strategy with a shorter timeout that prints how long each run took:
 ///
 /// ```
-/// use distribute::{DeviceName, Replicas, StrategyExtended, prelude::*};
+/// use distribute::{prelude::*, strategy::{DeviceName, Replicas, StrategyExtended}};
 /// use std::time::{Duration, Instant};
 ///
 /// #[derive(Debug)]
@@ -60,19 +63,19 @@ pub const CHECK_DRIFT_EVERY: u64 = 100;
 /// ```
 #[doc(alias = "tf.distribute.StrategyExtended")]
 pub trait StrategyExtended: Debug + Send + Sync + 'static {
-    /// The name of the strategy, for messages, such as `MirroredStrategy`.
+    /// Returns the name of the strategy for messages, such as `MirroredStrategy`.
     fn kind(&self) -> &'static str;
 
-    /// The devices of this process's replicas, one for each.
+    /// Returns the devices of this process's replicas, one for each.
     #[doc(alias = "tf.distribute.StrategyExtended.worker_devices")]
     fn worker_devices(&self) -> &[DeviceName];
 
-    /// The location of variables. By default each worker device has a copy.
+    /// Returns the location of variables. By default each worker device has a copy.
     fn variable_placement(&self) -> VariablePlacement {
         VariablePlacement::Mirrored
     }
 
-    /// The devices that variables are on.
+    /// Returns the devices that variables are stored on.
     #[doc(alias = "tf.distribute.StrategyExtended.parameter_devices")]
     fn parameter_devices(&self) -> Vec<DeviceName> {
         match self.variable_placement() {
@@ -85,121 +88,132 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         }
     }
 
-    /// The parameter servers, if [variables are on them](VariablePlacement::Servers).
+    /// Returns the parameter servers, if [variables are stored on them](VariablePlacement::Servers).
     fn parameter_servers(&self) -> Option<&Arc<ParameterServers>> {
         None
     }
 
-    /// The workers that train together, and the links between them; `None` if this process trains alone.
+    /// Returns the workers that train together, and the links between them. Returns `None` (the default) if this
+    /// process trains alone.
     ///
-    /// Each worker has the same number of replicas as this one has devices.
+    /// Every worker must have the same number of replicas as this one has devices.
     fn group(&self) -> Option<&Group> {
         None
     }
 
-    /// The allowed number of workers if the job is elastic; `None` (the default) if the number is fixed. After
-    /// a rendezvous the world of [`group`](Self::group) may be another one.
+    /// Returns the permitted range of the number of workers if the job is elastic; `None` (the default) if
+    /// the number is fixed. The world of [`group`](Self::group) may then change in a rendezvous.
     fn elastic(&self) -> Option<RangeInclusive<usize>> {
         None
     }
 
-    /// Leaves the world because a worker failed or timed out, or because others join. Waits until the
-    /// [`group`](Self::group) has re-formed with the remaining workers and new processes.
+    /// Leaves the current world because a worker failed or timed out, or because new workers want to join.
+    /// Waits until the [`group`](Self::group) has re-formed from the remaining workers and new processes.
     ///
-    /// Workers whose ranks are in `leaving` are not waited for. With `once_more`, this rendezvous repeats one
-    /// in which a worker failed, which is then not waited for. Returns `None` (the default) if the group cannot
-    /// re-form.
+    /// Does not wait for the workers whose ranks are in `leaving`. `once_more` is `true` if a worker failed during the
+    /// previous rendezvous. The call then repeats that rendezvous without waiting for the failed worker. Returns `None`
+    /// (the default) if the group cannot re-form.
     ///
     /// # Errors
-    /// - [`Error::Join`]: a worker has not come within `patience`.
+    /// - [`Error::Join`]: a worker has not joined within `patience`.
     fn rejoin(&self, patience: Duration, leaving: &[usize], once_more: bool) -> Option<Result<()>> {
         let _ = (patience, leaving, once_more);
         None
     }
 
-    /// The resolver of the cluster that this strategy trains in; `None` for strategies of one process.
+    /// Returns the resolver of the cluster that this strategy trains in. Returns `None` (the default) for strategies of
+    /// a single process.
     fn cluster_resolver(&self) -> Option<&dyn ClusterResolver> {
         None
     }
 
-    /// The position of this process among workers that each run the whole program and do not wait for each
-    /// other; `None` (the default) for other strategies.
+    /// Returns the position of this process among workers that each run the whole program without waiting for
+    /// each other. Returns `None` (the default) for all other strategies.
     #[doc(alias = "experimental_between_graph")]
     fn independent(&self) -> Option<IndependentWorker> {
         None
     }
 
-    /// Whether each replica of this process can have a separate input pipeline
+    /// Returns `true` if each replica of this process can have its own input pipeline
     /// ([`InputReplicationMode::PerReplica`](crate::InputReplicationMode::PerReplica)).
     fn per_replica_input(&self) -> bool {
         self.variable_placement() == VariablePlacement::Mirrored && self.group().is_none()
     }
 
-    /// The default options of the replicas' collectives.
+    /// Returns the options that the replicas' collectives use by default.
     fn communication_options(&self) -> CommunicationOptions {
         CommunicationOptions::default()
     }
 
-    /// The time that a replica waits for the others in one call.
+    /// Returns the maximum time that a replica waits for the others in one call.
     fn timeout(&self) -> Duration {
         self.communication_options().timeout.unwrap_or(DEFAULT_TIMEOUT)
     }
 
-    /// The number of steps within which each variable that is the same on all workers is compared between them;
-    /// 0 for never. It has to be the same on all workers.
+    /// Returns the number of steps within which all variables that should be equal on all workers are compared once; 0
+    /// disables the check. It must be the same on all workers.
     fn check_drift_every(&self) -> u64 {
         CHECK_DRIFT_EVERY
     }
 
-    /// The algorithm that combines values across devices. With `None`, the replicas' threads divide the work of
-    /// collectives, and everything else is reduced to one device.
+    /// Returns the type in which the gradients of variables of `f32` are sent between the workers of
+    /// [`group`](Self::group). It must be the same on all workers. With another type than [`Wire::Full`], optimizers
+    /// round the gradients of each replica, and their sum, on any number of workers.
+    fn wire(&self) -> Wire {
+        Wire::Full
+    }
+
+    /// Returns the algorithm that combines values across devices. With `None` (the default), the replicas'
+    /// threads share the work of collectives, and all other values are reduced on one device.
     fn cross_device_ops(&self) -> Option<&dyn CrossDeviceOps> {
         None
     }
 
-    /// The threads that replicas compute with. `None` means one thread each, on any core.
+    /// Returns the threads that the replicas use for computation. `None` (the default) means one thread per replica, on
+    /// any core.
     fn threads(&self) -> Option<&Threads> {
         None
     }
 
-    /// Whether step functions require static shapes. False for all strategies of this crate.
+    /// Returns `true` if step functions require static shapes. It is `false` for all strategies of this
+    /// crate.
     #[doc(alias = "tf.distribute.StrategyExtended.experimental_require_static_shapes")]
     fn require_static_shapes(&self) -> bool {
         false
     }
 
-    /// Runs a step on all local replicas at the same time, and returns when all are done.
+    /// Runs a step on all local replicas at the same time. Returns when all replicas have finished.
     ///
     /// # Errors
-    /// An error if the system refuses a thread.
+    /// Returns an error if a thread cannot be started.
     #[doc(alias = "tf.distribute.StrategyExtended.call_for_each_replica")]
     fn call_for_each_replica(&self, replicas: &Replicas<'_>) -> Result<()> {
         replicas.on_threads()
     }
 }
 
-/// One of several workers that each run the whole program and do not wait for each other.
+/// The position of a worker among workers that each run the whole program and do not wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndependentWorker {
-    /// The number of workers, the chief included.
+    /// The number of workers, including the chief.
     pub workers: usize,
     /// The rank of this worker. The chief has rank 0.
     pub worker: usize,
 }
 
-/// The replicas of one step, about to run.
+/// The replicas of a step that is about to run.
 pub struct Replicas<'a> {
     strategy: &'a Strategy,
     step: u64,
-    /// The session with the other workers in this step, if there are any.
+    /// The session with the other workers in this step; `None` if there are no other workers.
     session: Option<Arc<Session>>,
     body: &'a (dyn Fn(Member) -> bool + Sync),
-    /// Whether the replicas have run.
+    /// Whether the replicas have already run.
     ran: AtomicBool,
 }
 
 impl<'a> Replicas<'a> {
-    /// Creates the replicas of a step. `body` returns whether it succeeded.
+    /// Creates the replicas of a step. `body` runs one replica, and returns whether it succeeded.
     pub(crate) fn new(
         strategy: &'a Strategy,
         step: u64,
@@ -209,7 +223,7 @@ impl<'a> Replicas<'a> {
         Self { strategy, step, session, body, ran: AtomicBool::new(false) }
     }
 
-    /// Returns the number of this step on its strategy, from 1.
+    /// Returns the sequence number of this step on its strategy, from 1.
     pub fn step(&self) -> u64 {
         self.step
     }
@@ -219,14 +233,14 @@ impl<'a> Replicas<'a> {
         self.strategy.world().replicas()
     }
 
-    /// Runs every replica on a separate thread. Returns when all have returned.
+    /// Runs every replica on its own thread. Returns after all have finished.
     ///
-    /// The first replica usually runs on this thread. It gets another thread if each replica has [several
-    /// threads](Threads), or if this thread is a worker of a rayon pool, as in `rayon::spawn` or `par_iter`.
-    /// There it would run other work of the pool in the middle of the step.
+    /// The first replica usually runs on the calling thread. It runs on a separate thread if each replica has [several
+    /// threads](Threads), or if the calling thread belongs to a rayon pool, as in `rayon::spawn` or `par_iter`. In the
+    /// middle of the step, a rayon thread could execute other work of its pool.
     ///
     /// # Errors
-    /// - [`Error::Io`]: the system refuses a thread.
+    /// - [`Error::Io`]: a thread cannot be started.
     /// - [`Error::InvalidArgument`]: the replicas of this step have already run.
     pub fn on_threads(&self) -> Result<()> {
         if self.ran.swap(true, Ordering::Relaxed) {
@@ -239,14 +253,14 @@ impl<'a> Replicas<'a> {
         let replicas = self.count();
         let extended = self.strategy.extended();
         let body = self.body;
-        let teams = extended.threads().map_or(Teams::shared(), Threads::teams);
+        let teams = extended.threads().map_or(TeamPool::shared(), Threads::teams);
         let _unpinned = unpinned();
         let done = match (replicas, &self.session) {
-            (1, None) => teams.alone(|| {
+            (1, None) => teams.run_single(|| {
                 body(Member::alone(self.step));
             }),
-            (_, session) => teams.borrow(replicas, |team| {
-                team.run_among(self.step, extended.timeout(), session.clone(), body);
+            (_, session) => teams.with_team(replicas, |team| {
+                team.run_with_session(self.step, extended.timeout(), session.clone(), body);
             }),
         };
         done.map_err(|source| Error::Io { operation: format!("starting {replicas} replica threads"), source })

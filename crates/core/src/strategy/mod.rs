@@ -1,7 +1,22 @@
-//! The handle that users call, and the strategies that it refers to.
+//! [`Strategy`], the handle that programs use, and [`StrategyExtended`], the trait that authors of strategies
+//! implement.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `extended` | [`StrategyExtended`]: what an author decides: devices, placement of variables, running of replicas |
+//! | `validate`, `default` | checks of an author's decisions; the strategy that is current if none has been entered |
+//! | `devices`, `threads`, `variable_placement` | devices by name; the cores of replicas; the location of variables |
+//! | `workers`, `cross_worker`, `agreement` | communication with other workers; combining values; sharing results and errors |
+//! | `wire`, `differences` | records that workers exchange; comparing the workers' settings |
+//! | `rejoin`, `departure`, `notice` | re-forming the group; which workers exit after a notice; the notice |
+//! | `steps`, `step_stats` | the step counter; results of steps, for monitoring |
+//! | `extensions` | state that modules above this one store with a strategy |
+//! | `warn_single` | the warning that a process trains alone although it was started as one of several |
+//!
+//! Operations such as `reduce_to` are methods of [`Strategy`], not of the trait, because they are generic
+//! over values and the trait must be object-safe. They are in the module `ops`.
 
-pub(crate) mod alone;
-mod claims;
+mod agreement;
 mod cross_worker;
 mod default;
 mod departure;
@@ -10,20 +25,22 @@ mod differences;
 mod extended;
 mod extensions;
 mod notice;
-mod outcome;
-mod pulse;
-pub(crate) mod record;
 mod rejoin;
+mod step_stats;
 mod steps;
 mod threads;
+mod validate;
 mod variable_placement;
+pub(crate) mod warn_single;
+pub(crate) mod wire;
 mod workers;
+pub use agreement::exchange_in_call;
 pub use departure::Departure;
 pub use devices::{check_count, resolve};
 pub use differences::Settings;
 pub use differences::differences;
 pub use differences::digest;
-pub use notice::{Heard, Notice};
+pub use notice::{Notice, NoticeDecision};
 
 pub use distribute_base::DeviceKind;
 #[doc(alias = "tf.DeviceSpec")]
@@ -37,6 +54,7 @@ pub use distribute_cross_device::{
     CommunicationImplementation, CommunicationOptions, CrossDeviceOps, HierarchicalCopyAllReduce,
     NcclAllReduce, Reduction, ReductionToOneDevice,
 };
+pub use distribute_tensor::Wire;
 pub use extended::CHECK_DRIFT_EVERY;
 #[doc(alias = "tf.distribute.StrategyExtended")]
 pub use extended::StrategyExtended;
@@ -45,10 +63,10 @@ pub use threads::Threads;
 pub use variable_placement::VariablePlacement;
 
 use self::extensions::Extensions;
-use self::pulse::Pulse;
+use self::step_stats::StepStats;
 use self::workers::Workers;
-use distribute_base::Result;
 use distribute_base::internal::{DeviceCopies, lock};
+use distribute_base::{MixedPrecision, Result};
 use distribute_cluster::World;
 use distribute_collective::recovery::Updates;
 use distribute_ps_client::internal::Session;
@@ -57,20 +75,22 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// A handle of a strategy, which runs training steps: cheap to clone, and the same type for every strategy.
+/// A handle to a strategy, which runs training steps. It is cheap to clone, and has the same type for every
+/// strategy.
 ///
-/// Functions that train take a `&Strategy`; `MirroredStrategy` and the others deref to it. A new kind of
-/// strategy implements only [`StrategyExtended`].
+/// Functions that train take a `&Strategy`. The constructors of types such as `MirroredStrategy` return one;
+/// `ParameterServerStrategy` and `AsyncWorkerStrategy` deref to it. A new kind of strategy only has to implement
+/// [`StrategyExtended`].
 #[doc(alias = "tf.distribute.Strategy")]
 #[derive(Clone)]
 pub struct Strategy(Arc<Inner>);
 
-/// A handle that does not keep its strategy alive.
+/// A handle that does not keep the strategy alive.
 #[derive(Clone, Debug)]
 pub struct WeakStrategy(Weak<Inner>);
 
 impl WeakStrategy {
-    /// Returns the strategy, if another handle still keeps it alive.
+    /// Returns the strategy, or `None` if it has been dropped.
     pub fn upgrade(&self) -> Option<Strategy> {
         self.0.upgrade().map(Strategy)
     }
@@ -78,64 +98,66 @@ impl WeakStrategy {
 
 struct Inner {
     extended: Box<dyn StrategyExtended>,
-    /// The number of the strategy in this process, from 0. With the location where it was created, it
-    /// distinguishes strategies of one kind.
+    /// The index of the strategy in this process, from 0. Together with `created_at`, it distinguishes
+    /// strategies of the same kind.
     number: u64,
-    made_at: &'static Location<'static>,
+    created_at: &'static Location<'static>,
     steps: AtomicU64,
-    /// The results of optimizers' steps, for monitoring.
-    pulse: Pulse,
+    /// Statistics of optimizers' steps, for monitoring.
+    step_stats: StepStats,
     updates: Mutex<Updates>,
     optimizers: AtomicU64,
-    /// The number of variables that have been created.
+    precision: Mutex<MixedPrecision>,
+    /// The number of variables that have been created so far.
     created: AtomicU64,
-    /// The world with only this process, for a strategy without a group.
+    /// The world that consists only of this process, for a strategy without a group.
     alone: World,
-    /// Whether it has a group, and whether it has parameter servers. Most steps have neither, and asking
-    /// `extended` takes a while.
+    /// Whether the strategy has a group, and whether it has parameter servers. These are cached because every
+    /// step reads them.
     has_group: bool,
     has_servers: bool,
-    /// The copies of variables on devices with separate memory; `None` if no replica has such a device.
+    /// The copies of variables on devices with separate memory; `None` if no replica uses such a device.
     device_copies: Option<Mutex<Vec<Weak<DeviceCopies>>>>,
     workers: Workers,
-    /// The notice to shut down gracefully.
+    /// The record of a notice to shut down gracefully.
     notice: Arc<Notice>,
     extensions: Extensions,
 }
 
 impl Strategy {
-    /// Creates the handle of a strategy.
+    /// Creates a handle to the strategy that `extended` describes.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the methods of `extended`
-    ///   contradict each other, for example by naming a device twice; or its
-    ///   [`communication_options`](StrategyExtended::communication_options) or cross-device ops (see
-    ///   [`check`](CrossDeviceOps::check)) ask for something that is not supported.
+    ///   contradict each other, for example because a device is named twice. Or the
+    ///   [`communication_options`](StrategyExtended::communication_options) or the cross-device ops (see
+    ///   [`check`](CrossDeviceOps::check)) require something that is not supported.
     #[track_caller]
     pub fn new(extended: impl StrategyExtended) -> Result<Self> {
-        claims::check(&extended)?;
+        validate::check(&extended)?;
         Ok(Self::unchecked(extended))
     }
 
-    /// Creates the handle of a strategy that is known to be consistent.
+    /// Creates a handle without checking the methods of `extended`.
     #[track_caller]
     fn unchecked(extended: impl StrategyExtended) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let replicas = extended.worker_devices().len();
         let alone = World::alone(replicas).unwrap_or_default();
         let (has_group, has_servers) = (extended.group().is_some(), extended.parameter_servers().is_some());
-        let has_devices = extended.worker_devices().iter().any(|device| device.has_own_memory());
+        let has_devices = extended.worker_devices().iter().any(|device| device.has_separate_memory());
         crate::init::prepare(replicas);
-        let (steps, pulse, optimizers, created, extensions) = Default::default();
-        let goes_on = extended.group().is_some_and(|group| group.generation() > 1);
+        let (steps, step_stats, optimizers, precision, created, extensions) = Default::default();
+        let may_continue = extended.group().is_some_and(|group| group.generation() > 1);
         let strategy = Self(Arc::new(Inner {
             extended: Box::new(extended),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            made_at: Location::caller(),
+            created_at: Location::caller(),
             steps,
-            pulse,
+            step_stats,
             updates: Mutex::default(),
             optimizers,
+            precision,
             created,
             alone,
             has_group,
@@ -145,25 +167,58 @@ impl Strategy {
             notice: Arc::default(),
             extensions,
         }));
-        if goes_on {
-            strategy.unsettle();
+        if may_continue {
+            strategy.begin_catching_up();
         }
         strategy
     }
 
-    /// Returns the part that the strategy's author wrote.
+    /// Returns the strategy's implementation.
     #[doc(alias = "tf.distribute.Strategy.extended")]
     pub fn extended(&self) -> &dyn StrategyExtended {
         &*self.0.extended
     }
 
-    /// Returns the number of replicas over which gradients are aggregated.
+    /// Returns the number of replicas over which gradients are aggregated, on all workers together.
     #[doc(alias = "tf.distribute.Strategy.num_replicas_in_sync")]
     pub fn num_replicas_in_sync(&self) -> usize {
         self.world().num_replicas_in_sync()
     }
 
-    /// Returns the notice to shut down gracefully, with the state that this process knows.
+    /// Sets the precision in which layers of `nn` compute inside [`run`](Self::run). It applies to all handles of this
+    /// strategy. Set it when the strategy is created: an optimizer that was created before has no loss scale for
+    /// [`F16`](MixedPrecision::F16). With several workers, all must set the same precision; the first step of an
+    /// optimizer compares it.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use distribute::nn::{MixedPrecision, linear, loss};
+    ///
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// strategy.set_mixed_precision(MixedPrecision::Bf16);
+    /// let model = strategy.replicate(|vb| linear(4, 3, vb))?;
+    /// let optimizer = Sgd::new(&model.variables, 0.1)?;
+    /// let (x, labels) = (Tensor::ones((2, 4), DType::F32, &Device::Cpu)?, Tensor::new(&[0u32, 2], &Device::Cpu)?);
+    /// strategy.run(&model, |ctx, model| {
+    ///     let logits = model.forward(&x)?;
+    ///     assert_eq!(logits.dtype(), DType::BF16);
+    ///     optimizer.minimize(ctx, loss::cross_entropy(&logits, &labels)?, 2)
+    /// })?;
+    /// assert_eq!(model.variables.get("weight")?.dtype(), DType::F32);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "tf.keras.mixed_precision.set_global_policy")]
+    pub fn set_mixed_precision(&self, precision: MixedPrecision) {
+        *lock(&self.0.precision) = precision;
+    }
+
+    /// Returns the precision in which layers of `nn` compute inside [`run`](Self::run).
+    pub fn mixed_precision(&self) -> MixedPrecision {
+        *lock(&self.0.precision)
+    }
+
+    /// Returns this process's record of notices to shut down gracefully.
     #[doc(hidden)]
     pub fn notice(&self) -> &Arc<Notice> {
         &self.0.notice
@@ -171,23 +226,23 @@ impl Strategy {
 
     #[doc(hidden)]
     pub fn is_default(&self) -> bool {
-        self == Self::of_default_context()
+        self == Self::default_strategy()
     }
 
-    /// Returns the number of the next variable, from 1. It is the same on all workers, which create variables
-    /// in the same order.
+    /// Returns the sequence number of the next variable, from 1, and increments the counter. It is equal on all
+    /// workers, because they create variables in the same order.
     pub(crate) fn next_variable(&self) -> u64 {
         self.0.created.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Creates copies of a new variable for the replicas whose devices have separate memory; `None` if there
-    /// are no such devices.
+    /// Creates copies of a new variable for the replicas whose devices have separate memory. Returns `None`
+    /// if there are no such devices.
     ///
     /// # Errors
-    /// candle's error, if a device cannot be opened.
+    /// Returns an error of candle if a device cannot be opened.
     pub(crate) fn device_copies(&self, of: &candle_core::Var) -> Result<Option<Arc<DeviceCopies>>> {
         let Some(all) = &self.0.device_copies else { return Ok(None) };
-        let open = |device: DeviceName| device.has_own_memory().then(|| device.to_candle()).transpose();
+        let open = |device: DeviceName| device.has_separate_memory().then(|| device.to_candle()).transpose();
         let devices = self.devices().into_iter().map(open).collect::<Result<_>>()?;
         let copies = Arc::new(DeviceCopies::new(of.clone(), devices));
         let mut all = lock(all);
@@ -198,14 +253,15 @@ impl Strategy {
         Ok(Some(copies))
     }
 
-    /// Whether any replica's device has separate memory.
+    /// Returns `true` if any replica's device has separate memory.
     #[doc(hidden)]
     pub fn has_device_copies(&self) -> bool {
         self.0.device_copies.is_some()
     }
 
-    /// Whether tables whose rows are looked up are on the devices of replicas. That is so if each replica's
-    /// device has separate memory, and neither servers nor other workers participate in updates.
+    /// Returns `true` if tables whose rows are looked up are stored on the replicas' devices. This requires
+    /// that every replica's device has separate memory, and that neither servers nor other workers
+    /// participate in updates.
     pub(crate) fn keeps_tables_on_devices(&self) -> bool {
         self.has_device_copies()
             && !self.world().is_multi_worker()
@@ -213,10 +269,10 @@ impl Strategy {
             && self.devices().into_iter().all(DeviceName::can_update)
     }
 
-    /// Refreshes the copies that a local replica computes with. The replica's thread calls this.
+    /// Refreshes the copies that a local replica computes with. Call it on the replica's thread.
     ///
     /// # Errors
-    /// candle's error, if a device fails.
+    /// Returns an error of candle if a device fails.
     #[doc(hidden)]
     pub fn refresh_copies(&self, replica: usize) -> Result<()> {
         let Some(all) = &self.0.device_copies else { return Ok(()) };
@@ -224,34 +280,39 @@ impl Strategy {
         alive.iter().try_for_each(|copies| copies.refresh(replica))
     }
 
-    /// Returns the device of each local replica.
+    /// Returns the devices of the local replicas, one per replica.
     #[doc(hidden)]
     pub fn devices(&self) -> Vec<DeviceName> {
         self.extended().worker_devices().to_vec()
     }
 
-    /// Whether it has a group of workers, even of a single one.
+    /// Returns `true` if the strategy has a group of workers, even if it has only one worker.
     pub(crate) fn has_group(&self) -> bool {
         self.0.has_group
     }
 
-    /// Returns the session with its parameter servers, if it has any.
+    /// Returns the session with the parameter servers, if there are any.
     #[doc(hidden)]
     pub fn session(&self) -> Option<&Session> {
         let servers = self.0.has_servers.then(|| self.extended().parameter_servers());
         servers.flatten().map(|servers| servers.session())
     }
 
-    /// Waits until servers have acknowledged all gradients, unless a step is running.
+    /// Returns `true` if the workers store tables together, so that a change of a table is a call of all workers.
+    pub(crate) fn shares_tables(&self) -> bool {
+        self.session().is_some_and(|session| session.lock_step().is_some())
+    }
+
+    /// Waits until the servers have acknowledged all gradients. Returns immediately while a step is running.
     ///
     /// # Errors
-    /// The error of a server that has not.
+    /// Returns the error of a server that did not acknowledge them.
     #[doc(hidden)]
     pub fn await_updates(&self) -> Result<()> {
         self.session().map_or(Ok(()), Session::flush)
     }
 
-    /// Returns the number of the next optimizer, from 1.
+    /// Returns the sequence number of the next optimizer, from 1, and increments the counter.
     #[doc(hidden)]
     pub fn next_optimizer(&self) -> u64 {
         self.0.optimizers.fetch_add(1, Ordering::Relaxed) + 1
@@ -262,24 +323,24 @@ impl Strategy {
         WeakStrategy(Arc::downgrade(&self.0))
     }
 
-    /// Returns its number in this process, which timelines show.
+    /// Returns the index of the strategy in this process, which appears in timelines.
     #[doc(hidden)]
     pub fn number(&self) -> u64 {
         self.0.number
     }
 
-    /// Returns the results of optimizers' steps.
+    /// Returns statistics of optimizers' steps, for monitoring.
     #[doc(hidden)]
-    pub fn pulse(&self) -> &Pulse {
-        &self.0.pulse
+    pub fn step_stats(&self) -> &StepStats {
+        &self.0.step_stats
     }
 
-    /// Returns the state that a module above the handle keeps with this strategy. Creates it on the first call.
+    /// Returns the value of type `T` that another module stores with the strategy. Creates it on the first call.
     pub(crate) fn extension<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         self.0.extensions.get()
     }
 
-    /// Returns the number of the next step, from 1.
+    /// Returns the sequence number of the next step, from 1, and increments the counter.
     pub(crate) fn next_step(&self) -> u64 {
         self.0.steps.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -294,7 +355,8 @@ impl PartialEq for Strategy {
 
 impl Eq for Strategy {}
 
-/// Its kind and number of replicas, and its number in this process and the location where it was created.
+/// Displays the kind, the number of replicas, the index in this process, and the source location at which the strategy
+/// was created.
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, replicas) = (self.extended().kind(), self.num_replicas_in_sync());
@@ -302,8 +364,8 @@ impl fmt::Display for Strategy {
             return f.write_str(kind);
         }
         let plural = if replicas == 1 { "" } else { "s" };
-        let Inner { number, made_at, .. } = &*self.0;
-        write!(f, "{kind} ({replicas} replica{plural}, #{number}, made at {made_at})")
+        let Inner { number, created_at, .. } = &*self.0;
+        write!(f, "{kind} ({replicas} replica{plural}, #{number}, made at {created_at})")
     }
 }
 

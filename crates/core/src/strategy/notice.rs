@@ -1,76 +1,79 @@
-//! The notice to exit that this process or another worker received.
+//! Notices to exit that this process or another worker has received.
 
 use crate::strategy::departure::Departure;
 use distribute_base::internal::lock;
 use distribute_cluster::Stopwatch;
 use std::sync::Mutex;
 
-/// The state of a notice: whether this process received one, and the decision of all workers.
+/// The state of a notice: whether this process has received one, and the decision of all workers.
 #[derive(Debug, Default)]
 pub struct Notice(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The time since this process received it.
-    given: Option<Stopwatch>,
-    heard: Option<Heard>,
+    /// A stopwatch that this process started when it received the notice; `None` if it has received none.
+    received: Option<Stopwatch>,
+    decision: Option<NoticeDecision>,
 }
 
-/// A notice that all workers have received.
+/// The workers' decision about a notice that at least one of them received.
 #[derive(Clone, Debug)]
-pub struct Heard {
-    /// The time since the notice: for a worker that received it first-hand, since that moment.
+pub struct NoticeDecision {
+    /// The time since the notice. A worker that received the notice directly measures from that moment, the others from
+    /// the decision.
     pub since: Stopwatch,
-    /// The workers that received it first-hand.
+    /// The ranks of the workers that received the notice directly.
     pub workers: Vec<usize>,
-    /// The workers that exit because of it.
+    /// The workers that exit because of the notice.
     pub departure: Departure,
 }
 
 impl Notice {
-    /// Records that this process received a notice. Returns whether it is the first.
-    pub fn give(&self) -> bool {
+    /// Records that this process received a notice. Returns `true` if it is the first one.
+    pub fn receive(&self) -> bool {
         let mut state = lock(&self.0);
-        let first = state.given.is_none();
-        state.given.get_or_insert_with(Stopwatch::start);
+        let first = state.received.is_none();
+        state.received.get_or_insert_with(Stopwatch::start);
         first
     }
 
-    /// Whether this process received a notice.
-    pub fn is_given(&self) -> bool {
-        lock(&self.0).given.is_some()
+    /// Returns `true` if this process has received a notice itself.
+    pub fn is_received(&self) -> bool {
+        lock(&self.0).received.is_some()
     }
 
-    /// Records, once, which workers received a notice. `least` is the number of workers that suffices for the
-    /// others to continue; `None` if all are needed.
-    pub fn hear(&self, given: impl Iterator<Item = bool>, least: Option<usize>) {
-        let given: Vec<bool> = given.collect();
+    /// Records which workers have received a notice, and decides which exit. Has no effect if no worker has received
+    /// one, or after the first decision. `min_remaining` is the minimum number of workers with which training can
+    /// continue; `None` means that all are needed.
+    pub fn record_decision(&self, received: impl Iterator<Item = bool>, min_remaining: Option<usize>) {
+        let received: Vec<bool> = received.collect();
         let workers: Vec<usize> =
-            given.iter().enumerate().filter_map(|(worker, given)| given.then_some(worker)).collect();
+            received.iter().enumerate().filter_map(|(worker, received)| received.then_some(worker)).collect();
         let mut state = lock(&self.0);
-        if workers.is_empty() || state.heard.is_some() {
+        if workers.is_empty() || state.decision.is_some() {
             return;
         }
-        let since = state.given.unwrap_or_else(Stopwatch::start);
-        let departure = Departure::decide(&workers, given.len(), least);
-        state.heard = Some(Heard { since, workers, departure });
+        let since = state.received.unwrap_or_else(Stopwatch::start);
+        let departure = Departure::decide(&workers, received.len(), min_remaining);
+        state.decision = Some(NoticeDecision { since, workers, departure });
     }
 
-    /// Returns the workers that exit while the others continue, by the decision of all.
+    /// Returns the ranks of the workers that exit while the others continue, according to the workers'
+    /// decision.
     pub fn leaving(&self) -> Vec<usize> {
-        let heard = self.heard().filter(|heard| heard.departure == Departure::Told);
-        heard.map(|heard| heard.workers).unwrap_or_default()
+        let decision = self.decision().filter(|decision| decision.departure == Departure::Notified);
+        decision.map(|decision| decision.workers).unwrap_or_default()
     }
 
-    /// Forgets the decision of all workers, because some of them have left. A worker that received a notice
-    /// reports it again.
+    /// Discards the workers' decision, because some workers have left. A remaining worker that received a
+    /// notice reports it again.
     pub(crate) fn forget(&self) {
-        lock(&self.0).heard = None;
+        lock(&self.0).decision = None;
     }
 
-    /// Returns the decision on which the workers have agreed, if a notice was given.
-    pub fn heard(&self) -> Option<Heard> {
-        lock(&self.0).heard.clone()
+    /// Returns the decision of the workers, if any worker has received a notice.
+    pub fn decision(&self) -> Option<NoticeDecision> {
+        lock(&self.0).decision.clone()
     }
 }
 
@@ -79,18 +82,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_all_have_heard_first_counts_and_a_notice_of_ones_own_alone_does_not() {
+    fn the_first_decision_counts_and_a_received_notice_alone_does_not() {
         let notice = Notice::default();
-        notice.hear([false, false].into_iter(), Some(1));
-        assert!(notice.heard().is_none() && !notice.is_given());
-        assert!(notice.give() && !notice.give());
-        assert!(notice.is_given() && notice.heard().is_none());
-        notice.hear([false, false, true].into_iter(), Some(2));
-        notice.hear([true, true, true].into_iter(), Some(2));
-        assert_eq!((notice.heard().unwrap().workers, notice.leaving()), (vec![2], vec![2]));
+        notice.record_decision([false, false].into_iter(), Some(1));
+        assert!(notice.decision().is_none() && !notice.is_received());
+        assert!(notice.receive() && !notice.receive());
+        assert!(notice.is_received() && notice.decision().is_none());
+        notice.record_decision([false, false, true].into_iter(), Some(2));
+        notice.record_decision([true, true, true].into_iter(), Some(2));
+        assert_eq!((notice.decision().unwrap().workers, notice.leaving()), (vec![2], vec![2]));
         notice.forget();
-        assert!(notice.heard().is_none() && notice.is_given(), "it is said again");
-        notice.hear([false, true].into_iter(), Some(2));
-        assert_eq!((notice.heard().unwrap().workers, notice.leaving()), (vec![1], vec![]));
+        assert!(notice.decision().is_none() && notice.is_received(), "it is reported again");
+        notice.record_decision([false, true].into_iter(), Some(2));
+        assert_eq!((notice.decision().unwrap().workers, notice.leaving()), (vec![1], vec![]));
     }
 }

@@ -1,17 +1,18 @@
-//! The number of steps that a strategy has made.
+//! The step counter of a strategy.
 
 use super::Strategy;
 use distribute_base::Result;
 use std::sync::atomic::Ordering;
 
 impl Strategy {
-    /// Returns the number of calls of [`run`](Strategy::run), which is the number of its last step.
+    /// Returns the number of steps that have been [run](Strategy::run). This is also the sequence number of the last
+    /// step.
     pub fn steps(&self) -> u64 {
         self.0.steps.load(Ordering::Relaxed)
     }
 
-    /// Continues counting after step `steps`. A resumed training then has the same step numbers, in errors and
-    /// in the masks of `Dropout`, as without an interruption.
+    /// Sets the number of steps that have been run. A resumed training run then has the same step numbers as
+    /// without an interruption, in errors and for the masks of `Dropout`.
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
@@ -32,7 +33,7 @@ impl Strategy {
         Ok(())
     }
 
-    /// Continues counting after step `steps`.
+    /// Sets the number of steps that have been run, without checking the context.
     pub(crate) fn store_steps(&self, steps: u64) {
         self.0.steps.store(steps, Ordering::Relaxed);
     }

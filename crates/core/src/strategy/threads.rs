@@ -1,33 +1,33 @@
-//! The use of the machine's cores by replicas: several threads for each, and pinning.
+//! The assignment of the machine's cores to replicas: several threads per replica, and pinning.
 
 use distribute_base::{Error, Result};
 use distribute_collective::threads::worker::Start;
-use distribute_collective::threads::{MOST_THREADS, Teams};
+use distribute_collective::threads::{MAX_THREADS, TeamPool};
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// The threads that the replicas of one strategy compute with. See `MirroredBuilder::threads_per_replica` and
-/// `pinned`.
+/// The threads that the replicas of one strategy use for computation. See the methods `threads_per_replica` and
+/// `pin_threads` of `MirroredStrategyBuilder`.
 #[derive(Debug)]
 pub struct Threads {
-    teams: Teams,
+    teams: TeamPool,
 }
 
 impl Threads {
-    /// Creates `per_replica` threads for each replica. If `pinned`, each thread is pinned to a core: replica 0
-    /// gets the first of the cores that this process may use, and so on, starting over if there are more
-    /// threads than cores.
+    /// Creates `per_replica` threads per replica. If `pinned` is `true`, each thread is pinned to a core. The cores
+    /// that this process may use are assigned in order, beginning with the threads of replica 0. If there are more
+    /// threads than cores, the assignment starts over at the first core.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: `per_replica` is zero, there are more threads than a process may have, or
-    ///   `pinned` is set on a system other than Linux.
+    /// - [`Error::InvalidArgument`]: `per_replica` is zero, there would be more threads than a process may
+    ///   have, or `pinned` is set on a system other than Linux.
     pub fn new(replicas: usize, per_replica: usize, pinned: bool) -> Result<Self> {
         if per_replica == 0 {
-            return Err(Error::invalid("threads_per_replica", "a replica has 1 thread at least"));
+            return Err(Error::invalid("threads_per_replica", "a replica needs at least 1 thread"));
         }
         let threads = replicas.saturating_mul(per_replica);
-        if threads > MOST_THREADS {
-            let reason = format!("{threads} threads in all, of which a process has {MOST_THREADS} at most");
+        if threads > MAX_THREADS {
+            let reason = format!("{threads} threads in total, but a process has at most {MAX_THREADS}");
             return Err(Error::invalid("threads_per_replica", reason));
         }
         let start = pinned.then(|| {
@@ -41,34 +41,35 @@ impl Threads {
             });
             Ok::<_, Error>(start)
         });
-        Ok(Self { teams: Teams::new(per_replica, start.transpose()?) })
+        Ok(Self { teams: TeamPool::new(per_replica, start.transpose()?) })
     }
 
-    /// Returns the worker threads.
-    pub(super) fn teams(&self) -> &Teams {
+    /// Returns the pool of worker threads.
+    pub(super) fn teams(&self) -> &TeamPool {
         &self.teams
     }
 }
 
-/// Returns the core of a thread, from its number among all threads of all replicas.
+/// Returns the core for the thread with index `thread` among the threads of all replicas.
 fn core_of(cores: &[usize], thread: usize) -> Option<usize> {
     cores.get(thread % cores.len().max(1)).copied()
 }
 
 thread_local! {
-    /// The cores that this thread could use before it was pinned.
+    /// The cores that this thread could run on before it was pinned.
     static FREE: Cell<Option<affinity::Cores>> = const { Cell::new(None) };
 }
 
-/// Unpins a replica's thread until the result is dropped. Threads inherit the cores of the thread that starts
-/// them, and threads started for a nested run later serve other strategies.
+/// Unpins a replica's thread until the returned guard is dropped. A thread inherits the cores of the thread that starts
+/// it, and threads that are started for a nested run are later used by other strategies. Returns `None` if the thread
+/// is not pinned.
 pub(super) fn unpinned() -> Option<Unpinned> {
     let free = FREE.take()?;
     let pinned = affinity::swap(&free)?;
     Some(Unpinned { free, pinned })
 }
 
-/// Pins the thread again when dropped.
+/// A guard that pins the thread again when it is dropped.
 pub(super) struct Unpinned {
     free: affinity::Cores,
     pinned: affinity::Cores,
@@ -81,11 +82,11 @@ impl Drop for Unpinned {
     }
 }
 
-/// The cores that a thread may run on.
+/// Reading and setting the cores that a thread may run on.
 #[cfg(target_os = "linux")]
 mod affinity {
     use distribute_base::{Error, Result};
-    use distribute_log::heard;
+    use distribute_log::warn_or_stderr;
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
     pub(super) type Cores = CpuSet;
@@ -100,21 +101,21 @@ mod affinity {
         Ok((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect())
     }
 
-    /// Pins this thread to `cores`, and returns its previous ones. Returns `None` and leaves the thread
-    /// unchanged if the system refuses, for example because cores have been taken away since.
+    /// Pins this thread to `cores`. Returns the previous cores. Returns `None`, without a change, if the
+    /// system does not permit it, for example because the process has lost cores in the meantime.
     pub(super) fn change(cores: &[usize]) -> Option<Cores> {
         let mut set = CpuSet::new();
         cores.iter().for_each(|core| set.set(*core));
         swap(&set)
     }
 
-    /// Like [`change`], for the cores that it returned.
+    /// Acts like [`change`], with a set of cores that it returned earlier.
     pub(super) fn swap(cores: &Cores) -> Option<Cores> {
         let before = sched_getaffinity(None).ok()?;
         match sched_setaffinity(None, cores) {
             Ok(()) => Some(before),
             Err(error) => {
-                heard(|| tracing::warn!("a thread cannot be kept on the cores {cores:?}: {error}"));
+                warn_or_stderr(|| tracing::warn!("a thread cannot be kept on the cores {cores:?}: {error}"));
                 None
             }
         }
@@ -134,7 +135,7 @@ mod affinity {
     pub(super) enum Cores {}
 
     pub(super) fn allowed() -> Result<Vec<usize>> {
-        Err(Error::invalid("pinned", "threads are pinned to cores on Linux only; leave it out"))
+        Err(Error::invalid("pin_threads", "threads are only pinned to cores on Linux; leave it out"))
     }
 
     pub(super) fn change(_: &[usize]) -> Option<Cores> {

@@ -1,4 +1,4 @@
-//! The location of a strategy's variables.
+//! [`VariablePlacement`]: the location of a strategy's variables.
 
 use distribute_base::DeviceName;
 
@@ -6,12 +6,12 @@ use distribute_base::DeviceName;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VariablePlacement {
-    /// A copy on each worker device.
+    /// One copy on each worker device.
     Mirrored,
-    /// One copy on one device, which all replicas share.
+    /// A single copy on one device, which all replicas share.
     Central(DeviceName),
-    /// One copy without rules, for strategies with one replica.
+    /// A single ordinary copy, for strategies with only one replica.
     Ordinary,
-    /// One value on parameter servers, in shards, which all replicas of all workers share.
+    /// One value, stored in shards on parameter servers, which all replicas of all workers share.
     Servers,
 }

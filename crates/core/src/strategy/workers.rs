@@ -1,52 +1,54 @@
-//! A strategy's traffic with the other workers: at the beginning of a step, and in calls that are made once for
-//! all local replicas.
+//! A strategy's communication with the other workers: at the beginning of a step, and in calls that are made
+//! once for all local replicas.
 
-use super::Strategy;
+use super::{Strategy, VariablePlacement};
+use bytes::Bytes;
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
-use distribute_cluster::World;
 use distribute_cluster::resolver::ClusterResolver;
+use distribute_cluster::{Fingerprint, Job, Operation, World};
 use distribute_collective::group::{Group, Session};
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-/// The traffic of one strategy with the other workers.
+/// The state of a strategy's communication with the other workers.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
-    /// Held during a step, because concurrent steps could run in a different order on each worker.
+    /// A lock that is held during a step, because concurrent steps could run in a different order on each worker.
     step: Mutex<()>,
-    /// The session of calls made between steps.
+    /// The session for calls between steps; `None` until the first such call.
     between: Mutex<Option<Arc<Session>>>,
-    /// Whether this process replaces, or may replace, another in a running training, and does not yet make
-    /// calls with the others.
-    settling: AtomicBool,
-    /// Whether this process has left a training that the others continue.
+    /// Whether this process replaces, or may replace, another process in a training run and does not yet make calls
+    /// with the other workers.
+    catching_up: AtomicBool,
+    /// Whether this process has left a training run that the others continue.
     left: AtomicBool,
-    /// Whether the training continues if a worker fails.
+    /// Whether training continues if a worker fails.
     survives: AtomicBool,
 }
 
 impl Workers {
-    pub(super) fn is_settling(&self) -> bool {
-        self.settling.load(Ordering::Relaxed)
+    pub(super) fn is_catching_up(&self) -> bool {
+        self.catching_up.load(Ordering::Relaxed)
     }
 
-    /// Stops calls with the others. The previous session ends.
-    pub(super) fn unsettle(&self) {
-        self.settling.store(true, Ordering::Relaxed);
+    /// Stops calls with the other workers, and closes the session for calls between steps.
+    pub(super) fn begin_catching_up(&self) {
+        self.catching_up.store(true, Ordering::Relaxed);
         *lock(&self.between) = None;
     }
 
-    /// Allows calls with the others again.
-    pub(super) fn settle(&self) {
-        self.settling.store(false, Ordering::Relaxed);
+    /// Allows calls with the other workers again.
+    pub(super) fn finish_catching_up(&self) {
+        self.catching_up.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn has_left(&self) -> bool {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// Stops calls with the others for good.
+    /// Permanently stops calls with the other workers.
     pub(super) fn leave(&self) {
         self.left.store(true, Ordering::Relaxed);
         *lock(&self.between) = None;
@@ -62,8 +64,8 @@ impl Workers {
 }
 
 impl Strategy {
-    /// Returns the world: the workers that train together, the rank of this process among them, and the ids of
-    /// all replicas. In an elastic training, a rendezvous may change it.
+    /// Returns the workers that train together, the rank of this process among them, and the ids of all replicas. In
+    /// elastic training, a rendezvous may change the world.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -76,8 +78,8 @@ impl Strategy {
         if self.0.has_group { self.world_of_group() } else { self.0.alone }
     }
 
-    /// Returns the resolver of the cluster, which also has the task of this process; `None` for strategies of
-    /// one process.
+    /// Returns the resolver of the cluster, which also returns the task of this process; `None` for strategies of a
+    /// single process.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -94,8 +96,9 @@ impl Strategy {
         self.extended().cluster_resolver()
     }
 
-    /// Whether this process does the work that one process of the job does for all. With several workers this
-    /// is the chief, or the first worker if there is no chief.
+    /// Returns `true` if this process does the work that only one process of the job does, such as writing
+    /// checkpoints and summaries. With several workers this is the chief, or the first worker if there is no
+    /// chief.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -103,25 +106,58 @@ impl Strategy {
     /// # Ok::<(), distribute::Error>(())
     /// ```
     #[doc(alias = "experimental_should_init")]
+    #[doc(alias = "tf.distribute.StrategyExtended.should_checkpoint")]
+    #[doc(alias = "should_checkpoint")]
+    #[doc(alias = "tf.distribute.StrategyExtended.should_save_summary")]
+    #[doc(alias = "should_save_summary")]
     pub fn is_chief(&self) -> bool {
         self.extended().independent().map_or_else(|| self.world().is_chief(), |of| of.worker == 0)
     }
 
-    /// Whether this process writes checkpoints. With several workers, only the chief does.
-    #[doc(alias = "tf.distribute.StrategyExtended.should_checkpoint")]
-    pub fn should_checkpoint(&self) -> bool {
-        self.is_chief()
+    /// Stops the parameter servers in other processes, at the end of training, and the workers that
+    /// [serve](https://docs.rs/distribute/latest/distribute/fn.serve.html) a coordinator. First waits until all updates
+    /// in flight have been applied. In the stopped processes, `serve` returns. A server that cannot be reached is
+    /// considered stopped. Does nothing if there are no servers in other processes.
+    ///
+    /// Under a [`ParameterServerStrategy`](https://docs.rs/distribute/latest/distribute/struct.ParameterServerStrategy.html),
+    /// the chief makes this call or, in a cluster without a chief, worker 0. Workers that train in lock step make it
+    /// together, and the chief stops the servers when all have arrived.
+    ///
+    /// # Errors
+    /// - The error of an update that was not applied.
+    /// - After all servers have been asked to stop, the error of the first reachable server that did not stop.
+    /// - With several workers, [`Error::Collective`] if a worker does not make this call.
+    #[track_caller]
+    pub fn end_servers(&self) -> Result<()> {
+        const OPERATION: &str = "end_servers";
+        let Some(servers) = self.extended().parameter_servers() else { return Ok(()) };
+        let at = Location::caller();
+        self.exchange_results(
+            OPERATION,
+            || Fingerprint::new(Operation::Barrier, OPERATION, at),
+            Ok(()),
+            |()| Bytes::new(),
+        )?;
+        if self.is_chief() { servers.end() } else { Ok(()) }
     }
 
-    /// Whether this process writes logs and figures of the training. With several workers, only the chief does.
-    #[doc(alias = "tf.distribute.StrategyExtended.should_save_summary")]
-    pub fn should_save_summary(&self) -> bool {
-        self.is_chief()
+    /// Returns the number of workers that wait for functions scheduled by a coordinator; 0 under other strategies.
+    ///
+    /// # Errors
+    /// The errors of the cluster resolver.
+    #[doc(hidden)]
+    pub fn scheduled_workers(&self) -> Result<usize> {
+        let extended = self.extended();
+        let Some(resolver) = extended.cluster_resolver() else { return Ok(0) };
+        if extended.variable_placement() != VariablePlacement::Servers {
+            return Ok(0);
+        }
+        Ok(resolver.cluster_spec()?.num_tasks(&Job::Worker).unwrap_or(0))
     }
 
-    /// Returns the group, if there are other workers and calls are made with them.
+    /// Returns the group, if there are other workers and this process makes calls with them.
     pub(crate) fn group(&self) -> Option<&Group> {
-        self.all_workers().filter(|_| !self.0.workers.is_settling() && !self.0.workers.has_left())
+        self.all_workers().filter(|_| !self.0.workers.is_catching_up() && !self.0.workers.has_left())
     }
 
     /// Returns the group, if there are other workers.
@@ -133,17 +169,17 @@ impl Strategy {
         self.extended().group().map_or(self.0.alone, Group::world)
     }
 
-    /// Returns the group, if there are other workers or some may join.
+    /// Returns the group, if there are other workers or more may join.
     pub(crate) fn possible_group(&self) -> Option<&Group> {
         if self.0.has_group { self.extended().group() } else { None }
     }
 
-    /// Returns the session of calls between steps.
+    /// Locks and returns the session for calls between steps.
     pub(crate) fn session_between_steps(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
         lock(&self.0.workers.between)
     }
 
-    /// Returns an error for a second concurrent step if there are several workers.
+    /// Prevents concurrent steps if there are several workers. Returns an error if another step is running.
     pub(crate) fn one_step_at_a_time(&self) -> Result<Option<MutexGuard<'_, ()>>> {
         if self.group().is_none() {
             return Ok(None);
@@ -152,9 +188,9 @@ impl Strategy {
             Ok(guard) => Ok(Some(guard)),
             Err(TryLockError::Poisoned(poisoned)) => Ok(Some(poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => {
-                let reason = "a run of this strategy is in progress, on another thread or around this merge function; over several \
-                              workers one step goes after another, because each worker could take them in an order of its \
-                              own";
+                let reason = "a run of this strategy is in progress, on another thread or around this merge function; \
+                              with several workers, steps run one after another, because concurrent steps could run \
+                              in a different order on each worker";
                 Err(Error::invalid("run", reason))
             }
         }

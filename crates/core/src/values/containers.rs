@@ -1,4 +1,4 @@
-//! Containers: each item is split, reduced and gathered as it is outside the container.
+//! Containers of values. Each item is split, reduced and gathered in the same way as outside the container.
 
 use super::distributed::OPERATION;
 use super::{Distributed, Parts, Reducible};
@@ -8,25 +8,26 @@ use distribute_tensor::{Nest, Tree};
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 
-/// A container of items of one type, which can hold items of another.
+/// A container whose items all have the same type, and which can be rebuilt with items of a different type.
 pub trait Container: Sized {
     /// The type of an item.
     type Item;
 
-    /// The same container of another item type.
+    /// The same container with items of type `U`.
     type With<U>;
 
-    /// Returns the structure of the container, with the items at its ends.
+    /// Converts the container to its structure, whose leaves are the items.
     fn into_nodes(self) -> Tree<Self::Item>;
 
     /// Returns the items.
     fn items(&self) -> impl Iterator<Item = &Self::Item>;
 
-    /// Returns the container of this structure; `None` if another container has this structure.
+    /// Rebuilds the container from its structure. Returns `None` if the structure does not match this type of
+    /// container.
     fn from_nodes<U>(nodes: Tree<U>) -> Option<Self::With<U>>;
 
-    /// Returns the number of local results on `replicas` local replicas: one for each replica. For a container
-    /// that is its item, returns the number that `of` returns for the item.
+    /// Returns the number of local results on `replicas` local replicas, usually one per replica. A container with a
+    /// single item returns the result of `of` for that item.
     fn results(&self, replicas: usize, of: impl Fn(&Self::Item) -> usize) -> usize {
         let _ = of;
         replicas
@@ -184,7 +185,7 @@ where
     }
 }
 
-/// Returns the path of an item: `[1]`, `.name`.
+/// Returns the path of item `number`, such as `[1]` or `.name`.
 fn path(structure: &Tree<()>, number: usize) -> String {
     let mut paths = Vec::new();
     let Ok(()) = structure.visit(&mut |path, ()| {
@@ -207,7 +208,7 @@ where
     }
 }
 
-/// Joins structures at the ends of a structure to one.
+/// Flattens a tree whose leaves are trees by one level.
 fn joined<L>(tree: Tree<Tree<L>>) -> Tree<L> {
     match tree {
         Tree::Leaf(inner) => inner,

@@ -1,4 +1,4 @@
-//! Values that are split between replicas.
+//! [`Distributed`]: values that are split between replicas.
 
 use super::{Mirrored, PerReplica};
 use crate::strategy::Strategy;
@@ -6,11 +6,12 @@ use candle_core::{Tensor, Var};
 use distribute_base::{Error, Result};
 use distribute_tensor::{HostTensor, IndexedSlices};
 
-/// A value that is split between the local replicas. Each gets its component of a [`PerReplica`], and a
-/// [`Mirrored`], a variable, a tensor or a number unchanged.
+/// A value that is split between the local replicas. Each replica gets its component of a [`PerReplica`]. A
+/// [`Mirrored`], a variable, a tensor or a number is passed unchanged.
 ///
-/// Nested values behave as their items do: a tuple, an array, a `Vec`, an `Option`, a map by name, a
-/// [`Tree`](distribute_tensor::Tree). A struct with `#[derive(Nest)]` is the same for all replicas.
+/// In a nested value (a tuple, an array, a `Vec`, an `Option`, a map by name or a
+/// [`Tree`](distribute_tensor::Tree)), each item is split separately. A struct with `#[derive(Nest)]` is
+/// passed unchanged to all replicas.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -25,56 +26,61 @@ use distribute_tensor::{HostTensor, IndexedSlices};
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[doc(alias = "DistributedValues")]
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be given to replicas",
+    message = "`{Self}` cannot be passed to replicas",
     label = "this has no part for each replica",
-    note = "a model lent by `&model` is looked at from several threads, so it has to be `Sync`; where it is not, because it has \
-            a `Cell` or a `RefCell`, lend it by `&mut model`: each replica then has its own to change",
-    note = "a model of `Box<dyn Module>`, as `candle_nn::Sequential`, is neither `Sync` nor `Send`: use `distribute::nn::seq()` in its \
-            place, or build any model on each thread by `strategy.replicate(|vb| distribute::nn::per_thread(vb, |vb| ..))`",
-    note = "what is the same for all replicas is captured by the closure; what differs is a `PerReplica`; a struct of tensors and \
-            numbers has `#[derive(Nest)]`"
+    note = "a model that is passed as `&model` is read by several threads, so it must be `Sync`; if it is not, because \
+            it has a `Cell` or a `RefCell`, pass it as `&mut model`: each replica then gets its own to change",
+    note = "a model with a `Box<dyn Module>`, such as `candle_nn::Sequential`, is neither `Sync` nor `Send`: use \
+            `distribute::nn::seq()` instead, or build any model on each thread with \
+            `strategy.replicate(|vb| distribute::nn::per_thread(vb, |vb| ..))`",
+    note = "let the closure capture values that are equal on all replicas; use a `PerReplica` for values that differ, \
+            and `#[derive(Nest)]` for a struct of tensors and numbers"
 )]
 pub trait Distributed: Sized {
-    /// The type of one replica's part.
+    /// The type of the part for one replica.
     type Local: Send;
 
     /// Splits the value into one part for each of `replicas` local replicas.
     ///
     /// # Errors
-    /// - [`Error::Parts`]: the value was made for another number of replicas.
+    /// - [`Error::Parts`]: the value was created for a different number of replicas.
     fn split(self, replicas: usize) -> Result<Vec<Self::Local>>;
 
-    /// Returns the number of rows of local replica `replica`'s part, if it is a per-replica batch; the smallest
-    /// number if there are several batches in it.
+    /// Returns the number of rows in the part for local replica `replica`, if the part is a per-replica batch. If the
+    /// value contains several batches, returns the smallest number.
     fn rows(&self, replica: usize) -> Option<usize> {
         let _ = replica;
         None
     }
 
-    /// Whether any part of it is per replica.
+    /// Returns `true` if any item in the value has one value per replica.
     fn is_per_replica(&self) -> bool {
         false
     }
 
-    /// Returns the variables that a model writes for local replica `replica` alone while it runs, such as
-    /// running statistics.
+    /// Returns the variables of a model, such as running statistics, that only local replica `replica` writes while it
+    /// runs.
     #[doc(hidden)]
     fn own_variables(&self, replica: usize) -> Vec<Var> {
         let _ = replica;
         Vec::new()
     }
 
-    /// Returns the number of local results of this value on `replicas` local replicas: one if it is a single
-    /// value that is not distributed.
+    /// Returns the number of results of [`Strategy::local_results`](crate::Strategy::local_results) for this value: one
+    /// for a single value that is not distributed, otherwise one per local replica.
     fn local_results(&self, replicas: usize) -> usize {
         replicas
     }
 }
 
-pub(super) const OPERATION: &str = "giving each replica its part";
+pub(super) const OPERATION: &str = "splitting a value between replicas";
 
-/// Returns the values if there is one for each replica; otherwise an error that describes them by `what`.
-pub(crate) fn counted<T>(values: Vec<T>, replicas: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
+/// Returns the values if there is one per replica. Otherwise returns an error that contains the description `what`.
+pub(crate) fn require_one_each<T>(
+    values: Vec<T>,
+    replicas: usize,
+    what: impl FnOnce() -> String,
+) -> Result<Vec<T>> {
     let parts = match values.len() {
         n if n == replicas => return Ok(values),
         1 => "1 part".into(),
@@ -92,11 +98,11 @@ fn mirrored() -> String {
     "a Mirrored".into()
 }
 
-pub(crate) fn a_model<M>(strategy: &Strategy) -> String {
+pub(crate) fn describe_model<M>(strategy: &Strategy) -> String {
     format!("a model {} of {strategy}", short_name::<M>())
 }
 
-/// Returns the name of a type without its modules.
+/// Returns the name of a type, without module paths.
 fn short_name<T: ?Sized>() -> String {
     let parts =
         std::any::type_name::<T>().split_inclusive(|c: char| !c.is_alphanumeric() && !"_:".contains(c));
@@ -106,7 +112,7 @@ fn short_name<T: ?Sized>() -> String {
 impl<T: Send> Distributed for PerReplica<T> {
     type Local = T;
     fn split(self, replicas: usize) -> Result<Vec<T>> {
-        counted(self.into_values(), replicas, per_replica)
+        require_one_each(self.into_values(), replicas, per_replica)
     }
     fn is_per_replica(&self) -> bool {
         true
@@ -119,7 +125,7 @@ impl<T: Send> Distributed for PerReplica<T> {
 impl<'a, T: Sync> Distributed for &'a PerReplica<T> {
     type Local = &'a T;
     fn split(self, replicas: usize) -> Result<Vec<&'a T>> {
-        counted(self.iter().collect(), replicas, per_replica)
+        require_one_each(self.iter().collect(), replicas, per_replica)
     }
     fn is_per_replica(&self) -> bool {
         true
@@ -129,11 +135,11 @@ impl<'a, T: Sync> Distributed for &'a PerReplica<T> {
     }
 }
 
-/// Each replica gets its component by mutable reference.
+/// Gives each replica a mutable reference to its component.
 impl<'a, T: Send> Distributed for &'a mut PerReplica<T> {
     type Local = &'a mut T;
     fn split(self, replicas: usize) -> Result<Vec<&'a mut T>> {
-        counted(self.iter_mut().collect(), replicas, per_replica)
+        require_one_each(self.iter_mut().collect(), replicas, per_replica)
     }
     fn is_per_replica(&self) -> bool {
         true
@@ -153,7 +159,7 @@ impl<T: Clone + Send> Distributed for Mirrored<T> {
         }
         match copies.as_slice() {
             [one] => Ok(vec![one.clone(); replicas]),
-            _ => counted(copies, replicas, mirrored),
+            _ => require_one_each(copies, replicas, mirrored),
         }
     }
 }
@@ -164,7 +170,7 @@ impl<'a, T: Sync> Distributed for &'a Mirrored<T> {
         match self.copies().len() {
             _ if replicas == 1 => Ok(vec![self.get()]),
             1 => Ok(vec![self.get(); replicas]),
-            _ => counted(self.copies(), replicas, mirrored),
+            _ => require_one_each(self.copies(), replicas, mirrored),
         }
     }
 }

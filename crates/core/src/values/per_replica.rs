@@ -1,17 +1,17 @@
-//! One value for each local replica, and one value that is the same on all.
+//! One value per local replica, and a single value that is equal on all replicas.
 
 use candle_core::{Tensor, WithDType};
 use distribute_base::{Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::fmt;
 
-/// One value for each local replica, in the order of replica ids.
+/// One value per local replica, in the order of replica ids.
 ///
-/// [`run`](crate::Strategy::run) always returns one, even for a single replica, and distributed datasets yield
-/// them. Values are never merged because they happen to be the same object.
+/// [`run`](crate::Strategy::run) always returns a `PerReplica`, even with a single replica, and distributed datasets
+/// yield them. Values are never merged, even if they are the same object.
 ///
-/// Outside `run` there is no single value to compute with: reduce or gather it first. If all replicas have the
-/// same number, [`to_scalar`](PerReplica::to_scalar) returns it.
+/// Outside `run` there is no single value to compute with, so reduce or gather the values first. If all replicas have
+/// the same number, [`to_scalar`](PerReplica::to_scalar) returns it.
 ///
 /// ```compile_fail,E0369
 /// # use distribute::prelude::*;
@@ -19,7 +19,8 @@ use std::fmt;
 /// let sum = values + 1.;
 /// ```
 ///
-/// Pass it to `run` as an argument, and each replica gets its own part:
+/// Pass it to `run` as an argument, so that each replica gets its own value. A collective inside `run` does
+/// not accept all the values at once:
 ///
 /// ```compile_fail,E0277
 /// # use distribute::prelude::*;
@@ -38,12 +39,12 @@ pub struct PerReplica<T> {
 }
 
 impl<T> PerReplica<T> {
-    /// Creates it from one value for each local replica, in order.
+    /// Creates a `PerReplica` from one value per local replica, in the order of replica ids.
     pub fn from_values(values: Vec<T>) -> Self {
         Self { values, rows: None }
     }
 
-    pub(crate) fn pieces(values: Vec<T>, rows: Vec<usize>) -> Self {
+    pub(crate) fn with_rows(values: Vec<T>, rows: Vec<usize>) -> Self {
         Self { values, rows: Some(rows) }
     }
 
@@ -61,7 +62,7 @@ impl<T> PerReplica<T> {
         self.values
     }
 
-    /// Returns the value of local replica `replica`.
+    /// Returns the value of local replica `replica`, or `None` if there is no such replica.
     pub fn get(&self, replica: usize) -> Option<&T> {
         self.values.get(replica)
     }
@@ -71,7 +72,7 @@ impl<T> PerReplica<T> {
         self.values.len()
     }
 
-    /// Whether there are no values; never true for a result of `run`.
+    /// Returns `true` if there are no values. A result of `run` is never empty.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
@@ -86,15 +87,15 @@ impl<T> PerReplica<T> {
         self.values.iter_mut()
     }
 
-    /// Maps each replica's value.
+    /// Applies `f` to each replica's value. Information on batch sizes is dropped.
     pub fn map<U>(self, f: impl FnMut(T) -> U) -> PerReplica<U> {
         PerReplica::from_values(self.values.into_iter().map(f).collect())
     }
 
-    /// Merges the nests of the replicas into one structure whose leaves are per replica.
+    /// Merges the replicas' nests into a single structure, with one [`PerReplica`] for each leaf.
     ///
     /// # Errors
-    /// - [`Error::Tensor`]: replicas have different structures. The error names the path and both kinds.
+    /// - [`Error::Tensor`]: the replicas' structures differ. The error names the path and both kinds.
     pub fn regroup(self) -> Result<Tree<PerReplica<Leaf>>>
     where
         T: Nest,
@@ -106,13 +107,13 @@ impl<T> PerReplica<T> {
 }
 
 impl PerReplica<Tensor> {
-    /// Returns the number that all replicas have, such as the loss returned by `minimize` or a result of
+    /// Returns the number that is equal on all replicas, such as the loss that `minimize` returns or the result of an
     /// [`all_reduce`](crate::ReplicaContext::all_reduce).
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: replicas have different numbers, which the error lists.
-    ///   [`reduce`](crate::Strategy::reduce) combines them into one.
-    /// - [`Error::Candle`]: a value is a tensor that is not a scalar, or has another dtype.
+    /// - [`Error::InvalidArgument`]: the replicas have different numbers, which the error lists. Use
+    ///   [`reduce`](crate::Strategy::reduce) to combine them.
+    /// - [`Error::Candle`]: a value is not a scalar, or does not have the dtype of `S`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -137,15 +138,15 @@ impl PerReplica<Tensor> {
         }
         let each = scalars.iter().enumerate().map(|(r, scalar)| format!("{scalar} on replica {r}"));
         let reason = format!(
-            "the replicas have different numbers, {}; make one of them with strategy.reduce(ReduceOp::Mean, &values, \
-             None), or take one replica's with values()[0]",
+            "the replicas have different numbers, {}; combine them with strategy.reduce(ReduceOp::Mean, &values, \
+             None), or use one replica's number, values()[0]",
             each.take(8).collect::<Vec<_>>().join(", ")
         );
         Err(Error::invalid(OPERATION, reason))
     }
 }
 
-/// Equal if the values are equal, from any source.
+/// Compares only the values, not the batch sizes.
 impl<T: PartialEq> PartialEq for PerReplica<T> {
     fn eq(&self, other: &Self) -> bool {
         self.values == other.values
@@ -153,7 +154,7 @@ impl<T: PartialEq> PartialEq for PerReplica<T> {
 }
 
 impl<A, B> PerReplica<(A, B)> {
-    /// Splits pairs.
+    /// Splits pairs into two per-replica values.
     pub fn unzip(self) -> (PerReplica<A>, PerReplica<B>) {
         let (a, b) = self.values.into_iter().unzip();
         (PerReplica { values: a, rows: self.rows.clone() }, PerReplica { values: b, rows: self.rows })
@@ -161,7 +162,7 @@ impl<A, B> PerReplica<(A, B)> {
 }
 
 impl<A, B, C> PerReplica<(A, B, C)> {
-    /// Splits triples.
+    /// Splits triples into three per-replica values.
     pub fn unzip3(self) -> (PerReplica<A>, PerReplica<B>, PerReplica<C>) {
         let rows = self.rows;
         let (mut first, mut second, mut third) = (Vec::new(), Vec::new(), Vec::new());
@@ -197,7 +198,7 @@ impl<'a, T> IntoIterator for &'a PerReplica<T> {
     }
 }
 
-/// Prints the structure, with the replicas' values at its leaves:
+/// Displays the structure, with the replicas' values at its leaves:
 ///
 /// ```text
 /// PerReplica:{
@@ -219,10 +220,10 @@ fn show(leaf: &PerReplica<Leaf>) -> String {
     format!("PerReplica:{{\n{}\n}}", lines.join(",\n"))
 }
 
-/// One value that is the same on all replicas.
+/// A single value that is equal on all replicas.
 ///
-/// It can be read without combining replicas, and passed to `run` it reaches each of them. There is one copy
-/// for all replicas, or one on each of several devices.
+/// It can be read without combining replicas. If it is passed to `run`, each replica gets it. There is one copy for all
+/// replicas, or one copy on each of several devices.
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[doc(alias = "DistributedValues")]
 #[derive(Clone, Debug, PartialEq)]
@@ -232,13 +233,13 @@ pub struct Mirrored<T> {
 }
 
 impl<T> Mirrored<T> {
-    /// Creates it from the value that all replicas have.
+    /// Creates a `Mirrored` from a single value.
     pub fn new(value: T) -> Self {
         Self { first: value, others: Vec::new() }
     }
 
-    /// Creates it from a copy for each device, in the order of devices; `None` if there are no copies. The
-    /// caller has to ensure that they are equal.
+    /// Creates a `Mirrored` from one copy per device, in the order of the devices. Returns `None` if there are no
+    /// copies. The caller must ensure that all copies are equal.
     pub fn from_copies(copies: impl IntoIterator<Item = T>) -> Option<Self> {
         let mut copies = copies.into_iter();
         Some(Self { first: copies.next()?, others: copies.collect() })
@@ -249,17 +250,17 @@ impl<T> Mirrored<T> {
         &self.first
     }
 
-    /// Returns the value.
+    /// Returns the value and drops the other copies.
     pub fn into_inner(self) -> T {
         self.first
     }
 
-    /// Returns the copies: one for all replicas, or one for each device.
+    /// Returns the copies: one for all replicas, or one per device.
     pub fn copies(&self) -> Vec<&T> {
         std::iter::once(&self.first).chain(&self.others).collect()
     }
 
-    /// Returns the copies: one for all replicas, or one for each device.
+    /// Returns the copies by value: one for all replicas, or one per device.
     pub fn into_copies(self) -> Vec<T> {
         let mut copies = self.others;
         copies.insert(0, self.first);
@@ -307,7 +308,8 @@ mod tests {
         let text = PerReplica::from_values(vec![6f32, 7.]).to_string();
         assert_eq!(
             text,
-            "PerReplica:{\n  0: <Tensor: shape=(), dtype=float32, data=6.0>,\n  1: <Tensor: shape=(), dtype=float32, data=7.0>\n}"
+            "PerReplica:{\n  0: <Tensor: shape=(), dtype=float32, data=6.0>,\n  1: <Tensor: shape=(), dtype=float32, \
+             data=7.0>\n}"
         );
     }
 }

@@ -1,28 +1,30 @@
-//! The arguments of `reduce` and `gather`: values, and axes.
+//! [`Reducible`] and [`Axes`]: the arguments of `reduce` and `gather`.
 
 use super::{Mirrored, PerReplica};
 use candle_core::Tensor;
 use distribute_base::{Error, Result};
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Nest, Tree};
 
-/// The components of one leaf of a value given to `reduce` or `gather`.
+/// The components of one leaf of a value that is passed to `reduce` or `gather`.
+#[derive(Debug)]
 pub enum Components {
-    /// One leaf for each local replica.
+    /// One leaf per local replica.
     PerReplica(Vec<Leaf>),
-    /// The same leaf on every replica.
+    /// A single leaf that is equal on every replica.
     Mirrored(Leaf),
     /// A leaf that is not distributed.
     Plain(Leaf),
 }
 
-/// The structure of a value given to `reduce` or `gather`, with the components of its leaves.
+/// The components of a value that is passed to `reduce` or `gather`, in the structure of that value.
 pub type Parts = Tree<Components>;
 
-/// A value that can be reduced or gathered over replicas, or a nest of such values: a tuple, an array, a `Vec`,
-/// an `Option`, a map by name, a [`Tree`]. A struct with `#[derive(Nest)]` is a value that is not distributed.
+/// A value that can be reduced or gathered over replicas, or a nest of such values: a tuple, an array, a
+/// `Vec`, an `Option`, a map by name, or a [`Tree`]. A struct with `#[derive(Nest)]` is a value that is not
+/// distributed.
 ///
 /// ```
-/// # use distribute::prelude::*;
+/// # use distribute::{prelude::*, values::Mirrored};
 /// let strategy = MirroredStrategy::cpus(2)?;
 /// let ids = strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group() as f32))?;
 /// // A value of each replica, and one that all have.
@@ -31,14 +33,14 @@ pub type Parts = Tree<Components>;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 pub trait Reducible {
-    /// The type of each replica's nest.
+    /// The type of a single replica's value.
     type Nest: Nest;
 
     /// Returns the components of each leaf, for an operation on `replicas` local replicas.
     ///
     /// # Errors
-    /// An error if a variable cannot be read, or if a value has parts for another number of replicas or of
-    /// different structures.
+    /// Returns an error if a variable cannot be read, if a value was created for a different number of replicas, or if
+    /// the replicas' structures differ.
     fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts>;
 }
 
@@ -73,11 +75,11 @@ impl<N: Nest + Clone> Reducible for &Mirrored<N> {
     }
 }
 
-/// Returns the components of each leaf of a value. For types that other crates define, it checks that there is
-/// a part for each local replica.
+/// Returns the components of each leaf of a value. Checks that a per-replica leaf has one component per local replica,
+/// because other crates may implement [`Reducible`].
 ///
 /// # Errors
-/// The errors of [`Reducible::into_parts`].
+/// Returns the errors of [`Reducible::into_parts`].
 pub(crate) fn parts_of<V: Reducible>(operation: &'static str, value: V, replicas: usize) -> Result<Parts> {
     let parts = value.into_parts(operation, replicas)?;
     parts.leaves().into_iter().try_for_each(|leaf| match leaf {
@@ -135,10 +137,10 @@ plain!(
     String
 );
 
-/// The axes that `reduce` sums over within each replica, in addition to the replicas. Negative ones count from
-/// the end.
+/// The axes over which `reduce` sums within each replica, before it sums over the replicas. Negative axes count from
+/// the last dimension.
 ///
-/// `None`: only over the replicas. `0`: also over the batch. `[0, 1]`: over both.
+/// `None` sums only over the replicas, `0` also over the batch, and `[0, 1]` also over the first two dimensions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Axes(pub(crate) Option<Vec<i64>>);
 

@@ -1,4 +1,4 @@
-//! Tuples: each item is split, reduced and gathered as it is outside the tuple.
+//! Tuples. Each item is split, reduced and gathered in the same way as outside the tuple.
 
 use super::distributed::OPERATION;
 use super::{Distributed, Parts, Reducible};

@@ -1,17 +1,20 @@
-//! The allowed operations on a variable in each context, and the way to do them: the tables of the documents,
-//! as one pure function.
+//! The decision which operations on a variable are allowed in each context, and which copies they access. It is a pure
+//! function that follows the tables in TensorFlow's documentation.
+
+// - **INV-19** One function decides which operations of a variable are allowed in which context, and a refused
+//   operation has changed nothing. Tests: `core/src/variables/access.rs`, `computing/variables/contexts.rs`.
 
 use distribute_base::{ContextKind, VariableAggregation as Aggregation};
 use distribute_tensor::{ReduceOp, Write};
 
-/// The kind of a variable, which the strategy chooses from the requested synchronization.
+/// The kind of a variable. The strategy derives it from the requested synchronization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VariableKind {
-    /// One copy, one replica: no rules.
+    /// A variable of a single replica, without restrictions.
     Ordinary,
-    /// Copies that are always equal, or one that all replicas share.
+    /// A variable whose copies are always equal, or that has one copy for all replicas.
     OnWrite,
-    /// A copy for each replica, which only that replica writes.
+    /// A variable with one copy per replica. Each replica writes only its own copy.
     OnRead,
 }
 
@@ -19,36 +22,36 @@ pub(super) enum VariableKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Read,
-    /// Writes the complete value.
+    /// Writes the complete value with the given operation.
     Write(Write),
-    /// Writes some of its rows.
+    /// Writes some of the rows with the given operation.
     Scatter(Write),
 }
 
-/// The way to do an operation.
+/// The copies that an operation accesses, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AccessPlan {
-    /// The copy of this replica, or the one that is being updated.
+    /// The operation accesses the copy of this replica, or the copy that is being updated.
     Own,
-    /// All copies for a write, any of them for a read.
+    /// A write goes to all copies, and a read uses any of them.
     All,
     /// A read combines the copies of all replicas.
     Combined(Combine),
-    /// A write gives each copy a part of the value, so that their sum is the value.
-    Shares,
-    /// The values that all replicas write are combined, and written to all copies. All replicas have to
+    /// A write gives each copy a part of the value, so that the sum of the copies is the value.
+    Split,
+    /// The values that all replicas write are combined and written to all copies. All replicas must
     /// participate.
-    Together(Combine),
+    Collective(Combine),
 }
 
-/// The way in which several values become one.
+/// The method by which several values are combined into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Combine {
     Reduce(ReduceOp),
     First,
 }
 
-/// Returns the way to do the operation, or advice if it is refused.
+/// Returns the plan for the operation. If the operation is not allowed, returns advice for the error message.
 pub(super) fn plan(
     kind: VariableKind,
     aggregation: Aggregation,
@@ -72,12 +75,12 @@ pub(super) fn plan(
         (VariableKind::OnWrite, Access::Read, ContextKind::Replica) => Ok(AccessPlan::Own),
         (VariableKind::OnWrite, Access::Read, _) => Ok(AccessPlan::All),
         (VariableKind::OnWrite, Access::Write(_), ContextKind::Replica) => {
-            combine.map(AccessPlan::Together).ok_or(REPLICA_WRITE)
+            combine.map(AccessPlan::Collective).ok_or(REPLICA_WRITE)
         }
         (VariableKind::OnWrite, Access::Write(_), _) => Ok(AccessPlan::All),
         (VariableKind::OnWrite, Access::Scatter(how), ContextKind::Replica) => {
             ordered(how, combine)?;
-            combine.map(AccessPlan::Together).ok_or(REPLICA_WRITE)
+            combine.map(AccessPlan::Collective).ok_or(REPLICA_WRITE)
         }
         (VariableKind::OnWrite, Access::Scatter(how), _) => ordered(how, combine).map(|()| AccessPlan::All),
 
@@ -85,27 +88,27 @@ pub(super) fn plan(
         (VariableKind::OnRead, _, ContextKind::Replica) => Ok(AccessPlan::Own),
         (VariableKind::OnRead, Access::Read, _) => match combine {
             None => Err(
-                "give it an aggregation that says how its copies become one value, or read them one by one \
-                         with copies()",
+                "create it with an aggregation, which combines its copies, or read them one by one with copies()",
             ),
             Some(combine) => Ok(AccessPlan::Combined(combine)),
         },
         (VariableKind::OnRead, Access::Write(how), _) => match (aggregation, how) {
-            (Aggregation::Sum, Write::Assign) => Ok(AccessPlan::Shares),
-            (Aggregation::Sum, _) => {
-                Err("its value is the sum of its copies: assign the whole, or add on one replica, in run")
-            }
+            (Aggregation::Sum, Write::Assign) => Ok(AccessPlan::Split),
+            (Aggregation::Sum, _) => Err(
+                "its value is the sum of its copies: assign the complete value, or add on one replica, in run",
+            ),
             _ => Ok(AccessPlan::All),
         },
     }
 }
 
-const REPLICA_WRITE: &str = "nothing says how the replicas' values become one: create it with an aggregation, or use \
+const REPLICA_WRITE: &str = "it has no aggregation for the replicas' values: create it with one, or use \
                              merge_call, and there reduce_to and update";
-const SCATTER_ON_READ: &str = "rows are written to ON_WRITE variables only: assign the whole value";
+const SCATTER_ON_READ: &str = "rows can only be written to ON_WRITE variables: assign the complete value";
 
 // SC-3
-/// The minimum, the maximum and the replacement of several replicas' rows depend on their order.
+/// Returns an error if the combined rows of several replicas would depend on the order of the replicas. This applies to
+/// minimum, maximum and replacement.
 fn ordered(how: Write, combine: Option<Combine>) -> Result<(), &'static str> {
     match (how, combine) {
         (Write::Min | Write::Max | Write::Assign, Some(Combine::Reduce(_))) => Err(
@@ -136,13 +139,13 @@ mod tests {
     fn wr_3_and_dv_1_table_of_on_write_variables() {
         for how in [Write::Assign, Write::Add, Write::Sub] {
             let write = Access::Write(how);
-            let together = [
+            let collective = [
                 None,
-                Some(AccessPlan::Together(SUM)),
-                Some(AccessPlan::Together(MEAN)),
-                Some(AccessPlan::Together(Combine::First)),
+                Some(AccessPlan::Collective(SUM)),
+                Some(AccessPlan::Collective(MEAN)),
+                Some(AccessPlan::Collective(Combine::First)),
             ];
-            assert_eq!(row(VariableKind::OnWrite, write, Replica), together);
+            assert_eq!(row(VariableKind::OnWrite, write, Replica), collective);
             assert_eq!(row(VariableKind::OnWrite, write, CrossReplica), [Some(AccessPlan::All); 4]);
             assert_eq!(row(VariableKind::OnWrite, write, Default), [Some(AccessPlan::All); 4]);
             assert_eq!(row(VariableKind::OnWrite, write, Update), [Some(AccessPlan::Own); 4]);
@@ -157,7 +160,7 @@ mod tests {
         for how in [Write::Assign, Write::Add, Write::Sub] {
             assert_eq!(row(VariableKind::OnRead, Access::Write(how), Replica), [Some(AccessPlan::Own); 4]);
             assert_eq!(row(VariableKind::OnRead, Access::Write(how), Update), [Some(AccessPlan::Own); 4]);
-            let sum = (how == Write::Assign).then_some(AccessPlan::Shares);
+            let sum = (how == Write::Assign).then_some(AccessPlan::Split);
             let all = Some(AccessPlan::All);
             assert_eq!(row(VariableKind::OnRead, Access::Write(how), CrossReplica), [all, sum, all, all]);
         }
@@ -172,9 +175,9 @@ mod tests {
     fn sc_1_and_sc_3_table_of_scatters() {
         let [add, min] = [Access::Scatter(Write::Add), Access::Scatter(Write::Min)];
         let (all, own, first) =
-            (Some(AccessPlan::All), Some(AccessPlan::Own), Some(AccessPlan::Together(Combine::First)));
-        let together = [None, Some(AccessPlan::Together(SUM)), Some(AccessPlan::Together(MEAN)), first];
-        assert_eq!(row(VariableKind::OnWrite, add, Replica), together);
+            (Some(AccessPlan::All), Some(AccessPlan::Own), Some(AccessPlan::Collective(Combine::First)));
+        let collective = [None, Some(AccessPlan::Collective(SUM)), Some(AccessPlan::Collective(MEAN)), first];
+        assert_eq!(row(VariableKind::OnWrite, add, Replica), collective);
         assert_eq!(row(VariableKind::OnWrite, add, CrossReplica), [all; 4]);
         assert_eq!(row(VariableKind::OnWrite, add, Update), [own; 4]);
         assert_eq!(row(VariableKind::OnWrite, min, Replica), [None, None, None, first]);

@@ -1,4 +1,4 @@
-//! A scope in which variables on servers are read once.
+//! A scope in which each variable on parameter servers is read only once.
 
 use crate::strategy::Strategy;
 use distribute_base::internal::lock;
@@ -9,50 +9,50 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// The values that were read in a scope, by their tables.
-type Read = Arc<Mutex<HashMap<Vec<(usize, String)>, HostTensor>>>;
+/// The values that were read in a scope. The key identifies a variable by its tables: server and name.
+type CachedValues = Arc<Mutex<HashMap<Vec<(usize, String)>, HostTensor>>>;
 
 thread_local! {
-    /// The values that were read in the scope of this thread.
-    static SCOPE: RefCell<Option<Cached>> = const { RefCell::new(None) };
+    /// The scope that this thread is in, if any.
+    static SCOPE: RefCell<Option<ReadCache>> = const { RefCell::new(None) };
 }
 
-/// The scope of a thread, for entering it on another.
+/// A scope of cached reads. A clone can be entered on another thread.
 #[derive(Clone)]
-pub(crate) struct Cached {
+pub(crate) struct ReadCache {
     strategy: Strategy,
-    read: Read,
+    read: CachedValues,
 }
 
-/// Leaves a scope when dropped.
-pub struct Entered(Option<Cached>);
+/// A guard that restores the previous scope when it is dropped.
+pub struct CacheGuard(Option<ReadCache>);
 
-impl Drop for Entered {
+impl Drop for CacheGuard {
     fn drop(&mut self) {
         SCOPE.set(self.0.take());
     }
 }
 
-impl Cached {
-    /// Returns the scope of this thread.
+impl ReadCache {
+    /// Returns the scope that this thread is in, if any.
     pub(crate) fn current() -> Option<Self> {
         SCOPE.with_borrow(Clone::clone)
     }
 
     /// Enters the scope on this thread.
-    pub(crate) fn enter(self) -> Entered {
-        Entered(SCOPE.replace(Some(self)))
+    pub(crate) fn enter(self) -> CacheGuard {
+        CacheGuard(SCOPE.replace(Some(self)))
     }
 }
 
 // CACHE-1
 impl Strategy {
-    /// Reads each of this strategy's variables on parameter servers at most once while `body` runs. This
-    /// applies to complete reads, on this thread and by the replicas of its runs. Such reads do not see writes
-    /// made in the meantime. Rows are always read from the servers.
+    /// Calls `body`, and reads each of this strategy's variables on parameter servers at most once during the call.
+    /// This applies to reads of complete values, on this thread and by the replicas of its runs. Cached values do not
+    /// reflect later writes. Rows are always read from the servers.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: called inside another such scope.
+    /// - [`Error::InvalidArgument`]: called inside another scope of this kind.
     /// - The error of `body`.
     ///
     /// ```
@@ -72,22 +72,23 @@ impl Strategy {
     /// ```
     #[doc(alias = "CachingVariable")]
     pub fn cache_variable_reads<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        if Cached::current().is_some() {
-            let reason = "it is being called inside of another such scope; one is enough, and a new one begins behind it";
+        if ReadCache::current().is_some() {
+            let reason = "it was called inside another such scope; leave that scope first";
             return Err(Error::invalid("cache_variable_reads", reason));
         }
-        let _scope = Cached { strategy: self.clone(), read: Read::default() }.enter();
+        let _scope = ReadCache { strategy: self.clone(), read: CachedValues::default() }.enter();
         body()
     }
 }
 
-/// Returns the complete value of a variable on servers, from the scope if it was read there before.
+/// Returns the complete value of a variable on parameter servers. Uses the value from the scope if the
+/// variable has already been read in it.
 pub(super) fn read(variable: &Sharded) -> Result<HostTensor> {
-    let of_strategy = |scope: &Cached| {
+    let of_strategy = |scope: &ReadCache| {
         let servers = scope.strategy.extended().parameter_servers();
-        servers.is_some_and(|servers| Arc::ptr_eq(servers.links(), variable.links()))
+        servers.is_some_and(|servers| Arc::ptr_eq(servers.channels(), variable.channels()))
     };
-    let Some(scope) = Cached::current().filter(of_strategy) else { return variable.read() };
+    let Some(scope) = ReadCache::current().filter(of_strategy) else { return variable.read() };
     let tables: Vec<_> = variable.shards().iter().map(|shard| (shard.server, shard.table.clone())).collect();
     // Held during the fetch, so that the replicas fetch each variable once.
     let mut read = lock(&scope.read);

@@ -1,7 +1,7 @@
-//! The checksum of a variable's elements, by which workers compare their values. It is CRC-32C of the bytes in
-//! memory, which processors compute about as fast as they read.
+//! Checksums of variables' elements, with which workers compare their values. A checksum is the CRC-32C of the bytes in
+//! memory, which processors compute about as fast as they read memory.
 
-use super::about::about;
+use super::error::with_name;
 use super::variable::Variable;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Storage, Tensor, bail};
@@ -12,40 +12,40 @@ use distribute_tensor::dtype::Buffer;
 use std::ops::Range;
 
 impl Variable {
-    /// Computes CRC-32C of a range of elements, one copy after another, continuing from `sum`.
+    /// Computes the CRC-32C of a range of elements of every copy, one copy after another, continuing from `sum`.
     ///
     /// # Errors
-    /// candle's error, if a copy on another device cannot be read.
+    /// Returns an error of candle if a copy on another device cannot be read.
     pub(crate) fn checksum(&self, elements: Range<usize>, sum: u32) -> Result<u32> {
         let _all = self.all_copies();
         let mut copies = self.0.copies.iter();
-        copies.try_fold(sum, |sum, copy| copy.checksum(elements.clone(), sum)).map_err(about(self.name()))
+        copies.try_fold(sum, |sum, copy| copy.checksum(elements.clone(), sum)).map_err(with_name(self.name()))
     }
 
-    /// Returns the number of its elements.
+    /// Returns the number of elements.
     pub(crate) fn elements(&self) -> usize {
         self.dims().iter().product()
     }
 
-    /// Returns the number of bytes of an element in memory. For strings, which differ in length, this is a
-    /// guess.
+    /// Returns the size of an element in memory, in bytes. For strings, whose lengths differ, this is an
+    /// estimate.
     pub(crate) fn element_bytes(&self) -> usize {
         self.dtype().bytes().unwrap_or(size_of::<Vec<u8>>())
     }
 }
 
-/// Computes the checksum of elements of a tensor in row-major order.
-pub(super) fn of_candle(tensor: &Tensor, elements: Range<usize>, sum: u32) -> candle_core::Result<u32> {
+/// Computes the checksum of a range of a tensor's elements, in row-major order, continuing from `sum`.
+pub(super) fn candle_checksum(tensor: &Tensor, elements: Range<usize>, sum: u32) -> candle_core::Result<u32> {
     let (storage, layout) = tensor.storage_and_layout();
     if let (Storage::Cpu(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) {
-        return of_cpu(storage, start + elements.start..end.min(start + elements.end), sum);
+        return cpu_checksum(storage, start + elements.start..end.min(start + elements.end), sum);
     }
     drop(storage);
     let some = tensor.detach().flatten_all()?.narrow(0, elements.start, elements.len())?;
-    of_candle(&to_host(&some)?, 0..elements.len(), sum)
+    candle_checksum(&to_host(&some)?, 0..elements.len(), sum)
 }
 
-fn of_cpu(storage: &CpuStorage, elements: Range<usize>, sum: u32) -> candle_core::Result<u32> {
+fn cpu_checksum(storage: &CpuStorage, elements: Range<usize>, sum: u32) -> candle_core::Result<u32> {
     macro_rules! by_type {
         ($($variant:ident)*) => {
             match storage {
@@ -58,8 +58,8 @@ fn of_cpu(storage: &CpuStorage, elements: Range<usize>, sum: u32) -> candle_core
     Ok(crc32c::crc32c_append(sum, bytes.unwrap_or_default()))
 }
 
-/// Computes the checksum of elements of a tensor on the host.
-pub(super) fn of_host(buffer: &Buffer, elements: Range<usize>, sum: u32) -> u32 {
+/// Computes the checksum of a range of elements in host memory, continuing from `sum`.
+pub(super) fn host_checksum(buffer: &Buffer, elements: Range<usize>, sum: u32) -> u32 {
     if let Buffer::String(strings) = buffer {
         let some = strings.get(elements).unwrap_or_default();
         return some.iter().fold(sum, |sum, string| {
@@ -79,7 +79,7 @@ mod tests {
     use distribute_tensor::HostTensor;
 
     fn whole(tensor: &Tensor) -> u32 {
-        of_candle(tensor, 0..tensor.elem_count(), 0).unwrap()
+        candle_checksum(tensor, 0..tensor.elem_count(), 0).unwrap()
     }
 
     #[test]
@@ -89,7 +89,7 @@ mod tests {
         let bytes: &[u8] = bytemuck::cast_slice(&numbers);
         assert_eq!(whole(&tensor), crc32c::crc32c(bytes));
         let parts = [0..1, 1..1, 1..700, 700..1000].into_iter();
-        let sum = parts.fold(0, |sum, part| of_candle(&tensor, part, sum).unwrap());
+        let sum = parts.fold(0, |sum, part| candle_checksum(&tensor, part, sum).unwrap());
         assert_eq!(sum, whole(&tensor));
         for bit in [0, 13, 31] {
             let mut other = numbers.clone();
@@ -104,7 +104,7 @@ mod tests {
         let turned = tensor.t().unwrap();
         assert_eq!(whole(&turned), whole(&turned.contiguous().unwrap()));
         let rows = tensor.narrow(0, 1, 2).unwrap();
-        assert_eq!(whole(&rows), of_candle(&tensor, 6..18, 0).unwrap());
+        assert_eq!(whole(&rows), candle_checksum(&tensor, 6..18, 0).unwrap());
     }
 
     #[test]
@@ -117,11 +117,19 @@ mod tests {
         for dtype in distribute_tensor::DType::ALL.into_iter().filter(|dtype| dtype.bytes().is_some()) {
             let zeros = HostTensor::zeros(dtype, [3]).unwrap();
             let ones = HostTensor::vector(vec![0u8, 0, 1]).cast(dtype).unwrap();
-            assert_ne!(of_host(zeros.buffer(), 0..3, 0), of_host(ones.buffer(), 0..3, 0), "{dtype}");
-            assert_eq!(of_host(zeros.buffer(), 0..2, 0), of_host(ones.buffer(), 0..2, 0), "{dtype}");
+            assert_ne!(
+                host_checksum(zeros.buffer(), 0..3, 0),
+                host_checksum(ones.buffer(), 0..3, 0),
+                "{dtype}"
+            );
+            assert_eq!(
+                host_checksum(zeros.buffer(), 0..2, 0),
+                host_checksum(ones.buffer(), 0..2, 0),
+                "{dtype}"
+            );
         }
         let strings = |all: [&str; 2]| HostTensor::vector(all.map(|text| text.as_bytes().to_vec()).to_vec());
         let [one, other] = [["ab", "c"], ["a", "bc"]].map(strings);
-        assert_ne!(of_host(one.buffer(), 0..2, 0), of_host(other.buffer(), 0..2, 0));
+        assert_ne!(host_checksum(one.buffer(), 0..2, 0), host_checksum(other.buffer(), 0..2, 0));
     }
 }

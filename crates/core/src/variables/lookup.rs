@@ -1,43 +1,43 @@
-//! Rows of a variable by their ids, limited in norm, and combined in bags.
+//! Embedding lookups: rows of a variable are looked up by id, limited in norm, and combined in bags.
 
 use super::variable::Variable;
 use distribute_base::{Error, Result};
 use distribute_ps_tables::PartitionStrategy;
 use distribute_tensor::{DType, HostTensor};
 
-/// The way in which the rows of a bag are combined.
+/// The rule by which the rows of a bag are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BagMode {
     /// The sum of the rows.
     Sum,
     /// The sum, divided by the number of rows.
     Mean,
-    /// The sum, divided by the square root of the number of rows, which keeps the variance independent of that
-    /// number.
+    /// The sum, divided by the square root of the number of rows. The variance of the result is then
+    /// independent of the number of rows.
     #[doc(alias = "sqrtn")]
     SqrtN,
 }
 
-/// The options of a lookup.
+/// Options of a lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Lookup {
-    /// The largest norm of a row. Rows with a larger norm are scaled down to it.
+    /// The maximum norm of a row. Rows with a larger norm are scaled down. `None` sets no limit.
     pub max_norm: Option<f64>,
-    /// The partition strategy of the variable's rows that the caller relies on.
+    /// The partition strategy that the caller expects of the variable's rows. `None` accepts any.
     pub partition_strategy: Option<PartitionStrategy>,
 }
 
-/// Returns the rows of ids of any shape `[…]`: a tensor `[…, row]`.
+/// Returns the rows for ids of any shape `[…]`, as a tensor of shape `[…, row]`.
 ///
 /// # Errors
-/// - [`Error::Params`]: an id is no row.
-/// - [`Error::InvalidArgument`]: ids are not integers, `max_norm` is given for a dtype that is no float, or
-///   rows were partitioned in another way than [`Lookup::partition_strategy`]. TensorFlow silently looks up
-///   other rows in that case.
+/// - [`Error::Params`]: an id is not the index of a row.
+/// - [`Error::InvalidArgument`]: ids are not integers, `max_norm` is not positive or is given for rows that are neither
+///   f32 nor f64, or rows are not partitioned as [`Lookup::partition_strategy`] expects. TensorFlow silently looks up
+///   different rows in the latter case.
 ///
 /// ```
 /// # use distribute::prelude::*;
-/// use distribute::{LocalCluster, ParameterServerStrategy, Variable, lookup, params::FixedShardsPartitioner};
+/// use distribute::{LocalCluster, ParameterServerStrategy, Variable, lookup, parameter_server::FixedShardsPartitioner};
 /// let cluster = LocalCluster::new(1, 2)?;
 /// let strategy = ParameterServerStrategy::new(cluster.resolver(), FixedShardsPartitioner::new(2)?)?;
 /// let rows = HostTensor::new(vec![3f32, 4., 0., 1., 6., 8.], [3, 2])?;
@@ -57,26 +57,26 @@ pub fn embedding_lookup(variable: &Variable, ids: &HostTensor, lookup: Lookup) -
     rows.reshape(shape).map_err(Error::tensor(OPERATION))
 }
 
-/// Ids in bags of different lengths, with a weight for each; 1 if there are no weights.
+/// Bags of ids. Their lengths may differ, and each id may have a weight.
 #[doc(alias = "tf.SparseTensor")]
 #[doc(alias = "SparseTensor")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bags {
-    /// The ids of each bag.
+    /// The ids in each bag.
     pub ids: Vec<Vec<i64>>,
-    /// A weight for each id.
+    /// The weight of each id, by bag; `None` means that all weights are 1.
     pub weights: Option<Vec<Vec<f64>>>,
 }
 
-/// Combines the rows of each bag's ids. The result is their weighted sum; divided by the sum of weights for
-/// [`BagMode::Mean`], or by the root of the sum of their squares for [`BagMode::SqrtN`]. A bag without ids
-/// gives zeros.
+/// Looks up the ids of each bag and combines their rows. The result is the weighted sum of the rows. [`BagMode::Mean`]
+/// divides it by the sum of the weights, and [`BagMode::SqrtN`] by the square root of the sum of the squared weights.
+/// An empty bag results in zeros.
 ///
-/// Models that train use `EmbeddingBag` instead.
+/// Models that are being trained should use `EmbeddingBag` instead.
 ///
 /// # Errors
-/// The errors of [`embedding_lookup`], and [`Error::InvalidArgument`] for weights that don't fit the ids and
-/// for a table that is neither f32 nor f64.
+/// Returns the errors of [`embedding_lookup`], and [`Error::InvalidArgument`] for weights that don't match the ids and
+/// for tables that are neither f32 nor f64.
 #[doc(alias = "tf.nn.embedding_lookup_sparse")]
 pub fn embedding_lookup_sparse(
     variable: &Variable,
@@ -87,11 +87,12 @@ pub fn embedding_lookup_sparse(
     combined("embedding_lookup_sparse", variable, bags, combiner, lookup)
 }
 
-/// Acts like [`embedding_lookup_sparse`], for unchecked data. Ids below 0 are left out. Unless rows are summed,
-/// so are ids whose weight is not above 0. A bag that becomes empty gives the row `default_id`, or zeros.
+/// Acts like [`embedding_lookup_sparse`], but accepts unchecked data. Negative ids are skipped and, unless rows are
+/// summed, ids whose weight is not positive are also skipped. For a bag without remaining ids, the result is the row
+/// `default_id`, or zeros if `default_id` is `None`.
 ///
 /// # Errors
-/// The errors of [`embedding_lookup_sparse`].
+/// Returns the errors of [`embedding_lookup_sparse`].
 #[doc(alias = "tf.nn.safe_embedding_lookup_sparse")]
 pub fn safe_embedding_lookup_sparse(
     variable: &Variable,
@@ -132,8 +133,10 @@ fn combined(
     let (dtype, width) =
         (variable.dtype(), variable.dims().get(1..).unwrap_or_default().iter().product::<usize>());
     if !matches!(dtype, DType::F32 | DType::F64) {
-        let reason =
-            format!("variable {} is {dtype}; rows of float32 and float64 are combined", variable.name());
+        let reason = format!(
+            "variable {} is {dtype}; only rows of float32 and float64 can be combined",
+            variable.name()
+        );
         return Err(Error::invalid(operation, reason));
     }
     let flat: Vec<i64> = bags.ids.iter().flatten().copied().collect();
@@ -176,20 +179,23 @@ fn require_weights(operation: &'static str, bags: &Bags) -> Result<()> {
     if of_ids == of_weights {
         return Ok(());
     }
-    let reason = "there has to be a weight for each id of each bag, and there are others";
+    let reason = "the weights do not match the ids: there has to be one for each id of each bag";
     Err(Error::invalid(operation, reason))
 }
 
-/// Returns the rows of ids, one after another, each scaled down to the largest norm.
+/// Returns the rows of `ids`, in order, each scaled down to the maximum norm.
 fn rows_of(operation: &'static str, variable: &Variable, ids: &[i64], lookup: Lookup) -> Result<HostTensor> {
     // SV-7
-    let dealt = variable.remote().and_then(|remote| remote.numbered()?.cut()).map(|cut| cut.strategy());
+    let dealt = variable
+        .remote()
+        .and_then(|remote| remote.numbered()?.partition())
+        .map(|partition| partition.strategy());
     if let (Some(asked), Some(dealt)) = (lookup.partition_strategy, dealt)
         && asked != dealt
     {
         let reason = format!(
-            "the rows of variable {} are dealt out by {dealt:?}, not by {asked:?}, by which ids would be other rows; leave the \
-             partition_strategy out, or give that of the variable",
+            "the rows of variable {} are partitioned by {dealt:?}, not by {asked:?}, which would look up other rows; \
+             leave partition_strategy out, or pass that of the variable",
             variable.name()
         );
         return Err(Error::invalid(operation, reason));
@@ -226,7 +232,7 @@ fn integers(operation: &'static str, ids: &HostTensor) -> Result<Vec<i64>> {
         dtype => {
             return Err(Error::invalid(
                 operation,
-                format!("ids are integers of 64 bits at most, not {dtype}"),
+                format!("ids must be integers of at most 64 bits, not {dtype}"),
             ));
         }
     };

@@ -1,33 +1,35 @@
-//! Variables: values that replicas share or have copies of, and the variables of one model.
+//! Variables: values that replicas share or have copies of, and the variables of a model.
 //!
-//! | file | what it is |
+//! A variable of a model has one copy for all replicas that use the same memory, so a step copies no weights.
+//! A variable that a program creates in a scope has one copy per device, as in TensorFlow. Both are
+//! [`Variable`]s.
+//!
+//! | module | contents |
 //! |---|---|
-//! | `kinds` | [`VariableSynchronization`], [`VariableAggregation`] |
-//! | `access` | the allowed operations, and the way to do them: the documents' tables as one pure function |
-//! | `placement` | the storages of a new variable: one pure function |
-//! | `storage` | the location of one copy: candle's memory, the host's, or parameter servers |
-//! | `in_candle` | writing into candle's memory |
-//! | `device_copies` | copies for replicas whose devices have separate memory |
-//! | `variable`, `create` | [`Variable`]: its properties; its creation |
-//! | `place` | the context of a use, and the copy that belongs to it |
-//! | `read`, `write` | its operations, in any context |
-//! | `shards`, `lookup` | its shards; its rows by their ids, one by one and combined; slices of it |
+//! | `access` | the operations that are allowed in each context, as one pure function |
+//! | `placement` | where a new variable is stored, as one pure function |
+//! | `storage` | the memory of one copy: candle's, the host's, or parameter servers |
+//! | `variable`, `create` | [`Variable`] and its properties; creating variables |
+//! | `registry` | the variables of a strategy |
+//! | `access_site` | the context of an access, and the copy that belongs to it |
+//! | `read`, `write`, `reduced` | reading and writing in any context; variables as arguments of `reduce` |
+//! | `shards`, `lookup` | shards, rows and slices of a variable; looking up and combining rows |
 //! | `rows`, `cache` | on parameter servers: tables that are looked up by row; a scope that reads each variable once |
 //! | `dynamic` | variables whose rows are ids |
-//! | `checksum` | the checksum by which workers compare their variables |
-//! | `state` | a variable as a component of a checkpoint |
-//! | `model` | [`Variables`]: the variables of one model, created by `replicate` |
+//! | `checksum`, `drift` | checksums of variables; comparing them between workers in each step |
+//! | `state`, `error` | a variable as a component of a checkpoint; errors with the variable's name |
+//! | `model` | [`Variables`]: the variables of a model, created by `replicate` |
 
-mod about;
 mod access;
+mod access_site;
 mod cache;
 mod checksum;
 mod create;
 mod drift;
 mod dynamic;
+mod error;
 pub mod lookup;
 mod model;
-mod place;
 mod placement;
 mod read;
 mod reduced;
@@ -38,17 +40,16 @@ mod state;
 mod storage;
 pub mod variable;
 mod write;
-pub use lookup::BagMode;
 
-pub(crate) use cache::Cached;
-pub use create::NewVariable;
+pub(crate) use cache::ReadCache;
+pub use create::VariableBuilder;
 pub use distribute_ps_client::internal::row_of_id;
-pub(crate) use drift::{Digest, Mirrored};
-pub use model::Evaluated;
+pub(crate) use drift::{Digest, DriftCheck};
+pub use model::UnchangedNorm;
 pub use model::Variables;
-pub use model::again;
+pub use model::rebuild;
 pub use rows::RowSource;
-pub use rows::for_ids;
-pub use rows::for_rows;
+pub use rows::request_ids;
+pub use rows::request_rows;
 pub use shards::Shard;
 pub use variable::Variable;

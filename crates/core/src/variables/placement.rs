@@ -1,83 +1,89 @@
-//! The storages of a new variable, and the rules that apply to it: one pure decision, for programs' variables
-//! and models'.
+//! The decision where a new variable of a program or model is stored and which rules apply to it, as a pure function.
 
 use super::access::VariableKind;
 use crate::strategy::VariablePlacement;
 use distribute_base::{DeviceKind, DeviceName, VariableSynchronization};
 
-/// The storages of a new variable.
+/// The storage location of a new variable, and the kind that determines the rules for its use.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Placement {
-    pub(super) at: At,
+    pub(super) at: StorageLocation,
     pub(super) kind: VariableKind,
 }
 
-/// The location of the storages.
+/// The location of a variable's copies.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum At {
-    /// One on each: for each replica of this process, or one that they share.
+pub(super) enum StorageLocation {
+    /// One copy on each of these devices, with one device per replica of this process, or a single device for all.
     Devices(Vec<DeviceName>),
-    /// One on parameter servers, which all replicas of all workers share. It is partitioned over them or, next
-    /// to another variable, on one server.
-    Servers { beside: Option<usize> },
+    /// One value on parameter servers, which all replicas of all workers share. It is partitioned over the servers. If
+    /// it is colocated with another variable, it is stored on server `next_to` instead.
+    Servers { next_to: Option<usize> },
 }
 
 /// The purpose of a new variable.
 #[derive(Clone, Debug)]
 pub(super) enum Purpose {
-    /// Any use by the program.
-    Own {
+    /// A variable that the program creates for any use.
+    Program {
         synchronization: VariableSynchronization,
-        /// The devices of the variable that it is colocated with.
+        /// The devices of the variable with which the new variable is colocated, if any.
         colocated: Option<Vec<DeviceName>>,
     },
-    /// The weights of a model. Only optimizers write them, for all replicas at once.
+    /// A weight of a model. Only optimizers write it, for all replicas at once.
     Weights {
-        /// The devices of the variable that the model is colocated with.
+        /// The devices of the variable with which the model is colocated, if any.
         colocated: Option<Vec<DeviceName>>,
+        /// The size in bytes, if the weight is a table whose rows are looked up. It is unlimited if rows are ids.
+        table: Option<usize>,
     },
-    /// The running statistics of a model. Each replica writes a separate copy.
+    /// A running statistic of a model. Each replica writes its own copy.
     Statistics,
 }
 
-/// The settings of a strategy for the variables that are created with it.
+/// The settings of a strategy that determine where variables are stored.
 pub(super) struct Policy<'a> {
     pub(super) placement: VariablePlacement,
-    /// The device of each replica of this process.
+    /// The minimum size in bytes of the tables that are on servers although other variables are not; `None` if there
+    /// are no such tables.
+    pub(super) min_table: Option<usize>,
+    /// The devices of this process's replicas.
     pub(super) replicas: &'a [DeviceName],
-    /// The device of parameters that replicas share.
+    /// The device of the weights, which the replicas share.
     pub(super) parameters: DeviceName,
 }
 
 impl Policy<'_> {
-    /// Returns the location of a variable, or the reason why it cannot be created.
+    /// Returns the placement of a variable, or the reason why it cannot be created.
     pub(super) fn place(&self, purpose: Purpose) -> Result<Placement, String> {
         let each = || self.replicas.to_vec();
         let on_servers = self.placement == VariablePlacement::Servers;
         let (synchronization, colocated) = match purpose {
-            Purpose::Weights { colocated } => {
+            Purpose::Weights { colocated, table } => {
+                let is_table = table.zip(self.min_table).is_some_and(|(table, min)| table >= min);
+                let on_servers = on_servers || is_table && colocated.is_none();
                 let at = self.place_weights(colocated, on_servers)?;
                 return Ok(Placement { at, kind: VariableKind::OnWrite });
             }
             Purpose::Statistics => {
-                return Ok(Placement { at: At::Devices(each()), kind: VariableKind::OnRead });
+                return Ok(Placement { at: StorageLocation::Devices(each()), kind: VariableKind::OnRead });
             }
-            Purpose::Own { synchronization, colocated } => (synchronization, colocated),
+            Purpose::Program { synchronization, colocated } => (synchronization, colocated),
         };
         // COLO-4, PSV-1: with one replica there is nothing to aggregate.
-        let beside = match colocated.as_deref() {
+        let next_to = match colocated.as_deref() {
             None if on_servers => Some(None),
             Some([DeviceName { server: Some(server), .. }]) if on_servers => Some(Some(*server)),
             _ => None,
         };
-        if let Some(beside) = beside {
+        if let Some(next_to) = next_to {
             let kind = match synchronization {
                 _ if self.replicas.len() == 1 => VariableKind::Ordinary,
                 VariableSynchronization::None => return Err(NEVER.into()),
                 // PSV-3
                 _ => VariableKind::OnWrite,
             };
-            return Ok(Placement { at: At::Servers { beside }, kind });
+            return Ok(Placement { at: StorageLocation::Servers { next_to }, kind });
         }
         let devices = match (colocated, self.placement) {
             (Some(devices), _) => devices,
@@ -97,24 +103,29 @@ impl Policy<'_> {
             // PSV-3: a replica can only write the single copy.
             _ => VariableKind::OnWrite,
         };
-        Ok(Placement { at: At::Devices(devices), kind })
+        Ok(Placement { at: StorageLocation::Devices(devices), kind })
     }
 
-    /// Returns the location of a model's weights. Replicas on devices with separate memory compute with copies
-    /// of the weights in CPU memory.
-    fn place_weights(&self, colocated: Option<Vec<DeviceName>>, on_servers: bool) -> Result<At, String> {
+    /// Returns the location of a model's weights. They are stored in CPU memory. Replicas on devices with separate
+    /// memory compute with copies of them.
+    fn place_weights(
+        &self,
+        colocated: Option<Vec<DeviceName>>,
+        on_servers: bool,
+    ) -> Result<StorageLocation, String> {
         let on_host = |device: DeviceName| {
             if device.kind == DeviceKind::Cpu { device } else { DeviceName::cpu(0) }
         };
         // COLO-2, COLO-4
         match colocated.as_deref() {
-            None if on_servers => Ok(At::Servers { beside: None }),
-            None => Ok(At::Devices(vec![on_host(self.parameters)])),
+            None if on_servers => Ok(StorageLocation::Servers { next_to: None }),
+            None => Ok(StorageLocation::Devices(vec![on_host(self.parameters)])),
             Some([DeviceName { server: Some(server), .. }]) if on_servers => {
-                Ok(At::Servers { beside: Some(*server) })
+                Ok(StorageLocation::Servers { next_to: Some(*server) })
             }
             Some(devices) if on_servers => Err(format!(
-                "the weights of a model are trained on a parameter server, not on {devices:?}; colocate the model with a variable that is on one"
+                "the weights of a model are trained on a parameter server, not on {devices:?}; colocate the model \
+                 with a variable on a server"
             )),
             Some(devices) => {
                 self.require_one_or_each(devices)?;
@@ -124,12 +135,13 @@ impl Policy<'_> {
                         on_hosts.push(device);
                     }
                 }
-                Ok(At::Devices(on_hosts))
+                Ok(StorageLocation::Devices(on_hosts))
             }
         }
     }
 
-    /// Returns whether there is a device for each replica.
+    /// Returns `true` if `devices` contains one device per replica, and `false` if it contains a single device for all.
+    /// Returns an error otherwise.
     fn require_one_or_each(&self, devices: &[DeviceName]) -> Result<bool, String> {
         let for_each = devices.len() == self.replicas.len()
             && self.replicas.iter().all(|device| devices.contains(device));
@@ -157,15 +169,17 @@ mod tests {
         synchronization: VariableSynchronization,
         colocated: Option<Vec<DeviceName>>,
     ) -> Result<Placement, String> {
-        let policy = Policy { placement, replicas: &cpus(replicas), parameters: DeviceName::cpu(0) };
-        policy.place(Purpose::Own { synchronization, colocated })
+        let policy =
+            Policy { placement, min_table: None, replicas: &cpus(replicas), parameters: DeviceName::cpu(0) };
+        policy.place(Purpose::Program { synchronization, colocated })
     }
 
     // VAR-1, PSV-3
     #[test]
-    fn users_variables_lie_where_the_strategy_says_and_go_by_what_was_asked_for() {
+    fn variables_of_users_are_on_the_strategys_devices_with_the_requested_synchronization() {
         let central = VariablePlacement::Central(DeviceName::cpu(7));
-        let on = |devices: Vec<DeviceName>, kind| Ok(Placement { at: At::Devices(devices), kind });
+        let on =
+            |devices: Vec<DeviceName>, kind| Ok(Placement { at: StorageLocation::Devices(devices), kind });
         for (placement, replicas, devices, of_write, of_read) in [
             (VariablePlacement::Ordinary, 1, cpus(1), VariableKind::Ordinary, VariableKind::Ordinary),
             (VariablePlacement::Mirrored, 1, cpus(1), VariableKind::OnWrite, VariableKind::OnRead),
@@ -182,13 +196,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_colocated_lies_beside_the_other_on_one_device_or_on_all() {
-        let beside = |devices: Vec<DeviceName>| {
+    fn a_colocated_variable_is_on_one_device_or_on_those_of_all_replicas() {
+        let next_to = |devices: Vec<DeviceName>| {
             place(VariablePlacement::Mirrored, 3, OnWrite, Some(devices)).map(|placement| placement.at)
         };
-        assert_eq!(beside(cpus(3)), Ok(At::Devices(cpus(3))));
-        assert_eq!(beside(vec![DeviceName::cpu(5)]), Ok(At::Devices(vec![DeviceName::cpu(5)])));
-        assert!(beside(cpus(2)).unwrap_err().contains("a copy for each replica or one for all"));
+        assert_eq!(next_to(cpus(3)), Ok(StorageLocation::Devices(cpus(3))));
+        assert_eq!(next_to(vec![DeviceName::cpu(5)]), Ok(StorageLocation::Devices(vec![DeviceName::cpu(5)])));
+        assert!(next_to(cpus(2)).unwrap_err().contains("a copy for each replica or one for all"));
         // Copies for each replica of a strategy with a central device can be ON_READ.
         let central = VariablePlacement::Central(DeviceName::cpu(0));
         let kind = |devices| place(central, 3, OnRead, Some(devices)).unwrap().kind;
@@ -198,15 +212,19 @@ mod tests {
     #[test]
     fn replicas_share_a_models_weights_and_have_running_statistics_of_their_own() {
         for placement in [VariablePlacement::Ordinary, VariablePlacement::Mirrored] {
-            let policy = Policy { placement, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
-            let weights =
-                Placement { at: At::Devices(vec![DeviceName::cpu(9)]), kind: VariableKind::OnWrite };
-            assert_eq!(policy.place(Purpose::Weights { colocated: None }), Ok(weights));
+            let policy =
+                Policy { placement, min_table: None, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
+            let weights = Placement {
+                at: StorageLocation::Devices(vec![DeviceName::cpu(9)]),
+                kind: VariableKind::OnWrite,
+            };
+            assert_eq!(policy.place(Purpose::Weights { colocated: None, table: None }), Ok(weights));
             let on_gpu = Policy { parameters: DeviceName::gpu(0), ..policy };
-            let on_gpu = on_gpu.place(Purpose::Weights { colocated: None }).unwrap();
-            assert_eq!(on_gpu.at, At::Devices(vec![DeviceName::cpu(0)]));
-            let policy = Policy { placement, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
-            let statistics = Placement { at: At::Devices(cpus(3)), kind: VariableKind::OnRead };
+            let on_gpu = on_gpu.place(Purpose::Weights { colocated: None, table: None }).unwrap();
+            assert_eq!(on_gpu.at, StorageLocation::Devices(vec![DeviceName::cpu(0)]));
+            let policy =
+                Policy { placement, min_table: None, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
+            let statistics = Placement { at: StorageLocation::Devices(cpus(3)), kind: VariableKind::OnRead };
             assert_eq!(policy.place(Purpose::Statistics), Ok(statistics));
         }
     }
@@ -215,34 +233,64 @@ mod tests {
     #[test]
     fn a_colocated_models_weights_are_where_the_other_variable_is_and_whole() {
         let place = |placement, devices: &[DeviceName]| {
-            let policy = Policy { placement, replicas: &cpus(2), parameters: DeviceName::cpu(9) };
-            policy.place(Purpose::Weights { colocated: Some(devices.to_vec()) }).map(|placement| placement.at)
+            let policy =
+                Policy { placement, min_table: None, replicas: &cpus(2), parameters: DeviceName::cpu(9) };
+            policy
+                .place(Purpose::Weights { colocated: Some(devices.to_vec()), table: None })
+                .map(|placement| placement.at)
         };
         for placement in [VariablePlacement::Mirrored, VariablePlacement::Central(DeviceName::cpu(9))] {
             for devices in [cpus(2), vec![DeviceName::cpu(1)], vec![DeviceName::cpu(9)]] {
-                assert_eq!(place(placement, &devices), Ok(At::Devices(devices)));
+                assert_eq!(place(placement, &devices), Ok(StorageLocation::Devices(devices)));
             }
             assert!(place(placement, &cpus(3)).unwrap_err().contains("a copy for each replica or one"));
             // Weights stay in the memory of the CPU.
-            assert_eq!(place(placement, &[DeviceName::gpu(1)]), Ok(At::Devices(cpus(1))));
+            assert_eq!(place(placement, &[DeviceName::gpu(1)]), Ok(StorageLocation::Devices(cpus(1))));
         }
         let gpus = [DeviceName::gpu(0), DeviceName::gpu(1)];
-        let policy = Policy { placement: VariablePlacement::Mirrored, replicas: &gpus, parameters: gpus[0] };
-        let weights = policy.place(Purpose::Weights { colocated: Some(gpus.to_vec()) });
-        assert_eq!(weights.unwrap().at, At::Devices(cpus(1)));
+        let policy = Policy {
+            placement: VariablePlacement::Mirrored,
+            min_table: None,
+            replicas: &gpus,
+            parameters: gpus[0],
+        };
+        let weights = policy.place(Purpose::Weights { colocated: Some(gpus.to_vec()), table: None });
+        assert_eq!(weights.unwrap().at, StorageLocation::Devices(cpus(1)));
         let servers = VariablePlacement::Servers;
-        assert_eq!(place(servers, &[DeviceName::of_server(3)]), Ok(At::Servers { beside: Some(3) }));
+        assert_eq!(
+            place(servers, &[DeviceName::of_server(3)]),
+            Ok(StorageLocation::Servers { next_to: Some(3) })
+        );
         let error = place(servers, &cpus(1)).unwrap_err();
-        assert!(error.contains("colocate the model with a variable that is on one"), "{error}");
+        assert!(error.contains("colocate the model with a variable on a server"), "{error}");
+    }
+
+    #[test]
+    fn large_tables_of_mirrored_models_are_on_servers_if_the_strategy_says_so() {
+        let place = |min_table, table, colocated| {
+            let policy = Policy {
+                placement: VariablePlacement::Mirrored,
+                min_table,
+                replicas: &cpus(2),
+                parameters: DeviceName::cpu(0),
+            };
+            policy.place(Purpose::Weights { colocated, table }).map(|placement| placement.at)
+        };
+        let here = || Ok(StorageLocation::Devices(cpus(1)));
+        assert_eq!(place(Some(100), Some(100), None), Ok(StorageLocation::Servers { next_to: None }));
+        for (min_table, table) in [(Some(100), Some(99)), (Some(100), None), (None, Some(100))] {
+            assert_eq!(place(min_table, table, None), here(), "{min_table:?} {table:?}");
+        }
+        assert_eq!(place(Some(100), Some(100), Some(cpus(1))), here());
     }
 
     // PSV-1, PSV-3, COLO-4
     #[test]
-    fn on_servers_there_is_one_value_and_what_is_colocated_stays_whole() {
+    fn on_servers_there_is_one_value_and_colocated_variables_are_not_sharded() {
         let place = |replicas, synchronization, colocated| {
             place(VariablePlacement::Servers, replicas, synchronization, colocated)
         };
-        let on = |beside, kind| Ok(Placement { at: At::Servers { beside }, kind });
+        let on = |next_to, kind| Ok(Placement { at: StorageLocation::Servers { next_to }, kind });
         for synchronization in [Auto, OnWrite, OnRead] {
             assert_eq!(place(2, synchronization, None), on(None, VariableKind::OnWrite));
             assert_eq!(place(1, synchronization, None), on(None, VariableKind::Ordinary));
@@ -250,6 +298,6 @@ mod tests {
         assert!(place(2, Never, None).unwrap_err().contains("NONE"));
         assert_eq!(place(2, Auto, Some(vec![DeviceName::of_server(3)])), on(Some(3), VariableKind::OnWrite));
         let here = place(2, Auto, Some(cpus(1))).unwrap();
-        assert_eq!(here.at, At::Devices(cpus(1)));
+        assert_eq!(here.at, StorageLocation::Devices(cpus(1)));
     }
 }

@@ -6,8 +6,9 @@ use crate::values::{Components, Parts, PerReplica, Reducible, plain};
 use distribute_base::{ContextKind, Result};
 use distribute_tensor::{Leaf, Tree};
 
-/// The value that a read returns, in replica and update context. Elsewhere it is the copies of an ON_READ
-/// variable, whatever its aggregation, and the value of any other variable, whose copies are equal.
+/// The contribution of a variable depends on the context. In replica and update context it is the value that a read
+/// returns. Elsewhere it is the separate copies of an ON_READ variable, regardless of its aggregation, and the common
+/// value of any other variable.
 impl Reducible for &Variable {
     type Nest = Leaf;
     fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {
@@ -21,7 +22,7 @@ impl Reducible for &Variable {
     }
 }
 
-/// Equivalent to a reference to it.
+/// Acts like a reference to the variable.
 impl Reducible for Variable {
     type Nest = Leaf;
     fn into_parts(self, operation: &'static str, replicas: usize) -> Result<Parts> {

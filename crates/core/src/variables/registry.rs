@@ -1,6 +1,6 @@
-//! The variables of a strategy.
+//! The registry of a strategy's variables.
 
-use super::drift::Mirrored;
+use super::drift::DriftCheck;
 use super::variable::{Variable, WeakVariable};
 use crate::strategy::Strategy;
 use candle_core::TensorId;
@@ -8,17 +8,17 @@ use distribute_base::internal::lock;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// The variables of one strategy that have not been dropped.
+/// The variables of a strategy that have not been dropped.
 #[derive(Default)]
 struct Registry {
-    /// The variables by the candle tensors of their copies.
+    /// The variables, keyed by the ids of the candle tensors of their copies.
     containers: Mutex<HashMap<TensorId, WeakVariable>>,
-    /// The first variable of each name.
+    /// The first variable with each name.
     names: Mutex<HashMap<String, WeakVariable>>,
 }
 
 impl Strategy {
-    /// Registers a new variable, by the candle tensors of its copies and by its name.
+    /// Registers a new variable by the candle tensors of its copies and by its name.
     pub(crate) fn register(&self, variable: &Variable) {
         let registry = self.extension::<Registry>();
         let mut containers = lock(&registry.containers);
@@ -37,18 +37,18 @@ impl Strategy {
             names.insert(variable.name().to_string(), variable.downgrade());
         }
         drop(names);
-        if self.extended().group().is_some() && variable.is_mirrored() {
-            self.extension::<Mirrored>().add(variable);
+        if self.extended().group().is_some() && variable.is_mirrored() && variable.remote().is_none() {
+            self.extension::<DriftCheck>().add(variable);
         }
     }
 
-    /// Returns the variable that a candle tensor is a copy of.
+    /// Returns the variable that has the candle tensor with this id as a copy.
     #[doc(hidden)]
     pub fn container(&self, id: TensorId) -> Option<Variable> {
         lock(&self.extension::<Registry>().containers).get(&id)?.upgrade()
     }
 
-    /// Returns the first variable of this name that has not been dropped.
+    /// Returns the first variable named `name` that has not been dropped.
     pub(crate) fn variable_named(&self, name: &str) -> Option<Variable> {
         lock(&self.extension::<Registry>().names).get(name)?.upgrade()
     }

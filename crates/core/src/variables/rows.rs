@@ -1,94 +1,109 @@
-//! The variables on servers that are used only by layers that look up rows.
+//! Tables: variables on parameter servers that are only used by layers that look up rows.
 
 use super::variable::Variable;
 use candle_core::Tensor;
 use distribute_base::{Error, Result};
-use distribute_log::heard;
-use distribute_ps_client::internal::{EachOnce, id_of_row};
+use distribute_log::warn_or_stderr;
+use distribute_ps_client::internal::{RowRead, UniqueRows, id_of_row};
 use distribute_ps_tables::DynamicOptions;
+use distribute_tensor::DType;
 use std::cell::RefCell;
 
 thread_local! {
-    /// Set while a layer that looks up rows asks for its table.
-    static ASKED: RefCell<Option<Asked>> = const { RefCell::new(None) };
+    /// The request of the layer that is being built on this thread, if the layer looks up rows.
+    static REQUEST: RefCell<Option<TableRequest>> = const { RefCell::new(None) };
 }
 
-/// The request of a layer that looks up rows.
+/// A request for a table, made by a layer that looks up rows, while the layer is being built.
 #[derive(Default)]
-struct Asked {
-    /// The variables that it got whose rows, or complete value, are elsewhere than in its tensor; each with the
-    /// local replica.
+struct TableRequest {
+    /// The variables that the layer requested and whose current values are not in the returned tensor. Each is paired
+    /// with the index of the local replica.
     variables: Vec<(Variable, usize)>,
-    /// The options of the table, if its rows are ids.
+    /// The options of the table, if its rows are identified by ids.
     ids: Option<DynamicOptions>,
 }
 
-/// The source of a layer's rows, if that is not the layer's tensor: parameter servers return the rows of a
-/// batch's ids. It can also return the complete table, as its replica computes with it.
+/// The source of a layer's rows if it is not the layer's own tensor. It fetches the rows for a batch's ids from
+/// parameter servers, or returns the complete table that the replica computes with.
 #[derive(Clone, Debug)]
 pub struct RowSource(Variable, usize);
 
-/// Runs `build`, in which a layer that looks up rows asks for its table. Also returns the source of the rows,
-/// if it is not the layer's tensor.
-pub fn for_rows<T>(build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
-    asking(None, build)
+/// Calls `build`, in which a layer that looks up rows requests its table. Also returns the source of the rows; `None`
+/// if it is the layer's own tensor.
+pub fn request_rows<T>(build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
+    with_request(None, build)
 }
 
-/// Runs `build`, in which a layer asks for one row that represents those of all ids. Also returns the source of
-/// the rows: `None` if the strategy has no parameter servers.
-pub fn for_ids<T>(options: DynamicOptions, build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
-    asking(Some(options), build)
+/// Calls `build`, in which a layer requests a single row in place of a table with one row per id. Also returns the
+/// source of the rows, or `None` if the strategy has no parameter servers.
+pub fn request_ids<T>(options: DynamicOptions, build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
+    with_request(Some(options), build)
 }
 
-fn asking<T>(ids: Option<DynamicOptions>, build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
-    /// Restores the thread's previous request, even after a panic.
-    struct Back(Option<Asked>);
-    impl Drop for Back {
+fn with_request<T>(ids: Option<DynamicOptions>, build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
+    /// A guard that restores the thread's previous request, even after a panic.
+    struct RestoreOnDrop(Option<TableRequest>);
+    impl Drop for RestoreOnDrop {
         fn drop(&mut self) {
-            ASKED.set(self.0.take());
+            REQUEST.set(self.0.take());
         }
     }
-    let _back = Back(ASKED.replace(Some(Asked { ids, ..Asked::default() })));
+    let _back = RestoreOnDrop(REQUEST.replace(Some(TableRequest { ids, ..TableRequest::default() })));
     let built = build();
-    let source = ASKED.with_borrow_mut(|asked| asked.as_mut()?.variables.pop());
+    let source = REQUEST.with_borrow_mut(|request| request.as_mut()?.variables.pop());
     let source = source.map(|(variable, replica)| RowSource(variable, replica));
     (built, source)
 }
 
-/// Whether the variable that is requested now will be looked up by row.
-pub(super) fn are_asked_for() -> bool {
-    ASKED.with_borrow(Option::is_some)
+/// Returns `true` if the layer that is being built looks up its variable by row.
+pub(super) fn rows_are_requested() -> bool {
+    REQUEST.with_borrow(Option::is_some)
 }
 
-/// Returns the options of the table that is requested now, if its rows are ids.
-pub(super) fn ids_are_asked_for() -> Option<DynamicOptions> {
-    ASKED.with_borrow(|asked| asked.as_ref()?.ids)
+/// Returns the size in bytes of the table that is being requested, whose rows are looked up in shards. Returns `None`
+/// if no layer requests its variable by row, or if rows of this dtype are not looked up in shards. The size of a table
+/// of ids is unlimited.
+pub(super) fn requested_bytes(elements: usize, dtype: DType) -> Option<usize> {
+    match dtype {
+        _ if !rows_are_requested() => None,
+        _ if requested_ids().is_some() => Some(usize::MAX),
+        DType::F32 | DType::F64 => Some(elements.saturating_mul(dtype.bytes().unwrap_or(1))),
+        _ => None,
+    }
 }
 
-/// Records that a variable was requested. On servers its rows can be looked up there, but any other use fetches
-/// it completely. If the replica computes with a copy on its own device, rows are looked up in that copy.
-pub(super) fn asked(variable: &Variable, replica: usize, on_device: bool) -> Result<()> {
+/// Returns the options of the table that is being requested, if its rows are identified by ids.
+pub(super) fn requested_ids() -> Option<DynamicOptions> {
+    REQUEST.with_borrow(|request| request.as_ref()?.ids)
+}
+
+/// Records that a variable was requested. If it is on parameter servers, its rows can be looked up there, and any other
+/// use fetches the complete value. If the replica computes with a copy on its own device, rows are looked up in that
+/// copy.
+pub(super) fn record_request(variable: &Variable, replica: usize, on_device: bool) -> Result<()> {
     let got = || {
-        ASKED.with_borrow_mut(|asked| {
-            asked.iter_mut().for_each(|all| all.variables.push((variable.clone(), replica)))
+        REQUEST.with_borrow_mut(|request| {
+            request.iter_mut().for_each(|all| all.variables.push((variable.clone(), replica)))
         })
     };
-    match (variable.dynamic_options(), ids_are_asked_for()) {
+    match (variable.dynamic_options(), requested_ids()) {
         (None, None) => {}
-        (Some(options), Some(asked)) if options == asked => {
+        (Some(options), Some(request)) if options == request => {
             got();
             return Ok(());
         }
-        (options, asked) => {
+        (options, request) => {
             let kind = |options: Option<DynamicOptions>| {
                 options.map_or("of numbered rows".to_owned(), |options| format!("of ids, by {options:?}"))
             };
             let reason = format!(
-                "variable {} is a table {}, and is asked for as one {}; give each layer a path of its own, vb.pp(\"…\"), and build \
+                "variable {} is a table {}, but is requested as one {}; give each layer a separate path, \
+                 vb.pp(\"…\"), and build \
                  the same model on every replica",
                 variable.name(),
                 kind(options),
-                kind(asked)
+                kind(request)
             );
             // Without servers, the layer returns the error.
             if variable.strategy().extended().parameter_servers().is_some() {
@@ -97,12 +112,12 @@ pub(super) fn asked(variable: &Variable, replica: usize, on_device: bool) -> Res
         }
     }
     let Some(cache) = variable.remote().and_then(|remote| remote.cache()) else {
-        if !on_device && variable.device_copies().is_some() && ids_are_asked_for().is_none() {
+        if !on_device && variable.device_copies().is_some() && requested_ids().is_none() {
             got();
         }
         return Ok(());
     };
-    if are_asked_for() && !cache.is_whole() {
+    if rows_are_requested() && !cache.fetches_all() {
         got();
         return Ok(());
     }
@@ -110,29 +125,43 @@ pub(super) fn asked(variable: &Variable, replica: usize, on_device: bool) -> Res
 }
 
 impl RowSource {
-    /// Returns the rows of some ids; `None` if the complete table is in memory.
-    pub fn fetch(&self, operation: &'static str, ids: &[usize]) -> Result<Option<EachOnce>> {
+    /// Fetches the rows with the given ids. Returns `None` if the complete table is in memory.
+    pub fn fetch(&self, operation: &'static str, ids: &[usize]) -> Result<Option<UniqueRows>> {
+        Ok(Self::fetch_together(operation, &[(self, ids)])?.pop().flatten())
+    }
+
+    /// Acts like [`fetch`](Self::fetch) for the ids of several tables. Each server gets one message for all of them.
+    pub fn fetch_together(
+        operation: &'static str,
+        tables: &[(&Self, &[usize])],
+    ) -> Result<Vec<Option<UniqueRows>>> {
+        let reads = tables.iter().map(|(table, ids)| table.row_read(operation, ids));
+        RowRead::together(operation, reads.collect::<Result<_>>()?)
+    }
+
+    /// Returns the read of the rows with the given ids. Returns `None` if the complete table is in memory.
+    fn row_read(&self, operation: &'static str, ids: &[usize]) -> Result<Option<RowRead<'_>>> {
         let Some(remote) = self.0.remote() else { return Ok(None) };
         if let Some(rows) = remote.ids() {
             let ids: Vec<i64> = ids.iter().copied().map(id_of_row).collect();
-            return rows.read_each(operation, &ids).map(Some);
+            return rows.row_read(operation, &ids).map(Some);
         }
-        if remote.cache().is_none_or(|cache| cache.is_here()) {
+        if remote.cache().is_none_or(|cache| cache.is_complete()) {
             return Ok(None);
         }
         let ids: Vec<i64> = ids.iter().map(|id| *id as i64).collect();
-        remote.tables().read_each(operation, &ids).map(Some)
+        remote.tables().row_read(operation, &ids).map(Some)
     }
 
-    /// Returns the complete table, as the replica computes with it: a copy on its device, if that has separate
-    /// memory.
-    pub fn whole<'a>(&'a self, table: &'a Tensor) -> &'a Tensor {
-        self.use_whole();
-        match self.0.of_replica(self.1) {
-            Ok(whole) => whole.as_tensor(),
+    /// Returns the complete table with which the replica computes: the copy on its device if the device has
+    /// separate memory, otherwise `table`.
+    pub fn complete<'a>(&'a self, table: &'a Tensor) -> &'a Tensor {
+        self.keep_complete();
+        match self.0.replica_var(self.1) {
+            Ok(complete) => complete.as_tensor(),
             Err(error) => {
                 // A layer that computes with the tensor gets a warning that the rows are elsewhere.
-                heard(|| {
+                warn_or_stderr(|| {
                     tracing::error!("variable {} has no copy on its replica's device: {error}", self.0.name())
                 });
                 table
@@ -140,17 +169,17 @@ impl RowSource {
         }
     }
 
-    /// Keeps the complete table in memory from now on, because it is not only looked up by row. If it cannot be
+    /// Keeps the complete table in memory from now on, because it is used by more than lookups. If the table cannot be
     /// fetched, the current step fails.
-    fn use_whole(&self) {
+    fn keep_complete(&self) {
         let fail = |error| match self.0.strategy().session() {
             Some(session) => session.fail_step(error),
             None => Some(error),
         };
         let lost = self.0.load("embeddings").err().and_then(fail);
         if let Some(error) = lost {
-            heard(|| {
-                tracing::error!("variable {} has not been fetched, and is zeros: {error}", self.0.name())
+            warn_or_stderr(|| {
+                tracing::error!("variable {} was not fetched, and is all zeros: {error}", self.0.name())
             });
         }
     }

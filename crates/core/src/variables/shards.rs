@@ -1,6 +1,6 @@
-//! The shards of a variable; its rows by their ids, and slices of it, wherever they are.
+//! The shards of a variable, and access to its rows and slices in any storage location.
 
-use super::about::about;
+use super::error::with_name;
 use super::variable::Variable;
 use distribute_base::{DeviceName, Error, Result};
 use distribute_ps_client::internal::Sharded;
@@ -8,24 +8,24 @@ use distribute_ps_tables::PartitionStrategy;
 use distribute_tensor::{HostTensor, Index, Selection};
 use std::ops::Range;
 
-/// A shard of a variable, or all of a variable without shards: see [`Variable::shards`].
+/// A shard of a variable. A variable without shards is described as a single shard. See [`Variable::shards`].
 #[doc(alias = "ShardedVariable.variables")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Its name, such as `w/part_0`.
+    /// The name of the shard, such as `w/part_0`.
     pub name: String,
-    /// Its rows of the variable. If rows are dealt out in turn, the range is from its first to its last row; if
-    /// rows are ids, the range is empty.
+    /// The rows of the variable that the shard contains. If rows are assigned to shards in turn, the range extends from
+    /// the shard's first row to its last row. If rows are identified by ids, the range is empty.
     pub rows: Range<usize>,
-    /// Its shape.
+    /// The shape of the shard.
     pub dims: Vec<usize>,
-    /// The device that it is on.
+    /// The device that stores the shard.
     pub device: DeviceName,
 }
 
 impl Variable {
-    /// Returns the shards of the variable, each on a separate device. A variable that is not partitioned over
-    /// parameter servers is its only shard.
+    /// Returns the shards of the variable. A variable that is not partitioned over parameter servers has one
+    /// shard, which is the variable itself.
     pub fn shards(&self) -> Vec<Shard> {
         if let Some(ids) = self.ids() {
             let dims: Vec<usize> =
@@ -54,22 +54,22 @@ impl Variable {
         sharded.ranges().into_iter().enumerate().filter_map(one).collect()
     }
 
-    /// Whether it is partitioned into shards.
+    /// Returns `true` if the variable is partitioned into shards.
     #[doc(alias = "ShardedVariable")]
     pub fn is_sharded(&self) -> bool {
-        self.is_dynamic() || self.remote().is_some_and(|remote| remote.tables().cut().is_some())
+        self.is_dynamic() || self.remote().is_some_and(|remote| remote.tables().partition().is_some())
     }
 
-    /// Combines the rows of several variables on parameter servers into one variable, with these as its shards,
-    /// in this order. The shards remain usable: a write to either is a write to both.
+    /// Combines several variables on parameter servers into one variable. The given variables become its shards, in
+    /// order. They remain usable: a write to a shard changes the combined variable, and vice versa.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: there is no variable; one is not on parameter servers, has shards itself
-    ///   or belongs to another strategy; or dtypes differ, or shapes in more than the number of rows.
+    /// - [`Error::InvalidArgument`]: `shards` is empty, dtypes differ, or shapes differ in more than the number of
+    ///   rows; or a variable is not on parameter servers, has shards itself, or belongs to a different strategy.
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// # use distribute::{LocalCluster, ParameterServerStrategy, Variable, params::PartitionStrategy};
+    /// # use distribute::{LocalCluster, ParameterServerStrategy, Variable, parameter_server::PartitionStrategy};
     /// let cluster = LocalCluster::new(1, 2)?;
     /// let strategy = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).build()?;
     /// let part = |name: &str, rows: Vec<f32>| Variable::new(name, HostTensor::vector(rows));
@@ -83,12 +83,12 @@ impl Variable {
     pub fn of_shards(
         name: impl Into<String>,
         shards: &[Variable],
-        dealt: PartitionStrategy,
+        partition: PartitionStrategy,
     ) -> Result<Variable> {
         const OPERATION: &str = "Variable::of_shards";
         let name = name.into();
         let Some(first) = shards.first() else {
-            return Err(Error::invalid(OPERATION, format!("{name}: there is no shard; give one at least")));
+            return Err(Error::invalid(OPERATION, format!("{name}: there is no shard; pass at least one")));
         };
         let parts = shards.iter().map(|shard| match shard.remote().and_then(|remote| remote.numbered()) {
             Some(tables) if shard.strategy() == first.strategy() => Ok(tables),
@@ -102,48 +102,50 @@ impl Variable {
             }
         });
         let parts = parts.collect::<Result<Vec<_>>>()?;
-        first.over(Sharded::joined(&name, dealt, &parts)?, name)
+        first.with_tables(Sharded::join(&name, partition, &parts)?, name)
     }
 
-    /// Removes a variable from its parameter servers, with its slots, for all workers. Code that uses it
-    /// afterwards gets an error, so drop it, and its model and optimizer.
+    /// Removes the variable and its slots from the parameter servers, for all workers. Any later use returns an error,
+    /// so drop the variable together with its model and optimizer.
     ///
-    /// Dropping a variable doesn't do this: other workers may be using it, and this program may continue with
-    /// it after a restart. No other variable of the same strategy gets its name.
+    /// Dropping a variable does not remove it from the servers: other workers may be using it, and this
+    /// program may continue with it after a restart. Its name is not reused for other variables of the
+    /// strategy.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the variable is not on parameter servers.
-    /// - [`Error::Server`]: a server failed. Some shards may be removed already.
+    /// - [`Error::Server`]: a server failed. Some shards may already have been removed.
     pub fn remove_from_servers(&self) -> Result<()> {
         let remote = self.require_remote("remove_from_servers")?;
         self.writing(|| remote.tables().remove())
     }
 
-    /// Returns the rows of some ids, in their order; an id may occur more than once. If the variable is on
-    /// parameter servers, only these rows are fetched, each once.
+    /// Returns the rows with the given ids, in the order of `ids`. An id may occur more than once. If the variable is
+    /// on parameter servers, only these rows are fetched, each only once.
     ///
     /// # Errors
-    /// - [`Error::Params`]: an id is no row. The error has its position.
+    /// - [`Error::Params`]: an id is not the index of a row. The error contains the position of the id.
     /// - [`Error::InvalidArgument`]: the variable is a scalar.
     /// - [`Error::MixedStrategies`]: called in another strategy's context.
     #[doc(alias = "sparse_read")]
     #[doc(alias = "tf.gather")]
     pub fn gather(&self, ids: &[i64]) -> Result<HostTensor> {
         const OPERATION: &str = "gather";
-        let place = self.place(OPERATION, false)?;
+        let site = self.access_site(OPERATION, false)?;
         self.strategy().await_updates()?;
-        self.nearest_or_first(&place)?.read_rows(OPERATION, ids).map_err(about(self.name()))
+        self.nearest_or_first(&site)?.read_rows(OPERATION, ids).map_err(with_name(self.name()))
     }
 
-    /// Returns a slice of the value, by the rules of Python: `v[2:8:3, 0]` is `v.slice(&[Index::slice(Some(2),
-    /// Some(8), 3), Index::At(0)])`. If the variable is on parameter servers, only these rows are fetched.
+    /// Returns a slice of the value, with the semantics of Python: `v[2:8:3, 0]` is
+    /// `v.slice(&[Index::slice(Some(2), Some(8), 3), Index::At(0)])`. If the variable is on parameter
+    /// servers, only the rows in the slice are fetched.
     ///
     /// # Errors
-    /// - [`Error::Tensor`]: an index is outside its axis, there are more indices than axes, or a step is 0.
+    /// - [`Error::Tensor`]: an index is out of bounds, there are more indices than axes, or a step is 0.
     /// - The errors of [`gather`](Variable::gather).
     ///
     /// ```
-    /// # use distribute::{prelude::*, Variable, tensor::Index};
+    /// # use distribute::{prelude::*, tensor::Index};
     /// let v = Variable::new("v", HostTensor::vector((0..10).collect::<Vec<i64>>()))?;
     /// assert_eq!(v.slice(&[(7..).into()])?, HostTensor::vector(vec![7i64, 8, 9]));
     /// # Ok::<(), distribute::Error>(())
@@ -153,16 +155,16 @@ impl Variable {
         const OPERATION: &str = "slice";
         let selection = Selection::new(indices, self.dims()).map_err(Error::tensor(OPERATION))?;
         if self.dims().is_empty() {
-            let whole = self.gather_whole(OPERATION)?;
+            let whole = self.gather_from_complete(OPERATION)?;
             return selection.of(&whole).map_err(Error::tensor(OPERATION));
         }
         let rows: Vec<i64> = selection.rows().iter().map(|row| *row as i64).collect();
         selection.of_rows(&self.gather(&rows)?).map_err(Error::tensor(OPERATION))
     }
 
-    fn gather_whole(&self, operation: &'static str) -> Result<HostTensor> {
-        let place = self.place(operation, false)?;
+    fn gather_from_complete(&self, operation: &'static str) -> Result<HostTensor> {
+        let site = self.access_site(operation, false)?;
         self.strategy().await_updates()?;
-        self.nearest_or_first(&place)?.read()?.to_host().map_err(Error::tensor(operation))
+        self.nearest_or_first(&site)?.read()?.to_host().map_err(Error::tensor(operation))
     }
 }

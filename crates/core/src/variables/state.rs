@@ -3,8 +3,8 @@
 use super::access::{Access, AccessPlan, VariableKind};
 use super::variable::Variable;
 use crate::checkpoint::{
-    Checkpointed, Reader, Restore, Restored, SOME, Select, Writer, decide, of_replicas, read_as, read_cast,
-    require_names,
+    Checkpointed, Reader, Restore, RestoreFilter, RestoreReport, SOME, Writer, copies_name, decide, read_as,
+    read_cast, require_names,
 };
 use crate::strategy::Strategy;
 use distribute_base::Result;
@@ -12,11 +12,14 @@ use distribute_ps_client::internal::no_value;
 use distribute_tensor::{HostTensor, Leaf, Write};
 use std::panic::Location;
 
-/// An ON_WRITE variable is saved as one value. An ON_READ variable is saved as the value of a read outside
-/// `run`, so aggregation NONE cannot be saved. It is restored by the rules of `assign`; a SUM is divided
-/// equally. Next to the value each replica's copy is saved, and restored if the number of copies is the same.
+/// An ON_WRITE variable is saved as one value. An ON_READ variable is saved as the value that a read outside `run`
+/// returns, so it cannot be saved if its aggregation is NONE. It is restored by the rules of `assign`. With SUM, the
+/// value is divided equally. The replicas' copies are also saved, and are restored if the number of copies is the same.
 impl Checkpointed for Variable {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        if !self.is_saved_here() {
+            return Ok(());
+        }
         if self.is_dynamic() {
             return self.save_ids(prefix, writer);
         }
@@ -37,8 +40,8 @@ impl Checkpointed for Variable {
         &'a self,
         prefix: &str,
         from: &Reader,
-        select: &Select<'_>,
-    ) -> Result<(Restore<'a>, Restored)> {
+        select: &RestoreFilter<'_>,
+    ) -> Result<(Restore<'a>, RestoreReport)> {
         if self.is_dynamic() {
             return Err(no_value(SOME));
         }
@@ -57,17 +60,25 @@ impl Checkpointed for Variable {
 }
 
 impl Variable {
-    /// Returns the change that sets it to a value, and its copies to the saved ones if their number is the
-    /// same.
+    /// Returns `true` if this worker reads the value for a checkpoint. Only the chief reads a table that the workers
+    /// store together.
+    #[doc(hidden)]
+    pub fn is_saved_here(&self) -> bool {
+        let strategy = Variable::strategy(self);
+        self.remote().is_none() || !strategy.shares_tables() || strategy.world().is_chief()
+    }
+
+    /// Returns a closure that restores the variable. If the same number of copies was saved, it sets each copy to its
+    /// saved value; otherwise it sets the variable to `value`.
     fn change<'a>(&'a self, value: HostTensor, source: &str, from: &Reader) -> Result<Restore<'a>> {
         const OPERATION: &str = "restore";
-        let place = self.place(OPERATION, true)?;
+        let site = self.access_site(OPERATION, true)?;
         let same_dtype = from.describe(source)?.dtype == self.dtype();
         let saved = if same_dtype { self.saved_copies(source, from)? } else { None };
         let copies = match saved {
             Some(copies) => copies,
-            None => match self.plan(OPERATION, Access::Write(Write::Assign), place.kind)? {
-                AccessPlan::Shares => self.shares(&value)?,
+            None => match self.plan(OPERATION, Access::Write(Write::Assign), site.kind)? {
+                AccessPlan::Split => self.split(&value)?,
                 _ => vec![value; self.copy_count()],
             },
         };
@@ -76,20 +87,21 @@ impl Variable {
 }
 
 impl Variable {
-    /// Adds the copies of the replicas of all workers, if it is an ON_READ variable.
+    /// Adds the copies of the replicas of all workers to a checkpoint if this is an ON_READ variable.
     #[track_caller]
     pub(super) fn save_copies(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         if self.0.kind == VariableKind::OnRead {
-            let copies = self.copies_of_all(Location::caller())?;
+            let copies = self.gather_copies(Location::caller())?;
             let copies = copies.iter().map(Leaf::to_host).collect::<Result<Vec<_>, _>>()?;
-            writer.insert(of_replicas(prefix), HostTensor::stack(&copies.iter().collect::<Vec<_>>())?)?;
+            writer.insert(copies_name(prefix), HostTensor::stack(&copies.iter().collect::<Vec<_>>())?)?;
         }
         Ok(())
     }
 
-    /// Returns the saved copies of an ON_READ variable, if their number on all workers together is the same.
+    /// Returns this worker's part of the saved copies of an ON_READ variable. Returns `None` if none were
+    /// saved, or if their number differs from the number of copies on all workers.
     pub(super) fn saved_copies(&self, prefix: &str, from: &Reader) -> Result<Option<Vec<HostTensor>>> {
-        let (name, (mine, count)) = (of_replicas(prefix), self.numbers());
+        let (name, (mine, count)) = (copies_name(prefix), self.copy_numbers());
         let as_many = || Ok::<_, distribute_base::Error>(from.describe(&name)?.shape.first() == Some(&count));
         if self.0.kind != VariableKind::OnRead || !from.contains(&name) || !as_many()? {
             return Ok(None);

@@ -1,9 +1,9 @@
-//! The memory of one copy of a variable: a candle variable, a tensor in host memory, or parameter servers.
+//! The storage of one copy of a variable: a candle variable, a tensor in host memory, or parameter servers.
 
 use super::{cache, checksum};
 use crate::strategy::Strategy;
 use candle_core::{Device, Tensor, Var};
-use distribute_base::internal::{DeviceCopies, in_candle, to_device};
+use distribute_base::internal::{DeviceCopies, candle_write, to_device};
 use distribute_base::{DeviceName, Error, Result};
 use distribute_ps_client::internal::RemoteVariable;
 use distribute_ps_tables::RowPartition;
@@ -11,24 +11,24 @@ use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Write};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The memory of one copy of a variable. A [`Variable`](super::Variable) reads and writes its copies through
-/// it; layers and optimizers use its candle variable.
+/// The storage of one copy of a variable. A [`Variable`](super::Variable) reads and writes its copies through their
+/// storage. Layers and optimizers access the candle variable directly.
 pub(super) struct Storage {
     pub(super) device: DeviceName,
     memory: Memory,
-    /// Its copies for replicas whose devices have separate memory.
+    /// The copies for replicas whose devices have separate memory.
     device_copies: Option<Arc<DeviceCopies>>,
 }
 
 enum Memory {
     Candle(Var),
-    /// A tensor on the host, for the dtypes that candle lacks and for plain numbers.
+    /// A tensor in host memory, for variables created from plain numbers and for dtypes that candle does not support.
     Host(RwLock<HostTensor>),
     Servers(Arc<RemoteVariable>),
 }
 
 impl Storage {
-    /// Creates a copy on servers.
+    /// Creates the storage of a variable on parameter servers.
     pub(super) fn on_servers(variable: RemoteVariable) -> Self {
         // If it has several shards, colocated variables go next to the last.
         let server = variable.tables().shards().last().map_or(0, |shard| shard.server);
@@ -61,22 +61,22 @@ impl Storage {
         Ok(Self { device_copies, ..self })
     }
 
-    /// Returns its copies for replicas whose devices have separate memory, if there are any.
+    /// Returns the copies for replicas whose devices have separate memory, if there are any.
     pub(super) fn device_copies(&self) -> Option<&Arc<DeviceCopies>> {
         self.device_copies.as_ref()
     }
 
-    /// Refreshes it from its copies on devices, if these were written. Called before each read or write.
-    pub(super) fn bring_back(&self) -> Result<()> {
-        self.device_copies.iter().try_for_each(|copies| copies.bring_back())
+    /// Copies the value back from a device if a copy there has been written. Must be called before each read or write.
+    pub(super) fn sync_to_host(&self) -> Result<()> {
+        self.device_copies.iter().try_for_each(|copies| copies.sync_to_host())
     }
 
-    /// Records that it was written, perhaps in part.
-    fn written(&self) {
-        self.device_copies.iter().for_each(|copies| copies.written());
+    /// Records that the value was written, at least partially.
+    fn mark_written(&self) {
+        self.device_copies.iter().for_each(|copies| copies.mark_written());
     }
 
-    /// Returns its candle variable, if it has one.
+    /// Returns the candle variable, if this storage has one.
     pub(super) fn var(&self) -> Option<&Var> {
         match &self.memory {
             Memory::Candle(var) => Some(var),
@@ -85,7 +85,7 @@ impl Storage {
         }
     }
 
-    /// Returns its variable on servers, if it is there.
+    /// Returns the variable on parameter servers, if it is stored there.
     pub(super) fn remote(&self) -> Option<&Arc<RemoteVariable>> {
         match &self.memory {
             Memory::Servers(remote) => Some(remote),
@@ -93,9 +93,9 @@ impl Storage {
         }
     }
 
-    /// Returns the current value; later writes do not change it.
+    /// Returns a copy of the current value, which later writes do not change.
     pub(super) fn read(&self) -> Result<Leaf> {
-        self.bring_back()?;
+        self.sync_to_host()?;
         match &self.memory {
             Memory::Candle(var) => Ok(Leaf::Candle(var.as_detached_tensor().copy()?)),
             // A writer copies the elements first, if they are still shared.
@@ -113,10 +113,10 @@ impl Storage {
         }
     }
 
-    /// Returns the rows of some ids, in their order.
+    /// Returns the rows with the given ids, in the same order.
     ///
     /// # Errors
-    /// An error for an id that is no row, and for a scalar.
+    /// Returns an error if an id is not the index of a row, or if the variable is a scalar.
     pub(super) fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
         if let Memory::Servers(remote) = &self.memory {
             return remote.read_rows(operation, ids);
@@ -129,54 +129,55 @@ impl Storage {
         Ok(whole.take_rows(rows.of(0))?)
     }
 
-    /// Computes CRC-32C of the bytes of some elements, continuing from `sum`.
+    /// Computes the CRC-32C of the bytes of a range of elements, continuing from `sum`.
     pub(super) fn checksum(&self, elements: Range<usize>, sum: u32) -> Result<u32> {
-        self.bring_back()?;
+        self.sync_to_host()?;
         match &self.memory {
-            Memory::Candle(var) => Ok(checksum::of_candle(var.as_tensor(), elements, sum)?),
+            Memory::Candle(var) => Ok(checksum::candle_checksum(var.as_tensor(), elements, sum)?),
             Memory::Host(tensor) => {
                 let tensor = tensor.read().unwrap_or_else(PoisonError::into_inner);
-                Ok(checksum::of_host(tensor.buffer(), elements, sum))
+                Ok(checksum::host_checksum(tensor.buffer(), elements, sum))
             }
             Memory::Servers(remote) => {
-                Ok(checksum::of_host(remote.value("checksum")?.read()?.buffer(), elements, sum))
+                Ok(checksum::host_checksum(remote.value("checksum")?.read()?.buffer(), elements, sum))
             }
         }
     }
 
-    /// Writes a value that fits and that shares no elements with a candle variable: two locks would be held at
-    /// once.
+    /// Writes a value of the same shape and dtype. The value must not share elements with a candle variable, because
+    /// two locks would be held at the same time.
     pub(super) fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
-        self.bring_back()?;
+        self.sync_to_host()?;
         let written = match &self.memory {
-            Memory::Candle(var) => in_candle::write(var, how, value, None),
+            Memory::Candle(var) => candle_write::write(var, how, value, None),
             Memory::Servers(remote) => remote.value(how.name()).and_then(|tables| tables.write(how, value)),
             Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write(how, value)?)
             }
         };
-        self.written();
+        self.mark_written();
         written
     }
 
-    /// Sets it to a candle tensor that fits. A tensor that shares its elements is refused.
+    /// Assigns a candle tensor of the same shape and dtype. Fails if the tensor shares memory with this
+    /// variable.
     pub(super) fn set(&self, value: &Tensor) -> Result<()> {
-        self.bring_back()?;
+        self.sync_to_host()?;
         match &self.memory {
             Memory::Candle(var) => {
                 let set = to_device(value, var.device()).and_then(|value| var.set(&value));
-                self.written();
+                self.mark_written();
                 Ok(set?)
             }
             _ => self.write(Write::Assign, &HostTensor::from_candle(value)?),
         }
     }
 
-    /// Writes rows that fit, one after another.
+    /// Writes rows, one after another. They must have the variable's dtype and row shape.
     pub(super) fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
-        self.bring_back()?;
+        self.sync_to_host()?;
         let written = match &self.memory {
-            Memory::Candle(var) => in_candle::write(var, how, &rows.values, Some(rows.to_rows()?)),
+            Memory::Candle(var) => candle_write::write(var, how, &rows.values, Some(rows.to_rows()?)),
             Memory::Servers(remote) => {
                 remote.value(how.name()).and_then(|tables| tables.write_rows(how, rows))
             }
@@ -184,7 +185,7 @@ impl Storage {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write_rows(how, rows)?)
             }
         };
-        self.written();
+        self.mark_written();
         written
     }
 }

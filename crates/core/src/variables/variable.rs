@@ -1,7 +1,7 @@
-//! A variable: a value with a copy on each replica, or one copy that they share.
+//! A variable: a value of which each replica has a copy, or one copy that they share.
 
 use super::access::VariableKind;
-use super::create::NewVariable;
+use super::create::VariableBuilder;
 use super::storage::Storage;
 use crate::context::current_kind;
 use crate::strategy::Strategy;
@@ -9,40 +9,41 @@ use crate::values::Distributed;
 use candle_core::Var;
 use distribute_base::internal::DeviceCopies;
 use distribute_base::{ContextKind, DeviceName, Error, Result, VariableAggregation, VariableSynchronization};
-use distribute_ps_client::internal::{RemoteVariable, Sharded, Where};
+use distribute_ps_client::internal::{PlacementRequest, RemoteVariable, Sharded};
 use distribute_tensor::{DType, Leaf, Nest};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
-/// A value that replicas share, or that each has a copy of. Reads and writes follow the rules of TensorFlow's
-/// documents.
+/// A value that replicas share, or of which each replica has a copy. Reads and writes follow the rules in
+/// TensorFlow's documentation.
 ///
-/// It belongs to the strategy in whose [`scope`](Strategy::scope) it was created, which decides the number of
-/// copies and their devices. The effect of an operation depends on the context of the call:
+/// A variable belongs to the strategy in whose [`scope`](Strategy::scope) it was created. The strategy
+/// decides the number of copies and their devices. The effect of an operation depends on the context in which
+/// it is called:
 ///
 /// | | in [`run`](Strategy::run) | in a scope, a merge function or outside | in [`update`](Strategy::update) |
 /// |---|---|---|---|
-/// | ON_WRITE, read | this replica's copy | any copy: they are equal | the updated copy |
-/// | ON_WRITE, write | all replicas call it: their aggregated value, to all copies | every copy | the updated copy |
+/// | ON_WRITE, read | this replica's copy | any copy, because all are equal | the updated copy |
+/// | ON_WRITE, write | all replicas must call it; the aggregate is written to all copies | every copy | the updated copy |
 /// | ON_READ, read | this replica's copy | the aggregate of all copies | the updated copy |
-/// | ON_READ, write | this replica's copy | every copy; SUM has only `assign`, which divides it | the updated copy |
+/// | ON_READ, write | this replica's copy | every copy; with SUM only `assign`, which divides the value | the updated copy |
 ///
-/// An access that the documents' table refuses returns
+/// An access that these rules do not allow returns
 /// [`Error::VariableAccess`](distribute_base::Error::VariableAccess) with advice, and writes nothing. A clone
-/// is another handle of the same variable.
+/// is another handle to the same variable.
 ///
-/// With several workers, the replicas are those of all workers. A write outside `run` goes only to this
-/// worker's copies: write the same value on all. A combined read is a call that all workers make.
+/// With several workers, the rules apply to the replicas of all workers. A write outside `run` changes only this
+/// worker's copies, so write the same value on all workers. All workers must make a read that combines copies.
 ///
-/// On parameter servers there is one value, in [shards](Variable::shards), for all replicas of all workers.
-/// Servers execute each operation, in the order in which those of several workers arrive. With a single replica
-/// there is nothing to aggregate, and every write is allowed.
+/// On parameter servers there is one value for all replicas of all workers, partitioned into
+/// [shards](Variable::shards). The servers execute the operations of several workers in the order in which they arrive.
+/// With a single replica, nothing needs to be aggregated, and every write is allowed.
 ///
-/// The value is a candle tensor, a [`HostTensor`](distribute_tensor::HostTensor) of any dtype or a plain
+/// The value is a candle tensor, a [`HostTensor`](distribute_tensor::HostTensor) of any dtype, or a plain
 /// number.
 ///
 /// ```
-/// use distribute::{Variable, VariableAggregation, VariableSynchronization, prelude::*};
+/// use distribute::{prelude::*, variables::{VariableAggregation, VariableSynchronization}};
 /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
 /// let seen = strategy.scope(|| {
 ///     Variable::builder("seen", 0i64)
@@ -62,46 +63,46 @@ use std::sync::{Arc, Mutex, Weak};
 pub struct Variable(pub(super) Arc<Inner>);
 
 pub(crate) struct Inner {
-    /// Its number among the strategy's variables, which distinguishes variables of one name.
+    /// The sequence number of the variable in its strategy. It distinguishes variables with the same name.
     pub(super) id: u64,
     pub(super) name: String,
     pub(super) strategy: Strategy,
     pub(super) synchronization: VariableSynchronization,
     pub(super) aggregation: VariableAggregation,
     pub(super) kind: VariableKind,
-    /// Whether it is a model's weight: replicas compute with the first copy, optimizers write it, and the other
-    /// copies follow.
+    /// Whether this is a weight of a model. Replicas compute with the first copy and optimizers write it. The other
+    /// copies are updated from it.
     pub(super) is_weight: bool,
     pub(super) trainable: bool,
     pub(super) dtype: DType,
     pub(super) dims: Vec<usize>,
-    /// One copy for each local replica, or one that all share.
+    /// One copy per local replica, or a single copy that they share.
     pub(super) copies: Vec<Storage>,
-    /// Held while all copies are written, or read as one value.
+    /// A lock that is held while all copies are written, or read as one value.
     pub(super) all_copies: Mutex<()>,
 }
 
 impl Variable {
-    /// Creates a variable of synchronization AUTO and aggregation NONE, with the strategy that is current.
+    /// Creates a variable for the current strategy, with synchronization AUTO and aggregation NONE.
     ///
     /// # Errors
-    /// The errors of [`NewVariable::create`].
+    /// Returns the errors of [`VariableBuilder::create`].
     #[track_caller]
     pub fn new<N: Nest>(name: impl Into<String>, initial: N) -> Result<Self> {
         Self::builder(name, initial).create()
     }
 
-    /// Returns a builder for a variable with this name and initial value, which is the same for all copies.
-    pub fn builder<N: Nest>(name: impl Into<String>, initial: N) -> NewVariable {
-        NewVariable::new(name.into(), initial.into_tree())
+    /// Returns a builder for a variable with the given name. All copies get the initial value `initial`.
+    pub fn builder<N: Nest>(name: impl Into<String>, initial: N) -> VariableBuilder {
+        VariableBuilder::new(name.into(), initial.into_tree())
     }
 
-    /// Returns the name.
+    /// Returns the name. Names need not be unique.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Returns the size of each axis.
+    /// Returns the size of each dimension.
     pub fn dims(&self) -> &[usize] {
         &self.0.dims
     }
@@ -111,29 +112,29 @@ impl Variable {
         self.0.dtype
     }
 
-    /// Returns the strategy in whose scope it was created.
+    /// Returns the strategy that the variable belongs to.
     #[doc(alias = "distribute_strategy")]
     pub fn strategy(&self) -> &Strategy {
         &self.0.strategy
     }
 
-    /// Returns the requested synchronization of its copies.
+    /// Returns the synchronization that was requested for the copies.
     pub fn synchronization(&self) -> VariableSynchronization {
         self.0.synchronization
     }
 
-    /// Returns the aggregation of the values that replicas write.
+    /// Returns the way in which the values that replicas write are combined.
     pub fn aggregation(&self) -> VariableAggregation {
         self.0.aggregation
     }
 
-    /// Whether optimizers are meant to train it.
+    /// Returns `true` if optimizers should train the variable.
     pub fn is_trainable(&self) -> bool {
         self.0.trainable
     }
 
-    /// Returns the device of each copy. For a variable in [shards](Variable::shards) it is the device of the
-    /// last.
+    /// Returns the device of each copy. A [sharded](Variable::shards) variable has one copy, on the device of its last
+    /// shard.
     pub fn devices(&self) -> Vec<DeviceName> {
         self.0.copies.iter().map(|copy| copy.device).collect()
     }
@@ -147,7 +148,8 @@ impl Variable {
         (0..self.0.copies.len()).map(name).collect()
     }
 
-    /// Returns the value of each copy, in the order of replicas; a single value if all replicas share one.
+    /// Returns the values of the copies, in the order of replicas, or a single value if all replicas share
+    /// one copy.
     ///
     /// # Errors
     /// - [`Error::Tensor`](distribute_base::Error::Tensor): the value is not of type `N`.
@@ -155,22 +157,22 @@ impl Variable {
         self.0.copies.iter().map(|copy| super::read::typed(copy.read()?)).collect()
     }
 
-    /// Whether all copies are bit-identical. This is always so for ON_WRITE variables; for others it depends on
-    /// the program.
+    /// Returns `true` if all copies are bit-identical. This is always the case for ON_WRITE variables; for
+    /// others it depends on the program.
     ///
     /// # Errors
-    /// The errors of reading the copies.
+    /// Returns the errors of reading the copies.
     pub fn copies_agree(&self) -> Result<bool> {
         let copies: Vec<Leaf> = self.copies()?;
         let host = copies.iter().map(|copy| Ok(copy.to_host()?)).collect::<Result<Vec<_>>>()?;
         Ok(host.windows(2).all(|pair| pair[0].same_bits(&pair[1])))
     }
 
-    /// Creates an independent variable with the same values, strategy and shards.
+    /// Creates an independent variable with the same name, values, strategy and shards.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`]: called inside `run`, where each replica would get another variable.
-    /// - candle's error, if there is not enough memory.
+    /// - [`Error::WrongContext`]: called inside `run`, where each replica would get a separate variable.
+    /// - An error of candle if there is not enough memory.
     #[doc(alias = "__deepcopy__")]
     pub fn deep_copy(&self) -> Result<Variable> {
         if current_kind() == ContextKind::Replica {
@@ -184,8 +186,9 @@ impl Variable {
         self.strategy().await_updates()?;
         let copy = |copy: &Storage| match copy.remote() {
             Some(remote) => {
-                let beside = || copy.device.server.map_or(Where::Anywhere, Where::Beside);
-                let to = remote.tables().cut().map_or_else(beside, Where::CutAs);
+                let beside =
+                    || copy.device.server.map_or(PlacementRequest::Anywhere, PlacementRequest::NextTo);
+                let to = remote.tables().partition().map_or_else(beside, PlacementRequest::PartitionedAs);
                 super::create::on_servers(&self.0.strategy, self.name(), &copy.read()?, to)
             }
             None => Storage::new(&copy.read()?, copy.device),
@@ -208,7 +211,7 @@ impl Variable {
         variable
     }
 
-    /// Returns the variable on parameter servers, if it is there.
+    /// Returns the variable on parameter servers, if it is stored there.
     #[doc(hidden)]
     pub fn remote(&self) -> Option<&Arc<RemoteVariable>> {
         self.0.copies.first().and_then(Storage::remote)
@@ -220,8 +223,8 @@ impl Variable {
         self.remote().ok_or_else(nowhere)
     }
 
-    /// Fetches it completely from now on, if it is on parameter servers, and refreshes the copy that candle
-    /// computes with, unless a step is running.
+    /// Makes this and all later steps fetch the complete value, if the variable is on parameter servers. Also refreshes
+    /// the copy that candle computes with, unless a step is running.
     pub(super) fn load(&self, operation: &'static str) -> Result<()> {
         match (self.strategy().session(), self.remote().and_then(|remote| remote.cache())) {
             (Some(session), Some(cache)) => session.load(operation, cache),
@@ -229,8 +232,9 @@ impl Variable {
         }
     }
 
-    /// Creates a variable of the same strategy and properties from other tables of its servers.
-    pub(super) fn over(&self, rows: Sharded, name: String) -> Result<Self> {
+    /// Creates a variable with the same strategy and properties that stores its rows in different tables on the same
+    /// servers.
+    pub(super) fn with_tables(&self, rows: Sharded, name: String) -> Result<Self> {
         let inner = &*self.0;
         let (dims, strategy) = (rows.dims().to_vec(), inner.strategy.clone());
         let (id, copies) =
@@ -238,26 +242,27 @@ impl Variable {
         Ok(Self::of(Inner { id, name, strategy, all_copies: Mutex::new(()), copies, dims, ..*inner }))
     }
 
-    /// Returns the candle variables of its copies; all copies have one if it was created from a candle tensor.
+    /// Returns the candle variables of the copies. Every copy has one if the variable was created from a
+    /// candle tensor.
     #[doc(hidden)]
     pub fn vars(&self) -> impl Iterator<Item = &Var> {
         self.0.copies.iter().filter_map(Storage::var)
     }
 
-    /// Returns the candle variable of one copy.
+    /// Returns the candle variable of a copy.
     pub(super) fn var(&self, copy: usize) -> Result<&Var> {
         self.candle(self.copy(copy)?)
     }
 
-    /// Returns the candle variable with which a local replica computes, for a model's weights.
-    pub(super) fn of_replica(&self, replica: usize) -> Result<&Var> {
+    /// Returns the candle variable with which a local replica computes. Call this only for weights of a model.
+    pub(super) fn replica_var(&self, replica: usize) -> Result<&Var> {
         match self.device_copies() {
-            Some(copies) => copies.of_replica(replica),
+            Some(copies) => copies.replica_var(replica),
             None => self.var(0),
         }
     }
 
-    /// Returns its copies for replicas whose devices have separate memory, if there are any.
+    /// Returns the copies for replicas whose devices have separate memory, if there are any.
     #[doc(hidden)]
     pub fn device_copies(&self) -> Option<&Arc<DeviceCopies>> {
         self.0.copies.first().and_then(Storage::device_copies)
@@ -270,23 +275,23 @@ impl Variable {
         })
     }
 
-    /// Whether it has copies that follow the first, which optimizers write.
+    /// Returns `true` if optimizers write only the first copy and the other copies are updated from it.
     #[doc(hidden)]
     pub fn has_followers(&self) -> bool {
         self.0.is_weight && self.0.copies.len() > 1
     }
 
     // INV-20
-    /// Sets all other copies to the first, after an optimizer has written it.
+    /// Copies the value of the first copy, which an optimizer has written, to all other copies.
     ///
     /// # Errors
-    /// candle's error, if a device fails.
+    /// Returns an error of candle if a device fails.
     #[doc(hidden)]
-    pub fn follow(&self) -> Result<()> {
+    pub fn copy_to_followers(&self) -> Result<()> {
         let Some((first, others)) = self.0.copies.split_first() else { return Ok(()) };
         let _all = self.all_copies();
         let value = self.candle(first)?;
-        first.bring_back()?;
+        first.sync_to_host()?;
         others.iter().try_for_each(|copy| copy.set(value.as_tensor()))
     }
 
@@ -294,17 +299,17 @@ impl Variable {
         WeakVariable(Arc::downgrade(&self.0))
     }
 
-    /// Whether each replica writes a separate copy.
+    /// Returns `true` if each replica writes its own copy.
     pub(crate) fn has_own_copies(&self) -> bool {
         self.0.kind == VariableKind::OnRead
     }
 
-    /// Whether it has to be the same on all workers.
+    /// Returns `true` if the value must be equal on all workers.
     pub(crate) fn is_mirrored(&self) -> bool {
         self.0.kind == VariableKind::OnWrite
     }
 
-    /// Returns its number among the strategy's variables, in the order of creation.
+    /// Returns the sequence number of the variable in its strategy, in the order of creation.
     pub(crate) fn id(&self) -> u64 {
         self.0.id
     }
@@ -314,7 +319,7 @@ impl Variable {
     }
 }
 
-/// A handle that does not keep its variable alive.
+/// A handle that does not keep the variable alive.
 pub(crate) struct WeakVariable(Weak<Inner>);
 
 impl WeakVariable {
@@ -329,11 +334,11 @@ impl WeakVariable {
 
 impl fmt::Debug for WeakVariable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_alive() { "a variable" } else { "a variable that is gone" })
+        f.write_str(if self.is_alive() { "a variable" } else { "a dropped variable" })
     }
 }
 
-/// Each replica gets the variable itself. The effect of its reads and writes depends on the context.
+/// Passes the variable itself to each replica. The context determines the effect of reads and writes.
 impl<'a> Distributed for &'a Variable {
     type Local = &'a Variable;
     fn split(self, replicas: usize) -> Result<Vec<&'a Variable>> {
@@ -341,7 +346,7 @@ impl<'a> Distributed for &'a Variable {
     }
 }
 
-/// Equivalent to a reference to it.
+/// Acts like a reference to the variable.
 impl Distributed for Variable {
     type Local = Variable;
     fn split(self, replicas: usize) -> Result<Vec<Variable>> {
@@ -349,7 +354,7 @@ impl Distributed for Variable {
     }
 }
 
-/// Two handles are equal if they are of the same variable.
+/// Two handles are equal if they refer to the same variable.
 impl PartialEq for Variable {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -358,7 +363,7 @@ impl PartialEq for Variable {
 
 impl Eq for Variable {}
 
-/// The copies by replica, as the documents print them:
+/// Displays the copies by replica, in the format of TensorFlow's documentation:
 ///
 /// ```text
 /// Variable w:{

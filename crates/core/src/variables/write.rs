@@ -1,12 +1,21 @@
 //! Writing variables.
 
+// - **INV-20** All copies of an ON_WRITE variable have the same bits, unless a closure of `update` computes another
+//   value for each: values are extracted and checked before the first write, two threads never write all copies at
+//   once, and an update reaches every copy. An optimizer writes the first copy of a model's variable, and other
+//   copies, which `colocate_vars_with` has requested, follow at the end of its step
+//   (`Variable::copy_to_followers`). Tests: `computing/variables/`, `computing/contexts/beside.rs`.
+
 use super::access::{Access, AccessPlan, Combine};
+use super::checksum::host_checksum;
 use super::storage::Storage;
 use super::variable::Variable;
-use crate::context::{Mode, ReplicaContext, with_mode};
+use crate::context::{Mode, ReplicaContext, current_kind, with_mode};
 use crate::values::{Components, PerReplica, Reducible};
+use bytes::Bytes;
+use candle_core::Tensor;
 use distribute_base::internal::lock;
-use distribute_base::{Error, Result};
+use distribute_base::{ContextKind, Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_ps_client::internal::Session;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, ReduceOp, Tree, Write};
@@ -20,11 +29,12 @@ macro_rules! writes {
             #[doc = concat!($what, " See [`Variable`] for which copies are written where.")]
             ///
             /// # Errors
-            /// - [`Error::VariableAccess`]: the variable cannot be written in this context. The error has
-            ///   advice.
-            /// - [`Error::InvalidArgument`]: the value has another shape or dtype than the variable, or is a
-            ///   [`PerReplica`](crate::PerReplica): reduce it first, or write each replica's value in `run`.
-            /// - [`Error::Collective`]: not all replicas make the call. Nothing has been written then.
+            /// - [`Error::VariableAccess`]: the variable cannot be written in this context. The error
+            ///   includes advice.
+            /// - [`Error::InvalidArgument`]: the value has a different shape or dtype than the variable, or
+            ///   is a [`PerReplica`](crate::PerReplica). Reduce a per-replica value first, or write each
+            ///   replica's value in `run`.
+            /// - [`Error::Collective`]: a replica does not make the call. Nothing has been written.
             #[doc(alias = $alias)]
             #[track_caller]
             pub fn $name<V: Reducible>(&self, value: V) -> Result<()> {
@@ -45,12 +55,12 @@ macro_rules! scatters {
     ($($name:ident $how:ident $what:literal $alias:literal;)*) => {
         impl Variable {$(
             #[doc = concat!($what, " An index that occurs twice is written twice. In `run` the rows of all replicas")]
-            /// are joined, in the order of replica ids, and written to all copies; MEAN divides their values by the
-            /// number of replicas.
+            /// are concatenated in the order of replica ids, and written to all copies. MEAN divides the
+            /// values by the number of replicas.
             ///
             /// # Errors
-            /// The errors of [`Variable::assign`], and [`Error::Tensor`] for an index that is no row. ON_READ
-            /// variables have no rows to write; minimum, maximum and update need aggregation NONE or
+            /// Returns the errors of [`Variable::assign`], and [`Error::Tensor`] for an index that is out of bounds.
+            /// Rows of ON_READ variables cannot be written. Minimum, maximum and update require aggregation NONE or
             /// ONLY_FIRST_REPLICA.
             #[doc(alias = $alias)]
             #[track_caller]
@@ -71,18 +81,30 @@ scatters! {
 }
 
 impl Variable {
-    /// Runs `write`, which changes the variable: after all pending updates, unless a step is running. The next
-    /// step starts with the new value.
+    /// Calls `write`, which changes the variable. First waits until all pending updates have been applied, unless a
+    /// step is running. The next step begins with the new value.
     #[doc(hidden)]
     pub fn writing<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.writing_as("a change", write)
+    }
+
+    /// Acts like [`writing`](Self::writing). If the workers store the variable together, `what` must be the same on all
+    /// of them, because each sends a part of the change.
+    pub(super) fn writing_as<T>(&self, what: &str, write: impl FnOnce() -> Result<T>) -> Result<T> {
         let written = if self.remote().is_none() {
             write()
         } else {
             self.strategy().await_updates()?;
+            // In `run`, the replicas agree in the call that writes.
+            let is_alone = current_kind() == ContextKind::Replica;
+            // The other workers may still be reading the value before this change.
+            if !is_alone {
+                self.agree(what, Ok(()))?;
+            }
             let written = write();
             // This includes a partial write.
-            self.strategy().session().into_iter().for_each(Session::mark_written);
-            written
+            self.strategy().session().into_iter().for_each(Session::mark_dirty);
+            if is_alone { written } else { self.agree(what, written) }
         };
         let written = written?;
         if let Some(copies) = self.device_copies() {
@@ -98,6 +120,38 @@ impl Variable {
         Ok(written)
     }
 
+    // INV-86
+    /// Returns the result of a change of a table, which one worker has sent for all. Returns an error on all workers if
+    /// any of them has failed. Other variables are changed by each worker, which needs no agreement.
+    fn agree<T>(&self, what: &str, written: Result<T>) -> Result<T> {
+        let strategy = self.strategy();
+        if self.remote().is_none() || !strategy.shares_tables() {
+            return written;
+        }
+        let detail = format!("{what} of {} (variable {})", self.name(), self.0.id);
+        let call = || Fingerprint::new(Operation::WriteVariable, detail, Location::caller());
+        strategy
+            .exchange_results("writing a table", call, written, |_| Bytes::new())
+            .map(|(written, _)| written)
+    }
+
+    /// Describes an assignment of a candle tensor, like [`describe_change`](Self::describe_change).
+    pub(super) fn describe_set(&self, value: &Tensor) -> Result<String> {
+        if self.remote().is_none() || !self.strategy().shares_tables() {
+            return Ok(String::new());
+        }
+        Ok(self.describe_change("set", &[&HostTensor::from_candle(value)?]))
+    }
+
+    /// Describes a change that all workers must make together, with a checksum of its values.
+    fn describe_change(&self, operation: &'static str, values: &[&HostTensor]) -> String {
+        if self.remote().is_none() || !self.strategy().shares_tables() {
+            return operation.to_owned();
+        }
+        let add = |sum, values: &&HostTensor| host_checksum(values.buffer(), 0..values.len(), sum);
+        format!("{operation} with values of checksum {:08x}", values.iter().fold(0, add))
+    }
+
     fn write(
         &self,
         operation: &'static str,
@@ -105,25 +159,26 @@ impl Variable {
         value: Leaf,
         at: &'static Location<'static>,
     ) -> Result<()> {
-        let place = self.place(operation, true)?;
-        let plan = self.plan(operation, Access::Write(how), place.kind)?;
+        let site = self.access_site(operation, true)?;
+        let plan = self.plan(operation, Access::Write(how), site.kind)?;
         self.require_fit(operation, &value)?;
         // Converted before any lock is taken, because the value may be a variable's own tensor.
         let value = value.to_host().map_err(Error::tensor(operation))?;
-        let written = self.writing(|| match plan {
-            AccessPlan::Own => self.own(operation, &place)?.write(how, &value),
+        let what = self.describe_change(operation, &[&value]);
+        let written = self.writing_as(&what, || match plan {
+            AccessPlan::Own => self.own_copy(operation, &site)?.write(how, &value),
             AccessPlan::All => self.each_copy(|copy| copy.write(how, &value)),
-            AccessPlan::Shares => self.shares(&value).and_then(|shares| self.set_copies(&shares)),
-            AccessPlan::Together(combine) => {
+            AccessPlan::Split => self.split(&value).and_then(|split| self.set_copies(&split)),
+            AccessPlan::Collective(combine) => {
                 let detail = value.describe();
-                self.together(operation, detail, value, place.replica, at, |call, values| {
-                    let value = self.combined(operation, call, combine, values)?;
+                self.collective_write(operation, detail, value, site.replica, at, |call, values| {
+                    let value = self.combine_values(operation, call, combine, values)?;
                     self.each_copy(|copy| copy.write(how, &value))
                 })
             }
-            AccessPlan::Combined(_) => Err(Error::invalid(operation, "a write reads nothing")),
+            AccessPlan::Combined(_) => Err(Error::invalid(operation, "a write does not combine copies")),
         });
-        written.map_err(|error| self.named(operation, error))
+        written.map_err(|error| self.name_in_error(operation, error))
     }
 
     fn scatter(
@@ -133,26 +188,27 @@ impl Variable {
         rows: IndexedSlices,
         at: &'static Location<'static>,
     ) -> Result<()> {
-        let place = self.place(operation, true)?;
-        let plan = self.plan(operation, Access::Scatter(how), place.kind)?;
+        let site = self.access_site(operation, true)?;
+        let plan = self.plan(operation, Access::Scatter(how), site.kind)?;
         let rows = self.rows_that_fit(operation, rows)?;
-        let written = self.writing(|| match plan {
-            AccessPlan::Own => self.own(operation, &place)?.write_rows(how, &rows),
-            AccessPlan::Together(combine) => {
+        let what = self.describe_change(operation, &[&rows.values, &rows.indices]);
+        let written = self.writing_as(&what, || match plan {
+            AccessPlan::Own => self.own_copy(operation, &site)?.write_rows(how, &rows),
+            AccessPlan::Collective(combine) => {
                 let detail = rows.values.dtype().to_string();
-                self.together(operation, detail, rows, place.replica, at, |call, rows| {
-                    let rows = self.joined(operation, call, combine, rows)?;
+                self.collective_write(operation, detail, rows, site.replica, at, |call, rows| {
+                    let rows = self.join_rows(operation, call, combine, rows)?;
                     self.each_copy(|copy| copy.write_rows(how, &rows))
                 })
             }
             _ => self.each_copy(|copy| copy.write_rows(how, &rows)),
         });
-        written.map_err(|error| self.named(operation, error))
+        written.map_err(|error| self.name_in_error(operation, error))
     }
 
-    /// Makes a call of all replicas. `write` gets the values of this worker's replicas, once, and continues
-    /// with the other workers.
-    fn together<T: Send + 'static>(
+    /// Makes a call in which all replicas participate. `write` is called once, with the values of this worker's
+    /// replicas, and may communicate with the other workers.
+    fn collective_write<T: Send + 'static>(
         &self,
         operation: &'static str,
         detail: String,
@@ -168,12 +224,12 @@ impl Variable {
             at,
         );
         let Some(context) = replica else { return write(&call, vec![value]) };
-        let write = |values: PerReplica<T>| write(&call, values.into_values());
+        let write = |values: PerReplica<T>| self.agree(operation, write(&call, values.into_values()));
         context.merge(call.clone(), operation, value, |_, values| write(values))
     }
 
-    /// Returns the values that all replicas write, combined into one.
-    fn combined(
+    /// Combines the values that all replicas write into a single value.
+    fn combine_values(
         &self,
         operation: &'static str,
         call: &Fingerprint,
@@ -188,7 +244,7 @@ impl Variable {
                 let local: Vec<&[Leaf]> = values.chunks(1).collect();
                 let reduced = strategy.reduce_over_workers(operation, op, |_| call.clone(), &local)?;
                 match reduced.map(|mut reduced| reduced.pop()) {
-                    Some(reduced) => reduced.ok_or_else(|| nothing(operation)),
+                    Some(reduced) => reduced.ok_or_else(|| no_values_error(operation)),
                     None => Leaf::reduce(op, &values).map_err(Error::tensor(operation)),
                 }
             }
@@ -197,9 +253,9 @@ impl Variable {
     }
 
     // SC-1, SC-2
-    /// Returns the rows that all replicas write. They are not reduced, which would merge them: each is written
-    /// separately, one after another.
-    fn joined(
+    /// Concatenates the rows that all replicas write. They are not reduced, because reduction would merge rows with the
+    /// same index. Each row is written separately, in order.
+    fn join_rows(
         &self,
         operation: &'static str,
         call: &Fingerprint,
@@ -209,7 +265,7 @@ impl Variable {
         let rows: Vec<Leaf> = rows.into_iter().map(Leaf::Slices).collect();
         let slices = |leaf: Leaf| if let Leaf::Slices(slices) = leaf { Some(slices) } else { None };
         let Combine::Reduce(op) = combine else {
-            return slices(self.first(operation, call, rows)?).ok_or_else(|| nothing(operation));
+            return slices(self.first(operation, call, rows)?).ok_or_else(|| no_values_error(operation));
         };
         let local: Vec<&[Leaf]> = rows.chunks(1).collect();
         let all = self.strategy().gather_over_workers(operation, |_| call.clone(), &local)?;
@@ -226,8 +282,8 @@ impl Variable {
     /// Returns the value that replica 0 of worker 0 writes.
     fn first(&self, operation: &'static str, call: &Fingerprint, values: Vec<Leaf>) -> Result<Leaf> {
         let mine = values.get(..1).unwrap_or_default();
-        let first = self.strategy().of_first_worker(operation, || call.clone(), mine)?;
-        first.unwrap_or(values).into_iter().next().ok_or_else(|| nothing(operation))
+        let first = self.strategy().broadcast_from_first(operation, || call.clone(), mine)?;
+        first.unwrap_or(values).into_iter().next().ok_or_else(|| no_values_error(operation))
     }
 
     fn each_copy(&self, write: impl FnMut(&Storage) -> Result<()>) -> Result<()> {
@@ -235,39 +291,41 @@ impl Variable {
         self.0.copies.iter().try_for_each(write)?;
         drop(all);
         if self.is_mirrored() {
-            self.strategy().count_write();
+            self.strategy().record_write();
         }
         Ok(())
     }
 
-    /// Sets each copy to a separate value.
+    /// Sets each copy to its own value.
     pub(super) fn set_copies(&self, values: &[HostTensor]) -> Result<()> {
         let _all = self.all_copies();
         let mut each = self.0.copies.iter().zip(values);
         each.try_for_each(|(copy, value)| copy.write(Write::Assign, value))
     }
 
-    /// Locks all copies: no other thread reads or writes all of them while the guard is alive. No code of the
-    /// program runs under it.
+    /// Locks all copies. While the guard exists, no other thread reads or writes all of them. The program's own code is
+    /// never called under this lock.
     pub(super) fn all_copies(&self) -> MutexGuard<'_, ()> {
         lock(&self.0.all_copies)
     }
 
-    /// Returns a part of a value for each copy. Their sum over all workers is the value; for integers, exactly.
-    pub(super) fn shares(&self, value: &HostTensor) -> Result<Vec<HostTensor>> {
-        let (of_world, all) = self.numbers();
-        of_world.map(|copy| Ok(value.share(copy, all)?)).collect()
+    /// Splits a value into one part for each local copy. The sum of all workers' parts is the value, exactly so for
+    /// integers.
+    pub(super) fn split(&self, value: &HostTensor) -> Result<Vec<HostTensor>> {
+        let (local, all) = self.copy_numbers();
+        local.map(|copy| Ok(value.share(copy, all)?)).collect()
     }
 
-    /// Returns the numbers of this worker's copies among those of all workers, and their total number.
-    pub(super) fn numbers(&self) -> (Range<usize>, usize) {
+    /// Returns the indices of this worker's copies among those of all workers, and the total number of
+    /// copies.
+    pub(super) fn copy_numbers(&self) -> (Range<usize>, usize) {
         let (copies, world) = (self.copy_count(), self.strategy().world());
         let first = copies * world.worker();
         (first..first + copies, copies * world.workers())
     }
 
     /// Adds the name of the variable to an error.
-    fn named(&self, operation: &'static str, error: Error) -> Error {
+    fn name_in_error(&self, operation: &'static str, error: Error) -> Error {
         match error {
             Error::Tensor { source, .. } => {
                 Error::invalid(operation, format!("variable {}: {source}", self.name()))
@@ -277,16 +335,16 @@ impl Variable {
         }
     }
 
-    /// Returns the one value that is written here. Separate values of replicas are refused, because copies
-    /// would drift apart.
+    /// Returns the single value to write. A value that differs between replicas is an error, because it would make the
+    /// copies drift apart.
     fn one_value<V: Reducible>(&self, operation: &'static str, value: V) -> Result<Leaf> {
         let parts = value.into_parts(operation, self.strategy().world().replicas())?;
         let leaf = match parts {
             Tree::Leaf(Components::Mirrored(leaf) | Components::Plain(leaf)) => leaf,
             parts if parts.leaves().iter().any(|part| matches!(part, Components::PerReplica(_))) => {
                 let reason = format!(
-                    "the value for variable {} is per replica: reduce it first, or give it to run as an argument and \
-                     write each replica's there",
+                    "the value for variable {} is per replica: reduce it first, or pass it to run and write each \
+                     replica's value there",
                     self.name()
                 );
                 return Err(Error::invalid(operation, reason));
@@ -298,7 +356,7 @@ impl Variable {
         };
         match leaf {
             Leaf::Slices(_) => {
-                Err(Error::invalid(operation, "indexed slices are written by the scatter methods"))
+                Err(Error::invalid(operation, "indexed slices can only be written with the scatter methods"))
             }
             leaf => Ok(leaf),
         }
@@ -309,7 +367,7 @@ impl Variable {
             return Ok(());
         }
         let reason = format!(
-            "variable {} is {}{:?}, the value {}; give one of the same shape and dtype",
+            "variable {} is {}{:?}, but the value is {}; pass one of the same shape and dtype",
             self.name(),
             self.dtype(),
             self.dims(),
@@ -331,6 +389,6 @@ impl Variable {
     }
 }
 
-fn nothing(operation: &'static str) -> Error {
+fn no_values_error(operation: &'static str) -> Error {
     Error::tensor(operation)(distribute_tensor::Error::Empty { operation: "aggregate" })
 }

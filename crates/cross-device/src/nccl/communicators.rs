@@ -1,45 +1,45 @@
-//! Sums of the tensors of all replicas in one group of calls, by the communicators of their GPUs.
+//! Sums of all replicas' tensors in one group of NCCL calls, made with the communicators of the replicas' GPUs.
 
-use super::fault::{Fault, late};
+use super::fault::{Fault, timed_out};
 use candle_core::{Result as CandleResult, Tensor};
 use distribute_cluster::Deadline;
 use distribute_nccl_library::CallError;
-use distribute_net::polling::{until, wait_or_leave};
+use distribute_net::polling::{poll_until, wait_or_leave};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Mutex, TryLockError};
 use std::time::Duration;
 
 /// The maximum time to wait for communicators to be aborted.
-const FAREWELL: Duration = Duration::from_secs(5);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The functions of NCCL, which tests can replace. No call waits for a GPU except [`abort`](Self::abort).
+/// The functions of NCCL, which tests can replace. No function waits for a GPU except [`abort`](Self::abort).
 /// Operations that take time are polled.
 pub(super) trait Library: Sync {
-    /// The type of a set of communicators, one for each GPU.
+    /// A set of communicators, one for each GPU.
     type Communicators: Send + 'static;
 
-    /// Creates communicators for GPUs, by number, that are not linked yet.
+    /// Creates communicators for the GPUs with the given indices. They are not linked yet.
     fn open(&self, gpus: &[usize]) -> Result<Self::Communicators, CallError>;
 
-    /// Begins to link the communicators.
+    /// Begins linking the communicators.
     fn link(&self, communicators: &Self::Communicators) -> Result<(), CallError>;
 
-    /// Returns the GPUs that have not completed the last operation, started by `call`.
+    /// Returns the GPUs that have not completed the last operation, which `call` started.
     ///
     /// # Errors
-    /// The failure of that operation.
+    /// Returns the failure of that operation.
     fn busy(&self, communicators: &Self::Communicators, call: &'static str) -> Result<Vec<usize>, CallError>;
 
-    /// Allocates uninitialized memory for the sum of a part.
+    /// Allocates uninitialized memory for the sum of parts like `part`.
     fn room(&self, part: &Tensor) -> CandleResult<Tensor>;
 
-    /// Begins a group of calls on this thread. None of them starts before [`end`](Self::end): a call that
-    /// waited for another GPU would prevent this thread from making the call for that GPU.
+    /// Begins a group of calls on this thread. None of them starts before [`end`](Self::end). Otherwise a call that
+    /// waits for another GPU would prevent this thread from making the call for that GPU.
     fn start(&self) -> Result<(), CallError>;
 
-    /// Adds the calls for one sum. `parts` and `sums` have one tensor for each replica, which are contiguous,
-    /// alike and not empty.
+    /// Adds the calls for one sum. `parts` and `sums` each contain one tensor per replica. All tensors are contiguous,
+    /// not empty, and of the same shape and dtype.
     fn add(
         &self,
         communicators: &Self::Communicators,
@@ -47,50 +47,51 @@ pub(super) trait Library: Sync {
         sums: &[&Tensor],
     ) -> Result<(), CallError>;
 
-    /// Ends the group, and begins to enqueue its calls on the GPUs.
+    /// Ends the group, and begins enqueuing its calls on the GPUs.
     fn end(&self) -> Result<(), CallError>;
 
-    /// Records for other queues that the last operation of this queue reads `part` and writes `sum`.
+    /// Records, for other queues, that the last operation of this queue reads `part` and writes `sum`.
     fn queued(&self, part: &Tensor, sum: &Tensor) -> CandleResult<()>;
 
     /// Aborts communicators and their operations. This may block forever.
     fn abort(&self, communicators: Self::Communicators);
 }
 
-/// The communicators of this process, by the numbers of their GPUs, in the order of replicas. Linking GPUs
-/// takes seconds, so communicators are kept until the program ends.
+/// The communicators of this process, keyed by the indices of their GPUs in the order of replicas. Linking GPUs takes
+/// seconds, so communicators are kept until the program exits.
 #[derive(Debug)]
-pub(super) struct Sets<C>(Mutex<BTreeMap<Vec<usize>, Set<C>>>);
+pub(super) struct CommunicatorSets<C>(Mutex<BTreeMap<Vec<usize>, CommunicatorSet<C>>>);
 
 #[derive(Debug)]
-enum Set<C> {
+enum CommunicatorSet<C> {
     Linked(C),
-    /// Aborted after this error. The GPUs may have completed different numbers of calls, or may hang.
-    GivenUp(CallError),
+    /// The communicators were aborted after this error. The GPUs may have completed different numbers of calls, or may
+    /// hang.
+    Abandoned(CallError),
 }
 
-impl<C> Sets<C> {
+impl<C> CommunicatorSets<C> {
     pub(super) const fn new() -> Self {
         Self(Mutex::new(BTreeMap::new()))
     }
 }
 
-/// Sums `parts[replica][number]` over replicas. Each replica gets its sums. When this returns, the sums are
-/// in the queues of the GPUs, like all computations of candle. It waits at most `patience` for that. Sums
-/// that hang in the queues are detected when they are read.
+/// Sums `parts[replica][number]` over the replicas. Each replica gets its own copy of the sums. When this returns, the
+/// sums have been enqueued on the GPUs, like all computations of candle. Waits no longer than `patience` for that. If a
+/// sum hangs in a queue, this is detected when it is read.
 ///
 /// # Errors
 /// - [`Fault::Parts`]: the replicas' parts differ.
 /// - [`Fault::Busy`]: another sum of this process takes too long. Nothing has changed.
-/// - [`Fault::Candle`]: there is no memory, and nothing has changed; or events failed, after the sums were
-///   enqueued.
-/// - [`Fault::Link`]: the GPUs cannot be linked. The next sum links again.
-/// - [`Fault::Sum`], [`Fault::Late`]: a call failed or timed out. All later sums of these GPUs return
-///   [`Fault::GivenUp`].
-/// - [`Fault::GivenUp`]: an earlier call has failed.
+/// - [`Fault::Candle`]: memory could not be allocated, and nothing has changed; or recording events failed after the
+///   sums were enqueued.
+/// - [`Fault::Link`]: the GPUs cannot be linked. The next sum tries again.
+/// - [`Fault::Sum`], [`Fault::TimedOut`]: a call failed or timed out. All later sums on these GPUs return
+///   [`Fault::Abandoned`].
+/// - [`Fault::Abandoned`]: an earlier call has failed.
 pub(super) fn sum<L: Library>(
     library: &'static L,
-    sets: &Sets<L::Communicators>,
+    sets: &CommunicatorSets<L::Communicators>,
     gpus: &[usize],
     parts: &[Vec<Tensor>],
     patience: Duration,
@@ -116,29 +117,30 @@ pub(super) fn sum<L: Library>(
             Err(TryLockError::Poisoned(sets)) => Some(sets.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         };
-        let mut sets = until(deadline.remaining(), free).ok_or(Fault::Busy { waited: patience })?;
+        let mut sets = poll_until(deadline.remaining(), free).ok_or(Fault::Busy { waited: patience })?;
         let mut entry = match sets.entry(gpus.to_vec()) {
             Entry::Occupied(entry) => entry,
             Entry::Vacant(entry) => match linked(library, gpus, &deadline) {
-                Ok(communicators) => entry.insert_entry(Set::Linked(communicators)),
+                Ok(communicators) => entry.insert_entry(CommunicatorSet::Linked(communicators)),
                 Err(fault) => {
-                    if let Fault::Late(error) = &fault {
-                        entry.insert(Set::GivenUp(error.clone()));
+                    if let Fault::TimedOut(error) = &fault {
+                        entry.insert(CommunicatorSet::Abandoned(error.clone()));
                     }
                     return Err(fault);
                 }
             },
         };
         let communicators = match entry.get() {
-            Set::Linked(communicators) => communicators,
-            Set::GivenUp(error) => return Err(Fault::GivenUp(error.clone())),
+            CommunicatorSet::Linked(communicators) => communicators,
+            CommunicatorSet::Abandoned(error) => return Err(Fault::Abandoned(error.clone())),
         };
         if let Err(fault) = group(library, communicators, &numbers, (&parts, &sums), &deadline) {
-            if let Fault::Sum(error) | Fault::Late(error) = &fault
-                && let Set::Linked(communicators) = entry.insert(Set::GivenUp(error.clone()))
+            if let Fault::Sum(error) | Fault::TimedOut(error) = &fault
+                && let CommunicatorSet::Linked(communicators) =
+                    entry.insert(CommunicatorSet::Abandoned(error.clone()))
             {
                 let used = parts.iter().chain(&sums).flatten().cloned().collect();
-                give_up(library, communicators, used, patience);
+                abandon(library, communicators, used, patience);
             }
             return Err(fault);
         }
@@ -149,7 +151,7 @@ pub(super) fn sum<L: Library>(
     Ok(sums)
 }
 
-/// Links communicators of these GPUs.
+/// Creates communicators for these GPUs and links them.
 fn linked<L: Library>(
     library: &'static L,
     gpus: &[usize],
@@ -161,13 +163,13 @@ fn linked<L: Library>(
     match begun.and_then(|()| ended(library, &communicators, CALL, deadline, Fault::Link)) {
         Ok(()) => Ok(communicators),
         Err(fault) => {
-            give_up(library, communicators, Vec::new(), deadline.timeout());
+            abandon(library, communicators, Vec::new(), deadline.timeout());
             Err(fault)
         }
     }
 }
 
-/// Runs one group, with a call for each number, of the parts and their sums.
+/// Runs one group of calls. For each index in `numbers`, the group contains a call that sums the parts with this index.
 fn group<L: Library>(
     library: &L,
     communicators: &L::Communicators,
@@ -190,7 +192,8 @@ fn group<L: Library>(
     ended(library, communicators, "ncclGroupEnd", deadline, Fault::Sum)
 }
 
-/// Waits until all GPUs have completed the last operation, started by `call`. `failed` converts its failure.
+/// Waits until all GPUs have completed the last operation, which `call` started. `failed` converts the error of a
+/// failed operation.
 fn ended<L: Library>(
     library: &L,
     communicators: &L::Communicators,
@@ -199,7 +202,7 @@ fn ended<L: Library>(
     failed: fn(CallError) -> Fault,
 ) -> Result<(), Fault> {
     let mut slow = Vec::new();
-    let ended = until(deadline.remaining(), || match library.busy(communicators, call) {
+    let ended = poll_until(deadline.remaining(), || match library.busy(communicators, call) {
         Ok(busy) if busy.is_empty() => Some(Ok(())),
         Ok(busy) => {
             slow = busy;
@@ -207,18 +210,18 @@ fn ended<L: Library>(
         }
         Err(error) => Some(Err(failed(error))),
     });
-    ended.unwrap_or_else(|| Err(Fault::Late(late(call, &slow, deadline.timeout()))))
+    ended.unwrap_or_else(|| Err(Fault::TimedOut(timed_out(call, &slow, deadline.timeout()))))
 }
 
-/// Aborts communicators. If a GPU hangs, it returns before they are aborted, and `used` is kept until then,
-/// because their operations may still use it. If nothing hangs, they are aborted when this returns.
-fn give_up<L: Library>(
+/// Aborts communicators. If a GPU hangs, this returns before the abort is complete. `used` is kept until then, because
+/// the operations may still access it. If nothing hangs, the abort is complete when this returns.
+fn abandon<L: Library>(
     library: &'static L,
     communicators: L::Communicators,
     used: Vec<Tensor>,
     patience: Duration,
 ) {
-    wait_or_leave("nccl-abort", FAREWELL.min(patience / 2), move || {
+    wait_or_leave("nccl-abort", ABORT_TIMEOUT.min(patience / 2), move || {
         library.abort(communicators);
         drop(used);
     });
@@ -231,24 +234,24 @@ fn each(
     all.iter().map(|list| list.iter().map(&make).collect()).collect()
 }
 
-/// Checks that the replicas have the same number of parts, with equal shapes and types.
+/// Checks that all replicas have the same number of parts, with equal shapes and dtypes.
 fn check(gpus: &[usize], parts: &[Vec<Tensor>]) -> Result<(), Fault> {
     let wrong = |what: String| Err(Fault::Parts(what));
     if gpus.len() != parts.len() {
-        return wrong(format!("there are {} GPUs, and parts of {} replicas", gpus.len(), parts.len()));
+        return wrong(format!("there are {} GPUs, but parts of {} replicas", gpus.len(), parts.len()));
     }
     let Some((first, others)) = parts.split_first() else { return Ok(()) };
     for (replica, list) in (1..).zip(others) {
         if list.len() != first.len() {
             let (found, expected) = (list.len(), first.len());
-            return wrong(format!("replica {replica} has {found} tensors, and replica 0 has {expected}"));
+            return wrong(format!("replica {replica} has {found} tensors, but replica 0 has {expected}"));
         }
         let differ = |(a, b): &(&Tensor, &Tensor)| a.dims() != b.dims() || a.dtype() != b.dtype();
         if let Some(number) = first.iter().zip(list).position(|pair| differ(&pair)) {
             let text = |part: &Tensor| format!("{}{:?}", part.dtype().as_str(), part.dims());
             let (found, expected) = (text(&list[number]), text(&first[number]));
             return wrong(format!(
-                "replica {replica} has {found} as number {number}, and replica 0 {expected}"
+                "replica {replica} has {found} as number {number}, but replica 0 has {expected}"
             ));
         }
     }

@@ -1,8 +1,8 @@
-//! Sums of candle tensors on GPUs by NCCL.
+//! NCCL's sums of candle tensors on GPUs.
 
-use super::communicators::{self, Library, Sets};
+use super::communicators::{self, CommunicatorSets, Library};
 use super::fault::Fault;
-use super::taken::{gpu_of, number};
+use super::support::{gpu_of, number};
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DriverError, sys,
@@ -16,9 +16,9 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::time::Duration;
 
-static SETS: Sets<Communicators> = Sets::new();
+static SETS: CommunicatorSets<Communicators> = CommunicatorSets::new();
 
-/// Sums `parts[replica][number]` over GPUs, see [`communicators::sum`].
+/// Sums `parts[replica][number]` over the GPUs. See [`communicators::sum`].
 ///
 /// # Errors
 /// - The errors of [`communicators::sum`].
@@ -122,11 +122,10 @@ impl Library for Nccl {
     }
 }
 
-/// An operation of candle on the memory of a part and its sum. The function gets the address of each, the number
-/// of elements, and the GPU's queue.
+/// An operation of candle on the memory of a part and its sum. The function receives both addresses, the number of
+/// elements, and the GPU's queue.
 ///
-/// cudarc records that the queue, in its current state, reads one tensor and writes the other, so that other
-/// queues wait for it.
+/// cudarc records that the queue reads one tensor and writes the other at this point, so that other queues wait for it.
 struct InMemory<F>(&'static str, F);
 
 impl<F> InplaceOp2 for InMemory<F>
@@ -138,7 +137,7 @@ where
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> CandleResult<()> {
-        bail!("NCCL sums on GPUs alone")
+        bail!("NCCL only sums on GPUs")
     }
 
     fn cuda_fwd(
@@ -154,7 +153,7 @@ where
     }
 }
 
-/// Returns the addresses of a part and its sum in the memory of the GPU.
+/// Returns the addresses of a part and its sum in GPU memory.
 fn addresses(
     sum: &mut CudaStorage,
     sum_at: &Layout,
@@ -188,11 +187,11 @@ fn addresses(
     Ok((at(from, from_element) as *const c_void, at(to, to_element) as *mut c_void))
 }
 
-/// Returns candle's handle of a GPU.
+/// Returns candle's handle to a GPU.
 fn device(gpu: usize) -> Result<CudaDevice, CallError> {
     match gpu::open(gpu) {
         Ok(Device::Cuda(device)) => Ok(device),
-        Ok(_) => Err(CallError { call: "cuDeviceGet", reason: format!("GPU {gpu} is not CUDA's") }),
+        Ok(_) => Err(CallError { call: "cuDeviceGet", reason: format!("GPU {gpu} is not a CUDA GPU") }),
         Err(error) => Err(CallError { call: "cuDeviceGet", reason: error.to_string() }),
     }
 }
@@ -201,16 +200,16 @@ fn device(gpu: usize) -> Result<CudaDevice, CallError> {
 /// the release of CUDA, but its layout does not.
 #[repr(C)]
 struct Access {
-    /// `CU_MEM_LOCATION_TYPE_DEVICE`.
+    /// The kind of location: `CU_MEM_LOCATION_TYPE_DEVICE`.
     kind: c_int,
     device: c_int,
-    /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+    /// The access rights: `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
     flags: c_int,
 }
 
-/// Grants each GPU access to the memory of the others. NCCL lets a GPU access tensors of other GPUs in the
-/// same process directly. Memory from a pool, such as candle's, is not accessible to others by default, and
-/// NCCL would fail with an illegal access.
+/// Grants each GPU access to the memory of the others. NCCL lets a GPU directly access tensors of other GPUs in the
+/// same process. By default, memory from a pool, such as candle's, is not accessible to other GPUs, and NCCL would fail
+/// with an illegal access.
 fn share_memory(gpus: &[usize]) -> Result<(), CallError> {
     let devices = gpus.iter().map(|gpu| device(*gpu)).collect::<Result<Vec<_>, _>>()?;
     let contexts: Vec<_> = devices.iter().map(|device| device.cuda_stream().context().clone()).collect();

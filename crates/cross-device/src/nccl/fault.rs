@@ -1,49 +1,49 @@
-//! Errors of sums by NCCL.
+//! Errors of NCCL's sums.
 
 use distribute_base::{DeviceName, Error};
 use distribute_nccl_library::{CallError, LoadError};
 use std::time::Duration;
 
-/// An error of a sum by NCCL.
+/// An error of a sum with NCCL.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
     /// The library cannot be loaded, or is too old.
     #[error(
-        "NcclAllReduce sums by NCCL between GPUs. {0}. Without NCCL there are ReductionToOneDevice and HierarchicalCopyAllReduce"
+        "NcclAllReduce needs NCCL to sum between GPUs. {0}. Without NCCL, use ReductionToOneDevice or HierarchicalCopyAllReduce"
     )]
     Load(#[from] LoadError),
     /// The GPUs cannot be linked.
-    #[error("NCCL cannot link these GPUs: {0}; NCCL_DEBUG=INFO in the environment says what it tries")]
+    #[error("NCCL cannot link these GPUs: {0}; set NCCL_DEBUG=INFO to see its attempts")]
     Link(CallError),
-    /// A sum has failed, and the progress of the GPUs is unknown.
+    /// A sum has failed. It is unknown which calls each GPU has completed.
     #[error(
-        "NCCL cannot sum: {0}. Its communicators of these GPUs are given up: start the program again from its last checkpoint; \
-         NCCL_DEBUG=WARN in the environment says more"
+        "NCCL cannot sum: {0}. Its communicators of these GPUs were abandoned: restart the program from its last \
+         checkpoint; set NCCL_DEBUG=WARN for details"
     )]
     Sum(CallError),
     /// A call has timed out.
     #[error(
-        "NCCL has not ended a call in time: {0}. Its communicators of these GPUs are given up: a GPU, its driver or what links it hangs; \
-         nvidia-smi and lines with Xid in the kernel's log (dmesg) say which. Start the program again from its last checkpoint. Where NCCL \
-         only takes longer, raise the timeout of the strategy, of which it has half; NCCL_DEBUG=INFO in the environment says what it waits \
-         for"
+        "an NCCL call has timed out: {0}. Its communicators of these GPUs were abandoned, because a GPU, its driver \
+         or its link hangs; check nvidia-smi and lines with Xid in the kernel log (dmesg). Restart the program from \
+         its last checkpoint. If NCCL only takes longer, raise the timeout of the strategy, half of which applies to \
+         NCCL; set NCCL_DEBUG=INFO to see what it waits for"
     )]
-    Late(CallError),
-    /// An earlier call has failed.
+    TimedOut(CallError),
+    /// An earlier call has failed, so the communicators were aborted.
     #[error(
-        "NCCL was given up on these GPUs, since an earlier call has failed: {0}; start the program again from its last checkpoint"
+        "NCCL was abandoned on these GPUs, because an earlier call failed: {0}; restart the program from its last checkpoint"
     )]
-    GivenUp(CallError),
+    Abandoned(CallError),
     /// Another sum of this process is still running.
     #[error(
-        "NCCL does one thing at a time in a process, and has linked GPUs or summed for another run for {waited:?}; raise the timeout of \
-         the strategy, of which NCCL has half, if that is too short"
+        "NCCL runs one operation at a time in a process, and was busy with another run for {waited:?}; if that is too \
+         short, raise the timeout of the strategy, half of which applies to NCCL"
     )]
     Busy {
-        /// The time waited.
+        /// The time that this sum has waited for the other.
         waited: Duration,
     },
-    /// The parts cannot be summed.
+    /// The parts cannot be summed, for the given reason.
     #[error("the parts of a sum differ: {0}")]
     Parts(String),
     /// An error of candle.
@@ -52,7 +52,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// Converts the error for a call on these devices.
+    /// Converts the fault to an error that names these devices.
     pub(super) fn on(self, devices: &[DeviceName]) -> Error {
         match self {
             Fault::Candle(error) => Error::Candle(error),
@@ -64,10 +64,10 @@ impl Fault {
     }
 }
 
-/// Creates the error of a call that these GPUs have not completed.
-pub(super) fn late(call: &'static str, gpus: &[usize], waited: Duration) -> CallError {
+/// Creates the error for a call that these GPUs have not completed in time.
+pub(super) fn timed_out(call: &'static str, gpus: &[usize], waited: Duration) -> CallError {
     let names = gpus.iter().map(|gpu| format!("GPU {gpu}")).collect::<Vec<_>>();
-    CallError { call, reason: format!("{} has not done it within {waited:?}", names.join(", ")) }
+    CallError { call, reason: format!("{} has not finished within {waited:?}", names.join(", ")) }
 }
 
 #[cfg(test)]
@@ -78,7 +78,7 @@ mod tests {
     // The texts are those of the loader of Linux.
     #[cfg(target_os = "linux")]
     #[test]
-    fn without_the_library_an_error_says_what_to_install() {
+    fn without_the_library_the_error_names_the_package() {
         let fault = Fault::from(Nccl::load("libnccl-that-is-not-there.so.2").err().unwrap());
         assert!(matches!(fault, Fault::Load(LoadError::Missing { .. })), "{fault}");
         let error = fault.on(&[DeviceName::gpu(0), DeviceName::gpu(1)]);
@@ -89,7 +89,7 @@ mod tests {
             // The loader's error, and the searched paths.
             "libnccl-that-is-not-there.so.2: cannot open shared object file",
             "NCCL 2.14 or later",
-            "libnccl.so.2 was looked for in LD_LIBRARY_PATH (",
+            "libnccl.so.2 was searched for in LD_LIBRARY_PATH (",
             "apt-get install libnccl2",
             "pip install nvidia-nccl-cu12",
             "nvidia-nccl-cu13",
@@ -104,6 +104,11 @@ mod tests {
     #[test]
     fn a_release_that_is_too_old_is_refused() {
         let text = Fault::from(LoadError::TooOld { found: "2.13.4".into() }).to_string();
-        assert!(text.contains("NcclAllReduce sums by NCCL between GPUs. NCCL 2.13.4 is installed, and 2.14 or later is needed"), "{text}");
+        assert!(
+            text.contains(
+                "NcclAllReduce needs NCCL to sum between GPUs. NCCL 2.13.4 is installed, but 2.14 or later is needed"
+            ),
+            "{text}"
+        );
     }
 }

@@ -1,8 +1,8 @@
-//! NVIDIA's library for GPUs.
+//! Sums between GPUs with NVIDIA's library NCCL.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `taken` | the sums that NCCL supports, by devices, shapes and types |
+//! | `support` | the sums that NCCL supports, by devices, shapes and types |
 //! | `communicators` | communicators of GPUs, and one group of calls for all sums, with a replaceable library |
 //! | `cuda` | the same for candle tensors; only in builds with CUDA |
 //! | `fault` | errors of sums by NCCL |
@@ -13,7 +13,7 @@ mod communicators;
 mod cuda;
 #[cfg(any(feature = "cuda", test))]
 mod fault;
-mod taken;
+mod support;
 
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice};
 use crate::CommunicationOptions;
@@ -26,31 +26,31 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Sums by NVIDIA's NCCL between the GPUs of one process, in a build with the feature `cuda`.
+/// An algorithm that sums with NVIDIA's NCCL between the GPUs of one process. It requires a build with the feature
+/// `cuda`.
 ///
-/// NCCL sums dense tensors of f32, f64, f16, bf16, u8, u32 and i64 if each replica has one on its GPU and the
-/// results stay there. The parts of an `all_reduce` are then not copied to the host, and no thread waits for
-/// the sums. Everything else is reduced to one device: values on CPUs, sparse values, values on mixed
-/// devices, and other destinations. Programs that use this algorithm therefore run everywhere.
+/// NCCL sums dense tensors of f32, f64, f16, bf16, u8, u32 and i64 if each replica has one on its GPU and the results
+/// stay there. The parts of an `all_reduce` are then not copied to the host, and no thread waits for the sums.
+/// Everything else is reduced on one device: values on CPUs, sparse values, values on different kinds of devices, and
+/// values with other destinations. A program that uses this algorithm therefore also runs without GPUs.
 ///
-/// NCCL chooses its own order of sums: results differ in their last bits from those of other algorithms. f16
-/// and bf16 are accumulated as f32. A mean is the sum, divided.
+/// NCCL chooses its own order of sums, so results differ from those of other algorithms in their last bits. f16 and
+/// bf16 are accumulated in f32. A mean is computed by dividing the sum.
 ///
-/// NCCL (`libnccl.so.2`, 2.14 or later) is loaded when a strategy is created whose devices are several GPUs.
-/// If it is not installed, the strategy is refused with [`Error::Device`], which contains instructions. If a
-/// sum fails, GPUs may have different results, so all later sums of these GPUs are refused. The same applies
-/// if NCCL has not linked the GPUs or not begun a sum within half of the call's timeout; the error then names
-/// the GPUs that it waits for.
+/// NCCL (`libnccl.so.2`, 2.14 or later) is loaded when a strategy with several GPUs is created. If it is not installed,
+/// creating the strategy fails with [`Error::Device`], which contains instructions. If a sum fails, GPUs may have
+/// different results, so all later sums on these GPUs fail. The same applies if NCCL has not linked the GPUs, or has
+/// not begun a sum, within half of the call's timeout. The error then names the GPUs that it waits for.
 #[doc(alias = "tf.distribute.NcclAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclAllReduce {
-    /// The number of buckets in which the values of a batch are reduced. NCCL gets all values in one group of
-    /// calls without buckets, so a strategy with more than 1 is refused with [`Error::InvalidArgument`].
+    /// The number of buckets in which the values of a batch are reduced. NCCL gets all values in one group of calls
+    /// without buckets, so creating a strategy with more than 1 fails with [`Error::InvalidArgument`].
     /// [`HierarchicalCopyAllReduce`](super::HierarchicalCopyAllReduce) supports buckets.
     pub num_packs: usize,
 }
 
-/// The default is one bucket.
+/// Returns the algorithm with one bucket.
 impl Default for NcclAllReduce {
     fn default() -> Self {
         Self { num_packs: 1 }
@@ -65,7 +65,7 @@ impl CrossDeviceOps for NcclAllReduce {
         options: &CommunicationOptions,
     ) -> Result<Vec<Leaf>> {
         let copies = self.batch_reduce(op, std::slice::from_ref(value), options)?.pop();
-        copies.ok_or_else(|| Error::invalid("reduce", "a batch of one value gave no result"))
+        copies.ok_or_else(|| Error::invalid("reduce", "a batch with one value returned no result"))
     }
 
     fn batch_reduce(
@@ -78,7 +78,7 @@ impl CrossDeviceOps for NcclAllReduce {
         let mut results = vec![Vec::new(); values.len()];
         let mut by_nccl: BTreeMap<&[DeviceName], Vec<usize>> = BTreeMap::new();
         for (at, value) in values.iter().enumerate() {
-            if can_link(value.from) && taken::is_taken(value) {
+            if can_link(value.from) && support::is_supported(value) {
                 by_nccl.entry(value.from).or_default().push(at);
             } else {
                 results[at] = ReductionToOneDevice::default().reduce(op, value, options)?;
@@ -111,7 +111,7 @@ impl NcclAllReduce {
             return Ok(());
         }
         let reason = format!(
-            "num_packs is {}, but NCCL gets all values in one group, and nothing is packed; leave it at 1, or use \
+            "num_packs is {}, but NCCL sums all values in one group without packs; set it to 1, or use \
              HierarchicalCopyAllReduce",
             self.num_packs
         );
@@ -119,34 +119,33 @@ impl NcclAllReduce {
     }
 }
 
-/// Whether this build can link these devices by NCCL.
+/// Returns `true` if this build can link these devices with NCCL.
 fn can_link(devices: &[DeviceName]) -> bool {
-    cfg!(feature = "cuda") && taken::gpus(devices).is_some()
+    cfg!(feature = "cuda") && support::gpus(devices).is_some()
 }
 
-/// Whether the replicas of this strategy sum by NCCL: several replicas of one process, each on its own GPU.
+/// Returns `true` if a strategy sums with NCCL: it uses [`NcclAllReduce`], and each of its replicas has its own GPU.
 pub fn uses_nccl(ops: Option<&dyn CrossDeviceOps>, devices: &[DeviceName]) -> bool {
     ops.is_some_and(|ops| (ops as &dyn Any).is::<NcclAllReduce>()) && can_link(devices)
 }
 
-/// Sums `parts[replica][number]` over GPUs. The sums are on their replica's device, in the same order, and
-/// have no gradient graph. When this returns, they are in the queues of the GPUs, after the parts. The other
-/// replicas wait for `timeout`. NCCL has half of it, so that they get its error.
+/// Sums `parts[replica][number]` over the GPUs. Each replica gets the sums on its device, in the same order and without
+/// a gradient graph. When this returns, the sums have been enqueued on the GPUs, after the parts. The other replicas
+/// wait for `timeout`. NCCL gets half of this time, so that they receive its error.
 ///
 /// # Errors
-/// - [`Error::Device`]: NCCL is missing, fails or times out; it cannot link the devices; or parts differ or
-///   are on other devices.
-/// - The errors of candle, if a GPU has no memory for the sums.
+/// - [`Error::Device`]: NCCL is missing, fails or times out; NCCL cannot link the devices; or parts differ or are on
+///   other devices.
+/// - The errors of candle, if a GPU does not have enough memory for the sums.
 pub fn sum_on_gpus(
     devices: &[DeviceName],
     parts: &[Vec<Tensor>],
     timeout: Duration,
 ) -> Result<Vec<Vec<Tensor>>> {
-    let gpus = taken::gpus(devices).filter(|_| cfg!(feature = "cuda"));
+    let gpus = support::gpus(devices).filter(|_| cfg!(feature = "cuda"));
     let refuse = || {
         let names = devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        let reason =
-            "NCCL sums between several GPUs of CUDA, each named once, in a build with the feature \"cuda\"";
+        let reason = "NCCL needs several CUDA GPUs, each named once, and a build with the feature \"cuda\"";
         Error::Device { name: names, reason: reason.into() }
     };
     let gpus = gpus.ok_or_else(refuse)?;
@@ -154,7 +153,7 @@ pub fn sum_on_gpus(
     sum(devices, &gpus, parts, timeout / 2)
 }
 
-/// Reduces values with a part on each of these GPUs, and returns the copies of each.
+/// Reduces values that have one part on each of these GPUs. Returns the copies of each result.
 fn reduce_on_gpus(
     op: ReduceOp,
     devices: &[DeviceName],

@@ -17,7 +17,7 @@ fn on_cpus_nothing_is_asked_of_nccl() {
 }
 
 #[test]
-fn what_gpus_do_not_have_is_reduced_to_one_device() {
+fn values_that_are_not_on_gpus_are_reduced_to_one_device() {
     let parts = [1f32, 2.].map(|x| Leaf::Host(HostTensor::vector(vec![x]))).to_vec();
     let value = Reduction { parts, from: GPUS, to: GPUS };
     let sums =

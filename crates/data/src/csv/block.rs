@@ -1,28 +1,29 @@
-//! Collects rows of a CSV file as columns of tensors.
+//! A collector of rows of a CSV file, as columns of tensors.
 
 use super::missing::{Filled, Missing};
 use crate::{ElementSpec, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 
-/// The type of the fields of a column.
+/// The type as which the fields of a column are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnType {
-    /// Numbers: `float32`.
+    /// Numbers, read as `float32`.
     F32,
-    /// Integers: `int64`.
+    /// Integers, read as `int64`.
     I64,
-    /// Text: `string`, with the bytes of the file.
+    /// Text, read as `string` with the bytes from the file.
     Text,
 }
 
-/// The form of an element.
+/// The form in which a row becomes an element.
 #[derive(Clone, Debug)]
 pub(crate) enum Layout {
-    /// All columns: one vector of `float32`.
+    /// One vector of `float32` with all columns.
     Features,
-    /// A vector of all columns but one, and that one as `int64`.
+    /// A vector of `float32` with all columns except one, and that one as `int64`. `label` is the index of that
+    /// column.
     Labelled { label: usize },
-    /// Named scalars: name, position and type of each column.
+    /// A map of named scalars. Each entry contains the name, the index and the type of a column.
     Columns(Vec<(String, usize, ColumnType)>),
 }
 
@@ -37,7 +38,7 @@ impl ColumnType {
 }
 
 impl Layout {
-    /// Returns the type of the fields at a position, if they are read.
+    /// Returns the type of the column with the given index; `None` if the column is not read.
     pub(super) fn kind(&self, place: usize) -> Option<ColumnType> {
         match self {
             Layout::Features => Some(ColumnType::F32),
@@ -49,7 +50,7 @@ impl Layout {
         }
     }
 
-    /// Returns the spec of an element, for rows of `width` columns.
+    /// Returns the spec of an element, if rows have `width` columns.
     pub(crate) fn spec(&self, width: usize) -> ElementSpec {
         let vector = |width| Tree::Leaf(TensorSpec::new(DType::F32, [width]));
         let scalar = |dtype| Tree::Leaf(TensorSpec::scalar(dtype));
@@ -65,7 +66,7 @@ impl Layout {
     }
 }
 
-/// Several rows, stored by column, before they become tensors.
+/// Several rows, stored by column, that have not become tensors yet.
 pub(crate) struct Block<'a> {
     layout: &'a Layout,
     missing: &'a Missing,
@@ -76,24 +77,24 @@ pub(crate) struct Block<'a> {
     columns: Vec<Fields>,
 }
 
-/// The destination of rows of numbers.
+/// The destination for rows of plain numbers.
 pub(crate) struct Numbers<'a> {
     pub(crate) width: usize,
-    /// The position of the integer column.
+    /// The index of the integer column; `None` if there is none.
     pub(crate) label: Option<usize>,
     pub(crate) rows: &'a mut usize,
     pub(crate) features: &'a mut Vec<f32>,
     pub(crate) labels: &'a mut Vec<i64>,
 }
 
-/// The fields of one column.
+/// The values of one column.
 enum Fields {
     F32(Vec<f32>),
     I64(Vec<i64>),
     Text(Vec<Vec<u8>>),
 }
 
-/// A field that is not of its column's type.
+/// The error for a field that does not have its column's type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BadField {
     pub(crate) column: usize,
@@ -120,8 +121,7 @@ impl<'a> Block<'a> {
         self.rows
     }
 
-    /// Returns the destination of rows of plain numbers, and the position of the label; `None` for named
-    /// columns.
+    /// Returns the destination for rows of plain numbers; `None` if columns are named.
     pub(crate) fn numbers(&mut self) -> Option<Numbers<'_>> {
         let label = match self.layout {
             Layout::Features => None,
@@ -132,7 +132,7 @@ impl<'a> Block<'a> {
         Some(Numbers { width: self.width, label, rows, features, labels })
     }
 
-    /// Adds a row of the right width. Adds nothing if a field is bad.
+    /// Adds a row, which must have the right number of fields. If a field is invalid, nothing is added.
     pub(crate) fn push(&mut self, record: &::csv::ByteRecord) -> Result<(), BadField> {
         let added = self.add(record);
         match added {
@@ -165,7 +165,7 @@ impl<'a> Block<'a> {
                     match fields {
                         Fields::F32(fields) => fields.push(f32_field(*place, field, missing)?),
                         Fields::I64(fields) => fields.push(i64_field(*place, field, missing)?),
-                        Fields::Text(fields) => fields.push(match missing.stand_in(*place, field) {
+                        Fields::Text(fields) => fields.push(match missing.replacement(*place, field) {
                             Some(Filled::Text(text)) => text.clone(),
                             _ => field.to_vec(),
                         }),
@@ -176,7 +176,7 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// Removes the fields of a bad row.
+    /// Removes the fields of an incomplete row.
     fn discard(&mut self) {
         let rows = self.rows;
         let width = match self.layout {
@@ -194,7 +194,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Returns the rows as one batch.
+    /// Converts the rows into one batch.
     pub(crate) fn finish(self) -> distribute_tensor::Result<Tree<Leaf>> {
         let rows = self.rows;
         Ok(match self.layout {
@@ -228,20 +228,20 @@ fn leaf(tensor: HostTensor) -> Tree<Leaf> {
 }
 
 fn f32_field(column: usize, field: &[u8], missing: &Missing) -> Result<f32, BadField> {
-    match missing.stand_in(column, field) {
+    match missing.replacement(column, field) {
         Some(Filled::F32(value)) => Ok(*value),
         _ => parse(field).ok_or(BadField { column, expected: "a number (float32)" }),
     }
 }
 
 fn i64_field(column: usize, field: &[u8], missing: &Missing) -> Result<i64, BadField> {
-    match missing.stand_in(column, field) {
+    match missing.replacement(column, field) {
         Some(Filled::I64(value)) => Ok(*value),
         _ => parse(field).ok_or(BadField { column, expected: "an integer (int64)" }),
     }
 }
 
-/// Parses a field as a number, with or without spaces around it.
+/// Parses a field as a number. Spaces around it are ignored.
 pub(crate) fn parse<T: std::str::FromStr>(field: &[u8]) -> Option<T> {
     std::str::from_utf8(field).ok()?.trim().parse().ok()
 }

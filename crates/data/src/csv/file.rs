@@ -1,4 +1,4 @@
-//! Opens CSV files and finds their columns.
+//! The opening of CSV files, and the search for their columns.
 
 use super::Column;
 use super::block::Layout;
@@ -7,7 +7,7 @@ use crate::file::ElementLimit;
 use crate::{Compression, Error, Files, Location, Result};
 use std::io::{ErrorKind, Read};
 
-/// The settings for reading the files of a dataset, with the columns of the first file.
+/// The settings for reading the files of a dataset, including the columns of the first file.
 pub(super) struct CsvFormat {
     pub(super) header: bool,
     pub(super) dialect: Dialect,
@@ -16,7 +16,7 @@ pub(super) struct CsvFormat {
     pub(super) missing: Missing,
 }
 
-/// The delimiter and the quoting of a file.
+/// The delimiter and the quoting of CSV files.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dialect {
     /// The byte between fields.
@@ -30,12 +30,12 @@ pub(super) struct Columns {
     file: Location,
     /// The number of columns; 0 if the file is empty.
     pub(super) count: usize,
-    /// The names of the columns, if there is a header line.
+    /// The names of the columns; empty if there is no header line.
     names: Vec<String>,
 }
 
 impl Columns {
-    /// Reads the columns from the first line.
+    /// Reads the first line of a file, and returns its columns.
     fn read(file: &Location, header: bool, dialect: Dialect) -> Result<Self> {
         let delimiter = dialect.delimiter;
         let mut first = ::csv::ByteRecord::new();
@@ -53,7 +53,7 @@ impl Columns {
         Ok(Self { file: file.clone(), count: first.len(), names })
     }
 
-    /// Returns the position of a column.
+    /// Returns the index of a column. Returns an error if the column is not in the file, or if its name is ambiguous.
     pub(super) fn find(&self, column: &Column) -> Result<usize> {
         let (found, text) = match column {
             Column::At(place) => ((*place < self.count).then_some(*place), format!("{place}")),
@@ -68,7 +68,7 @@ impl Columns {
                 column: first + again + 2,
                 found: format!("{name:?} once more"),
                 expected: format!(
-                    "another name than that of column {}; give the column's place instead",
+                    "another name than that of column {}; use the column's position instead",
                     first + 1
                 ),
             });
@@ -76,7 +76,9 @@ impl Columns {
         found.ok_or_else(|| {
             let known = match (self.count, column, self.names.is_empty()) {
                 (0, ..) => "no rows".to_string(),
-                (_, Column::Named(_), true) => "no header line: give the column's place instead".to_string(),
+                (_, Column::Named(_), true) => {
+                    "no header line: use the column's position instead".to_string()
+                }
                 (_, Column::Named(_), false) => self.names.join(", "),
                 (count, Column::At(_), _) => format!("columns 0 to {}", count - 1),
             };
@@ -84,14 +86,14 @@ impl Columns {
         })
     }
 
-    /// Returns a column as named in errors; empty if it has no name.
+    /// Returns the phrase for a column in errors, with its name; empty if it has no name.
     pub(super) fn describe(&self, place: usize) -> String {
         self.names.get(place).map_or(String::new(), |name| format!(" for '{name}'"))
     }
 }
 
 impl CsvFormat {
-    /// Reads the first line of the first file that has one. `layout` finds its columns.
+    /// Reads the first line of the first file that has one. `layout` finds the requested columns in it.
     pub(super) fn look(
         files: &Files,
         header: bool,
@@ -114,7 +116,7 @@ impl CsvFormat {
         Ok(Self { header, dialect, columns, layout, missing })
     }
 
-    /// Checks that a file has the same header as the first file, if there are header lines.
+    /// Checks that a file has the same header as the first file. Does nothing if there are no header lines.
     pub(super) fn check_header(&self, file: &Location) -> Result<()> {
         if !self.header || *file == self.columns.file {
             return Ok(());
@@ -140,15 +142,15 @@ impl CsvFormat {
     }
 }
 
-/// Returns the memory that a row takes: its bytes, and the positions of its fields.
+/// Returns the number of bytes that a row occupies: its text, and the positions of its fields.
 pub(super) fn cost(row: &[u8], delimiter: u8) -> u64 {
-    /// The end of a field during parsing, and the field itself if it is text.
+    /// The memory for the end of a field during parsing, and for the field itself if it is text.
     const FIELD: u64 = 32;
     let fields = row.iter().filter(|byte| **byte == delimiter).count();
     row.len() as u64 + FIELD * fields as u64
 }
 
-/// A text that is read only up to the limit of one row.
+/// A reader of the first row of a text, which fails when the row exceeds the limit for one element.
 struct Metered<R> {
     text: R,
     limit: ElementLimit,
@@ -166,10 +168,11 @@ impl<R: Read> Read for Metered<R> {
     }
 }
 
-/// The tolerance of the limit: the parser reads ahead of the row's end, and small limits are not exact.
+/// The tolerance of the limit in bytes. The parser reads beyond the end of the row, so small limits are not
+/// exact.
 const UNCOUNTED: u64 = 1 << 20;
 
-/// Returns the rows of a text.
+/// Returns a CSV reader for the rows of a text.
 pub(super) fn reader<R: Read>(text: R, dialect: Dialect, skip_header: bool) -> ::csv::Reader<R> {
     ::csv::ReaderBuilder::new()
         .has_headers(skip_header)
@@ -180,10 +183,10 @@ pub(super) fn reader<R: Read>(text: R, dialect: Dialect, skip_header: bool) -> :
         .from_reader(text)
 }
 
-/// Returns the line, counted from 1, of the row at byte `start` of the text.
+/// Returns the line, counted from 1, of the row that begins at byte `start` of the text.
 ///
-/// The parser skips blank lines, with any kind of line ending, without counting them. So the text is read
-/// again, up to the first byte of a broken row that ends no line.
+/// The parser skips blank lines without counting them. The text is therefore read again, up to the first byte of the
+/// row.
 pub(super) fn line(file: &Location, start: u64) -> Result<u64> {
     let (mut line, mut after_cr) = (1, false);
     for (at, byte) in Compression::Auto.open(file)?.bytes().enumerate() {
@@ -198,7 +201,7 @@ pub(super) fn line(file: &Location, start: u64) -> Result<u64> {
     Ok(line)
 }
 
-/// Returns the error of reading or decompressing the text.
+/// Converts an error of the parser into an error about reading or decompressing the text.
 pub(super) fn failure(file: &Location, error: ::csv::Error) -> Error {
     let source = match error.into_kind() {
         ::csv::ErrorKind::Io(error) => error,

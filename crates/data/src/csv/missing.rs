@@ -1,17 +1,17 @@
-//! Fields without a value.
+//! The replacement of fields without a value.
 
 use super::Column;
 use super::block::{ColumnType, Layout, parse};
 use super::file::Columns;
 use crate::{DefaultValue, Error, Result};
 
-/// The settings for fields without a value.
+/// The user's settings for fields without a value.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MissingFields {
     pub(super) columns: Vec<(Column, DefaultValue)>,
-    /// The value for all columns of a matching type.
+    /// The default for all columns of a matching type that have no default of their own.
     pub(super) all: Option<DefaultValue>,
-    /// The texts that mark a missing field, in addition to an empty one.
+    /// The texts that mark a field as missing, in addition to an empty field.
     pub(super) texts: Vec<Vec<u8>>,
 }
 
@@ -23,17 +23,18 @@ pub(super) enum Filled {
     Text(Vec<u8>),
 }
 
-/// The values and texts for the columns of a file.
+/// The replacements for the columns of a file, and the texts that mark a field as missing.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Missing {
     columns: Vec<Option<Filled>>,
     texts: Vec<Vec<u8>>,
-    /// Whether a field that parses as a number may be missing.
+    /// Whether a field that can be parsed as a number may be marked as missing.
     pub(super) numbers: bool,
 }
 
 impl MissingFields {
-    /// Finds the columns.
+    /// Finds the columns in a file, and assigns a replacement to each. Checks that defaults have the columns'
+    /// types.
     pub(super) fn find(&self, columns: &Columns, layout: &Layout) -> Result<Missing> {
         let mut found = Vec::new();
         for place in 0..columns.count {
@@ -70,8 +71,8 @@ fn filled(kind: ColumnType, value: &DefaultValue) -> Result<Filled, String> {
 }
 
 impl Missing {
-    /// Returns the replacement of a field, if the field is missing and its column has one.
-    pub(super) fn stand_in(&self, place: usize, field: &[u8]) -> Option<&Filled> {
+    /// Returns the replacement for a field; `None` if the field is not missing or its column has no default.
+    pub(super) fn replacement(&self, place: usize, field: &[u8]) -> Option<&Filled> {
         let filled = self.columns.get(place)?.as_ref()?;
         let field = field.trim_ascii();
         (field.is_empty() || self.texts.iter().any(|text| text.trim_ascii() == field)).then_some(filled)
@@ -111,7 +112,7 @@ mod tests {
         let text: String =
             (0..50_000).map(|i| if i % 7 == 3 { "nan,\n".into() } else { format!("{i},{i}\n") }).collect();
         for threads in [1, 3] {
-            let csv = Csv::bytes("m.csv", text.clone()).header(false).threads(threads).default_of_all(-1);
+            let csv = Csv::bytes("m.csv", text.clone()).without_header().threads(threads).default_of_all(-1);
             let (x, y) = csv.missing("nan").labelled(1).unwrap().load().unwrap();
             let expected: Vec<i64> = (0..50_000).map(|i| if i % 7 == 3 { -1 } else { i }).collect();
             assert_eq!(y.to_vec::<i64>().unwrap(), expected);
@@ -123,7 +124,7 @@ mod tests {
     fn a_default_of_another_type_or_column_is_refused_when_the_dataset_is_made() {
         let csv = || Csv::bytes("m.csv", "x,y\n1,2\n");
         let error = csv().default("y", 0.5).labelled("y").unwrap_err().to_string();
-        assert!(error.contains("for column y: its default, 0.5, is no value of int64"), "{error}");
+        assert!(error.contains("for column y: its default, 0.5, is not a value of int64"), "{error}");
         assert!(csv().default("z", 1).features().unwrap_err().to_string().contains("no column 'z'"));
         assert!(csv().default("x", "none").features().is_err());
         // Columns that are not read need no default.

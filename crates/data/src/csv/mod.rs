@@ -1,4 +1,11 @@
-//! Rows of CSV files as elements.
+//! A source that reads rows of CSV files.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `file` | opens files, and finds their columns |
+//! | `source` | reads files in sections of complete rows |
+//! | `section`, `plain` | parse a section: any rows; rows of numbers without quotes |
+//! | `block`, `missing` | columns of tensors that collect rows; fields without a value |
 
 mod block;
 mod file;
@@ -19,20 +26,20 @@ use source::CsvRows;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A reader of CSV: files or bytes in memory, plain or compressed with gzip (which is detected from the first
-/// bytes).
+/// A reader of CSV files or bytes in memory. They may be compressed with gzip, which is detected from the first
+/// bytes.
 ///
-/// One of [`features`](Csv::features), [`labelled`](Csv::labelled) and [`columns`](Csv::columns) chooses the
-/// form of an element and makes the dataset. Each pass reads the files from the beginning, as far as elements
-/// are requested. [`Dataset::load`] reads all of it into tensors, of which [`Dataset::from_slices`] makes
-/// fast passes with full shuffles.
+/// One of [`features`](Csv::features), [`labelled`](Csv::labelled) and [`columns`](Csv::columns) selects the form
+/// of an element and creates the dataset. Each pass reads the files from the beginning, but only as far as
+/// elements are requested. [`Dataset::load`] reads everything into tensors. A dataset of these
+/// ([`Dataset::from_slices`]) has fast passes and can be shuffled completely.
 ///
-/// A broken row gives [`Error::Csv`](crate::Error::Csv), with file, line and column.
+/// A broken row results in [`Error::Csv`](crate::Error::Csv) with the file, the line and the column.
 ///
 /// ```
 /// use distribute_data::{Csv, Dataset};
 ///
-/// let digits = Csv::bytes("digits.csv", b"0,7,3\n16,0,8\n").header(false).labelled(2)?;
+/// let digits = Csv::bytes("digits.csv", b"0,7,3\n16,0,8\n").without_header().labelled(2)?;
 /// let (images, labels) = digits.load()?;
 /// assert_eq!(images.dims(), [2, 2]);
 /// assert_eq!(labels.as_slice::<i64>(), Some(&[3i64, 8][..]));
@@ -42,6 +49,7 @@ use std::sync::Arc;
 #[doc(alias = "tf.data.experimental.make_csv_dataset")]
 #[doc(alias = "tf.data.experimental.CsvDataset")]
 #[doc(alias = "CsvDataset")]
+#[must_use = "a source reads nothing until a dataset is made of it"]
 #[derive(Clone, Debug)]
 pub struct Csv {
     files: Files,
@@ -52,12 +60,12 @@ pub struct Csv {
     skipped: Option<SkippedRecords>,
 }
 
-/// A column of a file: its position, counted from 0, or its name (in CSV, the name in the header line).
+/// A column of a file: its index, counted from 0, or its name (in CSV, the name in the header line).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// The position, counted from 0.
+    /// The index of the column, counted from 0.
     At(usize),
-    /// The name.
+    /// The name of the column.
     Named(String),
 }
 
@@ -87,50 +95,50 @@ impl From<String> for Column {
 }
 
 impl Csv {
-    /// Reads a file.
+    /// Creates a reader of a single file.
     pub fn file(location: impl Into<Location>) -> Self {
         Self::files(location.into())
     }
 
-    /// Reads files one after the other: a list, or the result of [`Files::glob`]. If there are header lines,
-    /// all files must have the same one. Files of 0 bytes, such as Spark writes, have neither header nor
-    /// rows.
+    /// Creates a reader of several files, which are read one after the other: a list, or the result of
+    /// [`Files::glob`]. If there are header lines, all files must have the same one. Empty files, such as Spark
+    /// writes, have neither a header nor rows.
     pub fn files(files: impl Into<Files>) -> Self {
         let dialect = Dialect { delimiter: b',', quoting: true };
         let (files, missing) = (files.into(), MissingFields::default());
         Self { files, header: true, dialect, missing, threads: threads(), skipped: None }
     }
 
-    /// Reads bytes in memory, such as those of `include_bytes!`. `name` is used in errors.
+    /// Creates a reader of bytes in memory, such as those of `include_bytes!`. Errors contain `name`.
     pub fn bytes(name: impl Into<String>, bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         Self::file(Location::bytes(name, bytes))
     }
 
-    /// Sets whether the first line names the columns. The default is `true`.
-    pub fn header(self, header: bool) -> Self {
-        Self { header, ..self }
+    /// Treats the first line as a row. By default, it contains the names of the columns.
+    pub fn without_header(self) -> Self {
+        Self { header: false, ..self }
     }
 
-    /// Sets the byte between fields: a comma by default, `b'\t'` for TSV.
+    /// Sets the byte that separates fields. The default is a comma; use `b'\t'` for TSV.
     #[doc(alias = "field_delim")]
     pub fn delimiter(self, delimiter: u8) -> Self {
         Self { dialect: Dialect { delimiter, ..self.dialect }, ..self }
     }
 
-    /// Sets whether fields may be quoted, and then contain delimiters and line endings. The default is
-    /// `true`. With `false` a quote is text, as many writers of TSV intend.
+    /// Treats quotes as ordinary text, as many programs that write TSV intend.
     ///
-    /// A quote that is never closed gives [`Error::Csv`](crate::Error::Csv), with the line on which its row
-    /// begins.
+    /// By default, fields may be quoted, and may then contain delimiters and line endings. A quote that is never closed
+    /// results in [`Error::Csv`](crate::Error::Csv), with the line on which its row begins.
     #[doc(alias = "use_quote_delim")]
-    pub fn quoting(self, quoting: bool) -> Self {
-        Self { dialect: Dialect { quoting, ..self.dialect }, ..self }
+    pub fn without_quoting(self) -> Self {
+        Self { dialect: Dialect { quoting: false, ..self.dialect }, ..self }
     }
 
-    /// Sets the value of empty fields of a column. Without it, such a field is an error, or text of no bytes.
+    /// Sets the value that replaces empty fields of a column. Without it, an empty field is an error, or an empty
+    /// string in a text column.
     ///
-    /// A value that is not of the column's type gives [`Error::Parameter`](crate::Error::Parameter) when the
-    /// dataset is made.
+    /// A value that does not have the column's type results in [`Error::Parameter`](crate::Error::Parameter) when the
+    /// dataset is created.
     ///
     /// ```
     /// use distribute_data::Csv;
@@ -148,58 +156,57 @@ impl Csv {
         self
     }
 
-    /// Sets the value of empty fields of all columns of a matching type that have no
+    /// Sets the value that replaces empty fields in all columns of a matching type that have no
     /// [`default`](Self::default).
     pub fn default_of_all(mut self, value: impl Into<DefaultValue>) -> Self {
         self.missing.all = Some(value.into());
         self
     }
 
-    /// Adds a text that marks a missing value, like an empty field: `NA`. It applies to columns that have a
-    /// default.
+    /// Adds a text, such as `NA`, that marks a value as missing like an empty field. It applies only to columns
+    /// that have a default.
     #[doc(alias = "na_value")]
     pub fn missing(mut self, text: impl Into<Vec<u8>>) -> Self {
         self.missing.texts.push(text.into());
         self
     }
 
-    /// Skips and counts broken rows: those with fields that are not of their column's type, and those that
-    /// are wider or narrower than the first row. A quote that is never closed, or a row that is too long,
-    /// ends the file.
+    /// Skips and counts broken rows: rows with fields that do not have their column's type, and rows that have
+    /// more or fewer fields than the first row. A quote that is never closed, or a row that is too long, ends the
+    /// file.
     #[doc(alias = "ignore_errors")]
     pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
         Self { skipped: Some(skipped.clone()), ..self }
     }
 
-    /// Sets the number of threads that parse rows: by default the number of cores, up to 8. 1 starts no
-    /// thread. The order of rows is always that in the files.
+    /// Sets the number of threads that parse rows. The default is the number of cores, up to 8. With 1, no thread
+    /// is started. Rows are always in the order of the files.
     pub fn threads(self, threads: usize) -> Self {
         Self { threads, ..self }
     }
 
-    /// Makes a dataset of rows of numbers: `float32` of shape `[columns]`.
+    /// Creates a dataset of rows of numbers, as `float32` of shape `[columns]`.
     ///
     /// # Errors
     ///
     /// [`labelled`](Self::labelled) and [`columns`](Self::columns) return these errors as well.
     /// - [`Error::Io`](crate::Error::Io): the first line of the first file cannot be read.
-    /// - [`Error::Empty`](crate::Error::Empty): there is no file.
+    /// - [`Error::Empty`](crate::Error::Empty): the list of files is empty.
     /// - [`Error::Damaged`](crate::Error::Damaged): the first row exceeds the [limit for one
     ///   element](Location::element_limit).
-    /// - [`Error::NoColumn`](crate::Error::NoColumn): a column with a [`default`](Self::default) doesn't
-    ///   exist.
-    /// - [`Error::Parameter`](crate::Error::Parameter): a default is not of its column's type.
+    /// - [`Error::NoColumn`](crate::Error::NoColumn): a column with a [`default`](Self::default) does not exist.
+    /// - [`Error::Parameter`](crate::Error::Parameter): a default does not have its column's type.
     pub fn features(self) -> Result<Dataset<HostTensor>> {
         self.dataset(|_| Ok(Layout::Features))
     }
 
-    /// Makes a dataset of (features, label): all other columns as `float32` of shape `[columns - 1]`, and the
-    /// column `label` as `int64`.
+    /// Creates a dataset of pairs of features and a label: the column `label` as `int64`, and all other columns
+    /// as `float32` of shape `[columns - 1]`.
     ///
     /// # Errors
     ///
     /// - [`Error::NoColumn`](crate::Error::NoColumn): there is no column `label`.
-    /// - [`Error::Csv`](crate::Error::Csv): two columns have the name `label`.
+    /// - [`Error::Csv`](crate::Error::Csv): two columns are named `label`.
     /// - Any error of [`features`](Self::features).
     #[doc(alias = "label_name")]
     pub fn labelled(self, label: impl Into<Column>) -> Result<Dataset<(HostTensor, i64)>> {
@@ -207,12 +214,12 @@ impl Csv {
         self.dataset(|columns| Ok(Layout::Labelled { label: columns.find(&label)? }))
     }
 
-    /// Makes a dataset of maps from name to scalar, with the given columns and types. Other columns are left
-    /// out. A column given by its position has that as its name in the map: `"3"`.
+    /// Creates a dataset of maps from names to scalars, with the given columns and types. Other columns are
+    /// skipped. A column that is given by its index has the index as its name in the map, such as `"3"`.
     ///
     /// # Errors
     ///
-    /// - [`Error::NoColumn`](crate::Error::NoColumn): a column doesn't exist.
+    /// - [`Error::NoColumn`](crate::Error::NoColumn): a column does not exist.
     /// - [`Error::Csv`](crate::Error::Csv): two columns have the requested name.
     /// - Any error of [`features`](Self::features).
     ///

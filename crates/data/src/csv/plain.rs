@@ -1,32 +1,32 @@
-//! Parses rows of numbers in text without quotes: every comma separates fields, and every line ending ends a
-//! row.
+//! A parser of rows of numbers in text without quotes, in which every delimiter separates fields and every line
+//! ending ends a row.
 //!
-//! This is a fast path for ordinary rows only. From the first other row on, the general CSV parser continues.
+//! This is a fast path for ordinary rows. From the first unexpected row on, the general CSV parser takes over.
 
 use super::block::{Block, Numbers, parse};
 use super::file::Dialect;
 
-/// Returns whether every byte of a text has its plain meaning.
+/// Returns whether the text can be parsed without regard to quotes, and the delimiter cannot be part of a number.
 pub(super) fn is_plain(text: &[u8], Dialect { delimiter, quoting }: Dialect) -> bool {
     let part_of_numbers = delimiter.is_ascii_alphanumeric() || b"+-.\r\n\" ".contains(&delimiter);
     !(part_of_numbers || (quoting && text.contains(&b'"')))
 }
 
-/// Returns the number of bytes of a plain text that are complete lines.
+/// Returns the length in bytes of the complete lines at the beginning of a plain text.
 pub(super) fn whole(text: &[u8]) -> usize {
     text.iter().rposition(|byte| ends_line(*byte)).map_or(0, |last| last + 1)
 }
 
-/// The reason that no more rows were added.
+/// The reason why no more rows were added.
 #[derive(Debug, PartialEq)]
 pub(super) enum Stop {
     /// There are no more rows.
     End,
-    /// An unexpected row begins at this byte.
+    /// A row that this parser cannot handle begins at this byte.
     At(usize),
 }
 
-/// Adds the rows of a plain text to a block of numbers. `first`: whether the file starts with this text.
+/// Adds the rows of a plain text to a block of numbers. `first` is `true` if the text is the beginning of the file.
 pub(super) fn rows(
     text: &[u8],
     delimiter: u8,
@@ -73,7 +73,7 @@ fn line_end(text: &[u8]) -> usize {
     text.iter().position(|byte| ends_line(*byte)).unwrap_or(text.len())
 }
 
-/// Returns the beginning of the next line that isn't blank.
+/// Returns the offset of the next line that is not blank, searching from offset `at`.
 #[inline]
 fn next_line(text: &[u8], mut at: usize) -> usize {
     while text.get(at).is_some_and(|byte| ends_line(*byte)) {
@@ -82,7 +82,8 @@ fn next_line(text: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// Adds the row that begins at `at`, and returns its end. `None` if a field or the number of fields is wrong.
+/// Adds the row that begins at `at`, and returns its end. Returns `None` if a field is invalid or the number of
+/// fields is wrong.
 #[inline]
 fn row(text: &[u8], mut at: usize, delimiter: u8, to: &mut Numbers<'_>) -> Option<usize> {
     for column in 0..to.width {
@@ -106,7 +107,7 @@ fn row(text: &[u8], mut at: usize, delimiter: u8, to: &mut Numbers<'_>) -> Optio
     None
 }
 
-/// Returns the field that begins at `at`, and its end.
+/// Parses the field that begins at `at`. Returns its value and its end.
 #[inline]
 fn field<T: std::str::FromStr>(
     text: &[u8],
@@ -125,11 +126,11 @@ fn field<T: std::str::FromStr>(
     }
 }
 
-/// Powers of ten that are exact as `f32`.
+/// The powers of ten that `f32` represents exactly.
 const TENS: [f32; 11] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10];
 
-/// Parses a number with few digits and no exponent at the start of a text. Returns it with its length. Digits
-/// and power of ten are exact, so the quotient is rounded once, as required.
+/// Parses a number with few digits and no exponent at the start of a text. Returns the number and its length. The
+/// digits and the power of ten are exact, so the quotient is rounded only once, as required.
 #[inline]
 fn number(text: &[u8]) -> Option<(f32, usize)> {
     let negative = text.first() == Some(&b'-');
@@ -152,7 +153,7 @@ fn number(text: &[u8]) -> Option<(f32, usize)> {
     Some((if negative { -value } else { value }, at))
 }
 
-/// Parses an integer at the start of a text. Returns it with its length.
+/// Parses an integer at the start of a text. Returns the integer and its length.
 #[inline]
 fn integer(text: &[u8]) -> Option<(i64, usize)> {
     let negative = text.first() == Some(&b'-');
@@ -163,8 +164,8 @@ fn integer(text: &[u8]) -> Option<(i64, usize)> {
     Some((if negative { -value } else { value }, end))
 }
 
-/// Appends the digits from `at` on to a number, and returns the end of the digits. More than 19 digits
-/// overflow.
+/// Appends the digits of the text that begin at `at` to `number`. Returns the number and the end of the digits. More
+/// than 19 digits overflow.
 #[inline]
 fn digits(text: &[u8], mut at: usize, mut number: u64) -> (u64, usize) {
     while let Some(byte) = text.get(at) {
@@ -204,9 +205,9 @@ mod tests {
             prop_assert_eq!(found, text.parse::<i64>().ok());
         }
 
-        /// The fast path and the general parser give the same result for any bytes.
+        /// Checks that the fast path and the general parser give the same result for any bytes.
         #[test]
-        fn it_reads_what_the_parser_of_all_csv_reads(text in "[-0-9., \r\n]{0,60}") {
+        fn it_reads_the_same_as_the_parser_of_all_csv(text in "[-0-9., \r\n]{0,60}") {
             let layout = Layout::Labelled { label: 1 };
             let missing = Missing::default();
             let mut block = Block::new(&layout, &missing, 3);

@@ -1,35 +1,35 @@
-//! Parses a section of a CSV file into elements.
+//! A section of a CSV file, and its parser.
 
 use super::block::Block;
 use super::file::{CsvFormat, failure, line, reader};
 use super::plain::{self, Stop};
 use crate::broken::Broken;
 use crate::chunk::Chunk;
-use crate::file_source::Made;
+use crate::file_source::ParsedSection;
 use crate::{Error, Location, Result};
 use std::io::Read;
 use std::sync::Arc;
 
-/// Complete rows of a file, which any thread can parse.
+/// A section of complete rows of a file. Any thread can parse it.
 pub(super) struct Section {
     pub(super) format: Arc<CsvFormat>,
     pub(super) file: Location,
-    /// The offset of the rows in the text.
+    /// The offset of the section in the decompressed text, in bytes.
     pub(super) offset: u64,
     pub(super) bytes: Vec<u8>,
     pub(super) broken: Broken,
 }
 
 impl Section {
-    /// Returns the elements before the first broken row. If broken rows are skipped, returns all others.
-    pub(super) fn made(&self) -> Made {
+    /// Parses the rows before the first broken one. If broken rows are skipped, parses all others.
+    pub(super) fn parse_all(&self) -> ParsedSection {
         let mut block = Block::new(&self.format.layout, &self.format.missing, self.format.columns.count);
         let failed = self.parse(&mut block).err();
         match (block.rows(), failed) {
-            (0, failed) => Made { chunk: None, failed },
+            (0, failed) => ParsedSection { chunk: None, failed },
             (len, failed) => match block.finish() {
-                Ok(tree) => Made { chunk: Some(Chunk::rows(tree, len)), failed },
-                Err(error) => Made { chunk: None, failed: Some(error.into()) },
+                Ok(tree) => ParsedSection { chunk: Some(Chunk::rows(tree, len)), failed },
+                Err(error) => ParsedSection { chunk: None, failed: Some(error.into()) },
             },
         }
     }
@@ -57,7 +57,8 @@ impl Section {
         Ok(())
     }
 
-    /// Adds the row at an offset, or skips it if it is broken and skipping is allowed.
+    /// Adds a row to the block, or skips it if it is broken and skipping is allowed. `at` is the offset of the
+    /// row in the text.
     fn push(&self, row: &::csv::ByteRecord, at: u64, block: &mut Block<'_>) -> Result<()> {
         let broken = |column: usize, found: String, expected: String| match line(&self.file, at) {
             Ok(line) => Error::Csv { path: self.file.to_string(), line, column: column + 1, found, expected },
@@ -81,7 +82,7 @@ fn columns(n: usize) -> String {
     format!("{n} column{}", if n == 1 { "" } else { "s" })
 }
 
-/// Returns a field in quotes for an error, shortened if it is long.
+/// Returns a field in quotes for an error message, truncated if it is long.
 fn quote(field: &[u8]) -> String {
     let text = String::from_utf8_lossy(field);
     match text.char_indices().nth(40) {
@@ -113,7 +114,7 @@ mod tests {
         let rows: Vec<_> = with.iter().map(|row| f32s(&row.unwrap())).collect();
         assert_eq!(rows, [[1., 2.5], [-3., 40.]]);
         assert_eq!(with.cardinality(), Cardinality::Unknown);
-        let without = Csv::bytes("a.csv", "1,2\n3,4").header(false).features().unwrap();
+        let without = Csv::bytes("a.csv", "1,2\n3,4").without_header().features().unwrap();
         assert_eq!(f32s(&without.load().unwrap()), [1., 2., 3., 4.]);
         assert_eq!(without.explain(), "CSV, 2 columns, from 'a.csv' (length unknown)\n");
         assert_eq!(Csv::bytes("a.csv", "x,y\n").features().unwrap().iter().count(), 0);
@@ -123,7 +124,7 @@ mod tests {
     #[test]
     fn many_rows_come_in_order_however_they_are_asked_for() {
         let text: String = (0..3000).map(|i| format!("{i},{}\n", i % 7)).collect();
-        let data = Csv::bytes("long.csv", text).header(false).labelled(1).unwrap();
+        let data = Csv::bytes("long.csv", text).without_header().labelled(1).unwrap();
         let alone: Vec<_> = data.iter().map(|e| e.unwrap()).map(|(x, y)| (f32s(&x)[0] as i64, y)).collect();
         assert_eq!(alone, (0..3000).map(|i| (i, i % 7)).collect::<Vec<_>>());
         let (x, y) = data.batch(1100).iter().nth(1).unwrap().unwrap();
@@ -157,8 +158,8 @@ mod tests {
 
         let twice = || Csv::bytes("t.csv", "x,x,y\n1,2,3\n");
         let error = twice().labelled("x").unwrap_err().to_string();
-        let expected = "'t.csv', line 1, column 2: found \"x\" once more, expected another name than that of column 1; \
-                        give the column's place instead";
+        let expected = "'t.csv', line 1, column 2: found \"x\" once more, expected another name than that \
+                        of column 1; use the column's position instead";
         assert_eq!(error, expected);
         assert!(twice().columns([("x", ColumnType::F32)]).is_err());
         let both = twice().columns([(0, ColumnType::I64), (1, ColumnType::I64)]).unwrap().load().unwrap();
@@ -209,7 +210,7 @@ mod tests {
         let single = Csv::bytes("b.csv", text).features().unwrap();
         assert_eq!(single.iter().filter(Result::is_ok).count(), 2);
         let error =
-            Csv::bytes("b.csv", "1,2\r\n3,4.5\r\n").header(false).labelled(1).unwrap().load().unwrap_err();
+            Csv::bytes("b.csv", "1,2\r\n3,4.5\r\n").without_header().labelled(1).unwrap().load().unwrap_err();
         let expected = "'b.csv', line 2, column 2: found \"4.5\", expected an integer (int64)";
         assert_eq!(error.to_string(), expected);
     }
@@ -231,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_row_of_another_width_names_line_and_column() {
-        let data = |text: &'static str| Csv::bytes("w.csv", text).header(false).features().unwrap();
+        let data = |text: &'static str| Csv::bytes("w.csv", text).without_header().features().unwrap();
         let error = data("1,2,3\n4,5\n").load().unwrap_err();
         assert_eq!(error.to_string(), "'w.csv', line 2, column 3: found 2 columns, expected 3 columns");
         let error = data("1\n2\n3,4\n").load().unwrap_err();
@@ -259,14 +260,14 @@ mod tests {
         assert_eq!(error.to_string(), "'c.csv' has no column 'z'; it has x, y");
         let error = data().labelled(2).unwrap_err();
         assert_eq!(error.to_string(), "'c.csv' has no column 2; it has columns 0 to 1");
-        let error = data().header(false).labelled("x").unwrap_err();
-        assert!(error.to_string().ends_with("give the column's place instead"), "{error}");
+        let error = data().without_header().labelled("x").unwrap_err();
+        assert!(error.to_string().ends_with("use the column's position instead"), "{error}");
         assert!(matches!(Csv::bytes("c.csv", "").labelled(0), Err(Error::NoColumn { .. })));
 
         let text: String = (0..5000).map(|i| format!("{}\n", i * 7919 % 5003)).collect();
         let mut cut = gzip(&text);
         cut.truncate(cut.len() / 2);
-        let error = Csv::bytes("cut.gz", cut).header(false).features().unwrap().load().unwrap_err();
+        let error = Csv::bytes("cut.gz", cut).without_header().features().unwrap().load().unwrap_err();
         assert!(matches!(&error, Error::Io { path, .. } if path == "cut.gz"), "{error}");
     }
 }

@@ -1,17 +1,17 @@
-//! Reads CSV files in sections of complete rows.
+//! The format that reads CSV files in sections of complete rows.
 
 use super::file::{CsvFormat, Dialect, cost, line, reader};
 use super::plain;
 use super::section::Section;
 use crate::broken::{Broken, SkippedRecords};
 use crate::file_source::{Format, Reading, Sections, Work};
-use crate::worker_pool::most_threads;
+use crate::worker_pool::check_threads;
 use crate::{Compression, ElementSpec, Error, Location, Result};
 use csv_core::ReadRecordResult;
 use std::io::{BufRead, Read};
 use std::sync::Arc;
 
-/// The format of one dataset's files.
+/// The format of the files of one dataset.
 pub(super) struct CsvRows {
     pub(super) format: Arc<CsvFormat>,
     pub(super) threads: usize,
@@ -50,29 +50,29 @@ impl Format for CsvRows {
     }
 
     fn check(&self) -> Result<()> {
-        most_threads("Csv::threads", self.threads)
+        check_threads("Csv::threads", self.threads)
     }
 }
 
-/// The least number of bytes that are parsed together. Rows are not cut.
+/// The minimum number of bytes in a section. Rows are never split.
 const SECTION: usize = 1 << 18;
 
 struct CsvSections {
     format: Arc<CsvFormat>,
     file: Location,
     text: Box<dyn BufRead + Send>,
-    /// The offset of `bytes` in the text.
+    /// The offset of `bytes` in the decompressed text.
     offset: u64,
-    /// The bytes that were read and are in no section yet.
+    /// The bytes that have been read but are not in a section yet.
     bytes: Vec<u8>,
     ended: bool,
-    /// The error that ended reading. It is returned after the rows before it.
+    /// The error that ended reading. It is returned after the rows that precede it.
     failed: Option<Error>,
     broken: Broken,
 }
 
 impl CsvSections {
-    /// Checks that the incomplete row in `bytes` may be longer.
+    /// Checks that the incomplete row in `bytes` does not exceed the limit for one element yet.
     fn check(&self) -> Result<()> {
         // Many rows are read at once, so small limits are not exact.
         if self.bytes.len() <= 2 * SECTION {
@@ -86,7 +86,7 @@ impl CsvSections {
         })
     }
 
-    /// Reads more bytes.
+    /// Reads more bytes from the file into `bytes`.
     fn fill(&mut self) {
         // Doubles the bytes for a row that is longer than them, but reads no more than are already there.
         let limit = usize::try_from(self.file.limit().bytes()).unwrap_or(usize::MAX);
@@ -101,7 +101,7 @@ impl CsvSections {
         }
     }
 
-    /// Returns the number of bytes that are complete rows.
+    /// Returns the length in bytes of the complete rows at the beginning of `bytes`.
     fn whole(&mut self) -> usize {
         let plain = plain::is_plain(&self.bytes, self.format.dialect);
         if self.ended && self.failed.is_none() {
@@ -113,8 +113,8 @@ impl CsvSections {
         if plain { plain::whole(&self.bytes) } else { self.ended_rows(&self.bytes) }
     }
 
-    /// Checks that the last row doesn't end within quotes. Such a row would contain all rows after it. The
-    /// rows before it stay.
+    /// Checks that the last row does not end within quotes. Such a row would contain all rows after it. The rows
+    /// before it are kept.
     fn check_quotes(&mut self) {
         // A line ending ends a row, unless it is within quotes.
         let ended = self.ended_rows(&[&self.bytes, &b"\n"[..]].concat()).min(self.bytes.len());
@@ -133,12 +133,12 @@ impl CsvSections {
             line,
             column,
             found: "a quote that is never closed".into(),
-            expected: "another one; where quotes are text, turn them off: `Csv::quoting(false)`".into(),
+            expected: "another one; where quotes are text, turn them off: `Csv::without_quoting`".into(),
         });
         self.failed = Some(error.unwrap_or_else(|error| error));
     }
 
-    /// Returns the number of bytes of a text that are complete rows.
+    /// Returns the length in bytes of the complete rows at the beginning of a text.
     fn ended_rows(&self, text: &[u8]) -> usize {
         let Dialect { delimiter, quoting } = self.format.dialect;
         // A line may end within quotes.
@@ -184,7 +184,7 @@ impl Sections for CsvSections {
         let (format, file, broken) = (self.format.clone(), self.file.clone(), self.broken.clone());
         let section = Section { format, file, offset: self.offset, bytes, broken };
         self.offset += whole as u64;
-        Some(Ok(Work { bytes: whole, make: Box::new(move || section.made()) }))
+        Some(Ok(Work { bytes: whole, make: Box::new(move || section.parse_all()) }))
     }
 }
 
@@ -212,7 +212,7 @@ mod tests {
                 let rows: Vec<_> = reader.byte_records().map(Result::unwrap).collect();
                 let expected: Vec<_> = rows.iter().map(|row| row[1].to_vec()).collect();
                 for threads in [1, 3] {
-                    let csv = Csv::bytes("long.csv", text.clone()).header(false).threads(threads);
+                    let csv = Csv::bytes("long.csv", text.clone()).without_header().threads(threads);
                     let columns = [(0, ColumnType::I64), (1, ColumnType::Text)];
                     let read = csv.columns(columns).unwrap().load().unwrap();
                     assert_eq!(read["0"].to_vec::<i64>().unwrap(), (0..30_000).collect::<Vec<_>>());
@@ -231,7 +231,7 @@ mod tests {
             assert_eq!(y.to_vec::<i64>().unwrap(), (0..100_000).collect::<Vec<_>>());
             assert_eq!(x.as_slice::<f32>().unwrap()[99_999], 999.5);
             let wide = format!("{}\n{}", vec!["1"; 400_000].join(","), vec!["2"; 400_000].join(","));
-            let wide = Csv::bytes("wide.csv", wide).header(false).features().unwrap().load().unwrap();
+            let wide = Csv::bytes("wide.csv", wide).without_header().features().unwrap().load().unwrap();
             assert_eq!(wide.dims(), [2, 400_000]);
         });
     }
@@ -248,8 +248,8 @@ mod tests {
             error.starts_with("'q.tsv', line 5, column 2: found a quote that is never closed, "),
             "{error}"
         );
-        assert!(error.contains("Csv::quoting(false)"), "{error}");
-        let texts = csv().quoting(false).columns([("t", ColumnType::Text)]).unwrap().load().unwrap();
+        assert!(error.contains("Csv::without_quoting"), "{error}");
+        let texts = csv().without_quoting().columns([("t", ColumnType::Text)]).unwrap().load().unwrap();
         assert_eq!(texts["t"].to_vec::<Vec<u8>>().unwrap()[3], b"\"x3");
         // Quotes that are closed at the end, quotes in the middle of fields, and quotes before blank lines
         // are valid.
@@ -259,7 +259,7 @@ mod tests {
         }
         let pair = Csv::bytes("q.tsv", "id\tt\tn\n1\t\"Cat\t5\n2\tDog\"\t6\n3\tc\t7\n")
             .delimiter(b'\t')
-            .quoting(false);
+            .without_quoting();
         let read = pair.columns([("t", ColumnType::Text), ("n", ColumnType::Text)]).unwrap().load().unwrap();
         assert_eq!(
             read["t"].to_vec::<Vec<u8>>().unwrap(),
@@ -273,7 +273,7 @@ mod tests {
         watched(|| {
             let mut text: String = (0..90_000).map(|i| format!("{i},1\n")).collect();
             text += "90000,?\n1,1\n";
-            let rows = Csv::bytes("b.csv", text).header(false).features().unwrap();
+            let rows = Csv::bytes("b.csv", text).without_header().features().unwrap();
             let seen: Vec<_> = rows.iter().collect();
             assert_eq!(seen.len(), 90_001);
             let error = seen.last().unwrap().as_ref().unwrap_err().to_string();

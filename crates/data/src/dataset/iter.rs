@@ -5,11 +5,18 @@ use crate::{Error, Result};
 use distribute_tensor::Nest;
 use std::marker::PhantomData;
 
-/// One pass over a [`Dataset`](super::Dataset). After the end or an error it yields nothing more.
+/// An iterator over the elements of one pass over a [`Dataset`](super::Dataset). It yields nothing more after the
+/// end or an error.
 pub struct Iter<T> {
     state: State,
     index: usize,
     elements: PhantomData<fn() -> T>,
+}
+
+impl<T> std::fmt::Debug for Iter<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Iter").field("index", &self.index).finish_non_exhaustive()
+    }
 }
 
 enum State {
@@ -19,7 +26,7 @@ enum State {
 }
 
 impl<T: Nest> Iter<T> {
-    /// Creates a pass that yields the elements of `stage`, or its error first.
+    /// Creates a pass that yields the elements of `stage`, or the error if there is no stage.
     pub(crate) fn new(stage: Result<Box<dyn Stage>>) -> Self {
         Self { state: stage.map_or_else(State::Broken, State::Running), index: 0, elements: PhantomData }
     }

@@ -1,10 +1,16 @@
-//! [`Dataset`]: a pipeline of nests, and iteration over it.
+//! [`Dataset`]: a pipeline of nests. `iter` contains the iterator over one pass, `parameters` the types that
+//! users pass to operations, `buckets` and `packing` those of operations on sequences.
 
+mod buckets;
 mod iter;
+mod packing;
 mod parameters;
 
+pub use buckets::Buckets;
 pub use iter::Iter;
-pub use parameters::{Interleave, Numbers, Padding};
+pub(crate) use packing::packed;
+pub use packing::{Packed, Packing};
+pub use parameters::{AtDatasetEnd, Interleave, Numbers, Padding};
 
 use crate::chunk::Assembly;
 use crate::pipeline::{self, Batching, Look, Operation, Pipeline};
@@ -15,25 +21,26 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// A pipeline of elements of type `T`: a source and transformations. Each pass runs it from the beginning.
+/// A pipeline of elements of type `T`: a source and transformations. Each pass runs the pipeline from the
+/// beginning.
 ///
-/// Nothing is computed before it is asked for. Clones are handles to the same dataset.
+/// Nothing is computed before it is requested. Clones are handles to the same dataset.
 ///
 /// # Passes and epochs
 ///
-/// Passes over a dataset, by [`iter`](Dataset::iter) or a `for` loop, are counted. The order of every
-/// [`shuffle`](Dataset::shuffle) depends on its seed and that count. So each pass has another order, and a
-/// program has the same orders each time it runs. Clones share one count. A transformation of a dataset has
-/// its own count, from 0. [`epoch`](Dataset::epoch) starts the pass with any number.
+/// Passes over a dataset, with [`iter`](Dataset::iter) or a `for` loop, are counted. The order of every
+/// [`shuffle`](Dataset::shuffle) depends on its seed and that count. Each pass therefore has a different order, but a
+/// program has the same orders each time it runs. Clones share one count. A transformation of a dataset has a separate
+/// count, which starts at 0. [`epoch`](Dataset::epoch) starts the pass with any number.
 ///
 /// # Errors
 ///
-/// Elements are [`Result`]s. An error ends the pass; the next pass starts from the beginning.
+/// Elements are [`Result`]s. An error ends the pass. The next pass starts from the beginning.
 #[doc(alias = "tf.data.Dataset")]
 pub struct Dataset<T> {
     pipeline: Pipeline,
     passes: Arc<AtomicU64>,
-    /// The spec, after the first request.
+    /// The spec of the elements, cached after the first request.
     spec: Arc<OnceLock<Option<ElementSpec>>>,
     elements: PhantomData<fn() -> T>,
 }
@@ -51,37 +58,37 @@ impl<T> std::fmt::Debug for Dataset<T> {
 }
 
 impl<T> Dataset<T> {
-    /// Returns the number of elements of a pass, if it is known without running one.
+    /// Returns the number of elements in a pass, as far as it is known without running one.
     #[doc(alias = "tf.data.Dataset.cardinality")]
     pub fn cardinality(&self) -> Cardinality {
         self.pipeline.cardinality()
     }
 
-    /// Returns whether elements are batches and of what size, if the pipeline determines it.
+    /// Returns whether elements are batches, and their size, as far as the pipeline determines it.
     ///
-    /// Slices whose rows are already batches count as single elements. `.map(|batch| batch)` makes that
-    /// [`Batching::Unknown`].
+    /// The rows of [`from_slices`](Dataset::from_slices) are treated as single elements, even if they are already
+    /// batches. `.map(|batch| batch)` changes the result to [`Batching::Unknown`].
     pub fn batching(&self) -> Batching {
         self.pipeline.batching()
     }
 
-    /// Checks that all parameters are in range, without running anything.
+    /// Checks that all parameters of the pipeline are in range, without running anything.
     ///
     /// # Errors
     ///
-    /// A pass over such a dataset gives the same error.
+    /// A pass over the dataset returns the same error.
     /// - [`Error::Parameter`]: a parameter is out of range, as in `batch(0)` or `shuffle(0, …)`.
-    /// - [`Error::Worker`]: the index of a [`shard`](Dataset::shard) is not below its number of workers.
-    /// - [`Error::Hinted`]: there is a [`shard_hint`](Dataset::shard_hint).
-    /// - [`Error::Endless`]: a dataset that never ends is cached.
+    /// - [`Error::Worker`]: the index of a [`shard`](Dataset::shard) is not less than its number of workers.
+    /// - [`Error::Hinted`]: the pipeline contains a [`shard_hint`](Dataset::shard_hint).
+    /// - [`Error::Endless`]: an infinite dataset is cached.
     /// - [`Error::Cardinality`]: an [asserted](Dataset::assert_cardinality) number of elements is wrong.
     /// - [`Error::UnequalZip`]: datasets of [`zip_equal`](Dataset::zip_equal) have different lengths.
     pub fn check(&self) -> Result<()> {
         pipeline::check(&self.pipeline)
     }
 
-    /// Calls [`check`](Dataset::check), and checks that the elements are not single ones, which cannot be
-    /// split over replicas.
+    /// Calls [`check`](Dataset::check), and also checks that the elements are batches. Elements that are not
+    /// batched cannot be split over replicas.
     ///
     /// # Errors
     ///
@@ -90,18 +97,23 @@ impl<T> Dataset<T> {
     pub fn check_batched(&self) -> Result<()> {
         self.check()?;
         match self.batching() {
-            Batching::Elements => Err(Error::NotBatched { what: "the dataset gives single elements".into() }),
+            Batching::Elements => Err(Error::NotBatched {
+                what: "the elements of the dataset are not \
+                                                                 batches"
+                    .into(),
+            }),
             _ => Ok(()),
         }
     }
 
-    /// Returns the operations from the source on, one a line, each with the number of elements after it.
+    /// Returns a description of the pipeline: the operations from the source on, one per line, each with the
+    /// number of elements after it.
     pub fn explain(&self) -> String {
         pipeline::explain(&self.pipeline)
     }
 
-    /// Returns the same dataset with its elements read as another type of nest: `Tree<Leaf>` for any
-    /// structure, or `(HostTensor, i64)` if the second part is a scalar. An element that is no `U` gives
+    /// Returns the same dataset with elements of a different Rust type: `Tree<Leaf>` for any structure, or
+    /// `(HostTensor, i64)` if the second component is a scalar. An element that cannot be converted to `U` results in
     /// [`Error::Type`].
     pub fn typed<U: Nest>(&self) -> Dataset<U> {
         self.typed_as()
@@ -120,16 +132,16 @@ impl<T> Dataset<T> {
     ///   and structs of these),
     /// - [`assert_element_spec`](Dataset::assert_element_spec).
     ///
-    /// For other functions, generators and files, the first call of this method computes the first element,
-    /// once. Its structure and dtypes are assumed for all elements. Its sizes are as well, except for the
-    /// rows of batches, since the last batch may have fewer. If sizes differ from element to element, declare
-    /// them.
+    /// For other functions, generators and files, the first call of this method computes the first element, only once.
+    /// Its structure, dtypes and sizes are assumed for all elements, except for the number of rows of batches, because
+    /// the last batch may have fewer. If sizes differ from element to element, declare them with
+    /// [`assert_element_spec`](Dataset::assert_element_spec).
     ///
-    /// Computing the first element calls functions with the first elements again. Elements that are taken
-    /// from a generator are put back for the next pass. No pass is counted, no cache is filled, and shuffles
-    /// are left out. The call takes as long as the first element does.
+    /// To compute the first element, user functions are called again with the first elements. Elements that are taken
+    /// from a generator are kept for the next pass. The call is not counted as a pass, fills no cache, and skips
+    /// shuffles. It takes the time of computing the first element.
     ///
-    /// `None` if the first element cannot be computed, or if there is none.
+    /// Returns `None` if the first element cannot be computed, or if there is none.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -145,12 +157,13 @@ impl<T> Dataset<T> {
         self.spec.get_or_init(look).clone()
     }
 
-    /// Returns the spec that holds for all elements, without computing one.
+    /// Returns the spec that holds for all elements, without computing one; `None` if the pipeline does not
+    /// determine it.
     pub(crate) fn known_spec(&self) -> Option<ElementSpec> {
         self.pipeline.spec(Look::Never)
     }
 
-    /// Creates a dataset of the elements of an operation. Its passes count from 0.
+    /// Creates a dataset of the elements of an operation. Its count of passes starts at 0.
     pub(crate) fn of(operation: impl Operation + 'static) -> Self {
         Self::from_pipeline(Arc::new(operation))
     }
@@ -165,25 +178,26 @@ impl<T> Dataset<T> {
 }
 
 impl<T: Nest> Dataset<T> {
-    /// Starts the next pass.
+    /// Starts the next pass, and returns an iterator over its elements.
     #[doc(alias = "tf.data.Dataset.as_numpy_iterator")]
     pub fn iter(&self) -> Iter<T> {
         self.epoch(self.passes.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Starts the pass with the given number, in the order of that pass. It is not counted as a pass.
+    /// Starts the pass with the given number, with the order of that pass. This does not change the count of
+    /// passes.
     pub fn epoch(&self, number: u64) -> Iter<T> {
         Iter::new(self.check().map(|()| self.pipeline.start(number)))
     }
 }
 
 impl<T: Nest> Dataset<T> {
-    /// Runs one pass (which is counted) and returns all elements as one batch: every leaf of shape `[…]`
-    /// becomes one of shape `[n, …]`.
+    /// Runs one pass, which is counted, and returns all elements as one batch. Every leaf of shape `[…]` becomes
+    /// one of shape `[n, …]`.
     ///
     /// # Errors
     ///
-    /// - [`Error::Endless`]: the dataset never ends.
+    /// - [`Error::Endless`]: the dataset is infinite.
     /// - [`Error::Empty`]: the dataset has no elements.
     /// - [`Error::Stack`]: elements differ in shape.
     /// - Any error of [`check`](Dataset::check) or of the pass.

@@ -1,11 +1,11 @@
-//! Parameters of operations: [`Numbers`] of a range, [`Padding`] of batches, [`Interleave`] for reading in
-//! turn.
+//! The parameter types of operations: [`Numbers`] of a range, [`Padding`] of batches, [`Interleave`] for reading
+//! several datasets in turn, [`AtDatasetEnd`] for taking elements from several.
 
 use distribute_tensor::{Leaf, Nest};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The numbers of [`Dataset::range`](super::Dataset::range): `10` for 0 to 9, or `3..10`.
+/// The numbers of a [`Dataset::range`](super::Dataset::range): `10` means 0 to 9; `3..10` is a range.
 #[derive(Clone, Debug)]
 pub struct Numbers(pub(crate) Range<i64>);
 
@@ -51,8 +51,8 @@ fn number(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 
-/// The sizes and values of padding. The defaults are the longest size in the batch along each axis, and
-/// zeros.
+/// The sizes to which elements are padded, and the padding values. By default, each axis is padded to its longest
+/// size in the batch, with zeros.
 ///
 /// ```
 /// use distribute_data::{Dataset, Padding};
@@ -70,26 +70,26 @@ pub struct Padding {
 }
 
 impl Padding {
-    /// Creates padding to the longest element of the batch, with zeros, `false` or empty strings.
+    /// Creates the default padding: to the longest element of the batch, with zeros, `false` or empty strings.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the sizes to pad to: for each tensor of an element, in order, one size for each axis. `None` is
-    /// the longest in the batch.
+    /// Sets the sizes to which elements are padded: for each tensor of an element, in order, one size for each
+    /// axis. `None` means the longest size in the batch.
     #[doc(alias = "padded_shapes")]
     pub fn sizes(self, sizes: impl IntoIterator<Item = Vec<Option<usize>>>) -> Self {
         Self { sizes: Some(sizes.into_iter().collect()), ..self }
     }
 
-    /// Sets the padding values: a nest with a scalar for each tensor of an element, of the tensor's dtype.
+    /// Sets the padding values: a nest with one scalar for each tensor of an element, of the tensor's dtype.
     #[doc(alias = "padding_values")]
     pub fn values(self, values: impl Nest) -> Self {
         Self { values: Some(values.into_tree().flatten().0.into()), ..self }
     }
 }
 
-/// The order in which datasets are read in turn.
+/// The parameters of [`Dataset::interleave`](super::Dataset::interleave), which reads several datasets in turn.
 ///
 /// ```
 /// # use distribute_data::{Dataset, Interleave};
@@ -104,12 +104,13 @@ impl Padding {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interleave {
-    /// The number of datasets that are open at once. At least 1; 4 by default.
+    /// The number of datasets that are read at the same time. It must be at least 1; the default is 4.
     pub cycle_length: usize,
-    /// The number of consecutive elements of one dataset. At least 1, the default.
+    /// The number of consecutive elements that are taken from a dataset in each turn. It must be at least 1, which is
+    /// the default.
     pub block_length: usize,
-    /// The number of elements of each open dataset that are prepared ahead, on one thread for each. There are
-    /// at most 1024 threads. The order stays the same. 0, the default, starts no thread.
+    /// The number of elements of each open dataset that are prepared early, on one thread per dataset (at most
+    /// 1024 threads). The order of elements does not change. With 0, the default, no thread is started.
     #[doc(alias = "num_parallel_calls")]
     pub ahead: usize,
 }
@@ -117,5 +118,26 @@ pub struct Interleave {
 impl Default for Interleave {
     fn default() -> Self {
         Self { cycle_length: 4, block_length: 1, ahead: 0 }
+    }
+}
+
+/// The treatment of the end of one of several datasets from which elements are taken:
+/// [`Dataset::sample_from_datasets`](super::Dataset::sample_from_datasets) and
+/// [`Dataset::choose_from_datasets`](super::Dataset::choose_from_datasets).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtDatasetEnd {
+    /// The pass ends when an element of a dataset that has ended is requested, so the mixture stays the same until the
+    /// end.
+    Stop,
+    /// The pass continues with the other datasets, so all of their elements are used.
+    Skip,
+}
+
+impl AtDatasetEnd {
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            AtDatasetEnd::Stop => "until a chosen one has ended",
+            AtDatasetEnd::Skip => "until all have ended",
+        }
     }
 }

@@ -1,17 +1,17 @@
-//! [`InputContext`]: the argument of a function that makes a dataset.
+//! [`InputContext`]: the argument of a function that creates a dataset.
 
 use crate::{Error, Result};
 use std::fmt;
 
-/// The index of the pipeline to make, the number of pipelines, and the number of replicas.
+/// The argument of a function that creates the dataset of one input pipeline.
 #[doc(alias = "tf.distribute.InputContext")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InputContext {
-    /// The number of pipelines: one for each worker, or for each replica.
+    /// The number of input pipelines: one for each worker, or one for each replica.
     pub num_input_pipelines: usize,
-    /// The index of the pipeline to make, from 0.
+    /// The index of the pipeline for which the dataset is created, from 0.
     pub input_pipeline_id: usize,
-    /// The number of replicas of all workers.
+    /// The total number of replicas of all workers.
     pub num_replicas_in_sync: usize,
 }
 
@@ -22,10 +22,10 @@ impl Default for InputContext {
 }
 
 impl InputContext {
-    /// Returns the number of rows of one replica in a global batch of `global_batch_size`.
+    /// Returns the batch size of one replica, if the global batch size is `global_batch_size`.
     ///
     /// # Errors
-    /// - [`Error::NotDivisible`]: replicas would get different numbers of rows.
+    /// - [`Error::NotDivisible`]: the global batch size is not a multiple of the number of replicas.
     ///
     /// ```
     /// # use distribute_data::InputContext;
@@ -56,7 +56,7 @@ impl fmt::Display for InputContext {
 mod tests {
     use super::*;
 
-    /// IN-1
+    /// Checks IN-1.
     #[test]
     fn a_global_batch_is_divided_or_refused() {
         let context = InputContext { num_replicas_in_sync: 8, ..Default::default() };

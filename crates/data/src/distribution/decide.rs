@@ -1,14 +1,14 @@
-//! Decides how a pipeline is sharded over workers.
+//! The decision about how a pipeline is sharded over workers.
 
 use crate::pipeline::{Pipeline, Sharding, visit};
 use crate::plan::policy::{AutoShardPolicy, Decision};
 use crate::{Error, Result, SplitRule};
 
-/// Decides how a pipeline is sharded over a number of workers.
+/// Decides how a pipeline is sharded over the given number of workers.
 ///
-/// `Auto` shards by files if every source has at least as many files as there are workers, and no operation
-/// would behave differently on a shard (`take`, `zip`, …). Otherwise it shards by elements. Under
-/// [`SplitRule::TensorFlow`] it shards by files whenever all sources are files.
+/// `Auto` shards by files if every source has at least as many files as there are workers, and no operation (such
+/// as `take` or `zip`) would behave differently on a shard. Otherwise it shards by elements. With
+/// [`SplitRule::TensorFlow`], it shards by files whenever all sources are files.
 pub(super) fn decide(
     pipeline: &Pipeline,
     policy: AutoShardPolicy,
@@ -20,9 +20,9 @@ pub(super) fn decide(
     let tensorflow = rule == SplitRule::TensorFlow;
     let fall_back = |why| Ok(Decision { taken: AutoShardPolicy::Data, why, fell_back: true });
     match policy {
-        AutoShardPolicy::Off => decided(policy, "as asked: every worker reads everything".into()),
+        AutoShardPolicy::Off => decided(policy, "as requested: every worker reads everything".into()),
         AutoShardPolicy::Data => decided(policy, "as asked".into()),
-        AutoShardPolicy::Hint => decided(policy, "as asked: where shard_hint stands".into()),
+        AutoShardPolicy::Hint => decided(policy, "as requested: at the position of shard_hint".into()),
         // One worker needs no sharding, so no source can be in the way (AS-3).
         AutoShardPolicy::File if workers == 1 && sources.other.is_some() => {
             decided(AutoShardPolicy::Off, "one worker reads everything".into())
@@ -38,10 +38,11 @@ pub(super) fn decide(
             }
             (Some(refusal @ Error::TooFewFiles { .. }), _) => fall_back(refusal.to_string()),
             (Some(refusal), _) => decided(AutoShardPolicy::Data, refusal.to_string()),
-            (None, Some(operation)) if !tensorflow => {
-                fall_back(format!("\"{operation}\" does something else on part of the files than on all"))
-            }
-            (None, _) => decided(AutoShardPolicy::File, "every worker gets files of its own".into()),
+            (None, Some(operation)) if !tensorflow => fall_back(format!(
+                "\"{operation}\" has other results on some of the files than on all of \
+                                   them"
+            )),
+            (None, _) => decided(AutoShardPolicy::File, "every worker gets separate files".into()),
         },
     }
 }
@@ -49,11 +50,11 @@ pub(super) fn decide(
 /// The properties of a pipeline's sources that matter for sharding.
 #[derive(Default)]
 struct Sources {
-    /// The smallest number of files of a source.
+    /// The number of files of the source that has the fewest; `None` if there is no source of files.
     files: Option<usize>,
-    /// A source that isn't files.
+    /// A description of a source that does not read files, if there is one.
     other: Option<String>,
-    /// An operation that behaves differently on a shard.
+    /// An operation that behaves differently on a shard, if there is one.
     whole: Option<String>,
 }
 
@@ -69,7 +70,8 @@ impl Sources {
         sources
     }
 
-    /// Returns the reason that the files cannot be sharded over this many workers.
+    /// Returns the reason why the pipeline cannot be sharded by files over this number of workers; `None` if it
+    /// can.
     fn refusal(&self, workers: usize) -> Option<Error> {
         match (&self.other, self.files) {
             (Some(source), _) => Some(Error::Unshardable { reader: source.clone() }),

@@ -1,6 +1,6 @@
-//! Describes a distribution in words.
+//! The description of a distribution as text.
 
-use super::parts::Parted;
+use super::parts::ShardedPipeline;
 use super::{Distribution, Source};
 use crate::pipeline::{self, Pipeline};
 use crate::plan::layout::Layout;
@@ -9,8 +9,8 @@ use distribute_tensor::Nest;
 use std::fmt::Write;
 
 impl<T: Nest> Distribution<T> {
-    /// Describes the pipeline, the chosen policy and its reason, the input of each worker, the rows of each
-    /// replica in a step of a full batch, and the treatment of the end.
+    /// Returns a description of the distribution: the pipeline, the chosen policy and its reason, the input of
+    /// each worker, the rows of each replica in a step with a full batch, and the treatment of the end.
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
@@ -29,8 +29,8 @@ impl<T: Nest> Distribution<T> {
     fn write(&self, out: &mut String) -> std::fmt::Result {
         let Layout { workers, .. } = self.layout;
         match &self.source {
-            Source::Dataset(parted) => {
-                let Parted { pipeline, decision, parts } = parted.as_ref();
+            Source::Dataset(sharded) => {
+                let ShardedPipeline { pipeline, decision, parts } = sharded.as_ref();
                 write!(out, "{}over {}, ", pipeline::explain(pipeline), self.layout)?;
                 let asked = self.options.policy;
                 if asked == decision.taken {
@@ -41,8 +41,8 @@ impl<T: Nest> Distribution<T> {
                 for (worker, part) in parts.iter().enumerate() {
                     let reads = match decision.taken {
                         AutoShardPolicy::File | AutoShardPolicy::Hint if workers > 1 => sources(part),
-                        AutoShardPolicy::Off if workers > 1 => "everything, for itself alone".into(),
-                        _ => "everything, of each batch its pieces".into(),
+                        AutoShardPolicy::Off if workers > 1 => "everything, independently".into(),
+                        _ => "everything, and takes its rows of each batch".into(),
                     };
                     writeln!(out, "worker {worker} reads {reads}{}", self.sizes(worker))?;
                 }
@@ -59,40 +59,44 @@ impl<T: Nest> Distribution<T> {
         writeln!(out, "{}", self.tail())
     }
 
-    /// Returns the rows of a worker's replicas in its first step of a full batch.
+    /// Returns a phrase about the numbers of rows of a worker's replicas in its first step with a full batch.
     fn sizes(&self, worker: usize) -> String {
         let (Some(decision), Some(full)) = (self.decision(), self.full()) else {
             return "; how many rows a step has is only known when it is read".into();
         };
-        let pieces = self.cut(decision, worker).pieces(full);
+        let pieces = self.batch_split(decision, worker).pieces(full);
         let numbers: Vec<_> =
             pieces.iter().take(self.layout.replicas).map(|piece| piece.len().to_string()).collect();
         format!("; rows of its replicas in a full step: {}", numbers.join(" "))
     }
 
     fn tail(&self) -> String {
-        let cut = match (&self.source, self.options.rule) {
+        let batch_split = match (&self.source, self.options.rule) {
             (Source::Function(_), _) => "",
-            (_, SplitRule::Even) => "a last batch that is shorter is cut evenly",
-            (_, SplitRule::TensorFlow) => "a last batch that is shorter is cut as TensorFlow does",
+            (_, SplitRule::Even) => "a shorter last batch is split evenly",
+            (_, SplitRule::TensorFlow) => "a shorter last batch is split as by TensorFlow",
         };
         let ends = match self.options.ends {
-            UnevenEnds::PadEmpty if cut.is_empty() && self.options.rule == SplitRule::TensorFlow => {
-                "replicas without data get batches without rows until all are at the end; where all shapes are known, \
-                 the pass ends for all when one replica has nothing left, as TensorFlow's"
+            UnevenEnds::PadEmpty if batch_split.is_empty() && self.options.rule == SplitRule::TensorFlow => {
+                "replicas without data get batches without rows until all replicas are at the end; if all \
+                 shapes are known, the pass ends for all when one replica has no data left, as in \
+                 TensorFlow"
             }
-            UnevenEnds::PadEmpty => "replicas without data get batches without rows until all are at the end",
-            UnevenEnds::StopAll => "the pass ends for all when one replica has nothing left",
-            UnevenEnds::Drop => "the pass ends for all at the first step that is not a whole batch",
+            UnevenEnds::PadEmpty => {
+                "replicas without data get batches without rows until all replicas are \
+                                     at the end"
+            }
+            UnevenEnds::StopAll => "the pass ends for all when one replica has no data left",
+            UnevenEnds::Drop => "the pass ends for all at the first step without a complete batch",
         };
-        match cut {
+        match batch_split {
             "" => format!("at the end: {ends}"),
-            cut => format!("at the end: {cut}; {ends}"),
+            batch_split => format!("at the end: {batch_split}; {ends}"),
         }
     }
 }
 
-/// Returns the sources of a pipeline, in a line.
+/// Returns the descriptions of a pipeline's sources, in one line.
 fn sources(pipeline: &Pipeline) -> String {
     let mut all = Vec::new();
     pipeline::visit(pipeline, &mut |operation| {

@@ -1,5 +1,6 @@
-//! [`FileList`]: the files of a dataset, in positions and in messages to other workers.
+//! [`FileList`]: the files of a dataset, as part of positions and of messages to other workers.
 
+use crate::Files;
 use crate::file::{FileState, Location, differ};
 use crate::pipeline::{self, Pipeline};
 use serde::{Deserialize, Serialize};
@@ -8,25 +9,25 @@ use std::sync::Arc;
 
 /// The files that a dataset reads, in order, with enough information to detect changes.
 ///
-/// Files are compared by name, size and content. The common folder of all files is not part of a name,
-/// because folders move and workers have their own copies. Of the content, the first and the last 4096 bytes
-/// are compared. The time of modification is not compared, because it differs between copies. If there are
-/// more than 1024 files, all names are compared, but the sizes and contents of only 1024, spread evenly. The
-/// size and the tag of objects behind URLs are known if [`Files::glob`](crate::Files::glob) has listed them.
+/// Files are compared by name, size and content. The common folder of all files is not part of a name, because
+/// folders move and workers have their own copies. Only the first and the last 4096 bytes of the content are
+/// compared. The modification time is not compared, because it differs between copies. If there are more than
+/// 1024 files, all names are compared, but sizes and contents only of 1024 evenly spaced files. The size and the
+/// tag of objects behind URLs are known only if [`Files::glob`](crate::Files::glob) has listed them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Contents", into = "Contents")]
 pub struct FileList(Arc<Contents>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Contents {
-    /// The number of files.
+    /// The total number of files.
     count: u64,
     /// The common folder of all files.
     folder: String,
     /// Checksums of all names, and of the sizes and contents of the files.
     names: u32,
     states: u32,
-    /// The files, or some of them. Empty in a brief list.
+    /// The names and states of the files, or of some of them; empty in a brief list.
     files: Vec<(String, FileState)>,
 }
 
@@ -41,15 +42,15 @@ impl From<FileList> for Contents {
     }
 }
 
-/// The most files whose sizes and contents are compared.
-const MOST: usize = 1024;
+/// The maximum number of files whose sizes and contents are compared.
+const MAX: usize = 1024;
 
-/// A difference between two lists of files, for an error.
+/// A difference between two lists of files, for an error message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDifference {
-    /// The property that differs: `the size of 'a.csv'`.
+    /// The property that differs, such as `the size of 'a.csv'`.
     pub what: String,
-    /// Its value in the list on which [`FileList::difference`] was called: `3 bytes`.
+    /// Its value in the list on which [`FileList::difference`] was called, such as `3 bytes`.
     pub here: String,
     /// Its value in the other list.
     pub there: String,
@@ -68,7 +69,7 @@ impl fmt::Display for FileDifference {
 }
 
 impl FileList {
-    /// Returns the current files of all sources; `None` if there are none.
+    /// Returns the current files of all sources of the given pipelines; `None` if there are no files.
     pub(super) fn of<'a>(pipelines: impl IntoIterator<Item = &'a Pipeline>) -> Option<Self> {
         let mut all = Vec::new();
         for pipeline in pipelines {
@@ -77,13 +78,19 @@ impl FileList {
         (!all.is_empty()).then(|| Self::new(&all))
     }
 
+    /// Returns the current state of the given files; `None` if there are none.
+    pub(super) fn of_files(files: &Files) -> Option<Self> {
+        let all: Vec<_> = files.iter().collect();
+        (!all.is_empty()).then(|| Self::new(&all))
+    }
+
     fn new(all: &[&Location]) -> Self {
         let shown: Vec<String> = all.iter().map(ToString::to_string).collect();
         let folder = common_folder(&shown);
         let relative = |name: &String| name.get(folder.len()..).unwrap_or_default().to_string();
         let count = all.len();
-        let files: Vec<_> = (0..count.min(MOST))
-            .map(|i| i * count / count.min(MOST))
+        let files: Vec<_> = (0..count.min(MAX))
+            .map(|i| i * count / count.min(MAX))
             .filter_map(|i| Some((relative(shown.get(i)?), FileState::of(all.get(i)?))))
             .collect();
         let names = checksum(shown.iter().map(|name| relative(name).into_bytes()));
@@ -91,13 +98,14 @@ impl FileList {
         Contents { count: count as u64, folder, names, states, files }.into()
     }
 
-    /// Returns a short form of the list: a few numbers. It shows that files differ, but not which ones.
+    /// Returns a short form of the list, which consists of a few numbers. It suffices to detect that files
+    /// differ, but not which ones.
     pub fn brief(&self) -> Self {
         Contents { folder: String::new(), files: Vec::new(), ..*self.0 }.into()
     }
 
-    /// Returns the first difference to another list, if there is one. A size or content that only one list
-    /// has is no difference.
+    /// Returns the first difference from another list; `None` if there is none. A size or content that only one list
+    /// contains is not a difference.
     pub fn difference(&self, other: &Self) -> Option<FileDifference> {
         let (here, there) = (self.0.as_ref(), other.0.as_ref());
         let brief = here.files.is_empty() || there.files.is_empty();
@@ -146,7 +154,7 @@ impl FileList {
 }
 
 impl Contents {
-    /// Returns the first position at which another list has another name.
+    /// Returns the first index at which the names in both lists differ; `None` if they are equal.
     fn other_name(&self, other: &Self) -> Option<usize> {
         let (mine, theirs) = (self.files.iter(), other.files.iter());
         let differs = |((mine, _), (theirs, _)): (&(String, _), &(String, _))| mine != theirs;
@@ -158,7 +166,7 @@ impl Contents {
     }
 }
 
-/// Returns a checksum of parts, each with its length.
+/// Returns a checksum of several parts. It covers the length of each part.
 fn checksum(parts: impl Iterator<Item = Vec<u8>>) -> u32 {
     parts.fold(0, |sum, part| {
         let sum = crc32c::crc32c_append(sum, &(part.len() as u64).to_le_bytes());
@@ -223,7 +231,7 @@ mod tests {
         let names: Vec<String> = (0..3000).map(name).collect();
         let files: Vec<_> = names.iter().map(|name| (name.as_str(), "text")).collect();
         let all = list(&files);
-        assert_eq!(all.0.files.len(), MOST);
+        assert_eq!(all.0.files.len(), MAX);
         let changed = |at: usize, file| {
             let mut files = files.clone();
             files[at] = file;

@@ -1,4 +1,4 @@
-//! [`Function`]: a user's function that makes datasets, one for each pipeline.
+//! [`Function`]: a user's function that creates datasets, one for each input pipeline.
 
 use super::InputContext;
 use crate::guard::panic_message;
@@ -8,17 +8,17 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A function and the datasets it has made. It is called once for each context of a layout.
+/// A user's function, and the datasets that it has created. It is called once for each context of a layout.
 pub(super) struct Function<T> {
     make: Box<dyn Fn(InputContext) -> Result<Dataset<T>, Cause> + Send + Sync>,
-    made: Mutex<Made<T>>,
-    /// Whether there is a pipeline for each replica, instead of each worker.
+    made: Mutex<MadeDatasets<T>>,
+    /// Whether there is an input pipeline for each replica, rather than for each worker.
     pub(super) per_replica: bool,
 }
 
-/// The datasets of one layout. In an elastic job, the datasets of an earlier layout are dropped, because they
-/// may have their data in memory.
-struct Made<T> {
+/// The datasets that were created for one layout. In an elastic job, the datasets for an earlier layout are dropped,
+/// because they may keep their data in memory.
+struct MadeDatasets<T> {
     layout: Layout,
     all: HashMap<InputContext, Dataset<T>>,
 }
@@ -28,11 +28,12 @@ impl<T> Function<T> {
         per_replica: bool,
         make: impl Fn(InputContext) -> Result<Dataset<T>, Cause> + Send + Sync + 'static,
     ) -> Self {
-        let made = Made { layout: Layout::one_worker(1), all: HashMap::new() };
+        let made = MadeDatasets { layout: Layout::one_worker(1), all: HashMap::new() };
         Self { make: Box::new(make), made: Mutex::new(made), per_replica }
     }
 
-    /// Returns the datasets of a worker: one, or one for each of its replicas.
+    /// Returns the datasets of a worker: one, or one for each of its replicas. Calls the function for those that
+    /// have not been created yet.
     pub(super) fn datasets(&self, layout: Layout, worker: usize) -> Result<Vec<Dataset<T>>> {
         let Layout { workers, replicas } = layout;
         let num_replicas_in_sync = layout.total();
@@ -61,11 +62,11 @@ impl<T> Function<T> {
         Ok(self.made(layout).all.entry(context).or_insert(dataset).clone())
     }
 
-    /// Returns the datasets of a layout. Drops the datasets of any other layout.
-    fn made(&self, layout: Layout) -> MutexGuard<'_, Made<T>> {
+    /// Returns the datasets created so far for a layout. Drops those of any other layout.
+    fn made(&self, layout: Layout) -> MutexGuard<'_, MadeDatasets<T>> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if made.layout != layout {
-            *made = Made { layout, all: HashMap::new() };
+            *made = MadeDatasets { layout, all: HashMap::new() };
         }
         made
     }
@@ -77,7 +78,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// FN-1, IN-2
+    /// Checks FN-1 and IN-2.
     #[test]
     fn it_is_called_once_for_each_pipeline() {
         let calls = Arc::new(AtomicUsize::new(0));
@@ -97,7 +98,7 @@ mod tests {
 
     // INV-43
     #[test]
-    fn what_was_made_for_a_layout_is_gone_when_there_is_another() {
+    fn a_dataset_of_a_layout_is_dropped_if_the_layout_changes() {
         let data = Arc::new(());
         let kept = data.clone();
         let function = Function::new(false, move |_| {
@@ -113,7 +114,7 @@ mod tests {
         drop(first);
     }
 
-    /// INV-13
+    /// Checks INV-13.
     #[test]
     fn an_error_or_a_panic_names_the_pipeline() {
         let failing = Function::<i64>::new(false, |context| match context.input_pipeline_id {

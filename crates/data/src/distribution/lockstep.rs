@@ -1,4 +1,4 @@
-//! [`Lockstep`]: all workers of a distribution, run together on one thread.
+//! [`Lockstep`]: all workers of a distribution, running together on one thread.
 
 use super::Distribution;
 use super::steps::Steps;
@@ -10,38 +10,45 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::marker::PhantomData;
 
 impl<T: Nest> Distribution<T> {
-    /// Runs all workers' passes together. Yields the per-replica batches of each step, by worker and replica.
+    /// Starts pass `epoch` of all workers on the calling thread. Yields the per-replica batches of each step, by
+    /// worker and replica.
     ///
     /// # Errors
-    /// The errors of [`worker`](Distribution::worker).
+    /// Returns the errors of [`worker`](Distribution::worker).
     pub fn lockstep(&self, epoch: u64) -> Result<Lockstep<T>> {
-        Ok(Lockstep { together: self.together(epoch)?, ended: false, nest: PhantomData })
+        Ok(Lockstep { all_steps: self.all_steps(epoch)?, ended: false, nest: PhantomData })
     }
 
-    /// Returns the steps of all workers.
-    pub(super) fn together(&self, epoch: u64) -> Result<Together> {
-        Ok(Together((0..self.layout.workers).map(|worker| self.steps(worker, epoch)).collect::<Result<_>>()?))
+    /// Starts pass `epoch` of all workers.
+    pub(super) fn all_steps(&self, epoch: u64) -> Result<AllSteps> {
+        Ok(AllSteps((0..self.layout.workers).map(|worker| self.steps(worker, epoch)).collect::<Result<_>>()?))
     }
 }
 
-/// The passes of all workers in one process, which shows the data of each replica. Yields the per-replica
-/// batches of each step, by worker and replica.
+/// An iterator over the steps of all workers in one process, which shows the data of each replica. Yields the
+/// per-replica batches of each step, by worker and replica.
 pub struct Lockstep<T> {
-    together: Together,
+    all_steps: AllSteps,
     ended: bool,
     nest: PhantomData<fn() -> T>,
 }
 
-/// The steps of all workers.
-pub(super) struct Together(pub(super) Vec<Steps>);
+impl<T> std::fmt::Debug for Lockstep<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lockstep").field("ended", &self.ended).finish_non_exhaustive()
+    }
+}
 
-impl Together {
+/// The steps of all workers.
+pub(super) struct AllSteps(pub(super) Vec<Steps>);
+
+impl AllSteps {
     /// Skips `steps` steps.
     pub(super) fn skip(&mut self, steps: u64) -> Result<()> {
         self.0.iter_mut().try_for_each(|worker| worker.skip(steps))
     }
 
-    /// Returns the next step, `[worker][replica]`.
+    /// Returns the per-replica batches of the next step, as `[worker][replica]`; `None` at the end.
     fn step(&mut self) -> Result<Option<Vec<Vec<Tree<Leaf>>>>> {
         let mut all = StepCounts::default();
         for worker in &mut self.0 {
@@ -58,7 +65,7 @@ impl<T: Nest> Iterator for Lockstep<T> {
         if self.ended {
             return None;
         }
-        let step = self.together.step().transpose();
+        let step = self.all_steps.step().transpose();
         self.ended = !matches!(step, Some(Ok(_)));
         let typed = |(index, piece)| {
             T::from_tree(piece).map_err(|source| Error::Type { operation: "distribute", index, source })
@@ -68,8 +75,9 @@ impl<T: Nest> Iterator for Lockstep<T> {
     }
 }
 
-/// The steps of all workers as batches to be split again: the rows of all replicas, in their global order.
-pub(super) struct Gathered(pub(super) Together);
+/// A stage that yields each step of all workers as one batch, which is to be split again: the rows of all
+/// replicas, in their global order.
+pub(super) struct Gathered(pub(super) AllSteps);
 
 impl Gathered {
     fn batch(&mut self) -> Result<Option<Chunk>> {

@@ -1,9 +1,22 @@
 //! A dataset that is sharded over workers and split over replicas, step by step.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `decide` | the decision about how a pipeline is sharded over workers |
+//! | `parts`, `batch_split` | the pipeline of a worker, and its per-replica batches |
+//! | `part` | the data of a worker that does not wait for other workers |
+//! | `steps`, `pass`, `lockstep` | the steps of one worker, its public pass, and all workers on one thread |
+//! | `prepare` | a function that is applied to each per-replica batch before its step |
+//! | `position`, `resume`, `file_list` | positions; passes that resume at them; the files, which must be the same in both |
+//! | `function`, `context` | datasets that a user's function creates, and the argument of that function |
+//! | `file_deck` | files that are dealt one by one, to workers that are free |
+//! | `explain` | the description of a distribution as text |
 
+mod batch_split;
 mod context;
-mod cut;
 mod decide;
 mod explain;
+mod file_deck;
 mod file_list;
 mod function;
 mod lockstep;
@@ -19,6 +32,7 @@ mod tests;
 
 #[doc(alias = "tf.distribute.InputContext")]
 pub use context::InputContext;
+pub use file_deck::{DealtFile, DeckPosition, FileDeck};
 pub use file_list::{FileDifference, FileList};
 pub use lockstep::Lockstep;
 pub use pass::WorkerPass;
@@ -30,33 +44,33 @@ use crate::plan::layout::Layout;
 use crate::plan::policy::{AutoShardPolicy, Decision};
 use crate::{Batching, Cause, Dataset, Error, Result, SplitRule};
 use decide::decide;
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use distribute_tensor::{Leaf, Nest, Tree};
 use function::Function;
-use parts::Parted;
+use parts::ShardedPipeline;
 use prepare::Prepare;
 use std::sync::Arc;
 
-/// The options of distributing a dataset.
+/// The options for distributing a dataset.
 #[doc(alias = "tf.data.experimental.DistributeOptions")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DistributeOptions {
-    /// The way to shard the dataset over workers.
+    /// The policy by which the dataset is sharded over workers.
     pub policy: AutoShardPolicy,
     /// The rule by which batches are split over replicas.
     pub rule: SplitRule,
-    /// The treatment of the end of the data.
+    /// The treatment of the end of the data, when only some replicas have data left.
     pub ends: UnevenEnds,
-    /// The number of steps that are made ahead of time, on a thread. It applies if reading the dataset is
-    /// worth a thread: if there are files or user functions without a [`prefetch`](Dataset::prefetch) after
-    /// them.
+    /// The number of steps whose batches are prepared early, on a separate thread. It has an effect only if
+    /// reading the dataset is worth a thread, that is, if there are files or user functions without a
+    /// [`prefetch`](Dataset::prefetch) after them.
     pub prefetch: usize,
 }
 
 /// A dataset that is sharded over workers and split over replicas.
 ///
-/// It is a plan, which is the same on every worker. [`worker`](Distribution::worker) starts the pass of one
-/// worker. [`lockstep`](Distribution::lockstep) runs all of them together, which shows the data of each
+/// A distribution is a plan, which is the same on every worker. [`worker`](Distribution::worker) starts the pass
+/// of one worker. [`lockstep`](Distribution::lockstep) runs all workers together, which shows the data of each
 /// replica.
 ///
 /// ```
@@ -81,18 +95,27 @@ pub struct Distribution<T> {
     prepare: Option<Prepare>,
 }
 
+impl<T> std::fmt::Debug for Distribution<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Distribution")
+            .field("layout", &self.layout)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The dataset that is distributed.
 enum Source<T> {
     /// Global batches, sharded by a policy.
-    Dataset(Arc<Parted>),
-    /// Datasets that a function makes for each worker, or for each replica.
+    Dataset(Arc<ShardedPipeline>),
+    /// Datasets that a user's function creates for each worker, or for each replica.
     Function(Arc<Function<T>>),
 }
 
 impl<T> Clone for Distribution<T> {
     fn clone(&self) -> Self {
         let source = match &self.source {
-            Source::Dataset(parted) => Source::Dataset(parted.clone()),
+            Source::Dataset(sharded) => Source::Dataset(sharded.clone()),
             Source::Function(function) => Source::Function(function.clone()),
         };
         Self { source, layout: self.layout, options: self.options.clone(), prepare: self.prepare.clone() }
@@ -100,25 +123,25 @@ impl<T> Clone for Distribution<T> {
 }
 
 impl<T: Nest> Distribution<T> {
-    /// Distributes a dataset that is batched by the *global* batch size.
+    /// Distributes a dataset whose elements are *global* batches.
     ///
     /// # Errors
-    /// All errors are returned before anything is read, and on every worker alike.
-    /// - [`Error::NotBatched`]: the elements are single ones.
-    /// - [`Error::Unshardable`]: the policy needs files, and a source has none.
-    /// - [`Error::TooFewFiles`]: the policy needs files, and a source has fewer files than there are workers.
-    /// - [`Error::Hinted`]: the dataset has a shard hint, and the policy is another one.
+    /// All errors are returned before anything is read, and are the same on every worker.
+    /// - [`Error::NotBatched`]: the elements are not batched.
+    /// - [`Error::Unshardable`]: the policy shards by files, but a source does not read files.
+    /// - [`Error::TooFewFiles`]: the policy shards by files, but a source has fewer files than there are workers.
+    /// - [`Error::Hinted`]: the dataset has a shard hint, but the policy is not [`Hint`](AutoShardPolicy::Hint).
     /// - [`Error::Unordered`]: workers that read the same batches could see them in different orders.
-    /// - [`Error::Parameter`]: a number of the layout is 0 or too large.
+    /// - [`Error::Parameter`]: `workers` or `replicas` in the layout is 0 or too large.
     /// - Any error of [`Dataset::check`].
     pub fn new(dataset: &Dataset<T>, layout: Layout, options: DistributeOptions) -> Result<Self> {
         Self::of_pipeline(dataset.pipeline().clone(), layout, options)
     }
 
-    /// Returns the same dataset, distributed over another layout with the same options.
+    /// Returns the same dataset, distributed over a different layout with the same options.
     ///
     /// # Errors
-    /// The errors of [`new`](Self::new).
+    /// Returns the errors of [`new`](Self::new).
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
@@ -134,8 +157,8 @@ impl<T: Nest> Distribution<T> {
     /// ```
     pub fn over(&self, layout: Layout) -> Result<Self> {
         match &self.source {
-            Source::Dataset(parted) => {
-                let over = Self::of_pipeline(parted.pipeline.clone(), layout, self.options.clone())?;
+            Source::Dataset(sharded) => {
+                let over = Self::of_pipeline(sharded.pipeline.clone(), layout, self.options.clone())?;
                 Ok(Self { prepare: self.prepare.clone(), ..over })
             }
             Source::Function(_) => {
@@ -149,36 +172,36 @@ impl<T: Nest> Distribution<T> {
         layout.check()?;
         let decision = decide(&pipeline, options.policy, options.rule, layout.workers)?;
         if decision.fell_back {
-            heard(|| {
+            warn_or_stderr(|| {
                 tracing::warn!(
                     why = decision.why,
-                    "every worker reads all files, and takes its pieces of each batch"
+                    "every worker reads all files, and takes its rows of each batch"
                 );
             });
         }
-        let parted = Parted::new(pipeline, decision, layout.workers);
+        let sharded = ShardedPipeline::new(pipeline, decision, layout.workers);
         // TensorFlow passes single elements to a single replica.
-        if parted.pipeline.batching() == Batching::Elements
+        if sharded.pipeline.batching() == Batching::Elements
             && (options.rule != SplitRule::TensorFlow || layout.total() > 1)
         {
-            return Err(Error::NotBatched { what: "the dataset gives single elements".into() });
+            return Err(Error::NotBatched { what: "the elements of the dataset are not batches".into() });
         }
-        parted.check()?;
+        sharded.check()?;
         if layout.workers > 1
-            && parted.decision.taken == AutoShardPolicy::Data
-            && let Some(operation) = pipeline::unrepeatable(&parted.pipeline)
+            && sharded.decision.taken == AutoShardPolicy::Data
+            && let Some(operation) = pipeline::unrepeatable(&sharded.pipeline)
         {
             return Err(Error::Unordered { operation });
         }
-        Ok(Self { source: Source::Dataset(Arc::new(parted)), layout, options, prepare: None })
+        Ok(Self { source: Source::Dataset(Arc::new(sharded)), layout, options, prepare: None })
     }
 
-    /// Distributes datasets that `make` returns for each worker, or for each replica if `per_replica` is
-    /// true. They have to be batched for one replica and sharded by the context. Each replica takes one
-    /// element a step. `make` is called once for each pipeline of this process, when it is first needed.
+    /// Distributes the datasets that `make` returns for each worker, or for each replica if `per_replica` is `true`.
+    /// They must be sharded according to the context, and batched for one replica: each replica takes one element per
+    /// step. `make` is called once for each input pipeline of this process, when it is first needed.
     ///
     /// # Errors
-    /// - [`Error::Parameter`]: a number of the layout is 0 or too large.
+    /// - [`Error::Parameter`]: `workers` or `replicas` in the layout is 0 or too large.
     pub fn from_function(
         layout: Layout,
         per_replica: bool,
@@ -190,15 +213,15 @@ impl<T: Nest> Distribution<T> {
         Ok(Self { source, layout, options, prepare: None })
     }
 
-    /// Applies `prepare` to each per-replica batch, for example to copy it to a device. Its arguments are the
-    /// index of the local replica and the batch; the replica gets its result.
+    /// Applies `prepare` to each per-replica batch, for example to copy it to a device. The arguments of
+    /// `prepare` are the index of the local replica and the batch. The replica receives its result.
     ///
-    /// If steps are made ahead, `prepare` runs on that thread; otherwise it runs when the step is requested.
-    /// `costly` means that `prepare` alone is worth the thread, whatever reading costs. An error or a panic
-    /// of `prepare` ends the pass, in the step of that batch.
+    /// If steps are prepared early, `prepare` runs on that thread; otherwise it runs when the step is requested.
+    /// `costly` means that `prepare` alone is worth the thread, whatever the cost of reading. An error or a panic
+    /// of `prepare` ends the pass, in the step to which the batch belongs.
     ///
-    /// An empty batch for a replica at the end is derived from a batch that may have been prepared for
-    /// another replica. It is prepared as well, before the workers decide whether they take the step.
+    /// An empty batch for a replica at the end is derived from a batch that may have been prepared for another
+    /// replica. It is prepared again, before the workers decide whether they take the step.
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
@@ -225,12 +248,12 @@ impl<T: Nest> Distribution<T> {
         Self { prepare: Some(Prepare::new(costly, prepare)), ..self }
     }
 
-    /// Returns the datasets that the function makes for a worker: one, or one for each of its replicas. Empty
-    /// for a dataset that is not made by a function.
+    /// Returns the datasets that the user's function creates for a worker: one, or one for each of its replicas.
+    /// Returns an empty list if the dataset was not created by a function.
     ///
     /// # Errors
-    /// - [`Error::DatasetFunction`]: the function failed.
-    /// - [`Error::Worker`]: there is no such worker.
+    /// - [`Error::DatasetFunction`]: the function that creates datasets failed.
+    /// - [`Error::Worker`]: `worker` is not less than the number of workers.
     pub fn made_for(&self, worker: usize) -> Result<Vec<Dataset<T>>> {
         self.layout.check_worker(worker)?;
         match &self.source {
@@ -239,30 +262,30 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Returns the numbers of workers and replicas.
+    /// Returns the layout: the numbers of workers and replicas.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Returns the chosen policy and its reason; `None` for datasets made by a function.
+    /// Returns the chosen policy and its reason; `None` for datasets created by a function.
     pub fn decision(&self) -> Option<&Decision> {
         match &self.source {
-            Source::Dataset(parted) => Some(&parted.decision),
+            Source::Dataset(sharded) => Some(&sharded.decision),
             Source::Function(_) => None,
         }
     }
 
-    /// Starts pass `epoch` of one worker.
+    /// Starts pass `epoch` of the given worker.
     ///
     /// # Errors
-    /// - [`Error::Worker`]: there is no such worker.
-    /// - [`Error::DatasetFunction`]: the function that makes datasets failed.
+    /// - [`Error::Worker`]: `worker` is not less than the number of workers.
+    /// - [`Error::DatasetFunction`]: the function that creates datasets failed.
     pub fn worker(&self, worker: usize, epoch: u64) -> Result<WorkerPass<T>> {
         let begun = Position { files: self.files(), ..self.beginning(epoch) };
         Ok(WorkerPass::new(self.steps(worker, epoch)?, begun, self.same_batches()))
     }
 
-    /// Returns whether every worker reads the same batches and takes its rows of each.
+    /// Returns whether every worker reads the same batches and takes its own rows of each.
     fn same_batches(&self) -> bool {
         self.decision().is_some_and(|decision| decision.taken == AutoShardPolicy::Data)
     }
@@ -272,14 +295,14 @@ impl<T: Nest> Distribution<T> {
         Position { epoch, steps: 0, origin: self.origin(), files: None }
     }
 
-    /// Returns the current files, which all workers have to read alike and a resumed pass needs unchanged.
-    /// The first and last bytes of each file are read. `None` if there are no files, or if workers may read
-    /// different ones.
+    /// Returns the current files of the dataset. All workers must read the same files, and a resumed pass needs
+    /// them unchanged. The first and last bytes of each file are read. Returns `None` if there are no files, or
+    /// if workers may read different ones.
     pub fn files(&self) -> Option<FileList> {
         let alone = self.layout.workers == 1;
         match &self.source {
-            Source::Dataset(parted) if alone || parted.decision.taken != AutoShardPolicy::Off => {
-                FileList::of([&parted.pipeline])
+            Source::Dataset(sharded) if alone || sharded.decision.taken != AutoShardPolicy::Off => {
+                FileList::of([&sharded.pipeline])
             }
             Source::Function(_) if alone => {
                 FileList::of(self.made_for(0).ok()?.iter().map(Dataset::pipeline))

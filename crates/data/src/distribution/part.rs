@@ -1,26 +1,26 @@
-//! Datasets of workers that don't wait for each other: each uses whole batches as its own steps.
+//! The datasets of workers that do not wait for each other: each worker uses complete batches as its own steps.
 
 use super::DistributeOptions;
 use super::decide::decide;
 use crate::pipeline::{self, WorkerShard};
 use crate::plan::policy::{AutoShardPolicy, Decision};
 use crate::{Dataset, Error, Result};
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
     // PSV1-12
-    /// Returns the batches of this dataset that worker `worker` of `workers` reads, and the decision with its
-    /// reason. Each worker makes steps of its own batches.
+    /// Returns the batches of this dataset that worker `worker` of `workers` reads, and the decision about how
+    /// the dataset is sharded. Each worker takes steps with its own batches.
     ///
-    /// If the sources are sharded by files, a worker reads its own files. Otherwise it takes the batches
-    /// `worker`, `worker + workers`, … No batch is split, and workers may have different numbers of batches.
+    /// If the dataset is sharded by files, a worker reads its own files. Otherwise it takes the batches `worker`,
+    /// `worker + workers`, … No batch is split, and workers may have different numbers of batches.
     ///
     /// ```
     /// use distribute_data::{AutoShardPolicy, Dataset, DistributeOptions};
     ///
     /// let batches = Dataset::range(10).batch(2);
-    /// let (second, decision) = batches.part_of_worker(2, 1, &DistributeOptions::default())?;
+    /// let (second, decision) = batches.batches_of_worker(2, 1, &DistributeOptions::default())?;
     /// assert_eq!(decision.taken, AutoShardPolicy::Data);
     /// let ids: Vec<_> = second
     ///     .iter()
@@ -31,11 +31,11 @@ impl<T: Nest> Dataset<T> {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::Worker`]: there is no such worker.
-    /// - [`Error::Unshardable`]: the policy needs files, and a source has none.
-    /// - [`Error::TooFewFiles`]: the policy needs files, and a source has fewer files than there are workers.
+    /// - [`Error::Worker`]: `worker` is not less than `workers`.
+    /// - [`Error::Unshardable`]: the policy shards by files, but a source does not read files.
+    /// - [`Error::TooFewFiles`]: the policy shards by files, but a source has fewer files than there are workers.
     /// - [`Error::Unordered`]: workers that read the same batches could see them in different orders.
-    pub fn part_of_worker(
+    pub fn batches_of_worker(
         &self,
         workers: usize,
         worker: usize,
@@ -55,11 +55,12 @@ impl<T: Nest> Dataset<T> {
                     return Err(Error::Unordered { operation });
                 }
                 if options.policy == AutoShardPolicy::Auto {
-                    heard(|| {
+                    warn_or_stderr(|| {
                         tracing::warn!(
                             why = decision.why,
-                            "every worker reads all of the dataset, and takes one batch of {workers}; a function can give each a part of its \
-                             own (distribute_datasets_from_function)"
+                            "every worker reads all of the dataset, and takes one batch of {workers}; a \
+                             function can return a separate part for each \
+                             (distribute_datasets_from_function)"
                         );
                     });
                 }
@@ -77,7 +78,7 @@ mod tests {
     fn parts(workers: usize, policy: AutoShardPolicy) -> Vec<Vec<Vec<i64>>> {
         let options = DistributeOptions { policy, ..Default::default() };
         let part = |worker| {
-            let (part, _) = Dataset::range(7).batch(2).part_of_worker(workers, worker, &options).unwrap();
+            let (part, _) = Dataset::range(7).batch(2).batches_of_worker(workers, worker, &options).unwrap();
             part.iter().map(|batch| batch.unwrap().to_vec::<i64>().unwrap()).collect()
         };
         (0..workers).map(part).collect()
@@ -93,16 +94,16 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_parted_is_refused() {
+    fn an_impossible_split_is_refused() {
         let data = Dataset::range(4).batch(2);
         let file = DistributeOptions { policy: AutoShardPolicy::File, ..Default::default() };
-        assert!(matches!(data.part_of_worker(2, 0, &file), Err(Error::Unshardable { .. })));
-        let no_such = data.part_of_worker(2, 2, &file);
+        assert!(matches!(data.batches_of_worker(2, 0, &file), Err(Error::Unshardable { .. })));
+        let no_such = data.batches_of_worker(2, 2, &file);
         assert!(matches!(no_such, Err(Error::Worker { worker: 2, workers: 2 })));
     }
 
     #[test]
-    fn psv1_12_workers_read_files_of_their_own_where_there_are_enough() {
+    fn psv1_12_workers_read_separate_files_if_there_are_enough() {
         let folder = tempfile::tempdir().unwrap();
         let paths: Vec<_> = (0..3).map(|file| folder.path().join(format!("{file}.txt"))).collect();
         for (file, path) in paths.iter().enumerate() {
@@ -111,7 +112,7 @@ mod tests {
         let lines = |workers, worker| {
             let data = crate::text_lines(paths.clone()).batch(2);
             let (part, decision) =
-                data.part_of_worker(workers, worker, &DistributeOptions::default()).unwrap();
+                data.batches_of_worker(workers, worker, &DistributeOptions::default()).unwrap();
             let lines =
                 part.iter().map(|batch| batch.unwrap().to_vec::<Vec<u8>>().unwrap()).collect::<Vec<_>>();
             (decision.taken, lines.concat())

@@ -1,6 +1,6 @@
-//! Builds the steps of one worker: its pipeline, and the splitting of its batches.
+//! The construction of one worker's steps: its pipeline, and the splitting of its batches.
 
-use super::cut::Cut;
+use super::batch_split::BatchSplit;
 use super::prepare::PrepareStage;
 use super::steps::{Pieces, Steps, Templates};
 use super::{Distribution, Source};
@@ -15,10 +15,10 @@ use distribute_tensor::Nest;
 use std::ops::Range;
 
 impl<T: Nest> Distribution<T> {
-    /// Returns the size of full batches, if the pipeline determines it.
+    /// Returns the number of rows of a full batch; `None` if the pipeline does not determine it.
     pub(super) fn full(&self) -> Option<usize> {
         match &self.source {
-            Source::Dataset(parted) => match parted.pipeline.batching() {
+            Source::Dataset(sharded) => match sharded.pipeline.batching() {
                 Batching::Batches(size) => Some(size),
                 Batching::Unknown | Batching::Elements => None,
             },
@@ -26,16 +26,16 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Returns the steps of one worker.
+    /// Starts pass `epoch` of one worker.
     pub(super) fn steps(&self, worker: usize, epoch: u64) -> Result<Steps> {
         self.layout.check_worker(worker)?;
         let Layout { replicas, .. } = self.layout;
         let pieces = match &self.source {
-            Source::Dataset(parted) => {
+            Source::Dataset(sharded) => {
                 let no_worker = || Error::Worker { worker, workers: self.layout.workers };
-                let pipeline = parted.parts.get(worker).ok_or_else(no_worker)?;
+                let pipeline = sharded.parts.get(worker).ok_or_else(no_worker)?;
                 pipeline::check(pipeline)?;
-                let stage = self.cut(&parted.decision, worker).start(pipeline.start(epoch));
+                let stage = self.batch_split(&sharded.decision, worker).start(pipeline.start(epoch));
                 Pieces::Dealt(self.ahead(stage, pipeline.costly(), 0..replicas, 0), replicas)
             }
             Source::Function(function) => {
@@ -60,11 +60,12 @@ impl<T: Nest> Distribution<T> {
         Ok(Steps::new(pieces, ends, self.own_full(worker), templates, self.prepare.clone()))
     }
 
-    /// Returns the treatment of the end of a worker's data.
+    /// Returns the treatment of the end of a worker's data. It may differ from the option for datasets created by a
+    /// function.
     ///
     /// # Errors
-    /// - [`Error::Worker`]: there is no such worker.
-    /// - [`Error::DatasetFunction`]: the function that makes datasets failed.
+    /// - [`Error::Worker`]: `worker` is not less than the number of workers.
+    /// - [`Error::DatasetFunction`]: the function that creates datasets failed.
     pub fn ends(&self, worker: usize) -> Result<UnevenEnds> {
         let made = self.made_for(worker)?;
         let known = |made: &Dataset<T>| {
@@ -76,10 +77,10 @@ impl<T: Nest> Distribution<T> {
         })
     }
 
-    /// Returns the unsharded pipelines. An empty batch can be derived from their batches.
+    /// Returns the unsharded pipelines, from whose batches an empty batch can be derived.
     pub(super) fn templates(&self, worker: usize, epoch: u64) -> Result<Templates> {
         let pipelines = match &self.source {
-            Source::Dataset(parted) => vec![parted.pipeline.clone()],
+            Source::Dataset(sharded) => vec![sharded.pipeline.clone()],
             Source::Function(_) => {
                 self.made_for(worker)?.iter().map(|made| made.pipeline().clone()).collect()
             }
@@ -92,18 +93,18 @@ impl<T: Nest> Distribution<T> {
         })
     }
 
-    /// Returns the number of rows of a worker in a step of a full batch. If workers take turns with their
-    /// shares, only the sum over all workers is known, so it is attributed to worker 0.
+    /// Returns the number of rows of a worker in a step with a full batch. If workers take turns with their
+    /// shares, only the total over all workers is known, so it is attributed to worker 0.
     fn own_full(&self, worker: usize) -> Option<usize> {
         let full = self.full()?;
-        match self.cut(self.decision()?, worker) {
-            Cut::Shares { .. } | Cut::Stream { .. } => Some(if worker == 0 { full } else { 0 }),
-            cut => Some(cut.pieces(full).iter().map(|piece| piece.len()).sum()),
+        match self.batch_split(self.decision()?, worker) {
+            BatchSplit::Shares { .. } | BatchSplit::Stream { .. } => Some(if worker == 0 { full } else { 0 }),
+            batch_split => Some(batch_split.pieces(full).iter().map(|piece| piece.len()).sum()),
         }
     }
 
-    /// Returns the per-replica batches of `replicas` from step `step` on, prepared. They are made ahead if
-    /// that is requested and worth a thread.
+    /// Returns a stage that yields the prepared per-replica batches of `replicas`, from step `step` on. They are
+    /// prepared early if that was requested and is worth a thread.
     pub(super) fn ahead(
         &self,
         mut stage: Box<dyn Stage>,
@@ -122,48 +123,48 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Returns how a worker's batches are split. TensorFlow's rule cuts across the boundaries of batches if
-    /// all have the same known size and differ from worker to worker.
-    pub(super) fn cut(&self, decision: &Decision, worker: usize) -> Cut {
+    /// Returns the division of a worker's batches. TensorFlow's rule splits across the boundaries of batches if all
+    /// batches have the same known size and each worker reads different ones.
+    pub(super) fn batch_split(&self, decision: &Decision, worker: usize) -> BatchSplit {
         let Layout { workers, replicas } = self.layout;
         let of = self.layout.total();
         let same_batches = decision.taken == AutoShardPolicy::Data;
         match (self.options.rule, self.full()) {
             (SplitRule::Even, _) if same_batches || workers == 1 => self.own_pieces(worker, SplitRule::Even),
-            (SplitRule::Even, full) => Cut::Shares { full, layout: self.layout, worker },
-            (SplitRule::TensorFlow, _) if of == 1 => Cut::Not,
+            (SplitRule::Even, full) => BatchSplit::Shares { full, layout: self.layout, worker },
+            (SplitRule::TensorFlow, _) if of == 1 => BatchSplit::Not,
             (SplitRule::TensorFlow, _) if same_batches => self.own_pieces(worker, SplitRule::TensorFlow),
             (SplitRule::TensorFlow, Some(full)) => {
-                Cut::Stream { sizes: worker_sizes(full, workers, replicas, worker) }
+                BatchSplit::Stream { sizes: worker_sizes(full, workers, replicas, worker) }
             }
             (SplitRule::TensorFlow, None) => {
-                Cut::Own { rule: SplitRule::TensorFlow, of, pieces: (0..of).collect() }
+                BatchSplit::Own { rule: SplitRule::TensorFlow, of, pieces: (0..of).collect() }
             }
         }
     }
 
-    /// Returns a worker's part of a batch that every worker reads: the rows of its own replicas, or under
-    /// TensorFlow's rule every `W`-th piece.
-    pub(super) fn own_pieces(&self, worker: usize, rule: SplitRule) -> Cut {
+    /// Returns the part that a worker takes of a batch that every worker reads: the rows of its own replicas, or with
+    /// TensorFlow's rule every `W`-th piece, for `W` workers.
+    pub(super) fn own_pieces(&self, worker: usize, rule: SplitRule) -> BatchSplit {
         let Layout { workers, replicas } = self.layout;
         let piece = |r| match rule {
             SplitRule::Even => worker * replicas + r,
             SplitRule::TensorFlow => r * workers + worker,
         };
-        Cut::Own { rule, of: self.layout.total(), pieces: (0..replicas).map(piece).collect() }
+        BatchSplit::Own { rule, of: self.layout.total(), pieces: (0..replicas).map(piece).collect() }
     }
 }
 
-/// A dataset and the pipeline of each worker.
-pub(super) struct Parted {
+/// A pipeline, and the sharded pipeline of each worker.
+pub(super) struct ShardedPipeline {
     pub(super) pipeline: Pipeline,
     pub(super) decision: Decision,
-    /// The pipeline of each worker. They are made once, so that the contents of caches survive until the next
+    /// The pipeline of each worker. They are created once, so that the contents of caches survive until the next
     /// pass.
     pub(super) parts: Vec<Pipeline>,
 }
 
-impl Parted {
+impl ShardedPipeline {
     pub(super) fn new(pipeline: Pipeline, decision: Decision, workers: usize) -> Self {
         let part = |index| match decision.taken {
             AutoShardPolicy::File if workers > 1 => {
@@ -175,7 +176,7 @@ impl Parted {
         Self { parts: (0..workers).map(part).collect(), pipeline, decision }
     }
 
-    /// Checks that all parameters are in range. They are the same for all workers.
+    /// Checks that all parameters of the pipelines are in range. They are the same for all workers.
     pub(super) fn check(&self) -> Result<()> {
         self.parts.first().map_or(Ok(()), pipeline::check)
     }

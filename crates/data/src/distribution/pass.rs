@@ -1,4 +1,4 @@
-//! [`WorkerPass`]: the public interface of one worker's pass.
+//! [`WorkerPass`]: one worker's pass, as a public type.
 
 use super::position::Position;
 use super::steps::Steps;
@@ -9,8 +9,8 @@ use std::marker::PhantomData;
 
 /// One worker's pass over a [`Distribution`](super::Distribution).
 ///
-/// Workers that read their own data decide together in each step whether there is one more:
-/// [`prepare`](WorkerPass::prepare) returns this worker's counts, and [`finish`](WorkerPass::finish) takes
+/// Workers that read different data decide together before each step whether to take it.
+/// [`prepare`](WorkerPass::prepare) returns the counts of this worker, and [`finish`](WorkerPass::finish) takes
 /// the sum over all workers.
 pub struct WorkerPass<T> {
     steps: Steps,
@@ -20,17 +20,24 @@ pub struct WorkerPass<T> {
     nest: PhantomData<fn() -> T>,
 }
 
+impl<T> std::fmt::Debug for WorkerPass<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkerPass").field("same_batches", &self.same_batches).finish_non_exhaustive()
+    }
+}
+
 impl<T: Nest> WorkerPass<T> {
     /// Creates a pass that began at the position `begun`.
     pub(super) fn new(steps: Steps, begun: Position, same_batches: bool) -> Self {
         Self { steps, begun, same_batches, nest: PhantomData }
     }
 
-    /// Returns the sum of all workers' counts for the step that was prepared. Workers that read the same
-    /// batches have to reach the end together.
+    /// Returns the sum of the counts of all workers for the prepared step. `counts` are ordered by worker. Also
+    /// checks that workers that read the same batches reach the end in the same step.
     ///
     /// # Errors
-    /// - [`Error::OtherData`]: one of several workers that read the same batches has ended before the others.
+    /// - [`Error::OtherData`]: the workers read the same batches, but one of them reached the end before the
+    ///   others.
     pub fn total(&self, counts: &[StepCounts]) -> Result<StepCounts> {
         let all: StepCounts = counts.iter().copied().sum();
         let ended = counts.iter().position(|counts| counts.missing > 0);
@@ -40,25 +47,25 @@ impl<T: Nest> WorkerPass<T> {
         }
     }
 
-    /// Returns the position after the steps that were taken.
+    /// Returns the current position: after the steps that have been taken.
     pub fn position(&self) -> Position {
         Position { steps: self.steps.taken(), ..self.begun.clone() }
     }
 
-    /// Makes the per-replica batches of the next step, and returns their counts.
+    /// Prepares the per-replica batches of the next step, and returns their counts.
     ///
     /// # Errors
-    /// Any error of the pipeline. It ends the pass.
+    /// Returns any error of the pipeline. The error ends the pass.
     pub fn prepare(&mut self) -> Result<StepCounts> {
         self.steps.prepare()
     }
 
-    /// Returns the step that was prepared: a batch for each replica of this worker. `None` if the workers
-    /// don't take the step, because the pass is over. `all` is the sum of the counts of all workers.
+    /// Takes the prepared step, and returns a batch for each replica of this worker. `all` is the sum of the
+    /// counts of all workers. Returns `None` if the workers do not take the step, because the pass is over.
     ///
     /// # Errors
-    /// - [`Error::NoEmptyBatch`]: a replica has no data, and its empty batch cannot be made.
-    /// - [`Error::Type`]: a per-replica batch is not a `T`.
+    /// - [`Error::NoEmptyBatch`]: a replica has no data, and an empty batch cannot be created for it.
+    /// - [`Error::Type`]: a per-replica batch cannot be converted to `T`.
     pub fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<T>>> {
         let Some(pieces) = self.finish_trees(all)? else { return Ok(None) };
         let typed = |(index, piece)| {
@@ -67,19 +74,20 @@ impl<T: Nest> WorkerPass<T> {
         pieces.into_iter().enumerate().map(typed).collect::<Result<_>>().map(Some)
     }
 
-    /// Returns the step as [`finish`](WorkerPass::finish) does, with a structure that is known only at run
-    /// time.
+    /// Takes the prepared step like [`finish`](WorkerPass::finish), but returns batches whose structure is known
+    /// only at run time.
     ///
     /// # Errors
-    /// - [`Error::NoEmptyBatch`]: a replica has no data, and its empty batch cannot be made.
+    /// - [`Error::NoEmptyBatch`]: a replica has no data, and an empty batch cannot be created for it.
     pub fn finish_trees(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         self.steps.finish(all)
     }
 
-    /// Returns the next step, for a single worker, or for workers that can only reach the end together.
+    /// Prepares and takes the next step. This is for a single worker, or for workers that can only reach the end
+    /// in the same step.
     ///
     /// # Errors
-    /// The errors of [`prepare`](WorkerPass::prepare) and [`finish`](WorkerPass::finish).
+    /// Returns the errors of [`prepare`](WorkerPass::prepare) and [`finish`](WorkerPass::finish).
     pub fn step(&mut self) -> Result<Option<Vec<T>>> {
         let mine = self.prepare()?;
         self.finish(mine)

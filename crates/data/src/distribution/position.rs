@@ -6,43 +6,43 @@ use crate::{AutoShardPolicy, SplitRule};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A position in a pass over a distributed dataset: a few numbers and the files, however many elements are in
-/// the buffers of shuffles.
+/// A position in a pass over a distributed dataset. It consists of a few numbers and the files, regardless of how
+/// many elements are in the buffers of shuffles.
 ///
-/// The workers and replicas that began a pass determine which elements each of its steps takes. So the pass
-/// can resume with another number of workers or replicas, and no element of the epoch is lost or repeated.
-/// This requires that a pass with the same number has the same elements in the same order. It holds for all
-/// operations except those documented otherwise.
+/// The numbers of workers and replicas with which a pass began determine which elements each of its steps takes. The
+/// pass can therefore resume with different numbers of workers or replicas, and no element of the epoch is lost or
+/// repeated. This requires that a pass with the same number has the same elements in the same order, which all
+/// operations guarantee unless documented otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
-    /// The pass, counted from 0.
+    /// The number of the pass, counted from 0.
     pub epoch: u64,
-    /// The number of steps taken in it.
+    /// The number of steps that have been taken in the pass.
     pub steps: u64,
-    /// The workers and replicas that began this pass, and its sharding. They determine which element belongs
-    /// to which step until the end of the pass.
+    /// The layout with which the pass began, and its sharding. They determine which element belongs to which step
+    /// until the end of the pass.
     pub origin: Origin,
-    /// The files of the dataset. `None` at the beginning of a pass, if there are none, and if workers may
-    /// read different ones. The latter is the case if there are several workers, and the policy is
-    /// [`AutoShardPolicy::Off`] or a function makes the datasets. Positions of earlier versions have `None`;
-    /// their files are not compared.
+    /// The files of the dataset. `None` at the beginning of a pass, if there are no files, and if workers may
+    /// read different ones. Workers may do so if there are several and either the policy is
+    /// [`AutoShardPolicy::Off`] or a function creates the datasets. Positions of earlier versions also have
+    /// `None`; their files are not compared.
     #[serde(default)]
     pub files: Option<FileList>,
 }
 
-/// The division of the elements of a pass into steps.
+/// The parameters that determine how the elements of a pass are divided into steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The number of workers and replicas.
+    /// The numbers of workers and replicas.
     pub layout: Layout,
-    /// The chosen policy; `None` for datasets made by a function.
+    /// The chosen policy; `None` for datasets created by a function.
     pub policy: Option<AutoShardPolicy>,
     /// The rule by which batches are split.
     pub rule: SplitRule,
-    /// The size of full batches, if the pipeline determines it.
+    /// The number of rows of a full batch; `None` if the pipeline does not determine it.
     pub batch: Option<usize>,
-    /// A checksum of the operations and their parameters, without files, numbers of threads and sizes of
-    /// prefetches. `None` for datasets made by a function. It cannot detect changes inside user functions.
+    /// A checksum of the operations and their parameters, except files, numbers of threads and sizes of
+    /// prefetches. `None` for datasets created by a function. It cannot detect changes inside user functions.
     pub pipeline: Option<u32>,
 }
 

@@ -2,18 +2,19 @@
 
 use super::steps::one;
 use crate::chunk::Chunk;
-use crate::guard::guarded;
+use crate::guard::catch_panics;
 use crate::stage::Stage;
 use crate::{Cause, Error, Result};
 use distribute_tensor::{Leaf, Tree};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A function of a local replica and its batch. Returns the batch that the replica gets.
+/// A function that prepares the batch of a replica. Its arguments are the index of the local replica and the
+/// batch. It returns the batch that the replica receives.
 #[derive(Clone)]
 pub(crate) struct Prepare {
     function: Arc<Function>,
-    /// Whether the function is worth a thread.
+    /// Whether the function alone is worth a thread.
     pub(super) costly: bool,
 }
 
@@ -27,29 +28,29 @@ impl Prepare {
         Self { function: Arc::new(function), costly }
     }
 
-    /// Returns the prepared batch of one replica in a step.
+    /// Applies the function to the batch of one replica in a step.
     pub(super) fn piece(&self, step: u64, replica: usize, piece: Tree<Leaf>) -> Result<Tree<Leaf>> {
-        let called = guarded("prepare", replica, || (self.function)(replica, piece));
+        let called = catch_panics("prepare", replica, || (self.function)(replica, piece));
         let failed = |cause: Cause| Error::Piece { step, replica, cause };
         called.map_err(|panic| failed(panic.to_string().into()))?.map_err(failed)
     }
 }
 
-/// A stage that prepares per-replica batches. Its input yields them replica by replica.
+/// A stage that prepares per-replica batches. Its input yields them one replica after another.
 pub(super) struct PrepareStage {
     input: Box<dyn Stage>,
     prepare: Prepare,
-    /// The replicas that get a batch in each step, in this order.
+    /// The local replicas that receive a batch in each step, in this order.
     replicas: Range<usize>,
-    /// The step of the next batch.
+    /// The step to which the next batch belongs.
     step: u64,
-    /// The number of batches of that step that have been made.
+    /// The number of batches of that step that have already been prepared.
     made: usize,
 }
 
 impl PrepareStage {
-    /// Creates a stage. The first batch of `input` is that of step `step` for the first of `replicas`, which
-    /// must not be empty.
+    /// Creates the stage. The first batch of `input` belongs to step `step` and the first replica of `replicas`,
+    /// which must not be empty.
     pub(super) fn new(input: Box<dyn Stage>, prepare: Prepare, replicas: Range<usize>, step: u64) -> Self {
         Self { input, prepare, replicas, step, made: 0 }
     }

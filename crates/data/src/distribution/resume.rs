@@ -1,8 +1,8 @@
-//! Resumes a pass at a position, on the same layout or another.
+//! The resumption of a pass at a position, with the same layout or a different one.
 
 use super::decide::decide;
 use super::lockstep::Gathered;
-use super::parts::Parted;
+use super::parts::ShardedPipeline;
 use super::pass::WorkerPass;
 use super::position::{Origin, Position};
 use super::steps::{Pieces, Steps};
@@ -15,18 +15,18 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Distribution<T> {
-    /// Starts the pass of one worker at a position. Every element that was in no step before the position
-    /// comes exactly once.
+    /// Resumes the pass of one worker at a position. Every element that was not part of a step before the
+    /// position occurs exactly once.
     ///
-    /// On the layout that began the pass, each worker skips the steps that were taken. On another layout,
-    /// every worker reads the rest of the pass as the old workers would have, and takes its rows of each of
-    /// their steps. The next pass uses the new layout.
+    /// With the layout with which the pass began, each worker skips the steps that were taken. With a different
+    /// layout, every worker reads the rest of the pass as the old workers would have, and takes its own rows of
+    /// each of their steps. The next pass uses the new layout.
     ///
     /// # Errors
-    /// - [`Error::Position`]: the position has another batch size, other operations or parameters, or other
-    ///   files, or an operation is not repeatable.
-    /// - [`Error::Worker`]: there is no such worker.
-    /// - [`Error::DatasetFunction`]: the function that makes datasets failed.
+    /// - [`Error::Position`]: the batch size, the operations, their parameters or the files differ from those of
+    ///   the position, or an operation is not repeatable.
+    /// - [`Error::Worker`]: `worker` is not less than the number of workers.
+    /// - [`Error::DatasetFunction`]: the function that creates datasets failed.
     pub fn resume(&self, worker: usize, position: &Position) -> Result<WorkerPass<T>> {
         self.layout.check_worker(worker)?;
         // Within a pass these are the files that the pass was begun with, if that is known.
@@ -34,13 +34,13 @@ impl<T: Nest> Distribution<T> {
         self.check(position, || files.clone())?;
         self.made_for(worker)?.iter().try_for_each(|made| repeatable(position, made.pipeline()))?;
         let mine = self.origin();
-        let as_begun = position.steps == 0 || position.origin == mine;
-        let steps = if as_begun {
+        let with_origin = position.steps == 0 || position.origin == mine;
+        let steps = if with_origin {
             let mut steps = self.steps(worker, position.epoch)?;
             steps.skip(position.steps)?;
             steps
         } else {
-            let mut old = self.as_begun(&position.origin).together(position.epoch)?;
+            let mut old = self.with_origin(&position.origin).all_steps(position.epoch)?;
             old.skip(position.steps)?;
             let replicas = self.layout.replicas;
             let stage = self.own_pieces(worker, self.options.rule).start(Box::new(Gathered(old)));
@@ -55,15 +55,15 @@ impl<T: Nest> Distribution<T> {
         };
         let origin = if position.steps == 0 { mine } else { position.origin };
         // On another layout, every worker reads the same batches.
-        let same_batches = !as_begun || self.same_batches();
+        let same_batches = !with_origin || self.same_batches();
         Ok(WorkerPass::new(steps, Position { origin, files, ..position.clone() }, same_batches))
     }
 
-    /// Checks that a pass can resume at a position.
+    /// Checks that a pass can resume at the given position.
     ///
     /// # Errors
-    /// - [`Error::Position`]: the position has another batch size, other operations or parameters, other
-    ///   files, or an invalid number of workers, or an operation is not repeatable.
+    /// - [`Error::Position`]: the batch size, the operations, their parameters or the files differ from those of
+    ///   the position, the position has an invalid number of workers, or an operation is not repeatable.
     pub fn check_position(&self, position: &Position) -> Result<()> {
         self.check(position, || self.files())
     }
@@ -83,8 +83,8 @@ impl<T: Nest> Distribution<T> {
         theirs.layout.check().or_else(|error| refuse(error.to_string()))?;
         check_files(position, files)?;
         match &self.source {
-            Source::Dataset(parted) => {
-                repeatable(position, &parted.pipeline)?;
+            Source::Dataset(sharded) => {
+                repeatable(position, &sharded.pipeline)?;
                 if mine.pipeline != theirs.pipeline {
                     let why = "the dataset has other operations here, or other parameters of them: \
                                seeds, sizes, the number of files";
@@ -92,9 +92,9 @@ impl<T: Nest> Distribution<T> {
                 }
                 let Origin { layout, policy, rule, .. } = *theirs;
                 let policy = policy.unwrap_or_default();
-                match decide(&parted.pipeline, policy, rule, layout.workers) {
+                match decide(&sharded.pipeline, policy, rule, layout.workers) {
                     Ok(Decision { taken, .. }) if taken == policy => Ok(()),
-                    Ok(_) => refuse(format!("nothing was ever parted by policy {policy}")),
+                    Ok(_) => refuse(format!("no dataset is sharded by policy {policy}")),
                     Err(error) => refuse(error.to_string()),
                 }
             }
@@ -103,7 +103,7 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Returns how a pass of this distribution is divided into steps.
+    /// Returns the parameters by which a pass of this distribution is divided into steps.
     pub(super) fn origin(&self) -> Origin {
         Origin {
             layout: self.layout,
@@ -111,30 +111,31 @@ impl<T: Nest> Distribution<T> {
             rule: self.options.rule,
             batch: self.full(),
             pipeline: match &self.source {
-                Source::Dataset(parted) => Some(pipeline::identity(&parted.pipeline)),
+                Source::Dataset(sharded) => Some(pipeline::identity(&sharded.pipeline)),
                 Source::Function(_) => None,
             },
         }
     }
 
-    /// Returns this dataset with the division of an earlier pass, and not prepared, because its batches are
-    /// split again.
-    fn as_begun(&self, origin: &Origin) -> Self {
+    /// Returns this distribution with the division into steps of an earlier pass. It does not prepare batches,
+    /// because they are split again.
+    fn with_origin(&self, origin: &Origin) -> Self {
         let mut plan = self.clone();
         plan.prepare = None;
         plan.layout = origin.layout;
         plan.options.rule = origin.rule;
-        if let (Source::Dataset(parted), Some(taken)) = (&self.source, origin.policy) {
+        if let (Source::Dataset(sharded), Some(taken)) = (&self.source, origin.policy) {
             let decision = Decision { taken, why: "as the pass was begun".into(), fell_back: false };
-            let parted = Parted::new(parted.pipeline.clone(), decision, origin.layout.workers);
-            plan.source = Source::Dataset(Arc::new(parted));
+            let sharded = ShardedPipeline::new(sharded.pipeline.clone(), decision, origin.layout.workers);
+            plan.source = Source::Dataset(Arc::new(sharded));
         }
         plan
     }
 }
 
-/// Checks that the files are those of a position within a pass. Otherwise elements could be repeated or lost.
-/// Between passes files may change, except for their number, which is a part of the pipeline's checksum.
+/// Checks that the files are the same as in the position, if that is within a pass. Otherwise elements could be
+/// repeated or lost. Between passes, files may change, except for their number, which is part of the pipeline's
+/// checksum.
 fn check_files(position: &Position, files: impl FnOnce() -> Option<FileList>) -> Result<()> {
     let Some(theirs) = position.files.as_ref().filter(|_| position.steps > 0) else { return Ok(()) };
     match files().and_then(|mine| mine.difference(theirs)) {
@@ -142,20 +143,20 @@ fn check_files(position: &Position, files: impl FnOnce() -> Option<FileList>) ->
         Some(FileDifference { what, here, there }) => Err(Error::Position {
             position: position.to_string(),
             why: format!(
-                "{what} is {here} here, and was {there} when the pass was begun; a pass goes on only over the same files \
-                 in the same order: restore them, or begin the next epoch"
+                "{what} is {here} here, but was {there} when the pass began; a pass only continues over \
+                 the same files in the same order: restore them, or begin the next epoch"
             ),
         }),
     }
 }
 
-/// Checks that a pass over a pipeline can be repeated, to resume in the middle.
+/// Checks that a pass over a pipeline can be repeated, which is necessary to resume within it.
 fn repeatable(position: &Position, pipeline: &Pipeline) -> Result<()> {
     match pipeline::unrepeatable(pipeline).filter(|_| position.steps > 0) {
         None => Ok(()),
         Some(operation) => Err(Error::Position {
             position: position.to_string(),
-            why: format!("\"{operation}\" may give other elements or another order each time"),
+            why: format!("\"{operation}\" may return other elements or another order each time"),
         }),
     }
 }

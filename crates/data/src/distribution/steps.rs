@@ -9,9 +9,9 @@ use distribute_tensor::{HostTensor, Leaf, Tree};
 
 /// The source of the batches of a worker's replicas.
 pub(crate) enum Pieces {
-    /// One stage that yields them replica by replica.
+    /// One stage that yields the batches of all replicas in turn, and the number of replicas.
     Dealt(Box<dyn Stage>, usize),
-    /// A stage for each replica.
+    /// A separate stage for each replica.
     Each(Vec<Box<dyn Stage>>),
 }
 
@@ -23,7 +23,7 @@ impl Pieces {
         }
     }
 
-    /// Returns the next batch of each replica, if it has one.
+    /// Returns the next batch of each replica; `None` for replicas without one.
     fn next(&mut self, ended: &mut [bool]) -> Result<Vec<Option<Tree<Leaf>>>> {
         let mut pieces = Vec::with_capacity(ended.len());
         for replica in 0..ended.len() {
@@ -55,7 +55,7 @@ impl Pieces {
     }
 }
 
-/// Returns the next element as a single value.
+/// Returns the next element of a stage as a single value; `None` at the end.
 pub(super) fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
     match stage.next(1) {
         None => Ok(None),
@@ -65,25 +65,25 @@ pub(super) fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
 
 /// One worker's pass: batches for its replicas, step by step.
 ///
-/// All workers decide together whether a step is taken: [`prepare`](Steps::prepare) returns the counts of
-/// this worker for the next step, and [`finish`](Steps::finish) takes the sum over all workers.
+/// All workers decide together whether a step is taken. [`prepare`](Steps::prepare) returns the counts of this
+/// worker for the next step, and [`finish`](Steps::finish) takes the sum over all workers.
 pub struct Steps {
     pieces: Pieces,
     ended: Vec<bool>,
     ends: UnevenEnds,
-    /// The number of rows of this worker in a full step. If the pipeline doesn't determine it, that of its
-    /// first step.
+    /// The number of rows of this worker in a full step. If the pipeline does not determine it, it is the number
+    /// of rows in the first step.
     full: Option<usize>,
-    /// An empty batch, once it is known; `Some(None)` if elements have no rows.
+    /// An empty batch, once it is known; `Some(None)` if there is none, because elements have no rows.
     empty: Option<Option<Tree<Leaf>>>,
     templates: Templates,
-    /// The function that prepares empty batches. The other batches come prepared.
+    /// The function that prepares empty batches. All other batches are already prepared.
     prepare: Option<Prepare>,
     next: Vec<Option<Tree<Leaf>>>,
-    /// Empty batches for the replicas that have none in `next`, in their order.
+    /// The empty batches for those replicas that have no batch in `next`, in their order.
     padding: Vec<Tree<Leaf>>,
     taken: u64,
-    /// Whether the pass has ended, for all workers or by an error.
+    /// Whether the pass has ended, for all workers or because of an error.
     over: bool,
 }
 
@@ -111,7 +111,7 @@ impl Steps {
         }
     }
 
-    /// Counts steps that were skipped elsewhere.
+    /// Counts steps as taken that were skipped elsewhere.
     pub(crate) fn count(&mut self, steps: u64) {
         self.taken += steps;
     }
@@ -136,7 +136,8 @@ impl Steps {
         self.taken
     }
 
-    /// Makes the batches of the next step, and counts them. There are none after the end or an error.
+    /// Prepares the batches of the next step, and returns their counts. There are no batches after the end or an
+    /// error.
     pub(crate) fn prepare(&mut self) -> Result<StepCounts> {
         let next = self.pieces.next(&mut self.ended);
         if next.is_err() {
@@ -162,9 +163,9 @@ impl Steps {
         Ok(counts)
     }
 
-    /// Makes the empty batches that are needed if the step is taken, and returns the number of replicas that
-    /// lack one. This comes before all workers decide on the step, so that no worker takes a step that
-    /// another cannot.
+    /// Creates the empty batches that are needed if the step is taken. Returns the number of replicas for which
+    /// none can be created. This happens before all workers decide on the step, so that no worker takes a step
+    /// that another cannot take.
     fn fill(&mut self) -> Result<usize> {
         self.padding.clear();
         let missing = self.next.iter().filter(|piece| piece.is_none()).count();
@@ -187,7 +188,7 @@ impl Steps {
         Ok(0)
     }
 
-    /// Returns an empty batch for each replica that has none, prepared like the others.
+    /// Returns a prepared empty batch for each replica that has no batch.
     fn padding_of(&self, empty: &Tree<Leaf>) -> Result<Vec<Tree<Leaf>>> {
         let missing = self.next.iter().enumerate().filter(|(_, piece)| piece.is_none());
         let prepared = |(replica, _)| match &self.prepare {
@@ -197,13 +198,14 @@ impl Steps {
         missing.map(prepared).collect()
     }
 
-    /// Ends the pass: remaining batches belong to no step.
+    /// Ends the pass. The remaining batches do not belong to any step.
     fn end(&mut self) {
         self.ended.fill(true);
         self.over = true;
     }
 
-    /// Returns the step that was prepared, if the workers take it; `None` at the end.
+    /// Takes the prepared step, if the workers decide so from their total counts. Returns `None` at the end of
+    /// the pass.
     pub(crate) fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         let next = std::mem::take(&mut self.next);
         let mut padding = std::mem::take(&mut self.padding).into_iter();
@@ -225,19 +227,19 @@ impl Steps {
     }
 }
 
-/// The means to make an empty batch for a worker that has seen none.
+/// The pipelines from which a worker that has not seen a batch can derive an empty one.
 pub(crate) struct Templates {
-    /// The unsharded pipelines, one of which has a first batch if any worker has data.
+    /// The unsharded pipelines. If any worker has data, one of these has a first batch.
     pub(crate) pipelines: Vec<Pipeline>,
     pub(crate) epoch: u64,
     /// Whether no other worker has data.
     pub(crate) alone: bool,
-    /// Converts a value made by a spec to the kinds of leaves that elements have.
+    /// A function that converts a value created from a spec to the kinds of leaves that elements have.
     pub(crate) fit: fn(Tree<Leaf>) -> Tree<Leaf>,
 }
 
 impl Templates {
-    /// Returns a batch without rows; `None` if elements have no rows, or if these pipelines have neither
+    /// Returns a batch without rows. Returns `None` if elements have no rows, or if these pipelines have neither
     /// elements nor a spec.
     fn empty(&self) -> Result<Option<Tree<Leaf>>> {
         for pipeline in &self.pipelines {
@@ -249,7 +251,7 @@ impl Templates {
     }
 }
 
-/// Returns a batch without rows for a spec, with 0 for unknown sizes.
+/// Returns a batch without rows that matches a spec. Unknown sizes become 0.
 fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     let leaf = &mut |spec: TensorSpec| {
         let (_rows, inner) = spec.dims.split_first().ok_or(())?;
@@ -259,7 +261,8 @@ fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     spec.try_map(leaf).ok()
 }
 
-/// Returns a batch like the given one, without rows. It is kept for the whole pass.
+/// Returns a batch that is like `batch`, but without rows; `None` if elements have no rows. It is kept for the complete
+/// pass.
 fn without_rows(batch: &Tree<Leaf>) -> Option<Tree<Leaf>> {
     batch.without_rows().ok()
 }

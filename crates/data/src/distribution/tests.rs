@@ -2,6 +2,7 @@
 
 mod ends;
 mod files;
+mod operations;
 mod prepare;
 
 use super::*;
@@ -73,7 +74,7 @@ proptest! {
 
     // A pass that stops at any step can resume on any layout, twice in a row.
     #[test]
-    fn a_pass_goes_on_where_it_stood(
+    fn a_pass_resumes_at_its_position(
         n in 0i64..50, batch in 1usize..7, shuffled: bool, policy in policies(),
         layouts in proptest::collection::vec((1usize..4, 1usize..4), 3),
         stops in proptest::collection::vec(1usize..5, 2),
@@ -170,14 +171,14 @@ fn a_hint_is_replaced_where_it_stands() {
 
 /// AS-4, DIST-9, AS-11
 #[test]
-fn what_cannot_be_parted_is_refused_before_the_first_step() {
+fn an_impossible_split_is_refused_before_the_first_step() {
     let file = DistributeOptions { policy: AutoShardPolicy::File, ..Default::default() };
     let error = |data: Dataset<HostTensor>, workers, options: &DistributeOptions| {
         Distribution::new(&data, Layout { workers, replicas: 1 }, options.clone()).err().unwrap().to_string()
     };
     let text = error(Dataset::range(8).batch(4), 2, &file);
     assert!(
-        text.starts_with("range 0..8 cannot be parted by files over workers: use AutoShardPolicy::Data"),
+        text.starts_with("range 0..8 cannot be sharded by files over workers: use AutoShardPolicy::Data"),
         "{text}"
     );
     let single = Dataset::range(8).typed();
@@ -209,7 +210,7 @@ fn datasets_of_a_function_are_dealt_to_the_replicas() {
 
 /// `Drop` needs full global batches: over all workers together, not over one worker.
 #[test]
-fn a_worker_alone_knows_what_a_whole_batch_is() {
+fn a_single_worker_has_the_size_of_a_complete_batch() {
     for policy in [AutoShardPolicy::Data, AutoShardPolicy::Off] {
         let options = DistributeOptions { ends: UnevenEnds::Drop, policy, ..Default::default() };
         let plan = plan(&Dataset::range(11).batch(4), 2, 1, &options);
@@ -230,7 +231,7 @@ fn a_worker_alone_knows_what_a_whole_batch_is() {
 
 /// ITER-2: a scalar has no empty form, and zeros would be data.
 #[test]
-fn scalars_that_do_not_go_round_are_an_error_that_says_what_to_do() {
+fn scalars_for_fewer_than_all_replicas_are_an_error_with_advice() {
     let make = |_: InputContext| Ok(Dataset::range(3));
     let plan = Distribution::from_function(Layout::one_worker(2), false, DistributeOptions::default(), make)
         .unwrap();
@@ -261,15 +262,15 @@ fn a_position_of_something_else_is_refused() {
 }
 
 #[test]
-fn explain_says_who_gets_what_and_why() {
+fn explain_lists_the_partition_of_each_worker_with_reasons() {
     let data = Dataset::range(10).batch(4);
     let plan = plan(&data, 2, 2, &DistributeOptions::default());
     let expected = "range 0..10 (10 elements)
 batch 4, last one may be shorter (3 elements)
-over 2 workers of 2 replicas, policy DATA (AUTO): range 0..10 cannot be parted by files over workers: use AutoShardPolicy::Data, or Auto, which finds that out itself
-worker 0 reads everything, of each batch its pieces; rows of its replicas in a full step: 1 1
-worker 1 reads everything, of each batch its pieces; rows of its replicas in a full step: 1 1
-at the end: a last batch that is shorter is cut evenly; replicas without data get batches without rows until all are at the end
+over 2 workers of 2 replicas, policy DATA (AUTO): range 0..10 cannot be sharded by files over workers: use AutoShardPolicy::Data, or Auto, which detects this
+worker 0 reads everything, and takes its rows of each batch; rows of its replicas in a full step: 1 1
+worker 1 reads everything, and takes its rows of each batch; rows of its replicas in a full step: 1 1
+at the end: a shorter last batch is split evenly; replicas without data get batches without rows until all replicas are at the end
 ";
     assert_eq!(plan.explain(), expected);
     assert_eq!(values(&Dataset::range(1)), [0]);

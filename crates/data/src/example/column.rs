@@ -1,4 +1,4 @@
-//! A column that collects the values of records.
+//! The column that collects the values of a feature.
 
 use super::feature::{Feature, Kind};
 use super::features::{FixedLen, VarLen, Wanted};
@@ -6,14 +6,14 @@ use super::message;
 use crate::file::ElementLimit;
 use distribute_tensor::HostTensor;
 
-/// The values of one feature, of the records so far.
+/// A column that collects the values of one feature from all records so far.
 #[derive(Debug)]
 pub(super) struct Column<'f> {
     wanted: &'f Wanted,
-    /// The number of values of one record, or of one row of it.
+    /// The number of values per record; for a feature of any length, the number of values per row.
     size: usize,
     values: Feature,
-    /// The ends of the values of each record, if their numbers differ.
+    /// The index at which the values of each record end, if the numbers of values may differ.
     ends: Vec<usize>,
     limit: ElementLimit,
 }
@@ -28,7 +28,8 @@ impl<'f> Column<'f> {
         Self { wanted, size: shape.iter().product(), values: kind.empty(), ends: Vec::new(), limit }
     }
 
-    /// Reserves memory for `records` records, but for no more values than fit into `bytes` bytes.
+    /// Reserves memory for the values of `records` records, but not for more values than `bytes` bytes can
+    /// encode.
     pub(super) fn reserve(&mut self, records: usize, bytes: usize) {
         let values = self.size.saturating_mul(records);
         match &mut self.values {
@@ -38,7 +39,7 @@ impl<'f> Column<'f> {
         }
     }
 
-    /// Adds the feature of one record, or its absence.
+    /// Adds the feature of one record, or the fact that it is absent.
     #[inline]
     pub(super) fn push(&mut self, feature: Option<&[u8]>, record: &[u8]) -> Result<(), String> {
         let list = match feature.map(message::list) {
@@ -81,7 +82,8 @@ impl<'f> Column<'f> {
         }
     }
 
-    /// Returns the memory that the values and `more` further ones take, without the bytes of strings.
+    /// Returns the number of bytes that the values and `more` additional values occupy, not including the bytes of
+    /// strings.
     fn taken(&self, more: usize) -> u64 {
         self.values.len().saturating_add(more).saturating_mul(self.values.kind().bytes()) as u64
     }
@@ -96,7 +98,7 @@ impl<'f> Column<'f> {
             }
             Wanted::Fixed(FixedLen { shape, .. }) => {
                 let kind = self.values.kind().name();
-                Err(format!("missing, expected {kind} of shape {shape:?}: a default would stand in for it"))
+                Err(format!("missing, expected {kind} of shape {shape:?}: a default would replace it"))
             }
             Wanted::Var(_) => {
                 self.ends.push(self.values.len());
@@ -105,7 +107,7 @@ impl<'f> Column<'f> {
         }
     }
 
-    /// Returns the column of `records` records, and the column of its lengths if requested.
+    /// Returns the column as a tensor with `records` rows, and the column of lengths if it was requested.
     pub(super) fn finish(self, records: usize) -> Result<(HostTensor, Option<HostTensor>), String> {
         let (shape, values, lengths) = match self.wanted {
             Wanted::Fixed(fixed) => {
@@ -128,7 +130,7 @@ impl<'f> Column<'f> {
                     self.limit.check(&what, cells as u64)?;
                 }
                 let values = padded(self.values, &self.ends, longest, &var.padding)
-                    .ok_or_else(|| format!("a column of shape {shape:?} is more than memory holds"))?;
+                    .ok_or_else(|| format!("a column of shape {shape:?} does not fit into memory"))?;
                 (shape, values, var.lengths.is_some().then(|| HostTensor::vector(lengths)))
             }
         };
@@ -138,8 +140,8 @@ impl<'f> Column<'f> {
     }
 }
 
-/// Returns the values of records that end at `ends`, each padded to `longest`; `None` if memory doesn't
-/// suffice.
+/// Returns the values, with those of each record padded to `longest`. `ends` are the indices at which records
+/// end. Returns `None` if there is not enough memory.
 pub(super) fn padded(values: Feature, ends: &[usize], longest: usize, padding: &Feature) -> Option<Feature> {
     fn fill<T: Clone>(values: Vec<T>, ends: &[usize], longest: usize, padding: &T) -> Option<Vec<T>> {
         let mut out = Vec::new();

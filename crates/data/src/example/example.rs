@@ -1,4 +1,4 @@
-//! [`Example`]: one example, to be written or inspected.
+//! [`Example`]: a single example, for writing or inspecting records.
 
 use super::feature::Feature;
 use super::message;
@@ -6,10 +6,10 @@ use super::wire::{bytes_field_len, put_bytes_key, put_varint, varint_len};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Named features: the content of a record in most TFRecord files.
+/// A set of named features: the contents of a record in most TFRecord files.
 ///
-/// For training, [`Features::parse`](super::Features::parse) reads whole batches of records without making
-/// values of this type.
+/// For training, use [`Features::parse`](super::Features::parse). It parses complete batches of records without
+/// creating values of this type.
 ///
 /// ```
 /// use distribute_data::example::Example;
@@ -38,17 +38,17 @@ impl<K: Into<String>> FromIterator<(K, Feature)> for Example {
 }
 
 impl Example {
-    /// Returns the example as a record. Features are in the order of their names, and numbers are packed.
+    /// Encodes the example as a record. Features are ordered by name, and numbers are packed.
     #[doc(alias = "SerializeToString")]
     pub fn encode(&self) -> Vec<u8> {
         encoded(&self.features)
     }
 
-    /// Reads a record. A feature without a list of values is left out.
+    /// Decodes a record. A feature without a list of values is skipped.
     ///
     /// # Errors
     ///
-    /// - [`Error::Example`]: the bytes are no example. The index of the record is 0.
+    /// - [`Error::Example`]: the bytes are not a valid example. The index of the record in the error is 0.
     #[doc(alias = "FromString")]
     pub fn decode(record: &[u8]) -> Result<Self> {
         let error = |feature: Option<&str>, what| Error::example(0, feature, what);
@@ -72,7 +72,7 @@ impl Example {
     }
 }
 
-/// Encodes features as in a record.
+/// Encodes features as they are in a record.
 pub(super) fn encoded(features: &BTreeMap<String, Feature>) -> Vec<u8> {
     let entries: Vec<_> = features.iter().map(|(name, feature)| Entry::of(name, feature)).collect();
     if entries.is_empty() {
@@ -85,14 +85,14 @@ pub(super) fn encoded(features: &BTreeMap<String, Feature>) -> Vec<u8> {
     out
 }
 
-/// Returns a feature encoded as in an entry or a list.
+/// Encodes a feature as it is in an entry or a list.
 pub(super) fn encoded_feature(feature: &Feature) -> Vec<u8> {
     let mut out = Vec::new();
     Entry::of("", feature).put_feature(&mut out);
     out
 }
 
-/// Returns the values of a feature of `record`, if it has a list of values.
+/// Decodes a feature of `record`; `None` if it has no list of values.
 pub(super) fn decoded(feature: &[u8], record: &[u8]) -> Result<Option<Feature>, String> {
     let Some((kind, list)) = message::list(feature).map_err(|broken| broken.describe(record))? else {
         return Ok(None);
@@ -102,13 +102,13 @@ pub(super) fn decoded(feature: &[u8], record: &[u8]) -> Result<Option<Feature>, 
     Ok(Some(values))
 }
 
-/// An entry to be written. Its sizes are computed first, because each message is preceded by its length.
+/// An entry that is to be encoded. Its sizes are computed first, because each message is preceded by its length.
 struct Entry<'a> {
     name: &'a str,
     feature: &'a Feature,
-    /// The bytes of packed numbers.
+    /// The size of the packed numbers, in bytes.
     packed: usize,
-    /// The bytes of the list, and of the entry.
+    /// The size of the encoded list, in bytes.
     list: usize,
     len: usize,
 }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_is_named() {
+    fn broken_bytes_are_named() {
         let text = |error: Result<Option<Feature>>| error.unwrap_err().to_string();
         assert_eq!(
             text(decode(&[0x12, 3, 0x0a, 1, 0])),
@@ -237,7 +237,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn examples_come_back(features in prop::collection::btree_map(".*", features(), 0..6)) {
+        fn examples_round_trip(features in prop::collection::btree_map(".*", features(), 0..6)) {
             let example = Example { features };
             let record = example.encode();
             prop_assert_eq!(record.len(), record.capacity(), "the size is known before");

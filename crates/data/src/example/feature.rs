@@ -3,7 +3,7 @@
 use distribute_tensor::DType;
 use distribute_tensor::dtype::Buffer;
 
-/// The values of one feature of an example: any number of values, all of one of three kinds.
+/// The values of one feature of an example. There may be any number of values, and all are of the same kind.
 ///
 /// ```
 /// use distribute_data::example::Feature;
@@ -15,15 +15,15 @@ use distribute_tensor::dtype::Buffer;
 #[doc(alias = "tf.train.Feature")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Feature {
-    /// Strings of bytes.
+    /// Byte strings.
     #[doc(alias = "tf.train.BytesList")]
     #[doc(alias = "BytesList")]
     Bytes(Vec<Vec<u8>>),
-    /// `float32`.
+    /// Numbers of `float32`.
     #[doc(alias = "tf.train.FloatList")]
     #[doc(alias = "FloatList")]
     Floats(Vec<f32>),
-    /// `int64`.
+    /// Numbers of `int64`.
     #[doc(alias = "tf.train.Int64List")]
     #[doc(alias = "Int64List")]
     Ints(Vec<i64>),
@@ -38,7 +38,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Returns the plural name of the values, for errors.
+    /// Returns the name of the kind in the plural, for error messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Bytes => "bytes",
@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// Returns the dtype of a column of such values.
+    /// Returns the dtype of a column with values of this kind.
     pub(super) fn dtype(self) -> DType {
         match self {
             Kind::Bytes => DType::String,
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// Returns the memory that a value takes, without the bytes of a string.
+    /// Returns the number of bytes that a value occupies, not including the bytes of a string.
     pub(super) fn bytes(self) -> usize {
         match self {
             Kind::Bytes => size_of::<Vec<u8>>(),
@@ -74,7 +74,7 @@ impl Kind {
         }
     }
 
-    /// Returns a feature with one value: zero or an empty string.
+    /// Returns a feature with a single value: zero or an empty string.
     pub(super) fn zero(self) -> Feature {
         match self {
             Kind::Bytes => Feature::Bytes(vec![Vec::new()]),
@@ -115,7 +115,7 @@ impl Feature {
         }
     }
 
-    /// Appends the values of another feature of the same kind, `times` times.
+    /// Appends the values of another feature, repeated `times` times. Both features must be of the same kind.
     pub(super) fn append(&mut self, other: &Feature, times: usize) {
         fn repeat<T: Clone>(values: &mut Vec<T>, others: &[T], times: usize) {
             match others {

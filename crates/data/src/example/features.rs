@@ -1,4 +1,4 @@
-//! [`Features`]: the features of a batch, and their columns.
+//! [`Features`]: the features to parse from records, and the columns that they become.
 
 use super::feature::{Feature, Kind};
 use crate::file::ElementLimit;
@@ -6,12 +6,12 @@ use crate::{ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{DType, Tree};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The features to read from records, by name. Other features of a record are skipped.
+/// The named features to parse from records. Other features of a record are skipped.
 ///
-/// [`parse`](Features::parse) turns records into columns.
+/// [`parse`](Features::parse) converts records into columns.
 #[derive(Clone, Debug)]
 pub struct Features {
-    /// The features, in the order of their names.
+    /// The requested features, ordered by name.
     pub(super) wanted: Vec<(String, Wanted)>,
     pub(super) limit: ElementLimit,
 }
@@ -22,16 +22,16 @@ impl Default for Features {
     }
 }
 
-/// The way in which the values of one feature become a column.
+/// A requested feature, with the way in which its values become a column: a [`FixedLen`] or a [`VarLen`].
 #[derive(Clone, Debug)]
 pub enum Wanted {
-    /// The same number of values in each record.
+    /// A feature with the same number of values in each record.
     Fixed(FixedLen),
-    /// Any number of values.
+    /// A feature with any number of values in each record.
     Var(VarLen),
 }
 
-/// A feature with the same number of values in each record: a column `[records, shape...]`.
+/// A feature with the same number of values in each record. It becomes a column of shape `[records, shape...]`.
 #[doc(alias = "tf.io.FixedLenFeature")]
 #[doc(alias = "FixedLenFeature")]
 #[derive(Clone, Debug)]
@@ -42,31 +42,32 @@ pub struct FixedLen {
 }
 
 impl FixedLen {
-    /// Creates a feature of `float32` with this shape; `[]` is one number.
+    /// Creates a feature of `float32` with the given shape per record; `[]` means one number.
     pub fn floats(shape: impl Into<Vec<usize>>) -> Self {
         Self { kind: Kind::Floats, shape: shape.into(), default: None }
     }
 
-    /// Creates a feature of `int64` with this shape; `[]` is one number.
+    /// Creates a feature of `int64` with the given shape per record; `[]` means one number.
     pub fn ints(shape: impl Into<Vec<usize>>) -> Self {
         Self { kind: Kind::Ints, shape: shape.into(), default: None }
     }
 
-    /// Creates a feature of byte strings with this shape; `[]` is one string.
+    /// Creates a feature of byte strings with the given shape per record; `[]` means one string.
     pub fn bytes(shape: impl Into<Vec<usize>>) -> Self {
         Self { kind: Kind::Bytes, shape: shape.into(), default: None }
     }
 
-    /// Sets the values for records without the feature: values of the shape, or one value for all elements.
-    /// Without a default such a record is an error.
+    /// Sets the default for records without the feature: either as many values as the shape has, or one value for
+    /// all. Without a default, such a record is an error.
     pub fn or(self, default: impl Into<Feature>) -> Self {
         Self { default: Some(default.into()), ..self }
     }
 }
 
-/// A feature with any number of values: a column `[records, longest]`, in which shorter records are padded.
+/// A feature with any number of values. It becomes a column of shape `[records, longest]`, in which shorter
+/// records are padded.
 ///
-/// One long record makes the whole batch as wide. A record without the feature has no values.
+/// All rows of a batch are as wide as its longest record. A record without the feature has no values.
 #[doc(alias = "tf.io.VarLenFeature")]
 #[doc(alias = "VarLenFeature")]
 #[doc(alias = "tf.io.FixedLenSequenceFeature")]
@@ -99,18 +100,18 @@ impl VarLen {
         Self { kind, shape: Vec::new(), padding: kind.zero(), lengths: None }
     }
 
-    /// Makes the values rows of this shape: the column is `[records, longest, shape...]`.
+    /// Groups the values into rows of the given shape. The column then has shape `[records, longest, shape...]`.
     pub fn rows(self, shape: impl Into<Vec<usize>>) -> Self {
         Self { shape: shape.into(), ..self }
     }
 
-    /// Sets the padding of shorter records: one value.
+    /// Sets the value with which shorter records are padded.
     pub fn pad(self, padding: impl Into<Feature>) -> Self {
         Self { padding: padding.into(), ..self }
     }
 
-    /// Adds a column of this name, `int64` of shape `[records]`: the number of values (or rows) of each
-    /// record.
+    /// Adds a column named `name` with the number of values (or rows) of each record, as `int64` of shape
+    /// `[records]`.
     pub fn lengths(self, name: impl Into<String>) -> Self {
         Self { lengths: Some(name.into()), ..self }
     }
@@ -129,7 +130,7 @@ impl From<VarLen> for Wanted {
 }
 
 impl Wanted {
-    /// Returns the name of the column of lengths, if there is one.
+    /// Returns the name of the column of lengths; `None` if there is none.
     pub(super) fn lengths(&self) -> Option<&str> {
         match self {
             Wanted::Var(var) => var.lengths.as_deref(),
@@ -161,7 +162,7 @@ impl Wanted {
                 bad(
                     "the default",
                     format!("{} values", default.len()),
-                    "one value or as many as the shape has",
+                    "one value, or the number of values of the shape",
                 )
             }
             Wanted::Var(VarLen { padding, .. }) if padding.kind() != *kind || padding.len() != 1 => {
@@ -182,12 +183,12 @@ impl Features {
         Self::default()
     }
 
-    /// Adds a feature: a [`FixedLen`] or a [`VarLen`].
+    /// Adds a feature named `name`: a [`FixedLen`] or a [`VarLen`].
     ///
     /// # Errors
     ///
-    /// - [`Error::Parameter`]: a column of this name (or of the name for its lengths) exists already; the
-    ///   shape is invalid; or a default or padding is not of the feature's kind or number of values.
+    /// - [`Error::Parameter`]: a column with this name (or with the name for its lengths) already exists, the
+    ///   shape is invalid, or a default or padding does not match the feature's kind or number of values.
     pub fn with(mut self, name: impl Into<String>, wanted: impl Into<Wanted>) -> Result<Self> {
         let (name, wanted) = (name.into(), wanted.into());
         wanted.check()?;
@@ -207,19 +208,19 @@ impl Features {
         Ok(self)
     }
 
-    /// Sets the bytes of memory that a column may take; 256 MiB by default. One long list makes all rows of
-    /// its column as wide, so a small file could otherwise fill the memory.
+    /// Sets the maximum number of bytes that a column may occupy; 256 MiB by default. All rows of a column are as wide
+    /// as its longest list, so without a limit a small file could exhaust the memory.
     pub fn element_limit(self, bytes: u64) -> Self {
         Self { limit: self.limit.of(bytes), ..self }
     }
 
-    /// Returns the first feature with any number of values.
+    /// Returns the name of the first feature that may have any number of values; `None` if there is none.
     pub(crate) fn first_variable(&self) -> Option<&str> {
         let variable = |(_, wanted): &&(String, Wanted)| matches!(wanted, Wanted::Var(_));
         self.wanted.iter().find(variable).map(|(name, _)| name.as_str())
     }
 
-    /// Returns the spec of the columns of `rows` records.
+    /// Returns the spec of the columns for a batch of `rows` records; `None` if the number is not fixed.
     pub(crate) fn spec(&self, rows: Option<usize>) -> ElementSpec {
         let mut columns = BTreeMap::new();
         for (name, wanted) in &self.wanted {
@@ -240,7 +241,7 @@ impl Features {
         Tree::Dict(columns)
     }
 
-    /// Returns the names of all columns.
+    /// Returns the names of all columns, including columns of lengths.
     fn columns(&self) -> impl Iterator<Item = &str> {
         self.wanted.iter().flat_map(|(name, wanted)| std::iter::once(name.as_str()).chain(wanted.lengths()))
     }
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_when_it_is_asked_for() {
+    fn impossible_features_are_refused_when_they_are_requested() {
         assert!(refused(FixedLen::floats([2]).or(1)).contains("the default is ints"));
         assert!(refused(FixedLen::ints([3]).or([1, 2])).contains("the default is 2 values"));
         for shape in [[usize::MAX, 2, 1], [usize::MAX, 2, 0], [0, usize::MAX, 2], [usize::MAX / 2, 1, 1]] {

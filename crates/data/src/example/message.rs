@@ -10,8 +10,8 @@
 //! FeatureList     { 1: Feature, any number }
 //! ```
 //!
-//! As in protobuf, a message in several parts is their concatenation. If entries have the same key, the last
-//! one is used. Unknown fields, and fields of another wire type, are skipped.
+//! A message that occurs in several parts is their concatenation, as in protobuf. If entries have the same key, the
+//! last one is used. Unknown fields and fields with an unexpected wire type are skipped.
 
 use super::feature::{Feature, Kind};
 use super::wire::{Broken, Value, field, varints};
@@ -26,7 +26,7 @@ pub(super) fn entries<'a>(
     entries_of::<1>(record, each)
 }
 
-/// Calls `each` with the key and the list of each entry of a sequence's lists, in order.
+/// Calls `each` with the key and the list of each entry of a sequence example's lists, in order.
 pub(super) fn lists<'a>(
     record: &'a [u8],
     each: impl FnMut(&'a [u8], Cow<'a, [u8]>),
@@ -34,7 +34,7 @@ pub(super) fn lists<'a>(
     entries_of::<2>(record, each)
 }
 
-/// Takes the next feature from a list.
+/// Removes the next feature from the front of a list and returns it; `None` at the end.
 pub(super) fn next_feature<'a>(list: &mut &'a [u8]) -> Result<Option<&'a [u8]>, Broken<'a>> {
     while let Some(found) = field(list)? {
         if let (1, Value::Bytes(feature)) = found {
@@ -78,7 +78,7 @@ fn key_and_feature(mut entry: &[u8]) -> Result<(&[u8], Cow<'_, [u8]>), Broken<'_
     Ok((key, feature.unwrap_or_default()))
 }
 
-/// Returns a message with another part appended.
+/// Returns a message with `part` appended.
 fn joined<'a>(before: Option<Cow<'a, [u8]>>, part: &'a [u8]) -> Cow<'a, [u8]> {
     match before {
         None => Cow::Borrowed(part),
@@ -89,10 +89,10 @@ fn joined<'a>(before: Option<Cow<'a, [u8]>>, part: &'a [u8]) -> Cow<'a, [u8]> {
     }
 }
 
-/// The kind of the values of a list, and its bytes.
+/// The kind of the values of a list, and its encoded bytes.
 type List<'a> = (Kind, Cow<'a, [u8]>);
 
-/// Returns the list of a feature, if it has one.
+/// Returns the list of values of a feature; `None` if it has none.
 #[inline]
 pub(super) fn list(mut feature: &[u8]) -> Result<Option<List<'_>>, Broken<'_>> {
     let mut found: Option<List<'_>> = None;
@@ -110,7 +110,7 @@ pub(super) fn list(mut feature: &[u8]) -> Result<Option<List<'_>>, Broken<'_>> {
     Ok(found)
 }
 
-/// Returns the number of values of a kind in a list.
+/// Returns the number of values in a list of the given kind.
 pub(super) fn count<'a>(mut list: &'a [u8], kind: Kind) -> Result<usize, Broken<'a>> {
     let mut count = 0;
     while let Some(found) = field(&mut list)? {
@@ -127,7 +127,7 @@ pub(super) fn count<'a>(mut list: &'a [u8], kind: Kind) -> Result<usize, Broken<
     Ok(count)
 }
 
-/// Appends the values of a list.
+/// Decodes the values of a list, and appends them to `out`.
 #[inline]
 pub(super) fn values<'a>(mut list: &'a [u8], out: &mut Feature) -> Result<(), Broken<'a>> {
     match out {

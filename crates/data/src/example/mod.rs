@@ -1,4 +1,4 @@
-//! Records that are `tf.train.Example`: features by name, and their conversion to columns of tensors.
+//! Records that are encoded as `tf.train.Example`: named features, and their conversion to columns of tensors.
 //!
 //! ```
 //! use distribute_data::example::{Example, Features, FixedLen, VarLen};
@@ -21,6 +21,7 @@
 //! ```
 
 mod column;
+mod error;
 #[expect(clippy::module_inception)]
 mod example;
 mod feature;

@@ -1,4 +1,4 @@
-//! Parses records into columns, straight from their bytes.
+//! The parsing of records into columns, directly from their bytes.
 
 use super::column::Column;
 use super::features::Features;
@@ -9,16 +9,16 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 impl Features {
-    /// Returns the columns of a batch of records. Each has `records` rows, whatever the order of features in
-    /// a record.
+    /// Parses a batch of records, and returns the columns by name. Each column has one row per record, regardless
+    /// of the order of features in a record.
     ///
-    /// If a record has a feature twice, the last one is used. Other features are skipped without reading
-    /// their values.
+    /// If a record has a feature twice, the last one is used. Features that were not requested are skipped
+    /// without parsing their values.
     ///
     /// # Errors
     ///
-    /// - [`Error::Example`]: a record is broken, lacks a feature without a default, or has values of another
-    ///   kind or number; or a column exceeds the [limit](Self::element_limit).
+    /// - [`Error::Example`]: a record is broken, lacks a feature without a default, or has values of a different
+    ///   kind or number, or a column exceeds the [limit](Self::element_limit).
     #[doc(alias = "tf.io.parse_example")]
     pub fn parse<'a, I>(&self, records: I) -> Result<BTreeMap<String, HostTensor>>
     where
@@ -48,11 +48,11 @@ impl Features {
         Ok(tensors)
     }
 
-    /// Returns the features of one record, without an axis of records.
+    /// Parses a single record. The tensors have no axis of records.
     ///
     /// # Errors
     ///
-    /// The errors of [`parse`](Features::parse).
+    /// Returns the errors of [`parse`](Features::parse).
     #[doc(alias = "tf.io.parse_single_example")]
     pub fn parse_one(&self, record: &[u8]) -> Result<BTreeMap<String, HostTensor>> {
         let columns = self.parse([record])?;
@@ -63,10 +63,10 @@ impl Features {
 /// A finder of the requested features of a record.
 struct Finder<'f, 'a> {
     features: &'f Features,
-    /// The names of the previous record in its order, and the indices of the requested features. Most records
-    /// have the same order, so one comparison usually identifies a feature.
+    /// The names of the features in the previous record, in its order, each with the index of the requested
+    /// feature. Most records have the same order, so one comparison usually identifies a feature.
     order: Vec<(&'a [u8], Option<usize>)>,
-    /// The last value of each requested feature of this record.
+    /// The last occurrence of each requested feature in this record.
     found: Vec<Option<Cow<'a, [u8]>>>,
 }
 
@@ -89,8 +89,8 @@ impl<'a> Finder<'_, 'a> {
         Ok(&self.found)
     }
 
-    /// Returns the index of the requested feature with this name. The next record is expected to have it at
-    /// the same position.
+    /// Returns the index of the requested feature named `name`; `None` if it was not requested. Also stores it, because
+    /// the next record probably has the feature at the same position.
     fn look_up(&mut self, place: usize, name: &'a [u8]) -> Option<usize> {
         let wanted = self.features.wanted.binary_search_by(|(other, _)| other.as_bytes().cmp(name)).ok();
         match self.order.get_mut(place) {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_names_record_and_feature() {
+    fn a_mismatch_names_record_and_feature() {
         let features = Features::new()
             .with("x", FixedLen::floats([2]))
             .and_then(|f| f.with("rows", VarLen::ints().rows([2])))
@@ -207,7 +207,7 @@ mod tests {
         let text = |bad: Vec<u8>| parse(&features, &[good.clone(), bad]).unwrap_err().to_string();
         assert_eq!(
             text(vec![]),
-            "record 1, feature 'x': missing, expected floats of shape [2]: a default would stand in for it"
+            "record 1, feature 'x': missing, expected floats of shape [2]: a default would replace it"
         );
         assert_eq!(
             text(record([("x", [1.0].into())])),

@@ -1,4 +1,4 @@
-//! [`SequenceExample`]: one sequence example, to be written or inspected.
+//! [`SequenceExample`]: a single sequence example, for writing or inspecting records.
 
 use super::example::{decoded, encoded, encoded_feature};
 use super::feature::Feature;
@@ -7,10 +7,11 @@ use super::wire::{bytes_field_len, put_bytes_key};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Named features of a whole record, and named lists of features: one for each step of a sequence.
+/// A sequence example: named features of the record as a whole (the context), and named lists with one feature
+/// for each step of a sequence.
 ///
-/// For training, [`SequenceFeatures::parse`](super::SequenceFeatures::parse) reads whole batches of records
-/// without making values of this type.
+/// For training, use [`SequenceFeatures::parse`](super::SequenceFeatures::parse). It parses complete batches of
+/// records without creating values of this type.
 ///
 /// ```
 /// use distribute_data::example::SequenceExample;
@@ -24,26 +25,26 @@ use std::collections::BTreeMap;
 #[doc(alias = "tf.train.SequenceExample")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SequenceExample {
-    /// The features of the whole record by name.
+    /// The features of the context, by name.
     pub context: BTreeMap<String, Feature>,
-    /// The lists by name.
+    /// The lists by name, each with one feature per step.
     #[doc(alias = "feature_lists")]
     pub lists: BTreeMap<String, Vec<Feature>>,
 }
 
 impl SequenceExample {
-    /// Creates an example without features.
+    /// Creates an example without features and lists.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a feature of the whole record.
+    /// Adds a feature to the context. Replaces a feature with the same name.
     pub fn with_context(mut self, name: impl Into<String>, feature: impl Into<Feature>) -> Self {
         self.context.insert(name.into(), feature.into());
         self
     }
 
-    /// Adds a list of features, one for each step.
+    /// Adds a list of features, one for each step. Replaces a list with the same name.
     pub fn with_list<F: Into<Feature>>(
         mut self,
         name: impl Into<String>,
@@ -53,7 +54,7 @@ impl SequenceExample {
         self
     }
 
-    /// Returns the example as a record. Features and lists are in the order of their names.
+    /// Encodes the example as a record. Features and lists are ordered by name.
     #[doc(alias = "SerializeToString")]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = encoded(&self.context);
@@ -77,12 +78,13 @@ impl SequenceExample {
         out
     }
 
-    /// Reads a record. A feature of the whole record without a list of values is left out. A step without one
-    /// is read as a list of no strings.
+    /// Decodes a record. A feature of the context without a list of values is skipped. A step without one is
+    /// decoded as an empty list of strings.
     ///
     /// # Errors
     ///
-    /// - [`Error::Example`]: the bytes are no sequence example. The index of the record is 0.
+    /// - [`Error::Example`]: the bytes are not a valid sequence example. The index of the record in the error is
+    ///   0.
     #[doc(alias = "FromString")]
     pub fn decode(record: &[u8]) -> Result<Self> {
         let context = super::Example::decode(record)?.features;

@@ -1,4 +1,4 @@
-//! Parses the steps of sequence examples into columns.
+//! The parsing of sequence examples into columns.
 
 use super::column::padded;
 use super::feature::{Feature, Kind};
@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 type Columns = BTreeMap<String, HostTensor>;
 
 impl SequenceFeatures {
-    /// Returns the columns of a batch of records: those of the context, and those of the lists. Each has a
-    /// row for each record.
+    /// Parses a batch of records, and returns the columns of the context and the columns of the lists, by name.
+    /// Each column has one row per record.
     ///
     /// # Errors
     ///
     /// - [`Error::Example`]: a record is broken, lacks a feature without a default or a required list, or has
-    ///   values of another kind or number; or a column exceeds the [limit](Self::element_limit).
+    ///   values of a different kind or number, or a column exceeds the [limit](Self::element_limit).
     #[doc(alias = "tf.io.parse_sequence_example")]
     pub fn parse<'a, I>(&self, records: I) -> Result<(Columns, Columns)>
     where
@@ -55,11 +55,11 @@ impl SequenceFeatures {
         Ok((context, lists))
     }
 
-    /// Returns the columns of one record, without an axis of records.
+    /// Parses a single record. The tensors have no axis of records.
     ///
     /// # Errors
     ///
-    /// The errors of [`parse`](Self::parse).
+    /// Returns the errors of [`parse`](Self::parse).
     #[doc(alias = "tf.io.parse_single_sequence_example")]
     pub fn parse_one(&self, record: &[u8]) -> Result<(Columns, Columns)> {
         let (context, lists) = self.parse([record])?;
@@ -70,13 +70,13 @@ impl SequenceFeatures {
     }
 }
 
-/// The steps of one list of the records so far.
+/// A column that collects the steps of one list from all records so far.
 struct StepColumn<'f> {
     steps: &'f Steps,
     values: Feature,
-    /// The number of values up to the end of each step.
+    /// The number of values up to the end of each step, over all records.
     ends: Vec<usize>,
-    /// The number of steps up to the end of each record.
+    /// The number of steps up to the end of each record, over all records.
     records: Vec<usize>,
     limit: ElementLimit,
 }
@@ -86,14 +86,14 @@ impl<'f> StepColumn<'f> {
         Self { steps, values: steps.kind.empty(), ends: Vec::new(), records: Vec::new(), limit }
     }
 
-    /// Adds the list of one record, or its absence.
+    /// Adds the list of one record, or the fact that it is absent.
     fn push(&mut self, list: Option<&[u8]>, record: &[u8]) -> Result<(), String> {
         let wanted = self.steps.kind;
         let Some(mut list) = list else {
             if !self.steps.optional {
                 let kind = wanted.name();
                 return Err(format!(
-                    "missing, expected a list of {kind}: `Steps::or_empty` takes it for an empty one"
+                    "missing, expected a list of {kind}: `Steps::or_empty` treats it as an empty one"
                 ));
             }
             self.records.push(self.ends.len());
@@ -135,7 +135,8 @@ impl<'f> StepColumn<'f> {
         Ok(())
     }
 
-    /// Returns the column, the number of steps of each record, and the number of values of each step.
+    /// Returns the column, the number of steps of each record, and for steps of any length the number of values
+    /// of each step.
     fn finish(self) -> Result<(HostTensor, HostTensor, Option<HostTensor>), String> {
         let records = self.records.len();
         let lens = differences(&self.records);
@@ -147,7 +148,7 @@ impl<'f> StepColumn<'f> {
         let cells =
             records.saturating_mul(longest).saturating_mul(most.saturating_mul(self.values.kind().bytes()));
         self.limit.check(&format!("a column of shape {shape:?}"), cells as u64)?;
-        let too_large = || format!("a column of shape {shape:?} is more than memory holds");
+        let too_large = || format!("a column of shape {shape:?} does not fit into memory");
         let ends: Vec<usize> = self.records.iter().map(|steps| steps * most).collect();
         let values = padded(self.values, &self.ends, most, &self.steps.padding)
             .and_then(|values| padded(values, &ends, longest * most, &self.steps.padding))
@@ -167,7 +168,7 @@ impl<'f> StepColumn<'f> {
     }
 }
 
-/// Returns the lengths of parts that end at `ends`.
+/// Returns the lengths of consecutive parts that end at `ends`.
 fn differences(ends: &[usize]) -> Vec<usize> {
     let starts = std::iter::once(0).chain(ends.iter().copied());
     ends.iter().zip(starts).map(|(end, start)| end - start).collect()
@@ -234,10 +235,11 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_names_record_list_and_step() {
+    fn a_mismatch_names_record_list_and_step() {
         let text = |second| parse(&features(), &[first(), second]).unwrap_err().to_string();
         let empty = SequenceExample::new().with_context("label", 3);
-        let expected = "record 1, feature 'frames': missing, expected a list of floats: `Steps::or_empty` takes it for an empty one";
+        let expected = "record 1, feature 'frames': missing, expected a list of floats: `Steps::or_empty` \
+                        treats it as an empty one";
         assert_eq!(text(empty.clone()), expected);
         let short = empty.clone().with_list("frames", [vec![1.0, 2.0], vec![3.0]]);
         assert_eq!(
@@ -299,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn sequence_examples_come_back_and_any_bytes_are_an_error_or_none() {
+    fn sequence_examples_round_trip_and_random_bytes_cause_no_panic() {
         for example in [first(), second(), SequenceExample::new()] {
             let bytes = example.encode();
             assert_eq!(SequenceExample::decode(&bytes).unwrap(), example);

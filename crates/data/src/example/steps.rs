@@ -1,4 +1,5 @@
-//! [`SequenceFeatures`]: the lists of sequence examples, and their columns.
+//! [`SequenceFeatures`]: the features and lists to parse from sequence examples, and the columns that they
+//! become.
 
 use super::feature::{Feature, Kind};
 use super::features::{Features, Wanted};
@@ -7,12 +8,12 @@ use crate::{ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{DType, Tree};
 use std::collections::BTreeMap;
 
-/// A list of features, one for each step of a sequence, that becomes a column. Steps of fixed shape give
-/// `[records, longest, shape...]`, steps of any length `[records, longest, most]`. Shorter lists and steps
-/// are padded.
+/// A list of features, one for each step of a sequence, that becomes a column. If steps have a fixed shape, the
+/// column has shape `[records, longest, shape...]`. If steps may have any length, it has shape `[records,
+/// longest, most]`. Shorter lists and steps are padded.
 ///
-/// A record without a list of steps of fixed shape is an error, unless [`or_empty`](Self::or_empty) is set. A
-/// missing list of steps of any length is empty.
+/// If steps have a fixed shape, a record without the list is an error, unless [`or_empty`](Self::or_empty) is
+/// set. If steps may have any length, a missing list is empty.
 ///
 /// ```
 /// use distribute_data::example::{FixedLen, SequenceExample, SequenceFeatures, Steps};
@@ -37,7 +38,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub struct Steps {
     pub(super) kind: Kind,
-    /// The shape of each step; `None` if each has any number of values.
+    /// The shape of each step; `None` if a step may have any number of values.
     pub(super) shape: Option<Vec<usize>>,
     pub(super) padding: Feature,
     pub(super) lengths: Option<String>,
@@ -46,32 +47,32 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Creates a list of steps of `float32` with this shape; `[]` is one number each.
+    /// Creates a list whose steps are `float32` of the given shape; `[]` means one number per step.
     pub fn floats(shape: impl Into<Vec<usize>>) -> Self {
         Self::new(Kind::Floats, Some(shape.into()))
     }
 
-    /// Creates a list of steps of `int64` with this shape.
+    /// Creates a list whose steps are `int64` of the given shape.
     pub fn ints(shape: impl Into<Vec<usize>>) -> Self {
         Self::new(Kind::Ints, Some(shape.into()))
     }
 
-    /// Creates a list of steps of byte strings with this shape.
+    /// Creates a list whose steps are byte strings of the given shape.
     pub fn bytes(shape: impl Into<Vec<usize>>) -> Self {
         Self::new(Kind::Bytes, Some(shape.into()))
     }
 
-    /// Creates a list of steps with any number of `float32`.
+    /// Creates a list whose steps have any number of `float32` values.
     pub fn ragged_floats() -> Self {
         Self::new(Kind::Floats, None)
     }
 
-    /// Creates a list of steps with any number of `int64`.
+    /// Creates a list whose steps have any number of `int64` values.
     pub fn ragged_ints() -> Self {
         Self::new(Kind::Ints, None)
     }
 
-    /// Creates a list of steps with any number of byte strings.
+    /// Creates a list whose steps have any number of byte strings.
     pub fn ragged_bytes() -> Self {
         Self::new(Kind::Bytes, None)
     }
@@ -81,28 +82,29 @@ impl Steps {
         Self { kind, shape, padding: kind.zero(), lengths: None, step_lengths: None, optional }
     }
 
-    /// Sets the padding of shorter lists and steps: zero or an empty string by default.
+    /// Sets the value with which shorter lists and steps are padded. The default is zero or an empty string.
     pub fn pad(self, padding: impl Into<Feature>) -> Self {
         Self { padding: padding.into(), ..self }
     }
 
-    /// Adds a column of this name, `int64` of shape `[records]`: the number of steps of each record.
+    /// Adds a column named `name` with the number of steps of each record, as `int64` of shape `[records]`.
     pub fn lengths(self, name: impl Into<String>) -> Self {
         Self { lengths: Some(name.into()), ..self }
     }
 
-    /// Adds a column of this name, `int64` of shape `[records, longest]`: the number of values of each step.
+    /// Adds a column named `name` with the number of values of each step, as `int64` of shape `[records,
+    /// longest]`.
     pub fn step_lengths(self, name: impl Into<String>) -> Self {
         Self { step_lengths: Some(name.into()), ..self }
     }
 
-    /// Treats a record without the list as one with no steps.
+    /// Treats a missing list as an empty list, rather than as an error.
     #[doc(alias = "allow_missing")]
     pub fn or_empty(self) -> Self {
         Self { optional: true, ..self }
     }
 
-    /// Returns the number of values of a step, if it is fixed.
+    /// Returns the number of values of a step; `None` if it is not fixed.
     pub(super) fn size(&self) -> Option<usize> {
         self.shape.as_ref().map(|shape| shape.iter().product())
     }
@@ -124,7 +126,7 @@ impl Steps {
     }
 }
 
-/// The context features and the lists to read from sequence examples, by name. Others in a record are
+/// The features of the context and the lists to parse from sequence examples, by name. Others in a record are
 /// skipped.
 #[derive(Clone, Debug)]
 pub struct SequenceFeatures {
@@ -147,22 +149,22 @@ impl SequenceFeatures {
         Self::default()
     }
 
-    /// Adds a feature of the whole record.
+    /// Adds a feature of the context named `name`.
     ///
     /// # Errors
     ///
-    /// The errors of [`Features::with`].
+    /// Returns the errors of [`Features::with`].
     #[doc(alias = "context_features")]
     pub fn context(self, name: impl Into<String>, wanted: impl Into<Wanted>) -> Result<Self> {
         Ok(Self { context: self.context.with(name, wanted)?, ..self })
     }
 
-    /// Adds a list.
+    /// Adds a list named `name`.
     ///
     /// # Errors
     ///
-    /// - [`Error::Parameter`]: a column of lists (or of their lengths) has this name already, the shape is
-    ///   invalid, or the padding is not one value of the list's kind.
+    /// - [`Error::Parameter`]: a column with this name (or with the name for its lengths) already exists, the
+    ///   shape is invalid, or the padding is not a single value of the list's kind.
     #[doc(alias = "sequence_features")]
     pub fn list(mut self, name: impl Into<String>, steps: Steps) -> Result<Self> {
         steps.check()?;
@@ -185,12 +187,12 @@ impl SequenceFeatures {
         }
     }
 
-    /// Sets the bytes of memory that a column may take; 256 MiB by default.
+    /// Sets the maximum number of bytes that a column may occupy; 256 MiB by default.
     pub fn element_limit(self, bytes: u64) -> Self {
         Self { context: self.context.element_limit(bytes), limit: self.limit.of(bytes), ..self }
     }
 
-    /// Returns the dtypes and shapes of the columns of `rows` records.
+    /// Returns the spec of the columns for a batch of `rows` records; `None` if the number is not fixed.
     pub(crate) fn spec(&self, rows: Option<usize>) -> ElementSpec {
         let mut lists = BTreeMap::new();
         let lengths = || TensorSpec::scalar(DType::I64);

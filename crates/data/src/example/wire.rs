@@ -1,15 +1,15 @@
 //! Protobuf's wire format: a sequence of fields, each with a number, a wire type and a value.
 
-/// An error: bytes that are not in the wire format.
+/// The error for bytes that are not in the wire format.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Broken<'a> {
-    /// The bytes from the error on, within the bytes that were read.
+    /// The input from the position of the error on.
     pub(super) rest: &'a [u8],
     pub(super) what: &'static str,
 }
 
 impl Broken<'_> {
-    /// Returns the position in `record`, and the reason.
+    /// Returns a message with the position of the error in `record` and the reason.
     pub(super) fn describe(self, record: &[u8]) -> String {
         let place = self.rest.as_ptr().addr().checked_sub(record.as_ptr().addr());
         match place.filter(|place| *place <= record.len()) {
@@ -20,23 +20,23 @@ impl Broken<'_> {
     }
 }
 
-/// The value of a field.
+/// The value of a field, by wire type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Value<'a> {
     /// A number with a variable number of bytes.
     Varint(u64),
-    /// Four bytes.
+    /// A value of four bytes.
     Fixed32([u8; 4]),
     /// A string, a message, or several numbers.
     Bytes(&'a [u8]),
-    /// A value that no message here has: eight bytes, or a group.
+    /// A value of a wire type that no message here uses: eight bytes, or a group.
     Other,
 }
 
-/// The deepest nesting of groups, as in C++.
+/// The maximum nesting depth of groups, as in protobuf for C++.
 const DEPTH: usize = 100;
 
-/// Takes the next field from `rest`; `None` at its end.
+/// Removes the next field from the front of `rest`, and returns its number and value; `None` at the end.
 #[inline]
 pub(super) fn field<'a>(rest: &mut &'a [u8]) -> Result<Option<(u64, Value<'a>)>, Broken<'a>> {
     // Nearly all fields are bytes with a number below 16.
@@ -58,13 +58,13 @@ fn other_field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Value<'a>), Broken<'a>> 
         5 => Value::Fixed32(fixed(rest)?),
         1 => fixed::<8>(rest).map(|_| Value::Other)?,
         3 => skip_group(rest, number, DEPTH).map(|()| Value::Other)?,
-        4 => return Err(Broken { rest, what: "a group ends that did not begin" }),
-        _ => return Err(Broken { rest, what: "no such way of writing a value" }),
+        4 => return Err(Broken { rest, what: "a group ends without a beginning" }),
+        _ => return Err(Broken { rest, what: "an unknown wire type" }),
     };
     Ok((number, value))
 }
 
-/// Takes the number and the wire type of a field.
+/// Removes the key of a field from the front of `rest`, and returns the field's number and wire type.
 #[inline]
 fn key<'a>(rest: &mut &'a [u8]) -> Result<(u64, u64), Broken<'a>> {
     let start = *rest;
@@ -76,7 +76,7 @@ fn key<'a>(rest: &mut &'a [u8]) -> Result<(u64, u64), Broken<'a>> {
     }
 }
 
-/// Takes a number of 1 to 10 bytes with 7 bits each.
+/// Removes a varint from the front of `rest` and returns it. It has 1 to 10 bytes with 7 bits each.
 #[inline]
 pub(super) fn varint<'a>(rest: &mut &'a [u8]) -> Result<u64, Broken<'a>> {
     match **rest {
@@ -110,7 +110,7 @@ fn long_varint<'a>(rest: &mut &'a [u8]) -> Result<u64, Broken<'a>> {
     Err(Broken { rest: start, what })
 }
 
-/// Takes a length and the bytes after it.
+/// Removes a length and that number of bytes from the front of `rest`, and returns the bytes.
 #[inline]
 fn bytes<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Broken<'a>> {
     let start = *rest;
@@ -135,10 +135,11 @@ fn fixed<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<[u8; N], Broken<'a>>
     }
 }
 
-/// Skips the fields of a group and its end.
+/// Skips the rest of a group, including its end. `group` is the number of its field; `depth` is the number of
+/// nested groups that are still allowed.
 fn skip_group<'a>(rest: &mut &'a [u8], group: u64, depth: usize) -> Result<(), Broken<'a>> {
     if depth == 0 {
-        return Err(Broken { rest, what: "groups stand in each other over 100 deep" });
+        return Err(Broken { rest, what: "groups are nested more than 100 deep" });
     }
     loop {
         if rest.is_empty() {
@@ -147,7 +148,7 @@ fn skip_group<'a>(rest: &mut &'a [u8], group: u64, depth: usize) -> Result<(), B
         let start = *rest;
         match key(rest)? {
             (number, 4) if number == group => return Ok(()),
-            (_, 4) => return Err(Broken { rest: start, what: "another group ends than began" }),
+            (_, 4) => return Err(Broken { rest: start, what: "the end belongs to another group" }),
             (number, 3) => skip_group(rest, number, depth - 1)?,
             _ => {
                 *rest = start;
@@ -157,7 +158,7 @@ fn skip_group<'a>(rest: &mut &'a [u8], group: u64, depth: usize) -> Result<(), B
     }
 }
 
-/// Appends packed numbers.
+/// Decodes packed varints, and appends them to `out`.
 pub(super) fn varints<'a>(mut rest: &'a [u8], out: &mut Vec<i64>) -> Result<(), Broken<'a>> {
     const ENDS: u64 = 0x8080_8080_8080_8080;
     while let Some(eight) = rest.first_chunk::<8>() {
@@ -183,12 +184,12 @@ pub(super) fn varints<'a>(mut rest: &'a [u8], out: &mut Vec<i64>) -> Result<(), 
     Ok(())
 }
 
-/// Returns the number of bytes that a number takes.
+/// Returns the length of a number as a varint, in bytes.
 pub(super) fn varint_len(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// Appends a number.
+/// Appends a number as a varint.
 pub(super) fn put_varint(mut number: u64, out: &mut Vec<u8>) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -197,13 +198,13 @@ pub(super) fn put_varint(mut number: u64, out: &mut Vec<u8>) {
     out.push(number as u8);
 }
 
-/// Appends the number and the length of a field of bytes.
+/// Appends the key and the length of a field of bytes.
 pub(super) fn put_bytes_key(field: u64, len: usize, out: &mut Vec<u8>) {
     put_varint(field << 3 | 2, out);
     put_varint(len as u64, out);
 }
 
-/// Returns the number of bytes of a field with `len` bytes, including its key.
+/// Returns the length in bytes of a field with `len` bytes of contents, including its key.
 pub(super) fn bytes_field_len(len: usize) -> usize {
     1 + varint_len(len as u64) + len
 }
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_is_named() {
+    fn broken_bytes_are_named() {
         assert_eq!(what(&[0x08]), "the bytes end within a number");
         assert_eq!(what(&[0x08, 0x80]), "the bytes end within a number");
         assert_eq!(what(&[0x0d, 1, 2]), "the bytes end within a number");
@@ -252,11 +253,11 @@ mod tests {
         assert_eq!(what(&[0x80, 0x80, 0x80, 0x80, 0x10]), "a field's number is beyond 2^29");
         assert_eq!(what(&[0x0a, 3, 1, 2]), "a length is beyond the end");
         assert_eq!(what(&[&[0x0a][..], &packed(&[u64::MAX])].concat()), "a length is beyond the end");
-        assert_eq!(what(&[0x0c]), "a group ends that did not begin");
-        assert_eq!(what(&[0x0e]), "no such way of writing a value");
-        assert_eq!(what(&[0x0b, 0x14]), "another group ends than began");
+        assert_eq!(what(&[0x0c]), "a group ends without a beginning");
+        assert_eq!(what(&[0x0e]), "an unknown wire type");
+        assert_eq!(what(&[0x0b, 0x14]), "the end belongs to another group");
         assert_eq!(what(&[0x0b, 0x08, 1]), "the bytes end within a group");
-        assert_eq!(what(&[0x0b; 200]), "groups stand in each other over 100 deep");
+        assert_eq!(what(&[0x0b; 200]), "groups are nested more than 100 deep");
         let long = [&[0x08][..], &[0xff; 9], &[2]].concat();
         assert_eq!(what(&long), "a number has over 64 bits");
     }
@@ -274,7 +275,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_come_back(numbers in prop::collection::vec(any::<(u64, u32)>(), 0..40)) {
+        fn numbers_round_trip(numbers in prop::collection::vec(any::<(u64, u32)>(), 0..40)) {
             let numbers: Vec<u64> = numbers.into_iter().map(|(n, bits)| n >> (bits % 64)).collect();
             let bytes = packed(&numbers);
             prop_assert_eq!(bytes.len(), numbers.iter().map(|n| varint_len(*n)).sum::<usize>());

@@ -1,13 +1,13 @@
-//! Detects the compression of a file from its first bytes.
+//! The detection of a file's compression from its first bytes.
 
 use super::Compression;
 
-/// Returns the compression of a file that starts with `head`. `plain`: whether the format recognizes `head`
-/// as the start of an uncompressed file; `None` if the format cannot tell.
+/// Returns the compression of a file that begins with `head`. `plain` is `true` if the format recognizes `head` as the
+/// beginning of an uncompressed file, and `None` if the format cannot tell.
 ///
 /// # Errors
 ///
-/// The name of a compression that is not supported.
+/// Returns the name of the compression if it is not supported.
 pub(super) fn announced(head: &[u8], plain: Option<bool>) -> Result<Compression, &'static str> {
     if plain == Some(true) {
         return Ok(Compression::None);
@@ -28,25 +28,25 @@ pub(super) fn announced(head: &[u8], plain: Option<bool>) -> Result<Compression,
     }
 }
 
-/// The first bytes of supported compressions.
+/// The first bytes of files in the supported compressions.
 const READ: [(Compression, &[u8]); 3] = [
     (Compression::Gzip, &[0x1f, 0x8b, 8]),
     (Compression::Zstd, &[0x28, 0xb5, 0x2f, 0xfd]),
     (Compression::Lz4, &[0x04, 0x22, 0x4d, 0x18]),
 ];
 
-/// The first bytes of unsupported compressions. No text begins with any of them.
+/// The first bytes of files in unsupported compressions. No text begins with any of them.
 const NOT_READ: [(&str, &[u8]); 6] = [
     ("xz", b"\xfd7zXZ\0"),
-    ("lz4 of the time before frames", &[0x02, 0x21, 0x4c, 0x18]),
+    ("the lz4 format before frames", &[0x02, 0x21, 0x4c, 0x18]),
     ("framed snappy", b"\xff\x06\0\0sNaPpY"),
     ("zip, which is an archive", b"PK\x03\x04"),
     ("7z, which is an archive", b"7z\xbc\xaf\x27\x1c"),
     ("compress (.Z)", &[0x1f, 0x9d]),
 ];
 
-/// Returns whether `head` begins with bzip2's magic bytes and block size. The digits of pi follow, or those
-/// of its square root if nothing was compressed.
+/// Returns whether `head` begins with bzip2's magic bytes and block size. They are followed by the digits of pi or, if
+/// nothing was compressed, by those of its square root.
 fn starts_bzip2(head: &[u8]) -> bool {
     match head.strip_prefix(b"BZh") {
         Some([b'1'..=b'9', rest @ ..]) => rest.starts_with(b"1AY&SY") || rest.starts_with(b"\x17rE8P\x90"),
@@ -54,8 +54,8 @@ fn starts_bzip2(head: &[u8]) -> bool {
     }
 }
 
-/// Returns whether `head` begins like zlib: deflate with a window of at most 32 KiB, no dictionary, and two
-/// bytes that are a multiple of 31 as one number (RFC 1950).
+/// Returns whether `head` is a zlib header (RFC 1950): deflate with a window of at most 32 KiB and no dictionary,
+/// in two bytes that together are a multiple of 31.
 pub(super) fn starts_zlib(head: &[u8]) -> bool {
     let &[cmf, flg, ..] = head else { return false };
     cmf & 15 == 8 && cmf >> 4 <= 7 && flg & 0x20 == 0 && u16::from_be_bytes([cmf, flg]) % 31 == 0

@@ -1,11 +1,11 @@
-//! Expands braces in patterns: `{a,b}` and `{000..099}`.
+//! The expansion of braces in patterns: `{a,b}` and `{000..099}`.
 
-/// Returns the expansions of a pattern with braces, in order, or the pattern itself if it has none. Braces
-/// with neither a comma nor a range of numbers are text.
+/// Returns the expansions of a pattern with braces, in order. Returns only the pattern itself if it has none.
+/// Braces that contain neither a comma nor a range of numbers are ordinary text.
 ///
 /// # Errors
 ///
-/// The message if there are more than [`MOST`].
+/// Returns a message if there are more than [`MAX`] expansions.
 pub(super) fn expand(pattern: &str) -> Result<Vec<String>, String> {
     let mut done = Vec::new();
     // The text before the first brace that is not expanded yet, and the rest.
@@ -22,7 +22,7 @@ pub(super) fn expand(pattern: &str) -> Result<Vec<String>, String> {
             // The brace is text, and braces may follow in it.
             None => open.push((ahead + "{", text(start + 1..rest.len()).to_string())),
             Some(choices) => {
-                if done.len() + open.len() + choices.len() > MOST {
+                if done.len() + open.len() + choices.len() > MAX {
                     return Err(too_many());
                 }
                 open.extend(choices.into_iter().rev().map(|choice| (ahead.clone(), choice + after)));
@@ -32,15 +32,15 @@ pub(super) fn expand(pattern: &str) -> Result<Vec<String>, String> {
     Ok(done)
 }
 
-/// The most expansions of one pattern.
-const MOST: usize = 1_000_000;
+/// The maximum number of expansions of one pattern.
+const MAX: usize = 1_000_000;
 
 fn too_many() -> String {
-    format!("its braces stand for more than {MOST} patterns")
+    format!("its braces expand to more than {MAX} patterns")
 }
 
-/// Returns the length of the braces at the beginning of a text, including their contents; `None` if they
-/// aren't closed.
+/// Returns the length in bytes of the braces at the beginning of a text, including their contents. Returns `None`
+/// if they are not closed.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     for (at, byte) in text.bytes().enumerate() {
@@ -56,7 +56,7 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// Returns the alternatives within braces; `None` if the braces are text.
+/// Returns the alternatives within braces; `None` if the braces are ordinary text.
 fn choices(inner: &str) -> Result<Option<Vec<String>>, String> {
     if let Some((first, last)) = inner.split_once("..")
         && let (Some(from), Some(to)) = (number(first), number(last))
@@ -64,7 +64,7 @@ fn choices(inner: &str) -> Result<Option<Vec<String>>, String> {
         // A leading zero pads all numbers to the same number of digits.
         let padded = [first, last].iter().any(|text| text.len() > 1 && text.starts_with('0'));
         let digits = if padded { first.len().max(last.len()) } else { 0 };
-        if from.abs_diff(to) >= MOST as u64 {
+        if from.abs_diff(to) >= MAX as u64 {
             return Err(too_many());
         }
         let shown = |number: u64| format!("{number:0digits$}");
@@ -92,7 +92,7 @@ fn choices(inner: &str) -> Result<Option<Vec<String>>, String> {
     Ok((all.len() > 1).then_some(all))
 }
 
-/// Returns a number of a range; `None` if it is text, or has more digits than any `u64`.
+/// Parses a number of a range; `None` if it is not a number, or does not fit into a `u64`.
 fn number(text: &str) -> Option<u64> {
     let is_number = text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok())?

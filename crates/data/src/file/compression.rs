@@ -1,4 +1,4 @@
-//! [`Compression`]: decompresses a file before its format reads the bytes.
+//! [`Compression`]: the compression of a file, which is decompressed before its format reads the bytes.
 
 use super::Location;
 use super::announced::announced;
@@ -13,16 +13,16 @@ use zstd::stream::read::Decoder as ZstdDecoder;
 
 /// The compression of a file.
 ///
-/// [`Auto`](Self::Auto) detects gzip by its first three bytes. No text starts with them, and a TFRecord file
-/// does only if its first record has a length of 559 903 bytes plus a multiple of 16 MiB. The two bytes of
-/// zlib may be the text `x^`, so zlib is detected only by formats that recognize their own first bytes. For
-/// other formats, such as text, zlib has to be named. Zstd and lz4 are detected as well, and read if the
-/// features `zstd` and `lz4` are enabled (`parquet` enables both). Other compressions with magic bytes, such
-/// as bzip2 and xz, give an error that names them.
+/// [`Auto`](Self::Auto) detects gzip by its first three bytes. No text begins with them. A TFRecord file does so only
+/// if the length of its first record is 559 903 bytes plus a multiple of 16 MiB. The first two bytes of zlib may also
+/// be the text `x^`. Zlib is therefore detected only by formats that recognize their own first bytes; for other
+/// formats, such as text, zlib must be specified. Zstd and lz4 are also detected, but can be read only if the features
+/// `zstd` and `lz4` are enabled (`parquet` enables both). Other compressions with magic bytes, such as bzip2 and xz,
+/// result in an error that contains their name.
 ///
-/// Skippable frames before and between frames of zstd and lz4 are skipped. After the end of a stream there
-/// may be zeros, with which some media fill their blocks. After gzip there may be another gzip member.
-/// Anything else there is an error, because it may be the rest of a damaged member.
+/// Skippable frames before and between frames of zstd and lz4 are skipped. A stream may be followed by zeros,
+/// because some media fill their blocks with them. A gzip member may be followed by another one. Anything else
+/// after the end is an error, because it may be the rest of a damaged member.
 ///
 /// ```
 /// use distribute_data::{Compression, Location};
@@ -36,50 +36,52 @@ use zstd::stream::read::Decoder as ZstdDecoder;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// Detected from the first bytes. File names are ignored: they may be wrong, and bytes in memory have
-    /// none.
+    /// The compression is detected from the first bytes. File names are ignored, because they may be wrong, and
+    /// bytes in memory have none.
     #[default]
     Auto,
-    /// No compression: bytes are read as they are.
+    /// The file is not compressed: bytes are read without changes.
     None,
-    /// Gzip, of one member or several.
+    /// Gzip, with one or more members.
     Gzip,
     /// Zlib: deflate with zlib's header and checksum.
     Zlib,
-    /// Zstandard, of one frame or several. Needs the feature `zstd`.
+    /// Zstandard, with one or more frames. Requires the feature `zstd`.
     Zstd,
-    /// Frames of lz4, one or several. Needs the feature `lz4`.
+    /// The lz4 frame format, with one or more frames. Requires the feature `lz4`.
     Lz4,
 }
 
-/// The number of bytes read at once, so that files of long records are read in few system calls.
+/// The size of read buffers in bytes. It is large enough to read files of long records with few system calls.
 const BUFFER: usize = 256 * 1024;
 
-/// The number of first bytes that are inspected.
+/// The number of bytes at the beginning of a file that are inspected.
 pub(super) const HEAD: usize = 16;
 
 impl Compression {
-    /// Returns the decompressed bytes of a file, buffered. Zlib is decompressed only if it is named.
+    /// Opens a file, and returns a buffered reader of its decompressed bytes. Zlib is decompressed only if it is
+    /// specified.
     ///
-    /// A damaged stream fails when it is read. Its error has the number of bytes that could be decompressed.
+    /// A damaged stream results in an error when it is read. The error contains the number of bytes that could be
+    /// decompressed.
     ///
     /// # Errors
     ///
     /// - [`Error::Io`](crate::Error::Io): the file cannot be opened, its first bytes cannot be read, or its
     ///   compression is not supported.
-    /// - [`Error::Feature`](crate::Error::Feature): the file is compressed with zstd or lz4, and that feature
-    ///   is not enabled.
+    /// - [`Error::Feature`](crate::Error::Feature): the file is compressed with zstd or lz4, but the feature of
+    ///   that name is not enabled.
     pub fn open(self, location: &Location) -> Result<Box<dyn BufRead + Send>> {
         self.unpack(location, |_| None).map(|(bytes, _)| bytes)
     }
 
-    /// Returns the decompressed bytes of a file of a format with known first bytes. `plain` gets the first 16
+    /// Opens a file like [`open`](Self::open), for a format with known first bytes. `plain` receives the first 16
     /// bytes (fewer if the file is shorter) and returns whether they belong to the format. If they do,
-    /// [`Auto`](Self::Auto) decompresses nothing. Otherwise it detects zlib as well as gzip.
+    /// [`Auto`](Self::Auto) decompresses nothing. Otherwise it detects zlib in addition to gzip.
     ///
     /// # Errors
     ///
-    /// The errors of [`open`](Self::open).
+    /// Returns the errors of [`open`](Self::open).
     pub fn open_known(
         self,
         location: &Location,
@@ -88,8 +90,8 @@ impl Compression {
         self.unpack(location, |head| Some(plain(head))).map(|(bytes, _)| bytes)
     }
 
-    /// Returns the decompressed bytes, and whether the file was compressed. `plain` returns whether the first
-    /// bytes are those of the format, or `None` if the format cannot tell.
+    /// Opens a file. Returns a reader of its decompressed bytes, and whether the file was compressed. `plain`
+    /// returns whether the first bytes belong to the format, or `None` if the format cannot tell.
     pub(crate) fn unpack(
         self,
         location: &Location,
@@ -131,9 +133,9 @@ impl Compression {
         })
     }
 
-    /// Returns the reason that a format failed on a file that was opened this way: the damage of its
-    /// compressed stream if there is any, else `error`. The bytes of a damaged stream can be wrong in any
-    /// way, and the checksum that shows it is at the end.
+    /// Returns the reason why a format could not parse a file that was opened in this way: damage of its
+    /// compressed stream if there is any, otherwise `error`. A damaged stream may decompress to any bytes, and
+    /// the checksum that reveals it is at the end.
     pub(crate) fn blame(
         self,
         location: &Location,
@@ -144,8 +146,8 @@ impl Compression {
             return error;
         }
         let read = self.unpack(location, plain).and_then(|(bytes, packed)| {
-            let looked_at = if packed { MOST_LOOKED_AT } else { 0 };
-            io::copy(&mut bytes.take(looked_at), &mut io::sink()).map_err(|e| location.io_error(e))
+            let first_elements = if packed { MAX_LOOKED_AT } else { 0 };
+            io::copy(&mut bytes.take(first_elements), &mut io::sink()).map_err(|e| location.io_error(e))
         });
         match read {
             Err(Error::Io { path, source }) if source.kind() == DAMAGED => Error::Io { path, source },
@@ -154,29 +156,29 @@ impl Compression {
     }
 }
 
-/// The number of bytes that are decompressed to detect damage. This takes seconds. A file of zeros may
+/// The maximum number of bytes that are decompressed to detect damage. This takes seconds. A file of zeros may
 /// decompress to far more.
-const MOST_LOOKED_AT: u64 = 4 << 30;
+const MAX_LOOKED_AT: u64 = 4 << 30;
 
 /// The message for a file with an unknown format after its skippable frames.
 const NO_FRAME: &str =
     "a frame that is to be skipped is at its beginning, and no frame of zstd or lz4 follows";
 
-/// The kind of all errors about a stream, except those of reading it.
+/// The kind of all errors about damaged streams, but not of errors while reading them.
 pub(super) const DAMAGED: ErrorKind = ErrorKind::InvalidData;
 
-/// Returns the decompressed bytes of a stream, buffered.
+/// Returns a buffered reader of the decompressed bytes of a stream.
 fn unpacked(decoder: Decoder<impl BufRead + Send + 'static>) -> Box<dyn BufRead + Send> {
     Box::new(BufReader::with_capacity(BUFFER, Unpacked { decoder: Some(decoder), offset: 0 }))
 }
 
 enum Decoder<R: BufRead> {
-    /// A decoder of one of several members.
+    /// A decoder of a single gzip member.
     Gzip(GzDecoder<R>),
     Zlib(ZlibDecoder<R>),
     #[cfg(feature = "zstd")]
     Zstd(ZstdDecoder<'static, R>),
-    /// A decoder of one of several frames.
+    /// A decoder of a single lz4 frame.
     #[cfg(feature = "lz4")]
     Lz4(Box<Lz4Decoder<Watched<R>>>),
 }
@@ -213,7 +215,8 @@ impl<R: BufRead> Decoder<R> {
         }
     }
 
-    /// Returns the first byte after the end that is not 0 and not part of a skippable frame.
+    /// Returns the first byte after the end of the stream that is not 0 and not part of a skippable frame; `None`
+    /// if there is none.
     fn following(&mut self) -> io::Result<Option<u8>> {
         #[cfg(feature = "lz4")]
         let skips = matches!(self, Decoder::Lz4(_));
@@ -245,8 +248,8 @@ impl<R: BufRead> Decoder<R> {
     }
 }
 
-/// The message for other bytes after the end of a stream.
-const NO_PART: &str = "it ends here, and what follows is no part of it";
+/// The message for unexpected bytes after the end of a stream.
+const NO_PART: &str = "it ends here, and the bytes that follow are not part of it";
 
 /// A reader that records whether its end was reached.
 #[cfg(feature = "lz4")]
@@ -264,7 +267,7 @@ impl<R: Read> Read for Watched<R> {
     }
 }
 
-/// Decompresses a stream. Its errors have the number of decompressed bytes.
+/// A reader that decompresses a stream. Its errors contain the number of decompressed bytes.
 struct Unpacked<R: BufRead> {
     /// The decoder; `None` after the end.
     decoder: Option<Decoder<R>>,
@@ -272,7 +275,7 @@ struct Unpacked<R: BufRead> {
 }
 
 impl<R: BufRead> Unpacked<R> {
-    /// Continues with the next member, if there is one.
+    /// Handles the end of a member, and continues with the next one if there is one.
     fn end(&mut self) -> io::Result<()> {
         let Some(decoder) = &mut self.decoder else { return Ok(()) };
         let found = decoder.following()?;
@@ -315,15 +318,16 @@ impl<R: BufRead> Read for Unpacked<R> {
     }
 }
 
-/// Returns the error for a file whose compression is not supported.
+/// Creates the error for a file whose compression is not supported.
 fn refused(location: &Location, name: &str) -> Error {
     let what = format!(
-        "it is compressed with {name}, which is not read: unpack it first, or compress it with gzip or zstd"
+        "it is compressed with {name}, which is not supported: decompress it first, or compress it with \
+         gzip or zstd"
     );
     location.io_error(io::Error::new(ErrorKind::Unsupported, what))
 }
 
-/// Returns the error for a file whose compression needs a feature.
+/// Creates the error for a file whose compression needs a feature that is not enabled.
 #[cfg(not(all(feature = "zstd", feature = "lz4")))]
 fn needs(location: &Location, feature: &'static str) -> Error {
     Error::Feature { what: format!("{location}, which is compressed with {feature}"), feature }
@@ -416,9 +420,9 @@ mod tests {
         }
     }
 
-    /// Earlier, its bytes were read as text.
+    /// Checks that other compressions are rejected by name. In an earlier version, their bytes were read as text.
     #[test]
-    fn what_is_compressed_in_another_way_is_refused_by_name() {
+    fn other_compressions_are_refused_by_name() {
         let packed: [(&str, &[u8]); 7] = [
             ("bzip2", b"BZh91AY&SY\x12"),
             ("bzip2", b"BZh9\x17rE8P\x90\0\0"),

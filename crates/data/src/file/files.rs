@@ -6,7 +6,7 @@ use super::pattern::PathPattern;
 use super::pattern::matches;
 #[cfg(feature = "object-store")]
 use super::url::in_url;
-use super::url::{discreet, is_url};
+use super::url::{is_url, redact};
 use super::{FileState, Location};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
@@ -25,28 +25,28 @@ use std::collections::BTreeMap;
 pub struct Files(Vec<Location>);
 
 impl Files {
-    /// Returns the files whose paths match a pattern, sorted by path.
+    /// Finds the files whose paths match a pattern. Returns them sorted by path.
     ///
-    /// - `?` matches one character, and `*` any number of them within a name.
+    /// - `?` matches one character, and `*` any number of characters within a name.
     /// - `**` matches any number of folders.
-    /// - `[ab]` matches one of these characters, and `[!ab]` any other.
-    /// - `{a,b}` and `{000..099}` are several patterns, each of which has to match a file.
+    /// - `[ab]` matches one of these characters, and `[!ab]` any other character.
+    /// - `{a,b}` and `{000..099}` stand for several patterns, each of which must match a file.
     ///
     /// Hidden files and folders, whose names begin with a dot, are matched only by patterns that begin with a
     /// dot.
     ///
-    /// Names that are not UTF-8 match as if `\u{fffd}` replaced their invalid parts. Links to folders are
-    /// followed, but `**` enters each folder once, by a path without links if there is one. So no file is
-    /// found twice because of a link, and circular links end.
+    /// Names that are not UTF-8 match as if their invalid parts were `\u{fffd}`. Links to folders are followed, but
+    /// `**` enters each folder only once, by a path without links if there is one. No file is therefore found twice
+    /// because of a link, and circular links end.
     ///
-    /// With the feature `object-store` the pattern may be a URL, such as `s3://bucket/data/train-*.tfrecord`.
-    /// Its last part may have `?`, `*`, `[ab]` and `[!ab]`, which match the names of objects without URL
-    /// escapes (`%`, `#`). Web servers have no listings. So the files of `https://host/train-{000..099}.tar`
-    /// are not checked before they are read.
+    /// With the feature `object-store`, the pattern may be a URL, such as `s3://bucket/data/train-*.tfrecord`.
+    /// Its last part may contain `?`, `*`, `[ab]` and `[!ab]`, which match the names of objects without URL
+    /// escapes (`%`, `#`). Web servers have no listings, so the existence of the files of
+    /// `https://host/train-{000..099}.tar` is not checked before they are read.
     ///
     /// # Errors
     ///
-    /// - [`Error::NoFiles`]: nothing matches.
+    /// - [`Error::NoFiles`]: no file matches.
     /// - [`Error::Parameter`]: the pattern is invalid.
     /// - [`Error::Io`]: a folder cannot be read.
     /// - [`Error::Feature`]: the pattern is a URL, and the feature `object-store` is not enabled.
@@ -71,7 +71,7 @@ impl Files {
                 remote(pattern, &mut listings)?
             };
             if found.is_empty() {
-                return Err(Error::NoFiles { pattern: discreet(pattern) });
+                return Err(Error::NoFiles { pattern: redact(pattern) });
             }
             files.extend(found);
         }
@@ -80,8 +80,8 @@ impl Files {
         Ok(Self(files))
     }
 
-    /// Returns the files that one of several workers reads: `index`, `index + workers`, … A worker beyond the
-    /// number of files gets none.
+    /// Returns the files that one of several workers reads: those at `index`, `index + workers`, … If there are
+    /// fewer files than workers, some workers get none.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl Files {
         Ok(self.iter().skip(index).step_by(workers).collect())
     }
 
-    /// Returns the same files with a [limit for one element](Location::element_limit) of `bytes` bytes.
+    /// Returns the same files with a different [limit for one element](Location::element_limit), in bytes.
     pub fn element_limit(self, bytes: u64) -> Self {
         self.into_iter().map(|file| file.element_limit(bytes)).collect()
     }
@@ -114,22 +114,22 @@ impl Files {
         self.0.is_empty()
     }
 
-    /// Returns the files in order.
+    /// Returns an iterator over the files, in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Location> {
         self.0.iter()
     }
 }
 
-/// Returns the local files that match.
+/// Finds the local files that match a pattern.
 fn local(pattern: &str) -> Result<Vec<Location>> {
     let pattern = PathPattern::new(pattern).map_err(|e| not_a_pattern(pattern, &e))?;
     Ok(pattern.files()?.into_iter().map(Location::from).collect())
 }
 
-/// The objects of each folder that has been listed. Several patterns of one brace often share a folder.
+/// The objects of each folder that has been listed. The patterns from one brace expansion often share a folder.
 type Listings = BTreeMap<String, Vec<(String, FileState)>>;
 
-/// Returns whether a URL is that of a single file on a web server, which has no listings.
+/// Returns whether a URL points to a single file on a web server. Web servers have no listings.
 fn is_of_web_server(url: &str) -> bool {
     let name = url.rsplit_once('/').map_or(url, |(_, name)| name);
     cfg!(feature = "object-store")
@@ -137,7 +137,7 @@ fn is_of_web_server(url: &str) -> bool {
         && !name.contains(['*', '['])
 }
 
-/// Returns the objects that match.
+/// Finds the objects that match a URL pattern. Folders that have been listed are kept in `listings`.
 #[cfg(feature = "object-store")]
 fn remote(pattern: &str, listings: &mut Listings) -> Result<Vec<Location>> {
     let (folder, name) = pattern.rsplit_once('/').unwrap_or_default();
@@ -152,14 +152,14 @@ fn remote(pattern: &str, listings: &mut Listings) -> Result<Vec<Location>> {
 }
 #[cfg(not(feature = "object-store"))]
 fn remote(pattern: &str, _listings: &mut Listings) -> Result<Vec<Location>> {
-    Err(Error::Feature { what: discreet(pattern), feature: "object-store" })
+    Err(Error::Feature { what: redact(pattern), feature: "object-store" })
 }
 
 fn not_a_pattern(pattern: &str, error: &dyn std::fmt::Display) -> Error {
     Error::Parameter {
         operation: "Files::glob",
         parameter: "pattern",
-        found: format!("'{}' ({error})", discreet(pattern)),
+        found: format!("'{}' ({error})", redact(pattern)),
         expected: "a pattern such as data/train-*.csv",
     }
 }

@@ -1,4 +1,5 @@
-//! Sends HTTP requests with the exact URL that was given: with its signature, user and password.
+//! An HTTP client that sends requests with the exact URL that was given, including its signature, user and
+//! password.
 
 use object_store::client::{
     ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
@@ -8,18 +9,18 @@ use std::future::Future;
 use std::pin::Pin;
 use url::Url;
 
-/// A connector whose requests are all for one URL.
+/// A connector that sends all requests to one URL, exactly as it was given.
 #[derive(Debug)]
 pub(super) struct AsGiven {
     target: Target,
 }
 
-/// The requested URL. It is hidden in debug output.
+/// The URL of all requests. Debug output does not contain it.
 #[derive(Clone)]
 struct Target {
     /// The URL without user and password.
     url: String,
-    /// The header with user and password.
+    /// The value of the header with the user and the password, if the URL has them.
     authorization: Option<String>,
 }
 
@@ -44,7 +45,7 @@ impl AsGiven {
     }
 }
 
-/// Returns a URL without user and password.
+/// Returns the URL without its user and password.
 pub(super) fn without_user(url: &Url) -> Url {
     let mut plain = url.clone();
     // An error would mean that the URL has no host. Such URLs are refused before.
@@ -86,7 +87,7 @@ impl HttpService for Service {
     }
 }
 
-/// Decodes a part of a URL, in which bytes may be written as `%41`.
+/// Decodes a part of a URL, in which bytes may be escaped as in `%41`.
 fn decoded(text: &str) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
     while let Some((first, more)) = rest.split_first() {

@@ -1,9 +1,9 @@
-//! [`Input`]: received bytes and their offset.
+//! [`Input`]: a reader that keeps track of its offset.
 
 use crate::{Error, Result};
 use std::io::Read;
 
-/// Reads a file from its start. Its errors have the offset in the file.
+/// A reader of a file from its beginning. Its errors contain the offset in the file.
 pub(crate) struct Input<R> {
     path: String,
     reader: R,
@@ -15,17 +15,17 @@ impl<R: Read> Input<R> {
         Self { path, reader, offset: 0 }
     }
 
-    /// Returns the number of bytes received.
+    /// Returns the number of bytes that have been read.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Returns an error about the bytes received last, or about missing bytes after them.
+    /// Creates an error about the bytes that were read last, or about missing bytes after them.
     pub(crate) fn damaged(&self, what: impl Into<String>) -> Error {
         self.damaged_at(self.offset, what)
     }
 
-    /// Returns an error about the bytes at an offset.
+    /// Creates an error about the bytes at the given offset.
     pub(crate) fn damaged_at(&self, offset: u64, what: impl Into<String>) -> Error {
         Error::Damaged { path: self.path.clone(), offset, what: what.into() }
     }
@@ -38,7 +38,8 @@ impl<R: Read> Input<R> {
         Error::Io { path: self.path.clone(), source }
     }
 
-    /// Fills `buffer` with the next bytes, or a part of it if the file ends. Returns their number.
+    /// Reads the next bytes into `buffer`, and fills only a part of it if the file ends. Returns the number of
+    /// bytes read.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize> {
         let mut filled = 0;
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -53,7 +54,7 @@ impl<R: Read> Input<R> {
         Ok(filled)
     }
 
-    /// Fills all of `buffer` with the next bytes.
+    /// Fills `buffer` completely with the next bytes. Returns an error if the file ends before that.
     pub(crate) fn fill(&mut self, buffer: &mut [u8]) -> Result<()> {
         match buffer.len() - self.receive(buffer)? {
             0 => Ok(()),
@@ -61,7 +62,7 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// Returns the next `N` bytes; `None` if the file ends before the first of them.
+    /// Reads the next `N` bytes. Returns `None` if the file ends before the first of them.
     #[cfg(feature = "webdataset")]
     pub(crate) fn array_or_end<const N: usize>(&mut self) -> Result<Option<[u8; N]>> {
         let mut bytes = [0; N];
@@ -72,13 +73,14 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// Returns the next `N` bytes.
+    /// Reads the next `N` bytes. Returns an error if the file ends before that.
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut bytes = [0; N];
         self.fill(&mut bytes).map(|()| bytes)
     }
 
-    /// Returns the next `len` bytes. No memory is reserved for more than have been received.
+    /// Reads the next `len` bytes. Memory is allocated only for bytes that have been read, not for the stated
+    /// length.
     pub(crate) fn bytes(&mut self, len: u64) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let received = self.reader.by_ref().take(len).read_to_end(&mut bytes);
@@ -90,7 +92,7 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// Checks that no bytes follow. Reading to the end also makes decoders verify their checksums.
+    /// Checks that the file ends here. Reading to the end also makes decoders verify their checksums.
     pub(crate) fn end(&mut self) -> Result<()> {
         let mut more = Vec::new();
         match self.reader.by_ref().take(1).read_to_end(&mut more) {

@@ -1,12 +1,13 @@
-//! [`ElementLimit`]: the memory that one element of a file may take.
+//! [`ElementLimit`]: the maximum memory of one element of a file.
 
-/// The default limit: more than elements need, and less than machines have.
+/// The default limit in bytes. It is more than elements need, but less than the memory of machines.
 const DEFAULT: u64 = 256 << 20;
 
-/// The memory that one element may take, and the name of the setting that changes it.
+/// The maximum memory of one element, and the name of the setting that changes it.
 ///
-/// A few compressed bytes expand to thousands of times as many, and a few padded values fill whole batches.
-/// So every format checks the limit before it allocates memory for a stated size, and while it decompresses.
+/// A few compressed bytes may expand to thousands of times their size, and a few padded values may fill complete
+/// batches. Every format therefore checks the limit before it allocates memory for a stated size, and while it
+/// decompresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ElementLimit {
     bytes: u64,
@@ -19,7 +20,7 @@ impl ElementLimit {
         Self { bytes: DEFAULT, setting }
     }
 
-    /// Returns the limit with another number of bytes.
+    /// Returns the same limit with a different number of bytes.
     pub(crate) fn of(self, bytes: u64) -> Self {
         Self { bytes, ..self }
     }
@@ -28,8 +29,8 @@ impl ElementLimit {
         self.bytes
     }
 
-    /// Checks that `bytes` bytes are allowed. The error has the problem and its solution. `what` names the
-    /// element: `a row`.
+    /// Checks that an element of `bytes` bytes is allowed. The error contains the problem and a remedy. `what` is the
+    /// name of the element in the error, such as `a row`.
     pub(crate) fn check(self, what: &str, bytes: u64) -> Result<(), String> {
         if bytes <= self.bytes {
             Ok(())
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_says_what_it_is_and_how_to_raise_it() {
+    fn the_error_of_a_limit_names_it_and_how_to_raise_it() {
         let limit = ElementLimit::new("Location::element_limit").of(10);
         assert_eq!(limit.check("a row", 10), Ok(()));
         let expected = "a row takes more than 10 bytes of memory; if it is meant to, raise the limit with \

@@ -1,6 +1,6 @@
 //! [`Location`]: the location of a file.
 
-use super::url::{discreet, discreet_message, is_url};
+use super::url::{is_url, redact, redact_message};
 use super::{ElementLimit, FileState};
 use crate::{Error, Result};
 use std::ffi::OsStr;
@@ -12,14 +12,14 @@ use std::sync::Arc;
 /// The location of a file: a local path, bytes in memory with a name, or a URL (`s3://`, `gs://`, `az://`,
 /// `http://`, `https://`, `file://`) with the feature `object-store`.
 ///
-/// Text with a scheme such as `s3://` is a URL, other text is a path. Nothing is opened before
-/// [`open`](Self::open).
+/// Text that begins with a scheme such as `s3://` is a URL; any other text is a path. Nothing is opened before
+/// [`open`](Self::open) is called.
 ///
-/// A local path must be that of a file that can be read repeatedly. Pipes are refused: named pipes, standard
-/// input, and process substitutions of a shell (`<(…)`). Each pass reads its files from the beginning, and
-/// would find only the rest of a pipe.
+/// A local path must lead to a file that can be read repeatedly. Pipes are not accepted: named pipes, standard
+/// input, and process substitutions of a shell (`<(…)`). Each pass reads its files from the beginning, and would
+/// find only the rest of a pipe.
 ///
-/// If a URL is displayed, as in errors, `…` replaces users, passwords and the part after a `?`.
+/// When a URL is displayed, as in errors, `…` replaces the user, the password and everything after a `?`.
 ///
 /// ```
 /// use distribute_data::Location;
@@ -36,7 +36,7 @@ use std::sync::Arc;
 pub struct Location {
     kind: Kind,
     limit: ElementLimit,
-    /// The size and tag of an object in a listing.
+    /// The size and tag of the object, if it was found in a listing.
     listed: Option<FileState>,
 }
 
@@ -48,7 +48,7 @@ enum Kind {
 }
 
 impl Location {
-    /// Creates a location of bytes in memory, such as those of `include_bytes!`. `name` is used in errors.
+    /// Creates a location for bytes in memory, such as those of `include_bytes!`. Errors contain `name`.
     pub fn bytes(name: impl Into<String>, bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         Self::of(Kind::Bytes(name.into().into(), Arc::new(bytes)))
     }
@@ -57,12 +57,12 @@ impl Location {
         Self { kind, limit: ElementLimit::new("Location::element_limit"), listed: None }
     }
 
-    /// Sets the memory in bytes that one element of the file may take, whatever its format: a line, a row, a
-    /// record, a sample, a compressed array, or all arrays of a `.npz` together. A larger element gives an
-    /// error with its position. The default is 256 MiB. Limits up to 1 MiB are not exact.
+    /// Sets the maximum memory in bytes that one element of the file may take. Depending on the format, an element is a
+    /// line, a row, a record, a sample, a compressed array, or all arrays of a `.npz` file together. A larger element
+    /// results in an error with its position. The default is 256 MiB. Limits up to 1 MiB are not exact.
     ///
-    /// Without a limit a file of a few megabytes could fill the memory, because compressed bytes expand to a
-    /// thousand times as many.
+    /// Without a limit, a file of a few megabytes could exhaust the memory, because compressed bytes may expand
+    /// to a thousand times their size.
     ///
     /// ```
     /// use distribute_data::{Location, text_lines};
@@ -76,12 +76,12 @@ impl Location {
         self.limit
     }
 
-    /// Returns the path, URL or name as it was given, including secrets.
+    /// Returns the path, URL or name exactly as it was given, including secrets.
     pub(crate) fn as_given(&self) -> &[u8] {
         self.key().1.as_encoded_bytes()
     }
 
-    /// Returns the local path, if the location is one.
+    /// Returns the local path; `None` for other kinds of locations.
     pub fn path(&self) -> Option<&Path> {
         match &self.kind {
             Kind::Path(path) => Some(path),
@@ -89,7 +89,7 @@ impl Location {
         }
     }
 
-    /// Returns the bytes, if they are in memory.
+    /// Returns the bytes; `None` if they are not in memory.
     pub(crate) fn bytes_in_memory(&self) -> Option<&[u8]> {
         match &self.kind {
             Kind::Bytes(_, bytes) => Some((**bytes).as_ref()),
@@ -97,19 +97,19 @@ impl Location {
         }
     }
 
-    /// Returns the same object, with its size and tag from a listing.
+    /// Returns the same location with the size and tag of its object from a listing.
     #[cfg(feature = "object-store")]
     pub(super) fn listed_as(self, state: FileState) -> Self {
         Self { listed: Some(state), ..self }
     }
 
-    /// Returns the size and tag of the object in a listing.
+    /// Returns the size and tag of the object; `None` if it was not found in a listing.
     pub(crate) fn listed(&self) -> Option<FileState> {
         self.listed
     }
 
-    /// Returns the raw bytes from the beginning; [`Compression::open`](super::Compression::open) decompresses
-    /// them. Reads aren't buffered.
+    /// Opens the file, and returns an unbuffered reader of its raw bytes.
+    /// [`Compression::open`](super::Compression::open) decompresses them.
     ///
     /// # Errors
     ///
@@ -122,32 +122,33 @@ impl Location {
             #[cfg(feature = "object-store")]
             Kind::Url(url) => {
                 let object = super::object_store::open(url).map_err(|e| self.io_error(e))?;
-                Ok(Box::new(Discreet { location: self.clone(), object }))
+                Ok(Box::new(Redacting { location: self.clone(), object }))
             }
             #[cfg(not(feature = "object-store"))]
             Kind::Url(_) => Err(Error::Feature { what: self.to_string(), feature: "object-store" }),
         }
     }
 
-    /// Opens a local file, for reading at any position; `None` for other locations.
+    /// Opens a local file, for reading at any position. Returns `None` for other kinds of locations.
     pub(crate) fn open_file(&self) -> Result<Option<File>> {
         self.path().map(|path| super::open::open(path).map_err(|e| self.io_error(e))).transpose()
     }
 
-    /// Returns the error of a failed read.
+    /// Creates the error for a failed read, without secrets.
     pub(crate) fn io_error(&self, source: std::io::Error) -> Error {
-        Error::Io { path: self.to_string(), source: self.discreet(source) }
+        Error::Io { path: self.to_string(), source: self.redact(source) }
     }
 
-    /// Returns an error of the system or of a library without the secrets of a URL.
-    fn discreet(&self, error: std::io::Error) -> std::io::Error {
+    /// Removes the secrets of a URL from an error of the operating system or a library.
+    fn redact(&self, error: std::io::Error) -> std::io::Error {
         match &self.kind {
-            Kind::Url(url) => std::io::Error::new(error.kind(), discreet_message(url, &error.to_string())),
+            Kind::Url(url) => std::io::Error::new(error.kind(), redact_message(url, &error.to_string())),
             _ => error,
         }
     }
 
-    /// Returns the key that locations are compared by: their kind, name and address in memory.
+    /// Returns the key by which locations are compared: their kind, their name and, for bytes, their address in
+    /// memory.
     fn key(&self) -> (u8, &OsStr, usize) {
         match &self.kind {
             Kind::Path(path) => (0, path.as_os_str(), 0),
@@ -198,7 +199,7 @@ impl std::fmt::Display for Location {
         match &self.kind {
             Kind::Path(path) => path.display().fmt(f),
             Kind::Bytes(name, _) => f.pad(name),
-            Kind::Url(url) => f.pad(&discreet(url)),
+            Kind::Url(url) => f.pad(&redact(url)),
         }
     }
 }
@@ -208,7 +209,7 @@ impl std::fmt::Debug for Location {
     }
 }
 
-/// Compares locations. Bytes in memory are equal if they are the same allocation with the same name. The
+/// Compares locations. Bytes in memory are equal if they are the same allocation and have the same name. The
 /// limit for an element is ignored.
 impl PartialEq for Location {
     fn eq(&self, other: &Self) -> bool {
@@ -216,8 +217,8 @@ impl PartialEq for Location {
     }
 }
 impl Eq for Location {}
-/// Orders paths before URLs, and URLs before bytes. Within each kind, the order is that of the bytes of the
-/// names.
+/// Orders paths before URLs, and URLs before bytes in memory. Within each kind, locations are ordered by the
+/// bytes of their names.
 impl Ord for Location {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key().cmp(&other.key())
@@ -234,21 +235,21 @@ impl std::hash::Hash for Location {
     }
 }
 
-/// A reader whose errors have no secrets.
+/// A reader whose errors contain no secrets.
 #[cfg(feature = "object-store")]
-struct Discreet {
+struct Redacting {
     location: Location,
     object: Box<dyn Read + Send>,
 }
 
 #[cfg(feature = "object-store")]
-impl Read for Discreet {
+impl Read for Redacting {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        self.object.read(buffer).map_err(|e| self.location.discreet(e))
+        self.object.read(buffer).map_err(|e| self.location.redact(e))
     }
 }
 
-/// A reader of bytes that other passes read as well.
+/// A reader of bytes in memory that are shared with other passes.
 struct Shared {
     bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
     next: usize,
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_secret_in_a_url_is_not_shown() {
+    fn secrets_in_a_url_are_not_shown() {
         let files =
             crate::Files::from(["https://me:pass@host/a.csv?sig=abc", "https://me:pass@host/b.csv?sig=def"]);
         let data = crate::text_lines(files.clone()).batch(2);
@@ -324,7 +325,7 @@ mod tests {
     // INV-24
     #[cfg(unix)]
     #[test]
-    fn what_can_be_read_only_once_is_refused_by_every_format() {
+    fn pipes_are_refused_by_every_format() {
         distribute_testing::watched(|| {
             let folder = tempfile::tempdir().unwrap();
             let pipe = folder.path().join("pipe");

@@ -5,17 +5,17 @@
 //! | `location.rs` | [`Location`]: a path, bytes in memory or a URL |
 //! | `open.rs` | opens local files that can be read repeatedly |
 //! | `url.rs` | hides the secrets of URLs, and escapes names as parts of URLs |
-//! | `state.rs` | a file's size and a checksum of its ends, the same for all copies: for positions and other workers |
-//! | `stamp.rs` | a file's name, size and time, which are found without reading it: for caches on this machine |
+//! | `state.rs` | the size of a file and a checksum of its ends, which are equal for all copies: for positions and other workers |
+//! | `stamp.rs` | the name, size and modification time of a file, which are found without reading it: for caches on this machine |
 //! | `limit.rs` | the memory that one element may take |
-//! | `compression.rs` | [`Compression`]: decompresses a file before its format reads the bytes |
-//! | `announced.rs` | detects the compression from the first bytes |
+//! | `compression.rs` | [`Compression`]: the decompression of a file before its format reads the bytes |
+//! | `announced.rs` | the detection of the compression from the first bytes |
 //! | `skippable.rs` | frames that zstd and lz4 skip |
 //! | `files.rs` | [`Files`]: an ordered list of locations, and a worker's part of it |
 //! | `pattern.rs` | local files whose paths match a pattern |
-//! | `braces.rs` | expands braces in patterns |
-//! | `input.rs` | received bytes and their offset, for the parsers of binary formats |
-//! | `object_store.rs` | objects behind URLs, read ahead on a thread; feature `object-store` |
+//! | `braces.rs` | the expansion of braces in patterns |
+//! | `input.rs` | a reader that keeps track of its offset, for parsers of binary formats |
+//! | `object_store.rs` | objects behind URLs, requested early by a thread; feature `object-store` |
 //! | `http.rs` | HTTP requests with the exact URL that was given; feature `object-store` |
 
 mod announced;

@@ -1,7 +1,7 @@
-//! Objects behind URLs, read ahead on a thread.
+//! The reading of objects behind URLs, with a thread that requests them early.
 //!
-//! Settings such as keys and regions come from the environment variables of each cloud's own tools: `AWS_…`,
-//! `GOOGLE_…`, `AZURE_…`.
+//! Settings such as keys and regions come from the environment variables that each cloud's own tools use:
+//! `AWS_…`, `GOOGLE_…`, `AZURE_…`.
 
 use super::FileState;
 use super::http::{AsGiven, without_user};
@@ -17,26 +17,29 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use url::{Position, Url};
 
-/// The number of bytes of one request. One request for a whole object would stay open while its consumer
-/// works through it, and stores close idle connections.
+/// The number of bytes that one request reads. A single request for a complete object would stay open while its
+/// consumer processes it, and stores close idle connections.
 const PIECE: u64 = 8 * 1024 * 1024;
 
-/// The number of chunks that wait for the consumer, in addition to the current one and the one in flight.
+/// The number of received chunks that may wait for the consumer, in addition to the current one and the one being
+/// requested.
 const AHEAD: usize = 1;
 
-/// The deadline of a request, including its retries after transient failures.
+/// The maximum time for a request, including retries after transient failures.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The deadline of a listing, which takes one request for each thousand names, one after the other.
+/// The maximum time for a listing, which needs one request per thousand names, one after the other.
 const LISTING: Duration = Duration::from_secs(30 * 60);
 
-/// Reads an object from its first byte on. The first chunk is already requested when this returns.
+/// Opens an object, and returns a reader of its bytes. The first chunk is already being requested when this
+/// returns.
 pub(super) fn open(url: &str) -> Result<Box<dyn Read + Send>> {
     let (store, path) = find(url)?;
     Ok(Box::new(Pieces::start(store, path, PIECE)?))
 }
 
-/// Returns the names of the objects directly in a folder, as parts of URLs, and their sizes and tags.
+/// Lists the objects directly in a folder. Returns their names, escaped as parts of URLs, with their sizes and
+/// tags.
 pub(super) fn list(folder: &str) -> Result<Vec<(String, FileState)>> {
     let (store, path) = find(folder)?;
     let found = within(&runtime()?, LISTING, store.list_with_delimiter(Some(&path)))?;
@@ -49,9 +52,9 @@ pub(super) fn list(folder: &str) -> Result<Vec<(String, FileState)>> {
     Ok(found.objects.iter().filter_map(named).collect())
 }
 
-/// The settings of clients of web servers. A server without ranges answers with the whole object, and the
-/// answer lasts as long as its consumer takes. So there is no deadline for an answer, but one for its next
-/// bytes. (The setting cannot express "none".)
+/// The settings of HTTP clients for web servers. A server without range requests sends the complete object, and the
+/// response lasts until the consumer has read it. There is therefore no deadline for the response as a whole, but one
+/// for its next bytes. (The setting cannot express "none".)
 const WEB: [(ClientConfigKey, &str); 2] =
     [(ClientConfigKey::Timeout, "10years"), (ClientConfigKey::ReadTimeout, "30s")];
 
@@ -81,8 +84,8 @@ fn find(url: &str) -> Result<(Box<dyn ObjectStore>, Path)> {
     Ok(object_store::parse_url_opts(&url, settings.chain(web))?)
 }
 
-/// Makes ring the cryptography of the process's TLS, unless the program has chosen another. An HTTP client of
-/// `reqwest` panics if there is none.
+/// Makes ring the default TLS cryptography of the process, unless the program has chosen another. Without a
+/// default, an HTTP client of `reqwest` panics.
 fn install_cryptography() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // An error means that another thread was first.
@@ -94,7 +97,7 @@ fn runtime() -> Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// Waits for one request, up to `time`.
+/// Waits until a request completes, or fails after `time`.
 fn within<T>(
     runtime: &Runtime,
     time: Duration,
@@ -107,15 +110,15 @@ fn within<T>(
     }
 }
 
-/// An object's bytes in chunks that a thread requests ahead of the reader.
+/// A reader of an object. A thread requests its chunks before they are read.
 ///
-/// All waits are bounded. The reader's wait ends when the thread drops its end of the channel, after the
-/// object's end or an error; each request of the thread has a [`DEADLINE`]. The thread's wait for a free slot
-/// ends when the reader is dropped.
+/// All waits are bounded. The reader's wait ends when the thread drops its end of the channel, after the end of
+/// the object or an error. Each request of the thread has a [`DEADLINE`]. The thread's wait for a free slot ends
+/// when the reader is dropped.
 struct Pieces {
     receiver: Receiver<Result<bytes::Bytes>>,
     piece: Cursor<bytes::Bytes>,
-    /// Whether the empty chunk after the last one has come.
+    /// Whether the empty chunk that marks the end has been received.
     ended: bool,
 }
 
@@ -132,7 +135,7 @@ impl Pieces {
     }
 }
 
-/// Sends an object chunk by chunk, until its end or until the reader is dropped.
+/// Requests an object chunk by chunk and sends the chunks, until its end or until the reader is dropped.
 fn request(
     store: &dyn ObjectStore,
     path: &Path,
@@ -180,7 +183,8 @@ fn request(
     Ok(())
 }
 
-/// Sends an object from a single answer. Its next bytes have the deadline of a request.
+/// Requests an object in a single response, and sends its bytes. Waiting for the next bytes has the deadline of a
+/// request.
 fn request_whole(
     runtime: &Runtime,
     store: &dyn ObjectStore,
@@ -215,7 +219,10 @@ impl Read for Pieces {
             match self.receiver.iter().next() {
                 Some(piece) => self.piece = Cursor::new(piece?),
                 None => {
-                    return Err(Error::new(ErrorKind::BrokenPipe, "the thread that reads ahead has died"));
+                    return Err(Error::new(
+                        ErrorKind::BrokenPipe,
+                        "the thread that reads ahead has panicked",
+                    ));
                 }
             }
             self.ended = self.piece.get_ref().is_empty();
@@ -294,7 +301,7 @@ mod tests {
             drop(sender);
             let mut pieces = Pieces { receiver, piece: Cursor::default(), ended: false };
             let error = pieces.read_to_end(&mut Vec::new()).unwrap_err();
-            assert_eq!(error.to_string(), "the thread that reads ahead has died");
+            assert_eq!(error.to_string(), "the thread that reads ahead has panicked");
         });
     }
 

@@ -1,11 +1,11 @@
-//! Opens local files that can be read repeatedly.
+//! The opening of local files that can be read repeatedly.
 
 use std::fs::{File, FileType};
 use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
 
-/// Opens a file that has the same bytes each time it is read. Other files are refused at once, without
-/// waiting for their writers.
+/// Opens a file that has the same bytes each time it is read. Other files, such as pipes, result in an error
+/// immediately, without waiting for their writers.
 pub(super) fn open(path: &Path) -> Result<File> {
     distribute_files::open_checked(path, again)
 }

@@ -1,4 +1,4 @@
-//! [`PathPattern`]: finds local files whose paths match a pattern.
+//! [`PathPattern`]: the search for local files whose paths match a pattern.
 
 use crate::{Location, Result};
 use glob::{Pattern, PatternError};
@@ -6,15 +6,15 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
-/// A pattern of paths, segment by segment.
+/// A pattern for paths, divided into segments.
 pub(super) struct PathPattern(Vec<Segment>);
 
 enum Segment {
-    /// A literal name, or a component before names: `/`, `..`.
+    /// A literal name, or a component such as `/` or `..`.
     Literal(PathBuf),
-    /// A pattern of names.
+    /// A pattern for one name.
     Name(Pattern),
-    /// Any number of folders.
+    /// Any number of nested folders: `**`.
     Folders,
 }
 
@@ -33,8 +33,8 @@ impl PathPattern {
         Path::new(pattern).components().map(segment).collect::<std::result::Result<_, _>>().map(Self)
     }
 
-    /// Returns the files that match. Links are followed, but `**` enters no folder twice, whatever paths lead
-    /// to it. Folders that link to each other have a path for each of their permutations.
+    /// Finds the files that match. Links are followed, but `**` enters no folder twice, even if several paths
+    /// lead to it. Otherwise, folders that link to each other would have a path for each of their permutations.
     pub(super) fn files(&self) -> Result<BTreeSet<PathBuf>> {
         let mut walk = Walk::default();
         walk.descend(PathBuf::new(), &self.0)?;
@@ -45,8 +45,8 @@ impl PathPattern {
 #[derive(Default)]
 struct Walk {
     found: BTreeSet<PathBuf>,
-    /// The real paths of the folders that `**` has entered, and the number of remaining segments of the
-    /// pattern. The same remaining segments match the same files in a folder, whatever its path.
+    /// The real paths of the folders that `**` has entered, each with the number of remaining segments of the
+    /// pattern. The same remaining segments match the same files in a folder, by whatever path it was reached.
     entered: BTreeSet<(usize, PathBuf)>,
 }
 
@@ -80,8 +80,8 @@ impl Walk {
         }
     }
 
-    /// Returns a folder and all folders below it that were not entered with this number of remaining
-    /// segments. A folder that a path without links leads to gets that path.
+    /// Returns a folder and all folders below it, except those that have already been entered with the given
+    /// number of remaining segments. If a path without links leads to a folder, that path is used.
     fn enter(&mut self, at: PathBuf, left: usize) -> Result<Vec<PathBuf>> {
         let mut entered = Vec::new();
         let (mut folders, mut links) = (vec![at], VecDeque::new());
@@ -107,19 +107,19 @@ impl Walk {
     }
 }
 
-/// Returns whether a name matches. Hidden files, whose names begin with a dot, only match a pattern that
-/// begins with one: notebooks, file systems and editors leave hidden copies of other files.
+/// Returns whether a name matches a pattern. Hidden files, whose names begin with a dot, match only a pattern
+/// that begins with a dot, because notebooks, file systems and editors leave hidden copies of other files.
 pub(super) fn matches(pattern: &Pattern, name: &str) -> bool {
     (!name.starts_with('.') || pattern.as_str().starts_with('.')) && pattern.matches(name)
 }
 
-/// Returns the folder of a path; the current folder for an empty path.
+/// Returns the path itself, or the current folder if the path is empty.
 fn here(at: &Path) -> &Path {
     if at.as_os_str().is_empty() { Path::new(".") } else { at }
 }
 
-/// Returns the entries of a folder, with whether they are links, sorted with links last. Empty if it is no
-/// folder.
+/// Returns the entries of a folder and whether each is a link, sorted with links last. Returns an empty list if
+/// it is not a folder.
 fn entries(folder: &Path) -> Result<Vec<(bool, PathBuf)>> {
     let entry = |entry: std::io::Result<std::fs::DirEntry>| {
         let entry = entry?;
@@ -247,7 +247,7 @@ mod tests {
         );
     }
 
-    /// There are more than 10⁴⁷ paths without a cycle.
+    /// Checks that folders that link to each other are entered once. There are more than 10⁴⁷ paths without a cycle.
     #[cfg(unix)]
     #[test]
     fn folders_that_link_to_each_other_are_entered_once() {

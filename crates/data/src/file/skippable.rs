@@ -1,16 +1,16 @@
-//! Frames that zstd and lz4 skip: a head of 8 bytes with the length of the rest.
+//! The frames that zstd and lz4 skip. They have a header of 8 bytes with the length of the rest.
 
 use super::compression::{DAMAGED, HEAD};
 use std::io::{self, Cursor, Read};
 
-/// Returns the length of a skippable frame after its head of 8 bytes, if the bytes begin with such a head.
-/// Zstd and lz4 have the same heads.
+/// Returns the length of a skippable frame after its header of 8 bytes; `None` if the bytes do not begin with
+/// such a header. Zstd and lz4 have the same headers.
 pub(super) fn skippable(head: &[u8]) -> Option<u64> {
     let (&[0x50..=0x5f, 0x2a, 0x4d, 0x18], rest) = head.split_first_chunk::<4>()? else { return None };
     rest.first_chunk().map(|length| u64::from(u32::from_le_bytes(*length)))
 }
 
-/// Skips `length` bytes.
+/// Skips `length` bytes. Returns an error if the input ends before that.
 pub(super) fn pass(bytes: &mut impl Read, length: u64) -> io::Result<()> {
     let passed = io::copy(&mut bytes.take(length), &mut io::sink())?;
     if passed == length {
@@ -20,8 +20,8 @@ pub(super) fn pass(bytes: &mut impl Read, length: u64) -> io::Result<()> {
     }
 }
 
-/// Skips the skippable frames at the beginning of a file, whose first bytes are `head`. Returns the first
-/// bytes after the frames.
+/// Skips the skippable frames at the beginning of a file. `head` contains the first bytes of the file. Returns
+/// the first bytes after the frames.
 pub(super) fn after_skippable(mut head: Vec<u8>, raw: &mut impl Read) -> io::Result<Vec<u8>> {
     while let Some(length) = skippable(&head) {
         let mut all = Cursor::new(head).chain(raw.by_ref());

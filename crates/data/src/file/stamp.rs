@@ -1,21 +1,21 @@
-//! [`Stamp`]: a file's name, size and time of modification, which identify it without reading it.
+//! [`Stamp`]: the name, size and modification time of a file, which identify it without reading it.
 
 use super::{Location, differ};
 use std::time::UNIX_EPOCH;
 
-/// A file's name as it was given, its size, and its time of modification.
+/// The name of a file as it was given, its size, and its modification time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stamp {
     name: Vec<u8>,
     /// The size in bytes; `None` if it is unknown, as for an object behind a URL or a file that no longer
     /// exists.
     len: Option<u64>,
-    /// The time of modification, in nanoseconds since 1970.
+    /// The modification time in nanoseconds since 1970; `None` if it is unknown.
     modified: Option<u64>,
 }
 
 impl Stamp {
-    /// Returns the current stamp of a file. No request is sent to a host, and no secrets of a URL are kept.
+    /// Returns the current stamp of a file. No network request is sent, and no secrets of a URL are kept.
     pub(crate) fn of(file: &Location) -> Self {
         let Some(path) = file.path() else {
             return Self {
@@ -33,8 +33,8 @@ impl Stamp {
         }
     }
 
-    /// Describes how a file differs from an earlier stamp of it. A size or time that only one of them has is
-    /// no difference.
+    /// Returns a description of how this stamp differs from an earlier one; `None` if it does not. A size or time that
+    /// only one of them contains is not a difference.
     pub(crate) fn difference(&self, was: &Self) -> Option<String> {
         let text = |name: &[u8]| format!("'{}'", String::from_utf8_lossy(name));
         if self.name != was.name {
@@ -58,7 +58,8 @@ impl Stamp {
         bytes.extend(&self.name);
     }
 
-    /// Decodes a stamp from the beginning of `bytes`, and removes it.
+    /// Decodes a stamp from the beginning of `bytes`, and removes it from there. Returns `None` if it is
+    /// incomplete.
     pub(crate) fn decode(bytes: &mut &[u8]) -> Option<Self> {
         let mut number = || {
             let (number, rest) = bytes.split_first_chunk()?;
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_differs_by_name_size_and_time_as_far_as_they_are_known() {
+    fn a_file_differs_by_name_size_and_time_if_available() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         std::fs::write(&path, "text").unwrap();
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_nothing_else() {
+    fn stamps_round_trip_and_other_bytes_are_refused() {
         let mut bytes = Vec::new();
         let stamps = ["/nonexistent/a", "s3://b/k", ""].map(|name| Stamp::of(&Location::from(name)));
         stamps.iter().for_each(|stamp| stamp.encode(&mut bytes));

@@ -1,25 +1,25 @@
-//! [`FileState`]: a file's size and a checksum of its ends, equal for all its copies.
+//! [`FileState`]: the size of a file and a checksum of its ends, which are equal for all copies of the file.
 
 use super::Location;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
-/// The size and a checksum of a file, which are found without reading all of it.
+/// The size of a file and a checksum of its ends. Both are found without reading the complete file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileState {
     /// The number of bytes; `None` if it is unknown, as for an object behind a URL or a file that no longer
     /// exists.
     pub(crate) bytes: Option<u64>,
-    /// A checksum of the file's ends, or of an object's tag.
+    /// A checksum of the file's ends, or of an object's tag; `None` if it is unknown.
     pub(crate) content: Option<u32>,
 }
 
-/// The number of bytes that are read of each end.
+/// The number of bytes that are read at each end of a file.
 const END: u64 = 4096;
 
 impl FileState {
-    /// Reads the current state of a file. No request is sent to a host.
+    /// Returns the current state of a file. Reads its ends, but sends no network request.
     pub(crate) fn of(file: &Location) -> Self {
         if let Some(bytes) = file.bytes_in_memory() {
             let ends = END as usize;
@@ -46,20 +46,20 @@ impl FileState {
         Ok(Self { bytes: Some(found.len()), content: Some(checksum(&first, &last)) })
     }
 
-    /// Returns the state of an object in a listing.
+    /// Creates the state of an object from the size and tag in a listing.
     #[cfg(feature = "object-store")]
     pub(crate) fn of_object(bytes: u64, tag: Option<&str>) -> Self {
         Self { bytes: Some(bytes), content: tag.map(|tag| crc32c::crc32c(tag.as_bytes())) }
     }
 
-    /// Returns the state as bytes.
+    /// Encodes the state as bytes, for checksums.
     pub(crate) fn encode(self) -> Vec<u8> {
         let number = |number: Option<u64>| number.unwrap_or(u64::MAX).to_le_bytes();
         [number(self.bytes), number(self.content.map(u64::from))].concat()
     }
 }
 
-/// Returns both values, if both are known and they differ.
+/// Returns both values if both are known and differ, otherwise `None`.
 pub(crate) fn differ<T: PartialEq>(mine: Option<T>, theirs: Option<T>) -> Option<(T, T)> {
     mine.zip(theirs).filter(|(mine, theirs)| mine != theirs)
 }

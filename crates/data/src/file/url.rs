@@ -1,6 +1,6 @@
-//! URLs as text: recognizes them, and hides their secrets.
+//! The handling of URLs as text: recognizing them, and hiding their secrets.
 
-/// Returns whether a text is a URL: a scheme of letters, digits and `+-.`, and `://`.
+/// Returns whether a text begins with a scheme (letters, digits and `+-.`) and `://`.
 pub(super) fn is_url(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| is_scheme(scheme))
 }
@@ -10,7 +10,8 @@ fn is_scheme(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
 }
 
-/// Returns the name of an object as the last part of a URL. Reserved characters are escaped, as in `%23`.
+/// Escapes the name of an object for use as the last part of a URL. Reserved characters become escapes such as
+/// `%23`.
 #[cfg(feature = "object-store")]
 pub(super) fn in_url(name: &str) -> String {
     let escaped = |c: char| "%?#\\ \"<>`{}|^".contains(c) || c.is_ascii_control();
@@ -18,9 +19,9 @@ pub(super) fn in_url(name: &str) -> String {
     name.chars().map(shown).collect()
 }
 
-/// Returns a URL without parts that may be secret: users and passwords before the host, signatures and tokens
-/// after the path. Other text stays as it is.
-pub(super) fn discreet(text: &str) -> String {
+/// Returns a URL without the parts that may be secret: the user and password before the host, and signatures and
+/// tokens after the path. Returns other text unchanged.
+pub(super) fn redact(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) else {
         return text.into();
     };
@@ -36,9 +37,9 @@ pub(super) fn discreet(text: &str) -> String {
     }
 }
 
-/// Returns a library's message about a URL without secrets. The message may quote the URL as it was given, or
-/// in another form.
-pub(super) fn discreet_message(url: &str, message: &str) -> String {
+/// Returns a library's message about a URL without the URL's secrets. The message may quote the URL as it was
+/// given, or in another form.
+pub(super) fn redact_message(url: &str, message: &str) -> String {
     let mut text = message.to_string();
     if let Some((_, query)) = url.split_once('?').filter(|(_, query)| !query.is_empty()) {
         text = text.replace(query, "…");
@@ -49,7 +50,7 @@ pub(super) fn discreet_message(url: &str, message: &str) -> String {
         let start = rest.get(..at).and_then(|before| before.rfind(ends)).map_or(0, |space| space + 1);
         let end = rest.get(at..).and_then(|after| after.find(ends)).map_or(rest.len(), |end| at + end);
         out += rest.get(..start).unwrap_or_default();
-        out += &discreet(rest.get(start..end).unwrap_or_default());
+        out += &redact(rest.get(start..end).unwrap_or_default());
         rest = rest.get(end..).unwrap_or_default();
     }
     out + rest
@@ -78,12 +79,12 @@ mod tests {
             ("https://host?sig=a/b@c", "https://host?…"),
             ("data/a@b?.csv", "data/a@b?.csv"),
         ] {
-            assert_eq!(discreet(url), shown);
+            assert_eq!(redact(url), shown);
         }
     }
 
     #[test]
-    fn nor_are_they_in_what_others_say() {
+    fn secrets_are_not_in_errors_of_others() {
         let url = "https://me:pass@host/a.csv?sig=abc";
         for (said, shown) in [
             ("no answer", "no answer"),
@@ -92,7 +93,7 @@ mod tests {
             ("\"https://me:pass@host/\" \"http://x?y=ä\"", "\"https://…@host/\" \"http://x?…\""),
             ("://", "://"),
         ] {
-            assert_eq!(discreet_message(url, said), shown);
+            assert_eq!(redact_message(url, said), shown);
         }
     }
 }

@@ -6,29 +6,29 @@ use crate::pipeline::Batching;
 use crate::stage::Stage;
 use crate::{Compression, ElementSpec, Error, Location, Result};
 
-/// A format of files, which turns files into elements.
+/// A file format: it converts the contents of files into elements.
 pub(crate) trait Format: Send + Sync + 'static {
-    /// Returns the name of the format and its parameters: `TFRecord`.
+    /// Returns a description of the format and its parameters, such as `TFRecord`.
     fn describe(&self) -> String;
 
-    /// Returns the dtypes and shapes of the elements, if they are known without reading.
+    /// Returns the dtypes and shapes of the elements; `None` if they are not known without reading a file.
     fn spec(&self) -> Option<ElementSpec>;
 
-    /// Returns whether elements are batches.
+    /// Returns whether elements are batches, and their size.
     fn batching(&self) -> Batching {
         Batching::Elements
     }
 
-    /// Starts to read one file. `broken` is the policy for broken records.
+    /// Starts reading a file. `broken` handles broken records.
     fn open(&self, file: &Location, broken: &Broken) -> Result<Reading>;
 
-    /// Returns the count of broken records, if they are skipped.
+    /// Returns the count of skipped records; `None` if broken records are not skipped.
     fn skipped(&self) -> Option<&SkippedRecords> {
         None
     }
 
-    /// Returns the reason that a file cannot be parsed: damage of its compressed stream, if there is any,
-    /// otherwise `error`.
+    /// Returns the reason why a file cannot be parsed: damage of its compressed stream if there is any, otherwise
+    /// `error`.
     fn blame(&self, file: &Location, error: Error) -> Error {
         Compression::Auto.blame(file, |_| None, error)
     }
@@ -44,42 +44,42 @@ pub(crate) trait Format: Send + Sync + 'static {
     }
 }
 
-/// The way in which one file is read.
+/// A file that is being read, in one of two ways.
 pub(crate) enum Reading {
-    /// Single elements, made on the thread that requests them.
+    /// Single elements, which are created on the thread that requests them.
     Elements(Box<dyn Stage>),
     /// Sections, which any thread can parse.
     Sections(Box<dyn Sections>),
 }
 
-/// The sections of a file, one after the other. Reading them only finds their boundaries.
+/// An iterator over the sections of a file. It finds only their boundaries, and does not parse them.
 pub(crate) trait Sections: Send {
-    /// Returns the work that parses the next section; `None` at the end. Must not be called again after an
-    /// error.
+    /// Returns the work of parsing the next section; `None` at the end. Must not be called again after an error.
     fn next(&mut self) -> Option<Result<Work>>;
 
-    /// Skips `count` elements and returns how many there were; `None` if making them is as cheap.
+    /// Skips up to `count` elements, and returns the number of skipped elements. Returns `None` if skipping is not
+    /// faster than parsing.
     fn skip(&mut self, _count: usize) -> Result<Option<usize>> {
         Ok(None)
     }
 }
 
-/// A section that is to be parsed into elements.
+/// The work of parsing one section into elements.
 pub(crate) struct Work {
     /// The number of bytes of the section.
     pub(crate) bytes: usize,
-    pub(crate) make: Box<dyn FnOnce() -> Made + Send>,
+    pub(crate) make: Box<dyn FnOnce() -> ParsedSection + Send>,
 }
 
-/// The elements of a section before the first broken one, and its error.
+/// The elements of a section before the first broken one, and the error of that one.
 #[derive(Default)]
-pub(crate) struct Made {
+pub(crate) struct ParsedSection {
     pub(crate) chunk: Option<Chunk>,
     pub(crate) failed: Option<Error>,
 }
 
-impl Made {
-    /// Returns the next elements, then the error.
+impl ParsedSection {
+    /// Returns up to `max` of the remaining elements, and after them the error.
     pub(super) fn take(&mut self, max: usize) -> Result<Option<Chunk>> {
         match self.chunk.take() {
             Some(chunk) if chunk.len() > max => {
@@ -96,9 +96,9 @@ impl Made {
     }
 }
 
-/// Returns the number of threads: the number of cores, limited to the number that one reading thread
-/// can supply.
+/// Returns the default number of parsing threads: the number of cores, limited to the number that one reading
+/// thread can supply.
 pub(crate) fn threads() -> usize {
-    const MOST: usize = 8;
-    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST))
+    const MAX: usize = 8;
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX))
 }

@@ -1,4 +1,4 @@
-//! A source that reads files, one after the other.
+//! The operation that reads files, one after the other.
 
 use super::format::Format;
 use super::stage::FilesStage;
@@ -9,7 +9,7 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Creates a dataset of the contents of files.
+    /// Creates a dataset that reads `files` in the given format.
     pub(crate) fn of_files(files: Files, format: impl Format) -> Self {
         Self::of(FilesSource { files: Arc::new(files), format: Arc::new(format) })
     }
@@ -69,7 +69,7 @@ impl Operation for FilesSource {
     }
 }
 
-/// Returns the files of a worker's shard.
+/// Returns the files that a worker reads; `None` if the shard is not by files.
 pub(crate) fn own(files: &Files, worker: &WorkerShard) -> Option<Files> {
     match *worker {
         WorkerShard::Files { workers, index } => files.shard(workers, index).ok(),
@@ -77,7 +77,7 @@ pub(crate) fn own(files: &Files, worker: &WorkerShard) -> Option<Files> {
     }
 }
 
-/// Returns the files by name, or their number.
+/// Returns a phrase with the names of the files, or with their number if there are more than four.
 pub(crate) fn names(files: &Files) -> String {
     let names: Vec<_> = files.iter().map(|file| format!("'{file}'")).collect();
     match names.as_slice() {
@@ -151,7 +151,7 @@ mod tests {
         all
     }
 
-    /// AS-3, AS-5, AS-8
+    /// Checks AS-3, AS-5 and AS-8.
     #[test]
     fn workers_read_files_of_their_own_where_there_are_enough() {
         let data = text_lines(three()).batch(2);
@@ -175,14 +175,15 @@ mod tests {
         assert_eq!(auto.decision().unwrap().taken, AutoShardPolicy::Data);
         assert_eq!(
             auto.decision().unwrap().why,
-            "\"take 4\" does something else on part of the files than on all"
+            "\"take 4\" has other results on some of the files than on all of them"
         );
         assert_eq!(lines(&auto), ["02", "13"]);
         let asked = plan(&data, AutoShardPolicy::File, 2).unwrap();
         assert_eq!(lines(&asked), ["0134", "2"]);
     }
 
-    /// Elements of renamed, longer or other files would be repeated or lost: 20 of 40 were missed.
+    /// Checks that a position is rejected if the files have changed. Elements of renamed, longer or other files would
+    /// be repeated or lost: 20 of 40 were missed.
     #[test]
     fn a_position_within_a_pass_is_refused_where_files_are_others() {
         let folder = tempfile::tempdir().unwrap();
@@ -212,21 +213,18 @@ mod tests {
         };
         let at = |name: &str| format!("'{}'", folder.path().join(name).display());
         write("b.txt", "2\n3\n4\n");
-        refused(&format!(
-            "the size of {} is 6 bytes here, and was 4 bytes when the pass was begun",
-            at("b.txt")
-        ));
+        refused(&format!("the size of {} is 6 bytes here, but was 4 bytes when the pass began", at("b.txt")));
         unread();
         write("b.txt", "7\n3\n");
         refused(&format!("the content of {} is of checksum ", at("b.txt")));
         write("b.txt", "2\n3\n");
         data().check_position(&position).unwrap();
         std::fs::rename(folder.path().join("a.txt"), folder.path().join("c.txt")).unwrap();
-        refused(&format!("file 0 is {} here, and was {} when", at("b.txt"), at("a.txt")));
+        refused(&format!("file 0 is {} here, but was {} when", at("b.txt"), at("a.txt")));
         unread();
         std::fs::rename(folder.path().join("c.txt"), folder.path().join("a.txt")).unwrap();
         write("aa.txt", "5\n");
-        refused(&format!("is 3 (file 1 is {}) here, and was 2 (file 1 is {})", at("aa.txt"), at("b.txt")));
+        refused(&format!("is 3 (file 1 is {}) here, but was 2 (file 1 is {})", at("aa.txt"), at("b.txt")));
         std::fs::remove_file(folder.path().join("aa.txt")).unwrap();
         data().check_position(&position).unwrap();
         // Positions of earlier versions have no files.
@@ -235,7 +233,7 @@ mod tests {
         data().check_position(&earlier).unwrap();
     }
 
-    /// A position stays valid if its folder is moved. A cache does not: see `cache_file.rs`.
+    /// Checks that a position stays valid if its folder is moved. A cache does not: see `cache_file.rs`.
     #[test]
     fn a_position_goes_on_where_files_were_moved() {
         let files = |folder: &str| {
@@ -247,7 +245,7 @@ mod tests {
         plan(&data("new"), AutoShardPolicy::File, 1).unwrap().check_position(&pass.position()).unwrap();
     }
 
-    /// A pass over the workers' own files resumes on another layout.
+    /// Checks that a pass over the workers' own files resumes with a different layout.
     #[test]
     fn a_pass_over_files_goes_on_with_another_number_of_workers() {
         let data = text_lines(three()).batch(2);

@@ -1,6 +1,6 @@
-//! One pass over files. Several sections are parsed at the same time.
+//! The stage that reads files in one pass. Several sections are parsed at the same time.
 
-use super::format::{Format, Made, Reading, Work};
+use super::format::{Format, ParsedSection, Reading, Work};
 use crate::broken::Broken;
 use crate::chunk::Chunk;
 use crate::stage::Stage;
@@ -9,49 +9,52 @@ use crate::{Error, Files, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// The most bytes of all sections in progress; one section may have more.
-const MOST_BYTES: usize = 64 << 20;
+/// The maximum total size in bytes of all sections in progress. A single section may be larger.
+const MAX_BYTES: usize = 64 << 20;
 
-/// The elements of files, one file after the other and in the order within them, on any number of threads.
+/// A stage that yields the elements of files, one file after the other and in the order within them. It may use
+/// several threads.
 pub(crate) struct FilesStage {
     files: Arc<Files>,
     format: Arc<dyn Format>,
     next: usize,
     current: Option<Reading>,
-    /// Elements that have been made but not passed on.
-    made: Made,
-    /// The index of their file.
+    /// The elements that have been parsed but not passed on yet.
+    parsed: ParsedSection,
+    /// The index of the file of these elements.
     made_of: usize,
-    /// The threads. The first section is parsed without them, so that a small file needs none.
-    pool: Option<WorkerPool<Work, Made>>,
-    /// The files and bytes of the sections that the threads have, in the order of their results.
-    under_way: VecDeque<(usize, usize)>,
+    /// The parsing threads; `None` until they are started. The first section is parsed without them, so that a
+    /// small file needs none.
+    pool: Option<WorkerPool<Work, ParsedSection>>,
+    /// The index of the file and the size in bytes of each section that the threads are parsing, in the order of their
+    /// results.
+    in_progress: VecDeque<(usize, usize)>,
     begun: bool,
-    /// An error to return after the sections in progress.
+    /// The error that is returned after the sections in progress.
     failed: Option<Error>,
     broken: Broken,
 }
 
 impl FilesStage {
     pub(crate) fn new(files: Arc<Files>, format: Arc<dyn Format>) -> Self {
-        let (current, made, pool, failed) = (None, Made::default(), None, None);
-        let (under_way, broken) = (VecDeque::new(), Broken::of_pass(format.skipped()));
+        let (current, parsed, pool, failed) = (None, ParsedSection::default(), None, None);
+        let (in_progress, broken) = (VecDeque::new(), Broken::of_pass(format.skipped()));
         Self {
             files,
             format,
             next: 0,
             current,
-            made,
+            parsed,
             made_of: 0,
             pool,
-            under_way,
+            in_progress,
             begun: false,
             failed,
             broken,
         }
     }
 
-    /// Returns the file that is being read, or the next one; `None` after the last.
+    /// Returns the file that is being read, or opens the next one. Returns `None` after the last one.
     fn current(&mut self) -> Result<Option<&mut Reading>> {
         if self.current.is_none() {
             let Some(file) = self.files.iter().nth(self.next) else { return Ok(None) };
@@ -67,7 +70,7 @@ impl FilesStage {
         self.next.saturating_sub(1)
     }
 
-    /// Returns the reason that a file cannot be parsed.
+    /// Returns the reason why the file with index `file` cannot be parsed, given the parser's error.
     fn blame(&self, file: usize, error: Error) -> Error {
         match self.files.iter().nth(file) {
             Some(file) => self.format.blame(file, error),
@@ -75,7 +78,8 @@ impl FilesStage {
         }
     }
 
-    /// Continues with the next file if broken records are skipped.
+    /// Handles an error in the current file. Continues with the next file if broken records are skipped,
+    /// otherwise returns the error.
     fn skip_rest(&mut self, error: Error) -> Result<()> {
         let error = self.blame(self.reading(), error);
         self.broken.skip_rest(error)?;
@@ -94,7 +98,7 @@ impl FilesStage {
         Ok(None)
     }
 
-    /// Sends sections to the threads while they have space.
+    /// Sends sections to the threads until they accept no more.
     fn feed(&mut self) -> Result<()> {
         let threads = self.format.threads();
         while self.begun && threads > 1 && self.has_room() {
@@ -104,21 +108,21 @@ impl FilesStage {
                 Some(pool) => pool,
                 none => none.insert(WorkerPool::start("parse", threads, true, |work: Work| (work.make)())?),
             };
-            self.under_way.push_back((file, work.bytes));
+            self.in_progress.push_back((file, work.bytes));
             pool.send(work);
         }
         Ok(())
     }
 
-    /// Returns whether another section may be in progress.
+    /// Returns whether another section can be sent to the threads.
     fn has_room(&mut self) -> bool {
-        self.under_way.iter().map(|(_, bytes)| bytes).sum::<usize>() < MOST_BYTES
+        self.in_progress.iter().map(|(_, bytes)| bytes).sum::<usize>() < MAX_BYTES
             && self.pool.as_mut().is_none_or(WorkerPool::has_room)
     }
 
     fn read(&mut self, max: usize) -> Result<Option<Chunk>> {
         loop {
-            match self.made.take(max) {
+            match self.parsed.take(max) {
                 Ok(Some(chunk)) => return Ok(Some(chunk)),
                 Ok(None) => {}
                 Err(error) => return Err(self.blame(self.made_of, error)),
@@ -126,9 +130,9 @@ impl FilesStage {
             if self.failed.is_none() {
                 self.failed = self.feed().err();
             }
-            if let Some(made) = self.pool.as_mut().and_then(WorkerPool::receive) {
-                self.made_of = self.under_way.pop_front().map_or(0, |(file, _)| file);
-                self.made = made?;
+            if let Some(parsed) = self.pool.as_mut().and_then(WorkerPool::receive) {
+                self.made_of = self.in_progress.pop_front().map_or(0, |(file, _)| file);
+                self.parsed = parsed?;
                 continue;
             }
             if let Some(error) = self.failed.take() {
@@ -149,7 +153,7 @@ impl FilesStage {
                 },
                 Some(Reading::Sections(sections)) => match sections.next() {
                     Some(Ok(work)) => {
-                        self.made = (work.make)();
+                        self.parsed = (work.make)();
                         self.made_of = self.reading();
                         self.begun = true;
                         false
@@ -167,13 +171,13 @@ impl FilesStage {
         }
     }
 
-    /// Returns whether all elements that were read have been passed on.
+    /// Returns whether all elements that have been read have also been passed on.
     fn is_idle(&self) -> bool {
-        self.made.is_empty() && self.failed.is_none() && self.pool.as_ref().is_none_or(WorkerPool::is_idle)
+        self.parsed.is_empty() && self.failed.is_none() && self.pool.as_ref().is_none_or(WorkerPool::is_idle)
     }
 
-    /// Skips elements of the current file without making them, if possible. Returns how many there were, and
-    /// whether the file has ended.
+    /// Skips up to `count` elements of the current file without parsing them, if possible. Returns the number of
+    /// skipped elements, and whether the file has ended.
     fn pass_over(&mut self, count: usize) -> Result<(usize, bool)> {
         // Broken records are no elements, and only parsing finds them.
         if !self.is_idle() || self.broken.skips() {
@@ -225,7 +229,7 @@ mod tests {
     use distribute_testing::watched;
     use std::io::Read;
 
-    /// A file of bytes, three in a section. A `?` is broken.
+    /// A format of bytes, three in each section. A `?` is broken.
     struct Bytes {
         threads: usize,
         skips: bool,
@@ -257,19 +261,19 @@ mod tests {
         fn next(&mut self) -> Option<Result<Work>> {
             let section: Vec<u8> = self.rest.drain(..self.rest.len().min(3)).collect();
             (!section.is_empty())
-                .then(|| Ok(Work { bytes: section.len(), make: Box::new(move || made(section)) }))
+                .then(|| Ok(Work { bytes: section.len(), make: Box::new(move || parsed(section)) }))
         }
         fn skip(&mut self, count: usize) -> Result<Option<usize>> {
             Ok(self.skips.then(|| self.rest.drain(..count.min(self.rest.len())).count()))
         }
     }
 
-    fn made(section: Vec<u8>) -> Made {
+    fn parsed(section: Vec<u8>) -> ParsedSection {
         let whole = section.iter().position(|byte| *byte == b'?').unwrap_or(section.len());
         let numbers = section.iter().take(whole).map(|byte| i64::from(*byte)).collect::<Vec<_>>();
         let tree = Tree::Leaf(Leaf::Host(HostTensor::vector(numbers)));
         let failed = (whole < section.len()).then_some(Error::Empty { operation: "test" });
-        Made { chunk: (whole > 0).then(|| Chunk::rows(tree, whole)), failed }
+        ParsedSection { chunk: (whole > 0).then(|| Chunk::rows(tree, whole)), failed }
     }
 
     fn data(files: &[&str], threads: usize, skips: bool) -> Dataset<i64> {

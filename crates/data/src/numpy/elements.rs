@@ -1,4 +1,4 @@
-//! Decodes the elements of an array.
+//! The decoding of the elements of an array.
 
 use super::header::{Header, Text};
 use crate::Result;
@@ -9,10 +9,10 @@ use half::f16;
 use num_complex::{Complex32, Complex64};
 use std::io::Read;
 
-/// The number of bytes that are read and converted at once; a multiple of every element's size.
+/// The number of bytes that are read and converted at a time. It is a multiple of every element's size.
 const CHUNK: usize = 64 * 1024;
 
-/// Returns the memory that the elements take; `None` on overflow.
+/// Returns the number of bytes that the elements occupy; `None` if it overflows.
 pub(super) fn bytes(header: &Header) -> Option<u64> {
     let each = match header.text {
         Some(text) => text.bytes()?.checked_add(size_of::<Vec<u8>>())?,
@@ -23,7 +23,7 @@ pub(super) fn bytes(header: &Header) -> Option<u64> {
     Some(if header.shape.contains(&0) { 0 } else { bytes as u64 })
 }
 
-/// Returns the elements after a header, in row-major order.
+/// Reads the elements after a header, and returns them in row-major order.
 pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
     macro_rules! numbers {
         ($($dtype:ident $ty:ty;)*) => {
@@ -51,14 +51,14 @@ pub(super) fn read(header: &Header, input: &mut Input<impl Read>) -> Result<Buff
                     })
                 }),
                 DType::String => texts(header, input),
-                DType::Bf16 => Err(input.damaged("a dtype that numpy doesn't have")),
+                DType::Bf16 => Err(input.damaged("a dtype that numpy does not have")),
             }
         };
     }
     numbers! { F16 f16; F32 f32; F64 f64; I8 i8; U8 u8; I16 i16; U16 u16; I32 i32; U32 u32; I64 i64; U64 u64; }
 }
 
-/// Reads texts of fixed width. They are padded with zeros.
+/// Reads strings of fixed width, without the zeros with which they are padded.
 fn texts(header: &Header, input: &mut Input<impl Read>) -> Result<Buffer> {
     let too_large = || input.damaged(format!("shape {:?} is too large", header.shape));
     // In memory, texts take more bytes than in the file. So their sum may overflow even if that of the file
@@ -96,7 +96,8 @@ fn halves<const N: usize, const H: usize>(bytes: [u8; N]) -> Option<([u8; H], [u
     Some((*first, *rest.first_chunk::<H>()?))
 }
 
-/// Reads elements of `N` bytes each. Memory grows with the received bytes, whatever the stated shape.
+/// Reads elements of `N` bytes each. Memory grows only with the bytes that have been read, even if the header
+/// states a larger shape.
 fn numbers<T: Element, const N: usize>(
     header: &Header,
     input: &mut Input<impl Read>,
@@ -121,7 +122,7 @@ fn numbers<T: Element, const N: usize>(
     Ok(T::into_buffer(if header.fortran { row_major(&elements, &header.shape) } else { elements }))
 }
 
-/// Puts elements that are in column-major order into row-major order.
+/// Converts elements from column-major to row-major order.
 fn row_major<T: Clone>(columns: &[T], shape: &[usize]) -> Vec<T> {
     let mut rows = Vec::with_capacity(columns.len());
     let strides: Vec<usize> =

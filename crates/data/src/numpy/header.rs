@@ -1,49 +1,49 @@
-//! The header of an array: dtype, order and shape as a Python literal, read and written.
+//! The header of an array: its dtype, order and shape as a Python literal.
 
 use crate::Result;
 use crate::file::Input;
 use distribute_tensor::{DType, HostTensor};
 use std::io::Read;
 
-/// The first bytes of every file.
+/// The first bytes of every `.npy` file.
 pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// The alignment of the elements in files that this crate writes, as in numpy's.
+/// The alignment in bytes of the elements in files that this crate writes, as in NumPy.
 const ALIGNMENT: usize = 64;
 
-/// The longest accepted header: a longer shape would fill the memory. (numpy itself reads up to 10,000
-/// bytes.)
-const LONGEST: u64 = 1 << 20;
+/// The maximum length of a header in bytes, because a longer shape could exhaust the memory. (NumPy itself reads
+/// up to 10,000 bytes.)
+const MAX_LENGTH: u64 = 1 << 20;
 
-/// The header before the elements.
+/// The parsed header of an array.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Header {
     pub(super) dtype: DType,
     pub(super) big_endian: bool,
-    /// The width of a text; `None` for numbers.
+    /// The width of each string; `None` for numbers.
     pub(super) text: Option<Text>,
     /// Whether the elements are in column-major order.
     pub(super) fortran: bool,
     pub(super) shape: Vec<usize>,
 }
 
-/// The width of each text of an array.
+/// The width of each string of an array.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Text {
     /// The number of characters.
     pub(super) characters: usize,
-    /// Whether a character has 4 bytes of Unicode, and not 1.
+    /// Whether a character is Unicode with 4 bytes, rather than a single byte.
     pub(super) unicode: bool,
 }
 
 impl Text {
-    /// Returns the number of bytes; `None` on overflow.
+    /// Returns the width in bytes; `None` if it overflows.
     pub(super) fn bytes(self) -> Option<usize> {
         self.characters.checked_mul(if self.unicode { 4 } else { 1 })
     }
 }
 
-/// The dtypes that this crate and numpy both have, and numpy's codes.
+/// The dtypes that this crate and NumPy have in common, with NumPy's codes.
 const CODES: [(DType, &str); 14] = [
     (DType::Bool, "b1"),
     (DType::I8, "i1"),
@@ -62,7 +62,7 @@ const CODES: [(DType, &str); 14] = [
 ];
 
 impl Header {
-    /// Returns the header of a tensor that is to be written.
+    /// Creates the header for a tensor that is to be written. Returns an error if NumPy does not have its dtype.
     pub(super) fn of(tensor: &HostTensor) -> Result<Self> {
         let dtype = tensor.dtype();
         if CODES.iter().any(|(known, _)| *known == dtype) {
@@ -74,7 +74,7 @@ impl Header {
         }
     }
 
-    /// Returns the bytes up to the first element.
+    /// Encodes the header: all bytes up to the first element.
     pub(super) fn encode(&self) -> Vec<u8> {
         let code = CODES.iter().find(|(dtype, _)| *dtype == self.dtype).map_or("", |(_, code)| code);
         let order = match (self.dtype.bytes(), self.big_endian) {
@@ -103,10 +103,10 @@ impl Header {
         [MAGIC, &[version, 0], &len, text.as_bytes()].concat()
     }
 
-    /// Reads the header, up to the first element.
+    /// Reads a header, that is, all bytes up to the first element.
     pub(super) fn read(input: &mut Input<impl Read>) -> Result<Self> {
         if input.array::<6>()? != MAGIC {
-            return Err(input.damaged_at(0, "this is no .npy file: it doesn't begin with \\x93NUMPY"));
+            return Err(input.damaged_at(0, "this is not a .npy file: it does not begin with \\x93NUMPY"));
         }
         let [major, minor] = input.array()?;
         let len = match (major, minor) {
@@ -114,8 +114,10 @@ impl Header {
             (2 | 3, 0) => u64::from(u32::from_le_bytes(input.array()?)),
             _ => return Err(input.damaged(format!("version {major}.{minor} of the format is not known"))),
         };
-        if len > LONGEST {
-            return Err(input.damaged(format!("a header of {len} bytes; no shape needs more than {LONGEST}")));
+        if len > MAX_LENGTH {
+            return Err(
+                input.damaged(format!("a header of {len} bytes; no shape needs more than {MAX_LENGTH}"))
+            );
         }
         let start = input.offset();
         let text = input.bytes(len)?;
@@ -126,13 +128,13 @@ impl Header {
     }
 }
 
-/// A parser of a Python dictionary.
+/// A parser of the Python dictionary in a header.
 struct Literal<'a> {
     text: &'a [u8],
     next: usize,
 }
 
-/// The value, or a description of the expected token at `next`.
+/// The parsed value, or a description of the token that was expected at `next`.
 type Parsed<T> = std::result::Result<T, &'static str>;
 
 impl<'a> Literal<'a> {
@@ -170,7 +172,7 @@ impl<'a> Literal<'a> {
         self.next += rest.iter().take_while(|b| b.is_ascii_whitespace()).count();
     }
 
-    /// Skips blanks and the token, if it comes next.
+    /// Skips blanks and then `token`; `None` if something else comes next.
     fn token(&mut self, token: &[u8]) -> Option<()> {
         self.blanks();
         self.text.get(self.next..)?.starts_with(token).then(|| self.next += token.len())
@@ -191,7 +193,7 @@ impl<'a> Literal<'a> {
         yes.or_else(|| self.token(b"False").map(|()| false))
     }
 
-    /// Returns a dtype, whether its elements are big-endian, and their width if they are text.
+    /// Parses a dtype. Returns the dtype, whether elements are big-endian, and the width of strings.
     fn descr(&mut self) -> Parsed<(DType, bool, Option<Text>)> {
         const KNOWN: &str = "the code of a bool, integer, float, complex or text dtype, such as '<f4'";
         self.blanks();
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_aligned() {
+    fn a_header_round_trips_and_is_aligned() {
         for (dtype, _) in CODES {
             for shape in [vec![], vec![7], vec![0, 3], vec![1; 30_000]] {
                 let header = Header { dtype, big_endian: false, text: None, fortran: false, shape };
@@ -283,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_at_its_place() {
+    fn errors_name_their_position() {
         let at = |text: &str| {
             let mut bytes = [MAGIC, &[1, 0], &(text.len() as u16).to_le_bytes(), text.as_bytes()].concat();
             bytes.push(0);

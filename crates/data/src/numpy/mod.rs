@@ -1,14 +1,14 @@
-//! Arrays in numpy's formats: `.npy` files, and `.npz` files of several arrays.
+//! Arrays in NumPy's formats: `.npy` files, and `.npz` files with several arrays.
 //!
-//! All dtypes that numpy and [`HostTensor`] both have are read: bool, integers, `float16` to `float64`,
-//! `complex64`, `complex128` and text (`str_` as UTF-8, `bytes_`), in either byte order, in row-major or
-//! column-major order. Dates, structures and Python objects give an error, and so does a file that is longer
-//! than its header states.
+//! All dtypes that NumPy and [`HostTensor`] have in common can be read: bool, integers, `float16` to `float64`,
+//! `complex64`, `complex128` and text (`str_` as UTF-8, `bytes_`), in either byte order, in row-major or column-major
+//! order. Dates, structures and Python objects result in an error, and so does a file that is longer than its header
+//! states.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `header.rs` | dtype, order and shape: the Python literal before the elements, read and written |
-//! | `elements.rs` | decodes the elements |
+//! | `header.rs` | dtype, order and shape: the Python literal before the elements |
+//! | `elements.rs` | the decoding of the elements |
 
 mod elements;
 mod header;
@@ -27,7 +27,7 @@ use std::path::Path;
 /// # Errors
 ///
 /// - [`Error::Io`]: the file cannot be read.
-/// - [`Error::Damaged`]: the file is no `.npy` file, has a dtype that tensors don't have, or is compressed
+/// - [`Error::Damaged`]: the file is not a `.npy` file, has a dtype that tensors do not have, or is compressed
 ///   and larger than the [limit for one element](Location::element_limit).
 ///
 /// ```
@@ -52,13 +52,13 @@ pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
     array.map_err(|error| Compression::Auto.blame(&location, known, error))
 }
 
-/// Reads all arrays of a `.npz` file, which `numpy.savez` and `numpy.savez_compressed` write, by name.
+/// Reads all arrays of a `.npz` file by name. `numpy.savez` and `numpy.savez_compressed` write such files.
 ///
 /// # Errors
 ///
-/// The errors of [`read_npy`]. They name the array's file within the archive as `file.npz/name.npy`. All
-/// arrays together may take as much memory as the file has bytes, or as the [limit for one
-/// element](Location::element_limit) if that is more.
+/// Returns the errors of [`read_npy`], with the location of the array's file in the archive as
+/// `file.npz/name.npy`. All arrays together may take as much memory as the file has bytes, or as the [limit for
+/// one element](Location::element_limit) if that is more.
 ///
 /// ```no_run
 /// let arrays = distribute_data::numpy::read_npz("mnist.npz")?;
@@ -70,12 +70,12 @@ pub fn read_npz(location: impl Into<Location>) -> Result<BTreeMap<String, HostTe
     any_npz(&location.into(), None)
 }
 
-/// Reads some arrays of a `.npz` file by name. Others are not read, whatever they are.
+/// Reads the arrays of a `.npz` file with the given names. Other arrays are not read, so they may have any dtype.
 ///
 /// # Errors
 ///
 /// - [`Error::NoColumn`]: there is no array with a requested name.
-/// - Any error of [`read_npz`], for these arrays.
+/// - Any error of [`read_npz`] about these arrays.
 ///
 /// ```no_run
 /// let arrays = distribute_data::numpy::read_npz_arrays("mnist.npz", ["x_train"])?;
@@ -106,13 +106,13 @@ fn any_npz(location: &Location, names: Option<&BTreeSet<String>>) -> Result<BTre
     }
 }
 
-/// Writes a tensor as a `.npy` file, little-endian and in row-major order. The file gets its name when it is
-/// complete.
+/// Writes a tensor as a `.npy` file, in little-endian byte order and row-major order. The file gets its name only
+/// when it is complete.
 ///
 /// # Errors
 ///
 /// - [`Error::Write`]: the file cannot be written.
-/// - [`Error::Tensor`]: the tensor is of `bfloat16`, which numpy doesn't have, or of strings.
+/// - [`Error::Tensor`]: the tensor contains strings or is of `bfloat16`, which NumPy does not have.
 #[doc(alias = "numpy.save")]
 pub fn write_npy(path: impl AsRef<Path>, tensor: &HostTensor) -> Result<()> {
     let path = path.as_ref();
@@ -126,11 +126,11 @@ pub fn write_npy(path: impl AsRef<Path>, tensor: &HostTensor) -> Result<()> {
     write().map_err(|source| Error::Write { path: path.display().to_string(), source })
 }
 
-/// The memory that arrays may take.
+/// The limit on the memory that arrays may take together.
 struct Room {
     /// The limit; `None` if there is none.
     limit: Option<ElementLimit>,
-    /// The memory that earlier arrays have taken.
+    /// The memory in bytes that earlier arrays have taken.
     taken: u64,
 }
 
@@ -171,7 +171,7 @@ fn archive(
         let mut input = Input::new(path, member);
         match name.strip_suffix(".npy") {
             Some(name) => arrays.insert(name.to_string(), read(&mut input, &mut room)?),
-            None => return Err(input.damaged("this is no .npy file, and others have no place in a .npz")),
+            None => return Err(input.damaged("this is not a .npy file, but a .npz has only these")),
         };
     }
     match names.into_iter().flatten().find(|name| !arrays.contains_key(*name)) {

@@ -1,4 +1,4 @@
-//! [`AheadStage`]: a stage on its own thread, ahead of its consumer.
+//! [`AheadStage`]: a stage that runs on a separate thread, before its elements are requested.
 
 use crate::chunk::Chunk;
 use crate::guard::panic_message;
@@ -7,12 +7,13 @@ use crate::{Error, Result};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
-/// Runs its input on a thread that stays at most `buffer` elements ahead of the consumer.
+/// A stage that runs its input on a thread. The thread prepares at most `buffer` elements before the consumer
+/// requests them.
 ///
-/// No deadline is needed, because a wait on a channel ends when the other end is dropped. The thread drops
-/// its end when the input ends, fails or panics. The consumer drops its end with the stage. The thread's next
-/// send then fails, and the thread exits. The stage never joins a thread that may still be in a user
-/// function. Only the user function itself can take long, just as without a thread.
+/// No deadline is needed, because a wait on a channel ends when the other end is dropped. The thread drops its
+/// end when the input ends, fails or panics. The consumer drops its end with the stage. The thread's next send
+/// then fails, and the thread exits. The stage never joins a thread that may still be running a user function.
+/// Only the user function itself can take long, as it could without a thread.
 pub(crate) struct AheadStage {
     state: State,
     buffer: usize,
@@ -20,31 +21,32 @@ pub(crate) struct AheadStage {
 }
 
 enum State {
-    /// A stage that is not started: a pass that is never read needs no thread.
+    /// A stage whose thread has not been started. A pass that is never read needs no thread.
     Waiting(Box<dyn Stage>),
     Running(Running),
     Ended,
 }
 
 struct Running {
-    receiver: Receiver<Made>,
+    receiver: Receiver<Delivered>,
     thread: JoinHandle<()>,
-    /// The number of passes that the input had completed when the last element was made.
+    /// The number of passes that the input had completed when the last element was created.
     passes: usize,
     /// A received chunk that could not be appended to the previous one.
     kept: Option<Result<Chunk>>,
 }
 
 /// A chunk, and the number of [passes](Stage::passes) that the input had completed by then.
-type Made = (Result<Chunk>, usize);
+type Delivered = (Result<Chunk>, usize);
 
-/// A channel allocates all its slots at once, so more slots than these would only cost memory.
-const MOST_PLACES: usize = 4096;
+/// The maximum number of slots of a channel. A channel allocates all of them at once, so more slots would only cost
+/// memory.
+const MAX_PLACES: usize = 4096;
 
 impl Running {
     fn start(mut input: Box<dyn Stage>, buffer: usize, operation: &'static str) -> Result<Self> {
         // The thread holds one more element, waiting for a slot.
-        let (sender, receiver) = sync_channel(buffer.saturating_sub(1).min(MOST_PLACES));
+        let (sender, receiver) = sync_channel(buffer.saturating_sub(1).min(MAX_PLACES));
         let thread = std::thread::Builder::new()
             .name(format!("data-{operation}"))
             .spawn(move || {
@@ -52,7 +54,7 @@ impl Running {
                     let _input = tracing::trace_span!("input").entered();
                     // Batches are assembled here, ahead of the consumer.
                     let chunk = input.next(1)?;
-                    Some((chunk.and_then(Chunk::together), input.passes()))
+                    Some((chunk.and_then(Chunk::assembled), input.passes()))
                 };
                 while let Some(made) = next() {
                     let failed = made.0.is_err();
@@ -69,7 +71,7 @@ impl Running {
         Ok(Self { receiver, thread, passes: 0, kept: None })
     }
 
-    /// Waits for one element, and takes others that are ready, up to `max` in total.
+    /// Blocks until one element is available, and takes others that are ready, up to `max` in total.
     fn pull(&mut self, max: usize) -> Option<Result<Chunk>> {
         // This wait ends with the thread, see [`AheadStage`].
         let first = match self.kept.take() {
@@ -96,13 +98,13 @@ impl Running {
         Some(Ok(chunk))
     }
 
-    fn counted(&mut self, (chunk, passes): Made) -> Result<Chunk> {
+    fn counted(&mut self, (chunk, passes): Delivered) -> Result<Chunk> {
         self.passes = passes;
         chunk
     }
 
-    /// Returns the error of a thread that panicked. The thread has nothing left to do, so this join doesn't
-    /// wait.
+    /// Returns the error of a thread that panicked; `None` if it has ended normally. The thread has nothing left
+    /// to do, so this does not block.
     fn end(self, operation: &'static str) -> Option<Result<Chunk>> {
         let panic = self.thread.join().err()?;
         Some(Err(Error::ThreadDied { operation, message: panic_message(panic.as_ref()) }))
@@ -110,13 +112,13 @@ impl Running {
 }
 
 impl AheadStage {
-    /// Creates a stage whose thread is not started yet. `buffer` must be at least 1. `operation` is used for
-    /// the name of the thread and for errors.
+    /// Creates a stage, without starting its thread. `buffer` must be at least 1. `operation` is the name of the
+    /// thread, and is contained in errors.
     pub(crate) fn new(input: Box<dyn Stage>, buffer: usize, operation: &'static str) -> Self {
         Self { state: State::Waiting(input), buffer, operation }
     }
 
-    /// Starts the thread before the first element is requested.
+    /// Starts the thread, before the first element is requested.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.state = match std::mem::replace(&mut self.state, State::Ended) {
             State::Waiting(input) => State::Running(Running::start(input, self.buffer, self.operation)?),
@@ -143,7 +145,8 @@ impl Stage for AheadStage {
         }
     }
 
-    /// Skips by the input itself if the thread has not started. That can be much faster than making elements.
+    /// Skips in the input itself if the thread has not started. That can be much faster than creating the
+    /// elements.
     fn skip(&mut self, count: usize) -> Result<usize> {
         if let State::Waiting(input) = &mut self.state {
             let skipped = input.skip(count)?;
@@ -181,7 +184,7 @@ mod tests {
         watched(|| {
             let mut stage = AheadStage::new(Box::new(Broken), 2, "prefetch");
             let error = stage.next(1).unwrap().err().unwrap();
-            assert_eq!(error.to_string(), "a thread of prefetch died: a bug of ours");
+            assert_eq!(error.to_string(), "a thread of prefetch panicked: a bug of ours");
             assert!(stage.next(1).is_none());
         });
     }

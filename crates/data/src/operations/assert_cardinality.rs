@@ -1,4 +1,4 @@
-//! Asserts the number of elements.
+//! The operation that asserts the number of elements.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding, WorkerShard, one_input};
@@ -7,12 +7,12 @@ use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Asserts that there are `count` elements, which is the [`cardinality`](Dataset::cardinality) from here
-    /// on.
+    /// Asserts that the dataset has `count` elements. This is then the [`cardinality`](Dataset::cardinality) of
+    /// the result.
     ///
-    /// Another number gives [`Error::Cardinality`]. If the pipeline determines the number, the error comes
-    /// before anything is read. Otherwise it comes in the pass, at its end or in place of the first excess
-    /// element. Workers that read their own files each have only some of the elements, so the assertion is
+    /// A different number results in [`Error::Cardinality`]. If the pipeline determines the number, the error is
+    /// returned before anything is read. Otherwise it is returned in the pass: at its end, or in place of the first
+    /// excess element. Workers that read different files have only some of the elements each, so the assertion is
     /// removed for them.
     ///
     /// ```
@@ -82,7 +82,7 @@ struct AssertStage {
     input: Box<dyn Stage>,
     expected: usize,
     left: usize,
-    /// Whether there was an excess element after the ones passed on last.
+    /// Whether there was an excess element after those that were passed on last.
     more: bool,
 }
 
@@ -91,7 +91,7 @@ impl AssertStage {
         wrong(self.expected, if self.more { "has more".into() } else { has(self.expected - self.left) })
     }
 
-    /// Passes on all except the excess elements.
+    /// Returns the chunk without excess elements. Returns the error if there are no others.
     fn count(&mut self, mut chunk: Chunk) -> Result<Chunk> {
         if chunk.len() > self.left {
             self.more = true;
@@ -131,7 +131,7 @@ mod tests {
     use crate::{Batching, Cardinality, Dataset, Error};
 
     #[test]
-    fn the_right_number_changes_nothing_but_what_is_known() {
+    fn the_right_number_changes_only_the_cardinality() {
         let data = Dataset::range(9).filter(|x| *x > 4).assert_cardinality(4);
         assert_eq!(data.cardinality(), Cardinality::Finite(4));
         assert_eq!(values(&data), [5, 6, 7, 8]);
@@ -146,9 +146,9 @@ mod tests {
         let mut pass = data.assert_cardinality(3).iter();
         assert_eq!(pass.by_ref().take(3).map(Result::unwrap).collect::<Vec<_>>(), [5, 6, 7]);
         let error = pass.next().unwrap().unwrap_err().to_string();
-        assert_eq!(error, "assert_cardinality: there have to be 3 elements, but this dataset has more");
+        assert_eq!(error, "assert_cardinality: there must be 3 elements, but this dataset has more");
         let error = data.assert_cardinality(5).iter().last().unwrap().unwrap_err().to_string();
-        assert_eq!(error, "assert_cardinality: there have to be 5 elements, but this dataset has 4 elements");
+        assert_eq!(error, "assert_cardinality: there must be 5 elements, but this dataset has 4 elements");
         assert_eq!(ids(&data.assert_cardinality(3).batch(3).take(1)), [[5, 6, 7]]);
         assert!(data.assert_cardinality(3).skip(5).iter().next().unwrap().is_err());
         assert!(matches!(
@@ -158,7 +158,7 @@ mod tests {
         let endless = Dataset::range(3).repeat_forever().assert_cardinality(4).check();
         assert_eq!(
             endless.unwrap_err().to_string(),
-            "assert_cardinality: there have to be 4 elements, but this dataset never ends"
+            "assert_cardinality: there must be 4 elements, but this dataset never ends"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Declares the spec of a dataset, and checks its elements as they come.
+//! The operation that declares the spec of a dataset, and checks its elements in the pass.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Look, Operation, Pipeline, Sharding, one_input};
@@ -8,11 +8,11 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Declares the dtypes and shapes of all elements. Use it for functions and generators with elements of
-    /// different sizes, or with sizes that the first element doesn't show. A size of `None` may be any size.
+    /// Declares the dtypes and shapes of all elements. Use this for functions and generators whose elements
+    /// differ in size, or have sizes that the first element does not show. A size of `None` means any size.
     ///
-    /// Every element is checked as it comes. One with another structure, dtype or shape gives [`Error::Spec`]
-    /// in the pass.
+    /// Every element is checked in the pass. An element with a different structure, dtype or shape results in
+    /// [`Error::Spec`].
     ///
     /// ```
     /// use distribute_data::{Dataset, TensorSpec};
@@ -38,7 +38,7 @@ struct AssertElementSpec {
     declared: Arc<Declared>,
 }
 
-/// A spec that elements are compared with. Its leaves and structure are made once for all elements.
+/// A declared spec. Its leaves and structure are computed once for all elements.
 struct Declared {
     spec: ElementSpec,
     leaves: Vec<TensorSpec>,
@@ -51,7 +51,8 @@ impl Declared {
         Self { spec, leaves, structure }
     }
 
-    /// Describes the declared spec and an element, if the element doesn't have the spec.
+    /// Compares an element with the spec. Returns descriptions of the spec and the element if they differ,
+    /// otherwise `None`.
     fn difference(&self, value: &Tree<Leaf>) -> Option<(String, String)> {
         let fits = |(spec, leaf): (&TensorSpec, &Leaf)| {
             let dims = leaf.dims();
@@ -72,7 +73,7 @@ impl Operation for AssertElementSpec {
         format!("assert element spec {}", self.declared.spec.describe(&ToString::to_string))
     }
 
-    /// Returns an empty text, because the operation changes no element.
+    /// Returns an empty string, because the operation changes no element.
     fn identity(&self) -> String {
         String::new()
     }
@@ -103,9 +104,9 @@ struct AssertStage {
 }
 
 impl AssertStage {
-    /// Returns the elements before the first that doesn't have the spec.
+    /// Returns the elements before the first one that does not match the spec.
     fn check(&mut self, chunk: Chunk) -> Result<Chunk> {
-        let chunk = chunk.together()?;
+        let chunk = chunk.assembled()?;
         let right = match &chunk {
             // The rows of a source all have one spec.
             Chunk::Rows(source, picks) => {
@@ -127,8 +128,8 @@ impl AssertStage {
         }
     }
 
-    /// Returns whether an element has the declared spec; records an error if not. `offset`: its position
-    /// after the elements that were passed on.
+    /// Returns whether an element matches the declared spec. If not, records an error. `offset` is the number of
+    /// elements between those that were passed on and this one.
     fn is_right(&mut self, offset: usize, value: &Tree<Leaf>) -> bool {
         let index = self.input.index + offset;
         let difference = self.declared.difference(value);
@@ -181,7 +182,7 @@ mod tests {
         let error = lists.skip(3).assert_element_spec(vector(DType::F32, Some(3))).iter().nth(1).unwrap();
         assert_eq!(
             error.unwrap_err().to_string(),
-            "assert_element_spec: element 1 has to be float32 [3], but is float32[4]"
+            "assert_element_spec: element 1 must be float32 [3], but is float32[4]"
         );
     }
 

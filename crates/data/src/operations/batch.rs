@@ -1,4 +1,4 @@
-//! Stacks several elements into one, with a new axis 0.
+//! The operation that stacks several elements into one, with a new axis 0.
 
 use crate::chunk::{Assembly, Chunk};
 use crate::error::at_least_one;
@@ -9,17 +9,17 @@ use crate::{Cardinality, Dataset, ElementSpec, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Stacks `size` consecutive elements along a new axis 0: leaves of shape `[…]` become leaves of shape
-    /// `[size, …]`. The last batch has the remaining elements, at least one.
+    /// Stacks `size` consecutive elements into a batch, along a new axis 0. Leaves of shape `[…]` become leaves
+    /// of shape `[size, …]`. The last batch contains the remaining elements, at least one.
     ///
-    /// Elements that differ in structure, dtype or shape give [`Error::Stack`](crate::Error::Stack) in the
-    /// pass. A `size` of 0 gives [`Error::Parameter`](crate::Error::Parameter).
+    /// Elements of a batch that differ in structure, dtype or shape result in [`Error::Stack`](crate::Error::Stack) in
+    /// the pass. A `size` of 0 results in [`Error::Parameter`](crate::Error::Parameter).
     #[doc(alias = "tf.data.Dataset.batch")]
     pub fn batch(&self, size: usize) -> Dataset<T::Batch> {
         Dataset::of(Batch { input: self.pipeline().clone(), size, drop_remainder: false })
     }
 
-    /// Stacks elements like [`batch`](Dataset::batch), but drops a shorter last batch.
+    /// Stacks elements like [`batch`](Dataset::batch), but drops the last batch if it is not full.
     #[doc(alias = "drop_remainder")]
     pub fn batch_exact(&self, size: usize) -> Dataset<T::Batch> {
         Dataset::of(Batch { input: self.pipeline().clone(), size, drop_remainder: true })
@@ -72,23 +72,24 @@ impl Operation for Batch {
     }
 }
 
-/// Returns the number of batches of `size` elements.
+/// Returns the number of batches into which the elements are stacked.
 pub(crate) fn batches(elements: Cardinality, size: usize, drop_remainder: bool) -> Cardinality {
     elements.map(|n| if drop_remainder { n / size.max(1) } else { n.div_ceil(size.max(1)) })
 }
 
-/// Returns the number of rows of all batches, if it is constant.
+/// Returns the number of rows per batch, if every batch has the same number.
 pub(crate) fn batch_rows(elements: Cardinality, size: usize, drop_remainder: bool) -> Option<usize> {
     let full = drop_remainder || elements == Cardinality::Infinite;
     full.then_some(size)
 }
 
-/// Returns how batching behaves on a worker's shard. Each worker would drop its own remainder.
+/// Returns the behavior of batching if each worker reads a shard. If remainders are dropped, each worker would drop its
+/// own.
 pub(super) fn remainder(drop: bool) -> Sharding {
     if drop { Sharding::Whole } else { Sharding::Through }
 }
 
-/// A function that makes a batch of elements, given the index of the first.
+/// A function that creates a batch from elements. Its second argument is the index of the first element.
 pub(super) type Join = Box<dyn Fn(Assembly, usize) -> Result<Chunk> + Send>;
 
 pub(super) struct BatchStage {

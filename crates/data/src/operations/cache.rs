@@ -1,4 +1,4 @@
-//! Keeps elements in memory for later passes.
+//! The operation that keeps elements in memory for later passes.
 
 use crate::chunk::{Chunk, append};
 use crate::pipeline::{Operation, Pipeline, Sharding};
@@ -8,38 +8,38 @@ use distribute_tensor::Nest;
 use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
-    /// Keeps all elements of the first complete pass in memory, for later passes. A pass that ends early
-    /// keeps nothing. A dataset that never ends gives [`Error::Endless`].
+    /// Keeps all elements of the first complete pass in memory, for later passes. A pass that ends early keeps nothing.
+    /// An infinite dataset results in [`Error::Endless`].
     ///
-    /// Every pass has the elements of the input's pass 0, in its order. So put a
-    /// [`shuffle`](Dataset::shuffle) after the cache, not before it. Tensors are shared, and rows in memory
-    /// are kept as indices.
+    /// Every pass has the same elements as pass 0 of the input, in the same order. A [`shuffle`](Dataset::shuffle)
+    /// should therefore come after the cache, not before it. Tensors are shared, and rows in memory are kept as
+    /// indices.
     #[doc(alias = "tf.data.Dataset.cache")]
     pub fn cache(&self) -> Self {
-        Self::of(Cache { input: self.pipeline().clone(), kept: Arc::default() })
+        Self::of(Cache { input: self.pipeline().clone(), cached: Arc::default() })
     }
 }
 
 struct Cache {
     input: Pipeline,
-    kept: Arc<OnceLock<Kept>>,
+    cached: Arc<OnceLock<CachedElements>>,
 }
 
-/// All elements of a pass.
+/// The elements of a pass that have been kept.
 #[derive(Default)]
-struct Kept {
+struct CachedElements {
     chunks: Vec<Chunk>,
     len: usize,
 }
 
-impl Kept {
-    /// Keeps the elements of a chunk, without the rest of their sections.
+impl CachedElements {
+    /// Adds the elements of a chunk, without the rest of their section.
     fn push(&mut self, chunk: &Chunk) -> Result<()> {
         self.len += chunk.len();
         append(&mut self.chunks, chunk.slice(0..chunk.len()))
     }
 
-    /// Compacts the last chunk. No more elements follow.
+    /// Compacts the last chunk. Call this when no more elements follow.
     fn end(&mut self) -> Result<()> {
         if let Some(last) = self.chunks.pop() {
             self.chunks.push(last.compact()?);
@@ -57,9 +57,9 @@ impl Operation for Cache {
         Some(self.input.clone())
     }
 
-    /// Returns an empty cache, because the elements of another input differ.
+    /// Returns the operation with an empty cache, because the elements of a different input differ.
     fn over(&self, f: &mut dyn FnMut(&Pipeline) -> Pipeline) -> Option<Pipeline> {
-        Some(Arc::new(Cache { input: f(&self.input), kept: Arc::default() }))
+        Some(Arc::new(Cache { input: f(&self.input), cached: Arc::default() }))
     }
 
     fn describe(&self) -> String {
@@ -71,8 +71,8 @@ impl Operation for Cache {
     }
 
     fn cardinality(&self) -> Cardinality {
-        match self.kept.get() {
-            Some(kept) => Cardinality::Finite(kept.len),
+        match self.cached.get() {
+            Some(cached) => Cardinality::Finite(cached.len),
             None => self.input.cardinality(),
         }
     }
@@ -86,21 +86,21 @@ impl Operation for Cache {
     }
 
     fn costly(&self) -> bool {
-        self.kept.get().is_none() && self.input.costly()
+        self.cached.get().is_none() && self.input.costly()
     }
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        match self.kept.get() {
-            Some(_) => Box::new(KeptStage { kept: self.kept.clone(), chunk: 0, start: 0 }),
+        match self.cached.get() {
+            Some(_) => Box::new(CachedStage { cached: self.cached.clone(), chunk: 0, start: 0 }),
             None => {
-                let (input, kept) = (self.input.start(0), self.kept.clone());
-                Box::new(FillStage { input, kept, seen: Kept::default() })
+                let (input, cached) = (self.input.start(0), self.cached.clone());
+                Box::new(FillStage { input, cached, seen: CachedElements::default() })
             }
         }
     }
 }
 
-/// Checks that a dataset ends. Caching an endless one would keep more and more elements without ever using
+/// Checks that a dataset is finite. Caching an infinite one would keep more and more elements without ever using
 /// them.
 pub(super) fn ends(operation: &'static str, input: &Pipeline) -> Result<()> {
     match input.cardinality() {
@@ -109,11 +109,11 @@ pub(super) fn ends(operation: &'static str, input: &Pipeline) -> Result<()> {
     }
 }
 
-/// Passes on the elements of the input, and keeps them once they are complete.
+/// A stage that passes on the elements of the input. When the input ends, it stores them in the cache.
 struct FillStage {
     input: Box<dyn Stage>,
-    kept: Arc<OnceLock<Kept>>,
-    seen: Kept,
+    cached: Arc<OnceLock<CachedElements>>,
+    seen: CachedElements,
 }
 
 impl Stage for FillStage {
@@ -123,11 +123,11 @@ impl Stage for FillStage {
                 return Some(Err(error));
             }
             // If two passes run at once, the first to end is kept. They have the same elements.
-            let _ = self.kept.set(std::mem::take(&mut self.seen));
+            let _ = self.cached.set(std::mem::take(&mut self.seen));
             return None;
         };
         // Batches are assembled once, before they are kept.
-        let chunk = chunk.and_then(Chunk::together).and_then(|chunk| {
+        let chunk = chunk.and_then(Chunk::assembled).and_then(|chunk| {
             self.seen.push(&chunk)?;
             Ok(chunk)
         });
@@ -135,17 +135,18 @@ impl Stage for FillStage {
     }
 }
 
-/// Passes on the kept elements.
-struct KeptStage {
-    kept: Arc<OnceLock<Kept>>,
+/// A stage that yields the elements in the cache.
+struct CachedStage {
+    cached: Arc<OnceLock<CachedElements>>,
     chunk: usize,
     start: usize,
 }
 
-impl KeptStage {
-    /// Returns the next elements, up to `max`, all of one chunk; `None` at the end.
+impl CachedStage {
+    /// Returns the position of the next elements: the index of a chunk, and a range of up to `max` elements in
+    /// it. Returns `None` at the end.
     fn advance(&mut self, max: usize) -> Option<(usize, std::ops::Range<usize>)> {
-        let chunks = &self.kept.get()?.chunks;
+        let chunks = &self.cached.get()?.chunks;
         while self.start == chunks.get(self.chunk)?.len() {
             (self.chunk, self.start) = (self.chunk + 1, 0);
         }
@@ -155,10 +156,10 @@ impl KeptStage {
     }
 }
 
-impl Stage for KeptStage {
+impl Stage for CachedStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         let (chunk, range) = self.advance(max)?;
-        Some(Ok(self.kept.get()?.chunks.get(chunk)?.slice(range)))
+        Some(Ok(self.cached.get()?.chunks.get(chunk)?.slice(range)))
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {
@@ -224,8 +225,8 @@ mod tests {
         assert_eq!(made.load(Ordering::Relaxed), 12);
     }
 
-    /// Otherwise a position in epoch 1 would mean another element in a new process, whose first pass is that
-    /// one.
+    /// Checks that every pass equals pass 0 of the input. Otherwise a position in epoch 1 would refer to a different
+    /// element in a new process, whose first pass is that one.
     #[test]
     fn every_pass_is_the_inputs_pass_0() {
         let shuffled = Dataset::range(20).shuffle(20, 3);
@@ -244,23 +245,23 @@ mod tests {
         assert!(std::ptr::eq(whole.as_slice::<i64>().unwrap(), x.as_slice::<i64>().unwrap()), "copied");
     }
 
-    /// The rest of a section is freed, whatever operation has chosen its elements.
+    /// Checks that the rest of a section is freed, whatever operation has chosen its elements.
     #[test]
     fn of_a_section_no_more_is_kept_than_its_elements() {
         let rows = || Dataset::range(1000).batch(100).unbatch::<i64>();
         // 10 consecutive rows of each section match, so a filter has no reason to copy them.
         for (few, count) in [(rows().filter(|x| x % 100 < 10), 100), (rows().shard(8, 1), 125)] {
-            let cache = Cache { input: few.pipeline().clone(), kept: Arc::default() };
+            let cache = Cache { input: few.pipeline().clone(), cached: Arc::default() };
             let mut stage = cache.start(0);
             while let Some(chunk) = stage.next(10) {
                 chunk.unwrap();
             }
-            let kept = cache.kept.get().unwrap();
-            let sources = kept.chunks.iter().map(|chunk| match chunk {
+            let cached = cache.cached.get().unwrap();
+            let sources = cached.chunks.iter().map(|chunk| match chunk {
                 Chunk::Rows(source, _) => source.len(),
                 _ => panic!("rows stay rows"),
             });
-            assert_eq!((kept.len, sources.sum::<usize>()), (count, count));
+            assert_eq!((cached.len, sources.sum::<usize>()), (count, count));
             assert_eq!(values(&few.cache()), values(&few));
         }
         let batches = rows().filter(|x| x % 100 < 10).batch(25);
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_ends_is_not_kept() {
+    fn infinite_passes_are_not_cached() {
         let endless = Dataset::range(3).repeat_forever();
         assert!(matches!(endless.cache().check(), Err(Error::Endless { operation: "cache" })));
         assert!(matches!(endless.cache_to("x").check(), Err(Error::Endless { operation: "cache_to" })));

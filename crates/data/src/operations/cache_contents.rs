@@ -1,25 +1,26 @@
-//! [`Contents`]: identifies the pipeline whose elements are in a cache file.
+//! [`Contents`]: the identification of the pipeline whose elements are in a cache file.
 
 use crate::file::Stamp;
 use crate::pipeline::{self, Look, Pipeline};
 use crate::{Cardinality, Error, Location, Result};
 use std::sync::Arc;
 
-/// The properties of a dataset that are known without making its elements.
+/// The properties of a dataset that are known without computing its elements. They are the first record of a
+/// cache file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Contents {
     /// The checksum of the operations, as in positions.
     operations: u32,
-    /// The number of elements, and their spec, as text; empty if unknown.
+    /// The number of elements and their spec, as text; empty strings if they are not known.
     known: [String; 2],
-    /// The files of the sources, in order.
+    /// The stamps of the sources' files, in order.
     files: Arc<[Stamp]>,
 }
 
-/// The beginning of the record, unlike that of any element. The last byte is the version.
+/// The first bytes of the record, which differ from those of any element. The last byte is the version.
 const BEGIN: &[u8] = b"\xd5cache\x02";
 
-/// Returns the current state of a pipeline's files. This takes a system call for each.
+/// Returns the current stamps of a pipeline's files. This takes a system call for each file.
 pub(super) fn files(pipeline: &Pipeline) -> Arc<[Stamp]> {
     let mut stamps = Vec::new();
     pipeline::visit(pipeline, &mut |operation| {
@@ -29,7 +30,7 @@ pub(super) fn files(pipeline: &Pipeline) -> Arc<[Stamp]> {
 }
 
 impl Contents {
-    /// Returns the contents of a pipeline with these files.
+    /// Creates the identification of a pipeline. `files` are the stamps of its files.
     pub(super) fn of(pipeline: &Pipeline, files: Arc<[Stamp]>) -> Self {
         let count = match pipeline.cardinality() {
             Cardinality::Unknown => String::new(),
@@ -57,11 +58,12 @@ impl Contents {
         Some(Self { operations: u32::from_le_bytes(*operations), known: [count.into(), spec.into()], files })
     }
 
-    /// Checks that the first record of a file matches.
+    /// Checks that the first record of a cache file matches this identification. `record` is `None` if there is
+    /// no record.
     pub(super) fn check(&self, record: Option<&[u8]>, file: &Location) -> Result<()> {
         let refuse = |why| Err(Error::Cache { path: file.to_string(), why });
         let Some(theirs) = record.and_then(Self::decode) else {
-            return refuse("it is no cache of this version".into());
+            return refuse("it is not a cache of this version".into());
         };
         // An unknown value on one side is not a difference: a cache in memory knows its length only once it
         // is filled.
@@ -94,7 +96,7 @@ mod tests {
     use crate::Dataset;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn contents_round_trip() {
         let files_too = crate::text_lines(["/nonexistent/a", "b"]).concatenate(&crate::text_lines("c"));
         for pipeline in [
             Dataset::range(3).filter(|_| true).pipeline(),

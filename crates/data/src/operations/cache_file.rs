@@ -1,5 +1,5 @@
-//! Keeps elements in a file: an identification of their pipeline, a record for each element, and their
-//! number.
+//! The operation that keeps elements in a file. The file contains an identification of the pipeline, a record for
+//! each element, and the number of elements.
 
 use super::cache::ends;
 use super::cache_contents::{Contents, files};
@@ -16,19 +16,19 @@ use std::sync::{Arc, OnceLock};
 
 impl<T: Nest> Dataset<T> {
     /// Keeps all elements in a local file, like [`cache`](Dataset::cache) in memory. The first complete pass
-    /// writes the file. Later passes read it, also in later processes. The file gets its name when it is
-    /// complete. Workers that read their own files, or have a shard hint, each have their own cache file:
-    /// `path.0-of-2`. If a function makes a dataset for each worker, each needs its own path.
+    /// writes the file. Later passes read it, even in other processes. The file gets its name only when it is
+    /// complete. Workers that read different files, or use a shard hint, have separate cache files, such as
+    /// `path.0-of-2`. If a function creates a dataset for each worker, each dataset needs a different path.
     ///
-    /// A cache of other operations, parameters, lengths or shapes, or of other source files, gives
-    /// [`Error::Cache`]. Source files are compared by given path, size and time of modification, as of the
-    /// first pass of the process. Files that no longer exist are ignored. Bytes in memory are compared by
-    /// name and size, URLs without the part after a `?`. Changes inside your functions, or in files that your
-    /// functions read, cannot be detected. Delete the cache in that case.
+    /// If the cache was written by a pipeline with different operations, parameters, lengths, shapes or source files,
+    /// the pass returns [`Error::Cache`]. Source files are compared by given path, size and modification time at the
+    /// first pass of the process. Files that no longer exist are ignored. Bytes in memory are compared by name and
+    /// size, URLs without the part after a `?`. Changes inside your functions, or in files that your functions read,
+    /// cannot be detected. Delete the cache in that case.
     ///
-    /// A damaged file gives [`Error::Record`] or [`Error::Damaged`] in the pass, a file that cannot be
-    /// written gives [`Error::Write`]. Elements must be host tensors, of any dtype, and not larger than the
-    /// [limit for one element](Location::element_limit). Otherwise the pass gives [`Error::Unwritable`].
+    /// A damaged cache file results in [`Error::Record`] or [`Error::Damaged`] in the pass. A file that cannot be
+    /// written results in [`Error::Write`]. Elements must be host tensors, of any dtype, that do not exceed the [limit
+    /// for one element](Location::element_limit). Otherwise the pass returns [`Error::Unwritable`].
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -49,7 +49,7 @@ impl<T: Nest> Dataset<T> {
 struct CacheFile {
     input: Pipeline,
     file: Arc<Location>,
-    /// The state of the input's files when the first pass began. There may be many.
+    /// The stamps of the input's files when the first pass began. They are kept because there may be many files.
     stamps: OnceLock<Arc<[Stamp]>>,
 }
 
@@ -97,7 +97,7 @@ impl Operation for CacheFile {
         Sharding::Through
     }
 
-    /// Gives each worker its own cache file for its shard.
+    /// Returns the operation with a separate cache file for a worker's shard.
     fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
         let (WorkerShard::Files { workers, index } | WorkerShard::Hint { workers, index }) = worker;
         let mut path = self.file.path()?.as_os_str().to_owned();
@@ -123,8 +123,8 @@ impl Operation for CacheFile {
     }
 }
 
-/// Passes on the elements of the input and writes them: an identification, a record for each element, and
-/// their number at the end.
+/// A stage that passes on the elements of the input, and writes them to the file: an identification, a record for
+/// each element, and the number of elements at the end.
 struct WriteStage {
     input: Box<dyn Stage>,
     file: Arc<Location>,
@@ -133,8 +133,8 @@ struct WriteStage {
     written: u64,
 }
 
-/// The most elements that are made at once.
-const MOST_AT_ONCE: usize = 256;
+/// The maximum number of elements that are requested from the input at a time.
+const MAX_AT_ONCE: usize = 256;
 
 impl WriteStage {
     fn begun(&mut self) -> Result<&mut TfRecordWriter> {
@@ -182,26 +182,27 @@ impl WriteStage {
 
 impl Stage for WriteStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
-        match self.input.next(max.min(MOST_AT_ONCE)) {
+        match self.input.next(max.min(MAX_AT_ONCE)) {
             Some(chunk) => Some(chunk.and_then(|chunk| self.write(chunk))),
             None => self.finish().err().map(Err),
         }
     }
 }
 
-/// Passes on the elements of the file.
+/// A stage that yields the elements in the cache file.
 struct ReadStage {
     file: Arc<Location>,
     /// The expected contents of the file.
     contents: Contents,
     reader: Option<TfRecordReader<Box<dyn BufRead + Send>>>,
     read: u64,
-    /// Whether the number of elements at the end has been read, with the last elements or after them.
+    /// Whether the number of elements, at the end of the file, has already been read.
     ended: bool,
 }
 
 impl ReadStage {
-    /// Returns the records of up to `max` elements. Empty at the end, after a check of their number.
+    /// Reads the records of up to `max` elements. Returns an empty list at the end, after checking the number of
+    /// elements.
     fn records(&mut self, max: usize) -> Result<Vec<Vec<u8>>> {
         if self.ended {
             return Ok(Vec::new());
@@ -215,7 +216,7 @@ impl ReadStage {
                 none.insert(reader)
             }
         };
-        let records = reader.read_at_hand(max.min(MOST_AT_ONCE))?;
+        let records = reader.read_at_hand(max.min(MAX_AT_ONCE))?;
         let mut elements: Vec<Vec<u8>> = records.iter().map(<[u8]>::to_vec).collect();
         // Elements begin with a tag byte, so none has the length of a number.
         let end = elements.pop_if(|last| last.len() == size_of::<u64>());
@@ -223,18 +224,16 @@ impl ReadStage {
         self.ended = end.is_some();
         match end {
             Some(end) if end != self.read.to_le_bytes() => {
-                Err(self.damaged("it doesn't have as many elements as it says"))
+                Err(self.damaged("it does not have the number of elements that it states"))
             }
-            None if elements.is_empty() => {
-                Err(self.damaged("the number of elements, which ends it, is missing"))
-            }
+            None if elements.is_empty() => Err(self.damaged("the number of elements at its end is missing")),
             _ => Ok(elements),
         }
     }
 
     fn damaged(&self, what: &str) -> Error {
         let path = self.file.to_string();
-        let what = format!("after {} elements: {what}; delete it to have it written anew", self.read);
+        let what = format!("after {} elements: {what}; delete it to write it again", self.read);
         Error::Damaged { path, offset: 0, what }
     }
 
@@ -242,7 +241,7 @@ impl ReadStage {
         let records = self.records(max)?;
         let decoded = records.iter().map(|record| decode(record, self.file.limit()));
         let values = decoded.collect::<std::result::Result<Vec<_>, _>>().map_err(|broken| match broken {
-            Broken::Not => self.damaged("an element is no tensor, nor a structure of tensors"),
+            Broken::Not => self.damaged("an element is neither a tensor nor a structure of tensors"),
             Broken::TooLarge(what) => self.damaged(&what),
         })?;
         Ok((!values.is_empty()).then_some(Chunk::Values(values)))
@@ -354,7 +353,7 @@ mod tests {
         writer.write(b"record").unwrap();
         writer.finish().unwrap();
         let error = items(1, 1).cache_to(folder.path().join("c")).iter().find_map(Result::err).unwrap();
-        assert!(error.to_string().contains("no cache of this version"), "{error}");
+        assert!(error.to_string().contains("not a cache of this version"), "{error}");
     }
 
     #[test]
@@ -430,10 +429,10 @@ mod tests {
         }
     }
 
-    /// Opening a named pipe would block forever.
+    /// Checks that a path that is not a file is rejected immediately, because opening a named pipe would block forever.
     #[cfg(unix)]
     #[test]
-    fn what_is_no_file_is_refused_at_once() {
+    fn a_path_that_is_no_file_is_refused_at_once() {
         distribute_testing::watched(|| {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("pipe");
@@ -453,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_an_error() {
+    fn a_failed_write_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let error = Dataset::range(2)
             .cache_to(folder.path().join("no/such/folder"))

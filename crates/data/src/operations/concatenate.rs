@@ -1,4 +1,4 @@
-//! Concatenates two datasets.
+//! The operation that concatenates two datasets.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding};
@@ -8,7 +8,7 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Returns the elements of this dataset, then those of the other.
+    /// Returns a dataset of all elements of this dataset, followed by all elements of `other`.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -69,7 +69,7 @@ impl Operation for Concatenate {
 
 struct ConcatenateStage {
     current: Box<dyn Stage>,
-    /// The stage after the current one.
+    /// The stage that follows the current one; `None` once it is the current one.
     second: Option<Box<dyn Stage>>,
 }
 
@@ -123,7 +123,7 @@ mod tests {
 
     // DIST-3
     #[test]
-    fn what_is_known_of_both_is_known_of_the_whole() {
+    fn common_static_properties_are_kept() {
         let batched = |size| Dataset::range(7).batch(size);
         assert_eq!(batched(3).concatenate(&batched(3)).batching(), Batching::Batches(3));
         assert_eq!(batched(3).concatenate(&batched(2)).batching(), Batching::Unknown);

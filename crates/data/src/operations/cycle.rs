@@ -1,4 +1,4 @@
-//! [`Cycle`]: datasets that are read in turn.
+//! [`Cycle`]: several datasets that are read in turn.
 
 use super::ahead::AheadStage;
 use crate::chunk::Chunk;
@@ -8,23 +8,23 @@ use crate::{Error, Interleave, Result};
 use distribute_tensor::{Leaf, Tree};
 use std::sync::Arc;
 
-/// A user function from an element to a dataset. It gets the element's index as well.
+/// A user function that maps an element to a dataset. Its second argument is the element's index.
 pub(super) type InnerFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<Pipeline> + Send + Sync>;
 
-/// Datasets that are read in turn.
+/// A set of datasets that are created from elements and read in turn.
 pub(super) struct Cycle {
-    /// The stage of elements; `None` once it has ended.
+    /// The stage that yields the elements; `None` once it has ended.
     input: Option<Box<dyn Stage>>,
     operation: &'static str,
     function: InnerFn,
     turns: Interleave,
     epoch: u64,
-    /// The number of elements of the input that have been read.
+    /// The number of elements that have been read from the input.
     index: usize,
     slots: Vec<Slot>,
     /// The index of the current slot.
     turn: usize,
-    /// The number of elements that are left of the current block.
+    /// The number of elements that are left in the current block.
     left: usize,
 }
 
@@ -50,7 +50,7 @@ impl Cycle {
         Self { input, operation, function, turns, epoch, index: 0, slots: Vec::new(), turn: 0, left }
     }
 
-    /// Returns the dataset of the next element; `Empty` if there is none.
+    /// Opens the dataset of the next element. Returns `Empty` if there is none.
     fn open(&mut self) -> Slot {
         let element = match self.input.as_mut().and_then(|input| input.next(1)) {
             None => {
@@ -85,8 +85,8 @@ impl Cycle {
         Ok(Box::new(stage))
     }
 
-    /// Opens the whole cycle at the start, for datasets with threads. Slots become empty in the order of
-    /// their turns, so each still gets the same element as if it were opened at its turn.
+    /// Opens all slots of the cycle at the beginning, for datasets with threads. Slots become empty in the order
+    /// of their turns, so each gets the same element as if it were opened at its turn.
     fn open_all(&mut self) {
         while self.input.is_some() && self.slots.len() < self.turns.cycle_length {
             let slot = self.open();
@@ -94,7 +94,7 @@ impl Cycle {
         }
     }
 
-    /// Reopens the current slot.
+    /// Opens the dataset of the next element in the current slot.
     fn reopen(&mut self) {
         let opened = self.open();
         if let Some(slot) = self.slots.get_mut(self.turn) {
@@ -102,7 +102,7 @@ impl Cycle {
         }
     }
 
-    /// Returns the current dataset, and the index of its element; `None` when all have ended.
+    /// Returns the current dataset, and the index of its element. Returns `None` when all datasets have ended.
     fn current(&mut self) -> Result<Option<(&mut dyn Stage, usize)>> {
         if self.turns.ahead > 0 && self.slots.is_empty() {
             self.open_all();
@@ -154,7 +154,7 @@ impl Cycle {
         self.next_turn();
     }
 
-    /// Returns a function that attributes an error to the dataset of an element.
+    /// Returns a function that wraps an error of the dataset that was created from element `index`.
     fn inner(&self, index: usize) -> impl FnOnce(Error) -> Error + use<> {
         let operation = self.operation;
         move |error| Error::Inner { operation, index, cause: error.into() }

@@ -1,11 +1,11 @@
-//! Encodes elements as bytes and decodes them, for the file of a cache.
+//! The encoding of elements as bytes, for cache files.
 
 use crate::file::ElementLimit;
 use distribute_tensor::{DType, HostTensor, Leaf, Tree, codec};
 use std::collections::BTreeMap;
 
-/// The kind of the next value. A tensor is followed by its dtype, shape and elements, a structure by the
-/// number of its members.
+/// The kind of the value that follows. A tensor consists of its dtype, shape and elements. A structure begins
+/// with the number of its members.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Tag {
@@ -16,7 +16,7 @@ enum Tag {
     Dict,
 }
 
-/// Encodes an element. Returns a message if a part of it is no host tensor.
+/// Encodes an element. Returns a message if one of its leaves is not a host tensor.
 pub(super) fn encode(element: &Tree<Leaf>) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();
     put(element, &mut out)?;
@@ -67,7 +67,7 @@ fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// The reason that bytes are not an element.
+/// The reason why bytes cannot be decoded as an element.
 #[derive(Debug, PartialEq)]
 pub(super) enum Broken {
     /// The bytes are not exactly one element.
@@ -76,33 +76,34 @@ pub(super) enum Broken {
     TooLarge(String),
 }
 
-/// Decodes an element. No memory is reserved for bytes that don't exist. Structures that are encoded in few
-/// bytes take no more memory than an element may.
+/// Decodes an element. No memory is allocated for bytes that do not exist. Structures that are encoded in few
+/// bytes cannot take more memory than an element may take.
 pub(super) fn decode(bytes: &[u8], limit: ElementLimit) -> Result<Tree<Leaf>, Broken> {
     let mut input = Bytes { rest: bytes, taken: 0, most: limit.bytes().max(LEAST) };
-    let element = input.tree(DEEPEST).filter(|_| input.rest.is_empty());
+    let element = input.tree(MAX_DEPTH).filter(|_| input.rest.is_empty());
     match limit.of(input.most).check("the element", input.taken) {
         Err(what) => Err(Broken::TooLarge(what)),
         Ok(()) => element.ok_or(Broken::Not),
     }
 }
 
-/// The smallest limit that is enforced exactly.
+/// The smallest limit in bytes that is enforced.
 const LEAST: u64 = 1 << 20;
 
-/// The memory of a tensor or a structure, without its elements and members.
+/// The memory in bytes of a tensor or a structure, without its elements or members.
 const NODE: u64 = 192;
 
-/// The memory of a string, without its bytes.
+/// The memory in bytes of a string, without its contents.
 const STRING: u64 = size_of::<Vec<u8>>() as u64;
 
-/// The deepest nesting of structures, so that a file of nothing but brackets does not exhaust the stack.
-const DEEPEST: usize = 128;
+/// The maximum nesting depth of structures. Without it, a file that contains nothing but opening brackets would
+/// exhaust the stack.
+const MAX_DEPTH: usize = 128;
 
-/// Bytes that are consumed from the front.
+/// A reader of bytes that consumes them from the front.
 struct Bytes<'a> {
     rest: &'a [u8],
-    /// The memory of all values decoded so far.
+    /// The memory in bytes of all values decoded so far.
     taken: u64,
     most: u64,
 }
@@ -114,7 +115,7 @@ impl<'a> Bytes<'a> {
         Some(taken)
     }
 
-    /// Counts memory; `None` once the limit is exceeded.
+    /// Adds to the memory of the decoded values. Returns `None` once the limit is exceeded.
     fn count(&mut self, bytes: u64) -> Option<()> {
         self.taken = self.taken.saturating_add(bytes);
         (self.taken <= self.most).then_some(())
@@ -190,7 +191,8 @@ mod tests {
         ElementLimit::new("limit")
     }
 
-    /// A structure makes each byte take about a hundred bytes of memory.
+    /// Checks that a few bytes cannot create a large structure: each byte of a structure takes about a hundred bytes of
+    /// memory.
     #[test]
     fn few_bytes_make_no_large_structure() {
         const NONES: usize = 100_000;

@@ -1,4 +1,4 @@
-//! Numbers the elements.
+//! The operation that numbers the elements.
 
 use super::pairing::Pairing;
 use crate::chunk::{Chunk, Picks};
@@ -10,7 +10,7 @@ use distribute_tensor::{DType, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Pairs each element with its index in the pass, from 0.
+    /// Pairs each element with its index in the pass, counted from 0.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -40,7 +40,7 @@ impl Operation for Enumerate {
         self.input.cardinality()
     }
 
-    /// Returns that elements are not batches: an index next to a batch cannot be split.
+    /// Returns [`Batching::Elements`], because an index next to a batch cannot be split.
     fn batching(&self) -> Batching {
         Batching::Elements.or(self.input.batching())
     }

@@ -1,4 +1,4 @@
-//! The names of files as elements.
+//! The source that yields the names of files.
 
 use crate::chunk::Chunk;
 use crate::file_source::{names, own};
@@ -9,8 +9,9 @@ use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 use std::sync::Arc;
 
 impl Dataset<String> {
-    /// Returns the names of files as elements, to shuffle them and read them in the function of an
-    /// [`interleave`](Dataset::interleave). It can be sharded by files like a source that reads them.
+    /// Creates a dataset of the names of files. They can be shuffled, and the files can be read by the function
+    /// of an [`interleave`](Dataset::interleave). The dataset can be sharded by files like a source that reads
+    /// them.
     #[doc(alias = "tf.data.Dataset.list_files")]
     pub fn list_files(files: impl Into<Files>) -> Self {
         Self::of(FileNames { files: Arc::new(files.into()) })

@@ -1,8 +1,8 @@
-//! Keeps some of the elements.
+//! The operation that keeps some of the elements.
 
-use super::repeat::Fruitless;
+use super::repeat::EmptyPassCounter;
 use crate::chunk::{Chunk, Picks};
-use crate::guard::guarded;
+use crate::guard::catch_panics;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::stage::{Counted, Stage};
 use crate::{Cardinality, Cause, Dataset, Error, Result};
@@ -11,12 +11,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Keeps the elements for which `predicate` is true.
+    /// Keeps only the elements for which `predicate` returns `true`.
     ///
-    /// If the filter keeps no element in 100 passes over a dataset that is [repeated](Dataset::repeat) before
-    /// it, the pass ends with [`Error::EmptyPasses`].
+    /// If the input is a [repeated](Dataset::repeat) dataset, and the filter keeps no element of 100 consecutive
+    /// repetitions, the pass ends with [`Error::EmptyPasses`].
     ///
-    /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
+    /// A panic results in [`Error::Panicked`] with the element's index, and ends the pass.
     #[doc(alias = "tf.data.Dataset.filter")]
     pub fn filter<F>(&self, predicate: F) -> Self
     where
@@ -26,8 +26,8 @@ impl<T: Nest> Dataset<T> {
         self.try_filter(move |value| Ok::<bool, Infallible>(predicate(value)))
     }
 
-    /// Filters like [`filter`](Dataset::filter), with a function that can fail. Its error gives
-    /// [`Error::Function`] with the element's index and ends the pass.
+    /// Filters like [`filter`](Dataset::filter), but with a function that can fail. Its error results in
+    /// [`Error::Function`] with the element's index, and ends the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -47,25 +47,25 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// A user's predicate on elements. It gets the element's index as well.
-pub(crate) type FilterFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<bool> + Send + Sync>;
+/// A user function that decides something about an element. Its second argument is the element's index.
+pub(crate) type ElementFn<R> = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<R> + Send + Sync>;
 
-/// Returns a user's predicate as a function of trees. Its errors and panics name the element.
-pub(crate) fn on_trees<T: Nest + 'static, E: Into<Cause>>(
+/// Wraps a user function of an element as a function of trees. Its errors and panics contain the element's index.
+pub(crate) fn on_trees<T: Nest + 'static, R: 'static, E: Into<Cause>>(
     operation: &'static str,
-    predicate: impl Fn(&T) -> Result<bool, E> + Send + Sync + 'static,
-) -> FilterFn {
+    function: impl Fn(&T) -> Result<R, E> + Send + Sync + 'static,
+) -> ElementFn<R> {
     Arc::new(move |tree, index| {
         let value = T::from_tree(tree).map_err(|source| Error::Type { operation, index, source })?;
-        let kept = guarded(operation, index, || predicate(&value))?;
-        kept.map_err(|cause| Error::Function { operation, index, cause: cause.into() })
+        let result = catch_panics(operation, index, || function(&value))?;
+        result.map_err(|cause| Error::Function { operation, index, cause: cause.into() })
     })
 }
 
 #[derive(Clone)]
 struct Filter {
     input: Pipeline,
-    predicate: FilterFn,
+    predicate: ElementFn<bool>,
 }
 
 impl Operation for Filter {
@@ -95,7 +95,7 @@ impl Operation for Filter {
         Box::new(FilterStage {
             input: Counted::new(self.input.start(epoch)),
             predicate: self.predicate.clone(),
-            fruitless: Fruitless::default(),
+            empty_passes: EmptyPassCounter::default(),
             read: 0,
             kept: 0,
         })
@@ -104,15 +104,15 @@ impl Operation for Filter {
 
 struct FilterStage {
     input: Counted,
-    predicate: FilterFn,
-    fruitless: Fruitless,
-    /// The number of rows of sources that were read, and of those that were kept.
+    predicate: ElementFn<bool>,
+    empty_passes: EmptyPassCounter,
+    /// The number of rows of sources that were read in this pass, and the number of those that were kept.
     read: usize,
     kept: usize,
 }
 
 impl FilterStage {
-    /// Returns whether an element is kept; false after an element has failed.
+    /// Returns whether an element is kept. Returns `false` after an element has failed.
     fn keep(&mut self, tree: Result<Tree<Leaf>>) -> bool {
         let index = self.input.index;
         self.input.index += 1;
@@ -126,8 +126,9 @@ impl FilterStage {
         })
     }
 
-    /// Filters a chunk. Kept rows stay rows of their source, so a batch of them is still one gather. If they
-    /// are few, they are copied, because stages that keep them for later would keep their whole section.
+    /// Filters a chunk. Rows that are kept remain rows of their source, so a batch of them is still a single
+    /// gather. If only a few are kept, they are copied, because stages that keep them for later would keep their
+    /// complete section.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let read = chunk.len();
         Ok(match chunk {
@@ -146,25 +147,25 @@ impl FilterStage {
                 values.retain(|value| self.keep(Ok(value.clone())));
                 Chunk::Values(values)
             }
-            batch @ Chunk::Batch(_) => self.apply(batch.together()?)?,
+            batch @ Chunk::Batch(_) => self.apply(batch.assembled()?)?,
         })
     }
 }
 
-/// The most elements that are filtered at a time.
-const MOST_AT_ONCE: usize = 4096;
+/// The maximum number of elements that are filtered at a time.
+const MAX_AT_ONCE: usize = 4096;
 
 impl Stage for FilterStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         loop {
-            match self.input.next(max.min(MOST_AT_ONCE))?.and_then(|chunk| self.apply(chunk)) {
+            match self.input.next(max.min(MAX_AT_ONCE))?.and_then(|chunk| self.apply(chunk)) {
                 Ok(chunk) if chunk.len() == 0 => {
-                    if let Err(error) = self.fruitless.nothing("filter", self.input.input.passes()) {
+                    if let Err(error) = self.empty_passes.nothing("filter", self.input.input.passes()) {
                         return Some(Err(error));
                     }
                 }
                 result => {
-                    self.fruitless.found();
+                    self.empty_passes.found();
                     return Some(result);
                 }
             }
@@ -183,7 +184,7 @@ mod tests {
     use crate::{Dataset, Error};
 
     #[test]
-    fn filter_keeps_what_the_function_says_and_nothing_is_an_end() {
+    fn filter_keeps_selected_elements_and_ends_if_there_are_none() {
         let odd = Dataset::range(10).filter(|x| x % 2 == 1);
         assert_eq!(values(&odd), [1, 3, 5, 7, 9]);
         assert_eq!(ids(&odd.batch(3)), [vec![1, 3, 5], vec![7, 9]]);
@@ -204,8 +205,8 @@ mod tests {
         }
     }
 
-    /// Stages that keep elements for later, such as a prefetch or a cache, would keep all rows that were
-    /// read.
+    /// Checks that few remaining rows are copied. Otherwise stages that keep elements for later, such as a prefetch or
+    /// a cache, would keep all rows that were read.
     #[test]
     fn few_rows_that_are_kept_leave_their_section() {
         let rare = Dataset::range(1000).batch(100).unbatch::<i64>().filter(|x| x % 50 == 0);

@@ -1,16 +1,15 @@
-//! Concatenates datasets that are made of elements.
+//! The operation that concatenates datasets that are created from elements.
 
 use crate::{Cause, Dataset, Interleave, Result};
 use distribute_tensor::Nest;
 
-/// Reads one dataset at a time, to its end.
+/// The parameters for reading one dataset at a time, to its end.
 const IN_ORDER: Interleave = Interleave { cycle_length: 1, block_length: usize::MAX, ahead: 0 };
 
 impl<T: Nest> Dataset<T> {
-    /// Maps each element to a dataset, and returns the elements of these datasets, one dataset after the
-    /// other.
+    /// Maps each element to a dataset, and concatenates these datasets.
     ///
-    /// Errors and passes are as for [`interleave`](Dataset::interleave).
+    /// Errors are handled and passes are numbered as in [`interleave`](Dataset::interleave).
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -28,7 +27,7 @@ impl<T: Nest> Dataset<T> {
         self.try_flat_map(move |value| Ok::<_, Cause>(function(value)))
     }
 
-    /// Maps elements like [`flat_map`](Dataset::flat_map), with a function that can fail. Its error gives
+    /// Maps elements like [`flat_map`](Dataset::flat_map), but with a function that can fail. Its error results in
     /// [`Error::Inner`](crate::Error::Inner).
     #[doc(alias = "tf.data.Dataset.flat_map")]
     pub fn try_flat_map<U, E, F>(&self, function: F) -> Dataset<U>

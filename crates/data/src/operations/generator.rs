@@ -1,7 +1,7 @@
-//! Reads elements from a user's iterator.
+//! The source that reads elements from a user's iterator.
 
 use crate::chunk::Chunk;
-use crate::guard::guarded;
+use crate::guard::catch_panics;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding};
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result, spec};
@@ -10,15 +10,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 impl<T: Nest> Dataset<T> {
-    /// Returns the elements of an iterator that `make` makes for each pass. The iterator may be endless.
-    /// Restoring a position requires that `make` yields the same elements again.
+    /// Creates a dataset of the elements of an iterator. `make` returns a new iterator for each pass. It may be
+    /// infinite. Resuming at a position requires that `make` yields the same elements again.
     ///
-    /// The spec of the elements is that of their type or of the first element, which
-    /// [`element_spec`](Dataset::element_spec) takes and puts back. If sizes differ, declare the spec with
-    /// [`assert_element_spec`](Dataset::assert_element_spec).
+    /// The spec of the elements is determined by their type or by the first element, which
+    /// [`element_spec`](Dataset::element_spec) reads and keeps for the next pass. If elements differ in size,
+    /// declare the spec with [`assert_element_spec`](Dataset::assert_element_spec).
     ///
-    /// An `Err` gives [`Error::Generator`] with the element's index. A panic of `make` or of the iterator
-    /// gives [`Error::Panicked`]. Both end the pass.
+    /// An `Err` results in [`Error::Generator`] with the element's index. A panic of `make` or of the iterator results
+    /// in [`Error::Panicked`]. Both end the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -39,25 +39,25 @@ impl<T: Nest> Dataset<T> {
             Err(cause) => Err(Error::Generator { index: 0, cause: cause.into() }),
         };
         let make: GeneratorFn = Arc::new(move || Box::new(make().map(tree).fuse()));
-        Self::of(Generator { make, looked_at: Arc::default(), known: spec::of_type::<T>() })
+        Self::of(Generator { make, first_elements: Arc::default(), known: spec::of_type::<T>() })
     }
 }
 
-/// A user's iterator during one pass.
+/// The iterator of a user in one pass.
 type Elements = Box<dyn Iterator<Item = Result<Tree<Leaf>>> + Send>;
-/// A function that starts one pass.
+/// A function that returns the iterator for one pass.
 type GeneratorFn = Arc<dyn Fn() -> Elements + Send + Sync>;
 
 struct Generator {
     make: GeneratorFn,
-    looked_at: LookedAt,
-    /// The spec, if the type of the elements determines it.
+    first_elements: FirstElements,
+    /// The spec of the elements, if their type determines it.
     known: Option<ElementSpec>,
 }
 
-/// An iterator whose first element was read for the spec. The next pass uses it, because there may be no
-/// other iterator with the same elements.
-type LookedAt = Arc<Mutex<Option<Begun>>>;
+/// An iterator whose first elements were read for the spec; `None` if there is none. The next pass uses it,
+/// because there may be no other iterator with the same elements.
+type FirstElements = Arc<Mutex<Option<Begun>>>;
 
 /// An iterator, and the elements that were read from it for the spec.
 type Begun = (Elements, VecDeque<Result<Tree<Leaf>>>);
@@ -76,12 +76,16 @@ impl Operation for Generator {
     }
 
     fn spec(&self, look: Look) -> Option<ElementSpec> {
-        let looking = || look.at(&(Arc::new(Looking(self.make.clone(), self.looked_at.clone())) as Pipeline));
+        let looking = || {
+            look.at(
+                &(Arc::new(FirstElementsSource(self.make.clone(), self.first_elements.clone())) as Pipeline)
+            )
+        };
         self.known.clone().or_else(looking)
     }
 
     fn lean(&self) -> Option<Pipeline> {
-        Some(Arc::new(Looking(self.make.clone(), self.looked_at.clone())))
+        Some(Arc::new(FirstElementsSource(self.make.clone(), self.first_elements.clone())))
     }
 
     fn sharding(&self) -> Sharding {
@@ -93,15 +97,15 @@ impl Operation for Generator {
     }
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        let (make, looked_at) = (self.make.clone(), self.looked_at.clone());
-        Box::new(GeneratorStage { make, looked_at, iterator: None, index: 0 })
+        let (make, first_elements) = (self.make.clone(), self.first_elements.clone());
+        Box::new(GeneratorStage { make, first_elements, iterator: None, index: 0 })
     }
 }
 
-/// A generator that is only read for its first elements.
-struct Looking(GeneratorFn, LookedAt);
+/// A source that reads only a generator's first elements.
+struct FirstElementsSource(GeneratorFn, FirstElements);
 
-impl Operation for Looking {
+impl Operation for FirstElementsSource {
     fn describe(&self) -> String {
         "generator, looked at".into()
     }
@@ -120,27 +124,27 @@ impl Operation for Looking {
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
         let seen = take(&self.1);
-        Box::new(LookingStage { make: self.0.clone(), looked_at: self.1.clone(), seen, next: 0 })
+        Box::new(FirstElementsStage { make: self.0.clone(), first_elements: self.1.clone(), seen, next: 0 })
     }
 }
 
-/// Passes on copies of a generator's first elements, and puts the elements back at its end.
-struct LookingStage {
+/// A stage that yields copies of a generator's first elements, and puts the elements back at its end.
+struct FirstElementsStage {
     make: GeneratorFn,
-    looked_at: LookedAt,
+    first_elements: FirstElements,
     seen: Option<Begun>,
     next: usize,
 }
 
-impl LookingStage {
+impl FirstElementsStage {
     fn look(&mut self) -> Option<Tree<Leaf>> {
         let index = self.next;
         let (iterator, items) = match &mut self.seen {
             Some(seen) => seen,
-            none => none.insert((guarded("from_generator", 0, || (self.make)()).ok()?, VecDeque::new())),
+            none => none.insert((catch_panics("from_generator", 0, || (self.make)()).ok()?, VecDeque::new())),
         };
         if items.len() <= index {
-            match guarded("from_generator", index, || iterator.next()) {
+            match catch_panics("from_generator", index, || iterator.next()) {
                 Ok(item) => items.extend(item),
                 // The next pass panics at the same element.
                 Err(panic) => items.push_back(Err(panic)),
@@ -151,46 +155,46 @@ impl LookingStage {
     }
 }
 
-impl Stage for LookingStage {
+impl Stage for FirstElementsStage {
     fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
         self.look().map(|tree| Ok(Chunk::one(tree)))
     }
 }
 
-impl Drop for LookingStage {
+impl Drop for FirstElementsStage {
     fn drop(&mut self) {
-        *self.looked_at.lock().unwrap_or_else(PoisonError::into_inner) = self.seen.take();
+        *self.first_elements.lock().unwrap_or_else(PoisonError::into_inner) = self.seen.take();
     }
 }
 
-/// Takes an iterator that was put back. User code never runs under the lock.
-fn take(looked_at: &LookedAt) -> Option<Begun> {
-    looked_at.lock().unwrap_or_else(PoisonError::into_inner).take()
+/// Takes the iterator that was put back, if there is one. User code never runs while the lock is held.
+fn take(first_elements: &FirstElements) -> Option<Begun> {
+    first_elements.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 struct GeneratorStage {
     make: GeneratorFn,
-    looked_at: LookedAt,
+    first_elements: FirstElements,
     iterator: Option<Begun>,
     index: usize,
 }
 
 impl GeneratorStage {
-    /// Returns the next element. The function that makes the iterator and the iterator itself are user code
-    /// and may panic.
+    /// Returns the next element; `None` at the end. The function that creates the iterator and the iterator
+    /// itself are user code, and may panic.
     fn pull(&mut self) -> Result<Option<Tree<Leaf>>> {
         let index = self.index;
         self.index += 1;
         if self.iterator.is_none() {
-            self.iterator = take(&self.looked_at);
+            self.iterator = take(&self.first_elements);
         }
         let (iterator, seen) = match &mut self.iterator {
             Some(iterator) => iterator,
-            none => none.insert((guarded("from_generator", index, || (self.make)())?, VecDeque::new())),
+            none => none.insert((catch_panics("from_generator", index, || (self.make)())?, VecDeque::new())),
         };
         let next = match seen.pop_front() {
             Some(item) => Some(item),
-            None => guarded("from_generator", index, || iterator.next())?,
+            None => catch_panics("from_generator", index, || iterator.next())?,
         };
         match next {
             None => Ok(None),
@@ -223,9 +227,10 @@ mod tests {
         assert_eq!(values(&data.take(2).repeat(2)), [0, 1, 0, 1]);
     }
 
-    /// A generator may read a source that can be read only once, such as a channel or a socket.
+    /// Checks that an element that was read in advance is put back, because a generator may read a source that can be
+    /// read only once, such as a channel or a socket.
     #[test]
-    fn what_a_look_takes_is_put_back() {
+    fn a_peeked_element_is_put_back() {
         let (sender, receiver) = std::sync::mpsc::channel();
         (0..5).for_each(|i| sender.send(HostTensor::vector(vec![i as f32; 2])).unwrap());
         drop(sender);

@@ -1,23 +1,25 @@
-//! Reads several datasets, which are made of elements, in turn.
+//! The operation that reads several datasets, which are created from elements, in turn.
 
 use super::cycle::{Cycle, InnerFn};
 use crate::error::at_least_one;
-use crate::guard::guarded;
+use crate::guard::catch_panics;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
-use crate::worker_pool::most_threads;
+use crate::worker_pool::check_threads;
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Interleave, Result, pipeline};
 use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Maps each element to a dataset, and reads several of these datasets in turn, for example files.
+    /// Maps each element to a dataset, such as the lines of a file, and reads several of these datasets in turn,
+    /// as `turns` describes.
     ///
-    /// A dataset that has ended is replaced by that of the next element at its next turn. Each is read in a
-    /// pass with this dataset's number, so that its shuffles have another order in each pass.
+    /// A dataset that has ended is replaced at its next turn by the dataset of the next element. Each dataset is
+    /// read in the pass with the same number as the pass over this dataset, so its shuffles have a different
+    /// order in each pass.
     ///
-    /// A panic gives [`Error::Panicked`], an error in one of the datasets [`Error::Inner`]. Both have the
-    /// element's index and end the pass.
+    /// A panic results in [`Error::Panicked`], and an error in one of the datasets results in [`Error::Inner`]. Both
+    /// contain the element's index, and end the pass.
     #[doc(alias = "tf.data.Dataset.interleave")]
     pub fn interleave<U, F>(&self, function: F, turns: Interleave) -> Dataset<U>
     where
@@ -28,7 +30,7 @@ impl<T: Nest> Dataset<T> {
         self.try_interleave(move |value| Ok::<_, Cause>(function(value)), turns)
     }
 
-    /// Interleaves like [`interleave`](Dataset::interleave), with a function that can fail. Its error gives
+    /// Interleaves like [`interleave`](Dataset::interleave), but with a function that can fail. Its error results in
     /// [`Error::Inner`].
     #[doc(alias = "tf.data.Dataset.interleave")]
     pub fn try_interleave<U, E, F>(&self, function: F, turns: Interleave) -> Dataset<U>
@@ -59,7 +61,8 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// Returns a user function as one from a tree to a pipeline. Its errors and panics name the element.
+/// Wraps a user function as a function from a tree to a pipeline. Its errors and panics contain the element's
+/// index.
 fn on_trees<T, U, E, F>(operation: &'static str, function: F) -> InnerFn
 where
     T: Nest + 'static,
@@ -69,11 +72,21 @@ where
 {
     Arc::new(move |tree, index| {
         let value = T::from_tree(tree).map_err(|source| Error::Type { operation, index, source })?;
-        let inner = |cause| Error::Inner { operation, index, cause };
-        let dataset = guarded(operation, index, || function(value))?.map_err(|cause| inner(cause.into()))?;
-        dataset.check().map_err(|error| inner(error.into()))?;
-        Ok(dataset.pipeline().clone())
+        inner_pipeline(operation, index, || function(value))
     })
+}
+
+/// Calls a user function that returns a dataset, and checks the dataset. Errors and panics contain the index of the
+/// element.
+pub(super) fn inner_pipeline<U: Nest, E: Into<Cause>>(
+    operation: &'static str,
+    index: usize,
+    function: impl FnOnce() -> Result<Dataset<U>, E>,
+) -> Result<Pipeline> {
+    let inner = |cause| Error::Inner { operation, index, cause };
+    let dataset = catch_panics(operation, index, function)?.map_err(|cause| inner(cause.into()))?;
+    dataset.check().map_err(|error| inner(error.into()))?;
+    Ok(dataset.pipeline().clone())
 }
 
 #[derive(Clone)]
@@ -107,7 +120,7 @@ impl Operation for InTurn {
         Batching::Unknown
     }
 
-    /// Returns the spec of the dataset of the first element.
+    /// Returns the spec of the dataset that is created from the first element, if computing that is allowed.
     fn spec(&self, look: Look) -> Option<ElementSpec> {
         match look {
             Look::Never => None,
@@ -121,7 +134,7 @@ impl Operation for InTurn {
         match self.turns.ahead {
             0 => Ok(()),
             // Each dataset of the cycle has a thread.
-            _ => most_threads("interleave", self.turns.cycle_length),
+            _ => check_threads("interleave", self.turns.cycle_length),
         }
     }
 
@@ -186,7 +199,7 @@ mod tests {
 
     // INV-13
     #[test]
-    fn what_goes_wrong_names_the_element_and_comes_when_it_is_its_turn() {
+    fn errors_name_the_element_and_keep_its_position() {
         watched(|| {
             for ahead in [0, 2] {
                 let turns = Interleave { cycle_length: 2, block_length: 1, ahead };

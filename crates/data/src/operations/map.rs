@@ -1,7 +1,7 @@
-//! Applies a function to every element.
+//! The operation that applies a function to every element.
 
 use crate::chunk::Chunk;
-use crate::guard::guarded;
+use crate::guard::catch_panics;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::{Counted, Stage};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result, TensorSpec, pipeline, spec};
@@ -11,8 +11,8 @@ use std::sync::Arc;
 impl<T: Nest> Dataset<T> {
     /// Applies `function` to every element. If it can fail, use [`try_map`](Dataset::try_map).
     ///
-    /// A panic gives [`Error::Panicked`] with the element's index and ends the pass. The function is not
-    /// called for elements that [`skip`](Dataset::skip) skips.
+    /// A panic results in [`Error::Panicked`] with the element's index, and ends the pass. The function is not called
+    /// for elements that [`skip`](Dataset::skip) skips.
     #[doc(alias = "tf.data.Dataset.map")]
     pub fn map<U, F>(&self, function: F) -> Dataset<U>
     where
@@ -25,8 +25,8 @@ impl<T: Nest> Dataset<T> {
 
     /// Applies a function that can fail to every element.
     ///
-    /// An `Err` gives [`Error::Function`], a panic [`Error::Panicked`]. Both have the element's index and end
-    /// the pass.
+    /// An `Err` results in [`Error::Function`], and a panic results in [`Error::Panicked`]. Both contain the element's
+    /// index, and end the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -46,10 +46,10 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// A user function from element to element. It gets the element's index as well.
+/// A user function that maps an element to another. Its second argument is the element's index.
 pub(crate) type MapFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<Tree<Leaf>> + Send + Sync>;
 
-/// Returns a user function as one from tree to tree. Its errors and panics name the element.
+/// Wraps a user function as a function from tree to tree. Its errors and panics contain the element's index.
 pub(crate) fn on_trees<T, U, E, F>(operation: &'static str, function: F) -> MapFn
 where
     T: Nest + 'static,
@@ -59,9 +59,9 @@ where
 {
     Arc::new(move |tree, index| {
         let value = T::from_tree(tree).map_err(|source| Error::Type { operation, index, source })?;
-        match guarded(operation, index, || function(value))? {
+        match catch_panics(operation, index, || function(value))? {
             Ok(mapped) => Ok(mapped.into_tree()),
-            Err(cause) => Err(Error::Function { operation: "map", index, cause: cause.into() }),
+            Err(cause) => Err(Error::Function { operation, index, cause: cause.into() }),
         }
     })
 }
@@ -70,7 +70,7 @@ where
 pub(super) struct Map {
     pub(super) input: Pipeline,
     pub(super) function: MapFn,
-    /// The spec, if the type of the elements determines it.
+    /// The spec of the results, if their type determines it.
     pub(super) known: Option<ElementSpec>,
 }
 
@@ -79,8 +79,9 @@ impl Map {
         Self { input, function, known: spec::of_type::<U>() }
     }
 
-    /// Returns the spec of the type or, if computing an element is allowed, of the first element.
-    fn look(&self, look: Look) -> Option<ElementSpec> {
+    /// Returns the spec that the type determines. Otherwise, if computing an element is allowed, returns the spec
+    /// of the first result.
+    pub(super) fn look(&self, look: Look) -> Option<ElementSpec> {
         if self.known.is_some() || look == Look::Never {
             return self.known.clone();
         }
@@ -138,31 +139,35 @@ struct MapStage {
     function: MapFn,
 }
 
-impl MapStage {
-    /// Maps a chunk. The elements before a failing one come first, however many were requested.
-    fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
-        let mut mapped = Vec::with_capacity(chunk.len());
-        for tree in chunk.into_values()? {
-            match (self.function)(tree, self.input.index) {
-                Ok(value) => mapped.push(value),
-                Err(error) if mapped.is_empty() => return Err(error),
-                Err(error) => {
-                    self.input.failed = Some(error);
-                    break;
-                }
-            }
-            self.input.index += 1;
-        }
-        Ok(Chunk::Values(mapped))
-    }
-}
+/// The maximum number of elements that are mapped at a time.
+const MAX_AT_ONCE: usize = 4096;
 
-/// The most elements that are mapped at a time.
-const MOST_AT_ONCE: usize = 4096;
+/// Maps the next elements. If one fails, the results before it are returned first, and then the error, however many
+/// elements were requested.
+pub(super) fn map_next(
+    input: &mut Counted,
+    max: usize,
+    mut function: impl FnMut(Tree<Leaf>, usize) -> Result<Tree<Leaf>>,
+) -> Result<Option<Chunk>> {
+    let Some(chunk) = input.next(max.min(MAX_AT_ONCE)).transpose()? else { return Ok(None) };
+    let mut mapped = Vec::with_capacity(chunk.len());
+    for tree in chunk.into_values()? {
+        match function(tree, input.index) {
+            Ok(value) => mapped.push(value),
+            Err(error) if mapped.is_empty() => return Err(error),
+            Err(error) => {
+                input.failed = Some(error);
+                break;
+            }
+        }
+        input.index += 1;
+    }
+    Ok(Some(Chunk::Values(mapped)))
+}
 
 impl Stage for MapStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
-        Some(self.input.next(max.min(MOST_AT_ONCE))?.and_then(|chunk| self.apply(chunk)))
+        map_next(&mut self.input, max, |tree, index| (self.function)(tree, index)).transpose()
     }
 
     fn skip(&mut self, count: usize) -> Result<usize> {
@@ -217,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_spec_of_mapped_elements_is_known_by_type_or_by_a_look_at_the_first() {
+    fn the_spec_of_mapped_elements_is_from_the_type_or_the_first_element() {
         let calls = Arc::new(AtomicUsize::new(0));
         let count = calls.clone();
         let scalars = Dataset::range(9).map(move |x| {

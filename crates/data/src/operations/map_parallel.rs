@@ -1,23 +1,23 @@
-//! Applies a function to several elements at once, on threads.
+//! The operation that applies a function to several elements at once, on threads.
 
 use super::map::{Map, MapFn, on_trees};
 use crate::chunk::Chunk;
 use crate::error::at_least_one;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::stage::{Stage, read_over};
-use crate::worker_pool::{JOBS, WorkerPool, most_threads};
+use crate::worker_pool::{JOBS, WorkerPool, check_threads};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Maps like [`map`](Dataset::map), on `threads` threads: the same elements in the same order. A few
-    /// elements are made ahead for each thread. The threads start with the first requested element and end
+    /// Maps like [`map`](Dataset::map), but on `threads` threads. The elements and their order are the same. A
+    /// few elements per thread are prepared early. The threads start with the first requested element, and exit
     /// with the pass.
     ///
-    /// Worth it for functions that take microseconds or more. A `threads` of 0, or of more than 1024, gives
-    /// [`Error::Parameter`] in the pass.
+    /// This is worthwhile for functions that take microseconds or more. If `threads` is 0 or more than 1024, the pass
+    /// returns [`Error::Parameter`].
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -35,8 +35,8 @@ impl<T: Nest> Dataset<T> {
         self.try_map_parallel(threads, move |value| Ok::<U, Infallible>(function(value)))
     }
 
-    /// Maps like [`try_map`](Dataset::try_map), on `threads` threads. An error comes at its position in the
-    /// order, after all elements before it.
+    /// Maps like [`try_map`](Dataset::try_map), but on `threads` threads. An error is returned at its position in
+    /// the order, after all elements before it.
     #[doc(alias = "num_parallel_calls")]
     pub fn try_map_parallel<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -49,8 +49,9 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(MapParallel { map, threads, ordered: true })
     }
 
-    /// Maps like [`map_parallel`](Dataset::map_parallel), in the order of completion, so that a slow element
-    /// does not delay others. The order differs from pass to pass, so a pass cannot be resumed in the middle.
+    /// Maps like [`map_parallel`](Dataset::map_parallel), but returns elements in the order of completion, so
+    /// that a slow element does not delay others. The order differs from pass to pass, so a pass cannot be
+    /// resumed in the middle.
     #[doc(alias = "deterministic")]
     pub fn map_unordered<U, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -61,8 +62,8 @@ impl<T: Nest> Dataset<T> {
         self.try_map_unordered(threads, move |value| Ok::<U, Infallible>(function(value)))
     }
 
-    /// Maps like [`map_unordered`](Dataset::map_unordered), with a function that can fail. Its error ends the
-    /// pass, at any position.
+    /// Maps like [`map_unordered`](Dataset::map_unordered), but with a function that can fail. Its error ends the
+    /// pass, and may precede elements that come before it in the input.
     #[doc(alias = "deterministic")]
     pub fn try_map_unordered<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -97,7 +98,8 @@ impl Operation for MapParallel {
         format!("{} on {} threads", self.name(), self.threads)
     }
 
-    /// Returns the identity of `map` if ordered: the elements are the same on any number of threads.
+    /// Returns the identity of `map` if the order is kept, because the elements are then the same on any number
+    /// of threads.
     fn identity(&self) -> String {
         if self.ordered { "map".into() } else { self.name().into() }
     }
@@ -120,7 +122,7 @@ impl Operation for MapParallel {
 
     fn check(&self) -> Result<()> {
         at_least_one(self.name(), "the number of threads", self.threads)?;
-        most_threads(self.name(), self.threads)
+        check_threads(self.name(), self.threads)
     }
 
     fn sharding(&self) -> Sharding {
@@ -151,7 +153,7 @@ impl Operation for MapParallel {
     }
 }
 
-/// Elements for a thread, and the index of the first.
+/// A job for a thread: elements, and the index of the first one.
 struct Job {
     chunk: Chunk,
     first: usize,
@@ -159,12 +161,12 @@ struct Job {
     passes: usize,
 }
 
-/// The result of a job: the elements before the first that failed, and its error.
+/// The result of a job: the results before the first element that failed, and its error.
 #[derive(Default)]
 struct Done {
     values: Vec<Tree<Leaf>>,
     failed: Option<Error>,
-    /// The number in the job.
+    /// The same number as in the job.
     passes: usize,
 }
 
@@ -193,17 +195,17 @@ struct MapParallelStage {
     threads: usize,
     ordered: bool,
     index: usize,
-    /// The threads, once they have been started.
+    /// The threads; `None` until they are started.
     pool: Option<WorkerPool<Job, Done>>,
     ended: bool,
-    /// The error that the input ended with. It comes after all elements before it.
+    /// The error with which the input ended. It is returned after all elements before it.
     failed: Option<Error>,
-    /// The elements that were received and not passed on yet.
+    /// The results that have been received but not passed on yet.
     done: Done,
 }
 
-/// The most elements that are sent to a thread together.
-const MOST_AT_ONCE: usize = 64;
+/// The maximum number of elements in one job.
+const MAX_AT_ONCE: usize = 64;
 
 impl MapParallelStage {
     /// Sends jobs to the threads until their queues are full.
@@ -217,7 +219,7 @@ impl MapParallelStage {
             }
         };
         // Just enough to keep all threads busy with the requested elements, but more if many are requested.
-        let together = (max / (JOBS * self.threads)).clamp(1, MOST_AT_ONCE);
+        let together = (max / (JOBS * self.threads)).clamp(1, MAX_AT_ONCE);
         while !self.ended && pool.has_room() {
             match self.input.next(together) {
                 Some(Ok(chunk)) => {
@@ -256,7 +258,7 @@ impl Stage for MapParallelStage {
         self.read(max).transpose()
     }
 
-    /// Skips without calling the function, if the threads have no jobs yet.
+    /// Skips in the input, without calling the function, if the threads have not been started yet.
     fn skip(&mut self, count: usize) -> Result<usize> {
         if self.pool.is_some() || self.ended {
             return read_over(self, count);
@@ -281,7 +283,7 @@ mod tests {
     use std::sync::{Arc, Mutex, mpsc};
 
     #[test]
-    fn it_does_what_map_does() {
+    fn it_equals_map() {
         watched(|| {
             for threads in [1, 2, 5] {
                 let square = Dataset::range(300).map_parallel(threads, |x| x * x);
@@ -307,7 +309,7 @@ mod tests {
             let unordered =
                 Dataset::range(9).try_map_unordered(2, |x| if x == 4 { Err("four") } else { Ok(x) });
             let error = unordered.iter().find_map(Result::err).unwrap();
-            assert_eq!(error.to_string(), "map failed at element 4: four");
+            assert_eq!(error.to_string(), "map_unordered failed at element 4: four");
             for batch in [1, 7, 100] {
                 let fails = |x| if x == 40 { Err("forty") } else { Ok(x) };
                 let data = Dataset::range(100).try_map_parallel(3, fails);
@@ -320,7 +322,7 @@ mod tests {
                     }
                 }
                 assert_eq!(seen, (0..40 / batch as i64 * batch as i64).collect::<Vec<_>>());
-                assert_eq!(error.unwrap().to_string(), "map failed at element 40: forty");
+                assert_eq!(error.unwrap().to_string(), "map_parallel failed at element 40: forty");
             }
             let data = Dataset::range(9).map_parallel(2, |x| 8 / (4 - x));
             assert_eq!(data.iter().filter(Result::is_ok).count(), 4);
@@ -340,7 +342,8 @@ mod tests {
         });
     }
 
-    /// Two calls wait for each other: with one thread they would wait forever.
+    /// Checks that elements are processed at the same time: two calls wait for each other, so that one thread would
+    /// wait forever.
     #[test]
     fn elements_are_worked_on_at_once() {
         watched(|| {
@@ -392,7 +395,7 @@ mod tests {
             let error =
                 plan(Dataset::range(9).map_unordered(2, |x| x)).check_position(&pass.position()).unwrap_err();
             assert!(
-                error.to_string().contains("\"map_unordered on 2 threads\" may give other elements"),
+                error.to_string().contains("\"map_unordered on 2 threads\" may return other elements"),
                 "{error}"
             );
         });

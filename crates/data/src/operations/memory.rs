@@ -1,4 +1,4 @@
-//! Reads elements from memory: rows of tensors, numbers of a range, single items.
+//! The sources that read elements from memory: rows of tensors, numbers of a range, single items.
 
 use crate::chunk::{Chunk, Picks};
 use crate::dataset::Numbers;
@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl Dataset<i64> {
-    /// Returns the numbers from 0 to `n - 1`, or the numbers of a range, as scalars of `int64`. Sizes of
-    /// `usize` are accepted as well. Batches are tensors of shape `[n]`.
+    /// Creates a dataset of the numbers from 0 to `n - 1`, or of the numbers of a range, as scalars of `int64`.
+    /// Sizes of type `usize` are also accepted. Batches are tensors of shape `[n]`.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -29,18 +29,18 @@ impl Dataset<i64> {
 }
 
 impl<T: Nest> Dataset<T> {
-    /// Returns the slices along axis 0 of all tensors of a nest: leaves of shape `[n, …]` give `n` elements
-    /// with leaves of shape `[…]`. The tensors are shared, not copied, and batches are cut out of them with
-    /// one copy.
+    /// Creates a dataset of the slices along axis 0 of all tensors of a nest. Leaves of shape `[n, …]` give `n`
+    /// elements with leaves of shape `[…]`. The tensors are shared, not copied. Batches are created from them
+    /// with a single copy.
     ///
-    /// Elements have the type of the nest. If slices are scalars, [`typed`](Dataset::typed) reads them as
+    /// Elements have the same type as the nest. If slices are scalars, [`typed`](Dataset::typed) converts them to
     /// numbers.
     ///
     /// # Errors
     ///
     /// - [`Error::Scalar`](crate::Error::Scalar): a leaf has no axis 0.
     /// - [`Error::UnequalRows`](crate::Error::UnequalRows): leaves have different numbers of rows.
-    /// - [`Error::NoTensor`](crate::Error::NoTensor): there is no leaf.
+    /// - [`Error::NoTensor`](crate::Error::NoTensor): the nest has no leaves.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -58,8 +58,8 @@ impl<T: Nest> Dataset<T> {
         Ok(Self::of(InMemory(Arc::new(Rows::Memory { tree, len }))))
     }
 
-    /// Returns single elements in memory. They may have different structures and shapes, unless they are
-    /// batched. `from_items([nest])` has one nest as its only element.
+    /// Creates a dataset of the given elements. They may have different structures and shapes, unless they are
+    /// batched. `from_items([nest])` has `nest` as its only element.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -75,7 +75,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// The slices of a nest, or a range.
+/// The source of the slices of a nest, or of the numbers of a range.
 struct InMemory(Arc<Rows>);
 
 impl Operation for InMemory {
@@ -123,14 +123,14 @@ fn describe_leaf(leaf: &Leaf) -> String {
     }
 }
 
-/// The stage of the rows of a nest, or of the numbers of a range, in order.
+/// The stage that yields the rows of a nest, or the numbers of a range, in order.
 struct RowsStage {
     rows: Arc<Rows>,
     next: usize,
 }
 
 impl RowsStage {
-    /// Returns the next rows, up to `count`.
+    /// Returns the indices of the next rows, up to `count`.
     fn advance(&mut self, count: usize) -> Range<usize> {
         let start = self.next;
         self.next = self.rows.len().min(start.saturating_add(count));
@@ -149,7 +149,7 @@ impl Stage for RowsStage {
     }
 }
 
-/// Single items.
+/// The source of single items.
 struct Items(Arc<Vec<Tree<Leaf>>>);
 
 impl Operation for Items {
@@ -224,13 +224,13 @@ mod tests {
         let error = Dataset::from_slices((x.clone(), vec![x.clone(), HostTensor::scalar(1i64)])).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "from_slices needs rows, but value[1][1] is a scalar: it has no axis 0 to cut"
+            "from_slices needs rows, but value[1][1] is a scalar: it has no axis 0 to split"
         );
         let error = Dataset::from_slices((x, HostTensor::vector(vec![1i64; 3]))).unwrap_err();
         let expected = "from_slices needs equal sizes of axis 0: value[0] has 2 rows, value[1] has 3";
         assert_eq!(error.to_string(), expected);
         let error = Dataset::from_slices(()).unwrap_err();
-        assert!(error.to_string().contains("holds none"), "{error}");
+        assert!(error.to_string().contains("has none"), "{error}");
     }
 
     #[test]

@@ -1,12 +1,13 @@
-//! Tests: pipelines behave like the same operations on a `Vec`.
+//! Tests that pipelines behave like the same operations on a `Vec`.
 
 use crate::testing::{ids, in_turn, values};
-use crate::{Dataset, Interleave, Padding};
+use crate::{AtDatasetEnd, Buckets, Dataset, Interleave, Packing, Padding};
+use distribute_tensor::HostTensor;
 use distribute_testing::watched;
 use proptest::prelude::*;
 use std::path::Path;
 
-/// A transformation.
+/// A transformation to test.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Take(usize),
@@ -29,6 +30,12 @@ pub(super) enum Step {
     Cache,
     CacheTo,
     Prefetch(usize),
+    Choose(i64),
+    Window(usize, usize),
+    Scan,
+    GroupByWindow(i64, usize),
+    Bucket(usize),
+    Pack(usize),
 }
 
 pub(super) fn step() -> impl Strategy<Value = Step> {
@@ -56,15 +63,21 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         Just(Step::Cache),
         Just(Step::CacheTo),
         (0usize..3).prop_map(Step::Prefetch),
+        (0i64..9).prop_map(Step::Choose),
+        (1usize..4, 1usize..4).prop_map(|(size, shift)| Step::Window(size, shift)),
+        Just(Step::Scan),
+        (1i64..4, 1usize..4).prop_map(|(keys, size)| Step::GroupByWindow(keys, size)),
+        (1usize..4).prop_map(Step::Bucket),
+        (2usize..5).prop_map(Step::Pack),
     ]
 }
 
-/// Returns the dataset that `FlatMap` and `Interleave` make of an element, as a list.
+/// Returns the dataset into which `FlatMap` and `Interleave` convert an element, as a list.
 fn inner(x: i64, k: i64) -> std::ops::Range<i64> {
     10 * x..10 * x + (x + k) % 4
 }
 
-/// Applies a step to a dataset. `len`: the number of elements. `file`: the path of a cache.
+/// Applies a step to a dataset of `len` elements. `file` is the path of a cache.
 pub(super) fn on_dataset(data: Dataset<i64>, step: &Step, len: usize, file: &Path) -> Dataset<i64> {
     match *step {
         Step::Take(n) => data.take(n),
@@ -87,7 +100,40 @@ pub(super) fn on_dataset(data: Dataset<i64>, step: &Step, len: usize, file: &Pat
         Step::Cache => data.cache(),
         Step::CacheTo => data.cache_to(file),
         Step::Prefetch(n) => data.prefetch(n),
+        Step::Choose(n) => {
+            let choices = Dataset::range(2).repeat_forever();
+            Dataset::choose_from_datasets(&[data, Dataset::range(n)], &choices, AtDatasetEnd::Skip)
+        }
+        Step::Window(size, shift) => data.window(size).shift(shift).flat_map(|window| window),
+        Step::Scan => data.scan(0, |state, x| ((state + x) % 10, state + x)),
+        Step::GroupByWindow(keys, size) => {
+            data.group_by_window(move |x| x % keys, move |_| size, |_, group| group)
+        }
+        Step::Bucket(size) => {
+            let buckets = Buckets::new([1, 2], [size, size, size]);
+            data.bucket_by_sequence_length(|x| (x % 3) as usize, buckets).unbatch()
+        }
+        Step::Pack(length) => {
+            let sequences = data.map(|x| HostTensor::vector(vec![x; (x % 3) as usize]));
+            sequences.pack_sequences(Packing::new(length).values(-1i64)).flat_map(|row| {
+                Dataset::from_slices(row.values).unwrap().typed().take_while(|x: &i64| *x >= 0)
+            })
+        }
     }
+}
+
+/// Collects elements with the same key: full groups when they are full, the others at the end in the order of keys.
+fn grouped(data: &[i64], keys: i64, size: usize) -> Vec<i64> {
+    let (mut open, mut all) = (std::collections::BTreeMap::<i64, Vec<i64>>::new(), Vec::new());
+    for x in data {
+        let group = open.entry(x % keys).or_default();
+        group.push(*x);
+        if group.len() == size {
+            all.append(group);
+        }
+    }
+    all.extend(open.into_values().flatten());
+    all
 }
 
 fn on_vec(data: Vec<i64>, step: &Step) -> Vec<i64> {
@@ -108,6 +154,25 @@ fn on_vec(data: Vec<i64>, step: &Step) -> Vec<i64> {
         Step::Enumerate => values.zip(0..).map(|(x, i)| 2 * i + x).collect(),
         Step::Concatenate(n) => values.chain(0..n).collect(),
         Step::Shard(workers, index) => values.skip(index).step_by(workers).collect(),
+        Step::Choose(n) => {
+            in_turn(&[data, (0..n).collect()], Interleave { cycle_length: 2, ..Interleave::default() })
+        }
+        Step::Window(size, shift) => (0..data.len())
+            .step_by(shift)
+            .flat_map(|start| data[start..].iter().take(size))
+            .copied()
+            .collect(),
+        Step::Scan => {
+            let next = |state: &mut i64, x: i64| {
+                let sum = *state + x;
+                *state = sum % 10;
+                Some(sum)
+            };
+            values.scan(0, next).collect()
+        }
+        Step::GroupByWindow(keys, size) => grouped(&data, keys, size),
+        Step::Bucket(size) => grouped(&data, 3, size),
+        Step::Pack(_) => values.flat_map(|x| vec![x; (x % 3) as usize]).collect(),
         Step::Unbatch(_)
         | Step::PaddedBatch(_)
         | Step::AssertCardinality

@@ -1,11 +1,17 @@
-//! Pads tensors of different sizes and stacks them.
+//! The padding and stacking of tensors of different sizes.
 
 use crate::chunk::Assembly;
 use crate::{Error, Padding, Result};
 use distribute_tensor::{Element, HostTensor, Leaf, Tree};
 
-/// Stacks elements into a batch. `first` is the index of the first element.
-pub(super) fn pad(padding: &Padding, elements: Assembly, first: usize) -> Result<Tree<Leaf>> {
+/// Pads elements and stacks them into a batch. `index` returns the index in the pass of the given element of the
+/// batch.
+pub(super) fn pad(
+    operation: &'static str,
+    padding: &Padding,
+    elements: Assembly,
+    index: impl Fn(usize) -> usize,
+) -> Result<Tree<Leaf>> {
     let number = elements.number();
     let elements = elements.into_values()?;
     let count = elements.len();
@@ -15,16 +21,16 @@ pub(super) fn pad(padding: &Padding, elements: Assembly, first: usize) -> Result
     let (columns, structure) = columns.flatten();
     let mut joined = Vec::with_capacity(columns.len());
     for (i, column) in columns.iter().enumerate() {
-        let bad = |(index, why)| {
+        let bad = |(element, why)| {
             let path = path.get(i).cloned().unwrap_or_default();
-            Error::Pad { path, index: first + index, why }
+            Error::Pad { operation, path, index: index(element), why }
         };
         joined.push(pad_column(padding, i, columns.len(), column).map_err(bad)?);
     }
     Ok(structure.fill(joined.into_iter().map(Leaf::Host))?)
 }
 
-/// Returns the path of each leaf.
+/// Returns the path of each leaf of an element.
 fn paths(element: Option<&Tree<Leaf>>) -> Vec<String> {
     let mut paths = Vec::new();
     let mut note = |path: &dyn Fn() -> String, _: &Leaf| {
@@ -38,7 +44,7 @@ fn paths(element: Option<&Tree<Leaf>>) -> Vec<String> {
 /// The index of an element that cannot be padded, and the reason.
 type Bad = (usize, String);
 
-/// Stacks tensor `i` of all elements. `of`: the number of tensors of an element.
+/// Pads and stacks tensor `i` of all elements. `of` is the number of tensors in an element.
 fn pad_column(padding: &Padding, i: usize, of: usize, column: &[Leaf]) -> Result<HostTensor, Bad> {
     let dense = |(index, leaf): (usize, &Leaf)| match leaf {
         Leaf::Host(tensor) => Ok(tensor.clone()),
@@ -56,7 +62,8 @@ fn pad_column(padding: &Padding, i: usize, of: usize, column: &[Leaf]) -> Result
     distribute_tensor::with_buffer!(first.buffer(), elements => join(elements, &tensors, shape, value))
 }
 
-/// Returns the user's setting for tensor `i`, if there is one.
+/// Returns the user's setting for tensor `i`; `None` if there is none. Returns an error if the number of settings
+/// differs from `of`.
 fn given<'a, X>(all: Option<&'a [X]>, i: usize, of: usize, what: &str) -> Result<Option<&'a X>, Bad> {
     match all {
         Some(all) if all.len() != of => {
@@ -66,7 +73,7 @@ fn given<'a, X>(all: Option<&'a [X]>, i: usize, of: usize, what: &str) -> Result
     }
 }
 
-/// Returns the shape that all tensors fit into.
+/// Returns the shape to which all tensors are padded.
 fn common_shape(tensors: &[HostTensor], sizes: Option<&[Option<usize>]>) -> Result<Vec<usize>, Bad> {
     let rank = sizes.map_or(tensors.first().map_or(0, HostTensor::rank), <[_]>::len);
     let mut shape = vec![0; rank];
@@ -79,7 +86,7 @@ fn common_shape(tensors: &[HostTensor], sizes: Option<&[Option<usize>]>) -> Resu
                 Some(size) if *found > size => {
                     return Err((
                         index,
-                        format!("axis {axis} has size {found}, more than the {size} asked for"),
+                        format!("axis {axis} has size {found}, more than the requested {size}"),
                     ));
                 }
                 Some(size) => *most = size,
@@ -90,7 +97,7 @@ fn common_shape(tensors: &[HostTensor], sizes: Option<&[Option<usize>]>) -> Resu
     Ok(shape)
 }
 
-/// Returns all tensors, of dtype `T`, stacked and padded with `value`.
+/// Stacks all tensors, of dtype `T`, into one of shape `shape`, padded with `value`.
 fn join<T: Element>(
     _: &[T],
     tensors: &[HostTensor],
@@ -126,7 +133,7 @@ fn join<T: Element>(
     HostTensor::from_buffer(T::into_buffer(all), dims).map_err(|error| (0, error.to_string()))
 }
 
-/// Writes a smaller tensor into the corner of a larger one of the same rank.
+/// Writes a smaller tensor to the beginning of each axis of a larger one of the same rank.
 fn place<T: Clone>(to: &mut [T], to_dims: &[usize], from: &[T], from_dims: &[usize]) {
     if from.is_empty() {
         return;

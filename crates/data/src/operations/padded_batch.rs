@@ -1,4 +1,4 @@
-//! Stacks elements of different sizes into one batch.
+//! The operation that stacks elements of different sizes into a batch.
 
 use super::batch::{BatchStage, batch_rows, batches, remainder};
 use super::pad::pad;
@@ -11,17 +11,17 @@ use crate::{Cardinality, Dataset, ElementSpec, Padding, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Stacks elements like [`batch`](Dataset::batch). Their tensors may differ in size: each is padded at
-    /// the end of its axes.
+    /// Stacks elements like [`batch`](Dataset::batch), but their tensors may differ in size. Each tensor is
+    /// padded at the end of its axes, as `padding` describes.
     ///
-    /// [`Error::Pad`](crate::Error::Pad) in the pass names the element and the tensor. The tensor is larger
-    /// than the given size, has another rank or dtype, or is not a dense tensor in host memory.
+    /// A tensor that is larger than the given size, has a different rank or dtype, or is not a dense tensor in host
+    /// memory results in [`Error::Pad`](crate::Error::Pad) in the pass. The error contains the element and the tensor.
     #[doc(alias = "tf.data.Dataset.padded_batch")]
     pub fn padded_batch(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {
         Dataset::of(PaddedBatch { input: self.pipeline().clone(), size, padding, drop_remainder: false })
     }
 
-    /// Stacks elements like [`padded_batch`](Dataset::padded_batch), but drops a shorter last batch.
+    /// Stacks elements like [`padded_batch`](Dataset::padded_batch), but drops the last batch if it is not full.
     #[doc(alias = "drop_remainder")]
     pub fn padded_batch_exact(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {
         Dataset::of(PaddedBatch { input: self.pipeline().clone(), size, padding, drop_remainder: true })
@@ -77,7 +77,9 @@ impl Operation for PaddedBatch {
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         let padding = self.padding.clone();
-        let join = Box::new(move |elements: Assembly, first| pad(&padding, elements, first).map(Chunk::one));
+        let join = Box::new(move |elements: Assembly, first| {
+            pad("padded_batch", &padding, elements, |element| first + element).map(Chunk::one)
+        });
         Box::new(BatchStage::new(self.input.start(epoch), self.size, self.drop_remainder, join))
     }
 }
@@ -150,10 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_padded_names_the_element_and_the_tensor() {
+    fn a_padding_error_names_the_element_and_the_tensor() {
         let pairs = Dataset::range(6).map(|n| (n, HostTensor::vector(vec![0f32; n as usize])));
         let error = fails(&pairs.padded_batch(2, Padding::new().sizes([vec![], vec![Some(4)]])));
-        let expected = "padded_batch: value[1] of element 5 cannot be padded: axis 0 has size 5, more than the 4 asked for";
+        let expected = "padded_batch: value[1] of element 5 cannot be padded: axis 0 has size 5, more than the requested 4";
         assert_eq!(error.to_string(), expected);
         let error = fails(&pairs.padded_batch(2, Padding::new().sizes([vec![]])));
         assert!(

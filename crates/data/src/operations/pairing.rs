@@ -1,20 +1,20 @@
-//! Pairs chunks, for `zip` and `enumerate`.
+//! The pairing of chunks, for `zip` and `enumerate`.
 
 use crate::Result;
 use crate::chunk::{Chunk, Picks};
 use crate::rows::{Rows, pair};
 use std::sync::Arc;
 
-/// A maker of pairs of chunks.
+/// The state for pairing chunks: it stores the last pairs of rows.
 #[derive(Default)]
 pub(super) struct Pairing {
-    /// The pairs of rows that were made last. The next chunk mostly continues in them.
+    /// The pairs of rows that were created last. The next chunk usually continues in them.
     last: Option<Arc<Rows>>,
 }
 
 impl Pairing {
-    /// Returns the pairs of elements, to the end of the shorter chunk. If both are contiguous rows, the
-    /// result stays rows.
+    /// Pairs the elements of two chunks, up to the end of the shorter one. If both chunks are contiguous rows,
+    /// the result consists of rows as well.
     pub(super) fn pair(&mut self, first: Chunk, second: Chunk) -> Result<Chunk> {
         match (first, second) {
             (Chunk::Rows(first, Picks::Range(a)), Chunk::Rows(second, Picks::Range(b))) => {
@@ -29,8 +29,8 @@ impl Pairing {
         }
     }
 
-    /// Returns the pairs from row `a` of the first source and row `b` of the second on, and the position of
-    /// these rows in the pairs.
+    /// Returns pairs of rows that begin at row `a` of the first source and row `b` of the second, and the index
+    /// of these rows in the pairs.
     fn rows(&mut self, first: &Arc<Rows>, a: usize, second: &Arc<Rows>, b: usize) -> (Arc<Rows>, usize) {
         if let Some(rows) = &self.last
             && let Rows::Pairs { first: x, first_start, second: y, second_start, .. } = rows.as_ref()

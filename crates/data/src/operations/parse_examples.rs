@@ -1,4 +1,4 @@
-//! Parses batches of records into columns of tensors.
+//! The operations that parse batches of records into columns of tensors.
 
 use crate::chunk::Chunk;
 use crate::example::{Features, SequenceFeatures};
@@ -10,21 +10,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl Dataset<HostTensor> {
-    /// Parses batches of records that are `tf.train.Example`: from strings `[n]` to columns `[n, …]` by name.
-    /// Features of variable length are padded to the longest of their batch.
+    /// Parses batches of records that are encoded as `tf.train.Example`. Strings of shape `[n]` become columns of
+    /// shape `[n, …]` by name. Features of variable length are padded to the longest in their batch.
     ///
-    /// [`Error::Example`] in the pass names the record and the feature. Elements that are not vectors of
-    /// strings give [`Error::Type`].
+    /// A record that cannot be parsed results in [`Error::Example`] in the pass, with the record and the feature.
+    /// Elements that are not vectors of strings result in [`Error::Type`].
     #[doc(alias = "tf.io.parse_example")]
     pub fn parse_examples(&self, features: &Features) -> Dataset<BTreeMap<String, HostTensor>> {
         Dataset::of(ParseExamples { input: self.pipeline().clone(), parser: Arc::new(features.clone()) })
     }
 
-    /// Parses batches of records that are `tf.train.SequenceExample`: from strings `[n]` to the columns of
-    /// the context and of the lists, `[n, …]` by name. Lists are padded to the longest of their batch.
+    /// Parses batches of records that are encoded as `tf.train.SequenceExample`. Strings of shape `[n]` become
+    /// the columns of the context and of the lists, of shape `[n, …]` by name. Lists are padded to the longest in
+    /// their batch.
     ///
-    /// [`Error::Example`] in the pass names the record, the list and the step. Elements that are not vectors
-    /// of strings give [`Error::Type`].
+    /// A record that cannot be parsed results in [`Error::Example`] in the pass, with the record, the list and the
+    /// step. Elements that are not vectors of strings result in [`Error::Type`].
     #[doc(alias = "tf.io.parse_sequence_example")]
     pub fn parse_sequence_examples(
         &self,
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_an_error_naming_it() {
+    fn an_invalid_record_is_an_error_that_names_it() {
         let features = Features::new().with("ids", VarLen::ints()).unwrap();
         let error = Dataset::range(3).batch(2).parse_examples(&features).iter().next().unwrap().unwrap_err();
         assert!(matches!(error, Error::Type { operation: "parse_examples", index: 0, .. }), "{error}");

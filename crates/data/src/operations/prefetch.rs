@@ -1,4 +1,4 @@
-//! Prepares elements ahead, on a thread.
+//! The operation that prepares elements early, on a thread.
 
 use super::ahead::AheadStage;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
@@ -7,11 +7,11 @@ use crate::{Cardinality, Dataset};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Prepares up to `buffer` elements ahead, on a thread that starts with the first requested element. The
-    /// thread exits with the pass: at the end, at an error, or when the iterator is dropped (after a running
-    /// user function). A `buffer` of 0 has no effect.
+    /// Prepares up to `buffer` elements before they are requested, on a thread. The thread starts with the first
+    /// requested element. It exits with the pass: at the end, at an error, or when the iterator is dropped (once
+    /// a running user function has returned). A `buffer` of 0 has no effect.
     ///
-    /// A thread that cannot be started gives [`Error::Thread`](crate::Error::Thread).
+    /// If the thread cannot be started, the pass returns [`Error::Thread`](crate::Error::Thread).
     #[doc(alias = "tf.data.Dataset.prefetch")]
     pub fn prefetch(&self, buffer: usize) -> Self {
         Self::of(Prefetch { input: self.pipeline().clone(), buffer })
@@ -35,7 +35,7 @@ impl Operation for Prefetch {
         format!("prefetch {}", self.buffer)
     }
 
-    /// Returns an empty text, because the operation changes only the timing.
+    /// Returns an empty string, because the operation changes only the timing.
     fn identity(&self) -> String {
         String::new()
     }

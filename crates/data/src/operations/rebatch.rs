@@ -1,4 +1,4 @@
-//! Cuts batches into other sizes, across their boundaries.
+//! The operation that splits batches into other sizes, across their boundaries.
 
 use crate::chunk::Chunk;
 use crate::error::at_least_one;
@@ -10,11 +10,11 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Concatenates the rows of all batches and cuts them into batches of `sizes`, taken in turn and
-    /// repeated. The last one may be shorter.
+    /// Concatenates the rows of all batches, and splits them into batches of the given sizes, which are used in
+    /// turn and repeated. The last batch may be shorter.
     ///
-    /// A size of 0 gives an empty batch. If no size is positive, the pass gives [`Error::Parameter`].
-    /// Elements that aren't batches give [`Error::Scalar`] or [`Error::UnequalRows`].
+    /// A size of 0 gives an empty batch. If no size is positive, the pass returns [`Error::Parameter`]. Elements that
+    /// are not batches result in [`Error::Scalar`] or [`Error::UnequalRows`].
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -27,7 +27,7 @@ impl<T: Nest> Dataset<T> {
         Self::of(Rebatch { input: self.pipeline().clone(), sizes: sizes.into(), drop_remainder: false })
     }
 
-    /// Cuts batches like [`rebatch`](Dataset::rebatch), but drops a shorter last batch.
+    /// Splits batches like [`rebatch`](Dataset::rebatch), but drops the last batch if it is not full.
     #[doc(alias = "drop_remainder")]
     pub fn rebatch_exact(&self, sizes: &[usize]) -> Self {
         Self::of(Rebatch { input: self.pipeline().clone(), sizes: sizes.into(), drop_remainder: true })
@@ -92,7 +92,7 @@ impl Operation for Rebatch {
     }
 }
 
-/// A stage that cuts the rows of a stream of batches into pieces of a cycle of sizes.
+/// A stage that splits the rows of a stream of batches into batches whose sizes repeat in a cycle.
 pub(crate) struct RebatchStage {
     input: Box<dyn Stage>,
     sizes: Arc<[usize]>,
@@ -116,7 +116,7 @@ impl RebatchStage {
         Self { input, sizes, turn: 0, rows, ended: false, drop_remainder: false }
     }
 
-    /// Reads batches until one has rows left; false at the end.
+    /// Reads batches until there are rows left. Returns `false` at the end.
     fn fill(&mut self) -> Result<bool> {
         while self.rows.start == self.rows.rows && !self.ended {
             match self.input.next(1) {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_batch_or_no_size_is_an_error() {
+    fn invalid_batches_and_sizes_are_errors() {
         let first = |data: Dataset<i64>| data.iter().next().unwrap().unwrap_err();
         assert!(matches!(first(Dataset::range(3).rebatch(&[1])), Error::Scalar { .. }));
         assert!(matches!(first(Dataset::range(3).rebatch(&[0, 0])), Error::Parameter { .. }));

@@ -1,4 +1,4 @@
-//! Repeats a dataset.
+//! The operation that repeats a dataset.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
@@ -7,16 +7,16 @@ use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Repeats the dataset `times` times, each time with the next order of its shuffles. A pass without
-    /// elements is counted as well. After 100 of these in a row, a dataset that could have had elements gives
-    /// [`Error::EmptyPasses`].
+    /// Repeats the dataset `times` times. Each repetition has the next order of its shuffles. A repetition without
+    /// elements is counted as well. After 100 consecutive repetitions without elements, the pass returns
+    /// [`Error::EmptyPasses`], unless the dataset is known to be empty.
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat(&self, times: usize) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: Some(times) })
     }
 
-    /// Repeats the dataset without end. A dataset that is known to be empty ends at once. After 100 passes in
-    /// a row without an element, a dataset that could have had some gives [`Error::EmptyPasses`].
+    /// Repeats the dataset forever. If it is known to be empty, the result ends immediately. After 100 consecutive
+    /// repetitions without elements, any other dataset results in [`Error::EmptyPasses`].
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat_forever(&self) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: None })
@@ -26,7 +26,7 @@ impl<T: Nest> Dataset<T> {
 #[derive(Clone)]
 struct Repeat {
     input: Pipeline,
-    /// The number of repetitions; `None` repeats forever.
+    /// The number of repetitions; `None` means forever.
     times: Option<usize>,
 }
 
@@ -67,53 +67,54 @@ struct RepeatStage {
     first_epoch: u64,
     started: usize,
     current: Option<Box<dyn Stage>>,
-    /// The number of passes in a row without an element, including the current one.
+    /// The number of consecutive repetitions without elements, including the current one.
     empty: usize,
 }
 
-/// The number of empty passes in a row that is no coincidence. Without a limit, a filter that keeps nothing
-/// would run forever.
-const MOST_EMPTY: usize = 100;
+/// The number of consecutive empty repetitions that is considered an error. Without a limit, a filter that keeps
+/// nothing would run forever.
+const MAX_EMPTY: usize = 100;
 
-/// Detects that a stage drops all elements of a dataset that is repeated before it.
+/// A counter with which a stage detects that it drops all elements of a repeated dataset.
 #[derive(Default)]
-pub(super) struct Fruitless {
-    /// The number of passes when the first of the dropped elements came. By then, earlier stages have filled
-    /// their buffers, so passes are counted from there on only as their elements come.
+pub(super) struct EmptyPassCounter {
+    /// The number of completed passes when the first of the dropped elements was received; `None` if the last
+    /// element was kept. Passes before that are not counted, because earlier stages have filled their buffers.
     since: Option<usize>,
 }
 
-impl Fruitless {
+impl EmptyPassCounter {
     /// Records that an element was kept.
     pub(super) fn found(&mut self) {
         self.since = None;
     }
 
-    /// Records that none of the last elements was kept, after `passes` [passes](Stage::passes).
+    /// Records that none of the last elements was kept. `passes` is the number of completed
+    /// [passes](Stage::passes). Returns an error if there are too many without a kept element.
     pub(super) fn nothing(&mut self, operation: &'static str, passes: usize) -> Result<()> {
         let passes = passes.saturating_sub(*self.since.get_or_insert(passes));
-        if passes < MOST_EMPTY { Ok(()) } else { Err(Error::EmptyPasses { operation, passes }) }
+        if passes < MAX_EMPTY { Ok(()) } else { Err(Error::EmptyPasses { operation, passes }) }
     }
 }
 
 impl RepeatStage {
-    /// Creates a stage for pass `epoch`. Repetition `r` is epoch `epoch * times + r` of the input, so one
-    /// pass over `repeat(3)` shuffles like three passes over the input. Endless repetitions have 2³² epochs
-    /// for each pass.
+    /// Creates a stage for pass `epoch`. Repetition `r` is epoch `epoch * times + r` of the input, so one pass
+    /// over `repeat(3)` shuffles like three passes over the input. Infinite repetitions have 2³² epochs for each
+    /// pass.
     fn new(input: Pipeline, times: Option<usize>, epoch: u64) -> Self {
         let first_epoch = epoch.wrapping_mul(times.map_or(1 << 32, |times| times as u64));
         Self { input, times, first_epoch, started: 0, current: None, empty: 0 }
     }
 
-    /// Returns the current repetition, or the next one; `None` after the last. An empty repetition is not the
-    /// last: a `take_while` may keep elements in another order.
+    /// Returns the current repetition, or starts the next one; `None` after the last. An empty repetition is not
+    /// the last one, because a `take_while` may keep elements in a different order.
     fn current(&mut self) -> Result<Option<&mut Box<dyn Stage>>> {
         if self.current.is_none() {
             let over = self.times.is_some_and(|times| self.started >= times);
             if over || self.input.cardinality() == Cardinality::Finite(0) {
                 return Ok(None);
             }
-            if self.empty >= MOST_EMPTY {
+            if self.empty >= MAX_EMPTY {
                 return Err(Error::EmptyPasses { operation: "repeat", passes: self.empty });
             }
             let epoch = self.first_epoch.wrapping_add(self.started as u64);
@@ -217,7 +218,7 @@ mod tests {
         });
     }
 
-    /// Buffers of stages, and elements that depend on the number of the pass, must not end the pass.
+    /// Checks that buffers of stages, and elements that depend on the number of the pass, do not end the pass.
     #[test]
     fn an_element_that_comes_after_many_passes_comes() {
         distribute_testing::watched(|| {

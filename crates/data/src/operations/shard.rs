@@ -1,4 +1,4 @@
-//! Takes every `W`-th element, for one of `W` workers.
+//! The operation that takes every `W`-th element, for one of `W` workers.
 
 use crate::chunk::{Chunk, Picks};
 use crate::error::at_least_one;
@@ -9,18 +9,18 @@ use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Returns the elements `index`, `index + workers`, `index + 2 * workers`, … of this dataset. The shards
-    /// of all workers are together the dataset.
+    /// Returns a dataset of the elements `index`, `index + workers`, `index + 2 * workers`, … of this dataset.
+    /// The shards of all workers together contain each element exactly once.
     ///
-    /// An `index` that is not below `workers` gives [`Error::Worker`] in the pass. A `workers` of 0 gives
-    /// [`Error::Parameter`].
+    /// An `index` that is not less than `workers` results in [`Error::Worker`] in the pass. If `workers` is 0, the pass
+    /// returns [`Error::Parameter`].
     #[doc(alias = "tf.data.Dataset.shard")]
     pub fn shard(&self, workers: usize, index: usize) -> Self {
         Self::of(Shard { input: self.pipeline().clone(), workers, index })
     }
 
-    /// Marks the position at which [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) puts a shard for
-    /// each worker. Without that policy a pass gives [`Error::Hinted`].
+    /// Marks the position at which the policy [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) shards the
+    /// pipeline over the workers. Without that policy, a pass returns [`Error::Hinted`].
     #[doc(alias = "tf.data.experimental.SHARD_HINT")]
     #[doc(alias = "SHARD_HINT")]
     pub fn shard_hint(&self) -> Self {
@@ -62,7 +62,7 @@ impl Operation for Shard {
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         // Skipping rows in memory costs nothing. If elements have to be made, only this worker's elements
         // are.
-        let at_once = if self.input.costly() { 1 } else { MOST_AT_ONCE };
+        let at_once = if self.input.costly() { 1 } else { MAX_AT_ONCE };
         let input = self.input.start(epoch);
         Box::new(ShardStage { input, workers: self.workers, at_once, ahead: self.index, ended: false })
     }
@@ -71,15 +71,15 @@ impl Operation for Shard {
 struct ShardStage {
     input: Box<dyn Stage>,
     workers: usize,
-    /// The number of elements of the input that are requested at once.
+    /// The number of elements that are requested from the input at a time.
     at_once: usize,
-    /// The number of elements before this worker's next one.
+    /// The number of elements of other workers before this worker's next element.
     ahead: usize,
     ended: bool,
 }
 
 impl ShardStage {
-    /// Skips the elements of other workers; false at the end.
+    /// Skips the elements of other workers. Returns `false` at the end.
     fn advance(&mut self) -> Result<bool> {
         let ahead = std::mem::take(&mut self.ahead);
         self.ended = self.ended || self.input.skip(ahead)? < ahead;
@@ -130,8 +130,8 @@ impl Stage for ShardStage {
     }
 }
 
-/// The most rows that are requested at once.
-const MOST_AT_ONCE: usize = 1024;
+/// The maximum number of rows that are requested at a time.
+const MAX_AT_ONCE: usize = 1024;
 
 #[derive(Clone)]
 struct ShardHint {

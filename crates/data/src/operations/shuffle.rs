@@ -1,4 +1,4 @@
-//! Shuffles elements.
+//! The operation that shuffles elements.
 
 use crate::chunk::{Chunk, Picks};
 use crate::error::at_least_one;
@@ -12,13 +12,14 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Shuffles elements by drawing from a buffer of `buffer` elements, which is refilled after each draw.
+    /// Shuffles elements by drawing at random from a buffer of `buffer` elements. The buffer is refilled after
+    /// each draw.
     ///
-    /// With a buffer of at least the number of elements, every order is equally likely. The order depends
-    /// only on `seed` and the epoch: every pass, and every repetition of a later [`repeat`](Dataset::repeat),
-    /// has its own order. Tensors in memory and ranges are shuffled as row indices, 8 bytes each.
+    /// If the buffer is at least as large as the dataset, every order is equally likely. The order depends only on
+    /// `seed` and the epoch. Every pass, and every repetition of a later [`repeat`](Dataset::repeat), therefore has a
+    /// different order. Tensors in memory and ranges are shuffled as row indices of 8 bytes each.
     ///
-    /// A `buffer` of 0 gives [`Error::Parameter`] in the pass.
+    /// A `buffer` of 0 results in [`Error::Parameter`] in the pass.
     #[doc(alias = "tf.data.Dataset.shuffle")]
     #[doc(alias = "reshuffle_each_iteration")]
     pub fn shuffle(&self, buffer: usize, seed: u64) -> Self {
@@ -62,10 +63,10 @@ impl Operation for Shuffle {
     }
 }
 
-/// Draws from a buffer, and refills it from the input after each draw.
+/// A stage that draws elements at random from a buffer, and refills it from the input after each draw.
 ///
-/// With a buffer of at least the number of elements, every order is equally likely. The order depends on
-/// (seed, epoch), the buffer and the number of elements only.
+/// If the buffer is at least as large as the dataset, every order is equally likely. The order depends only on
+/// the seed, the epoch, the size of the buffer and the number of elements.
 struct ShuffleStage {
     input: Box<dyn Stage>,
     buffer: usize,
@@ -75,11 +76,11 @@ struct ShuffleStage {
     /// The index of a drawn element that could not be appended to the previous chunk. The next chunk starts
     /// with it.
     kept: Option<usize>,
-    /// The error after the elements passed on last.
+    /// The error that follows the elements that were passed on last.
     failed: Option<Error>,
 }
 
-/// The contents of the buffer: row indices for rows of one source, otherwise values.
+/// The contents of the buffer: row indices if all elements are rows of one source, otherwise values.
 enum Pool {
     Rows(Arc<Rows>, Vec<usize>),
     Values(Vec<Tree<Leaf>>),
@@ -110,7 +111,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes all elements out of the pool as values.
+    /// Removes all elements from the pool, and returns them as values.
     fn take_values(&mut self) -> Result<Vec<Tree<Leaf>>> {
         match std::mem::replace(self, Pool::Values(Vec::new())) {
             Pool::Rows(source, rows) => Chunk::Rows(source, Picks::List(rows)).into_values(),
@@ -118,8 +119,8 @@ impl Pool {
         }
     }
 
-    /// Takes element `i` out, moves the last one to its position, and appends it to the drawn elements.
-    /// Returns false without drawing if the two cannot be one chunk.
+    /// Removes element `i`, moves the last element to its position, and appends the removed one to `drawn`.
+    /// Returns `false` without drawing if it cannot be appended to that chunk.
     fn draw(&mut self, i: usize, drawn: &mut Option<Chunk>) -> bool {
         match (self, &mut *drawn) {
             (Pool::Rows(pool, rows), Some(Chunk::Rows(source, Picks::List(list))))
@@ -151,7 +152,7 @@ impl ShuffleStage {
         }
     }
 
-    /// Fills the buffer, or as much of it as the input has elements for.
+    /// Fills the buffer from the input, as far as the input has elements.
     fn fill(&mut self) -> Result<()> {
         while !self.ended && self.pool.len() < self.buffer {
             match self.input.next(self.buffer - self.pool.len()) {
@@ -162,8 +163,8 @@ impl ShuffleStage {
         Ok(())
     }
 
-    /// Draws up to `max` elements. Each draw is from a buffer as full as the input allows, so the order
-    /// doesn't depend on `max`.
+    /// Draws up to `max` elements. For each draw, the buffer is as full as the input allows, so the order does
+    /// not depend on `max`.
     fn draw(&mut self, max: usize) -> Result<Option<Chunk>> {
         let mut drawn = None;
         for _ in 0..max {

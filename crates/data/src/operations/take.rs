@@ -1,4 +1,4 @@
-//! Takes or skips the first elements.
+//! The operations that take or skip the first elements.
 
 use crate::chunk::Chunk;
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
@@ -7,13 +7,13 @@ use crate::{Cardinality, Dataset, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Returns the first `count` elements.
+    /// Returns a dataset of the first `count` elements, or of all if there are fewer.
     #[doc(alias = "tf.data.Dataset.take")]
     pub fn take(&self, count: usize) -> Self {
         Self::of(Take { input: self.pipeline().clone(), count })
     }
 
-    /// Returns all except the first `count` elements.
+    /// Returns a dataset of all elements except the first `count`.
     #[doc(alias = "tf.data.Dataset.skip")]
     pub fn skip(&self, count: usize) -> Self {
         Self::of(Skip { input: self.pipeline().clone(), count })
@@ -111,7 +111,7 @@ struct SkipStage {
 }
 
 impl SkipStage {
-    /// Skips the elements before the first one.
+    /// Skips the first elements, before an element is read for the first time.
     fn begin(&mut self) -> Result<()> {
         let left = std::mem::take(&mut self.left);
         if left > 0 {

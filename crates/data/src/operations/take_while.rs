@@ -1,6 +1,6 @@
-//! Takes the elements before the first that fails a test.
+//! The operation that takes the elements before the first one that fails a test.
 
-use super::filter::{FilterFn, on_trees};
+use super::filter::{ElementFn, on_trees};
 use crate::chunk::{Chunk, Picks};
 use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
 use crate::stage::Stage;
@@ -9,9 +9,9 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::convert::Infallible;
 
 impl<T: Nest> Dataset<T> {
-    /// Returns the elements before the first for which `predicate` is false.
+    /// Returns a dataset of the elements before the first one for which `predicate` returns `false`.
     ///
-    /// A panic gives [`Error::Panicked`] with the element's index and ends the pass.
+    /// A panic results in [`Error::Panicked`] with the element's index, and ends the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -28,8 +28,8 @@ impl<T: Nest> Dataset<T> {
         self.try_take_while(move |value| Ok::<bool, Infallible>(predicate(value)))
     }
 
-    /// Takes elements like [`take_while`](Dataset::take_while), with a function that can fail. Its error
-    /// gives [`Error::Function`] with the element's index and ends the pass.
+    /// Takes elements like [`take_while`](Dataset::take_while), but with a function that can fail. Its error results in
+    /// [`Error::Function`] with the element's index, and ends the pass.
     #[doc(alias = "tf.data.Dataset.take_while")]
     pub fn try_take_while<E, F>(&self, predicate: F) -> Self
     where
@@ -44,7 +44,7 @@ impl<T: Nest> Dataset<T> {
 #[derive(Clone)]
 struct TakeWhile {
     input: Pipeline,
-    predicate: FilterFn,
+    predicate: ElementFn<bool>,
 }
 
 impl Operation for TakeWhile {
@@ -79,11 +79,11 @@ impl Operation for TakeWhile {
 
 struct TakeWhileStage {
     input: Box<dyn Stage>,
-    predicate: FilterFn,
+    predicate: ElementFn<bool>,
     at_once: usize,
     index: usize,
     ended: bool,
-    /// The error after the elements passed on last.
+    /// The error that follows the elements that were passed on last.
     failed: Option<Error>,
 }
 
@@ -97,7 +97,7 @@ impl TakeWhileStage {
         !self.ended && self.failed.is_none()
     }
 
-    /// Returns the elements before the end. Rows stay rows of their source.
+    /// Returns the elements of a chunk up to the end. Rows remain rows of their source.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let taken = match &chunk {
             Chunk::Rows(source, Picks::Range(rows)) => {
@@ -109,7 +109,7 @@ impl TakeWhileStage {
             Chunk::Values(values) => {
                 values.iter().take_while(|value| self.take(Ok((*value).clone()))).count()
             }
-            Chunk::Batch(_) => return self.apply(chunk.together()?),
+            Chunk::Batch(_) => return self.apply(chunk.assembled()?),
         };
         Ok(chunk.slice(0..taken))
     }

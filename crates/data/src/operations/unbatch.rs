@@ -1,4 +1,4 @@
-//! Splits batches into their rows.
+//! The operation that splits batches into their rows.
 
 use crate::chunk::{Chunk, Picks};
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
@@ -10,15 +10,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl<B: Nest> Dataset<B> {
-    /// Returns the rows of each batch as elements: leaves of shape `[n, …]` give `n` elements with leaves of
-    /// shape `[…]`. The opposite of [`batch`](Dataset::batch).
+    /// Splits each batch into its rows: leaves of shape `[n, …]` give `n` elements with leaves of shape `[…]`.
+    /// This is the opposite of [`batch`](Dataset::batch).
     ///
-    /// `U` is the type of the elements. It cannot be inferred, because both numbers and tensors are batched
-    /// into tensors. Batching the elements again cuts them out of the batches with one copy.
+    /// `U` is the type of the elements. It cannot be inferred, because both numbers and tensors are batched into
+    /// tensors. If the elements are batched again, the new batches are created from the old ones with a single
+    /// copy.
     ///
-    /// An element that is no batch gives [`Error::Scalar`](crate::Error::Scalar),
-    /// [`Error::UnequalRows`](crate::Error::UnequalRows) or [`Error::NoTensor`](crate::Error::NoTensor) in
-    /// the pass.
+    /// An element that is not a batch results in [`Error::Scalar`](crate::Error::Scalar),
+    /// [`Error::UnequalRows`](crate::Error::UnequalRows) or [`Error::NoTensor`](crate::Error::NoTensor) in the pass.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -38,7 +38,7 @@ struct Unbatch {
 }
 
 impl Unbatch {
-    /// Returns the number of rows of all batches, if it is constant.
+    /// Returns the number of rows per batch, if every batch has the same number.
     fn rows(&self) -> Option<usize> {
         let spec = self.input.spec(Look::Never)?;
         let mut rows = spec.leaves().into_iter().map(|leaf| leaf.dims.first().copied().flatten());
@@ -83,12 +83,12 @@ impl Operation for Unbatch {
 
 struct UnbatchStage {
     input: Box<dyn Stage>,
-    /// The batch that was read last, and its remaining rows.
+    /// The batch that was read last, and the range of its remaining rows.
     batch: Option<(Arc<Rows>, Range<usize>)>,
 }
 
 impl UnbatchStage {
-    /// Returns up to `max` further rows of one batch; `None` at the end.
+    /// Returns the next rows, up to `max`, all from one batch; `None` at the end.
     fn rows(&mut self, max: usize) -> Result<Option<(Arc<Rows>, Range<usize>)>> {
         loop {
             if let Some((rows, left)) = &mut self.batch
@@ -163,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_known_where_all_batches_are_full() {
+    fn lengths_are_static_if_all_batches_are_full() {
         assert_eq!(Dataset::range(7).batch_exact(3).unbatch::<i64>().cardinality(), Cardinality::Finite(6));
         assert_eq!(Dataset::range(7).batch(3).unbatch::<i64>().cardinality(), Cardinality::Unknown);
         assert_eq!(Dataset::range(7).batch(3).unbatch::<i64>().batching(), Batching::Elements);
     }
 
     #[test]
-    fn what_is_no_batch_is_an_error() {
+    fn an_element_that_is_no_batch_is_an_error() {
         let scalars = Dataset::range(3).typed::<HostTensor>().unbatch::<i64>();
         assert!(matches!(scalars.iter().next().unwrap().unwrap_err(), Error::Scalar { .. }));
         let uneven =

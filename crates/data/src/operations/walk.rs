@@ -1,4 +1,4 @@
-//! Tests: the elements of a pass never depend on how they are requested, also if an element fails.
+//! Tests that the elements of a pass never depend on how they are requested, even if an element fails.
 
 use super::model::{Step, on_dataset, step};
 use crate::Dataset;
@@ -19,8 +19,8 @@ fn one_by_one(data: &Dataset<i64>, epoch: u64) -> (Vec<i64>, bool) {
     (all, true)
 }
 
-/// Reads and skips in turn, and compares each element with the expected one at its position. An error ends
-/// the walk: a skip may pass over the failing element, after which the elements are undefined.
+/// Reads and skips elements in turn, and compares each element with the expected one at its position. An error ends the
+/// walk, because a skip may pass over the failing element, after which the elements are undefined.
 fn walk(data: &Dataset<i64>, epoch: u64, (all, well): &(Vec<i64>, bool), ways: &[(bool, usize)]) {
     let (mut stage, mut at) = (data.pipeline().start(epoch), 0);
     for &(read, count) in ways.iter().cycle().take(400) {
@@ -63,7 +63,7 @@ fn walk(data: &Dataset<i64>, epoch: u64, (all, well): &(Vec<i64>, bool), ways: &
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
-    fn reading_and_skipping_give_what_reading_gives(
+    fn skipping_gives_the_same_elements_as_reading(
         n in 0i64..20,
         fails in proptest::option::weighted(0.3, 0i64..20),
         steps in proptest::collection::vec(step(), 0..6),

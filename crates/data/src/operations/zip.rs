@@ -1,4 +1,4 @@
-//! Zips two datasets.
+//! The operation that zips two datasets.
 
 use super::pairing::Pairing;
 use crate::chunk::Chunk;
@@ -9,8 +9,8 @@ use distribute_tensor::{Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Returns pairs of an element of each dataset, to the end of the shorter. For more than two datasets,
-    /// zip again, and flatten the type with [`typed`](Dataset::typed) if needed: `((a, b), c)`.
+    /// Returns a dataset of pairs of one element from each dataset. It ends with the shorter one. To zip more
+    /// than two datasets, zip again. If necessary, [`typed`](Dataset::typed) flattens the type `((a, b), c)`.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -23,9 +23,9 @@ impl<T: Nest> Dataset<T> {
         Dataset::of(Zip { inputs: [self.pipeline().clone(), other.pipeline().clone()], exact: false })
     }
 
-    /// Zips like [`zip`](Dataset::zip), but requires datasets of equal length. Otherwise it gives
-    /// [`Error::UnequalZip`]: before anything is read if both lengths are known, or when one ends before the
-    /// other.
+    /// Zips like [`zip`](Dataset::zip), but requires that both datasets have the same length. Otherwise the pass
+    /// returns [`Error::UnequalZip`]: before anything is read if both lengths are known, or else when one dataset ends
+    /// before the other.
     pub fn zip_equal<U: Nest>(&self, other: &Dataset<U>) -> Dataset<(T, U)> {
         Dataset::of(Zip { inputs: [self.pipeline().clone(), other.pipeline().clone()], exact: true })
     }
@@ -87,15 +87,15 @@ impl Operation for Zip {
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         // Expensive elements are made one by one, so that none is made beyond the end of the shorter dataset.
-        let at_once = if self.costly() { 1 } else { MOST_AT_ONCE };
+        let at_once = if self.costly() { 1 } else { MAX_AT_ONCE };
         let [first, second] = self.inputs.each_ref().map(|input| input.start(epoch));
         let pairing = Pairing::default();
         Box::new(ZipStage { first, second, exact: self.exact, at_once, index: 0, pairing, ended: false })
     }
 }
 
-/// The most pairs that are made at once.
-const MOST_AT_ONCE: usize = 1024;
+/// The maximum number of pairs that are created at a time.
+const MAX_AT_ONCE: usize = 1024;
 
 struct ZipStage {
     first: Box<dyn Stage>,
@@ -108,7 +108,7 @@ struct ZipStage {
 }
 
 impl ZipStage {
-    /// Handles the end of one dataset before the other.
+    /// Handles the end of one dataset before the other. `ended` is the name of the shorter one.
     fn end(&mut self, ended: &'static str) -> Result<()> {
         self.ended = true;
         if self.exact {
@@ -118,7 +118,8 @@ impl ZipStage {
         }
     }
 
-    /// Handles the end of the first dataset. The second must end as well if the lengths must be equal.
+    /// Handles the end of the first dataset. If the lengths must be equal, checks that the second one ends as
+    /// well.
     fn end_both(&mut self) -> Result<()> {
         self.ended = true;
         if self.exact && self.second.skip(1)? > 0 { self.end("first") } else { Ok(()) }
@@ -136,7 +137,7 @@ impl ZipStage {
         Ok(Some(pairs))
     }
 
-    /// Pairs two chunks, after reading the rest of a shorter second one.
+    /// Pairs two chunks. If the second one is shorter, reads the rest first.
     fn rest(&mut self, first: Chunk, second: Chunk) -> Result<Chunk> {
         if second.len() == first.len() {
             return self.pairing.pair(first, second);
@@ -156,7 +157,7 @@ impl ZipStage {
     }
 }
 
-/// A stage of pairs. Skipping reads both inputs, because an input that is skipped separately could fail
+/// A stage that yields pairs. Skipping reads both inputs, because an input that is skipped separately could fail
 /// beyond the end of the other.
 impl Stage for ZipStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
@@ -175,8 +176,8 @@ mod tests {
     use distribute_testing::watched;
     use proptest::prelude::*;
 
-    /// Returns a dataset of the numbers `0..n`, of a kind: rows, values, unknown length, several sources,
-    /// made ahead.
+    /// Returns a dataset of the numbers `0..n`, whose kind is selected by `kind`: rows, values, unknown length, several
+    /// sources, or prepared early.
     fn of_kind(n: i64, kind: usize) -> Dataset<i64> {
         match kind {
             0 => Dataset::range(n),
@@ -267,7 +268,7 @@ mod tests {
 
     // DIST-3
     #[test]
-    fn what_both_say_of_batches_holds() {
+    fn common_batch_sizes_and_element_specs_are_kept() {
         let batched = |size| Dataset::range(7).batch(size);
         assert_eq!(batched(3).zip(&batched(3)).batching(), Batching::Batches(3));
         assert_eq!(batched(3).zip(&batched(2)).batching(), Batching::Unknown);

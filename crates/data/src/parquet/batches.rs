@@ -1,4 +1,4 @@
-//! [`Batches`]: the rows of a file, several at a time.
+//! [`Batches`]: an iterator over the rows of a file, several at a time.
 
 use super::checksums::{Checksums, Shared};
 use super::column::{Missing, Refused, Tensors, column};
@@ -26,7 +26,8 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// The rows of a file in batches: dictionaries of tensors by column name. The first error ends the iterator.
+/// An iterator over the rows of a file, in batches: dictionaries of tensors by column name. The first error ends
+/// the iterator.
 pub struct Batches {
     location: Location,
     source: Box<dyn Source>,
@@ -34,38 +35,38 @@ pub struct Batches {
     missing: BTreeMap<String, Missing>,
     broken: Broken,
     checksums: Arc<Checksums>,
-    /// The parts after that of the reader.
+    /// The parts that follow the one that the reader is reading.
     parts: VecDeque<Part>,
     reader: Option<ParquetRecordBatchReader>,
     rows: u64,
-    /// The next row of the reader in the file, and the end of its rows.
+    /// The index in the file of the reader's next row, and the end of its rows.
     next: u64,
     end: u64,
-    /// Batches of rows that were read and are not converted yet, each with the number of its first row.
+    /// Batches of rows that have been read but not converted yet, each with the index of its first row.
     read: VecDeque<(u64, RecordBatch)>,
     failed: bool,
 }
 
-/// Rows that are read by one reader.
+/// A range of rows that one reader reads.
 struct Part {
     run: Run,
-    /// The first row in the file.
+    /// The index of the first row in the file.
     first: u64,
     /// The number of rows.
     rows: u64,
-    /// The rows within the run; `None` for all of them.
+    /// The range of rows within the run; `None` means all of them.
     within: Option<Range<u64>>,
 }
 
-/// The columns of rows that were read together.
+/// The columns of rows that were read together, with their names.
 pub(super) type Columns = Vec<(String, Tensors)>;
 
-/// A file whose rows can be read.
+/// An open file whose rows can be read.
 trait Source: Send {
-    /// Starts to read rows.
+    /// Creates a reader of the rows of a part.
     fn open(&self, part: &Part) -> ::parquet::errors::Result<ParquetRecordBatchReader>;
 
-    /// Returns the rows of a row group with damaged pages, and the errors.
+    /// Returns the ranges of rows of a row group that have damaged pages, each with the error.
     fn broken_rows(&self, group: usize) -> Vec<(Range<u64>, Error)>;
 }
 
@@ -105,7 +106,7 @@ impl<F: ChunkReader + 'static> Source for OpenFile<F> {
 }
 
 impl Batches {
-    /// Opens a file at its first row, to read up to `rows` rows at a time that take up to `bytes` bytes.
+    /// Opens a file at its first row. Reads up to `rows` rows at a time, which take up to `bytes` bytes.
     pub(super) fn open(
         parquet: &Parquet,
         location: &Location,
@@ -130,11 +131,11 @@ impl Batches {
         (rows, bytes): (usize, u64),
         broken: Broken,
     ) -> Result<Self> {
-        guarded(location, || Ok(footer::check(&file)))?
+        catch_panics(location, || Ok(footer::check(&file)))?
             .map_err(|what| location.io_error(std::io::Error::new(ErrorKind::InvalidData, what)))?;
         let file = Arc::new(file);
         let unchecked = || Shared { file: file.clone(), checksums: Arc::default() };
-        let loaded = guarded(location, || ArrowReaderMetadata::load(&unchecked(), Default::default()))?;
+        let loaded = catch_panics(location, || ArrowReaderMetadata::load(&unchecked(), Default::default()))?;
         let selected = Selected::find(location, loaded.schema().fields(), parquet.columns.as_deref())?;
         for (name, missing) in &parquet.missing {
             selected.check(location, name)?;
@@ -188,7 +189,7 @@ impl Batches {
         Ok(batches)
     }
 
-    /// Starts to read the next rows, if there are any.
+    /// Starts reading the next part, if there is one.
     fn next_part(&mut self) -> Result<()> {
         self.reader = None;
         while self.reader.is_none()
@@ -200,7 +201,7 @@ impl Batches {
                 _ => Vec::new(),
             };
             if broken.is_empty() {
-                self.reader = Some(guarded(&self.location, || self.source.open(&part))?);
+                self.reader = Some(catch_panics(&self.location, || self.source.open(&part))?);
             } else {
                 self.leave_out(&part, broken)?;
             }
@@ -208,7 +209,8 @@ impl Batches {
         Ok(())
     }
 
-    /// Inserts the rows of a row group that are not in damaged pages before the other parts.
+    /// Skips the rows of a row group that are in damaged pages. Inserts the other rows as parts before the
+    /// remaining ones.
     fn leave_out(&mut self, part: &Part, mut broken: Vec<(Range<u64>, Error)>) -> Result<()> {
         broken.sort_by_key(|(rows, _)| rows.start);
         let (mut whole, mut from) = (Vec::new(), 0);
@@ -231,12 +233,12 @@ impl Batches {
         Ok(())
     }
 
-    /// Returns the number of rows that the file states.
+    /// Returns the number of rows in the file, according to its footer.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Returns the next rows; `None` at the end.
+    /// Reads the next rows, and returns their columns; `None` at the end.
     pub(super) fn pull(&mut self) -> Result<Option<Columns>> {
         loop {
             while let Some((first, batch)) = self.read.pop_front() {
@@ -254,7 +256,7 @@ impl Batches {
                 }
             }
             let Some(reader) = &mut self.reader else { return Ok(None) };
-            match guarded(&self.location, || reader.next().transpose().map_err(ParquetError::from)) {
+            match catch_panics(&self.location, || reader.next().transpose().map_err(ParquetError::from)) {
                 Ok(Some(batch)) => {
                     let first = self.next;
                     self.next += batch.num_rows() as u64;
@@ -273,8 +275,8 @@ impl Batches {
         }
     }
 
-    /// Returns the columns of rows that begin at row `first` of the file. An error has the row that caused
-    /// it, if a row did.
+    /// Converts rows to columns of tensors. `first` is the index in the file of the first row. An error contains
+    /// the index of the row that caused it, if a single row did.
     fn columns(&self, batch: &RecordBatch, first: u64) -> Result<Columns, (Option<usize>, Error)> {
         let none = Missing::default();
         let mut columns = Vec::new();
@@ -292,7 +294,7 @@ impl Batches {
         Ok(columns)
     }
 
-    /// Checks that no row takes more than the limit for one element.
+    /// Checks that no row exceeds the limit for one element.
     fn check_rows(
         &self,
         columns: &[(String, Tensors)],
@@ -317,8 +319,8 @@ impl Batches {
         Ok(())
     }
 
-    /// Returns a batch of rows as tensors, each with an axis of rows.
-    fn together(&self, columns: Columns) -> Result<Tree<Leaf>> {
+    /// Converts columns to one batch: a dictionary of tensors, each with an axis of rows.
+    fn batch_of(&self, columns: Columns) -> Result<Tree<Leaf>> {
         let whole = |(name, column)| match column {
             Tensors::Whole(tensor) => Ok((name, Tree::Leaf(Leaf::Host(tensor)))),
             Tensors::Ragged(rows) => {
@@ -326,8 +328,8 @@ impl Batches {
                 let first = rows.first().map(dims).unwrap_or_default();
                 let other = rows.iter().map(dims).find(|other| *other != first).unwrap_or_default();
                 let what = format!(
-                    "rows have the shapes {first:?} and {other:?}, and a batch needs one: `Parquet::dataset` gives each row as an \
-                     element, which `padded_batch` puts together"
+                    "rows have the shapes {first:?} and {other:?}, and a batch needs one: \
+                     `Parquet::dataset` has each row as an element, for `padded_batch`"
                 );
                 Err(Error::Column { path: self.location.to_string(), column: name, what })
             }
@@ -336,8 +338,8 @@ impl Batches {
     }
 }
 
-/// Returns the parts of row groups, given the rows of each and how many are read at a time. With `alone`,
-/// each row group is a part, so that the others can be read without it.
+/// Divides row groups into parts. `groups` contains the number of rows of each group, and the number of rows that are
+/// read at a time. If `alone` is `true`, each row group is a separate part, so that the others can be read without it.
 fn parts(groups: &[(u64, usize)], alone: bool) -> Vec<Part> {
     let mut first = 0;
     let all = if alone {
@@ -354,9 +356,12 @@ fn parts(groups: &[(u64, usize)], alone: bool) -> Vec<Part> {
     all.into_iter().map(part).collect()
 }
 
-/// Returns the library's error. A panic becomes an error as well, because the library panics on some damaged
-/// bytes.
-pub(super) fn guarded<T>(location: &Location, f: impl FnOnce() -> ::parquet::errors::Result<T>) -> Result<T> {
+/// Calls `f`, and converts an error of the library. A panic also becomes an error, because the library panics on
+/// some damaged bytes.
+pub(super) fn catch_panics<T>(
+    location: &Location,
+    f: impl FnOnce() -> ::parquet::errors::Result<T>,
+) -> Result<T> {
     let error = match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error)) => error.to_string(),
@@ -372,7 +377,7 @@ impl Iterator for Batches {
         if self.failed {
             return None;
         }
-        let batch = self.pull().and_then(|columns| columns.map(|columns| self.together(columns)).transpose());
+        let batch = self.pull().and_then(|columns| columns.map(|columns| self.batch_of(columns)).transpose());
         self.failed = batch.is_err();
         batch.transpose()
     }

@@ -1,7 +1,8 @@
-//! Checks the checksums of pages.
+//! The verification of the checksums of pages.
 //!
-//! The library compares checksums only with a feature, and its errors name neither column nor page. So pages
-//! are compared when the library reads them, at the positions and lengths from their headers.
+//! The library compares checksums only with a feature, and its errors contain neither the column nor the page. The
+//! checksum of a page is therefore compared here when the library reads it. Pages are identified by the positions and
+//! lengths in their headers.
 
 use super::pages::Page;
 use crate::{Error, Location};
@@ -19,13 +20,13 @@ struct Checked {
     checksum: u32,
     column: Arc<str>,
     group: usize,
-    /// The index of the page in its column of the row group; `None` for a dictionary.
+    /// The index of the page in its column of the row group; `None` for a dictionary page.
     page: Option<usize>,
-    /// The rows of the page within the row group.
+    /// The range of the page's rows within the row group.
     rows: Range<u64>,
 }
 
-/// The pages with checksums, by the offset of their bytes.
+/// The pages of a file that have checksums, by the offset of their bytes.
 #[derive(Debug, Default)]
 pub(super) struct Checksums {
     pages: BTreeMap<u64, Checked>,
@@ -33,14 +34,14 @@ pub(super) struct Checksums {
     refused: Mutex<Option<u64>>,
 }
 
-/// A column of a row group whose pages are being added.
+/// A column of a row group, whose pages are being added.
 pub(super) struct Adding<'a> {
     all: &'a mut Checksums,
     column: Arc<str>,
     group: usize,
     /// The number of rows of the row group.
     rows: u64,
-    /// Whether each value is a row.
+    /// Whether each value is one row, that is, the column has no lists.
     flat: bool,
     pages: usize,
     values: u64,
@@ -55,13 +56,13 @@ impl Checksums {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Returns the error of the damaged page that the library tried to read last, if there is one.
+    /// Returns the error for the damaged page that the library tried to read last; `None` if there is none.
     pub(super) fn error(&self, location: &Location) -> Option<Error> {
         let at = self.take_refused()?;
         Some(damaged(location, at, self.pages.get(&at)?))
     }
 
-    /// Returns the rows of a row group with a damaged page, and the error of each page.
+    /// Returns the ranges of rows of a row group that have a damaged page, each with the error.
     pub(super) fn broken_rows(
         &self,
         location: &Location,
@@ -69,7 +70,7 @@ impl Checksums {
         group: usize,
     ) -> Vec<(Range<u64>, Error)> {
         let broken = |(at, page): &(&u64, &Checked)| {
-            file.get_bytes(**at, page.len as usize).is_ok_and(|bytes| !page.is_whole(&bytes))
+            file.get_bytes(**at, page.len as usize).is_ok_and(|bytes| !page.is_complete(&bytes))
         };
         let found = self.pages.iter().filter(|(_, page)| page.group == group).filter(broken);
         found.map(|(at, page)| (page.rows.clone(), damaged(location, *at, page))).collect()
@@ -77,7 +78,7 @@ impl Checksums {
 }
 
 impl Adding<'_> {
-    /// Adds the page whose bytes begin at `at`.
+    /// Adds a page. `at` is the offset of its bytes in the file.
     pub(super) fn add(&mut self, at: u64, page: &Page) {
         let rows = if self.flat && !page.dictionary {
             self.values.min(self.rows)..self.values.saturating_add(page.values).min(self.rows)
@@ -98,7 +99,7 @@ impl Adding<'_> {
 }
 
 impl Checked {
-    fn is_whole(&self, bytes: &[u8]) -> bool {
+    fn is_complete(&self, bytes: &[u8]) -> bool {
         let mut found = flate2::Crc::new();
         found.update(bytes);
         found.sum() == self.checksum
@@ -109,13 +110,14 @@ fn damaged(location: &Location, at: u64, page: &Checked) -> Error {
     let (column, group) = (&page.column, page.group);
     let page = page.page.map_or("the dictionary".to_string(), |number| format!("page {number}"));
     let what = format!(
-        "{page} of column '{column}' in row group {group} has another checksum than was stored with it: the file is damaged; \
-         `Parquet::skip_broken` leaves its rows out, `Parquet::checksums(false)` reads it as it is"
+        "{page} of column '{column}' in row group {group} has another checksum than the stored one: the \
+         file is damaged; `Parquet::skip_broken` leaves its rows out, `Parquet::skip_checksums` reads it as \
+         it is"
     );
     Error::Damaged { path: location.to_string(), offset: at, what }
 }
 
-/// A file for the library. The checksums of its pages are compared first.
+/// A file that the library reads. The checksums of its pages are compared before the library receives the bytes.
 pub(super) struct Shared<F> {
     pub(super) file: Arc<F>,
     pub(super) checksums: Arc<Checksums>,
@@ -137,7 +139,7 @@ impl<F: ChunkReader> ChunkReader for Shared<F> {
     fn get_bytes(&self, start: u64, length: usize) -> ::parquet::errors::Result<Bytes> {
         let bytes = self.file.get_bytes(start, length)?;
         match self.checksums.pages.get(&start) {
-            Some(page) if page.len == length as u64 && !page.is_whole(&bytes) => {
+            Some(page) if page.len == length as u64 && !page.is_complete(&bytes) => {
                 *self.checksums.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(start);
                 Err(ParquetError::General("a page has another checksum".into()))
             }

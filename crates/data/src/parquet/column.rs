@@ -1,4 +1,4 @@
-//! Converts a column of some rows to tensors.
+//! The conversion of a column of some rows to tensors.
 
 use super::select::Found;
 use crate::DefaultValue;
@@ -11,21 +11,22 @@ use arrow_array::{Array, ArrayRef};
 use arrow_schema::DataType;
 use distribute_tensor::{DType, Element, HostTensor};
 
-/// The reason that a column cannot become a tensor.
+/// The reason why a column cannot be converted to a tensor.
 #[derive(Debug)]
 pub(super) struct Refused {
-    /// The row, counted from the first of the batch.
+    /// The index of the row in the batch; `None` if no single row is the reason.
     row: Option<usize>,
     what: String,
 }
 
 impl Refused {
-    /// Returns the row, counted from the first of the batch, if the column could be read without it.
+    /// Returns the index in the batch of the row without which the column could be converted; `None` if there is
+    /// no such row.
     pub(super) fn row(&self) -> Option<usize> {
         self.row
     }
 
-    /// Returns the message, for a batch that starts at row `first` of the file.
+    /// Returns the error message. `first` is the index in the file of the batch's first row.
     pub(super) fn describe(&self, first: u64) -> String {
         match self.row {
             Some(row) => format!("row {} {}", first + row as u64, self.what),
@@ -48,48 +49,49 @@ impl From<distribute_tensor::Error> for Refused {
     }
 }
 
-/// A column of some rows.
+/// A column of some rows, as tensors.
 #[derive(Debug)]
 pub(super) enum Tensors {
-    /// One tensor with an axis of rows.
+    /// A single tensor with an axis of rows.
     Whole(HostTensor),
-    /// Rows of different shapes.
+    /// A tensor for each row, because their shapes differ.
     Ragged(Vec<HostTensor>),
 }
 
-/// The settings for missing values of a column.
+/// The user's settings for missing values of a column.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Missing {
-    /// The value that replaces missing ones.
+    /// The value that replaces missing ones; `None` if they are not replaced.
     pub(super) default: Option<DefaultValue>,
-    /// The name of the mask column.
+    /// The name of the mask column; `None` if there is none.
     pub(super) mask: Option<String>,
 }
 
 type Converted<T = HostTensor> = Result<T, Refused>;
 
-/// Returns the rows of a column, and their mask if requested.
+/// Converts a column to tensors. Also returns its mask if that was requested.
 pub(super) fn column(found: &Found, missing: &Missing) -> Converted<(Tensors, Option<HostTensor>)> {
     let len = found.array.len();
     let mask = missing.mask.as_ref();
     let mask =
         mask.map(|_| HostTensor::vector((0..len).map(|row| found.is_there(row)).collect::<Vec<bool>>()));
-    let lacks = (!found.is_whole()).then(|| (0..len).map(|row| !found.is_there(row)).collect::<Vec<bool>>());
+    let lacks =
+        (!found.is_complete()).then(|| (0..len).map(|row| !found.is_there(row)).collect::<Vec<bool>>());
     let filled = Filled { default: missing.default.as_ref(), zero: mask.is_some() };
     let rows = Rows { array: &found.array, lacks: lacks.as_deref() };
     Ok((rows.column(filled)?, mask))
 }
 
-/// The values that replace missing ones.
+/// The values that replace missing ones, and their default.
 #[derive(Clone, Copy)]
 struct Filled<'a> {
     default: Option<&'a DefaultValue>,
-    /// Whether zero replaces them if there is no default, because there is a mask.
+    /// Whether zero replaces missing values if there is no default, because there is a mask.
     zero: bool,
 }
 
 impl Filled<'_> {
-    /// Returns the same values for the contents of lists, which have no mask.
+    /// Returns the same setting for the contents of lists, which have no mask.
     fn inner(self) -> Self {
         Self { zero: false, ..self }
     }
@@ -107,23 +109,24 @@ impl Filled<'_> {
             None => Err(Refused::at(
                 row,
                 format!(
-                    "is null, for which {dtype} has no value; `Parquet::default` gives one, `Parquet::mask` says where"
+                    "is null, for which {dtype} has no value; `Parquet::default` sets one, `Parquet::mask` \
+                     marks the rows"
                 ),
             )),
         }
     }
 }
 
-/// Rows of a column.
+/// The rows of a column, and which of them lack a value.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     array: &'a ArrayRef,
-    /// Whether each row lacks a value; `None` if no row does.
+    /// A flag for each row that is true if the row lacks a value; `None` if no row does.
     lacks: Option<&'a [bool]>,
 }
 
 impl<'a> Rows<'a> {
-    /// Calls `of` with the rows of an array, of which only null rows lack a value.
+    /// Calls `of` with the rows of an array. Only its null rows lack a value.
     fn inner<R>(array: &ArrayRef, of: impl FnOnce(Rows<'_>) -> R) -> R {
         let nulls = array.null_count() > 0;
         let lacks = nulls.then(|| (0..array.len()).map(|row| array.is_null(row)).collect::<Vec<bool>>());
@@ -134,7 +137,7 @@ impl<'a> Rows<'a> {
         self.lacks.and_then(|lacks| lacks.get(row)).copied().unwrap_or(false)
     }
 
-    /// Returns the first row without a value.
+    /// Returns the index of the first row without a value; `None` if all have one.
     fn first_missing(&self) -> Option<usize> {
         self.lacks?.iter().position(|lacks| *lacks)
     }
@@ -177,8 +180,8 @@ impl<'a> Rows<'a> {
         Self::lists(values, &bounds, if fixed { filled } else { filled.inner() })
     }
 
-    /// Returns the lists that start at `bounds` in `values`; the last bound is the end. A missing list is
-    /// empty, or has the fixed length.
+    /// Converts lists of `values`. Each list begins at an element of `bounds` and ends at the next one. A missing list
+    /// is empty, or has the fixed length.
     fn lists(values: &ArrayRef, bounds: &[usize], filled: Filled<'_>) -> Converted<Tensors> {
         let spans: Vec<(usize, usize)> = bounds
             .iter()
@@ -206,7 +209,7 @@ impl<'a> Rows<'a> {
         spans.iter().enumerate().map(row).collect::<Converted<_>>().map(Tensors::Ragged)
     }
 
-    /// Returns a tensor with an axis of rows, for a type that is no list.
+    /// Converts values that are not lists to a tensor with an axis of rows.
     fn tensor(self, filled: Filled<'_>) -> Converted {
         let array = self.array;
         match array.data_type() {
@@ -233,11 +236,11 @@ impl<'a> Rows<'a> {
             DataType::BinaryView => self.strings(array.as_binary_view(), filled),
             DataType::FixedSizeBinary(_) => self.strings(array.as_fixed_size_binary(), filled),
             DataType::Dictionary(..) => self.categories(filled),
-            other => Err(Refused::all(format!("tensors have no type {other}; leave the column out"))),
+            other => Err(Refused::all(format!("tensors have no type {other}; omit the column"))),
         }
     }
 
-    /// Returns the values, with missing ones replaced.
+    /// Converts values to a tensor. `missing` returns the replacement for a missing value in the given row.
     fn filled<T: Element>(
         self,
         values: impl Iterator<Item = T>,
@@ -259,7 +262,7 @@ impl<'a> Rows<'a> {
         self.filled(values, missing)
     }
 
-    /// Returns floats. NaN replaces missing ones unless there is a default.
+    /// Converts floats. NaN replaces missing values, unless there is a default.
     fn floats<T: ArrowPrimitiveType<Native: Element>>(
         self,
         filled: Filled<'_>,
@@ -284,7 +287,7 @@ impl<'a> Rows<'a> {
         self.filled(bytes, missing)
     }
 
-    /// Returns the values of the rows' dictionary keys.
+    /// Converts dictionary keys to the values to which they refer.
     fn categories(self, filled: Filled<'_>) -> Converted {
         let dictionary = self.array.as_any_dictionary();
         // A key may refer to a null value as well.
@@ -304,11 +307,11 @@ impl<'a> Rows<'a> {
         // The replacement is appended to the values of the dictionary.
         let all = Rows { array: nothing, lacks: None }.tensor(filled)?;
         let first = lacks.iter().position(|lacks| *lacks).unwrap_or_default();
-        let stand_in = arrow_array::new_null_array(nothing.data_type(), 1);
-        let stand_in = Rows { array: &stand_in, lacks: Some(&[true]) }
+        let replacement = arrow_array::new_null_array(nothing.data_type(), 1);
+        let replacement = Rows { array: &replacement, lacks: Some(&[true]) }
             .tensor(filled)
             .map_err(|refused| Refused { row: refused.row.map(|_| first), ..refused })?;
-        let all = HostTensor::concat(&[&all, &stand_in], 0)?;
+        let all = HostTensor::concat(&[&all, &replacement], 0)?;
         let last = all.dims().first().map_or(0, |len| len - 1);
         let keys: Vec<usize> = lacks
             .iter()

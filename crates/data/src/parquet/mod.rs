@@ -2,16 +2,16 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `batches.rs` | the rows of a file, several at a time |
+//! | `batches.rs` | an iterator over the rows of a file, several at a time |
 //! | `pages.rs` | the sizes of pages, before they are decompressed |
 //! | `thrift.rs` | the format of page headers and footers |
 //! | `checksums.rs` | the checksums of pages |
-//! | `footer.rs` | checks the footer of a file before the library reads it |
+//! | `footer.rs` | the check of a file's footer before the library reads it |
 //! | `sizes.rs` | the memory that rows take |
 //! | `plan.rs` | the number of rows that are read at a time |
 //! | `select.rs` | the columns that are read |
-//! | `column.rs` | converts a column of some rows to tensors |
-//! | `source.rs` | rows as elements of a dataset |
+//! | `column.rs` | the conversion of a column of some rows to tensors |
+//! | `source.rs` | the source of rows for a dataset |
 
 mod batches;
 mod checksums;
@@ -34,23 +34,23 @@ use column::Missing;
 use distribute_tensor::HostTensor;
 use std::collections::BTreeMap;
 
-/// A reader of Parquet files, with the columns to read and the number of rows at a time.
+/// A reader of Parquet files, which selects the columns to read and the number of rows to read at a time.
 ///
 /// | column | tensor |
 /// |---|---|
-/// | booleans, integers, floats | of their dtype, `[rows]` |
+/// | booleans, integers, floats | the same dtype, `[rows]` |
 /// | text, bytes | `string`, `[rows]` |
-/// | lists of these, all of one length | `[rows, length]` |
+/// | lists of these, all of the same length | `[rows, length]` |
 /// | lists of different lengths | rows `[length]` in a `dataset`, for [`padded_batch`](Dataset::padded_batch) |
-/// | categories (dictionaries) | as their values |
+/// | categories (dictionaries) | like their values |
 /// | structures | a column for each field: `image.bytes`, `image.path` |
 ///
 /// A row without a value (null) is NaN in a column of floats, as in pandas. In other columns it is an error,
-/// unless [`default`](Self::default) or [`mask`](Self::mask) is set. Columns of other types, such as dates,
-/// are errors: leave them out with [`columns`](Self::columns). Only the selected columns are decompressed.
+/// unless [`default`](Self::default) or [`mask`](Self::mask) is set. Columns of other types, such as dates, are
+/// errors; select other columns with [`columns`](Self::columns). Only the selected columns are decompressed.
 ///
-/// A page whose checksum doesn't match gives an error that names file, column and page. Pages that are
-/// compressed with brotli need the feature `brotli`.
+/// A page whose checksum does not match results in an error with the file, the column and the page. Pages that are
+/// compressed with brotli require the feature `brotli`.
 ///
 /// ```no_run
 /// use distribute_data::parquet::Parquet;
@@ -62,6 +62,7 @@ use std::collections::BTreeMap;
 /// }
 /// # Ok::<(), distribute_data::Error>(())
 /// ```
+#[must_use = "a source reads nothing until a dataset is made of it"]
 #[derive(Clone, Debug)]
 pub struct Parquet {
     files: Files,
@@ -76,12 +77,12 @@ pub struct Parquet {
 /// The default number of rows that are read at a time.
 const ROWS: usize = 1024;
 
-/// The most bytes that these rows take.
+/// The default limit on the memory of these rows in bytes.
 const BYTES: u64 = 16 << 20;
 
 impl Parquet {
-    /// Creates a reader of one file. Files in memory and behind URLs are read completely before their first
-    /// row. Of local files only the requested parts are read.
+    /// Creates a reader of one file. Files in memory and behind URLs are read completely before their first row
+    /// is returned. Of local files, only the requested parts are read.
     pub fn file(location: impl Into<Location>) -> Self {
         Self::files(location.into())
     }
@@ -92,39 +93,40 @@ impl Parquet {
         Self { files, columns: None, rows: None, bytes: None, missing, checksums: true, skipped: None }
     }
 
-    /// Selects columns, by name or by their position in the file, counted from 0. The default is all columns.
-    /// A field of a structure has its path as a name: `image.bytes`. A column given by its position has that
-    /// as its name in the result: `"3"`.
+    /// Selects the columns to read, by name or by index in the file, counted from 0. The default is all columns.
+    /// The name of a structure's field is its path, such as `image.bytes`. A column that is given by its index
+    /// has the index as its name in the result, such as `"3"`.
     ///
-    /// Two columns of one name give [`Error::Column`] if that name is read. By their positions both can be
-    /// read.
+    /// If two columns have the same name, selecting that name results in [`Error::Column`]. Both can be selected by
+    /// their indices.
     pub fn columns<C: Into<Column>>(self, columns: impl IntoIterator<Item = C>) -> Self {
         Self { columns: Some(columns.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// Sets the number of rows that are read at a time. The last batch may have fewer. Every batch has fewer
-    /// if this many texts of a dictionary could exceed the [limit for one element](Location::element_limit),
-    /// or if the rows exceed [`bytes`](Self::bytes).
+    /// Sets the number of rows that are read at a time. The last batch may have fewer. All batches have fewer if
+    /// this many texts of a dictionary could exceed the [limit for one element](Location::element_limit), or if
+    /// the rows would exceed [`bytes`](Self::bytes).
     ///
-    /// The default is up to 1024 rows that take up to 16 MiB.
+    /// The default is up to 1024 rows, which take up to 16 MiB.
     pub fn rows(self, rows: usize) -> Self {
         Self { rows: Some(rows), ..self }
     }
 
-    /// Sets the bytes of memory that the rows read at a time may take, before they are elements. The default
-    /// is 16 MiB, or no limit if [`rows`](Self::rows) is set. A row that takes more is read alone. The memory
-    /// is estimated from the sizes of the file's pages.
+    /// Sets the maximum memory in bytes of the rows that are read at a time, before they become elements. The
+    /// default is 16 MiB, or no limit if [`rows`](Self::rows) is set. A row that takes more is read alone. The
+    /// memory is estimated from the sizes of the file's pages.
     ///
-    /// The number of rows that are read at a time changes no element of a [`dataset`](Self::dataset), only
-    /// memory and time.
+    /// The number of rows that are read at a time does not affect the elements of a [`dataset`](Self::dataset),
+    /// only memory and time.
     pub fn bytes(self, bytes: u64) -> Self {
         Self { bytes: Some(bytes), ..self }
     }
 
-    /// Sets the value that replaces missing ones (null) in a column, and in its lists. A missing list becomes
-    /// an empty one.
+    /// Sets the value that replaces missing values (null) in a column, and in its lists. A missing list becomes
+    /// an empty list.
     ///
-    /// A missing column gives [`Error::NoColumn`], a value of another type [`Error::Column`].
+    /// If the column does not exist, reading returns [`Error::NoColumn`]. If the value has a different type, it results
+    /// in [`Error::Column`].
     ///
     /// ```no_run
     /// use distribute_data::parquet::Parquet;
@@ -137,38 +139,39 @@ impl Parquet {
         self
     }
 
-    /// Adds a column `name`, `bool` of shape `[rows]`, that is true for the rows of `column` with a value.
-    /// Rows without one are zero, `false` or empty, NaN among floats, or the [`default`](Self::default).
+    /// Adds a mask column `name`, `bool` of shape `[rows]`. It is true for rows that have a value in `column`. In
+    /// rows without one, `column` is the [`default`](Self::default) if it is set; otherwise NaN for floats, and
+    /// zero, `false` or empty for other types.
     pub fn mask(mut self, column: impl Into<String>, name: impl Into<String>) -> Self {
         self.missing.entry(column.into()).or_default().mask = Some(name.into());
         self
     }
 
-    /// Sets whether the checksums of pages are compared, if the file has any. The default is `true`.
+    /// Disables the comparison of page checksums. By default they are compared, if the file has any.
     #[doc(alias = "page_checksum_verification")]
-    pub fn checksums(self, checksums: bool) -> Self {
-        Self { checksums, ..self }
+    pub fn skip_checksums(self) -> Self {
+        Self { checksums: false, ..self }
     }
 
-    /// Skips and counts broken rows: those of damaged pages, those that lack a value without a default, and
-    /// those that exceed the [limit for one element](Location::element_limit). If a row group cannot be read
-    /// further, but no page is known to be damaged, the rest of its rows are skipped.
+    /// Skips and counts broken rows: rows in damaged pages, rows that lack a value without a default, and rows
+    /// that exceed the [limit for one element](Location::element_limit). If the rest of a row group cannot be
+    /// read, but no page is known to be damaged, the remaining rows of the group are skipped.
     pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
         Self { skipped: Some(skipped.clone()), ..self }
     }
 
-    /// Reads the footer of the only file and starts at its first row.
+    /// Opens the only file, and returns an iterator over its rows.
     ///
     /// # Errors
     ///
-    /// - [`Error::Io`]: the file cannot be read or is no Parquet file.
-    /// - [`Error::NoColumn`]: a selected column, or one with a default or mask, doesn't exist.
-    /// - [`Error::Feature`]: a column is compressed with brotli, and the feature `brotli` is not enabled.
+    /// - [`Error::Io`]: the file cannot be read, or is not a Parquet file.
+    /// - [`Error::NoColumn`]: a selected column, or one with a default or mask, does not exist.
+    /// - [`Error::Feature`]: a column is compressed with brotli, but the feature `brotli` is not enabled.
     /// - [`Error::Damaged`]: a page exceeds the [limit for one element](Location::element_limit).
-    /// - [`Error::Column`]: the average row exceeds that limit, two columns have one name, or a column is
-    ///   compressed with LZO.
-    /// - [`Error::Parameter`]: the number of rows at a time is 0, a mask has the name of another column, or
-    ///   there is not exactly one file.
+    /// - [`Error::Column`]: the average row exceeds that limit, two selected columns have the same name, or a
+    ///   column is compressed with LZO.
+    /// - [`Error::Parameter`]: the number of rows at a time is 0, a mask has the name of another column, or the
+    ///   reader does not have exactly one file.
     pub fn open(&self) -> Result<Batches> {
         self.check()?;
         match self.files.iter().as_slice() {
@@ -182,10 +185,10 @@ impl Parquet {
         }
     }
 
-    /// Returns the rows of the files as elements, one file after the other: maps from column to tensor, like
-    /// [`rows`].
+    /// Creates a dataset of the rows of the files, one file after the other. Elements are maps from column names
+    /// to tensors, as in [`rows`].
     ///
-    /// 0 rows at a time give [`Error::Parameter`] in the pass.
+    /// If the number of rows at a time is 0, the pass returns [`Error::Parameter`].
     ///
     /// ```no_run
     /// use distribute_data::{Files, parquet::Parquet};
@@ -196,7 +199,7 @@ impl Parquet {
         source::dataset(self)
     }
 
-    /// Checks that the parameters are in range.
+    /// Checks that the parameters of the reader are in range.
     fn check(&self) -> Result<()> {
         if self.rows == Some(0) {
             let (operation, parameter) = ("Parquet::rows", "rows");
@@ -213,14 +216,14 @@ impl Parquet {
         }
     }
 
-    /// Starts to read one of the files.
+    /// Opens one of the files, and returns an iterator over its rows.
     fn open_one(&self, file: &Location, broken: Broken) -> Result<Batches> {
         let bytes = self.bytes.unwrap_or(if self.rows.is_some() { u64::MAX } else { BYTES });
         Batches::open(self, file, (self.rows.unwrap_or(ROWS), bytes), broken)
     }
 }
 
-/// Returns the error for a mask with the name of another column.
+/// Creates the error for a mask with the name of another column.
 fn mask_taken(mask: &str) -> Error {
     Error::Parameter {
         operation: "Parquet::mask",

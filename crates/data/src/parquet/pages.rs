@@ -1,49 +1,49 @@
-//! Reads the headers of pages, before the pages are decompressed.
+//! The headers of pages, which are read before the pages are decompressed.
 //!
-//! The library allocates as much memory as a page's header states. So headers are read first, and pages that
-//! exceed the limit for one element are refused.
+//! The library allocates as much memory as a page's header states. Headers are therefore read first, and pages that
+//! exceed the limit for one element are rejected.
 
 use super::plan::ColumnSize;
 use super::thrift::{INT, STRUCT, Thrift};
 use crate::file::ElementLimit;
 
-/// The relevant fields of a page header.
+/// The relevant contents of a page header.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Page {
-    /// The length of the header.
+    /// The length of the header in bytes.
     pub(super) header: u64,
-    /// The number of compressed bytes after it.
+    /// The number of compressed bytes that follow the header.
     pub(super) packed: u64,
-    /// The number of decompressed bytes.
+    /// The number of bytes of the page after decompression.
     pub(super) unpacked: u64,
     /// The number of values, including null and repeated ones.
     pub(super) values: u64,
     /// Whether the page is a dictionary, whose values later pages refer to by index.
     pub(super) dictionary: bool,
-    /// The checksum of the bytes after the header.
+    /// The checksum of the bytes after the header; `None` if the page has none.
     pub(super) checksum: Option<u32>,
 }
 
-/// The memory that the pages of a column of a row group so far can take.
+/// The memory that the pages of a column in a row group may occupy, computed page by page.
 #[derive(Debug, Default)]
 pub(super) struct Widest {
-    /// An upper bound of the longest text of a dictionary.
+    /// An upper bound in bytes on the longest text of a dictionary; 0 without one.
     pub(super) entry: u64,
-    /// The average memory of a text of the dictionary.
+    /// The average memory in bytes of a text in the dictionary.
     average: u64,
-    /// The memory that the values take.
+    /// The memory that the column's values occupy.
     pub(super) size: ColumnSize,
 }
 
-/// The memory that a text takes in addition to its bytes.
+/// The memory in bytes that a text occupies in addition to its contents.
 const TEXT: u64 = size_of::<Vec<u8>>() as u64;
 
 impl Widest {
-    /// Adds a page of a column whose values are numbers of `width` bytes, or text (`None`).
+    /// Adds a page. `width` is the size in bytes of the column's numbers, or `None` for text.
     ///
     /// # Errors
     ///
-    /// The message if the page is too large.
+    /// Returns a message if the page is too large.
     pub(super) fn add(&mut self, page: &Page, width: Option<u64>, limit: ElementLimit) -> Result<(), String> {
         limit.check("a page", page.unpacked)?;
         match width {
@@ -64,7 +64,7 @@ impl Widest {
 }
 
 impl Page {
-    /// Parses the page header at the start of bytes; `None` if they are incomplete or invalid.
+    /// Parses the page header at the beginning of `bytes`. Returns `None` if it is incomplete or invalid.
     pub(super) fn read(bytes: &[u8]) -> Option<Page> {
         let mut input = Thrift::new(bytes);
         let mut page = Page::default();
@@ -82,11 +82,11 @@ impl Page {
                     while let Some(kind) = input.field(&mut inner)? {
                         match (inner, kind) {
                             (1, INT) => page.values = u64::try_from(input.number()?).ok()?,
-                            (_, kind) => input.skip(kind, DEEPEST)?,
+                            (_, kind) => input.skip(kind, MAX_DEPTH)?,
                         }
                     }
                 }
-                (_, kind) => input.skip(kind, DEEPEST)?,
+                (_, kind) => input.skip(kind, MAX_DEPTH)?,
             }
         }
         page.header = input.next as u64;
@@ -94,8 +94,8 @@ impl Page {
     }
 }
 
-/// The deepest nesting of structures.
-const DEEPEST: usize = 16;
+/// The maximum nesting depth of structures in a header.
+const MAX_DEPTH: usize = 16;
 
 #[cfg(test)]
 mod tests {

@@ -1,22 +1,22 @@
-//! Plans the number of rows that are read at a time, from the sizes of pages.
+//! The choice of the number of rows that are read at a time, based on the sizes of pages.
 
-/// The memory that a column of a row group takes, page by page.
+/// The memory that a column of a row group occupies, computed page by page.
 #[derive(Debug, Default)]
 pub(super) struct ColumnSize {
-    /// The numbers of values and bytes of parts. Small pages are added up, so the number of parts is bounded
-    /// by the decompressed size of the file.
+    /// The number of values and bytes of each part of the column. Small pages are combined into parts, so the
+    /// number of parts is bounded by the decompressed size of the file.
     parts: Vec<(u64, u64)>,
-    /// The number of values of all pages.
+    /// The total number of values of all pages.
     values: u64,
-    /// The size of the largest value, as an average over its page.
+    /// The largest average size in bytes of the values of a page.
     largest: u64,
 }
 
-/// The size from which on a part is complete.
+/// The size in bytes at which a part is complete.
 const PART: u64 = 64 * 1024;
 
 impl ColumnSize {
-    /// Adds a page of `values` values, which take `bytes` bytes in memory.
+    /// Adds a page of `values` values that occupy `bytes` bytes of memory.
     pub(super) fn add(&mut self, values: u64, bytes: u64) {
         self.values = self.values.saturating_add(values);
         self.largest = self.largest.max(bytes.div_ceil(values.max(1)));
@@ -28,19 +28,19 @@ impl ColumnSize {
         }
     }
 
-    /// Returns the number of bytes.
+    /// Returns the number of bytes that the column occupies.
     fn bytes(&self) -> u64 {
         self.parts.iter().fold(0, |all, (_, bytes)| all.saturating_add(*bytes))
     }
 
-    /// Returns the most bytes of `values` consecutive values.
+    /// Returns the maximum number of bytes that any `values` consecutive values occupy.
     fn most(&self, values: u64) -> u64 {
         // The largest run begins or ends with a part.
         most(self.parts.iter(), values).max(most(self.parts.iter().rev(), values))
     }
 }
 
-/// Returns the most bytes of `wanted` consecutive values that begin with a part.
+/// Returns the maximum number of bytes that any `wanted` consecutive values occupy, if they begin with a part.
 fn most<'a>(parts: impl Iterator<Item = &'a (u64, u64)> + Clone, wanted: u64) -> u64 {
     let mut ahead = parts.clone();
     let (mut values, mut bytes, mut last, mut most) = (0u64, 0u64, (0, 0), 0);
@@ -59,7 +59,7 @@ fn most<'a>(parts: impl Iterator<Item = &'a (u64, u64)> + Clone, wanted: u64) ->
     most
 }
 
-/// The memory that a row group takes.
+/// The memory that a row group occupies, by column.
 #[derive(Debug, Default)]
 pub(super) struct GroupSize {
     pub(super) rows: u64,
@@ -67,7 +67,7 @@ pub(super) struct GroupSize {
 }
 
 impl GroupSize {
-    /// Returns the average size of a row, and the index of the column with the largest share of it.
+    /// Returns the average size of a row in bytes, and the index of the column that occupies the most memory.
     pub(super) fn row(&self) -> (u64, usize) {
         let rows = self.rows.max(1);
         let all = self.columns.iter().fold(0u64, |all, column| all.saturating_add(column.bytes()));
@@ -75,8 +75,8 @@ impl GroupSize {
         (all / rows, largest.map_or(0, |(number, _)| number))
     }
 
-    /// Returns the number of rows, at most `most`, to read at a time. They take at most `bytes` and one more
-    /// row.
+    /// Returns the number of rows to read at a time. It is at most `most`, and so small that the rows occupy at most
+    /// `bytes` bytes in addition to the largest row.
     pub(super) fn at_a_time(&self, most: usize, bytes: u64) -> usize {
         let row = self.columns.iter().fold(0u64, |all, column| all.saturating_add(column.largest));
         let mut rows = most;
@@ -86,7 +86,7 @@ impl GroupSize {
         rows.max(1)
     }
 
-    /// Returns the most bytes of `rows` consecutive rows.
+    /// Returns the maximum number of bytes that any `rows` consecutive rows occupy.
     fn most(&self, rows: usize) -> u64 {
         let of_column = |column: &ColumnSize| {
             let values = u128::from(column.values) * rows as u128;
@@ -96,14 +96,15 @@ impl GroupSize {
     }
 }
 
-/// Consecutive row groups with the same number of rows read at a time.
+/// A sequence of consecutive row groups with the same number of rows read at a time.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Run {
     pub(super) groups: Vec<usize>,
     pub(super) rows: usize,
 }
 
-/// Combines row groups into runs, given the number of rows read at a time for each group.
+/// Combines row groups into runs. `rows_of_groups` yields the number of rows that are read at a time for each
+/// group.
 pub(super) fn runs(rows_of_groups: impl IntoIterator<Item = usize>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (group, rows) in rows_of_groups.into_iter().enumerate() {

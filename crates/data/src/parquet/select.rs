@@ -1,4 +1,4 @@
-//! The columns that are read, and their names.
+//! The selection of the columns that are read, and their names.
 
 use crate::csv::Column;
 use crate::{Error, Location, Result};
@@ -17,31 +17,31 @@ pub(super) struct Selected {
     schema: Fields,
 }
 
-/// A column of some rows.
+/// A column of rows that were read.
 pub(super) struct Found {
     pub(super) name: String,
     pub(super) array: ArrayRef,
-    /// The structures that contain the column. Each row of a structure may be missing.
+    /// The structures that contain the column, in which rows may also be missing.
     within: Vec<ArrayRef>,
 }
 
 impl Found {
-    /// Returns whether a row has a value.
+    /// Returns whether the given row has a value.
     pub(super) fn is_there(&self, row: usize) -> bool {
         self.array.is_valid(row) && self.within.iter().all(|structure| structure.is_valid(row))
     }
 
-    /// Returns whether no row can lack a value.
-    pub(super) fn is_whole(&self) -> bool {
+    /// Returns whether every row has a value.
+    pub(super) fn is_complete(&self) -> bool {
         self.array.null_count() == 0 && self.within.iter().all(|structure| structure.null_count() == 0)
     }
 }
 
-/// Columns of a file, each with its name, its first leaf and its type.
+/// A list of columns of a file, each with its name, its first leaf and its type.
 type Leaves<'a> = Vec<(String, usize, &'a DataType)>;
 
 impl Selected {
-    /// Finds the requested columns, or all, in the file's schema.
+    /// Finds the requested columns in a file's schema. `None` means all columns.
     pub(super) fn find(location: &Location, schema: &Fields, wanted: Option<&[Column]>) -> Result<Self> {
         let roots = roots(schema);
         let mut found: Leaves<'_> = Vec::new();
@@ -74,7 +74,7 @@ impl Selected {
         self.leaves.iter().copied()
     }
 
-    /// Checks that a column is among those that are read.
+    /// Checks that the column `name` is among those that are read.
     pub(super) fn check(&self, location: &Location, name: &str) -> Result<()> {
         if self.columns.contains_key(name) {
             return Ok(());
@@ -83,7 +83,7 @@ impl Selected {
         Err(Error::NoColumn { path: location.to_string(), column: format!("'{name}'"), known })
     }
 
-    /// Returns the columns of rows that were read.
+    /// Returns the selected columns of a batch of rows.
     pub(super) fn of(&self, batch: &RecordBatch) -> Vec<Found> {
         let mut arrays = BTreeMap::new();
         self.walk(&self.schema, batch.columns(), 0, &[], &mut arrays);
@@ -94,7 +94,7 @@ impl Selected {
         self.columns.iter().filter_map(column).collect()
     }
 
-    /// Finds the arrays of the leaves that were read. Their structures don't contain the other leaves.
+    /// Finds the arrays of the leaves that were read. The structures in a batch contain only these leaves.
     fn walk(
         &self,
         fields: &Fields,
@@ -122,7 +122,7 @@ impl Selected {
     }
 }
 
-/// Returns the columns of a file, and the first leaf of each.
+/// Returns the top-level columns of a file, with the index of the first leaf of each.
 fn roots(schema: &Fields) -> Vec<(&Field, usize)> {
     let mut first = 0;
     let root = |field| {
@@ -133,7 +133,7 @@ fn roots(schema: &Fields) -> Vec<(&Field, usize)> {
     schema.iter().map(|field| &**field).map(root).collect()
 }
 
-/// Returns the number of leaves that a column of a type has.
+/// Returns the number of leaves of a column with the given type.
 fn count(data_type: &DataType) -> usize {
     match data_type {
         DataType::Struct(fields) => fields.iter().map(|field| count(field.data_type())).sum(),
@@ -147,7 +147,7 @@ fn count(data_type: &DataType) -> usize {
     }
 }
 
-/// Adds the columns of a type. A structure gives one column for each of its fields: `image.bytes`.
+/// Adds a column to `found`. A structure gives a column for each of its fields, such as `image.bytes`.
 fn flatten<'a>(name: String, data_type: &'a DataType, first: usize, found: &mut Leaves<'a>) {
     match data_type {
         DataType::Struct(fields) => {
@@ -161,7 +161,7 @@ fn flatten<'a>(name: String, data_type: &'a DataType, first: usize, found: &mut 
     }
 }
 
-/// Finds one requested column.
+/// Finds one requested column, and adds it to `found`.
 fn find<'a>(
     location: &Location,
     roots: &[(&'a Field, usize)],
@@ -200,7 +200,7 @@ fn find<'a>(
     Ok(())
 }
 
-/// Finds all fields that a name may refer to: `image.bytes` is a column, or a field of a structure.
+/// Finds all fields to which a name may refer: `image.bytes` may be a column, or a field of a structure.
 fn named<'a>(fields: &[(&'a Field, usize)], name: &str, paths: &mut Vec<(&'a Field, usize)>) {
     for (field, first) in fields {
         match (name.strip_prefix(field.name().as_str()), field.data_type()) {
@@ -215,14 +215,14 @@ fn named<'a>(fields: &[(&'a Field, usize)], name: &str, paths: &mut Vec<(&'a Fie
     }
 }
 
-/// Returns the error for a name of two columns with these first leaves.
+/// Creates the error for two columns with the same name. `leaves` are their first leaves.
 fn twice(location: &Location, roots: &[(&Field, usize)], name: String, leaves: &[usize]) -> Error {
     let at = |leaf: &usize| roots.partition_point(|(_, first)| first <= leaf);
     if let [first, rest @ ..] = leaves
         && rest.iter().all(|leaf| at(leaf) == at(first))
     {
-        let what = "several fields of its structure have this name, and cannot be told apart: ask for others by \
-                    `Parquet::columns`, or write the file with a name for each field";
+        let what = "several fields of its structure have this name, and cannot be distinguished: select \
+                    others by `Parquet::columns`, or write the file with a name for each field";
         return Error::Column { path: location.to_string(), column: name, what: what.to_string() };
     }
     let root = name.split('.').next().unwrap_or_default();
@@ -230,7 +230,7 @@ fn twice(location: &Location, roots: &[(&Field, usize)], name: String, leaves: &
         roots.iter().enumerate().filter(|(_, (field, _))| *field.name() == name || field.name() == root);
     let places: Vec<String> = places.map(|(place, _)| place.to_string()).collect();
     let what = format!(
-        "several columns have this name: ask for them by their places, {}: `Parquet::columns([0, 1])`",
+        "several columns have this name: select them by position, {}: `Parquet::columns([0, 1])`",
         places.join(" and ")
     );
     Error::Column { path: location.to_string(), column: name, what }

@@ -1,6 +1,6 @@
-//! Computes the memory that rows take, from the headers of the pages before they are read.
+//! The computation of the memory that rows occupy, from the headers of pages before the pages are read.
 
-use super::batches::guarded;
+use super::batches::catch_panics;
 use super::checksums::Checksums;
 use super::column::Tensors;
 use super::pages::{Page, Widest};
@@ -12,7 +12,7 @@ use ::parquet::file::reader::ChunkReader;
 use distribute_tensor::HostTensor;
 use std::ops::Range;
 
-/// Returns the memory that some rows of a column take.
+/// Returns the number of bytes that a range of a column's rows occupies.
 pub(super) fn bytes(column: &Tensors, rows: Range<usize>) -> u64 {
     match column {
         Tensors::Whole(column) => tensor_bytes(column, rows),
@@ -23,7 +23,7 @@ pub(super) fn bytes(column: &Tensors, rows: Range<usize>) -> u64 {
     }
 }
 
-/// Returns the memory that some rows of a tensor take.
+/// Returns the number of bytes that a range of a tensor's rows occupies.
 fn tensor_bytes(column: &HostTensor, rows: Range<usize>) -> u64 {
     let each: usize = column.dims().iter().skip(1).product();
     let values = rows.start * each..rows.end * each;
@@ -36,8 +36,8 @@ fn tensor_bytes(column: &HostTensor, rows: Range<usize>) -> u64 {
     }
 }
 
-/// Reads the page headers of a row group's selected columns and checks them against the limit for one
-/// element. Returns the sizes of the columns, and an upper bound of the longest text of a dictionary.
+/// Reads the page headers of a row group's selected columns, and checks them against the limit for one element.
+/// Returns the sizes of the columns, and an upper bound on the longest text of a dictionary.
 pub(super) fn sizes(
     location: &Location,
     file: &impl ChunkReader,
@@ -62,7 +62,7 @@ pub(super) fn sizes(
         check_codec(location, &name, column.compression())?;
         let flat = column.column_descr().max_rep_level() == 0;
         let mut pages = checksums.column(name.clone(), number, rows, flat);
-        let (mut at, len) = guarded(location, || Ok(column.byte_range()))?;
+        let (mut at, len) = catch_panics(location, || Ok(column.byte_range()))?;
         let end = at.saturating_add(len).min(file.len());
         while at < end {
             let Some(page) = page(location, file, at, end)? else { break };
@@ -87,23 +87,23 @@ pub(super) fn sizes(
     Ok((size, entry))
 }
 
-/// Returns the header of the page at an offset; `None` if there is none. The library has better errors for
-/// that case.
+/// Reads the header of the page at offset `at`. Returns `None` if there is none, because the library has better
+/// errors for that case.
 fn page(location: &Location, file: &impl ChunkReader, at: u64, end: u64) -> Result<Option<Page>> {
     // Headers are short, but may contain the minimum and the maximum value.
     let mut len = 256;
     loop {
         let there = len.min(end - at);
-        let bytes = guarded(location, || file.get_bytes(at, there as usize))?;
+        let bytes = catch_panics(location, || file.get_bytes(at, there as usize))?;
         match Page::read(&bytes) {
-            None if there < end - at && there < MOST_HEADER => len *= 8,
+            None if there < end - at && there < MAX_HEADER => len *= 8,
             page => return Ok(page),
         }
     }
 }
 
-/// The longest accepted header.
-const MOST_HEADER: u64 = 1 << 24;
+/// The maximum length of a page header in bytes.
+const MAX_HEADER: u64 = 1 << 24;
 
 /// Checks that the compression of a column is supported.
 fn check_codec(location: &Location, column: &str, codec: Compression) -> Result<()> {

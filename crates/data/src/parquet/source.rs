@@ -1,4 +1,4 @@
-//! Rows of Parquet files as elements.
+//! The source that reads rows of Parquet files.
 
 use super::Parquet;
 use super::batches::{Batches, Columns};
@@ -11,11 +11,11 @@ use crate::{Dataset, ElementSpec, Error, Files, Location, Result};
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::collections::BTreeMap;
 
-/// Returns the rows of Parquet files, one file after the other: maps from column to tensor. The selected
-/// `columns` are read, or all if there are none. See [`Parquet`] for the types of columns, and for the number
-/// of rows that are read at a time.
+/// Creates a dataset of the rows of Parquet files, one file after the other. Elements are maps from column names
+/// to tensors. Only the given `columns` are read, or all if the list is empty. See [`Parquet`] for the types of
+/// columns, and for the number of rows that are read at a time.
 ///
-/// A missing column gives [`Error::NoColumn`](crate::Error::NoColumn) in the pass.
+/// A column that does not exist results in [`Error::NoColumn`](crate::Error::NoColumn) in the pass.
 ///
 /// ```no_run
 /// use distribute_data::{Files, parquet};
@@ -34,14 +34,14 @@ pub fn rows<C: Into<super::Column>>(
     if columns.is_empty() { parquet.dataset() } else { parquet.columns(columns).dataset() }
 }
 
-/// Returns the rows of the files of a reader.
+/// Creates a dataset of the rows of a reader's files.
 pub(super) fn dataset(mut parquet: Parquet) -> Dataset<BTreeMap<String, HostTensor>> {
     let files = std::mem::take(&mut parquet.files);
     Dataset::of_files(files, ParquetRows { parquet })
 }
 
 struct ParquetRows {
-    /// The reader of each file.
+    /// The reader that is used for each file.
     parquet: Parquet,
 }
 
@@ -64,7 +64,7 @@ impl Format for ParquetRows {
         self.parquet.skipped.as_ref()
     }
 
-    /// Returns `None`: only the files themselves have the types of their columns.
+    /// Returns `None`, because the types of columns are only known from the files.
     fn spec(&self) -> Option<ElementSpec> {
         None
     }
@@ -77,7 +77,7 @@ impl Format for ParquetRows {
 
 struct RowsStage {
     batches: Batches,
-    /// The rows that were read together, and the number of rows that were passed on.
+    /// The rows that were read together last, and how many of them have been passed on.
     read: Option<(Chunk, usize)>,
 }
 
@@ -97,8 +97,8 @@ impl RowsStage {
     }
 }
 
-/// Returns rows that were read together as elements: views if all rows of a column have one shape, otherwise
-/// single elements.
+/// Converts rows that were read together to elements: views if all rows of each column have the same shape,
+/// otherwise single elements.
 fn chunk(columns: Columns) -> Result<Chunk> {
     let len = columns.first().map_or(0, |(_, column)| match column {
         Tensors::Whole(tensor) => tensor.dims().first().copied().unwrap_or(0),

@@ -1,6 +1,6 @@
-//! Thrift's compact protocol, as far as page headers and footers need it.
+//! A parser of Thrift's compact protocol, as far as page headers and footers need it.
 
-/// The kinds of values that are distinguished.
+/// The codes of the kinds of values that are distinguished.
 pub(super) const INT: u8 = 5;
 pub(super) const STRUCT: u8 = 12;
 pub(super) const LIST: u8 = 9;
@@ -40,7 +40,8 @@ impl<'a> Thrift<'a> {
         Some((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64))
     }
 
-    /// Returns the kind of the next field, and sets `id` to its number; `Some(None)` at the structure's end.
+    /// Returns the kind of the next field, and sets `id` to its number. Returns `Some(None)` at the end of the
+    /// structure, and `None` if the bytes end.
     pub(super) fn field(&mut self, id: &mut i64) -> Option<Option<u8>> {
         let byte = self.byte()?;
         if byte == 0 {
@@ -89,7 +90,7 @@ impl<'a> Thrift<'a> {
         Some(())
     }
 
-    /// Returns the kind and the number of the elements of a list, or of a set.
+    /// Reads the header of a list or set. Returns the kind and the number of its elements.
     pub(super) fn list(&mut self) -> Option<(u8, u64)> {
         let head = self.byte()?;
         let len = if head >> 4 == 15 { self.varint()? } else { u64::from(head >> 4) };

@@ -3,39 +3,39 @@
 use super::split::SplitRule;
 use serde::{Deserialize, Serialize};
 
-/// The treatment of the end of the data, when some replicas have data left and others don't.
+/// The treatment of the end of the data, when some replicas have data left and others do not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UnevenEnds {
-    /// Every element is used, with the exception below. Replicas without data get empty batches, with 0 rows,
-    /// until all workers reach the end. An optimizer's `minimize` gives empty batches weight 0.
+    /// Every element is used, with the exception below. Replicas without data get empty batches (with 0 rows)
+    /// until all workers reach the end. In an optimizer's `minimize`, empty batches have weight 0.
     ///
-    /// Under [`SplitRule::TensorFlow`], datasets that a function makes are an exception, as in TensorFlow. If
-    /// all their tensors have static shapes, as after [`batch_exact`](crate::Dataset::batch_exact), they end
-    /// as with [`StopAll`](Self::StopAll).
+    /// With [`SplitRule::TensorFlow`], datasets created by a function are an exception, as in TensorFlow. If all
+    /// their tensors have static shapes, as after [`batch_exact`](crate::Dataset::batch_exact), they end as with
+    /// [`StopAll`](Self::StopAll).
     #[default]
     PadEmpty,
-    /// The pass ends for all replicas as soon as one has no data left. The other replicas' data for that step
-    /// is dropped. A shorter last batch that reaches every replica is used.
+    /// The pass ends for all replicas as soon as one has no data left. The data of the other replicas for that
+    /// step is dropped. A shorter last batch is used if every replica gets a part of it.
     StopAll,
-    /// Every step is a full global batch. The first shorter one ends the pass for all replicas. If the
-    /// pipeline doesn't determine the batch size, the first step counts as full.
+    /// Every step is a full global batch. The first shorter step ends the pass for all replicas. If the pipeline does
+    /// not determine the batch size, the first step is treated as full.
     Drop,
 }
 
-/// The number of replicas with data for the next step. Each worker counts its own, and the counts of all
-/// workers are added up.
+/// The counts of replicas and rows for the next step. Each worker counts its own, and the counts of all workers
+/// are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepCounts {
     /// The number of replicas that have a per-replica batch, even one without rows.
     pub present: usize,
-    /// The number of replicas that have none, because their data has ended.
+    /// The number of replicas that have no per-replica batch, because their data has ended.
     pub missing: usize,
-    /// The number of rows of all per-replica batches.
+    /// The total number of rows of all per-replica batches.
     pub rows: usize,
     /// The number of rows of a full global batch.
     pub full: usize,
-    /// The number of replicas without data for which no empty batch can be made.
+    /// The number of replicas without data for which no empty batch can be created.
     pub unfilled: usize,
 }
 
@@ -61,7 +61,7 @@ impl std::iter::Sum for StepCounts {
 }
 
 impl UnevenEnds {
-    /// Returns the rule for datasets that a function makes. `known`: whether their tensors have static
+    /// Returns the treatment for datasets created by a function. `known` is whether all their tensors have static
     /// shapes.
     pub(crate) fn of_function(self, rule: SplitRule, known: bool) -> Self {
         match (self, rule) {
@@ -71,7 +71,8 @@ impl UnevenEnds {
         }
     }
 
-    /// Returns whether the step is taken. The result is the same on all workers.
+    /// Returns whether the step is taken. `all` is the sum of the counts of all workers, so the result is the
+    /// same on every worker.
     pub fn take(self, all: StepCounts) -> bool {
         let everybody = all.present > 0 && all.missing == 0;
         match self {
@@ -99,7 +100,7 @@ mod tests {
         assert_eq!(take(UnevenEnds::Drop), [true, false, false, false]);
     }
 
-    /// ITER-3
+    /// Checks ITER-3.
     #[test]
     fn tensorflows_rule_ends_as_tensorflow_does() {
         use UnevenEnds::{Drop, PadEmpty, StopAll};

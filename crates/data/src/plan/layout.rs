@@ -3,12 +3,12 @@
 use crate::{Error, Result};
 use std::fmt;
 
-/// The number of workers that read a dataset, and the number of replicas of each worker.
+/// The numbers of workers that read a dataset, and of replicas on each worker.
 ///
-/// Replica `r` of a worker is global replica `worker * replicas + r`.
+/// The replica `r` of a worker is the global replica `worker * replicas + r`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Layout {
-    /// The number of workers. Each has its own pipeline.
+    /// The number of workers. Each worker has a separate pipeline.
     pub workers: usize,
     /// The number of replicas of each worker.
     pub replicas: usize,
@@ -20,32 +20,32 @@ impl Layout {
         Self { workers: 1, replicas }
     }
 
-    /// Returns the number of replicas of all workers together.
+    /// Returns the total number of replicas of all workers.
     pub fn total(&self) -> usize {
         self.workers.saturating_mul(self.replicas)
     }
 
-    /// Checks that there are workers and replicas.
+    /// Checks that the numbers of workers and replicas are in range.
     ///
     /// # Errors
-    /// - [`Error::Parameter`]: a number is 0 or too large.
+    /// - [`Error::Parameter`]: `workers` or `replicas` is 0 or too large.
     pub fn check(&self) -> Result<()> {
         crate::error::at_least_one("distribute", "the number of workers", self.workers)?;
         crate::error::at_least_one("distribute", "the number of replicas of a worker", self.replicas)?;
         check_replicas("distribute", "the number of replicas of all workers", self.total())
     }
 
-    /// Checks that there is a worker with this number.
+    /// Checks that `worker` is the index of a worker.
     ///
     /// # Errors
-    /// - [`Error::Worker`]: there is none.
+    /// - [`Error::Worker`]: `worker` is not less than the number of workers.
     pub fn check_worker(&self, worker: usize) -> Result<()> {
         if worker < self.workers { Ok(()) } else { Err(Error::Worker { worker, workers: self.workers }) }
     }
 }
 
-/// Checks that there are not too many replicas, because there is a pipeline for each worker and a per-replica
-/// batch for each replica.
+/// Checks that there are not too many replicas. There is a pipeline for each worker and a per-replica batch for
+/// each replica.
 pub(crate) fn check_replicas(
     operation: &'static str,
     parameter: &'static str,

@@ -1,22 +1,23 @@
-//! [`AutoShardPolicy`]: the ways to shard a pipeline over workers.
+//! [`AutoShardPolicy`]: the policies by which a pipeline is sharded over workers.
 
 use std::fmt;
 
-/// The way to shard elements over workers, each of which has its own pipeline.
+/// The policy by which a dataset is sharded over workers. Each worker has a separate pipeline.
 #[doc(alias = "tf.data.experimental.AutoShardPolicy")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum AutoShardPolicy {
-    /// Each worker takes all elements: the user has sharded the data, or every worker needs all of it.
+    /// Each worker takes all elements of its pipeline, because the user has sharded the data, or because every
+    /// worker needs all of it.
     Off,
-    /// Shards by files if the workers together then get the same elements as by reading everything, otherwise by
-    /// elements.
+    /// Shards by file if the workers then read, between them, exactly the same elements as a single reader would.
+    /// Otherwise shards by element.
     #[default]
     Auto,
-    /// Each worker reads its own files: `w`, `w + W`, …
+    /// Each worker reads different files: worker `w` of `W` reads the files `w`, `w + W`, …
     File,
-    /// Each worker reads everything and takes its replicas' rows of each batch.
+    /// Each worker reads everything, and takes its replicas' rows of each batch.
     Data,
-    /// Each worker takes the elements `w`, `w + W`, … at the position of
+    /// Worker `w` of `W` takes the elements `w`, `w + W`, … at the position of the
     /// [`shard_hint`](crate::Dataset::shard_hint).
     Hint,
 }
@@ -33,14 +34,14 @@ impl fmt::Display for AutoShardPolicy {
     }
 }
 
-/// The decision of a policy. It is made for the whole pipeline before anything is rewritten.
+/// The decision about how a pipeline is sharded. It is made for the complete pipeline before anything is
+/// rewritten.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// The chosen policy: never [`Auto`](AutoShardPolicy::Auto).
+    /// The chosen policy, which is never [`Auto`](AutoShardPolicy::Auto).
     pub taken: AutoShardPolicy,
-    /// The reason, in words.
+    /// The reason for the choice, as text.
     pub why: String,
-    /// Whether every worker has to read all files although the sources are files. That may be unexpected
-    /// work.
+    /// Whether every worker must read all files, although all sources read files. That may be unexpected work.
     pub fell_back: bool,
 }

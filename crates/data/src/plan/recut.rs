@@ -1,15 +1,15 @@
-//! Cuts a stream of rows into new pieces, across the boundaries of its batches.
+//! The division of a stream of rows into new batches, across the boundaries of the old ones.
 //!
-//! TensorFlow does this with batches of a known size. It numbers all rows of the stream and cuts them into a
-//! cycle of sizes. Any two replicas of any two workers then differ by at most one row, and each step of all
-//! workers takes a global batch.
+//! TensorFlow does this with batches of a known size. It numbers all rows of the stream, and divides them into
+//! batches whose sizes repeat in a cycle. The batches of any two replicas then differ by at most one row, and
+//! each step of all workers takes a global batch.
 
 use std::ops::Range;
 
 /// Returns the cycle of sizes of one worker's per-replica batches, for global batches of `batch` rows.
 ///
-/// The cycle has one size for each replica of all workers together, and each worker starts it at its own
-/// first replica. It is empty if there are no workers, no replicas or no such worker.
+/// The cycle has one size for each replica of all workers together. Each worker starts it at its own first
+/// replica. The result is empty if there are no workers, no replicas or no such worker.
 ///
 /// ```
 /// use distribute_data::plan::recut::worker_sizes;
@@ -27,10 +27,10 @@ pub fn worker_sizes(batch: usize, workers: usize, replicas_per_worker: usize, wo
     sizes
 }
 
-/// Cuts `rows` rows into pieces of `sizes`, taken in turn and repeated.
+/// Divides `rows` rows into consecutive ranges of the given sizes, which are used in turn and repeated.
 ///
-/// The last piece may be shorter. A size of 0 gives an empty piece, even after the last row, until a positive
-/// size finds no rows left. If no size is positive, there are no pieces.
+/// The last range may be shorter. A size of 0 gives an empty range, even after the last row, until a positive
+/// size finds no rows left. If no size is positive, there are no ranges.
 pub fn recut(rows: usize, sizes: &[usize]) -> Vec<Range<usize>> {
     if sizes.iter().all(|size| *size == 0) {
         return Vec::new();

@@ -1,18 +1,19 @@
-//! Combines batches of workers that read their own data into global batches.
+//! The combination of batches of workers that read different data into global batches.
 
 use super::split::SplitRule;
 use std::ops::Range;
 
-/// Returns the steps that one of a worker's own batches is used in, and the rows of each of its replicas in
-/// each step.
+/// Returns the steps in which one of a worker's own batches is used, and for each step the rows of each of the
+/// worker's replicas.
 ///
-/// A worker that reads its own files makes batches of the global size. Each step takes a share of such a
-/// batch: `replicas` of the `workers * replicas` parts of a full batch. So a batch lasts `workers` steps. In
-/// each step every worker takes another share, beginning with the share of its own replicas, and together
-/// they take a global batch. A share that is cut short is spread evenly over the replicas. There is no step
-/// without rows, so a short batch lasts fewer steps.
+/// A worker that reads its own files creates batches of the global size. Each step takes a share of such a batch:
+/// `replicas` of the `workers * replicas` parts of a full batch. A batch therefore lasts `workers` steps. In each step,
+/// every worker takes a different share, beginning with the share of its own replicas. Together they take a global
+/// batch. If a share is incomplete, its rows are spread evenly over the replicas. There is no step without rows, so a
+/// short batch lasts fewer steps.
 ///
-/// `full` is the size of full batches. With one worker a batch is one step, split by [`SplitRule::Even`].
+/// `rows` is the size of this batch, and `full` the size of a full batch. With one worker, a batch is one step,
+/// split by [`SplitRule::Even`].
 ///
 /// ```
 /// use distribute_data::plan::shares::steps;
@@ -56,7 +57,7 @@ mod tests {
         steps.iter().map(|step| step.iter().map(Range::len).collect()).collect()
     }
 
-    /// DIST-6: the sizes of each worker of (7, 2, 2).
+    /// Checks DIST-6: the sizes of each worker of (7, 2, 2).
     #[test]
     fn full_batches_are_shared_as_the_rules_say() {
         assert_eq!(sizes(&steps(7, 7, 2, 2, 0)), [[2, 2], [2, 1]]);

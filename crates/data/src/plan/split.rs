@@ -1,4 +1,8 @@
-//! [`SplitRule`]: splits a batch of rows over replicas.
+//! [`SplitRule`]: the splitting of a batch of rows over replicas.
+
+// - **INV-10** The parts of a batch, in the order of replica ids, are the batch, for any number of workers that
+//   share the replicas (unless workers read separate files). Tests: `data/src/plan/split.rs`, `data/src/split.rs`,
+//   `clusters/multi_worker/input.rs`.
 
 use std::ops::Range;
 
@@ -6,25 +10,24 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum SplitRule {
-    /// An even split: with b rows and n replicas, the first b mod n replicas get ⌈b/n⌉ rows and the
-    /// others ⌊b/n⌋.
+    /// The split is even: with `b` rows and `n` replicas, the first `b` mod `n` replicas get ⌈`b`/`n`⌉ rows, and
+    /// the others ⌊`b`/`n`⌋.
     ///
-    /// No two replicas differ by more than one row, whatever the batch size. A shorter last batch is split in
-    /// the same way.
+    /// No two replicas differ by more than one row, for any batch size. A shorter last batch is split in the same
+    /// way.
     #[default]
     Even,
-    /// A split as in TensorFlow for sources in memory: ⌈b/n⌉ rows for each replica while there are any. So the
-    /// last replicas may get fewer or none (4 rows over 3 replicas: 2, 2, 0). Datasets that a function
-    /// makes for each worker or replica end as in TensorFlow, see
-    /// [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
+    /// The split is the same as in TensorFlow for sources in memory: ⌈`b`/`n`⌉ rows for each replica, as long as there
+    /// are any. The last replicas may therefore get fewer rows or none (4 rows over 3 replicas: 2, 2, 0). Datasets
+    /// created by a function end as in TensorFlow, see [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
     ///
-    /// (TensorFlow splits batches of files in another way; [`recut`](super::recut) has those sizes.)
+    /// (TensorFlow splits batches of files differently; [`recut`](super::recut) computes those sizes.)
     TensorFlow,
 }
 
 impl SplitRule {
-    /// Returns the ranges of rows of `pieces` per-replica batches of a batch of `rows` rows. They are
-    /// contiguous, in order, and together the whole batch. Ranges may be empty.
+    /// Splits a batch of `rows` rows into `pieces` per-replica batches, and returns the range of rows of each.
+    /// The ranges are contiguous, in order, and together cover the batch. Ranges may be empty.
     ///
     /// ```
     /// use distribute_data::SplitRule;
@@ -35,7 +38,8 @@ impl SplitRule {
         (0..pieces).map(|k| self.start(rows, pieces, k)..self.start(rows, pieces, k + 1)).collect()
     }
 
-    /// Returns the rows of per-replica batch `piece` of `pieces`; empty if there is no such index.
+    /// Returns the range of rows of per-replica batch `piece` of `pieces`. The range is empty if `piece` is out
+    /// of range.
     pub fn piece(self, rows: usize, pieces: usize, piece: usize) -> Range<usize> {
         if piece < pieces {
             self.start(rows, pieces, piece)..self.start(rows, pieces, piece + 1)
@@ -44,7 +48,7 @@ impl SplitRule {
         }
     }
 
-    /// Returns the first row of per-replica batch `k`. `pieces` must not be 0.
+    /// Returns the index of the first row of per-replica batch `k`. `pieces` must not be 0.
     fn start(self, rows: usize, pieces: usize, k: usize) -> usize {
         match self {
             SplitRule::Even => (rows / pieces) * k + k.min(rows % pieces),
@@ -78,7 +82,7 @@ mod tests {
         assert_eq!(SplitRule::Even.piece(4, 3, 3), 4..4);
     }
 
-    /// DIST-4, legacy.
+    /// Checks DIST-4, the legacy rule.
     #[test]
     fn tensorflow_pieces_of_the_rules() {
         let cases = [

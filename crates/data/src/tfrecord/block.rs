@@ -1,4 +1,4 @@
-//! [`Records`]: records that were read together.
+//! [`Records`]: a block of records that were read together.
 
 use crate::example::Features;
 use crate::{Error, Result};
@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Consecutive records of one file. They share the bytes that were read, so none was copied.
+/// A block of consecutive records of one file. They share the bytes that were read, so no record is copied.
 ///
-/// Keeping any record of a block keeps the bytes of all its records, and of others that were read with them.
+/// While any record of a block is kept, the bytes of all its records, and of others that were read with them, stay
+/// in memory.
 #[derive(Clone, Debug)]
 pub struct Records {
     pub(super) path: Arc<str>,
@@ -19,58 +20,58 @@ pub struct Records {
 }
 
 impl Records {
-    /// Returns the number of records.
+    /// Returns the number of records in the block.
     pub fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Returns whether there are no records, because the file has ended.
+    /// Returns whether the block has no records, because the file has ended.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Keeps the first `count` records.
+    /// Keeps only the first `count` records.
     pub fn truncate(&mut self, count: usize) {
         self.ranges.truncate(count);
     }
 
-    /// Keeps the records with these indices within the block.
+    /// Keeps only the records with the given indices in the block.
     pub(crate) fn keep(&mut self, indices: &[usize]) {
         self.ranges = indices.iter().filter_map(|index| self.ranges.get(*index).cloned()).collect();
     }
 
-    /// Returns the record with this index within the block.
+    /// Returns the record with the given index in the block; `None` if it is out of range.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         self.ranges.get(index).and_then(|range| self.bytes.get(range.clone()))
     }
 
-    /// Returns the records in order.
+    /// Returns an iterator over the records, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
         self.ranges.iter().map(|range| self.bytes.get(range.clone()).unwrap_or_default())
     }
 
-    /// Returns the file, or the name given to bytes in memory.
+    /// Returns the path of the file, or the name that was given to bytes in memory.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Returns the index in the file of the first record, counted from 0.
+    /// Returns the index of the block's first record in the file, counted from 0.
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// Returns a copy of the records as a vector of strings: `[records]`.
+    /// Copies the records into a vector of strings, of shape `[records]`.
     pub fn to_tensor(&self) -> HostTensor {
         HostTensor::vector(self.iter().map(<[u8]>::to_vec).collect())
     }
 }
 
 impl Features {
-    /// Returns the columns of records that were read from a file. Errors name the file.
+    /// Parses records that were read from a file, and returns the columns by name. Errors contain the file.
     ///
     /// # Errors
     ///
-    /// The errors of [`parse`](Features::parse).
+    /// Returns the errors of [`parse`](Features::parse).
     pub fn parse_records(&self, records: &Records) -> Result<BTreeMap<String, HostTensor>> {
         self.parse(records.iter()).map_err(|error| match error {
             Error::Example { record, feature, what, .. } => {

@@ -1,9 +1,9 @@
-//! The masked checksum of each part of a record.
+//! The masked checksums of the parts of a record.
 
-/// Returns the CRC-32C of bytes, masked.
+/// Returns the masked CRC-32C of bytes.
 ///
-/// A checksum over bytes that end in their own checksum is always the same; masking keeps a record of records
-/// safe.
+/// A checksum over bytes that end with their own checksum is always the same number. Masking avoids this for
+/// records that contain records.
 pub(crate) fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

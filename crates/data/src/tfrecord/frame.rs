@@ -1,23 +1,23 @@
-//! Finds records in bytes: a pure function of them.
+//! The search for records in bytes, as a pure function.
 
 use super::checksum::masked_crc;
 use std::ops::Range;
 
-/// The bytes of a record before its data: the length and its checksum.
+/// The number of bytes of a record before its data: the length and its checksum.
 pub(super) const HEADER: usize = 12;
-/// The bytes of a record after its data: the checksum.
+/// The number of bytes of a record after its data: the checksum.
 pub(super) const FOOTER: usize = 4;
 
-/// The frame at the start of some bytes.
+/// The result of parsing the record at a position in some bytes.
 #[derive(Debug, PartialEq)]
 pub(super) enum Frame {
-    /// A complete record, with checksums that agree: the range of its data, and the start of the next record.
+    /// A complete record with matching checksums: the range of its data, and the start of the next record.
     Whole { data: Range<usize>, next: usize },
     /// The beginning of a record that needs at least `needs` bytes.
     Incomplete { needs: usize },
-    /// A record whose data have another checksum: the start of the next record, and the message.
+    /// A record whose data does not match its checksum: the start of the next record, and the message.
     Damaged { next: usize, what: String },
-    /// Bytes that are no record, so the start of the next one is unknown: the message.
+    /// Bytes that are not a record, so that the start of the next one is unknown: the message.
     Broken(String),
 }
 
@@ -37,7 +37,7 @@ impl Frame {
         let length = u64::from_le_bytes(*length);
         // Beyond this length, no memory could hold it together with the bytes before it.
         let Some(len) = usize::try_from(length).ok().filter(|len| *len <= isize::MAX as usize / 2) else {
-            return Frame::Broken(format!("a length of {length} bytes is more than can be"));
+            return Frame::Broken(format!("a length of {length} bytes is too long"));
         };
         let Some((data, rest)) = rest.split_at_checked(len) else {
             return Frame::Incomplete { needs: HEADER + len + FOOTER };
@@ -55,8 +55,8 @@ impl Frame {
     }
 }
 
-/// Returns whether these bytes begin an uncompressed TFRecord file. They are at least the first 12 bytes, or
-/// the whole file. The checksum of the first length must agree, or the file must be empty.
+/// Returns whether `head` is the beginning of an uncompressed TFRecord file. It must contain at least the first
+/// 12 bytes, or the complete file. Either the checksum of the first length must match, or the file must be empty.
 pub(super) fn starts(head: &[u8]) -> bool {
     match head.split_first_chunk::<8>().map(|(length, rest)| (length, rest.first_chunk::<4>())) {
         Some((length, Some(stored))) => compare("length", masked_crc(length), *stored).is_ok(),
@@ -70,13 +70,14 @@ fn compare(part: &str, found: u32, stored: [u8; 4]) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!(
-            "the checksum of its {part} is {found:08x}, but {stored:08x} is stored: the file is damaged, or is \
-             not a TFRecord file, or is compressed in another way than was said"
+            "the checksum of its {part} is {found:08x}, but {stored:08x} is stored: the file is damaged, \
+             or is not a TFRecord file, or has another compression than the given one"
         ))
     }
 }
 
-/// Returns the message for a file that ends with these bytes of a record.
+/// Returns the message for a file that ends within a record. `found` is the number of bytes of the record that
+/// exist, `needs` the number that it needs.
 pub(super) fn truncated(found: usize, needs: usize) -> String {
     if found < HEADER {
         format!("the file ends after {found} of the {HEADER} bytes of its header")
@@ -89,7 +90,7 @@ pub(super) fn truncated(found: usize, needs: usize) -> String {
     }
 }
 
-/// Returns the bytes before and after `data` in a record.
+/// Returns the bytes that precede and follow `data` in a record.
 pub(super) fn around(data: &[u8]) -> ([u8; HEADER], [u8; FOOTER]) {
     let length = (data.len() as u64).to_le_bytes();
     let mut header = [0; HEADER];
@@ -141,7 +142,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_head_of_12_bytes_shows_what_a_file_is() {
+    fn a_header_of_12_bytes_identifies_a_file() {
         let bytes = framed(b"abc");
         assert!(starts(&bytes) && starts(&bytes[..12]) && starts(b""));
         assert!(!starts(&bytes[..11]) && !starts(&bytes[1..]) && !starts(&[0; 16]));
@@ -153,7 +154,7 @@ pub(super) mod tests {
         for length in [u64::MAX, u64::MAX - 15, 1 << 63] {
             let length = length.to_le_bytes();
             let bytes = [&length[..], &masked_crc(&length).to_le_bytes()].concat();
-            assert!(matches!(Frame::at(&bytes, 0), Frame::Broken(what) if what.contains("more than can be")));
+            assert!(matches!(Frame::at(&bytes, 0), Frame::Broken(what) if what.contains("is too long")));
         }
     }
 }

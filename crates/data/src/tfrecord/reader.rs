@@ -1,4 +1,4 @@
-//! [`TfRecordReader`]: reads records, many at once.
+//! [`TfRecordReader`]: a reader of records, many at once.
 
 use super::block::Records;
 use super::frame::{FOOTER, Frame, HEADER, starts, truncated};
@@ -9,14 +9,14 @@ use std::io::{BufRead, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The number of bytes that are read at once.
+/// The number of bytes that are read at a time.
 const BLOCK: usize = 1 << 18;
 
 /// A reader of the records of a TFRecord file, many at once.
 ///
-/// All checksums are compared. The records before a damaged one are returned first, then the error, and no
-/// records after it. Memory grows with the bytes that were read, whatever length a record claims to have. A
-/// record that is larger than the [limit for one element](Location::element_limit) gives an error.
+/// All checksums are compared. The records before a damaged one are returned first, then the error, and no records
+/// after it. Memory grows only with the bytes that have been read, whatever length a record states. A record that is
+/// larger than the [limit for one element](Location::element_limit) results in an error.
 ///
 /// ```
 /// use distribute_data::tfrecord::TfRecordReader;
@@ -33,24 +33,24 @@ const BLOCK: usize = 1 << 18;
 pub struct TfRecordReader<R> {
     path: Arc<str>,
     source: R,
-    /// The bytes that were read. Returned records share them.
+    /// The bytes that have been read. Returned records share them.
     bytes: Arc<Vec<u8>>,
     /// The start of the next record in `bytes`.
     next: usize,
     /// The offset of `bytes` in the file.
     base: u64,
-    /// The number of returned records.
+    /// The number of records that have been returned.
     records: u64,
     limit: ElementLimit,
     broken: Broken,
     end: End,
 }
 
-/// Whether more bytes can come.
+/// Whether the end of the input has been reached.
 enum End {
     NotYet,
     Reached,
-    /// An error that is to be returned after the records before it.
+    /// Reading failed with this error, which is returned after the records before it.
     Failed(Error),
 }
 
@@ -59,7 +59,7 @@ impl TfRecordReader<Box<dyn BufRead + Send>> {
     ///
     /// # Errors
     ///
-    /// The errors of [`Compression::open`].
+    /// Returns the errors of [`Compression::open`].
     pub fn open(location: impl Into<Location>, compression: Compression) -> Result<Self> {
         let location = location.into();
         let limit = location.limit();
@@ -68,7 +68,7 @@ impl TfRecordReader<Box<dyn BufRead + Send>> {
 }
 
 impl<R: Read> TfRecordReader<R> {
-    /// Creates a reader of uncompressed bytes. `source` needs no buffer of its own. `path` is used in errors.
+    /// Creates a reader of uncompressed bytes from `source`, which need not be buffered. Errors contain `path`.
     pub fn new(path: impl Into<Arc<str>>, source: R) -> Self {
         let (path, bytes) = (path.into(), Arc::default());
         let limit = ElementLimit::new("element_limit");
@@ -76,29 +76,30 @@ impl<R: Read> TfRecordReader<R> {
         Self { path, source, bytes, next: 0, base: 0, records: 0, limit, broken, end: End::NotYet }
     }
 
-    /// Sets the number of bytes that a record may have; 256 MiB by default. For a file that was opened, the
-    /// default is the limit of its [`Location`](Location::element_limit).
+    /// Sets the maximum number of bytes of a record; 256 MiB by default. For a file that was opened with
+    /// [`open`](Self::open), the default is the limit of its [`Location`](Location::element_limit).
     pub fn element_limit(self, bytes: u64) -> Self {
         Self { limit: self.limit.of(bytes), ..self }
     }
 
-    /// Skips records with damaged data, as a pass does.
+    /// Makes the reader skip records with damaged data, as `broken` allows.
     pub(crate) fn skip_broken(self, broken: Broken) -> Self {
         Self { broken, ..self }
     }
 
-    /// Returns the next `most` records, or the remaining ones if they are fewer. Empty at the end of the
-    /// file.
+    /// Reads the next `most` records, or the remaining ones if they are fewer. Returns an empty block at the end
+    /// of the file.
     ///
     /// # Errors
     ///
-    /// - [`Error::Record`]: the next record is damaged or too large, or the file ends in the middle of it.
+    /// - [`Error::Record`]: the next record is damaged or too large, or the file ends within it.
     /// - [`Error::Io`]: reading failed, or a compressed stream is damaged.
     pub fn read(&mut self, most: usize) -> Result<Records> {
         self.next(most, false)
     }
 
-    /// Returns up to `most` records: those that are already in the buffer, but at least one.
+    /// Returns up to `most` records that are already in the buffer. Reads only if there is none, to return at
+    /// least one.
     pub(crate) fn read_at_hand(&mut self, most: usize) -> Result<Records> {
         self.next(most, true)
     }
@@ -166,8 +167,9 @@ impl<R: Read> TfRecordReader<R> {
         Ok(Records { path: self.path.clone(), first, bytes: self.bytes.clone(), ranges })
     }
 
-    /// Reads until there are `wanted` bytes, or the end is reached. Drops the bytes of returned records, and
-    /// shifts `ranges`, which were found since, to the front by their number. Returns that number.
+    /// Reads until there are `wanted` bytes, or the end is reached. Drops the bytes of returned records from the
+    /// front of the buffer, and shifts `ranges`, which were found since then, by the same number of bytes.
+    /// Returns that number.
     fn fill(&mut self, wanted: usize, ranges: &mut [Range<usize>]) -> usize {
         let dropped = self.next;
         let bytes = match Arc::get_mut(&mut self.bytes) {
@@ -207,7 +209,8 @@ impl<R: Read> TfRecordReader<R> {
         dropped
     }
 
-    /// Returns the error for the record at `at`, the `ahead`-th of those not returned yet.
+    /// Creates the error for the record that begins at `at` in the buffer. `ahead` is the number of records
+    /// before it that have not been returned yet.
     fn damaged(&self, at: usize, ahead: usize, what: String) -> Error {
         let (offset, record) = (self.base + at as u64, self.records + ahead as u64);
         Error::Record { path: self.path.to_string(), offset, record, what }
@@ -230,7 +233,7 @@ mod tests {
         records.iter().flat_map(|record| framed(record)).collect()
     }
 
-    /// Returns the records before the end or the first error, `most` at once, and the error.
+    /// Returns the records before the end or the first error, which are read `most` at a time, and the error.
     fn read(bytes: impl Read, most: usize) -> (Vec<Vec<u8>>, Option<Error>) {
         let mut reader = TfRecordReader::new("f", bytes);
         let mut all = Vec::new();
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_grows_with_what_was_read_and_not_with_what_a_length_says() {
+    fn memory_grows_with_bytes_read_and_not_with_a_declared_length() {
         let length = (1u64 << 61).to_le_bytes();
         let checksum = super::super::checksum::masked_crc(&length).to_le_bytes();
         let bytes = [&length[..], &checksum, &[7; 100_000]].concat();

@@ -1,22 +1,22 @@
-//! [`TfRecord`]: records of TFRecord files as elements.
+//! [`TfRecord`]: the source that reads records of TFRecord files.
 
 use super::frame::starts;
 use super::{Records, TfRecordReader};
 use crate::broken::{Broken, SkippedRecords};
 use crate::chunk::Chunk;
 use crate::example::Features;
-use crate::file_source::{Format, Made, Reading, Sections, Work, threads};
-use crate::worker_pool::most_threads;
+use crate::file_source::{Format, ParsedSection, Reading, Sections, Work, threads};
+use crate::worker_pool::check_threads;
 use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Nest, Tree};
 use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::sync::Arc;
 
-/// A reader of TFRecord files: as bytes, or as the features of the examples in them.
+/// A source that reads TFRecord files: records as bytes, or the features of the examples in them.
 ///
-/// Compression is detected from the first bytes unless it is given. A damaged record gives [`Error::Record`]
-/// with file, offset and record, after the records before it.
+/// The compression is detected from the first bytes, unless it is specified. A damaged record results in
+/// [`Error::Record`] with the file, the offset and the index of the record, after the records before it.
 ///
 /// ```
 /// use distribute_data::example::{Example, Features, FixedLen};
@@ -38,6 +38,7 @@ use std::sync::Arc;
 /// ```
 #[doc(alias = "tf.data.TFRecordDataset")]
 #[doc(alias = "TFRecordDataset")]
+#[must_use = "a source reads nothing until a dataset is made of it"]
 #[derive(Clone, Debug)]
 pub struct TfRecord {
     files: Files,
@@ -47,46 +48,47 @@ pub struct TfRecord {
 }
 
 impl TfRecord {
-    /// Creates a reader of these files, one after the other.
+    /// Creates a source that reads the given files, one after the other.
     pub fn new(files: impl Into<Files>) -> Self {
         let (files, compression) = (files.into(), Compression::default());
         Self { files, compression, threads: threads(), skipped: None }
     }
 
-    /// Sets the number of threads that parse records: by default the number of cores, up to 8. 1 starts no
-    /// thread. The order of elements is always that in the files.
+    /// Sets the number of threads that parse records. The default is the number of cores, up to 8. With 1, no
+    /// thread is started. Elements are always in the order of the files.
     #[doc(alias = "num_parallel_reads")]
     pub fn threads(self, threads: usize) -> Self {
         Self { threads, ..self }
     }
 
-    /// Sets the compression of the files, if it is known.
+    /// Sets the compression of the files. The default is [`Compression::Auto`].
     #[doc(alias = "compression_type")]
     pub fn compression(self, compression: Compression) -> Self {
         Self { compression, ..self }
     }
 
-    /// Skips and counts broken records: those with data of another checksum, and those that are not the
-    /// requested examples. After a damaged length the rest of the file is skipped.
+    /// Skips and counts broken records: records whose data does not match the checksum, and records that are not
+    /// the requested examples. After a damaged length, the rest of the file is skipped.
     #[doc(alias = "ignore_errors")]
     pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
         Self { skipped: Some(skipped.clone()), ..self }
     }
 
-    /// Makes a dataset of records: scalar strings of bytes.
+    /// Creates a dataset of records, as scalar strings of bytes.
     pub fn records(self) -> Dataset<HostTensor> {
         let Self { files, compression, threads, skipped } = self;
         Dataset::of_files(files, RecordsFormat { compression, features: None, threads, skipped })
     }
 
-    /// Makes a dataset of the features of examples, by name. This is the fastest way: many examples are
-    /// parsed at once, straight into columns, and batches are cut out of the columns.
+    /// Creates a dataset of the features of examples, by name. This is the fastest way to read examples: many are
+    /// parsed at once, directly into columns, and batches are created from the columns.
     ///
-    /// In the pass, [`Error::Example`] names file, record and feature.
+    /// An example that cannot be parsed results in [`Error::Example`] in the pass, with the file, the record and the
+    /// feature.
     ///
     /// # Errors
-    /// - [`Error::Parameter`]: a feature has variable length. [`parse_examples`](Dataset::parse_examples) on
-    ///   batches of [`records`](TfRecord::records) parses such features.
+    /// - [`Error::Parameter`]: a feature has variable length. To parse such features, call
+    ///   [`parse_examples`](Dataset::parse_examples) on batches of [`records`](TfRecord::records).
     pub fn examples(self, features: &Features) -> Result<Dataset<BTreeMap<String, HostTensor>>> {
         if let Some(name) = features.first_variable() {
             return Err(Error::Parameter {
@@ -143,12 +145,12 @@ impl Format for RecordsFormat {
     }
 
     fn check(&self) -> Result<()> {
-        most_threads("TfRecord::threads", self.threads)
+        check_threads("TfRecord::threads", self.threads)
     }
 }
 
-/// The most records that are parsed together. They stay in memory until the last of them is dropped.
-const MOST_RECORDS: usize = 1024;
+/// The maximum number of records that are parsed together. They stay in memory until the last of them is dropped.
+const MAX_RECORDS: usize = 1024;
 
 struct RecordSections {
     reader: TfRecordReader<Box<dyn BufRead + Send>>,
@@ -159,7 +161,7 @@ struct RecordSections {
 impl Sections for RecordSections {
     fn next(&mut self) -> Option<Result<Work>> {
         let (features, broken) = (self.features.clone(), self.broken.clone());
-        match self.reader.read_at_hand(MOST_RECORDS) {
+        match self.reader.read_at_hand(MAX_RECORDS) {
             Err(error) => Some(Err(error)),
             Ok(records) if records.is_empty() => None,
             Ok(records) => {
@@ -173,7 +175,7 @@ impl Sections for RecordSections {
     fn skip(&mut self, count: usize) -> Result<Option<usize>> {
         let mut left = count;
         while left > 0 {
-            match self.reader.read_at_hand(left.min(MOST_RECORDS))?.len() {
+            match self.reader.read_at_hand(left.min(MAX_RECORDS))?.len() {
                 0 => break,
                 read => left -= read,
             }
@@ -184,24 +186,26 @@ impl Sections for RecordSections {
 
 /// Parses records into elements. If one cannot be parsed, returns those before it, or all others if broken
 /// records are skipped.
-fn made(features: Option<&Features>, mut records: Records, broken: &Broken) -> Made {
+fn made(features: Option<&Features>, mut records: Records, broken: &Broken) -> ParsedSection {
     let Some(features) = features else {
-        return Made {
+        return ParsedSection {
             chunk: Some(Chunk::rows(Tree::Leaf(Leaf::Host(records.to_tensor())), records.len())),
             failed: None,
         };
     };
     match features.parse_records(&records) {
-        Ok(columns) => Made { chunk: Some(Chunk::rows(columns.into_tree(), records.len())), failed: None },
+        Ok(columns) => {
+            ParsedSection { chunk: Some(Chunk::rows(columns.into_tree(), records.len())), failed: None }
+        }
         Err(_) if broken.skips() => {
             let (good, failed) = good(features, &records, broken);
             records.keep(&good);
             match if good.is_empty() { Ok(None) } else { features.parse_records(&records).map(Some) } {
                 Ok(columns) => {
                     let chunk = columns.map(|columns| Chunk::rows(columns.into_tree(), records.len()));
-                    Made { chunk, failed }
+                    ParsedSection { chunk, failed }
                 }
-                Err(error) => Made { chunk: None, failed: Some(error) },
+                Err(error) => ParsedSection { chunk: None, failed: Some(error) },
             }
         }
         Err(error) => {
@@ -211,7 +215,7 @@ fn made(features: Option<&Features>, mut records: Records, broken: &Broken) -> M
             };
             records.truncate(before);
             let parsed = if before > 0 { features.parse_records(&records).ok() } else { None };
-            Made {
+            ParsedSection {
                 chunk: parsed.map(|columns| Chunk::rows(columns.into_tree(), before)),
                 failed: Some(error),
             }
@@ -219,7 +223,8 @@ fn made(features: Option<&Features>, mut records: Records, broken: &Broken) -> M
     }
 }
 
-/// Returns the records that can be parsed, up to the first one that exceeds the limit of skipped records.
+/// Returns the indices of the records that can be parsed, up to the first broken one that exceeds the limit of
+/// skipped records. Also returns the error of that one.
 fn good(features: &Features, records: &Records, broken: &Broken) -> (Vec<usize>, Option<Error>) {
     let mut good = Vec::new();
     for index in 0..records.len() {
@@ -247,7 +252,7 @@ mod tests {
         Features::new().with("x", FixedLen::floats([])).unwrap().with("y", FixedLen::ints([])).unwrap()
     }
 
-    /// Creates two files of the examples with ids 0 to 6 and 7 to 9. The one with id `broken` lacks `x`.
+    /// Creates two files of the examples with ids 0 to 6 and 7 to 9. The example with the id `broken` lacks `x`.
     fn files(folder: &std::path::Path, broken: Option<i64>) -> Files {
         let write = |name: &str, ids: std::ops::Range<i64>| {
             let path = folder.join(name);

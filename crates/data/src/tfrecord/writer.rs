@@ -1,4 +1,4 @@
-//! [`TfRecordWriter`]: writes a TFRecord file, which gets its name only when it is complete.
+//! [`TfRecordWriter`]: a writer of a TFRecord file, which gets its name only when it is complete.
 
 use super::frame::around;
 use crate::{Compression, Error, Result};
@@ -8,28 +8,26 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// A writer of records to a new file.
+/// A writer of records into a new TFRecord file.
 ///
-/// Until [`finish`](TfRecordWriter::finish) returns, the file has another name in the same folder. Dropping
-/// the writer before that removes the file. So an incomplete file is never read, and an existing file of this
-/// name stays as it was until then. If the process is killed, the next writer of the same file removes the
-/// rest.
+/// Until [`finish`](TfRecordWriter::finish) returns, the file has a different name in the same folder. Dropping the
+/// writer before that removes the file. An incomplete file is therefore never read, and an existing file with the final
+/// name stays unchanged until then. If the process is killed, the next writer of the same file removes the remains.
 #[doc(alias = "tf.io.TFRecordWriter")]
 #[derive(Debug)]
 pub struct TfRecordWriter {
     path: PathBuf,
-    /// The output; `None` after a failed write, when the contents of the file are unknown.
+    /// The output; `None` after a failed write, because the contents of the file are then unknown.
     output: Option<BufWriter<Packed>>,
 }
 
 impl TfRecordWriter {
-    /// Creates a writer of the file at `path`, in an existing folder. [`Compression::Auto`] is gzip for names
-    /// that end in `.gz`, and none for others.
+    /// Creates a writer for the file at `path`, whose folder must exist. [`Compression::Auto`] means gzip for
+    /// names that end with `.gz`, and no compression for others.
     ///
     /// # Errors
     ///
-    /// - [`Error::Write`]: the file cannot be created, or the compression is one that TensorFlow doesn't
-    ///   read.
+    /// - [`Error::Write`]: the file cannot be created, or TensorFlow does not support the compression.
     #[doc(alias = "tf.io.TFRecordOptions")]
     #[doc(alias = "TFRecordOptions")]
     pub fn create(path: impl Into<PathBuf>, compression: Compression) -> Result<Self> {
@@ -39,9 +37,9 @@ impl TfRecordWriter {
         Ok(Self::to(path, output))
     }
 
-    /// Creates a writer of a file that is read while it grows. The file has its name at once, replaces a file
-    /// of this name, and is not compressed. [Flushed](Self::flush) records can be read. After them there may
-    /// be a part of a record.
+    /// Creates a writer for a file that is read while it grows. The file has its name immediately, replaces an
+    /// existing file, and is not compressed. [Flushed](Self::flush) records can be read. They may be followed by
+    /// an incomplete record.
     ///
     /// # Errors
     ///
@@ -56,8 +54,8 @@ impl TfRecordWriter {
         Self { path, output: Some(BufWriter::with_capacity(1 << 18, output)) }
     }
 
-    /// Passes all written records to the operating system, so that those of a [growing](Self::growing) file
-    /// survive this process. The last records of a compressed file may follow later.
+    /// Passes all written records to the operating system, so that the records of a [growing](Self::growing) file
+    /// survive this process. The last records of a compressed file may be written later.
     ///
     /// # Errors
     ///
@@ -70,7 +68,7 @@ impl TfRecordWriter {
         Ok(())
     }
 
-    /// Appends a record.
+    /// Appends a record to the file.
     ///
     /// # Errors
     ///
@@ -87,12 +85,13 @@ impl TfRecordWriter {
         Ok(())
     }
 
-    /// Writes all records to the disk and gives the file its name, unless it has it already. An existing file
-    /// of that name is replaced.
+    /// Writes all records to disk, and gives the file its name if it does not have it yet. Replaces an existing
+    /// file with that name.
     ///
     /// # Errors
     ///
-    /// - [`Error::Write`]: that fails, or a record could not be written. No new file exists in that case.
+    /// - [`Error::Write`]: writing or renaming fails, or a record could not be written before. In that case,
+    ///   there is no new file.
     pub fn finish(self) -> Result<()> {
         self.output
             .ok_or_else(after_failure)
@@ -115,7 +114,7 @@ fn after_failure() -> io::Error {
     io::Error::other("an earlier record could not be written")
 }
 
-/// A file with its compression.
+/// An output file with its compression.
 #[derive(Debug)]
 enum Packed {
     Growing(File),
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_however_it_is_packed() {
+    fn records_round_trip_in_each_compression() {
         let folder = tempfile::tempdir().unwrap();
         let packed = [Compression::Auto, Compression::None, Compression::Gzip, Compression::Zlib];
         for (compression, name) in packed.into_iter().flat_map(|it| [(it, "a"), (it, "a.gz")]) {
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_growing_file_is_read_up_to_what_was_flushed() {
+    fn a_growing_file_is_read_up_to_the_flushed_part() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.tfrecord");
         fs::write(&path, "old").unwrap();
@@ -234,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_writer_left_is_removed_by_the_next() {
+    fn files_of_a_killed_writer_are_removed_by_the_next() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.tfrecord");
         fs::write(folder.path().join(".a.tfrecord.distribute-1.part"), "left").unwrap();

@@ -1,35 +1,35 @@
-//! Reads the files in a tar file, from its start to its end.
+//! A reader of the files in a tar file, from its beginning to its end.
 
 use crate::Result;
 use crate::file::{ElementLimit, Input};
 use std::io::Read;
 use tar::{EntryType, Header, PaxExtensions};
 
-/// The alignment of headers and contents.
+/// The alignment of headers and contents in bytes.
 const BLOCK: usize = 512;
 
-/// A file in a tar file.
+/// A file that was read from a tar file.
 pub(super) struct Member {
-    /// The offset of the header.
+    /// The offset of the file's header in the tar file.
     pub(super) offset: u64,
     pub(super) name: Vec<u8>,
     pub(super) bytes: Vec<u8>,
 }
 
-/// The files in a tar file.
+/// A reader of the files in a tar file.
 ///
-/// The crate `tar` parses the headers. Its archive is not used, because its entries borrow from it and so
-/// cannot be stored next to it in an iterator. Its errors also have no offset in the file.
+/// The crate `tar` parses the headers. Its `Archive` is not used, because its entries borrow from it and so
+/// cannot be stored next to it in an iterator. Its errors also do not contain the offset in the file.
 pub(super) struct Members<R> {
     pub(super) input: Input<R>,
     pub(super) limit: ElementLimit,
-    /// Whether the last block was empty. That is the end of an archive, but another may follow.
+    /// Whether the last block was empty. An empty block ends an archive, but another archive may follow.
     pub(super) ended: bool,
 }
 
 impl<R: Read> Members<R> {
-    /// Returns the next file, skipping folders and links; `None` at the end. Names that are too long for a
-    /// header come in a member before it: GNU's, or a PAX extension.
+    /// Reads the next file, and skips folders and links. Returns `None` at the end. A name that is too long for a
+    /// header is in a member before it, as a GNU or PAX extension.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         let (mut name, mut size) = (None, None);
         loop {
@@ -49,7 +49,7 @@ impl<R: Read> Members<R> {
                         match extension.key_bytes() {
                             b"path" => name = Some(extension.value_bytes().to_vec()),
                             b"size" => {
-                                let bad = || self.input.damaged_at(offset, "a PAX size that is no number");
+                                let bad = || self.input.damaged_at(offset, "a PAX size that is not a number");
                                 let text = std::str::from_utf8(extension.value_bytes());
                                 size = Some(text.ok().and_then(|s| s.parse().ok()).ok_or_else(bad)?);
                             }
@@ -71,7 +71,8 @@ impl<R: Read> Members<R> {
         }
     }
 
-    /// Returns the next header; `None` at the end of the file. Archives may follow each other, as with `cat`.
+    /// Reads the next header; `None` at the end of the tar file. Several archives may follow each other, as `cat`
+    /// joins them.
     fn header(&mut self) -> Result<Option<(u64, Header)>> {
         let (offset, block) = loop {
             let offset = self.input.offset();
@@ -92,11 +93,15 @@ impl<R: Read> Members<R> {
             .sum();
         match header.cksum() {
             Ok(stated) if stated == sum => Ok(Some((offset, header))),
-            _ => Err(self.input.damaged_at(offset, "this is no header of a tar file: its checksum is wrong")),
+            _ => Err(self.input.damaged_at(
+                offset,
+                "this is not the header of a tar file: its checksum is \
+                                                    wrong",
+            )),
         }
     }
 
-    /// Reads the contents after the header at an offset.
+    /// Reads contents of `size` bytes, which follow the header at `offset`.
     fn contents(&mut self, offset: u64, size: u64) -> Result<Vec<u8>> {
         self.limit.check("this file", size).map_err(|what| self.input.damaged_at(offset, what))?;
         let bytes = self.input.bytes(size)?;

@@ -1,11 +1,11 @@
-//! Samples of tar files in the layout of WebDataset: the files of one sample are consecutive and have names
-//! that are equal up to the first dot.
+//! Samples from tar files in the WebDataset layout. The files of one sample are consecutive, and their names are
+//! equal up to the first dot.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `members.rs` | the files in a tar file |
-//! | `samples.rs` | groups the files into samples |
-//! | `source.rs` | samples as elements of a dataset |
+//! | `members.rs` | a reader of the files in a tar file |
+//! | `samples.rs` | the grouping of the files into samples |
+//! | `source.rs` | the source of samples for a dataset |
 
 mod members;
 mod samples;

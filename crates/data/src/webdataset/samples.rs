@@ -1,31 +1,31 @@
-//! Groups the files of a tar file into samples.
+//! The grouping of the files of a tar file into samples.
 
 use super::members::{Member, Members};
 use crate::broken::Broken;
 use crate::file::Input;
 use crate::{Compression, Location, Result};
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use std::collections::BTreeMap;
 use std::io::BufRead;
 
-/// The files of one sample, by the part of their names after the first dot, in lower case. `__key__` has the
-/// part before it, including folders.
+/// The contents of the files of one sample. The key of a file is the part of its name after the first dot, in
+/// lower case. `__key__` contains the part before it, including folders.
 pub type Sample = BTreeMap<String, Vec<u8>>;
 
-/// The name under which a sample has its key.
+/// The name of the entry with a sample's key.
 const KEY: &str = "__key__";
 
-/// The samples of a tar file in order. The file may be compressed with gzip.
+/// An iterator over the samples of a tar file, in order. The tar file may be compressed with gzip.
 ///
-/// A sample consists of consecutive files with one key: their path up to the first dot of the last part.
-/// Files with names without a dot, or with nothing before it, belong to no sample, nor do folders and links.
+/// A sample consists of consecutive files with the same key: the path up to the first dot of its last part. Files
+/// whose names contain no dot, or have nothing before it, do not belong to any sample, nor do folders and links.
 ///
-/// The first error ends the iterator: [`Error::Io`](crate::Error::Io) or
-/// [`Error::Damaged`](crate::Error::Damaged) with the byte in the tar file.
+/// The first error ends the iterator. It is [`Error::Io`](crate::Error::Io), or
+/// [`Error::Damaged`](crate::Error::Damaged) with the offset in the tar file.
 ///
-/// A tar file may end after a member, without the empty block that ends tar files. This logs a warning,
-/// because samples may be missing. [`require_end`](Self::require_end) makes it an error. Tar files that were
-/// joined with `cat` are read one after the other.
+/// If a tar file ends after a member, without the empty block that should end it, this logs a warning, because
+/// samples may be missing. [`require_end`](Self::require_end) makes it an error. Tar files that were joined with
+/// `cat` are read one after the other.
 ///
 /// ```
 /// use distribute_data::webdataset::Samples;
@@ -46,21 +46,22 @@ const KEY: &str = "__key__";
 /// # Ok::<(), distribute_data::Error>(())
 /// ```
 #[doc(alias = "webdataset.WebDataset")]
+#[must_use = "a source reads nothing until a dataset is made of it"]
 pub struct Samples {
     members: Members<Box<dyn BufRead + Send>>,
-    /// The sample that the last member belongs to.
+    /// The key and the sample to which the last member belongs.
     open: Option<(String, Sample)>,
-    /// The memory that the open sample takes.
+    /// The number of bytes that the open sample occupies.
     taken: u64,
     ended: bool,
     require_end: bool,
     broken: Broken,
-    /// The key of a skipped sample. More of its files may follow.
+    /// The key of a sample that is being skipped, because more of its files may follow.
     skipping: Option<String>,
 }
 
 impl Samples {
-    /// Starts to read a tar file.
+    /// Opens a tar file.
     ///
     /// # Errors
     ///
@@ -76,33 +77,35 @@ impl Samples {
         Ok(Self { members, open: None, taken: 0, ended: false, require_end: false, broken, skipping })
     }
 
-    /// Skips broken samples, as a pass does.
+    /// Makes the iterator skip broken samples, as `broken` allows.
     pub(super) fn skip_broken(self, broken: Broken) -> Self {
         Self { broken, ..self }
     }
 
-    /// Makes it an error if the file ends without the empty block that ends tar files.
+    /// Makes it an error, rather than a warning, if the file ends without the empty block that ends tar files.
     pub fn require_end(self) -> Self {
         Self { require_end: true, ..self }
     }
 
-    /// Checks that a file that has ended has its last block.
+    /// Checks that the tar file has ended with an empty block. Otherwise logs a warning, or returns an error if
+    /// the block is required.
     fn check_end(&self) -> Result<()> {
         // A file without a byte gives the warning as well: it may be a valid file without samples, or
         // truncated.
         if self.members.ended {
             return Ok(());
         }
-        let what = "the file ends without the empty block that ends tar files: it may have been cut";
+        let what = "the file ends without the empty block that ends tar files: it may be truncated";
         let error = self.members.input.damaged(what);
         if self.require_end {
             return Err(error);
         }
-        heard(|| tracing::warn!(%error, "its samples are read"));
+        warn_or_stderr(|| tracing::warn!(%error, "its samples are read"));
         Ok(())
     }
 
-    /// Adds files to the open sample until one belongs to another or none are left.
+    /// Adds files to the open sample until a file belongs to another sample or none are left. Returns the
+    /// complete sample.
     fn pull(&mut self) -> Result<Option<Sample>> {
         while let Some(member) = self.members.next()? {
             let (key, kind) = match self.parts(&member) {
@@ -131,7 +134,7 @@ impl Samples {
         Ok(self.open.take().map(|(_, sample)| sample))
     }
 
-    /// Adds a file to the sample of its key.
+    /// Adds a file to the open sample, or opens a new one with the given key.
     fn add(&mut self, member: Member, key: &str, kind: String) -> Result<()> {
         let taken = (member.bytes.len() + member.name.len()) as u64 + FILE;
         self.taken = if self.open.is_some() { self.taken + taken } else { taken };
@@ -146,7 +149,7 @@ impl Samples {
         Ok(())
     }
 
-    /// Returns a file's key and kind; `None` if it belongs to no sample.
+    /// Returns the key and the kind of a file; `None` if it does not belong to any sample.
     fn parts(&self, member: &Member) -> Result<Option<(String, String)>> {
         let name = std::str::from_utf8(&member.name).map_err(|_| {
             let what = format!("the name '{}' is not UTF-8", String::from_utf8_lossy(&member.name));
@@ -156,10 +159,10 @@ impl Samples {
     }
 }
 
-/// The memory of a file in addition to its bytes and its name.
+/// The number of bytes that a file occupies in addition to its contents and name.
 const FILE: u64 = 128;
 
-/// Splits a path into key and kind: `a.b/c.d.e` is file `d.e` of sample `a.b/c`.
+/// Splits a path into a key and a kind: `a.b/c.d.e` is the file `d.e` of sample `a.b/c`.
 fn key_and_kind(path: &str) -> Option<(&str, &str)> {
     let base = path.rfind('/').map_or(0, |slash| slash + 1);
     let dot = base + path.get(base..)?.find('.').filter(|dot| *dot > 0)?;

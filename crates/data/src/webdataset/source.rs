@@ -1,4 +1,4 @@
-//! Samples of tar files as elements.
+//! The source that reads samples from tar files.
 
 use super::Samples;
 use crate::broken::{Broken, SkippedRecords};
@@ -9,8 +9,8 @@ use crate::{Dataset, ElementSpec, Files, Location, Result};
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::collections::BTreeMap;
 
-/// Returns the samples of tar files, one file after the other: maps from the part of a member's name after
-/// the first dot to its bytes, as scalar strings. See [`Samples`].
+/// Creates a dataset of the samples in tar files, one tar file after the other. Elements are maps from the part
+/// of a member's name after the first dot to its bytes, as scalar strings. See [`Samples`].
 ///
 /// ```no_run
 /// use distribute_data::{Files, webdataset};
@@ -25,9 +25,9 @@ pub fn samples(files: impl Into<Files>) -> Dataset<BTreeMap<String, HostTensor>>
     Dataset::of_files(files.into(), WebDataset { skipped: None })
 }
 
-/// Returns the samples of tar files, as [`samples`] does, but skips and counts broken ones. A sample is
-/// broken if it has two files of one kind, a name that is not UTF-8, or more bytes than the [limit for one
-/// element](Location::element_limit). After a damaged header the rest of the file is skipped.
+/// Creates a dataset of samples like [`samples`], but skips broken ones, and counts them in `skipped`. A sample
+/// is broken if it has two files of the same kind, a name that is not UTF-8, or more bytes than the [limit for
+/// one element](Location::element_limit). After a damaged header, the rest of the tar file is skipped.
 pub fn samples_skipping(
     files: impl Into<Files>,
     skipped: &SkippedRecords,
@@ -44,7 +44,7 @@ impl Format for WebDataset {
         "WebDataset samples".into()
     }
 
-    /// Returns `None`: only the samples themselves have their names.
+    /// Returns `None`, because the names of the files are only known from the samples.
     fn spec(&self) -> Option<ElementSpec> {
         None
     }

@@ -20,7 +20,7 @@ fn libraries() -> Vec<PathBuf> {
 }
 
 /// Returns the compiler's message for the body of a function.
-fn said(body: &str) -> String {
+fn compiler_output(body: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("mistake.rs");
     std::fs::write(&file, format!("fn main() {{ use distribute_data::Dataset; {body} }}")).unwrap();
@@ -52,14 +52,18 @@ fn said(body: &str) -> String {
 #[test]
 fn a_function_that_can_fail_is_sent_to_the_try_methods() {
     watched(|| {
-        assert_eq!(said("let _ = Dataset::range(3).map(|x| x + 1);"), "", "right programs compile");
+        assert_eq!(
+            compiler_output("let _ = Dataset::range(3).map(|x| x + 1);"),
+            "",
+            "right programs compile"
+        );
         for mistake in [
             "let _ = Dataset::range(3).map(|x| { let y = u8::try_from(x)?; Ok(i64::from(y)) });",
             "let _ = Dataset::range(3).map(u8::try_from);",
             "let _ = Dataset::range(3).map_parallel(2, |x| i32::try_from(x));",
         ] {
-            let text = said(mistake);
-            assert!(text.contains("is no nest of tensors") && text.contains("try_map"), "{text}");
+            let text = compiler_output(mistake);
+            assert!(text.contains("is not a nest of tensors") && text.contains("try_map"), "{text}");
         }
     });
 }

@@ -260,7 +260,7 @@ fn each_is_refused_at_the_limit_that_was_set() {
 }
 
 #[test]
-fn one_is_refused_at_the_limit_that_nobody_set() {
+fn one_connection_is_refused_at_the_default_limit() {
     for case in ["a line without an end", "a record that says its length"] {
         watched(move || {
             let error = read(case, None);

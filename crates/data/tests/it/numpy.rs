@@ -62,7 +62,7 @@ fn every_version_scalars_and_arrays_without_elements() {
 }
 
 #[test]
-fn what_is_written_is_what_numpy_writes() {
+fn written_files_equal_those_of_numpy() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.npy");
     for (code, dtype) in CODES {
@@ -88,7 +88,7 @@ fn archives_plain_and_compressed_from_paths_and_from_memory() {
 }
 
 #[test]
-fn a_dtype_that_tensors_do_not_have_is_named_at_its_place() {
+fn a_dtype_that_tensors_do_not_have_is_named_with_its_path() {
     let text = std::fs::read(file("text.npy")).unwrap();
     let mut dates = text.clone();
     let at = dates.windows(2).position(|two| two == b"<U").unwrap();
@@ -101,7 +101,7 @@ fn a_dtype_that_tensors_do_not_have_is_named_at_its_place() {
 }
 
 #[test]
-fn text_is_read_and_arrays_by_name_whatever_the_others_are() {
+fn text_is_read_and_arrays_by_name_next_to_unsupported_ones() {
     let texts = |array: &HostTensor| array.to_vec::<Vec<u8>>().unwrap();
     assert_eq!(texts(&read_npy(file("text.npy")).unwrap()), [b"a".to_vec()]);
     let arrays = read_npz(file("names.npz")).unwrap();
@@ -138,7 +138,7 @@ fn text_is_read_and_arrays_by_name_whatever_the_others_are() {
 }
 
 #[test]
-fn wherever_a_file_is_cut_or_continued_it_is_an_error_that_names_it() {
+fn a_file_truncated_or_extended_anywhere_is_an_error_that_names_it() {
     for name in ["f4-little.npy", "c16-big.npy", "b1-little.npy"] {
         let bytes = std::fs::read(file(name)).unwrap();
         for cut in 0..bytes.len() {
@@ -184,7 +184,7 @@ fn a_changed_byte_never_panics_and_an_archive_notices_it_in_its_arrays() {
 }
 
 #[test]
-fn no_memory_is_reserved_for_what_a_header_only_claims() {
+fn no_memory_is_reserved_for_the_claims_of_a_header() {
     for shape in ["(1099511627776,)", "(4294967296, 4294967296)", "(18446744073709551615,)"] {
         let text = format!("{{'descr': '<f8', 'fortran_order': True, 'shape': {shape}}}");
         let bytes =
@@ -200,7 +200,7 @@ fn no_memory_is_reserved_for_what_a_header_only_claims() {
 }
 
 #[test]
-fn gzip_is_taken_off() {
+fn gzip_is_decompressed() {
     use std::io::Write;
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     encoder.write_all(&std::fs::read(file("f4-big.npy")).unwrap()).unwrap();

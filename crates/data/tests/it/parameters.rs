@@ -2,8 +2,8 @@
 
 use distribute_data::example::{Features, FixedLen, VarLen};
 use distribute_data::{
-    Csv, Dataset, DistributeOptions, Distribution, Error, Files, InputContext, Interleave, Layout, Location,
-    Padding, SplitRule, TfRecord, UnevenEnds, split,
+    AtDatasetEnd, Buckets, Csv, Dataset, DistributeOptions, Distribution, Error, Files, InputContext,
+    Interleave, Layout, Location, Packing, Padding, SplitRule, TfRecord, UnevenEnds, split,
 };
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use distribute_testing::watched;
@@ -49,8 +49,39 @@ const OPERATIONS: &[Operation] = &[
     ("cycle, ahead", |data, n| interleaved(data, Interleave { cycle_length: n, block_length: n, ahead: n })),
     ("filter", |data, n| data.filter(|x| x % 2 == 0).take(n).skip(1).typed()),
     ("zip", |data, n| data.zip(&data.skip(n)).typed()),
+    ("window", |data, n| data.window(n).batch().typed()),
+    ("window, shift", |data, n| data.window(2).shift(n).stride(n).batch().typed()),
+    ("window, repeated", |data, n| data.repeat_forever().window(n).shift(3).batch().typed()),
+    ("window, flat_map", |data, n| data.window(n).stride(2).flat_map(move |window| window.take(n)).typed()),
+    ("group_by_window", |data, n| {
+        data.take(9).group_by_window(|x| x % 2, move |_| n, |_, group| group.take(3)).typed()
+    }),
+    ("boundaries", |data, n| bucketed(data, Buckets::new([n], [2, 2]))),
+    ("boundaries, padded", |data, n| {
+        bucketed(data, Buckets::new([n, HALF + 1], [2, 2, 2]).pad_to_boundary())
+    }),
+    ("batches of buckets", |data, n| bucketed(&data.take(9), Buckets::new([2], [n, 2]))),
+    ("pack_sequences", |data, n| packed(&data.take(9), Packing::new(n).open_rows(2).split_long())),
+    ("open rows", |data, n| packed(data, Packing::new(3).open_rows(n).split_long())),
+    ("choices", |data, n| {
+        let choices = Dataset::range(2).take(n).repeat(n);
+        Dataset::choose_from_datasets(&[data.clone(), data.skip(n)], &choices, AtDatasetEnd::Skip).typed()
+    }),
+    ("weights", |data, n| {
+        Dataset::sample_from_datasets(&[data.clone(), data.skip(n)], &[n as f64, 1.], 1, AtDatasetEnd::Stop)
+            .typed()
+    }),
     ("cached", |data, n| data.take(9).cache().repeat(n).typed()),
 ];
+
+fn bucketed(data: &Dataset<i64>, buckets: Buckets) -> Any {
+    let rows = data.map(|x| HostTensor::vector(vec![x; (x & 3) as usize]));
+    rows.bucket_by_sequence_length(|x| x.dims()[0], buckets).typed()
+}
+
+fn packed(data: &Dataset<i64>, packing: Packing) -> Any {
+    data.map(|x| HostTensor::vector(vec![x; (x & 3) as usize])).pack_sequences(packing).typed()
+}
 
 fn interleaved(data: &Dataset<i64>, turns: Interleave) -> Any {
     data.interleave(|x| Dataset::range(x..x + 2), turns).typed()
@@ -86,7 +117,7 @@ fn an_operation_at_its_extremes_gives_elements_or_an_error() {
 }
 
 #[test]
-fn what_is_more_than_memory_or_a_machine_has_is_told() {
+fn a_request_beyond_memory_or_the_machine_is_an_error() {
     watched(|| {
         let range = Dataset::range(i64::MAX);
         let told = |error: Option<Error>| error.unwrap().to_string();
@@ -124,7 +155,7 @@ fn what_is_more_than_memory_or_a_machine_has_is_told() {
 }
 
 #[test]
-fn layouts_and_pieces_at_their_extremes() {
+fn layouts_and_batches_at_their_extremes() {
     watched(|| {
         let batches = Dataset::range(8).batch(4);
         for workers in EXTREMES {

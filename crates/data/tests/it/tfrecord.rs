@@ -51,7 +51,7 @@ fn a_broken_compressed_file_is_named() {
 }
 
 #[test]
-fn examples_hold_what_was_written() {
+fn examples_contain_the_written_values() {
     let [first, second, third, fourth, fifth] = examples("examples.tfrecord").try_into().unwrap();
     let ints = [0, -1, 1 << 40, i64::MIN, i64::MAX];
     let words = [b"one".to_vec(), vec![], vec![0, 255]];
@@ -101,7 +101,7 @@ fn examples_become_columns() {
 }
 
 #[test]
-fn what_other_libraries_write_means_what_tensorflow_says() {
+fn records_of_other_libraries_mean_the_same_as_in_tensorflow() {
     let expected: [Feature; 6] =
         [[5, 6].into(), [5, 6, 7].into(), [1.0, 1.0].into(), [5, 6].into(), [6].into(), [5].into()];
     let records = records("unusual.tfrecord");
@@ -143,7 +143,7 @@ d [] [] []
 
 /// Needs a Python with TensorFlow: `DISTRIBUTE_PEER_PYTHON=/path/to/python cargo test -p distribute-data`.
 #[test]
-fn tensorflow_reads_what_is_written() {
+fn tensorflow_reads_the_written_records() {
     let Some(python) = std::env::var_os("DISTRIBUTE_PEER_PYTHON") else {
         println!("skipped: DISTRIBUTE_PEER_PYTHON names no Python with TensorFlow");
         return;

@@ -59,7 +59,7 @@ fn samples_of_several_files_are_a_dataset() {
 }
 
 #[test]
-fn gzip_is_taken_off_and_a_name_that_could_be_zlib_is_none() {
+fn gzip_is_decompressed_and_a_name_that_could_be_zlib_is_not() {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     encoder.write_all(&archive(&FILES)).unwrap();
     assert_eq!(read(encoder.finish().unwrap()).unwrap(), expected());
@@ -87,7 +87,7 @@ fn two_files_of_one_kind_are_an_error_at_the_second() {
 }
 
 #[test]
-fn wherever_it_is_cut_it_is_an_error_after_the_samples_before_it() {
+fn an_archive_truncated_anywhere_is_an_error_after_its_complete_samples() {
     let bytes = archive(&FILES);
     // Of the two empty blocks at the end, one is enough.
     let whole = bytes.len() - 512;
@@ -130,7 +130,7 @@ fn archives_that_follow_each_other_are_read_to_the_end() {
     );
     let mut more = both;
     more.extend([b'x'; 512]);
-    assert!(read(more).unwrap_err().to_string().contains("this is no header of a tar file"));
+    assert!(read(more).unwrap_err().to_string().contains("this is not the header of a tar file"));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_changed_byte_never_panics_and_headers_notice_it() {
 }
 
 #[test]
-fn no_memory_is_reserved_for_what_a_header_only_claims() {
+fn no_memory_is_reserved_for_the_claims_of_a_header() {
     let mut large = header(EntryType::Regular, 1 << 27);
     large.set_path("1.a").unwrap();
     large.set_cksum();

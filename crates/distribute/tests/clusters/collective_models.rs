@@ -5,9 +5,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::data::Dataset;
 use distribute::optimizer::rules::{Float, Formula, Sgd as SgdRule, SlotSpec, Step};
-use distribute::{
-    CommunicationOptions, Error, MirroredStrategy, OneDeviceStrategy, Optimizer, ReduceOp, Sgd, Strategy,
-};
+use distribute::strategy::CommunicationOptions;
+use distribute::{Error, MirroredStrategy, OneDeviceStrategy, Optimizer, ReduceOp, Sgd, Strategy};
 use distribute_testing::watched;
 
 fn numbers(n: usize) -> Tensor {
@@ -68,7 +67,7 @@ fn a_collective_in_forward_trains_like_one_device_for_every_remainder() {
 
 /// The regulariser is a mean over replicas, so every replica's own variables are in every loss.
 #[test]
-fn what_a_replica_without_weight_gave_counts_in_the_losses_of_the_others() {
+fn contributions_of_a_replica_without_weight_count_in_the_losses_of_the_others() {
     watched(|| {
         let step = |strategy: Strategy, gives: bool| {
             let model =
@@ -85,16 +84,19 @@ fn what_a_replica_without_weight_gave_counts_in_the_losses_of_the_others() {
             run.map(|_| model.variables.get("w").unwrap().to_vec1::<f32>().unwrap())
         };
         for n in [1, 2, 4] {
-            assert_eq!(step(MirroredStrategy::cpus(n).unwrap().into(), true).unwrap(), [0.], "{n} replicas");
+            assert_eq!(step(MirroredStrategy::cpus(n).unwrap(), true).unwrap(), [0.], "{n} replicas");
         }
-        let error = step(MirroredStrategy::cpus(2).unwrap().into(), false).unwrap_err();
+        let error = step(MirroredStrategy::cpus(2).unwrap(), false).unwrap_err();
         assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
-        assert!(error.to_string().contains("what replica 1 gave to collective 1"), "{error}");
+        assert!(
+            error.to_string().contains("the value that replica 1 contributed to collective 1"),
+            "{error}"
+        );
     });
 }
 
 #[test]
-fn an_empty_piece_takes_part_as_the_forward_call_communicated() {
+fn an_empty_batch_participates_as_the_forward_call_communicated() {
     watched(|| {
         for (forward, backward) in [(0, 0), (8, 0), (0, 8), (8, 8), (8, 16)] {
             let strategy = MirroredStrategy::cpus(2).unwrap();
@@ -152,7 +154,10 @@ fn losses_in_half_precision_weigh_by_their_exact_number_of_examples() {
             // Among gradients of the others, there is no other way than to weigh the loss.
             let error = half(2, dtype, examples, false, true).unwrap_err();
             assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
-            assert!(error.to_string().contains(&format!("cannot hold the number {examples}")), "{error}");
+            assert!(
+                error.to_string().contains(&format!("cannot represent its weight {examples}")),
+                "{error}"
+            );
             assert_eq!(half(2, dtype, 256, false, true).unwrap(), 0.);
         }
     });
@@ -204,7 +209,7 @@ impl Formula for Panics {
 }
 
 #[test]
-fn a_rule_that_panics_is_an_error_and_the_model_lives() {
+fn a_rule_that_panics_is_an_error_and_the_model_survives() {
     watched(|| {
         let strategy = MirroredStrategy::cpus(2).unwrap();
         let model = strategy.replicate(|vb: VarBuilder| vb.get(2, "w")).unwrap();

@@ -4,13 +4,12 @@ use candle_core::{Device, Tensor};
 use candle_nn::Init;
 use distribute::cluster::Deadline;
 use distribute::monitor::{Monitor, Report};
-use distribute::params::FixedShardsPartitioner;
-use distribute::prelude::*;
+use distribute::parameter_server::FixedShardsPartitioner;
 use distribute::remote::WorkerContext;
-use distribute::{ClusterCoordinator, Error, LocalCluster, ParameterServerStrategy, Variable};
+use distribute::{ClusterCoordinator, Error, LocalCluster, prelude::*};
 use distribute_testing::watched;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
@@ -35,17 +34,21 @@ fn until(monitor: &Monitor, is_so: impl Fn(&Report) -> bool) -> Report {
 }
 
 fn get(monitor: &Monitor, path: &str) -> String {
-    let address = monitor.address().unwrap();
+    ask(monitor.address().unwrap(), path).split_once("\r\n\r\n").unwrap().1.to_string()
+}
+
+/// Returns the complete response.
+fn ask(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    text.split_once("\r\n\r\n").unwrap().1.to_string()
+    text
 }
 
 #[test]
-fn steps_examples_and_loss_are_those_of_the_training() {
+fn steps_examples_and_loss_equal_those_of_the_training() {
     watched(|| {
         let strategy = MirroredStrategy::cpus(2).unwrap();
         let monitor = monitor(&strategy);
@@ -140,6 +143,28 @@ fn a_worker_that_others_wait_for_is_named_and_the_chief_alone_shows_it() {
         let [Some(waits), None] = &shown[..] else { panic!("{shown:?}") };
         assert_eq!((&*waits[0].who, &*waits[0].awaits), ("worker 0", "worker 1"));
         assert!(waits[0].why.starts_with("run"), "{}", waits[0].why);
+    });
+}
+
+// INV-62
+#[test]
+fn each_worker_answers_probes_at_an_address_without_the_status() {
+    watched(|| {
+        let pages = MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
+            let monitor = Monitor::builder(strategy).address("127.0.0.1:0").health("127.0.0.1:0").start()?;
+            let address = monitor.health_address().unwrap();
+            let deadline = Deadline::after(PATIENCE);
+            while !ask(address, "/readyz").starts_with("HTTP/1.1 200 ") {
+                assert!(!deadline.has_passed(), "{}", ask(address, "/readyz"));
+                std::thread::yield_now();
+            }
+            assert!(ask(address, "/healthz").starts_with("HTTP/1.1 200 "));
+            assert!(ask(address, "/status.json").starts_with("HTTP/1.1 404 "));
+            // The other worker may have left only after both have asked.
+            strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32))?;
+            Ok(monitor.address().is_some())
+        });
+        assert_eq!(pages.unwrap(), [true, false]);
     });
 }
 

@@ -1,18 +1,19 @@
 //! SIGTERM to a process is a notice as long as a watcher exists. Before and after that it ends the process.
 
+use distribute::MirroredStrategy;
 use distribute::cluster::Stopwatch;
-use distribute::{MirroredStrategy, Preemption};
+use distribute::training::Preemption;
 use distribute_testing::child::{Killed, command, part};
 use distribute_testing::watched;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
-const TEST: &str = "preemption::sigterm_is_a_notice_while_it_is_watched_for_and_ends_the_process_behind_that";
+const TEST: &str = "preemption::sigterm_is_a_notice_while_it_is_watched_and_terminates_the_process_after";
 const PATIENCE: f64 = 30.;
 
 /// Sends a line to the parent, and waits until it answers or kills this process.
-fn tell(what: &str) {
+fn notify(what: &str) {
     println!("\n{what}");
     std::io::stdout().flush().unwrap();
     let _ = std::io::stdin().lock().read_line(&mut String::new());
@@ -24,19 +25,19 @@ fn child() {
     let first = Preemption::watch(&strategy).unwrap();
     let second = Preemption::watch(&strategy).unwrap();
     drop(first);
-    tell("one of two is left");
+    notify("one of two is left");
     let watch = Stopwatch::start();
     while !second.requested() {
         strategy.run((), |_, ()| Ok(())).unwrap();
         assert!(watch.seconds() < PATIENCE, "no notice");
     }
     drop(second);
-    tell("none is left");
+    notify("none is left");
     unreachable!("it was to be killed");
 }
 
 #[test]
-fn sigterm_is_a_notice_while_it_is_watched_for_and_ends_the_process_behind_that() {
+fn sigterm_is_a_notice_while_it_is_watched_and_terminates_the_process_after() {
     if part().is_some() {
         return child();
     }

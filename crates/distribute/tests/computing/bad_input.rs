@@ -4,15 +4,16 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, linear};
 use distribute::data::{Csv, Dataset, Error as DataError};
 use distribute::optimizer::{Transform, rules};
+use distribute::strategy::{DeviceName, StrategyExtended};
 use distribute::{
-    DeviceName, Error, HostTensor, MirroredStrategy, OneDeviceStrategy, Optimizer, PerReplica, ReduceOp,
-    Replicated, Result, Sgd, Strategy, StrategyExtended,
+    Error, HostTensor, MirroredStrategy, OneDeviceStrategy, Optimizer, PerReplica, ReduceOp, Replicated,
+    Result, Sgd, Strategy,
 };
 use distribute_testing::watched;
 use std::path::PathBuf;
 
 fn strategy() -> Strategy {
-    MirroredStrategy::cpus(2).unwrap().into()
+    MirroredStrategy::cpus(2).unwrap()
 }
 
 fn model(strategy: &Strategy) -> Replicated<candle_nn::Linear> {
@@ -47,7 +48,7 @@ fn devices_that_are_unknown_not_here_or_named_twice() {
 #[test]
 fn a_strategy_without_devices() {
     invalid(MirroredStrategy::new([]), &["no device", "all_cores"]);
-    invalid(MirroredStrategy::cpus(0), &["no device"]);
+    invalid(MirroredStrategy::cpus(0), &["MirroredStrategy::cpus", "at least one replica"]);
 
     #[derive(Debug)]
     struct Empty;
@@ -80,7 +81,7 @@ fn values_made_for_another_number_of_replicas() {
         invalid(strategy.reduce(ReduceOp::Sum, three(), None), &["3 parts", "2 replicas"]);
         invalid(strategy.gather(three(), 0), &["3 parts"]);
         parts(strategy.local_results(three()), &["value", "3 parts"]);
-        let wide: Strategy = MirroredStrategy::cpus(3).unwrap().into();
+        let wide: Strategy = MirroredStrategy::cpus(3).unwrap();
         parts(strategy.run(&model(&wide), |_, _| Ok(())), &["a model Linear of MirroredStrategy", "3 parts"]);
         // Nothing ran.
         let steps = strategy.run((), |ctx, ()| Ok(ctx.step())).unwrap();
@@ -284,19 +285,19 @@ fn files_that_cannot_be_loaded_change_nothing_and_are_named() {
     };
     let bias = Tensor::zeros(1, DType::F32, &Device::Cpu).unwrap();
     let missing = load(&save(&[("bias", bias.clone())])).to_string();
-    assert!(missing.contains("lacks the variables weight; it has bias; names that differ"), "{missing}");
+    assert!(missing.contains("lacks the variables weight; it has bias; use load_some and RestoreFilter::named for names that differ"), "{missing}");
     for (bytes, is) in [
         (&b"PK\x03\x04...data.pkl......"[..], "PyTorch's (a .bin or .pt file); convert it"),
         (b"\x80\x02\x8a\x0al\xfc\x9c", "PyTorch's"),
         (b"GGUF\x03\0\0\0\0\0", "a GGUF file"),
         (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
-        (b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS"),
-        (b"<!doctype html><html>", "a page of the web"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer"),
+        (b"<!doctype html><html>", "a web page"),
         (b"{\"weight_map\": {}}", "JSON; if it is an index"),
     ] {
         let error = load(bytes);
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
-        assert!(error.to_string().contains(&format!("is no safetensors file: it is {is}")), "{error}");
+        assert!(error.to_string().contains(&format!("is not a safetensors file: it is {is}")), "{error}");
     }
     // The bias would fit and comes first: it must not have been set.
     let one = Tensor::ones(1, DType::F32, &Device::Cpu).unwrap();
@@ -322,7 +323,7 @@ fn files_that_cannot_be_loaded_change_nothing_and_are_named() {
 }
 
 #[test]
-fn a_closure_that_fails_on_an_empty_piece_is_told_what_to_do() {
+fn a_closure_that_fails_on_an_empty_batch_gets_advice() {
     watched(|| {
         let strategy = strategy();
         let batches = strategy.distribute_dataset(Dataset::range(1).batch(2)).unwrap();

@@ -38,7 +38,7 @@ fn both(table: &Var, forward: impl Fn(Tensor) -> Result<Tensor>) -> (Tensor, Ten
 }
 
 #[test]
-fn outside_of_minimize_rows_and_gradients_are_candle_nns() {
+fn outside_minimize_rows_and_gradients_are_candle_nns() {
     for dtype in [DType::F32, DType::F64] {
         let table = Var::from_tensor(&numbers(&[HEIGHT, WIDTH], dtype)).unwrap();
         for shape in [&[][..], &[1], &[300], &[6, 8], &[2, 3, 4]] {
@@ -58,7 +58,7 @@ fn outside_of_minimize_rows_and_gradients_are_candle_nns() {
 }
 
 #[test]
-fn rows_side_by_side_are_those_of_forward_flattened() {
+fn rows_in_one_batch_equal_forward_flattened() {
     for dtype in [DType::F32, DType::F64, DType::F16] {
         let table = Var::from_tensor(&numbers(&[HEIGHT, WIDTH], dtype)).unwrap();
         for shape in [&[1][..], &[300], &[6, 8], &[2, 3, 4]] {
@@ -74,7 +74,7 @@ fn rows_side_by_side_are_those_of_forward_flattened() {
 }
 
 #[test]
-fn other_tables_take_candle_nns_way() {
+fn other_tables_use_candle_nns_lookup() {
     let half = numbers(&[HEIGHT, WIDTH], DType::F16);
     let rows = Embedding::new(half.clone(), WIDTH).forward(&ids(&[9], HEIGHT)).unwrap();
     assert_eq!((rows.dtype(), rows.dims()), (DType::F16, &[9, WIDTH][..]));
@@ -83,7 +83,7 @@ fn other_tables_take_candle_nns_way() {
 }
 
 #[test]
-fn no_ids_give_no_rows() {
+fn zero_ids_give_zero_rows() {
     let table = numbers(&[HEIGHT, WIDTH], DType::F32);
     let none = Tensor::zeros((0, 3), DType::U32, &Device::Cpu).unwrap();
     assert_eq!(Embedding::new(table.clone(), WIDTH).forward(&none).unwrap().dims(), [0, 3, WIDTH]);
@@ -104,7 +104,7 @@ fn an_id_that_is_no_row_is_named() {
     let text = error(&[0, 39, 40, 1]);
     assert!(
         text.contains(
-            "embedding: id 40 at position 2 of ids [2, 2] is no row: the table has 40, counted from 0"
+            "embedding: id 40 at position 2 of ids [2, 2] is not a row: the table has 40, counted from 0"
         ),
         "{text}"
     );
@@ -115,7 +115,7 @@ fn an_id_that_is_no_row_is_named() {
     let bag = EmbeddingBag::new(table, BagMode::Sum).with_padding(40);
     let text =
         bag.forward(&Tensor::new(&[[1u32, 40], [40, 41]], &Device::Cpu).unwrap()).unwrap_err().to_string();
-    assert!(text.contains("bag of embeddings: id 41 at position 3 of ids [2, 2] is no row"), "{text}");
+    assert!(text.contains("bag of embeddings: id 41 at position 3 of ids [2, 2] is not a row"), "{text}");
     let text = bag.forward(&Tensor::new(1u32, &Device::Cpu).unwrap()).unwrap_err().to_string();
     assert!(text.contains("[..., length]"), "{text}");
 }
@@ -232,7 +232,7 @@ fn train<R: Rule + Clone>(layer: Layer, tied: bool, rule: &R, n: usize, ids: &Te
 
 // INV-7, INV-9
 #[test]
-fn a_training_has_the_bits_of_the_dense_gradients() {
+fn a_training_is_bit_identical_to_dense_gradients() {
     watched(|| {
         let ids = ids(&[23, 4], HEIGHT);
         for n in 1..=3 {
@@ -255,7 +255,7 @@ fn a_training_has_the_bits_of_the_dense_gradients() {
 }
 
 #[test]
-fn a_lazy_rule_leaves_rows_that_nobody_looks_up() {
+fn a_lazy_rule_leaves_rows_without_lookups_unchanged() {
     watched(|| {
         let looked_up = HEIGHT / 2;
         let ids = ids(&[23, 4], looked_up);

@@ -194,7 +194,7 @@ every_remainder! {
 }
 
 #[test]
-fn the_clip_is_of_the_reduced_gradient_and_bites() {
+fn the_clip_applies_to_the_reduced_gradient_and_has_an_effect() {
     watched(|| {
         let plan = Plan::new(DType::F64, 11, 4);
         let clipped = Plan { clip: Some(0.05), ..plan.clone() };
@@ -352,7 +352,7 @@ fn a_variable_without_gradient_on_all_replicas_stays_untouched_with_its_slots() 
 
 // INV-9
 #[test]
-fn skip_takes_part_without_running_the_model() {
+fn skip_participates_without_running_the_model() {
     watched(|| {
         let plan = Plan { skip: true, ..Plan::new(DType::F64, 2, 2) };
         for n in [3, 4, 8] {
@@ -370,7 +370,7 @@ fn skip_takes_part_without_running_the_model() {
 }
 
 #[test]
-fn the_same_seed_and_replicas_give_the_same_bits_also_beside_another_strategy() {
+fn the_same_seed_and_replicas_give_the_same_bits_next_to_another_strategy() {
     watched(|| {
         let plan = Plan { clip: Some(0.3), cuts: vec![300, 600], ..Plan::new(DType::F32, 23, 10) };
         for n in [1, 2, 3, 4, 8] {

@@ -19,6 +19,7 @@ mod metrics;
 mod optimizer;
 #[cfg(target_os = "linux")]
 mod pinned;
+mod precision;
 mod rayon;
 mod resume;
 mod runner;

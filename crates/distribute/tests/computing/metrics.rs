@@ -1,11 +1,12 @@
 //! Metrics: compared with hand-computed values, and the same for any number of replicas.
 
+use crate::everywhere::everywhere;
 use crate::support::mirrored;
 use candle_core::{DType, Device, Tensor};
 use distribute::data::Dataset;
-use distribute::metrics::{Accuracy, Auc, ConfusionMatrix, Mean};
+use distribute::metrics::{Accuracy, Auc, ConfusionMatrix, Mean, Precision, Recall, TopKAccuracy};
+use distribute::variables::{VariableAggregation, VariableSynchronization};
 use distribute::{Error, OneDeviceStrategy, Result, Strategy};
-use distribute::{VariableAggregation, VariableSynchronization};
 use distribute_testing::watched;
 
 fn tensor<T: candle_core::WithDType>(values: &[T]) -> Tensor {
@@ -17,6 +18,9 @@ struct Metrics {
     weighted: Mean,
     accuracy: Accuracy,
     auc: Auc,
+    precision: Precision,
+    recall: Recall,
+    top: TopKAccuracy,
     matrix: ConfusionMatrix,
 }
 
@@ -27,6 +31,9 @@ impl Metrics {
             weighted: Mean::new(strategy, "weighted").unwrap(),
             accuracy: Accuracy::new(strategy, "accuracy").unwrap(),
             auc: Auc::new(strategy, "auc").unwrap(),
+            precision: Precision::with_threshold(strategy, "precision", 0.3).unwrap(),
+            recall: Recall::new(strategy, "recall").unwrap(),
+            top: TopKAccuracy::new(strategy, "top", 1).unwrap(),
             matrix: ConfusionMatrix::new(strategy, "matrix", 2).unwrap(),
         }
     }
@@ -37,12 +44,23 @@ impl Metrics {
         self.weighted.update_weighted(p, labels)?;
         let both = Tensor::stack(&[p.affine(-1., 1.)?, p.clone()], 1)?;
         self.accuracy.update(&both, labels)?;
+        self.top.update(&both, labels)?;
         self.auc.update(p, labels)?;
+        self.precision.update(p, labels)?;
+        self.recall.update(p, labels)?;
         self.matrix.update(&p.ge(0.5)?, labels)
     }
 
     fn results(&self) -> (Vec<f64>, Vec<Vec<i64>>) {
-        let numbers = [self.mean.result(), self.weighted.result(), self.accuracy.result(), self.auc.result()];
+        let numbers = [
+            self.mean.result(),
+            self.weighted.result(),
+            self.accuracy.result(),
+            self.auc.result(),
+            self.precision.result(),
+            self.recall.result(),
+            self.top.result(),
+        ];
         (numbers.map(Result::unwrap).to_vec(), self.matrix.result().unwrap().to_vec2().unwrap())
     }
 
@@ -51,6 +69,9 @@ impl Metrics {
         self.weighted.reset()?;
         self.accuracy.reset()?;
         self.auc.reset()?;
+        self.precision.reset()?;
+        self.recall.reset()?;
+        self.top.reset()?;
         self.matrix.reset()
     }
 }
@@ -65,7 +86,7 @@ fn data() -> Dataset<(Tensor, Tensor)> {
 fn any_number_of_replicas_gives_the_values_computed_by_hand() {
     watched(|| {
         let strategies: Vec<Strategy> = (1..=4).map(mirrored).collect();
-        for strategy in strategies.into_iter().chain([OneDeviceStrategy::new("cpu:0").unwrap().into()]) {
+        for strategy in strategies.into_iter().chain([OneDeviceStrategy::new("cpu:0").unwrap()]) {
             let metrics = Metrics::new(&strategy);
             for round in 0..2 {
                 for batch in &strategy.distribute_dataset(data()).unwrap() {
@@ -73,15 +94,65 @@ fn any_number_of_replicas_gives_the_values_computed_by_hand() {
                 }
                 let (numbers, matrix) = metrics.results();
                 // Right are 0.1, 0.4 and 0.8; of 6 pairs the positive is larger in (0.35, 0.1) and all of 0.8.
-                let expected = [2.25 / 5., 1.15 / 2., 3. / 5., 4. / 6.];
+                // Above 0.3 are 0.4, 0.35, 0.8 and 0.6, above 0.5 of the positive ones 0.8.
+                let expected = [2.25 / 5., 1.15 / 2., 3. / 5., 4. / 6., 2. / 4., 1. / 2., 3. / 5.];
                 for (a, b) in numbers.iter().zip(expected) {
                     assert!((a - b).abs() < 1e-7, "{strategy}, round {round}: {numbers:?}");
                 }
                 assert_eq!(matrix, [[2, 1], [1, 1]]);
                 metrics.reset().unwrap();
-                assert_eq!(metrics.results(), (vec![0.; 4], vec![vec![0, 0], vec![0, 0]]), "of nothing");
+                assert_eq!(metrics.results(), (vec![0.; 7], vec![vec![0, 0], vec![0, 0]]), "of nothing");
             }
         }
+    });
+}
+
+#[test]
+fn the_metrics_are_the_same_under_all_strategies() {
+    watched(|| {
+        let every = everywhere(|strategy| {
+            let metrics = Metrics::new(strategy);
+            for batch in &strategy.distribute_dataset(data()).unwrap() {
+                strategy.run(batch.unwrap(), |_, (p, y)| metrics.update(&p, &y)).unwrap();
+            }
+            metrics.results()
+        });
+        let (numbers, matrix) = every[0].1[0].clone();
+        assert_eq!(numbers[4..], [0.5, 0.5, 0.6]);
+        for (strategy, workers) in every {
+            for (found, of_matrix) in workers {
+                assert!(
+                    found.iter().zip(&numbers).all(|(a, b)| (a - b).abs() < 1e-12),
+                    "{strategy}: {found:?}"
+                );
+                assert_eq!(of_matrix, matrix, "{strategy}");
+            }
+        }
+    });
+}
+
+#[test]
+fn wrong_arguments_of_metrics_are_refused_and_nothing_is_counted() {
+    watched(|| {
+        let strategy = mirrored(1);
+        let of = |threshold| Precision::with_threshold(&strategy, "refused", threshold);
+        assert!(of(1.5).unwrap_err().to_string().contains("threshold of 1.5"));
+        assert!(of(f64::NAN).is_err() && TopKAccuracy::new(&strategy, "refused", 0).is_err());
+        let metrics = Metrics::new(&strategy);
+        let refused = |update: &(dyn Fn() -> Result<()> + Sync)| {
+            strategy.run((), |_, ()| update()).unwrap_err().root_cause().to_string()
+        };
+        let one = tensor(&[1u32]);
+        let text = refused(&|| metrics.recall.update(&tensor(&[1.5f32]), &one));
+        assert!(text.contains("prediction 0 is 1.5"), "{text}");
+        let text = refused(&|| metrics.precision.update(&tensor(&[0.5f32, 0.5]), &one));
+        assert!(text.contains("have shape [2]"), "{text}");
+        let scores = Tensor::new(&[[0.5f32, 0.5]], &Device::Cpu).unwrap();
+        let text = refused(&|| metrics.top.update(&scores, &tensor(&[2u32])));
+        assert!(text.contains("row 0 has the label 2, which is not one of 2 classes"), "{text}");
+        let text = refused(&|| metrics.top.update(&scores, &tensor(&[0u32, 1])));
+        assert!(text.contains("pass [n, classes] and [n]"), "{text}");
+        assert_eq!(metrics.results().0, [0.; 7]);
     });
 }
 
@@ -100,7 +171,7 @@ fn metrics_are_on_read_variables_that_are_not_trained() {
 }
 
 #[test]
-fn replicas_update_as_often_as_they_like_and_do_not_wait() {
+fn replicas_update_any_number_of_times_without_waiting() {
     watched(|| {
         let strategy = mirrored(3);
         let mean = Mean::new(&strategy, "ids").unwrap();
@@ -116,7 +187,7 @@ fn replicas_update_as_often_as_they_like_and_do_not_wait() {
 }
 
 #[test]
-fn what_has_no_weight_does_not_count_even_if_it_is_nan() {
+fn losses_without_weight_do_not_count_even_if_nan() {
     watched(|| {
         let strategy = mirrored(2);
         let mean = Mean::new(&strategy, "loss").unwrap();
@@ -171,7 +242,7 @@ fn auc_is_that_of_pairs_where_thresholds_separate_them() {
 }
 
 #[test]
-fn result_and_reset_in_a_replica_and_update_outside_are_errors_that_say_what_to_do() {
+fn result_and_reset_in_a_replica_and_update_outside_are_errors_with_advice() {
     watched(|| {
         let strategy = mirrored(2);
         let metrics = Metrics::new(&strategy);
@@ -193,7 +264,7 @@ fn result_and_reset_in_a_replica_and_update_outside_are_errors_that_say_what_to_
         assert!(matches!(error, Error::WrongContext { .. }), "{error}");
         let says = error.to_string();
         assert!(
-            says.contains("update of a metric") && says.contains("call it in the closure of run"),
+            says.contains("update of a metric") && says.contains("call it in the closure passed to run"),
             "{says}"
         );
     });
@@ -221,9 +292,9 @@ fn arguments_that_do_not_fit_are_errors_and_count_nothing() {
         let empty = Tensor::zeros((0, 2), DType::F32, &Device::Cpu).unwrap();
         let text = update(&|| metrics.accuracy.update(&empty, &tensor(&[0u32, 1])));
         assert!(text.contains("[0, 2]") && text.contains("[n, classes]"), "{text}");
-        assert_eq!(metrics.results().0, [0.; 4]);
+        assert_eq!(metrics.results().0, [0.; 7]);
         assert!(ConfusionMatrix::new(&strategy, "none", 0).unwrap_err().to_string().contains("no classes"));
-        assert!(Auc::with_thresholds(&strategy, "one", 1).unwrap_err().to_string().contains("2 or more"));
+        assert!(Auc::with_thresholds(&strategy, "one", 1).unwrap_err().to_string().contains("at least 2"));
         // Of any dtype and shape.
         let numbers = tensor(&[1u8, 2, 3, 6]).reshape((2, 2)).unwrap();
         strategy.run((), |_, ()| metrics.mean.update(&numbers)).unwrap();

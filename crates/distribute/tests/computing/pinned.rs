@@ -16,7 +16,7 @@ fn cores() -> usize {
 fn threads_of_rayon_that_a_replica_is_the_first_to_use_run_anywhere() {
     alone("pinned::threads_of_rayon_that_a_replica_is_the_first_to_use_run_anywhere", || {
         let all = cores();
-        let strategy = MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]).pinned(true).build().unwrap();
+        let strategy = MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]).pin_threads().build().unwrap();
         let mine = strategy.run((), |_, ()| {
             rayon::broadcast(|_| ());
             Ok(cores() as u64)
@@ -31,7 +31,7 @@ fn replicas_that_a_pinned_one_starts_run_anywhere_later() {
     alone("pinned::replicas_that_a_pinned_one_starts_run_anywhere_later", || {
         let all = cores() as u64;
         let pinned: Strategy =
-            MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]).pinned(true).build().unwrap().into();
+            MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]).pin_threads().build().unwrap();
         let inside = pinned.run((), |ctx, ()| {
             ctx.merge_call((), |strategy, _: PerReplica<()>| {
                 let cores_of_replicas = strategy.run((), |_, ()| Ok(cores() as u64))?;

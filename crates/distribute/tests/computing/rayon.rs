@@ -75,7 +75,7 @@ fn a_run_on_a_worker_of_a_pool_returns() {
 }
 
 #[test]
-fn what_a_replica_spawns_in_rayon_is_done_before_the_run_returns() {
+fn rayon_tasks_of_a_replica_finish_before_the_run_returns() {
     watched(|| {
         let strategy = MirroredStrategy::cpus(3).unwrap();
         let (done, wait) = mpsc::channel();

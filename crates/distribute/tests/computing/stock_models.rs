@@ -247,7 +247,7 @@ fn forward(strategy: &Strategy, pieces: &[Tensor], steps: usize) -> Replicated<C
 }
 
 #[test]
-fn each_replica_keeps_running_statistics_of_its_own_and_their_mean_is_read_from_outside() {
+fn each_replica_keeps_separate_running_statistics_and_a_read_from_outside_is_their_mean() {
     watched(|| {
         let data = numbers(&[6, 1, 5, 5]);
         let pieces = [data.narrow(0, 0, 3).unwrap(), data.narrow(0, 3, 3).unwrap()];
@@ -308,7 +308,7 @@ fn replicas_that_have_seen_no_rows_do_not_count_in_the_mean() {
 
 // INV-9
 #[test]
-fn an_empty_piece_leaves_running_statistics_alone() {
+fn an_empty_batch_leaves_running_statistics_unchanged() {
     watched(|| {
         let strategy = mirrored(2);
         let model = strategy.replicate(Convolutional::new).unwrap();

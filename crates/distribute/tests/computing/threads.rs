@@ -31,7 +31,9 @@ fn threads_and_cores_of_replicas_change_no_bit() {
         for (threads, pinned) in [(2, false), (1, cfg!(target_os = "linux")), (3, cfg!(target_os = "linux"))]
         {
             let builder = MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]);
-            let strategy = builder.threads_per_replica(threads).pinned(pinned).build().unwrap();
+            let builder = builder.threads_per_replica(threads);
+            let builder = if pinned { builder.pin_threads() } else { builder };
+            let strategy = builder.build().unwrap();
             assert!(trained(&strategy) == plain, "{threads} threads, pinned: {pinned}");
         }
     });
@@ -40,7 +42,7 @@ fn threads_and_cores_of_replicas_change_no_bit() {
 #[test]
 fn a_replica_has_a_thread_at_least() {
     let error = MirroredStrategy::builder().devices(["cpu:0"]).threads_per_replica(0).build().unwrap_err();
-    assert!(error.to_string().contains("1 thread at least"), "{error}");
+    assert!(error.to_string().contains("at least 1 thread"), "{error}");
 }
 
 /// Occupies a pool until `over`, and counts how often its work runs during a step.
@@ -57,11 +59,11 @@ fn other_work<'s>(
 }
 
 #[test]
-fn a_step_on_a_worker_of_a_pool_takes_up_none_of_its_work() {
+fn a_step_on_a_worker_of_a_pool_runs_none_of_its_other_tasks() {
     watched(|| {
         let expected = trained(&MirroredStrategy::cpus(1).unwrap());
         let builder = MirroredStrategy::builder().devices(["cpu:0"]);
-        let strategy: Strategy = builder.threads_per_replica(2).build().unwrap().into();
+        let strategy: Strategy = builder.threads_per_replica(2).build().unwrap();
         let (in_step, over, met) = (AtomicBool::new(false), AtomicBool::new(false), AtomicUsize::new(0));
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
         pool.scope(|pool| {
@@ -86,19 +88,19 @@ fn more_replicas_or_threads_than_a_process_can_have_are_refused() {
         let names: Vec<_> = (0..5000).map(|i| format!("cpu:{i}")).collect();
         refused(MirroredStrategy::new(names.iter().map(String::as_str)).unwrap_err(), "4096 at most");
         let builder = MirroredStrategy::builder().devices(["cpu:0"]);
-        refused(builder.threads_per_replica(usize::MAX).build().unwrap_err(), "4096 at most");
+        refused(builder.threads_per_replica(usize::MAX).build().unwrap_err(), "at most 4096");
 
         #[derive(Debug)]
-        struct Own(Vec<distribute::DeviceName>);
-        impl distribute::StrategyExtended for Own {
+        struct Own(Vec<distribute::strategy::DeviceName>);
+        impl distribute::strategy::StrategyExtended for Own {
             fn kind(&self) -> &'static str {
                 "Own"
             }
-            fn worker_devices(&self) -> &[distribute::DeviceName] {
+            fn worker_devices(&self) -> &[distribute::strategy::DeviceName] {
                 &self.0
             }
         }
-        let own = Strategy::new(Own((0..5000).map(distribute::DeviceName::cpu).collect())).unwrap();
+        let own = Strategy::new(Own((0..5000).map(distribute::strategy::DeviceName::cpu).collect())).unwrap();
         let error = own.run((), |_, ()| Ok(())).unwrap_err();
         assert!(matches!(error, distribute::Error::Io { .. }), "{error}");
         refused(error, "starting 5000 replica threads");

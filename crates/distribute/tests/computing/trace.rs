@@ -77,8 +77,8 @@ fn temporary() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn a_training_of_two_replicas_is_seen_whole() {
-    alone("trace::a_training_of_two_replicas_is_seen_whole", || {
+fn a_training_of_two_replicas_is_traced_completely() {
+    alone("trace::a_training_of_two_replicas_is_traced_completely", || {
         let (_folder, path) = temporary();
         let file = path.clone();
         watched(move || {
@@ -219,8 +219,8 @@ fn after_an_error_or_a_panic_the_file_can_be_read() {
 }
 
 #[test]
-fn what_is_on_the_disk_can_be_read_at_any_time() {
-    alone("trace::what_is_on_the_disk_can_be_read_at_any_time", || {
+fn files_on_the_disk_can_be_read_at_any_time() {
+    alone("trace::files_on_the_disk_can_be_read_at_any_time", || {
         let (_folder, path) = temporary();
         let file = path.clone();
         let (while_open, whole) = watched(move || {
@@ -241,8 +241,8 @@ fn what_is_on_the_disk_can_be_read_at_any_time() {
 }
 
 #[test]
-fn what_cannot_be_written_is_a_typed_error() {
-    alone("trace::what_cannot_be_written_is_a_typed_error", || {
+fn values_that_cannot_be_written_are_typed_errors() {
+    alone("trace::values_that_cannot_be_written_are_typed_errors", || {
         let missing = Path::new("/nowhere/trace.json");
         let error = trace::to_file(missing).unwrap_err();
         assert!(
@@ -254,7 +254,7 @@ fn what_cannot_be_written_is_a_typed_error() {
         let (_folder, path) = temporary();
         let first = trace::to_file(&path).unwrap();
         let error = trace::to_file(&path).unwrap_err().to_string();
-        assert!(error.contains("a trace is being written already"), "{error}");
+        assert!(error.contains("another trace is being written"), "{error}");
         first.finish().unwrap();
         // And neither stands in the way of another.
         trace::to_file(&path).unwrap().finish().unwrap();
@@ -271,8 +271,8 @@ fn what_cannot_be_written_is_a_typed_error() {
 // INV-24
 #[cfg(unix)]
 #[test]
-fn a_trace_goes_into_a_file_of_its_own_and_never_waits_for_a_pipe() {
-    alone("trace::a_trace_goes_into_a_file_of_its_own_and_never_waits_for_a_pipe", || {
+fn a_trace_is_written_to_a_separate_file_and_never_waits_for_a_pipe() {
+    alone("trace::a_trace_is_written_to_a_separate_file_and_never_waits_for_a_pipe", || {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         assert!(std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());

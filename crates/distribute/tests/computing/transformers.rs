@@ -78,7 +78,7 @@ fn replicate(strategy: &Strategy, dtype: DType) -> Replicated<Llama> {
 }
 
 #[test]
-fn candles_llama_as_it_stands_trains_only_its_head() {
+fn unmodified_llama_of_candle_trains_only_its_head() {
     watched(|| {
         let strategy = mirrored(2);
         let mut model = replicate_stock(&strategy);
@@ -100,7 +100,8 @@ fn candles_llama_as_it_stands_trains_only_its_head() {
         });
         // And nobody sees it from the loss.
         assert!(losses[9] < losses[0], "{losses:?}");
-        // Where this fails because candle's rms norm has a backward now: docs/transformers.md and README say otherwise.
+        // If this fails because candle's rms norm has a backward now: docs/train/transformers.md and README say
+        // otherwise.
         assert_eq!(moved, ["lm_head.weight"]);
         assert_eq!(kept.len(), 20);
     });
@@ -158,7 +159,7 @@ fn assert_same_weights(a: &Variables, b: &Variables, limit: f64, what: &str) {
 
 // INV-9
 #[test]
-fn replicas_train_to_the_weights_of_one_uneven_and_empty_pieces_included() {
+fn replicas_train_to_the_weights_of_one_including_uneven_and_empty_batches() {
     watched(|| {
         for (dtype, limit) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
             // Pieces of 2 and 2 rows; of 3 and 2, then of 1 and 1; of 2 and 1, then of 1 and none.
@@ -178,7 +179,7 @@ fn replicas_train_to_the_weights_of_one_uneven_and_empty_pieces_included() {
 }
 
 #[test]
-fn tokens_with_padding_count_by_themselves() {
+fn tokens_with_padding_are_counted_automatically() {
     // Row i has i + 1 tokens; the rest is padding. The loss is the mean over the tokens of this replica, and n their
     // number.
     fn train(strategy: &Strategy) -> Replicated<Llama> {
@@ -223,7 +224,7 @@ fn tables_that_are_asked_of_the_models_builder_become_variables_of_zeros() {
 }
 
 #[test]
-fn models_and_values_lent_to_be_changed_are_each_replicas_own() {
+fn models_and_values_by_mutable_reference_are_separate_for_each_replica() {
     watched(|| {
         let strategy = mirrored(3);
         let mut model = strategy.replicate(|_vb: VarBuilder| Ok::<_, distribute::Error>(0)).unwrap();

@@ -7,10 +7,10 @@ use candle_nn::Init;
 use distribute::data::Dataset;
 use distribute::optimizer::Transform;
 use distribute::optimizer::rules::{Adagrad, Ftrl, Momentum};
-use distribute::strategy::Links;
+use distribute::strategy::{DeviceName, Links, NcclAllReduce};
 use distribute::{
-    DeviceName, InputOptions, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, NcclAllReduce,
-    OneDeviceStrategy, Optimizer, ParameterServerStrategy, ReplicaContext, Strategy,
+    InputOptions, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, Optimizer,
+    ParameterServerStrategy, ReplicaContext, Strategy,
 };
 use distribute_collective::group::local;
 use distribute_testing::{child, skipped, watched};
@@ -23,11 +23,11 @@ use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 pub fn on(devices: &[&str]) -> Strategy {
-    MirroredStrategy::new(devices.iter().copied()).unwrap().into()
+    MirroredStrategy::new(devices.iter().copied()).unwrap()
 }
 
 pub fn alone(device: &str) -> Strategy {
-    OneDeviceStrategy::new(device).unwrap().into()
+    OneDeviceStrategy::new(device).unwrap()
 }
 
 /// Runs the test if there are this number of GPUs. Otherwise prints that it does not.
@@ -74,7 +74,7 @@ fn with_nccl(test: impl FnOnce(Strategy) + Send + 'static) {
     with_gpus(2, || {
         let builder = MirroredStrategy::builder().devices(["gpu:0", "gpu:1"]);
         match builder.cross_device_ops(NcclAllReduce::default()).build() {
-            Ok(strategy) => test(strategy.into()),
+            Ok(strategy) => test(strategy),
             Err(error) => skipped(error),
         }
     });
@@ -99,7 +99,7 @@ impl<S: Subscriber> Layer<S> for Sums {
 
 // INV-68
 #[test]
-fn two_gpus_whose_dense_gradients_nccl_adds_up_train_to_the_weights_of_two_cpus() {
+fn two_gpus_with_dense_gradients_reduced_by_nccl_train_to_the_weights_of_two_cpus() {
     with_nccl(|strategy| {
         let expected = training::dense_by_two(&on(&["cpu:0", "cpu:1"]));
         let sums = Arc::new(AtomicUsize::new(0));
@@ -114,7 +114,7 @@ fn two_gpus_whose_dense_gradients_nccl_adds_up_train_to_the_weights_of_two_cpus(
 
 // INV-68
 #[test]
-fn a_gpu_trains_what_is_on_servers_to_the_weights_of_a_cpu() {
+fn a_gpu_trains_variables_on_servers_to_the_weights_of_a_cpu() {
     with_gpus(1, || {
         let trained = |devices: &str| -> Vec<Trained> {
             let of = |(dtype, limit)| {
@@ -139,7 +139,7 @@ fn workers_with_a_gpu_each_train_to_the_weights_of_workers_with_a_cpu() {
                 let groups = local::groups(Links::Memory, 2, 1).unwrap();
                 let train = |group, device| {
                     let builder = MultiWorkerMirroredStrategy::builder().group(group).devices([device]);
-                    train(&builder.build()?.into(), Momentum::default(), 0.1, false, dtype)
+                    train(&builder.build()?, Momentum::default(), 0.1, false, dtype)
                 };
                 let weights = thread::scope(|scope| {
                     let workers = groups.into_iter().zip(devices);
@@ -155,7 +155,7 @@ fn workers_with_a_gpu_each_train_to_the_weights_of_workers_with_a_cpu() {
     });
 }
 
-const HANGS: &str = "gpus::where_nccl_hangs_the_step_ends_with_an_error_and_weights_are_those_before";
+const HANGS: &str = "gpus::if_nccl_hangs_the_step_fails_and_weights_are_unchanged";
 
 /// Trains until a step fails. Prints the number of steps, whether all got the error, and whether the weights are those
 /// of the last step.
@@ -179,7 +179,7 @@ fn until_nccl_hangs() {
 
 // INV-3
 #[test]
-fn where_nccl_hangs_the_step_ends_with_an_error_and_weights_are_those_before() {
+fn if_nccl_hangs_the_step_fails_and_weights_are_unchanged() {
     if child::part().is_some() {
         return until_nccl_hangs();
     }
@@ -192,12 +192,12 @@ fn where_nccl_hangs_the_step_ends_with_an_error_and_weights_are_those_before() {
             let mut command = child::command(HANGS, groups);
             command.env("SOFT_CUDA_NCCL_HANGS", groups);
             let (text, _) = child::output(command, Duration::from_secs(60));
-            let late = format!("{call}: GPU 0, GPU 1 has not done it within 2s");
+            let late = format!("{call}: GPU 0, GPU 1 has not finished within 2s");
             for part in [
                 &format!("made {made}\n"),
                 "device:GPU:0, /job:localhost/replica:0/task:0/device:GPU:1",
-                &format!("NCCL has not ended a call in time: {late}"),
-                &format!("NCCL was given up on these GPUs, since an earlier call has failed: {late}"),
+                &format!("an NCCL call has timed out: {late}"),
+                &format!("NCCL was abandoned on these GPUs, because an earlier call failed: {late}"),
             ] {
                 assert!(text.contains(part), "{part:?} is not in {text}");
             }
@@ -207,7 +207,7 @@ fn where_nccl_hangs_the_step_ends_with_an_error_and_weights_are_those_before() {
 
 // ITER-2
 #[test]
-fn a_gpu_without_rows_is_told_to_skip() {
+fn a_gpu_without_rows_skips_the_model() {
     with_gpus(1, || {
         let strategy = on(&["cpu:0", "gpu:0"]);
         // The first is refused by CUDA, and candle panics on the second.
@@ -221,7 +221,7 @@ fn a_gpu_without_rows_is_told_to_skip() {
             let failed = strategy.run(batch, |_, numbers: Tensor| Ok(operation(&numbers)?));
             let error = failed.unwrap_err().to_string();
             assert!(
-                error.contains("replica 1 got an empty piece") && error.contains("call optimizer.skip(ctx)"),
+                error.contains("replica 1 got an empty batch") && error.contains("call optimizer.skip(ctx)"),
                 "{error}"
             );
         }
@@ -230,7 +230,7 @@ fn a_gpu_without_rows_is_told_to_skip() {
 
 /// Candle's CUDA refuses some operations on scalars.
 #[test]
-fn scalars_are_weights_of_a_gpu_too() {
+fn scalars_can_be_weights_of_a_gpu() {
     with_gpus(1, || {
         let trained = |device: &str| {
             let strategy = alone(device);
@@ -284,7 +284,7 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
 
 // IN-4, ITER-2, INV-70
 #[test]
-fn a_pass_gives_each_gpu_its_rows_however_many_steps_are_ahead() {
+fn a_pass_gives_each_gpu_its_rows_for_any_number_of_prefetched_steps() {
     watched(|| {
         let is_there = |name: &&str| name.parse::<DeviceName>().unwrap().to_candle().is_ok();
         let gpus: Vec<_> = ["gpu:0", "gpu:1"].into_iter().filter(is_there).collect();

@@ -13,10 +13,10 @@ use candle_nn::{Init, Module, VarBuilder};
 use distribute::nn::{self, Embedding};
 use distribute::optimizer::rules::{Adagrad, Adam, Momentum, Sgd};
 use distribute::optimizer::{Gradients, NotFinite, Transform};
+use distribute::tensor::IndexedSlices;
 use distribute::{
-    Checkpoint, HostTensor, IndexedSlices, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy,
-    OneDeviceStrategy, Optimizer, ParameterServerStrategy, ReduceOp, ReplicaContext, Result, Strategy,
-    Variables,
+    Checkpoint, HostTensor, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy,
+    Optimizer, ParameterServerStrategy, ReduceOp, ReplicaContext, Result, Strategy, Variables,
 };
 use distribute_testing::{child, watched};
 use std::time::Duration;
@@ -26,13 +26,13 @@ const SWITCH: &str = "DISTRIBUTE_GENERIC_DEVICES";
 const GENERIC: &str = "generic";
 
 fn mirrored() -> Strategy {
-    MirroredStrategy::cpus(2).unwrap().into()
+    MirroredStrategy::cpus(2).unwrap()
 }
 
 /// Runs all trainings, on the CPUs of this process.
 fn trained() -> Vec<Trained> {
     let mut all = training::by_two(&mirrored());
-    let alone: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+    let alone: Strategy = OneDeviceStrategy::new("cpu:0").unwrap();
     all.extend(training::by_one(&alone));
     for (dtype, limit) in training::TYPES {
         let workers = MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
@@ -49,8 +49,8 @@ fn trained() -> Vec<Trained> {
 
 // INV-68
 #[test]
-fn replicas_with_memory_of_their_own_train_to_the_weights_of_those_on_the_cpu() {
-    const TEST: &str = "replicas_with_memory_of_their_own_train_to_the_weights_of_those_on_the_cpu";
+fn replicas_with_separate_memory_train_to_the_weights_of_those_on_the_cpu() {
+    const TEST: &str = "replicas_with_separate_memory_train_to_the_weights_of_those_on_the_cpu";
     if child::part().is_some() {
         for (what, limit, weights) in trained() {
             for (name, values) in weights {
@@ -92,8 +92,8 @@ fn generic(test: &str, body: impl FnOnce() + Send + 'static) {
 
 // INV-68
 #[test]
-fn each_replica_computes_with_a_copy_that_has_what_was_written() {
-    generic("each_replica_computes_with_a_copy_that_has_what_was_written", || {
+fn each_replica_computes_with_a_fresh_copy() {
+    generic("each_replica_computes_with_a_fresh_copy", || {
         let strategy = mirrored();
         let model = strategy.replicate(|vb| vb.get_with_hints(2, "w", Init::Const(1.))).unwrap();
         let [a, b] = model.models().values() else { panic!() };
@@ -138,8 +138,8 @@ fn a_restored_model_is_restored_on_every_replica() {
 }
 
 #[test]
-fn gradients_of_ones_own_are_of_the_copy_that_the_replica_computed_with() {
-    generic("gradients_of_ones_own_are_of_the_copy_that_the_replica_computed_with", || {
+fn custom_gradients_are_of_the_replicas_copy() {
+    generic("custom_gradients_are_of_the_replicas_copy", || {
         let strategy = mirrored();
         let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(1.))).unwrap();
         let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap();
@@ -158,8 +158,8 @@ fn gradients_of_ones_own_are_of_the_copy_that_the_replica_computed_with() {
 
 /// The model uses a table by row and completely, like a language model with tied weights.
 #[test]
-fn a_table_that_is_looked_up_and_multiplied_gets_both_gradients() {
-    generic("a_table_that_is_looked_up_and_multiplied_gets_both_gradients", || {
+fn a_table_used_for_lookups_and_products_gets_both_gradients() {
+    generic("a_table_used_for_lookups_and_products_gets_both_gradients", || {
         let strategy = mirrored();
         let tied = |vb: VarBuilder<'static>| -> candle_core::Result<(Embedding, Tensor)> {
             let rows = nn::embedding(3, 2, vb.pp("table"))?;
@@ -187,8 +187,8 @@ fn a_table_that_is_looked_up_and_multiplied_gets_both_gradients() {
 
 /// The layer uses its own table.
 #[test]
-fn the_whole_table_of_a_layer_is_the_replicas_copy() {
-    generic("the_whole_table_of_a_layer_is_the_replicas_copy", || {
+fn the_complete_table_of_a_layer_is_the_replicas_copy() {
+    generic("the_complete_table_of_a_layer_is_the_replicas_copy", || {
         let cluster = LocalCluster::new(1, 1).unwrap();
         let servers = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
         for strategy in [mirrored(), servers.build().unwrap().into()] {
@@ -213,8 +213,8 @@ fn the_whole_table_of_a_layer_is_the_replicas_copy() {
 
 // INV-68
 #[test]
-fn what_replicas_write_together_their_copies_have_at_once() {
-    generic("what_replicas_write_together_their_copies_have_at_once", || {
+fn copies_have_an_aggregated_write_at_once() {
+    generic("copies_have_an_aggregated_write_at_once", || {
         let strategy = mirrored();
         let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(1.))).unwrap();
         let seen = strategy.run(&model, |ctx, w| {
@@ -235,8 +235,8 @@ fn what_replicas_write_together_their_copies_have_at_once() {
 }
 
 #[test]
-fn collectives_have_gradients_for_copies_too() {
-    generic("collectives_have_gradients_for_copies_too", || {
+fn collectives_have_gradients_for_copies() {
+    generic("collectives_have_gradients_for_copies", || {
         let strategy = mirrored();
         let gradients = strategy.run((), |ctx, ()| {
             let x = Var::new(&[1f32, 2.], &Device::Cpu)?;
@@ -251,10 +251,10 @@ fn collectives_have_gradients_for_copies_too() {
 
 // INV-68, INV-69
 #[test]
-fn what_was_updated_on_a_device_is_read_written_saved_and_trained_on_as_on_the_host() {
-    generic("what_was_updated_on_a_device_is_read_written_saved_and_trained_on_as_on_the_host", || {
+fn variables_updated_on_a_device_are_read_written_saved_and_trained_as_on_the_host() {
+    generic("variables_updated_on_a_device_are_read_written_saved_and_trained_as_on_the_host", || {
         let folder = tempfile::tempdir().unwrap();
-        let strategies: [Strategy; 2] = [OneDeviceStrategy::new("cpu:0").unwrap().into(), mirrored()];
+        let strategies: [Strategy; 2] = [OneDeviceStrategy::new("cpu:0").unwrap(), mirrored()];
         for (number, strategy) in strategies.into_iter().enumerate() {
             let built = || {
                 let model = strategy.replicate(|vb| vb.get_with_hints(2, "w", Init::Const(8.))).unwrap();
@@ -317,9 +317,9 @@ fn what_was_updated_on_a_device_is_read_written_saved_and_trained_on_as_on_the_h
 }
 
 #[test]
-fn a_step_that_is_not_finite_is_left_out_on_a_device_too_and_its_error_says_where() {
-    generic("a_step_that_is_not_finite_is_left_out_on_a_device_too_and_its_error_says_where", || {
-        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+fn a_step_that_is_not_finite_is_skipped_on_devices_and_its_error_names_the_tensor() {
+    generic("a_step_that_is_not_finite_is_skipped_on_devices_and_its_error_names_the_tensor", || {
+        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap();
         let model = strategy.replicate(|vb| vb.get_with_hints(2, "w", Init::Const(8.))).unwrap();
         let made = |how| {
             let optimizer = Optimizer::with_rule(Sgd, &model.variables, 1.).unwrap().on_not_finite(how);
@@ -345,7 +345,7 @@ fn a_step_that_is_not_finite_is_left_out_on_a_device_too_and_its_error_says_wher
 #[test]
 fn a_weight_in_a_penalty_is_that_of_the_step() {
     generic("a_weight_in_a_penalty_is_that_of_the_step", || {
-        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap();
         let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(8.))).unwrap();
         let optimizer = Optimizer::with_rule(Momentum::new(0.5), &model.variables, 1.).unwrap();
         let w = model.variables.variable("w").unwrap();
@@ -364,9 +364,9 @@ fn a_weight_in_a_penalty_is_that_of_the_step() {
 }
 
 #[test]
-fn a_gradient_of_no_rows_is_one_on_a_device_too() {
-    generic("a_gradient_of_no_rows_is_one_on_a_device_too", || {
-        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+fn a_gradient_of_no_rows_is_a_gradient_on_devices() {
+    generic("a_gradient_of_no_rows_is_a_gradient_on_devices", || {
+        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap();
         let table = strategy.replicate(|vb| vb.get_with_hints((3, 1), "table", Init::Const(8.))).unwrap();
         for (rule, after) in [(Adam::lazy(), [8.; 3]), (Adam::default(), [7.9328; 3])] {
             let optimizer = Optimizer::with_rule(rule, &table.variables, 0.1)

@@ -11,13 +11,13 @@ use distribute::{Error, Optimizer, ReplicaContext, Strategy, Variables};
 use distribute_testing::child::{command, output, part};
 use std::time::Duration;
 
-const TEST: &str = "memory::a_step_that_a_gpu_has_no_memory_for_has_changed_nothing_or_says_that_it_was_made";
+const TEST: &str = "memory::a_step_out_of_gpu_memory_changes_nothing_or_reports_that_it_was_applied";
 const REFUSE: &str = "SOFT_CUDA_REFUSE";
 /// The number of consecutive steps without an error after which no allocation is left to refuse, except optional ones.
 const ENOUGH: usize = 12;
 
 #[test]
-fn a_step_that_a_gpu_has_no_memory_for_has_changed_nothing_or_says_that_it_was_made() {
+fn a_step_out_of_gpu_memory_changes_nothing_or_reports_that_it_was_applied() {
     if part().is_some() {
         return each_allocation();
     }
@@ -79,7 +79,7 @@ fn refused<R: Rule>(strategy: &Strategy, rule: R, clips: bool) {
         if let Err(error) = made {
             (in_a_row, failed) = (0, failed + 1);
             let error = error.to_string();
-            let was_made = error.contains("the step was made, but");
+            let was_made = error.contains("the step was applied, but");
             assert_eq!(optimizer.finished_steps(), finished + u64::from(was_made), "{number}: {error}");
             assert!(was_made || state(&model.variables, &optimizer) == before, "{number}: {error}");
         }

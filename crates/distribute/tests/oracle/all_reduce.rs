@@ -40,7 +40,7 @@ pub fn oracle_all_reduce(case: &Case, inputs: &Inputs<'_>) -> Ran {
             gradient(case, inputs, &strategy, |ctx, x| ctx.all_gather(x, axis))
         }
         "replica_context_in_scope" => {
-            let has = strategy.scope(|| Ok(distribute::get_replica_context().is_some()))?;
+            let has = strategy.scope(|| Ok(distribute::context::get_replica_context().is_some()))?;
             Ok(json!({"replica_context": if has { json!("a replica context") } else { Value::Null }}))
         }
         other => Err(format!("unknown op {other:?}").into()),

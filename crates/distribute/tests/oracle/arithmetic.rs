@@ -1,8 +1,9 @@
 //! The arithmetic of the cases' functions.
 
 use super::errors::raise;
+use distribute::tensor::Leaf;
 use distribute::tensor::dtype::Buffer;
-use distribute::{HostTensor, Leaf, Result};
+use distribute::{HostTensor, Result};
 
 fn zip<T: Clone>(a: &[T], b: &[T], f: impl Fn(T, T) -> T) -> Vec<T> {
     a.iter().zip(b).map(|(a, b)| f(a.clone(), b.clone())).collect()

@@ -8,11 +8,13 @@ use super::errors::Kind;
 use super::even;
 use super::files;
 use super::tensors::leaves_json;
+use distribute::data::plan::recut::worker_sizes;
 use distribute::data::{
-    AutoShardPolicy, Dataset, DistributeOptions, Distribution, InputContext, Layout, SplitRule,
-    plan::recut::worker_sizes, split,
+    AutoShardPolicy, Dataset, DistributeOptions, Distribution, InputContext, Layout, SplitRule, split,
 };
-use distribute::{DistributedDataset, HostTensor, InputOptions, Leaf, Nest, Tree};
+use distribute::input::DistributedDataset;
+use distribute::tensor::{Leaf, Tree};
+use distribute::{HostTensor, InputOptions, Nest};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

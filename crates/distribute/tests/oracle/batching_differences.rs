@@ -33,7 +33,7 @@ fn theirs(case: &Case, rule: &'static str) -> Difference {
 
 /// DIST-4, DIST-5: TensorFlow splits in two ways, depending on source and policy. One gives the last replicas fewer
 /// rows, and the other splits across batches. Ours splits every batch evenly.
-pub fn every_batch_is_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
+pub fn every_batch_is_split_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
     if ours(case, inputs)?.is_none() || outcome(case).is_none() {
         return Ok(None);
     }
@@ -57,7 +57,7 @@ fn has_ids(value: &Value) -> bool {
 
 /// DIST-4, over workers. TensorFlow's parts of size 0 may also create a step in which no worker has a row. Under its
 /// rule ours has such steps after batches, but not for an empty dataset.
-pub fn workers_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
+pub fn workers_split_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
     if case.area != "multi_worker" || op(inputs) != "dataset" {
         return Ok(None);
     }
@@ -71,7 +71,7 @@ pub fn workers_cut_evenly(case: &Case, inputs: &Inputs<'_>) -> Found {
 
 /// AS-6: TensorFlow deals the parts of a batch to workers in turn, so that neighbours are on different workers. Ours
 /// gives part k to global replica k.
-pub fn pieces_are_in_the_order_of_replicas(case: &Case, inputs: &Inputs<'_>) -> Found {
+pub fn batches_are_in_the_order_of_replicas(case: &Case, inputs: &Inputs<'_>) -> Found {
     let differs = op(inputs) == "auto_shard" && outcome(case).is_some() && ours(case, inputs)?.is_some();
     Ok((differs && only_the_order_differs(inputs)?).then(|| theirs(case, "AS-6")))
 }

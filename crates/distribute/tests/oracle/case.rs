@@ -152,9 +152,9 @@ impl Case {
     pub fn strategy(&self, inputs: &Inputs<'_>) -> Result<Strategy, Stop> {
         let name = inputs.text("strategy")?;
         match (name, self.replicas) {
-            ("mirrored", replicas) => Ok(MirroredStrategy::cpus(replicas)?.into()),
-            ("one_device", 1) => Ok(OneDeviceStrategy::new("cpu:0")?.into()),
-            ("default", 1) => Ok(distribute::get_strategy()),
+            ("mirrored", replicas) => Ok(MirroredStrategy::cpus(replicas)?),
+            ("one_device", 1) => Ok(OneDeviceStrategy::new("cpu:0")?),
+            ("default", 1) => Ok(distribute::context::get_strategy()),
             (other, replicas) => Err(Stop::Runner(format!("no strategy {other:?} of {replicas} replicas"))),
         }
     }

@@ -4,7 +4,8 @@ use super::arithmetic::add;
 use super::case::Tolerance;
 use super::errors::Kind;
 use super::tensors::{leaf, leaf_json};
-use distribute::{HostTensor, IndexedSlices, Leaf};
+use distribute::HostTensor;
+use distribute::tensor::{IndexedSlices, Leaf};
 use serde_json::Value;
 use std::collections::BTreeMap;
 

@@ -3,12 +3,11 @@
 use super::case::{Case, Expect, Inputs, Ran, Stop};
 use super::differences::{Difference, Found, op};
 use super::errors::Kind;
-use distribute::params::FixedShardsPartitioner;
+use distribute::parameter_server::FixedShardsPartitioner;
 use distribute::remote::{Batches, PerWorker, RemoteValue, WorkerContext, current_worker_index};
-use distribute::tensor::DType;
+use distribute::tensor::{DType, IndexedSlices};
 use distribute::{
-    ClusterCoordinator, Dataset, Error, HostTensor, IndexedSlices, LocalCluster, ParameterServerStrategy,
-    Result, Variable,
+    ClusterCoordinator, Dataset, Error, HostTensor, LocalCluster, ParameterServerStrategy, Result, Variable,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -198,7 +197,7 @@ mod functions {
         worker: &WorkerContext,
         n: i64,
         batch: usize,
-    ) -> Result<distribute::DistributedDataset<HostTensor>> {
+    ) -> Result<distribute::input::DistributedDataset<HostTensor>> {
         worker.strategy().distribute_dataset(Dataset::range(n).batch(batch))
     }
 
@@ -207,7 +206,7 @@ mod functions {
         worker: &WorkerContext,
         n: i64,
         batch: usize,
-    ) -> Result<distribute::DistributedDataset<(HostTensor, HostTensor)>> {
+    ) -> Result<distribute::input::DistributedDataset<(HostTensor, HostTensor)>> {
         worker.strategy().distribute_datasets_from_function(move |context| {
             let batch = context.get_per_replica_batch_size(batch)?;
             // Which pipeline that is, is told from the worker that reads it.
@@ -522,7 +521,7 @@ pub fn every_function_can_be_scheduled(case: &Case, inputs: &Inputs<'_>) -> Foun
 }
 
 /// A worker receives the index and the number of pipelines.
-pub fn workers_have_pipelines_of_their_own(case: &Case, inputs: &Inputs<'_>) -> Found {
+pub fn workers_have_separate_pipelines(case: &Case, inputs: &Inputs<'_>) -> Found {
     let workers = inputs.optional("workers").and_then(Value::as_u64).unwrap_or(1);
     let from_function: BTreeSet<String> = inputs
         .optional("script")

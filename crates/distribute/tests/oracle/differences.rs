@@ -1,4 +1,5 @@
-//! Deliberate differences from TensorFlow: the rule, and the behaviour here. docs/differences.md gives the reasons.
+//! Deliberate differences from TensorFlow: the rule, and the behaviour here. docs/from-tensorflow/differences.md gives
+//! the reasons.
 //!
 //! A difference is recognised by the form of a case, never by its id. Everything else has to match.
 
@@ -10,8 +11,8 @@ use super::resolver_differences as resolvers;
 use super::sharded;
 use super::tensors::{leaves, leaves_json, nest};
 use super::variable_differences as variables;
-use distribute::tensor::DType;
-use distribute::{HostTensor, Leaf, Tree};
+use distribute::HostTensor;
+use distribute::tensor::{DType, Leaf, Tree};
 use serde_json::{Map, Value, json};
 
 /// A deliberate difference.
@@ -38,36 +39,36 @@ pub type Found = Result<Option<Difference>, String>;
 const TABLE: [fn(&Case, &Inputs<'_>) -> Found; 33] = [
     never_merged_by_identity,
     the_variable_is_on_each_replica,
-    leaf_beside_container,
+    leaf_next_to_container,
     no_graph_mode,
     values_are_always_per_replica,
     gather_checks_the_axis,
     slices_are_not_gathered,
-    int32_beside_other_leaves,
+    int32_next_to_other_leaves,
     one_replica_reduces_as_several_do,
     variables::no_writes_without_aggregation,
     variables::plain_numbers_are_summed,
     variables::writes_give_nothing_to_read,
     variables::the_remainder_is_kept,
-    variables::copies_are_not_given_values_of_their_own,
+    variables::copies_have_no_separate_values,
     variables::the_first_replica_is_that_of_worker_0,
-    batching::every_batch_is_cut_evenly,
-    batching::workers_cut_evenly,
-    batching::pieces_are_in_the_order_of_replicas,
+    batching::every_batch_is_split_evenly,
+    batching::workers_split_evenly,
+    batching::batches_are_in_the_order_of_replicas,
     batching::single_elements_are_refused,
     batching::the_last_step_is_not_dropped,
     batching::too_few_files_are_read_by_all,
     batching::a_hint_may_find_few_elements,
-    resolvers::tf_config_is_checked_as_a_whole,
+    resolvers::tf_config_is_checked_completely,
     resolvers::addresses_are_host_and_port,
-    resolvers::overrides_of_nothing_count,
+    resolvers::empty_overrides_count,
     resolvers::slurms_ranks_are_slurms,
     partitioners::there_is_at_least_one_shard,
-    partitioners::nothing_is_one_part,
+    partitioners::zero_parts_are_one,
     sharded::rows_are_in_the_order_of_ids,
     sharded::slices_are_those_of_an_array,
     coordinator::every_function_can_be_scheduled,
-    coordinator::workers_have_pipelines_of_their_own,
+    coordinator::workers_have_separate_pipelines,
     coordinator::other_strategies_have_no_coordinator,
 ];
 
@@ -130,7 +131,7 @@ fn the_variable_is_on_each_replica(case: &Case, _: &Inputs<'_>) -> Found {
 
 /// MERGE-4: TensorFlow wraps complete values if replica 0 returned a leaf and another replica a container. Ours is an
 /// error.
-fn leaf_beside_container(case: &Case, inputs: &Inputs<'_>) -> Found {
+fn leaf_next_to_container(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "regroup" || outcome(case).is_none() {
         return Ok(None);
     }
@@ -191,7 +192,7 @@ fn slices_are_not_gathered(case: &Case, inputs: &Inputs<'_>) -> Found {
 }
 
 /// RTO-5: TensorFlow's MirroredStrategy refuses an int32 leaf next to other leaves. Ours reduces each leaf.
-fn int32_beside_other_leaves(case: &Case, inputs: &Inputs<'_>) -> Found {
+fn int32_next_to_other_leaves(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_some() || op(inputs) != "all_reduce" || !case.quirk {
         return Ok(None);
     }

@@ -1,8 +1,8 @@
 //! TensorFlow's exception classes and our errors, as common kinds.
 
 use distribute::cluster::{ClusterError, Fault};
-use distribute::data;
-use distribute::{Error, VariableAggregation, VariableSynchronization, tensor};
+use distribute::variables::{VariableAggregation, VariableSynchronization};
+use distribute::{Error, data, tensor};
 use distribute_coordinator as coordinator;
 use distribute_coordinator::FailureKind;
 
@@ -124,8 +124,8 @@ impl Kind {
         }
     }
 
-    fn of_params(error: &distribute::params::Error) -> Option<Kind> {
-        use distribute::params::Error;
+    fn of_params(error: &distribute_ps_tables::Error) -> Option<Kind> {
+        use distribute_ps_tables::Error;
         match error {
             // One kind of mistake has two exceptions there.
             Error::PartitionAxis { partitioner, .. } if *partitioner != "MinSizePartitioner" => {

@@ -20,7 +20,9 @@ pub fn outcome(replicas: usize, inputs: &Inputs<'_>) -> Result<Option<Value>, St
     Ok(Some(match inputs.text("op")? {
         "distribute_dataset" => match inputs.get("global_batch")? {
             Value::Null => json!({"error": "ValueError"}),
-            _ => json!({"steps": batches(inputs)?.iter().map(|b| pieces(b, replicas)).collect::<Vec<_>>()}),
+            _ => {
+                json!({"steps": batches(inputs)?.iter().map(|b| batches_of(b, replicas)).collect::<Vec<_>>()})
+            }
         },
         "distribute_struct" => structs(replicas, inputs)?,
         "datasets_from_function" => from_function(replicas, inputs)?,
@@ -31,7 +33,7 @@ pub fn outcome(replicas: usize, inputs: &Inputs<'_>) -> Result<Option<Value>, St
 }
 
 /// Splits a batch as evenly as possible, the larger parts first.
-fn pieces(batch: &[i64], n: usize) -> Step {
+fn batches_of(batch: &[i64], n: usize) -> Step {
     let mut rest = batch;
     let size = |k| batch.len() / n + usize::from(k < batch.len() % n);
     (0..n)
@@ -79,7 +81,7 @@ fn structs(replicas: usize, inputs: &Inputs<'_>) -> Result<Value, String> {
         let (x, y) = (tensor(x, &[ids.len(), width])?, tensor(y, &[ids.len()])?);
         Ok(json!({"dict": {"x": x, "y": {"tuple": [y]}}}))
     };
-    let step = |batch: &Ids| pieces(batch, replicas).iter().map(piece).collect::<Result<Vec<_>, _>>();
+    let step = |batch: &Ids| batches_of(batch, replicas).iter().map(piece).collect::<Result<Vec<_>, _>>();
     let steps = cut(&range(inputs)?, size, false).iter().map(step).collect::<Result<Vec<_>, _>>()?;
     Ok(json!({"steps": steps}))
 }
@@ -112,7 +114,7 @@ fn split_batches(inputs: &Inputs<'_>) -> Result<Vec<Ids>, String> {
     let mut all = Vec::new();
     for length in inputs.list("batch_lengths")? {
         let length = length.as_i64().ok_or("a length is no integer")?;
-        all.extend(pieces(&(next..next + length).collect::<Ids>(), n));
+        all.extend(batches_of(&(next..next + length).collect::<Ids>(), n));
         next += length;
     }
     Ok(all)
@@ -184,7 +186,9 @@ fn auto_shard(inputs: &Inputs<'_>) -> Result<Value, String> {
         None => return Ok(json!({"error": class})),
         Some(Read::Together(all)) => cut(&all, size, drop)
             .iter()
-            .map(|batch| pieces(batch, workers * replicas).chunks(replicas).map(<[Ids]>::to_vec).collect())
+            .map(|batch| {
+                batches_of(batch, workers * replicas).chunks(replicas).map(<[Ids]>::to_vec).collect()
+            })
             .collect(),
         Some(Read::Apart(own)) => {
             let own: Vec<Vec<Step>> = own
@@ -192,7 +196,10 @@ fn auto_shard(inputs: &Inputs<'_>) -> Result<Value, String> {
                 .enumerate()
                 .map(|(w, ids)| {
                     let batches = cut(ids, size, drop);
-                    batches.iter().flat_map(|batch| shares(batch, size, workers, replicas, w)).collect()
+                    batches
+                        .iter()
+                        .flat_map(|batch| partitions_of(batch, size, workers, replicas, w))
+                        .collect()
                 })
                 .collect();
             let longest = own.iter().map(Vec::len).max().unwrap_or(0);
@@ -205,7 +212,7 @@ fn auto_shard(inputs: &Inputs<'_>) -> Result<Value, String> {
 }
 
 /// Returns the steps of a batch that worker `w` reads separately.
-fn shares(batch: &[i64], full: usize, workers: usize, replicas: usize, w: usize) -> Vec<Step> {
+fn partitions_of(batch: &[i64], full: usize, workers: usize, replicas: usize, w: usize) -> Vec<Step> {
     let n = workers * replicas;
     let share = |of: usize| -> usize {
         (of * replicas..(of + 1) * replicas).map(|k| full / n + usize::from(k < full % n)).sum()
@@ -218,7 +225,7 @@ fn shares(batch: &[i64], full: usize, workers: usize, replicas: usize, w: usize)
         }
         let (mine, after) = rest.split_at(share(turn).min(rest.len()));
         if !mine.is_empty() {
-            steps.push(pieces(mine, replicas));
+            steps.push(batches_of(mine, replicas));
         }
         rest = after;
     }

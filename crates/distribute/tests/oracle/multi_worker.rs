@@ -13,10 +13,12 @@ use super::training::{candle, variables, weights};
 use super::variables::{assign, builder, components};
 use candle_core::Tensor;
 use distribute::data::{Dataset, InputContext, SplitRule};
+use distribute::input::DistributedDataset;
 use distribute::optimizer::rules;
+use distribute::tensor::Leaf;
 use distribute::{
-    DistributedDataset, HostTensor, InputOptions, Leaf, MultiWorkerMirroredStrategy, Optimizer, PerReplica,
-    ReduceOp, Result, Strategy, Variable,
+    HostTensor, InputOptions, MultiWorkerMirroredStrategy, Optimizer, PerReplica, ReduceOp, Result, Strategy,
+    Variable,
 };
 use serde_json::{Value, json};
 use std::sync::Mutex;
@@ -123,8 +125,8 @@ fn info(strategy: &Strategy) -> Result<Value> {
         "task_type": "worker",
         "task_id": world.worker(),
         "num_workers": world.workers(),
-        "should_checkpoint": strategy.should_checkpoint(),
-        "should_save_summary": strategy.should_save_summary(),
+        "should_checkpoint": strategy.is_chief(),
+        "should_save_summary": strategy.is_chief(),
     }))
 }
 

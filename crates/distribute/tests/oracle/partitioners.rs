@@ -2,13 +2,14 @@
 
 use super::case::{Case, Inputs, Ran, Stop};
 use super::differences::{Difference, Found, op, outcome};
-use distribute::params::{
-    FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner, RowPartition,
+use distribute::parameter_server::{
+    FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner,
 };
+use distribute_ps_tables::RowPartition;
 use serde_json::{Value, json};
 
-impl From<distribute::params::Error> for Stop {
-    fn from(error: distribute::params::Error) -> Self {
+impl From<distribute_ps_tables::Error> for Stop {
+    fn from(error: distribute_ps_tables::Error) -> Self {
         Stop::Library(error.into())
     }
 }
@@ -92,7 +93,7 @@ pub fn there_is_at_least_one_shard(case: &Case, inputs: &Inputs<'_>) -> Found {
 }
 
 /// PART-4: TensorFlow divides by the size of an axis that is 0. Ours makes one shard of an empty variable.
-pub fn nothing_is_one_part(case: &Case, inputs: &Inputs<'_>) -> Found {
+pub fn zero_parts_are_one(case: &Case, inputs: &Inputs<'_>) -> Found {
     if op(inputs) != "partition" || inputs.text("partitioner")? != "MaxSizePartitioner" {
         return Ok(None);
     }

@@ -2,7 +2,8 @@
 
 use super::case::{Case, Inputs, Ran};
 use super::tensors::{each, leaf, leaf_json};
-use distribute::{Axes, PerReplica, ReduceOp};
+use distribute::values::Axes;
+use distribute::{PerReplica, ReduceOp};
 use serde_json::{Value, json};
 
 /// Runs the cases of reduce.json.

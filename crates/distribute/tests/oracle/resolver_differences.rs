@@ -49,7 +49,7 @@ fn is_tf_config(text: &str) -> bool {
 /// TFC-6: TensorFlow parses TF_CONFIG again for each property, so that one may fail and another not. Ours parses and
 /// checks it once, and returns a valid resolver or an error. TFC-2: values that TensorFlow converts to a number or a
 /// text (1.5, true, a list for an object) are also refused.
-pub fn tf_config_is_checked_as_a_whole(case: &Case, inputs: &Inputs<'_>) -> Found {
+pub fn tf_config_is_checked_completely(case: &Case, inputs: &Inputs<'_>) -> Found {
     let Some(outcome) = outcome(case) else { return Ok(None) };
     let text = inputs.optional("TF_CONFIG").and_then(Value::as_str);
     if op(inputs) != "tfconfig" || text.is_none_or(is_tf_config) {
@@ -82,7 +82,7 @@ pub fn addresses_are_host_and_port(case: &Case, inputs: &Inputs<'_>) -> Found {
 }
 
 /// RES-2: TensorFlow ignores overrides of 0 and of an empty text. Ours does not.
-pub fn overrides_of_nothing_count(case: &Case, inputs: &Inputs<'_>) -> Found {
+pub fn empty_overrides_count(case: &Case, inputs: &Inputs<'_>) -> Found {
     let (Some(outcome), "union") = (outcome(case), op(inputs)) else { return Ok(None) };
     let mut ours = outcome.clone();
     let given = inputs.object("kwargs")?;

@@ -104,7 +104,7 @@ fn with_accelerators(resolver: &dyn ClusterResolver, inputs: &Inputs<'_>) -> Ran
 
 fn read_task(job: &Value, id: &Value) -> Result<Task, String> {
     let job = job.as_str().ok_or_else(|| format!("{job} is no job"))?;
-    let id = id.as_u64().ok_or_else(|| format!("{id} is no number of a task"))?;
+    let id = id.as_u64().ok_or_else(|| format!("{id} is not the number of a task"))?;
     Ok(Task::new(job, id as usize))
 }
 
@@ -177,7 +177,8 @@ fn slurm(inputs: &Inputs<'_>) -> Ran {
     let options = SlurmOptions {
         jobs: given.optional("jobs").map(counts).transpose()?,
         port_base: count(&given, "port_base")?
-            .map_or(Ok(ours.port_base), u16::try_from)
+            .map(u16::try_from)
+            .transpose()
             .map_err(|_| "port_base is no port")?,
         gpus_per_node: count(&given, "gpus_per_node")?,
         gpus_per_task: count(&given, "gpus_per_task")?,

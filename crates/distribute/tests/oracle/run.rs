@@ -8,10 +8,9 @@ use super::tensors::{
 };
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
-use distribute::{
-    HostTensor, Leaf, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Strategy, Tree,
-    get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
-};
+use distribute::context::{get_replica_context, get_strategy, has_strategy, in_cross_replica_context};
+use distribute::tensor::{Leaf, Tree};
+use distribute::{HostTensor, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Strategy};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Mutex;

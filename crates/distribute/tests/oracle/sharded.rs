@@ -7,14 +7,12 @@ use super::tensors::{tensor, to_json};
 use candle_core::{Device, Module, Tensor};
 use distribute::nn::{self, BagMode};
 use distribute::optimizer::{Gradient, Transform};
-use distribute::params::{
+use distribute::parameter_server::{
     FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, PartitionStrategy, Partitioner,
-    RowPartition,
 };
-use distribute::tensor::{DType, Index};
-use distribute::{
-    Error, HostTensor, IndexedSlices, LocalCluster, ParameterServerStrategy, Result, Sgd, Variable, lookup,
-};
+use distribute::tensor::{DType, Index, IndexedSlices};
+use distribute::{Error, HostTensor, LocalCluster, ParameterServerStrategy, Result, Sgd, Variable, lookup};
+use distribute_ps_tables::RowPartition;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 
@@ -137,7 +135,7 @@ fn result(value: &HostTensor) -> Ran {
 
 /// Returns the value of each shard, and the complete value.
 fn written(table: &Variable) -> Ran {
-    let shard = |shard: distribute::Shard| {
+    let shard = |shard: distribute::variables::Shard| {
         let rows: Vec<i64> = shard.rows.map(|row| row as i64).collect();
         Ok(to_json(&table.gather(&rows)?))
     };
@@ -284,7 +282,7 @@ fn created(inputs: &Inputs<'_>) -> Ran {
             None => create(),
         })?;
         spec.finish()?;
-        let shard = |shard: distribute::Shard| {
+        let shard = |shard: distribute::variables::Shard| {
             let rows = (!variable.dims().is_empty()).then_some([shard.rows.start, shard.rows.end]);
             let (job, task) =
                 if shard.device.server.is_some() { ("ps", shard.device.server) } else { ("", None) };
@@ -303,7 +301,7 @@ fn created(inputs: &Inputs<'_>) -> Ran {
 struct Answers(Vec<usize>);
 
 impl Partitioner for Answers {
-    fn partitions(&self, _: &[usize], _: DType, _: usize) -> distribute::params::Result<Vec<usize>> {
+    fn partitions(&self, _: &[usize], _: DType, _: usize) -> distribute_ps_tables::Result<Vec<usize>> {
         Ok(self.0.clone())
     }
 }
@@ -325,7 +323,7 @@ pub fn rows_are_in_the_order_of_ids(case: &Case, inputs: &Inputs<'_>) -> Found {
     let (whole, rows) = (tensor(inputs.get("table")?)?, sizes(inputs.list("indices")?)?);
     let cut = RowPartition::div(whole.dims()[0], inputs.count("num_shards")?);
     let mut by_shard = rows.clone();
-    by_shard.sort_by_key(|row| cut.place(*row).shard);
+    by_shard.sort_by_key(|row| cut.location(*row).shard);
     let ours = whole.take_rows(&rows).map_err(|e| e.to_string())?;
     Ok((by_shard != rows).then(|| Difference::outcome("SV-6", json!({"result": to_json(&ours)}))))
 }

@@ -2,9 +2,10 @@
 
 use super::case::Inputs;
 use super::compare::float;
-use distribute::tensor::DType;
 use distribute::tensor::dtype::Buffer;
-use distribute::{Distributed, HostTensor, IndexedSlices, Leaf, PerReplica, Tree};
+use distribute::tensor::{DType, IndexedSlices, Leaf, Tree};
+use distribute::values::Distributed;
+use distribute::{HostTensor, PerReplica};
 use half::{bf16, f16};
 use num_complex::Complex;
 use serde_json::{Value, json};

@@ -9,8 +9,9 @@ use distribute::data::Dataset;
 use distribute::nn::loss;
 use distribute::optimizer::rules::{self, Rule};
 use distribute::optimizer::{Gradient, Gradients};
+use distribute::tensor::IndexedSlices;
 use distribute::{
-    HostTensor, IndexedSlices, MirroredStrategy, OneDeviceStrategy, Optimizer, ReduceOp, Replicated, Strategy,
+    HostTensor, MirroredStrategy, OneDeviceStrategy, Optimizer, ReduceOp, Replicated, Strategy,
 };
 use serde_json::{Value, json};
 
@@ -92,7 +93,7 @@ fn same_for_every_count(case: &Case, inputs: &Inputs<'_>, train: impl Fn(&Strate
     let mut outcomes = Vec::new();
     for count in inputs.list("replica_counts")? {
         let count = count.as_u64().ok_or_else(|| format!("{count} is no count"))?;
-        outcomes.push((count, train(&*MirroredStrategy::cpus(count as usize)?)?));
+        outcomes.push((count, train(&MirroredStrategy::cpus(count as usize)?)?));
     }
     let (_, last) = outcomes.last().cloned().ok_or_else(|| Stop::Runner("no replica counts".into()))?;
     // Each is compared with what TensorFlow gave.

@@ -4,7 +4,9 @@ use super::arithmetic::times;
 use super::case::{Case, Inputs, Ran};
 use super::errors::raise;
 use super::tensors::{all_json, leaf_json, tensor};
-use distribute::{HostTensor, Leaf, ReduceOp, Tree, ValueContext};
+use distribute::strategy::ValueContext;
+use distribute::tensor::{Leaf, Tree};
+use distribute::{HostTensor, ReduceOp};
 use serde_json::json;
 use std::collections::BTreeMap;
 

@@ -115,7 +115,7 @@ pub fn the_remainder_is_kept(case: &Case, inputs: &Inputs<'_>) -> Found {
 
 /// UPD-2, WR-2: TensorFlow gives each copy the component of a per-replica value, from outside the replicas: the copies
 /// drift apart. Ours refuses such values.
-pub fn copies_are_not_given_values_of_their_own(case: &Case, inputs: &Inputs<'_>) -> Found {
+pub fn copies_have_no_separate_values(case: &Case, inputs: &Inputs<'_>) -> Found {
     if outcome(case).is_none() {
         return Ok(None);
     }

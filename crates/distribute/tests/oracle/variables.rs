@@ -5,10 +5,11 @@ use super::case::{Case, Inputs, Ran, Stop};
 use super::errors::Kind;
 use super::tensors::{each, leaf, leaf_json, tensor};
 use candle_core::{Device, Tensor};
-use distribute::{
-    Destinations, DeviceName, Distributed, HostTensor, IndexedSlices, Leaf, Mirrored, NewVariable,
-    PerReplica, ReduceOp, Reducible, Strategy, Variable, VariableAggregation, VariableSynchronization,
-};
+use distribute::strategy::{Destinations, DeviceName};
+use distribute::tensor::{IndexedSlices, Leaf};
+use distribute::values::{Distributed, Mirrored, Reducible};
+use distribute::variables::{VariableAggregation, VariableBuilder, VariableSynchronization};
+use distribute::{HostTensor, PerReplica, ReduceOp, Strategy, Variable};
 use serde_json::{Value, json};
 
 /// Runs the cases of variables.json.
@@ -65,7 +66,7 @@ fn create(strategy: &Strategy, spec: &Inputs<'_>) -> Result<Variable, Stop> {
 }
 
 /// Returns a builder of a variable with this synchronization and aggregation.
-pub fn builder((sync, aggregation): (&str, &str), initial: HostTensor) -> Result<NewVariable, Stop> {
+pub fn builder((sync, aggregation): (&str, &str), initial: HostTensor) -> Result<VariableBuilder, Stop> {
     let synchronization = match sync {
         "AUTO" => VariableSynchronization::Auto,
         "NONE" => VariableSynchronization::None,

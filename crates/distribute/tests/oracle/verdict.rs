@@ -20,7 +20,7 @@ pub enum Verdict {
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs a case on its own thread, so that it can neither hang nor leave a context.
-pub fn judge(case: Case, run: Option<Run>) -> Verdict {
+pub fn compare_case(case: Case, run: Option<Run>) -> Verdict {
     let Some(run) = run else { return Verdict::Failed(format!("no runner for the area {:?}", case.area)) };
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "no program of tests uses all of it")]
 
+pub mod cluster;
+
 use candle_core::{DType, Device, Tensor};
 use distribute::{
     LocalCluster, MirroredStrategy, OneDeviceStrategy, ParameterServerStrategy, PerReplica, Strategy,
@@ -12,11 +14,11 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// Creates a strategy whose replicas are threads of this process.
 pub fn mirrored(replicas: usize) -> Strategy {
-    MirroredStrategy::cpus(replicas).unwrap().into()
+    MirroredStrategy::cpus(replicas).unwrap()
 }
 
 pub fn one_device() -> Strategy {
-    OneDeviceStrategy::new("cpu:0").unwrap().into()
+    OneDeviceStrategy::new("cpu:0").unwrap()
 }
 
 /// Creates the coordinator's strategy over a cluster whose tasks are all in this process. Variables are unsharded.

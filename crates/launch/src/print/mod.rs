@@ -1,36 +1,64 @@
-//! The same job for other systems that start processes. Nothing is started, and no secret is printed: each
-//! system creates one.
+//! Printing of a job as a script, command or manifest for other systems that start processes. Nothing is started.
+//! No secret is printed: it is created when the job starts.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `slurm`, `mpi` | a script for `sbatch`, and a command of Open MPI |
+//! | `kubernetes` | manifests for Kubernetes, with and without an operator |
+//! | `yaml` | documents in YAML |
 
 mod kubernetes;
 mod mpi;
 mod slurm;
+mod yaml;
 
 use crate::{Error, Layout, Result};
 use std::fmt::Write as _;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A system that starts processes.
+/// A system for which a job can be printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A script for `sbatch`.
     Slurm,
-    /// A call of Open MPI's `mpirun`.
+    /// A command with Open MPI's `mpirun`.
     Mpi,
-    /// A manifest of Kubeflow's `TFJob`.
+    /// A manifest of a `TFJob`, for Kubeflow's training operator (v1).
     Kubernetes,
+    /// Manifests of a `TrainJob` and of its runtime, for Kubeflow's Trainer (v2).
+    TrainJob,
+    /// A manifest of a `JobSet` of Kubernetes.
+    JobSet,
+    /// Manifests of a Service and of a Job with an index for each kind of task, for Kubernetes without an operator.
+    IndexedJob,
+}
+
+impl Target {
+    /// All targets, in the order of the help.
+    const ALL: [Self; 6] =
+        [Self::Slurm, Self::Mpi, Self::Kubernetes, Self::TrainJob, Self::JobSet, Self::IndexedJob];
+
+    /// Returns the name of the target, as in the option `--print`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Slurm => "slurm",
+            Self::Mpi => "mpi",
+            Self::Kubernetes => "k8s",
+            Self::TrainJob => "trainjob",
+            Self::JobSet => "jobset",
+            Self::IndexedJob => "job",
+        }
+    }
 }
 
 impl FromStr for Target {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        match name {
-            "slurm" => Ok(Target::Slurm),
-            "mpi" => Ok(Target::Mpi),
-            "k8s" => Ok(Target::Kubernetes),
-            _ => Err(Error::Option { option: "--print", value: name.into(), expected: "slurm, mpi or k8s" }),
-        }
+        let expected = "slurm, mpi, or for Kubernetes job, jobset, trainjob or k8s (TFJob)";
+        let wrong = || Error::Option { option: "--print", value: name.into(), expected };
+        Self::ALL.into_iter().find(|target| target.name() == name).ok_or_else(wrong)
     }
 }
 
@@ -39,9 +67,12 @@ impl FromStr for Target {
 /// ```
 /// use distribute_launch::{Layout, print::{Job, Target}};
 /// let words = ["train".to_string(), "--epochs=3".to_string()];
-/// let job = Job { layout: &Layout::new(2), command: &words, timeout: None, max_restarts: 0, image: None };
-/// let call = "mpirun -np 2 --bind-to none --oversubscribe -x DISTRIBUTE_SECRET train --epochs=3\n";
-/// assert!(job.print(Target::Mpi)?.ends_with(call));
+/// let layout = Layout::new(2);
+/// let job = Job::new(&layout, &words);
+/// let script = job.print(Target::Mpi)?;
+/// assert!(script.contains("mpirun -np 2 --bind-to none") && script.ends_with(" train --epochs=3\n"));
+/// let manifest = Job { cpus: Some(4), ..job }.print(Target::JobSet)?;
+/// assert!(manifest.contains("kind: JobSet\n"));
 /// # Ok::<(), distribute_launch::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -50,23 +81,56 @@ pub struct Job<'a> {
     pub layout: &'a Layout,
     /// The command of each task, and its arguments.
     pub command: &'a [String],
-    /// The maximum duration of the job.
+    /// The maximum duration of the job; `None` means unlimited.
     pub timeout: Option<Duration>,
     /// The maximum number of restarts of a task.
     pub max_restarts: u32,
-    /// The image of the containers, if there are any.
+    /// The container image, for systems with containers.
     pub image: Option<&'a str>,
+    /// The time between SIGTERM and SIGKILL.
+    pub grace: Duration,
+    /// The number of cores of each task; `None` requests none.
+    pub cpus: Option<u32>,
+    /// The number of GPUs of each task; `None` requests none.
+    pub gpus: Option<u32>,
+    /// The memory of each task, as a quantity of Kubernetes such as `4Gi`; `None` requests none.
+    pub memory: Option<&'a str>,
+    /// The name of a volume claim and the folder at which each task finds it, for Kubernetes; `None` mounts nothing.
+    pub volume: Option<(&'a str, &'a str)>,
+    /// The port for health probes of the tasks that run the program; `None` means that nothing is probed. The
+    /// program must have a monitor.
+    pub health: Option<u16>,
 }
 
-/// The command that creates the secret when the job starts.
+/// The default time between SIGTERM and SIGKILL: that of Kubernetes, and of a program's `Preemption`.
+pub const GRACE: Duration = Duration::from_secs(30);
+
+/// The shell command that creates the secret when the job starts.
 const SECRET: &str = r#"export DISTRIBUTE_SECRET="$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')""#;
 
-impl Job<'_> {
-    /// Returns the command or manifest for a system.
+impl<'a> Job<'a> {
+    /// Creates a job with default settings: no restarts, no limits, [`GRACE`].
+    pub fn new(layout: &'a Layout, command: &'a [String]) -> Self {
+        Self {
+            layout,
+            command,
+            timeout: None,
+            max_restarts: 0,
+            image: None,
+            grace: GRACE,
+            cpus: None,
+            gpus: None,
+            memory: None,
+            volume: None,
+            health: None,
+        }
+    }
+
+    /// Returns the script, command or manifest for the given system.
     ///
     /// # Errors
     /// Returns the errors of [`Layout::check`], and:
-    /// - [`Error::Unprintable`]: the system does not support a setting.
+    /// - [`Error::Unprintable`]: the system does not support a setting of the job.
     pub fn print(&self, target: Target) -> Result<String> {
         self.layout.check()?;
         if self.command.first().is_none_or(String::is_empty) {
@@ -75,11 +139,11 @@ impl Job<'_> {
         match target {
             Target::Slurm => slurm::script(self),
             Target::Mpi => mpi::call(self),
-            Target::Kubernetes => kubernetes::manifest(self),
+            _ => kubernetes::manifest(self, target),
         }
     }
 
-    /// Returns the file name of the command, as a name that Slurm and Kubernetes accept.
+    /// Returns a name for the job that Slurm and Kubernetes accept, based on the file name of the command.
     fn name(&self) -> String {
         let program = self.command.first().map_or("", String::as_str);
         let file = program.rsplit('/').next().unwrap_or_default();
@@ -89,7 +153,7 @@ impl Job<'_> {
         if name.is_empty() { "job".into() } else { name.into() }
     }
 
-    /// Returns the command, quoted for a shell.
+    /// Returns the command and its arguments, quoted for a shell.
     fn shell_command(&self) -> String {
         let mut line = String::new();
         for word in self.command {
@@ -101,12 +165,28 @@ impl Job<'_> {
         line
     }
 
-    /// Returns the number of tasks with an address.
+    /// Returns the number of tasks in the cluster: chief, workers and parameter servers.
     fn in_cluster(&self) -> usize {
         usize::from(self.layout.chief) + self.layout.workers + self.layout.ps
     }
 
-    /// Returns the number of these tasks on each host.
+    /// Returns the line that exports the tasks of each job to resolvers; empty if all are workers. Ranks get the tasks
+    /// in the order of the jobs' names.
+    fn export_tasks(&self) -> String {
+        let jobs = [
+            ("chief", usize::from(self.layout.chief)),
+            ("ps", self.layout.ps),
+            ("worker", self.layout.workers),
+        ];
+        if self.in_cluster() == self.layout.workers {
+            return String::new();
+        }
+        let tasks = jobs.iter().filter(|(_, tasks)| *tasks > 0).map(|(job, tasks)| format!("{job}:{tasks}"));
+        let tasks: Vec<_> = tasks.collect();
+        format!("export DISTRIBUTE_TASKS={} # in the order of their ranks\n", tasks.join(","))
+    }
+
+    /// Returns the number of tasks on each host.
     fn on_hosts(&self) -> Vec<usize> {
         let mut counts = vec![0; self.layout.hosts.len()];
         for (_, host) in self.layout.tasks() {
@@ -134,11 +214,7 @@ mod tests {
 
     #[test]
     fn names_are_plain() {
-        let name = |program: &str| {
-            let command = [program.to_string()];
-            Job { layout: &Layout::new(1), command: &command, timeout: None, max_restarts: 0, image: None }
-                .name()
-        };
+        let name = |program: &str| Job::new(&Layout::new(1), &[program.to_string()]).name();
         assert_eq!(name("target/release/examples/digits"), "digits");
         assert_eq!(name("./Train_it.sh"), "train-it-sh");
         assert_eq!(name("/"), "job");
@@ -146,12 +222,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_job_is_said_before_it_is_printed() {
+    fn errors_of_a_job_are_found_before_it_is_printed() {
         let (command, layout) = ([], Layout::new(1));
-        let job = Job { layout: &layout, command: &command, timeout: None, max_restarts: 0, image: None };
+        let job = Job::new(&layout, &command);
         assert!(matches!(job.print(Target::Mpi), Err(Error::NoCommand)));
         let nobody = Layout::new(0);
         assert!(matches!(Job { layout: &nobody, ..job }.print(Target::Slurm), Err(Error::NoWorkers)));
-        assert!("docker".parse::<Target>().unwrap_err().to_string().contains("slurm, mpi or k8s"));
+        assert!(
+            "docker".parse::<Target>().unwrap_err().to_string().contains("slurm, mpi, or for Kubernetes")
+        );
+        for target in Target::ALL {
+            assert_eq!(target.name().parse::<Target>().unwrap(), target);
+        }
     }
 }

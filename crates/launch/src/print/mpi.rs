@@ -3,19 +3,32 @@
 use super::{Job, SECRET};
 use crate::{Error, Result};
 
-/// Returns an `mpirun` command, and the secret that it passes on.
+/// The line that chooses the first port: another one for each job of a host, most of the time.
+const PORTS: &str = "export DISTRIBUTE_PORT_BASE=${DISTRIBUTE_PORT_BASE:-$((10000 + $$ % 350 * 64))} # of the ranks of a host";
+
+/// Returns an `mpirun` command, preceded by the command that creates the secret.
 pub(super) fn call(job: &Job<'_>) -> Result<String> {
     let layout = job.layout;
-    if layout.chief || layout.ps > 0 || layout.evaluator {
-        let problem = "ranks of MPI are workers, and nothing else; leave out --chief, --ps and --evaluator";
-        return Err(Error::Unprintable { target: "mpi", problem });
+    let refuse = |problem| Err(Error::Unprintable { target: "mpi", problem });
+    if layout.evaluator {
+        return refuse(
+            "an evaluator is not part of the cluster; start it separately, without --evaluator here",
+        );
     }
     if job.max_restarts > 0 {
-        let problem = "MPI starts no rank again; leave out --max-restarts";
-        return Err(Error::Unprintable { target: "mpi", problem });
+        return refuse("MPI does not restart ranks; leave out --max-restarts");
+    }
+    if job.cpus.or(job.gpus).is_some()
+        || job.memory.or(job.volume.map(|(claim, _)| claim)).is_some()
+        || job.health.is_some()
+        || job.image.is_some()
+    {
+        return refuse(
+            "MPI only starts ranks; leave out --image, --cpus, --gpus, --memory, --volume and --health-port",
+        );
     }
     // A worker may have several threads, and Open MPI would give it one core.
-    let mut options = format!("-np {} --bind-to none", layout.workers);
+    let mut options = format!("-np {} --bind-to none", job.in_cluster());
     let hosts: Vec<_> = layout.hosts.iter().zip(job.on_hosts()).filter(|(_, tasks)| *tasks > 0).collect();
     let mut told = String::new();
     if hosts.is_empty() {
@@ -34,9 +47,13 @@ pub(super) fn call(job: &Job<'_>) -> Result<String> {
     if let Some(timeout) = job.timeout {
         options += &format!(" --timeout {}", timeout.as_secs_f64().ceil());
     }
+    let tasks = job.export_tasks();
+    if !tasks.is_empty() {
+        options += " -x DISTRIBUTE_TASKS";
+    }
     Ok(format!(
-        "# The program finds its world in the environment that Open MPI gives each rank: MpiClusterResolver.\n\
-         {SECRET}\n{told}mpirun {options} -x DISTRIBUTE_SECRET {}\n",
+        "# The program finds its world in the environment that Open MPI gives each rank: resolver::from_env().\n\
+         {SECRET}\n{PORTS}\n{tasks}{told}mpirun {options} -x DISTRIBUTE_SECRET -x DISTRIBUTE_PORT_BASE {}\n",
         job.shell_command()
     ))
 }
@@ -51,29 +68,30 @@ mod tests {
     fn a_call_of_mpirun() {
         let layout = Layout::new(3).hosts(parse_hosts("me@a,b").unwrap());
         let command = ["./train".to_string(), "it's".into(), "".into()];
-        let job = Job {
-            layout: &layout,
-            command: &command,
-            timeout: Some(Duration::from_millis(1500)),
-            max_restarts: 0,
-            image: None,
-        };
+        let job = Job { timeout: Some(Duration::from_millis(1500)), ..Job::new(&layout, &command) };
         assert_eq!(
             call(&job).unwrap(),
-            r#"# The program finds its world in the environment that Open MPI gives each rank: MpiClusterResolver.
+            r#"# The program finds its world in the environment that Open MPI gives each rank: resolver::from_env().
 export DISTRIBUTE_SECRET="$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"
+export DISTRIBUTE_PORT_BASE=${DISTRIBUTE_PORT_BASE:-$((10000 + $$ % 350 * 64))} # of the ranks of a host
 export DISTRIBUTE_HOSTS=a:2,b:1
-mpirun -np 3 --bind-to none --host a,a,b --map-by seq -x DISTRIBUTE_HOSTS --timeout 2 -x DISTRIBUTE_SECRET ./train 'it'\''s' ''
+mpirun -np 3 --bind-to none --host a,a,b --map-by seq -x DISTRIBUTE_HOSTS --timeout 2 -x DISTRIBUTE_SECRET -x DISTRIBUTE_PORT_BASE ./train 'it'\''s' ''
 "#
         );
-        for layout in [Layout::new(1).ps(1), Layout::new(1).chief(true), Layout::new(1).evaluator(true)] {
-            assert!(
-                call(&Job { layout: &layout, ..job })
-                    .unwrap_err()
-                    .to_string()
-                    .starts_with("--print mpi: ranks")
-            );
+        let servers = Layout::new(2).ps(1).with_chief();
+        let text = call(&Job { layout: &servers, timeout: None, ..job }).unwrap();
+        assert!(text.contains(
+            "\nexport DISTRIBUTE_TASKS=chief:1,ps:1,worker:2 # in the order of their ranks\nmpirun -np 4 "
+        ));
+        assert!(text.contains(" -x DISTRIBUTE_TASKS "), "{text}");
+        let evaluator = Layout::new(1).with_evaluator();
+        for refused in [
+            Job { layout: &evaluator, ..job },
+            Job { max_restarts: 1, ..job },
+            Job { cpus: Some(1), ..job },
+            Job { memory: Some("1Gi"), ..job },
+        ] {
+            assert!(call(&refused).unwrap_err().to_string().starts_with("--print mpi: "));
         }
-        assert!(call(&Job { max_restarts: 1, ..job }).is_err());
     }
 }

@@ -4,17 +4,35 @@ use super::{Job, SECRET};
 use crate::{Error, Result};
 use std::fmt::Write as _;
 
+/// The lines that choose the ports of the tasks: by the number of the job, or the next ones that are free on all nodes.
+const PORTS: &str = r#"# Jobs on one node use different ports: from one by the number of the job on, or the next that are free on all nodes.
+listening=" $(srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
+  awk '$4 == "0A" { sub(".*:", "", $2); printf "%s ", $2 }')"
+port=${DISTRIBUTE_PORT_BASE:-$((10000 + SLURM_JOB_ID % 350 * 64))}
+for ((at = port; at < port + TASKS; at++)); do
+  if [[ $listening == *" $(printf %04X "$at") "* ]]; then port=$((at + 1)); fi
+done
+export DISTRIBUTE_PORT_BASE=$port
+"#;
+
 /// Returns a script for `sbatch`.
 pub(super) fn script(job: &Job<'_>) -> Result<String> {
     let layout = job.layout;
     let refuse = |problem| Err(Error::Unprintable { target: "slurm", problem });
     if layout.evaluator {
         return refuse(
-            "an evaluator is no part of the cluster; submit it as a job of its own, without --evaluator here",
+            "an evaluator is not part of the cluster; submit it as a separate job, without --evaluator here",
         );
     }
-    if job.max_restarts > 0 {
-        return refuse("Slurm starts no single task again; leave out --max-restarts");
+    if job.memory.is_some() {
+        return refuse(
+            "Slurm reserves memory for a node or a core; leave out --memory, and give sbatch --mem",
+        );
+    }
+    if job.image.is_some() || job.volume.is_some() || job.health.is_some() {
+        return refuse(
+            "Slurm starts no containers and probes no ports; leave out --image, --volume and --health-port",
+        );
     }
     let mut script = String::from("#!/bin/bash\n");
     let mut directive = |name: &str, value: String| {
@@ -24,27 +42,42 @@ pub(super) fn script(job: &Job<'_>) -> Result<String> {
     directive("job-name", job.name());
     directive("ntasks", job.in_cluster().to_string());
     let on_hosts = job.on_hosts();
-    if let Some(most) = on_hosts.iter().max() {
+    if let Some(max) = on_hosts.iter().max() {
         let names: Vec<_> = layout.hosts.iter().map(|host| host.host().to_string()).collect();
         directive("nodelist", names.join(","));
         directive("nodes", names.len().to_string());
-        directive("ntasks-per-node", most.to_string());
+        directive("ntasks-per-node", max.to_string());
     }
     if let Some(timeout) = job.timeout {
         directive("time", (timeout.as_secs_f64() / 60.).ceil().to_string());
     }
+    // Slurm may send it up to a minute earlier.
+    directive("signal", format!("TERM@{}", job.grace.as_secs_f64().ceil()));
+    for (name, count) in [("cpus-per-task", job.cpus), ("gpus-per-task", job.gpus)] {
+        if let Some(count) = count {
+            directive(name, count.to_string());
+        }
+    }
+    if job.max_restarts > 0 {
+        script += "#SBATCH --requeue\n#SBATCH --open-mode=append\n";
+    }
     script += "set -eu\n\n# The tasks know each other by it; srun hands it on in their environment.\n";
     script += SECRET;
-    script += "\n\n# The program finds its world in the environment that srun gives each task: SlurmClusterResolver";
-    let jobs = [("chief", usize::from(layout.chief)), ("ps", layout.ps), ("worker", layout.workers)];
-    let jobs: Vec<_> = jobs.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}: {n}")).collect();
-    script += &if layout.chief || layout.ps > 0 {
-        format!(",\n# made with the jobs {}, which get the tasks in this order.\n", jobs.join(", "))
-    } else {
-        ".\n".into()
-    };
+    script += "\n\n";
+    script += &PORTS.replace("TASKS", &job.in_cluster().to_string());
+    script += "\n# The program finds its world in the environment that srun gives each task: resolver::from_env().\n";
+    script += &job.export_tasks();
     // When one task fails, the others are ended.
-    let _ = writeln!(script, "srun --kill-on-bad-exit=1 --label {}", job.shell_command());
+    let step = format!("srun --kill-on-bad-exit=1 --label {}", job.shell_command());
+    let _ = match job.max_restarts {
+        0 => writeln!(script, "{step}"),
+        // The job is started again as a whole. Slurm counts how often.
+        max => writeln!(
+            script,
+            "status=0\n{step} || status=$?\nif [ $status != 0 ] && [ \"${{SLURM_RESTART_COUNT:-0}}\" -lt {max} ]; then\n  \
+             scontrol requeue \"$SLURM_JOB_ID\"\nfi\nexit $status"
+        ),
+    };
     Ok(script)
 }
 
@@ -57,36 +90,60 @@ mod tests {
     #[test]
     fn a_script_for_sbatch() {
         let command = ["target/release/train".to_string(), "--out=a b".into()];
-        let layout = Layout::new(4).ps(2).hosts(parse_hosts("n1,n2").unwrap());
+        let layout = Layout::new(4).with_chief().ps(2).hosts(parse_hosts("n1,n2").unwrap());
         let timeout = Some(Duration::from_secs(3601));
-        let job = Job { layout: &layout, command: &command, timeout, max_restarts: 0, image: None };
+        let job = Job { timeout, max_restarts: 3, cpus: Some(2), ..Job::new(&layout, &command) };
         assert_eq!(
             script(&job).unwrap(),
             r#"#!/bin/bash
 #SBATCH --job-name=train
-#SBATCH --ntasks=6
+#SBATCH --ntasks=7
 #SBATCH --nodelist=n1,n2
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=3
+#SBATCH --ntasks-per-node=4
 #SBATCH --time=61
+#SBATCH --signal=TERM@30
+#SBATCH --cpus-per-task=2
+#SBATCH --requeue
+#SBATCH --open-mode=append
 set -eu
 
 # The tasks know each other by it; srun hands it on in their environment.
 export DISTRIBUTE_SECRET="$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"
 
-# The program finds its world in the environment that srun gives each task: SlurmClusterResolver,
-# made with the jobs ps: 2, worker: 4, which get the tasks in this order.
-srun --kill-on-bad-exit=1 --label target/release/train '--out=a b'
+# Jobs on one node use different ports: from one by the number of the job on, or the next that are free on all nodes.
+listening=" $(srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
+  awk '$4 == "0A" { sub(".*:", "", $2); printf "%s ", $2 }')"
+port=${DISTRIBUTE_PORT_BASE:-$((10000 + SLURM_JOB_ID % 350 * 64))}
+for ((at = port; at < port + 7; at++)); do
+  if [[ $listening == *" $(printf %04X "$at") "* ]]; then port=$((at + 1)); fi
+done
+export DISTRIBUTE_PORT_BASE=$port
+
+# The program finds its world in the environment that srun gives each task: resolver::from_env().
+export DISTRIBUTE_TASKS=chief:1,ps:2,worker:4 # in the order of their ranks
+status=0
+srun --kill-on-bad-exit=1 --label target/release/train '--out=a b' || status=$?
+if [ $status != 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $status
 "#
         );
         let workers = Layout::new(2);
-        let text = script(&Job { layout: &workers, timeout: None, ..job }).unwrap();
+        let text = script(&Job::new(&workers, &command)).unwrap();
         assert!(
-            text.contains("--ntasks=2\nset -eu") && text.contains("SlurmClusterResolver.\nsrun "),
+            text.contains("--ntasks=2\n#SBATCH --signal=TERM@30\nset -eu")
+                && text.ends_with("resolver::from_env().\nsrun --kill-on-bad-exit=1 --label target/release/train '--out=a b'\n"),
             "{text}"
         );
-        let evaluator = Layout::new(1).evaluator(true);
-        assert!(script(&Job { layout: &evaluator, ..job }).is_err());
-        assert!(script(&Job { max_restarts: 1, ..job }).is_err());
+        let evaluator = Layout::new(1).with_evaluator();
+        for refused in [
+            Job { layout: &evaluator, ..job },
+            Job { memory: Some("1Gi"), ..job },
+            Job { health: Some(6071), ..job },
+        ] {
+            assert!(script(&refused).is_err());
+        }
     }
 }

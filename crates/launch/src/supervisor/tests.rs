@@ -12,14 +12,14 @@ fn supervisor(max_restarts: u32) -> Supervisor {
         grace: 10 * SECOND,
         timeout: Some(100 * SECOND),
     };
-    let tasks = Layout::new(2).ps(1).evaluator(true).tasks();
+    let tasks = Layout::new(2).ps(1).with_evaluator().tasks();
     let (supervisor, actions) = Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy);
     assert_eq!(actions, [Action::Set(Timer::Timeout, 100 * SECOND)]);
     supervisor
 }
 
-fn ended(task: usize, end: End) -> Happened {
-    Happened::Ended { task, end, after: SECOND }
+fn ended(task: usize, end: End) -> Input {
+    Input::Ended { task, end, after: SECOND }
 }
 
 fn sent(signal: Signal, tasks: &[usize]) -> Vec<Action> {
@@ -72,15 +72,16 @@ fn a_job_that_needs_not_all_workers_goes_on_without_some_and_never_without_the_f
             grace: 10 * SECOND,
             timeout: None,
         };
-        let tasks = Layout::new(3).evaluator(true).tasks();
+        let tasks = Layout::new(3).with_evaluator().tasks();
         Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0
     };
     let mut supervisor = of_three();
     let said = supervisor.decide(failed(1));
-    let [Action::Say(notice @ Notice::Lost { left: 2, .. })] = &said[..] else { panic!("{said:?}") };
+    let [Action::Notify(notice @ Notice::Lost { left: 2, .. })] = &said[..] else { panic!("{said:?}") };
     assert_eq!(
         notice.to_string(),
-        "worker 1: signal 9 (SIGKILL: by hand, or by the system for want of memory) after 1.0 s; the job goes on with 2 workers"
+        "worker 1: signal 9 (SIGKILL: by a user, or by the system because it ran out of memory) after 1.0 \
+         s; the job continues with 2 workers"
     );
     // The others succeed, which ends the job.
     assert_eq!(supervisor.decide(ended(0, End::Exited(0))), []);
@@ -92,7 +93,7 @@ fn a_job_that_needs_not_all_workers_goes_on_without_some_and_never_without_the_f
     supervisor.decide(ended(0, End::Exited(0)));
     supervisor.decide(ended(1, End::Exited(0)));
     let actions = supervisor.decide(failed(2));
-    assert!(matches!(actions[0], Action::Say(Notice::Lost { left: 0, .. })), "{actions:?}");
+    assert!(matches!(actions[0], Action::Notify(Notice::Lost { left: 0, .. })), "{actions:?}");
     assert_eq!(actions[1..], stopping(Signal::Terminate, &[3])[..]);
     assert_eq!(supervisor.into_parts().0, Cause::Done);
 
@@ -119,12 +120,12 @@ fn where_workers_come_and_go_none_is_started_again_when_others_have_ended_well()
     // Worker 2 waits for its restart, and the others finish in the meantime; then worker 1 fails at its end.
     let mut supervisor = of_three();
     let waits = supervisor.decide(ended(2, End::Exited(1)));
-    assert!(matches!(waits[..], [Action::Say(Notice::Restart { .. }), Action::Set(Timer::Restart(2), _)]));
+    assert!(matches!(waits[..], [Action::Notify(Notice::Restart { .. }), Action::Set(Timer::Restart(2), _)]));
     assert_eq!(supervisor.decide(ended(0, End::Exited(0))), []);
     let lost = supervisor.decide(ended(1, End::Exited(1)));
-    assert!(matches!(lost[..], [Action::Say(Notice::Lost { .. })]), "{lost:?}");
-    let lost = supervisor.decide(Happened::Passed(Timer::Restart(2)));
-    assert!(matches!(lost[0], Action::Say(Notice::Lost { left: 0, .. })), "{lost:?}");
+    assert!(matches!(lost[..], [Action::Notify(Notice::Lost { .. })]), "{lost:?}");
+    let lost = supervisor.decide(Input::Expired(Timer::Restart(2)));
+    assert!(matches!(lost[0], Action::Notify(Notice::Lost { left: 0, .. })), "{lost:?}");
     assert!(supervisor.is_over());
     assert_eq!(supervisor.into_parts().0, Cause::Done);
 
@@ -143,11 +144,11 @@ fn who_does_not_end_when_asked_is_killed() {
     supervisor.decide(ended(2, End::Signaled(15)));
     let mut expected = sent(Signal::Kill, &[1, 3]);
     expected.push(Action::Set(Timer::Killed, KILLED));
-    assert_eq!(supervisor.decide(Happened::Passed(Timer::Grace)), expected);
+    assert_eq!(supervisor.decide(Input::Expired(Timer::Grace)), expected);
     supervisor.decide(ended(1, End::Signaled(9)));
     assert!(!supervisor.is_over());
     // Hung in the kernel.
-    assert_eq!(supervisor.decide(Happened::Passed(Timer::Killed)), []);
+    assert_eq!(supervisor.decide(Input::Expired(Timer::Killed)), []);
     assert!(supervisor.is_over());
     let (cause, tasks) = supervisor.into_parts();
     assert_eq!((cause, &tasks[3].end, tasks[3].killed), (Cause::Failed(0), &None, true));
@@ -156,17 +157,17 @@ fn who_does_not_end_when_asked_is_killed() {
 #[test]
 fn a_signal_to_the_launcher_goes_to_all_and_a_second_one_kills() {
     let mut supervisor = supervisor(3);
-    let mut expected = vec![Action::Say(Notice::Interrupted { signal: Signal::Interrupt })];
+    let mut expected = vec![Action::Notify(Notice::Interrupted { signal: Signal::Interrupt })];
     expected.extend(stopping(Signal::Interrupt, &[0, 1, 2, 3]));
-    assert_eq!(supervisor.decide(Happened::Asked(Signal::Interrupt)), expected);
+    assert_eq!(supervisor.decide(Input::Signal(Signal::Interrupt)), expected);
     // There are no restarts now.
     assert_eq!(supervisor.decide(ended(0, End::Signaled(2))), []);
-    let actions = supervisor.decide(Happened::Asked(Signal::Interrupt));
+    let actions = supervisor.decide(Input::Signal(Signal::Interrupt));
     assert_eq!(actions[..3], sent(Signal::Kill, &[1, 2, 3]));
     // Late events change nothing.
-    assert_eq!(supervisor.decide(Happened::Asked(Signal::Interrupt)), []);
-    assert_eq!(supervisor.decide(Happened::Passed(Timer::Grace)), []);
-    assert_eq!(supervisor.decide(Happened::Passed(Timer::Timeout)), []);
+    assert_eq!(supervisor.decide(Input::Signal(Signal::Interrupt)), []);
+    assert_eq!(supervisor.decide(Input::Expired(Timer::Grace)), []);
+    assert_eq!(supervisor.decide(Input::Expired(Timer::Timeout)), []);
     for task in 1..4 {
         supervisor.decide(ended(task, End::Signaled(9)));
     }
@@ -177,7 +178,7 @@ fn a_signal_to_the_launcher_goes_to_all_and_a_second_one_kills() {
 #[test]
 fn the_time_of_the_job_is_limited() {
     let mut supervisor = supervisor(0);
-    let actions = supervisor.decide(Happened::Passed(Timer::Timeout));
+    let actions = supervisor.decide(Input::Expired(Timer::Timeout));
     assert_eq!(actions, stopping(Signal::Terminate, &[0, 1, 2, 3]));
     (0..4).for_each(|task| drop(supervisor.decide(ended(task, End::Signaled(15)))));
     assert_eq!(supervisor.into_parts().0, Cause::TimedOut(100 * SECOND));
@@ -189,12 +190,12 @@ fn a_failed_task_is_started_again_each_time_later() {
     let mut waits = Vec::new();
     for restart in 1..=8 {
         let actions = supervisor.decide(ended(0, End::Exited(1)));
-        let [Action::Say(notice), Action::Set(Timer::Restart(0), wait)] = &actions[..] else {
+        let [Action::Notify(notice), Action::Set(Timer::Restart(0), wait)] = &actions[..] else {
             panic!("{actions:?}")
         };
         assert!(notice.to_string().contains(&format!("restart {restart} of 8")), "{notice}");
         waits.push(wait.as_secs());
-        let again = supervisor.decide(Happened::Passed(Timer::Restart(0)));
+        let again = supervisor.decide(Input::Expired(Timer::Restart(0)));
         let has_run = Action::Set(Timer::HasRun { task: 0, restart }, JUST_STARTED);
         assert_eq!(again, [Action::Start { task: 0, restart }, has_run]);
     }
@@ -204,7 +205,7 @@ fn a_failed_task_is_started_again_each_time_later() {
     let actions = supervisor.decide(ended(0, End::Exited(7)));
     assert_eq!(actions, stopping(Signal::Terminate, &[1, 3]));
     // The task that waits for its restart is not restarted any more.
-    assert_eq!(supervisor.decide(Happened::Passed(Timer::Restart(2))), []);
+    assert_eq!(supervisor.decide(Input::Expired(Timer::Restart(2))), []);
     supervisor.decide(ended(1, End::Signaled(15)));
     supervisor.decide(ended(3, End::Signaled(15)));
     assert!(supervisor.is_over());
@@ -216,13 +217,13 @@ fn who_fails_soon_waits_longer_each_time_and_who_has_run_for_a_while_does_not() 
     let mut supervisor = supervisor(9);
     let mut waits = Vec::new();
     for after in [1, 1, 1, 30, 1, 4, 5] {
-        let end = Happened::Ended { task: 1, end: End::Exited(1), after: after * SECOND };
+        let end = Input::Ended { task: 1, end: End::Exited(1), after: after * SECOND };
         let actions = supervisor.decide(end);
         waits.extend(actions.iter().filter_map(|action| match action {
             Action::Set(Timer::Restart(1), wait) => Some(wait.as_secs()),
             _ => None,
         }));
-        supervisor.decide(Happened::Passed(Timer::Restart(1)));
+        supervisor.decide(Input::Expired(Timer::Restart(1)));
     }
     assert_eq!(waits, [1, 2, 4, 1, 2, 4, 8]);
 }
@@ -232,7 +233,7 @@ fn a_worker_that_waits_for_its_restart_is_not_done() {
     let mut supervisor = supervisor(1);
     supervisor.decide(ended(0, End::Exited(1)));
     assert_eq!(supervisor.decide(ended(1, End::Exited(0))), []);
-    supervisor.decide(Happened::Passed(Timer::Restart(0)));
+    supervisor.decide(Input::Expired(Timer::Restart(0)));
     assert_eq!(supervisor.decide(ended(0, End::Exited(0))), stopping(Signal::Terminate, &[2, 3]));
 }
 
@@ -240,7 +241,7 @@ fn a_worker_that_waits_for_its_restart_is_not_done() {
 fn a_restart_that_the_system_refuses_is_a_failure() {
     let mut supervisor = supervisor(1);
     supervisor.decide(ended(1, End::Signaled(9)));
-    supervisor.decide(Happened::Passed(Timer::Restart(1)));
+    supervisor.decide(Input::Expired(Timer::Restart(1)));
     let refused = End::NotStarted("no memory".into());
     assert_eq!(supervisor.decide(ended(1, refused)), stopping(Signal::Terminate, &[0, 2, 3]));
 }
@@ -249,35 +250,35 @@ fn a_restart_that_the_system_refuses_is_a_failure() {
 fn driven() -> Supervisor {
     let policy =
         Policy { max_restarts: 3, backoff: SECOND, min_workers: None, grace: 10 * SECOND, timeout: None };
-    let tasks = Layout::new(2).chief(true).ps(1).tasks();
+    let tasks = Layout::new(2).with_chief().ps(1).tasks();
     Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0
 }
 
 fn said(actions: &[Action]) -> Vec<String> {
     let notices = actions.iter().filter_map(|action| match action {
-        Action::Say(notice) => Some(notice.to_string()),
+        Action::Notify(notice) => Some(notice.to_string()),
         _ => None,
     });
     notices.collect()
 }
 
 #[test]
-fn nobody_is_started_again_for_a_chief_that_has_ended_well() {
+fn no_task_is_restarted_after_the_chief_has_succeeded() {
     // Worker 0 waits for its restart when the chief exits, and the server is killed after that.
     let mut supervisor = driven();
     supervisor.decide(ended(1, End::Signaled(15)));
     let actions = supervisor.decide(ended(0, End::Exited(0)));
     assert_eq!(
         said(&actions),
-        ["worker 0: signal 15 (SIGTERM) after 1.0 s; not started again: the chief has ended well"]
+        ["worker 0: signal 15 (SIGTERM) after 1.0 s; not restarted: the chief has succeeded"]
     );
     assert_eq!(actions[1..], [Action::Set(Timer::LeftOver, 10 * SECOND)]);
-    assert_eq!(supervisor.decide(Happened::Passed(Timer::Restart(1))), []);
+    assert_eq!(supervisor.decide(Input::Expired(Timer::Restart(1))), []);
     let actions = supervisor.decide(ended(3, End::Signaled(11)));
     assert_eq!(said(&actions).len(), 1);
     // The other worker exits on its own, and is waited for.
     assert_eq!(
-        supervisor.decide(Happened::Passed(Timer::LeftOver)),
+        supervisor.decide(Input::Expired(Timer::LeftOver)),
         [Action::Set(Timer::LeftOver, 10 * SECOND)]
     );
     supervisor.decide(ended(2, End::Exited(0)));
@@ -298,19 +299,19 @@ fn nobody_is_started_again_for_a_chief_that_has_ended_well() {
 fn who_may_wait_for_a_chief_that_has_ended_well_is_asked_to_end() {
     let restarted = |supervisor: &mut Supervisor| {
         supervisor.decide(ended(1, End::Signaled(9)));
-        supervisor.decide(Happened::Passed(Timer::Restart(1)));
+        supervisor.decide(Input::Expired(Timer::Restart(1)));
     };
     // Worker 0 was restarted just before, and worker 1 is suspended.
     let mut supervisor = driven();
     restarted(&mut supervisor);
     supervisor.decide(ended(0, End::Exited(0)));
-    supervisor.decide(Happened::Looked { task: 2, suspended: true });
-    let actions = supervisor.decide(Happened::Passed(Timer::LeftOver));
+    supervisor.decide(Input::Checked { task: 2, suspended: true });
+    let actions = supervisor.decide(Input::Expired(Timer::LeftOver));
     assert_eq!(
         said(&actions),
         [
-            "worker 0 is asked to end: the chief has ended well, and it was started again just before",
-            "worker 1 is asked to end: the chief has ended well, and it is suspended",
+            "worker 0 is asked to exit: the chief has succeeded, and it was restarted just before",
+            "worker 1 is asked to exit: the chief has succeeded, and it is suspended",
         ]
     );
     assert_eq!(actions[2..], stopping(Signal::Terminate, &[1, 2, 3]));
@@ -323,16 +324,16 @@ fn who_may_wait_for_a_chief_that_has_ended_well_is_asked_to_end() {
     // A resumed task is waited for, and so is one that has run for a while.
     let mut supervisor = driven();
     restarted(&mut supervisor);
-    supervisor.decide(Happened::Passed(Timer::HasRun { task: 1, restart: 1 }));
+    supervisor.decide(Input::Expired(Timer::HasRun { task: 1, restart: 1 }));
     supervisor.decide(ended(0, End::Exited(0)));
-    supervisor.decide(Happened::Looked { task: 2, suspended: true });
+    supervisor.decide(Input::Checked { task: 2, suspended: true });
     let again = [Action::Set(Timer::LeftOver, 10 * SECOND)];
-    assert_eq!(supervisor.decide(Happened::Passed(Timer::LeftOver)), again);
+    assert_eq!(supervisor.decide(Input::Expired(Timer::LeftOver)), again);
     supervisor.decide(ended(1, End::Exited(0)));
-    supervisor.decide(Happened::Looked { task: 2, suspended: false });
-    assert_eq!(supervisor.decide(Happened::Passed(Timer::LeftOver)), again);
-    supervisor.decide(Happened::Looked { task: 2, suspended: true });
-    assert!(supervisor.decide(Happened::Passed(Timer::LeftOver)).len() > 1);
+    supervisor.decide(Input::Checked { task: 2, suspended: false });
+    assert_eq!(supervisor.decide(Input::Expired(Timer::LeftOver)), again);
+    supervisor.decide(Input::Checked { task: 2, suspended: true });
+    assert!(supervisor.decide(Input::Expired(Timer::LeftOver)).len() > 1);
     assert_eq!(supervisor.into_parts().0, Cause::Done);
 }
 
@@ -340,13 +341,13 @@ fn who_may_wait_for_a_chief_that_has_ended_well_is_asked_to_end() {
 fn a_task_that_is_held_when_the_job_ends_is_not_started() {
     let mut supervisor = supervisor(1);
     supervisor.decide(ended(0, End::Signaled(9)));
-    supervisor.decide(Happened::Passed(Timer::Restart(0)));
-    supervisor.decide(Happened::Asked(Signal::Terminate));
+    supervisor.decide(Input::Expired(Timer::Restart(0)));
+    supervisor.decide(Input::Signal(Signal::Terminate));
     for task in 1..4 {
         supervisor.decide(ended(task, End::Signaled(15)));
     }
     assert!(supervisor.is_ending() && !supervisor.is_over());
-    assert_eq!(supervisor.decide(Happened::NotStarted { task: 0 }), []);
+    assert_eq!(supervisor.decide(Input::NotStarted { task: 0 }), []);
     assert!(supervisor.is_over());
     let (_, tasks) = supervisor.into_parts();
     assert_eq!((&tasks[0].end, tasks[0].restarts), (&Some(End::Signaled(9)), 0));

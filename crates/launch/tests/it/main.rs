@@ -9,6 +9,7 @@ mod kubernetes;
 mod mpirun;
 #[cfg(unix)]
 mod processes;
+mod schema;
 #[cfg(unix)]
 mod ssh;
 #[cfg(unix)]

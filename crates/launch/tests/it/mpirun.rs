@@ -25,7 +25,7 @@ struct Nobody;
 
 impl Receiver for Nobody {
     fn deliver(&self, _from: usize, _message: Message) {}
-    fn lose(&self, _from: usize, _reason: String) {}
+    fn mark_lost(&self, _from: usize, _reason: String) {}
 }
 
 /// Runs in each rank: prints its worker number and its host, and joins the others.
@@ -44,17 +44,20 @@ fn rank(joins: &str) {
 }
 
 /// Returns the sorted lines of all ranks that the printed commands start for this layout.
-fn carried_out(layout: &Layout, joins: &str) -> Vec<String> {
+fn lines_of_job(layout: &Layout, joins: &str) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let ssh = folder.path().join("ssh");
     std::fs::write(&ssh, FAKE).unwrap();
     std::fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
     let this = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
-    let command = [&*this, "--exact", "mpirun::what_is_printed_runs", "--nocapture"].map(str::to_owned);
+    let command = [&*this, "--exact", "mpirun::printed_commands_run", "--nocapture"].map(str::to_owned);
     let timeout = Some(Duration::from_secs(40));
-    let job = Job { layout, command: &command, timeout, max_restarts: 0, image: None };
+    let job = Job { timeout, ..Job::new(layout, &command) };
     let mut shell = Command::new("sh");
-    shell.args(["-euc", &job.print(Target::Mpi).unwrap()]).env(JOINS, joins);
+    shell
+        .args(["-euc", &job.print(Target::Mpi).unwrap()])
+        .env(JOINS, joins)
+        .env("DISTRIBUTE_PORT_BASE", "8888");
     shell.env("OMPI_MCA_plm_rsh_agent", &ssh);
     // Tests are often root, by whom Open MPI is not started otherwise.
     shell.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
@@ -70,7 +73,7 @@ fn on_hosts(workers: usize, hosts: &str) -> Layout {
 }
 
 #[test]
-fn what_is_printed_runs() {
+fn printed_commands_run() {
     if let Ok(joins) = std::env::var(JOINS) {
         return rank(&joins);
     }
@@ -85,7 +88,7 @@ fn what_is_printed_runs() {
             let expected: Vec<_> = (0..3)
                 .flat_map(|rank| [format!("rank {rank} here {addresses}"), format!("rank {rank} joined 3")])
                 .collect();
-            assert_eq!(carried_out(&layout, "yes"), expected);
+            assert_eq!(lines_of_job(&layout, "yes"), expected);
         }
     });
     watched(|| {
@@ -96,6 +99,6 @@ fn what_is_printed_runs() {
         let places = ["elsewhere", "elsewhere", "here"].iter().enumerate();
         let expected: Vec<_> =
             places.map(|(rank, place)| format!("rank {rank} {place} {addresses}")).collect();
-        assert_eq!(carried_out(&on_hosts(3, &format!("elsewhere,{name}")), "no"), expected);
+        assert_eq!(lines_of_job(&on_hosts(3, &format!("elsewhere,{name}")), "no"), expected);
     });
 }

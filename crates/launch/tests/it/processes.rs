@@ -16,9 +16,9 @@ fn worker(index: usize) -> Task {
 }
 
 #[test]
-fn each_task_is_told_who_it_is_and_all_share_one_secret() {
+fn each_task_gets_its_identity_and_all_share_one_secret() {
     watched(|| {
-        let layout = Layout::new(2).chief(true).ps(1).evaluator(true);
+        let layout = Layout::new(2).with_chief().ps(1).with_evaluator();
         let told =
             r#"echo "$TF_CONFIG"; echo "$DISTRIBUTE_SECRET $DISTRIBUTE_RESTART $MINE ${REMOVED-none}""#;
         let fifo = Fifo::new();
@@ -68,7 +68,7 @@ fn the_secret_is_in_no_command_line_and_no_output() {
 }
 
 #[test]
-fn lines_stay_whole_however_the_tasks_write_them() {
+fn lines_stay_complete_for_every_way_to_write_them() {
     watched(|| {
         let (a, b) = (Fifo::new(), Fifo::new());
         // Worker 0 begins a line, worker 1 writes one meanwhile, worker 0 ends its own.
@@ -103,7 +103,7 @@ fn nothing_that_a_task_writes_before_its_end_is_lost() {
 }
 
 #[test]
-fn what_a_task_has_started_may_write_its_last_words() {
+fn children_of_a_task_may_write_their_last_output() {
     watched(|| {
         for _ in 0..20 {
             let (launch, said) = script(&Layout::new(1), "echo late & exit 0");
@@ -136,7 +136,7 @@ fn a_slow_reader_loses_nothing() {
 }
 
 #[test]
-fn a_line_without_end_comes_in_pieces() {
+fn a_line_without_end_is_split() {
     watched(|| {
         let (launch, said) = script(&Layout::new(1), r"head -c 150000 /dev/zero | tr '\0' x");
         assert!(ended(launch.spawn().unwrap()).is_success());
@@ -146,7 +146,7 @@ fn a_line_without_end_comes_in_pieces() {
 }
 
 #[test]
-fn the_first_that_fails_is_named_and_the_others_are_stopped() {
+fn the_first_failed_task_is_named_and_the_others_are_stopped() {
     watched(|| {
         let fifo = Fifo::new();
         let heard = fifo.read();
@@ -174,7 +174,8 @@ fn the_first_that_fails_is_named_and_the_others_are_stopped() {
         }
         let summary = said.notices().pop().unwrap();
         assert!(summary.starts_with("worker 1 failed first: exit code 3 after "), "{summary}");
-        let rest = "; its last line of errors: no more data; stopped because of it: worker 0, worker 2, ps 0";
+        let rest = "; its last line on standard error: no more data; stopped because of it: worker 0, \
+                    worker 2, ps 0";
         assert!(summary.ends_with(rest), "{summary}");
     });
 }
@@ -195,7 +196,7 @@ fn a_signal_that_ends_a_task_is_named() {
 
 // INV-30
 #[test]
-fn who_does_not_end_when_asked_is_killed_with_all_it_has_started() {
+fn a_task_that_ignores_signals_is_killed_with_its_children() {
     watched(|| {
         let fifo = Fifo::new();
         let heard = fifo.read();
@@ -212,12 +213,15 @@ fn who_does_not_end_when_asked_is_killed_with_all_it_has_started() {
         assert!(outcome.is_success());
         let ps = outcome.task(&Job::Ps.task(0)).unwrap();
         assert_eq!((&ps.end, ps.stopped, ps.killed), (&Some(End::Signaled(9)), true, true));
-        assert!(outcome.to_string().ends_with("; killed, not having ended within 50 ms: ps 0"), "{outcome}");
+        assert!(
+            outcome.to_string().ends_with("; killed because they did not exit within 50 ms: ps 0"),
+            "{outcome}"
+        );
     });
 }
 
 #[test]
-fn a_process_that_has_left_its_task_does_not_hold_up_the_end() {
+fn a_process_that_left_its_task_does_not_delay_the_exit() {
     watched(|| {
         // It holds the task's output, and nothing reaches it any more.
         let (launch, said) = script(&Layout::new(1), "setsid sleep 1000 & echo $!; exit 4");
@@ -270,13 +274,15 @@ fn a_task_is_started_again_when_nothing_is_left_of_it() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn each_worker_has_cores_of_its_own_where_there_are_enough() {
+fn each_worker_has_separate_cores_if_there_are_enough() {
     watched(|| {
         let cores = "sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status; echo rayon ${RAYON_NUM_THREADS-unset}";
         let all = std::thread::available_parallelism().unwrap().get();
         let seen = |layout: &Layout, pin| {
             let (launch, said) = script(layout, cores);
-            let outcome = ended(launch.env_remove("RAYON_NUM_THREADS").pin(pin).spawn().unwrap());
+            let launch = launch.env_remove("RAYON_NUM_THREADS");
+            let launch = if pin { launch } else { launch.without_pinning() };
+            let outcome = ended(launch.spawn().unwrap());
             outcome.tasks.iter().map(|task| said.of(&task.task)).collect::<Vec<_>>()
         };
         let unpinned = seen(&Layout::new(1), false).remove(0).remove(0);
@@ -309,7 +315,7 @@ fn settings_of_threads_are_the_users() {
 }
 
 #[test]
-fn what_cannot_start_is_named_before_anything_runs() {
+fn commands_that_cannot_start_are_named_before_any_runs() {
     watched(|| {
         let launch = || Launch::new(Plan::new(&Layout::new(2)).unwrap());
         let none: [&str; 0] = [];
@@ -318,11 +324,11 @@ fn what_cannot_start_is_named_before_anything_runs() {
         assert!(
             matches!(&found, Error::CommandNotFound { task, command, .. } if *task == worker(0) && command == "no-such-command")
         );
-        assert!(error(launch()).to_string().contains("behind --"));
+        assert!(error(launch()).to_string().contains("after --"));
         let error = error(launch().command("sh", ["-c", "exit"]).folder("/no/such/folder"));
         assert_eq!(
             error.to_string(),
-            "the folder /no/such/folder in which the tasks are to run is not there"
+            "the folder /no/such/folder in which the tasks are to run does not exist"
         );
     });
 }
@@ -333,7 +339,7 @@ fn a_job_that_takes_too_long_is_stopped() {
         let (launch, _) = script(&Layout::new(2), "sleep 1000");
         let outcome = ended(launch.timeout(Some(Duration::from_millis(50))).spawn().unwrap());
         assert_eq!(outcome.exit_code(), 124);
-        assert_eq!(outcome.to_string(), "not done after 50 ms, the --timeout; stopped: worker 0, worker 1");
+        assert_eq!(outcome.to_string(), "timed out after 50 ms, the --timeout; stopped: worker 0, worker 1");
     });
 }
 
@@ -389,7 +395,7 @@ fn a_job_can_be_stopped_and_one_that_is_dropped_is_killed() {
 }
 
 #[test]
-fn a_command_has_no_child_that_it_does_not_know_of() {
+fn a_command_has_no_untracked_children() {
     watched(|| {
         // The guard is a grandchild, and `wait` in a shell would not tell: look for it.
         let text =
@@ -405,7 +411,7 @@ fn a_command_has_no_child_that_it_does_not_know_of() {
 
 /// A chief, two workers that it drives and a parameter server. Worker 1 is killed or suspended, and the chief exits.
 #[test]
-fn a_worker_that_is_lost_or_suspended_as_the_chief_ends_does_not_hold_up_the_end() {
+fn a_worker_that_is_lost_or_suspended_while_the_chief_exits_does_not_delay_the_exit() {
     watched(|| {
         for (signal, restarts) in [(Signal::Kill, 3), (Signal::Stop, 0)] {
             let (fifo, go) = (Fifo::new(), Fifo::new());
@@ -415,7 +421,7 @@ fn a_worker_that_is_lost_or_suspended_as_the_chief_ends_does_not_hold_up_the_end
                 *'"type":"chief"'*) echo ready >&9; read go <"$GO"; exit 0;;
                 *'"worker","index":0'*) echo ready >&9; read go <"$GO"; exit 0;;
                 *) echo ready >&9; exec sleep 1000;; esac"#;
-            let (launch, said) = script(&Layout::new(2).chief(true).ps(1), text);
+            let (launch, said) = script(&Layout::new(2).with_chief().ps(1), text);
             let launch =
                 launch.env("PIPE", fifo.path()).env("GO", go.path()).grace(Duration::from_millis(50));
             let running = launch.max_restarts(restarts).spawn().unwrap();
@@ -430,8 +436,8 @@ fn a_worker_that_is_lost_or_suspended_as_the_chief_ends_does_not_hold_up_the_end
             assert!(outcome.is_success(), "{outcome}");
             let last = outcome.task(&worker(1)).unwrap();
             assert_eq!((&last.end, last.stopped, last.killed), (&Some(End::Signaled(15)), true, false));
-            let why = if signal == Signal::Kill { "was started again just before" } else { "is suspended" };
-            let told = format!("worker 1 is asked to end: the chief has ended well, and it {why}");
+            let why = if signal == Signal::Kill { "was restarted just before" } else { "is suspended" };
+            let told = format!("worker 1 is asked to exit: the chief has succeeded, and it {why}");
             assert!(said.notices().contains(&told), "{:?}", said.notices());
         }
     });
@@ -439,7 +445,7 @@ fn a_worker_that_is_lost_or_suspended_as_the_chief_ends_does_not_hold_up_the_end
 
 /// The child of a task writes forever, in the task's process group or outside it, slowly or faster than it is read.
 #[test]
-fn a_process_that_writes_on_does_not_hold_up_the_end() {
+fn a_process_that_keeps_writing_does_not_delay_the_exit() {
     watched(|| {
         let (launch, _) = script(&Layout::new(1), "yes & exit 4");
         assert_eq!(ended(launch.spawn().unwrap()).exit_code(), 4);

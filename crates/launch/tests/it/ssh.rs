@@ -52,7 +52,7 @@ fn words(ssh: &Path) -> Vec<String> {
 }
 
 #[test]
-fn tasks_on_hosts_are_told_the_same_as_here() {
+fn tasks_on_hosts_get_the_same_variables_as_local_ones() {
     watched(|| {
         let (_kept, ssh) = fake();
         let (launch, said, folder, secret) = launch(words(&ssh), "a,me@b", 4, TOLD);
@@ -74,7 +74,7 @@ fn tasks_on_hosts_are_told_the_same_as_here() {
 }
 
 #[test]
-fn what_is_missing_on_a_host_is_named() {
+fn missing_programs_on_a_host_are_named() {
     watched(|| {
         let (_kept, ssh) = fake();
         let (launch, said, folder, _) = launch(words(&ssh), "a", 1, "");

@@ -9,7 +9,7 @@ fn error(function: TokenStream) -> String {
 }
 
 #[test]
-fn references_are_what_a_worker_keeps_and_all_else_travels() {
+fn references_are_to_values_of_the_worker_and_all_else_is_sent() {
     let text = expanded(quote!(
         /// Trains.
         #[cfg(feature = "x")]
@@ -49,13 +49,13 @@ fn a_function_without_arguments_has_no_parameters() {
 }
 
 #[test]
-fn what_cannot_be_called_from_elsewhere_is_a_compile_error() {
+fn invalid_remote_functions_are_compile_errors() {
     for (function, text) in [
         (
             quote!(
                 async fn f(worker: &WorkerContext) -> Result<()> {}
             ),
-            "no async one",
+            "cannot be async",
         ),
         (
             quote!(
@@ -67,19 +67,19 @@ fn what_cannot_be_called_from_elsewhere_is_a_compile_error() {
             quote!(
                 extern "C" fn f(worker: &WorkerContext) -> Result<()> {}
             ),
-            "a plain function of Rust",
+            "a plain Rust function",
         ),
         (
             quote!(
                 fn f<T>(worker: &WorkerContext, x: T) -> Result<()> {}
             ),
-            "no generic parameters and no lifetimes",
+            "cannot have generic parameters or lifetimes",
         ),
         (
             quote!(
                 fn f<'a>(worker: &'a WorkerContext) -> Result<()> {}
             ),
-            "no generic parameters and no lifetimes",
+            "cannot have generic parameters or lifetimes",
         ),
         (
             quote!(
@@ -89,19 +89,19 @@ fn what_cannot_be_called_from_elsewhere_is_a_compile_error() {
                 {
                 }
             ),
-            "no where clause",
+            "cannot have a where clause",
         ),
         (
             quote!(
                 fn f(&self, worker: &WorkerContext) -> Result<()> {}
             ),
-            "is no method",
+            "cannot be a method",
         ),
         (
             quote!(
                 fn f(self: Arc<Self>) -> Result<()> {}
             ),
-            "is no method",
+            "cannot be a method",
         ),
         (
             quote!(
@@ -149,7 +149,7 @@ fn what_cannot_be_called_from_elsewhere_is_a_compile_error() {
             quote!(
                 fn f(worker: &WorkerContext, model: &mut Model) -> Result<()> {}
             ),
-            "with a Mutex",
+            "in a Mutex",
         ),
         (
             quote!(
@@ -173,13 +173,13 @@ fn what_cannot_be_called_from_elsewhere_is_a_compile_error() {
             quote!(
                 fn f(worker: &WorkerContext, m: &dyn Module) -> Result<()> {}
             ),
-            "by its type",
+            "by their type",
         ),
         (
             quote!(
                 fn f(worker: &WorkerContext, x: impl Into<f32>) -> Result<()> {}
             ),
-            "name the type that travels",
+            "name the type that is sent",
         ),
         (
             quote!(

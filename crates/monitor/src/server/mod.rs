@@ -5,17 +5,26 @@
 //! | `/` | the page |
 //! | `/status.json` | the report, as JSON |
 //! | `/metrics` | the report, in Prometheus' text format |
+//! | `/healthz` | 200 if the process is alive; otherwise 503 |
+//! | `/readyz` | 200 if the job has all of its workers; otherwise 503 |
+//!
+//! | module | contents |
+//! |---|---|
+//! | `connections` | the connections, and the one that is closed for a new one |
+//! | `connection` | a connection: request, response and end, each within a deadline |
+//! | `request`, `respond` | HTTP as bytes: pure |
 
 mod connection;
-mod lobby;
+mod connections;
 mod request;
 mod respond;
 
 use crate::board::Board;
 use crate::{Error, Result, Source};
+use connections::Connections;
 use distribute_cluster::Stopwatch;
-use distribute_log::{Repeats, heard};
-use lobby::Lobby;
+use distribute_log::{Repeats, warn_or_stderr};
+use request::Access;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -23,48 +32,72 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The maximum number of connections. A further one replaces the oldest, preferring one without a request.
+/// The maximum number of connections. A further connection replaces the oldest one, preferably one without a request.
 pub(crate) const CONNECTIONS: usize = 16;
 
-/// The interval in which the thread that accepts connections checks for shutdown.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// The interval at which the thread that accepts connections checks for shutdown.
+const CHECK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
-/// The interval between two warnings about refused connections.
+/// The minimum interval between two warnings about rejected connections.
 const FAILURES: Duration = Duration::from_secs(10);
 
 /// A server that shows the status of a job until it is dropped.
-#[must_use = "dropped, nobody can watch the job"]
+#[must_use = "the monitor stops when this is dropped"]
 pub struct Server {
+    /// The address of the first listener.
     address: SocketAddr,
     board: Arc<Board>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Serves the reports of `source` at this address.
+    /// Starts a server that shows the reports of `source` at this address.
     ///
-    /// An address that other machines can reach requires `network`. Any machine that reaches it can read the
-    /// status of the job, and nothing is encrypted.
+    /// An address that other machines can reach requires `network`. Any machine that can reach it can read the status
+    /// of the job, and nothing is encrypted.
+    ///
+    /// # Errors
+    /// - [`Error::Listen`]: the server cannot listen on the address.
+    /// - [`Error::Network`]: other machines can reach the address, and `network` is `false`.
+    /// - [`Error::Thread`]: a thread cannot be started.
+    pub fn start(address: &str, network: bool, source: impl Source) -> Result<Self> {
+        Self::open(address, if network { Access::Network } else { Access::Local }, source)
+    }
+
+    /// Serves only `/healthz` and `/readyz` at this address, to any machine that reaches it. The responses do not
+    /// contain names or numbers of the job, except how many workers are lost.
     ///
     /// # Errors
     /// - [`Error::Listen`]: the address cannot be listened on.
-    /// - [`Error::Network`]: other machines can reach the address, and `network` is false.
     /// - [`Error::Thread`]: the system refuses a thread.
-    pub fn start(address: &str, network: bool, source: impl Source) -> Result<Self> {
-        let failed = |source| Error::Listen { address: address.into(), source };
-        let all: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
-        if !network && !all.iter().all(|address| address.ip().is_loopback()) {
-            return Err(Error::Network { address: address.into() });
-        }
-        let listener = TcpListener::bind(&*all).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+    pub fn start_health(address: &str, source: impl Source) -> Result<Self> {
+        Self::open(address, Access::Health, source)
+    }
+
+    /// Serves `/healthz` and `/readyz` at another address as well, as [`start_health`](Self::start_health) does.
+    /// Returns the address, with the selected port if port 0 was requested.
+    ///
+    /// # Errors
+    /// Returns the errors of [`start_health`](Self::start_health).
+    pub fn add_health(&mut self, address: &str) -> Result<SocketAddr> {
+        let (listener, bound) = listen(address, Access::Health)?;
+        self.serve(listener, Access::Health)?;
+        Ok(bound)
+    }
+
+    fn open(address: &str, access: Access, source: impl Source) -> Result<Self> {
+        let (listener, address) = listen(address, access)?;
         let mut server = Self { address, board: Arc::new(Board::new()), threads: Vec::new() };
         let board = server.board.clone();
         server.thread("monitor", move || board.follow(source))?;
-        let board = server.board.clone();
-        server.thread("monitor-http", move || serve(&listener, &board, network))?;
+        server.serve(listener, access)?;
         Ok(server)
+    }
+
+    /// Starts the thread that accepts connections.
+    fn serve(&mut self, listener: TcpListener, access: Access) -> Result<()> {
+        let board = self.board.clone();
+        self.thread("monitor-http", move || serve(&listener, &board, access))
     }
 
     /// Returns the address, with the selected port if port 0 was requested.
@@ -88,8 +121,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.board.end();
-        // The first thread may be in the source, so it is not joined. The other one exits at its next check,
-        // which frees the port.
+        // The first thread may be in the source, so it is not joined. The others exit at their next check, which
+        // frees the ports.
         for thread in self.threads.drain(..).skip(1) {
             let _ = thread.join();
         }
@@ -102,43 +135,65 @@ impl fmt::Debug for Server {
     }
 }
 
+/// Binds a listener, and returns it with its address.
+fn listen(address: &str, access: Access) -> Result<(TcpListener, SocketAddr)> {
+    let failed = |source| Error::Listen { address: address.into(), source };
+    let all: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
+    if access == Access::Local && !all.iter().all(|address| address.ip().is_loopback()) {
+        return Err(Error::Network { address: address.into() });
+    }
+    let listener = TcpListener::bind(&*all).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
 /// Accepts connections until shutdown, and starts a thread for each.
-fn serve(listener: &TcpListener, board: &Arc<Board>, network: bool) {
-    let lobby = Lobby::new(CONNECTIONS);
+fn serve(listener: &TcpListener, board: &Arc<Board>, access: Access) {
+    let connections = Connections::new(CONNECTIONS);
     let (mut failures, began) = (Repeats::new(FAILURES), Stopwatch::start());
     while !board.is_over() {
         for ((), count) in failures.due(began.elapsed()) {
             let seconds = FAILURES.as_secs();
-            heard(|| tracing::warn!("the monitor had no thread for {count} more within {seconds} s"));
+            warn_or_stderr(|| {
+                tracing::warn!(
+                    "the monitor could not start threads for {count} more \
+                     connections within {seconds} s"
+                )
+            });
         }
         match listener.accept() {
             Ok((stream, from)) => {
                 let stream = Arc::new(stream);
-                let Some(seat) = lobby.enter(&stream, from.ip()) else {
+                let Some(connection) = connections.enter(&stream, from.ip()) else {
                     refuse(&stream);
                     continue;
                 };
                 let board = board.clone();
                 let served = Builder::new().name("monitor-client".into()).spawn(move || {
-                    connection::serve(&stream, &board, network, &|| seat.has_asked());
+                    connection::serve(&stream, &board, access, &|| connection.has_requested());
                 });
                 if let Err(error) = served
-                    && failures.come((), began.elapsed())
+                    && failures.record((), began.elapsed())
                 {
-                    heard(|| tracing::warn!("the monitor has no thread for who asks: {error}"));
+                    warn_or_stderr(|| {
+                        tracing::warn!("the monitor cannot start a thread for a connection: {error}")
+                    });
                 }
             }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            // There is no connection, or the system has no sockets left.
-            Err(_) => {
+            Err(error) => {
                 let mut sockets = [PollFd::new(&listener, PollFlags::IN)];
-                let _ = poll(&mut sockets, Some(&LOOK));
+                // If the system has no sockets left, the listener would be ready again at once.
+                let is_idle = error.kind() == std::io::ErrorKind::WouldBlock;
+                let awaited: &mut [PollFd<'_>] = if is_idle { &mut sockets } else { &mut [] };
+                let _ = poll(awaited, Some(&CHECK_INTERVAL));
             }
         }
     }
 }
 
-/// Refuses a connection because there are too many. Sends a response only if that does not block.
+/// Rejects a connection because there are too many. Sends a response only if that does not block.
 fn refuse(stream: &TcpStream) {
     if stream.set_nonblocking(true).is_ok() {
         let _ = std::io::Write::write(&mut &*stream, &respond::busy());

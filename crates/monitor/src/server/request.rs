@@ -1,18 +1,31 @@
-//! HTTP requests. Pure.
+//! Parsing of HTTP requests, with pure functions.
 
 use std::net::IpAddr;
 
-/// The maximum number of bytes of a request.
-pub(super) const LONGEST: usize = 8 << 10;
-/// The maximum number of headers.
+/// The maximum size of a request, in bytes.
+pub(super) const MAX_BYTES: usize = 8 << 10;
+/// The maximum number of headers in a request.
 const HEADERS: usize = 64;
 
-/// The requested resource.
+/// A resource that can be requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum Resource {
     Page,
     Status,
     Metrics,
+    Health,
+    Readiness,
+}
+
+/// The clients that may ask for the status of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Clients on this machine.
+    Local,
+    /// All clients that reach the address.
+    Network,
+    /// All clients that reach the address, but only for the health of the process.
+    Health,
 }
 
 /// The result of parsing bytes.
@@ -20,48 +33,51 @@ pub(super) enum Asked {
 pub(super) enum Request {
     /// The request is incomplete.
     Partial,
-    /// A request for a resource; without the body if only the head was requested.
-    Of { asked: Asked, body: bool },
-    /// A request that is refused with this status code.
+    /// A request for a resource. `body` is `false` if only the header of the response was requested.
+    Of { resource: Resource, body: bool },
+    /// A request that must be rejected with this status code.
     Refused { code: u16, why: &'static str },
 }
 
-/// Parses a request. `network` allows requests for other hosts than this one.
-pub(super) fn read(bytes: &[u8], network: bool) -> Request {
+/// Parses a request to an address with this access.
+pub(super) fn read(bytes: &[u8], access: Access) -> Request {
     let refused = |code, why| Request::Refused { code, why };
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(bytes) {
         Ok(httparse::Status::Complete(_)) => {}
-        Ok(httparse::Status::Partial) if bytes.len() < LONGEST => return Request::Partial,
+        Ok(httparse::Status::Partial) if bytes.len() < MAX_BYTES => return Request::Partial,
         Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
             return refused(431, "the request is too long");
         }
-        Err(_) => return refused(400, "this is no request of HTTP"),
+        Err(_) => return refused(400, "this is not an HTTP request"),
     }
     // Another site may resolve its name to this machine, and could read the status under that name.
     let mut hosts = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("host"));
-    if !network {
+    if access == Access::Local {
         let host = hosts.next().and_then(|host| std::str::from_utf8(host.value).ok());
         if !host.is_some_and(is_this_machine) || hosts.next().is_some() {
-            return refused(421, "the job is watched at 127.0.0.1 or localhost, and by no other name");
+            return refused(421, "the job is only shown at 127.0.0.1 or localhost, and under no other name");
         }
     }
     let body = match request.method {
         Some("GET") => true,
         Some("HEAD") => false,
-        _ => return refused(405, "there is nothing here but to look: GET and HEAD"),
+        _ => return refused(405, "only GET and HEAD are supported"),
     };
     let path = request.path.unwrap_or_default();
     match path.split(['?', '#']).next().unwrap_or_default() {
-        "/" => Request::Of { asked: Asked::Page, body },
-        "/status.json" => Request::Of { asked: Asked::Status, body },
-        "/metrics" => Request::Of { asked: Asked::Metrics, body },
-        _ => refused(404, "there are /, /status.json and /metrics"),
+        "/healthz" => Request::Of { resource: Resource::Health, body },
+        "/readyz" => Request::Of { resource: Resource::Readiness, body },
+        _ if access == Access::Health => refused(404, "the paths are /healthz and /readyz"),
+        "/" => Request::Of { resource: Resource::Page, body },
+        "/status.json" => Request::Of { resource: Resource::Status, body },
+        "/metrics" => Request::Of { resource: Resource::Metrics, body },
+        _ => refused(404, "the paths are /, /status.json, /metrics, /healthz and /readyz"),
     }
 }
 
-/// Whether a name, with or without a port, means only this machine.
+/// Returns `true` if a name, with or without a port, refers only to this machine.
 fn is_this_machine(host: &str) -> bool {
     let (name, rest) = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').unwrap_or_default(),
@@ -81,7 +97,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn get(path: &str, host: &str) -> Request {
-        read(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes(), false)
+        read(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes(), Access::Local)
     }
 
     fn code(request: Request) -> u16 {
@@ -92,15 +108,31 @@ mod tests {
     }
 
     #[test]
-    fn there_are_three_things_to_ask_for() {
-        let of = |asked, body| Request::Of { asked, body };
-        assert_eq!(get("/", "localhost:6070"), of(Asked::Page, true));
-        assert_eq!(get("/status.json?x=1", "127.0.0.1"), of(Asked::Status, true));
-        assert_eq!(get("/metrics", "[::1]:6070"), of(Asked::Metrics, true));
-        let head = read(b"HEAD /metrics HTTP/1.0\r\nhost: LOCALHOST\r\n\r\n", false);
-        assert_eq!(head, of(Asked::Metrics, false));
+    fn there_are_five_things_to_ask_for() {
+        let of = |resource, body| Request::Of { resource, body };
+        assert_eq!(get("/", "localhost:6070"), of(Resource::Page, true));
+        assert_eq!(get("/status.json?x=1", "127.0.0.1"), of(Resource::Status, true));
+        assert_eq!(get("/metrics", "[::1]:6070"), of(Resource::Metrics, true));
+        assert_eq!(get("/healthz", "localhost"), of(Resource::Health, true));
+        assert_eq!(get("/readyz", "localhost"), of(Resource::Readiness, true));
+        let head = read(b"HEAD /metrics HTTP/1.0\r\nhost: LOCALHOST\r\n\r\n", Access::Local);
+        assert_eq!(head, of(Resource::Metrics, false));
         assert_eq!(code(get("/../etc/passwd", "localhost")), 404);
-        assert_eq!(code(read(b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", false)), 405);
+        assert_eq!(code(read(b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", Access::Local)), 405);
+    }
+
+    // INV-62
+    #[test]
+    fn an_address_for_health_has_nothing_else() {
+        let get = |path: &str| {
+            let request = format!("GET {path} HTTP/1.1\r\nHost: 10.0.0.7:6071\r\n\r\n");
+            read(request.as_bytes(), Access::Health)
+        };
+        assert_eq!(get("/healthz"), Request::Of { resource: Resource::Health, body: true });
+        assert_eq!(get("/readyz?verbose"), Request::Of { resource: Resource::Readiness, body: true });
+        for path in ["/", "/status.json", "/metrics", "/readyz/../metrics"] {
+            assert_eq!(code(get(path)), 404, "{path}");
+        }
     }
 
     #[test]
@@ -126,29 +158,34 @@ mod tests {
         ] {
             assert_eq!(code(get("/", host)), 421, "{host}");
         }
-        assert_eq!(code(read(b"GET / HTTP/1.1\r\n\r\n", false)), 421);
+        assert_eq!(code(read(b"GET / HTTP/1.1\r\n\r\n", Access::Local)), 421);
         let two = b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n";
-        assert_eq!(code(read(two, false)), 421);
-        assert!(matches!(read(b"GET / HTTP/1.1\r\nHost: node-1\r\n\r\n", true), Request::Of { .. }));
+        assert_eq!(code(read(two, Access::Local)), 421);
+        assert!(matches!(
+            read(b"GET / HTTP/1.1\r\nHost: node-1\r\n\r\n", Access::Network),
+            Request::Of { .. }
+        ));
     }
 
     #[test]
-    fn what_is_not_whole_is_awaited_and_what_is_too_long_is_refused() {
+    fn an_incomplete_request_is_awaited_and_a_too_long_one_is_refused() {
         let whole = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
         for len in 0..whole.len() {
-            assert_eq!(read(&whole[..len], false), Request::Partial, "{len}");
+            assert_eq!(read(&whole[..len], Access::Local), Request::Partial, "{len}");
         }
-        let long = [&b"GET /"[..], &vec![b'a'; LONGEST]].concat();
-        assert_eq!(code(read(&long, false)), 431);
+        let long = [&b"GET /"[..], &vec![b'a'; MAX_BYTES]].concat();
+        assert_eq!(code(read(&long, Access::Local)), 431);
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(100));
-        assert_eq!(code(read(many.as_bytes(), false)), 431);
-        assert_eq!(code(read(b"\x16\x03\x01\x02\x00", false)), 400);
+        assert_eq!(code(read(many.as_bytes(), Access::Local)), 431);
+        assert_eq!(code(read(b"\x16\x03\x01\x02\x00", Access::Local)), 400);
     }
 
     proptest! {
         #[test]
-        fn no_bytes_break_it(bytes in proptest::collection::vec(any::<u8>(), 0..300), network: bool) {
-            let _ = read(&bytes, network);
+        fn no_bytes_break_it(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            for access in [Access::Local, Access::Network, Access::Health] {
+                let _ = read(&bytes, access);
+            }
         }
     }
 }

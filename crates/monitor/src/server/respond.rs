@@ -1,30 +1,41 @@
-//! HTTP responses, as bytes. Pure.
+//! HTTP responses as bytes, built by pure functions.
 
-use super::request::Asked;
-use crate::{Report, exposition};
+use super::request::Resource;
+use crate::{Report, exposition, health};
 
-/// The page: one file, which requests `/status.json` and shows it.
+/// The page, which consists of one file. It requests `/status.json` and shows the result.
 const PAGE: &str = include_str!("../page.html");
 
 /// Returns the response to a request.
-pub(super) fn answer(asked: Asked, body: bool, report: impl FnOnce() -> Report) -> Vec<u8> {
-    let (kind, content) = match asked {
-        Asked::Page => ("text/html; charset=utf-8", PAGE.to_string()),
-        Asked::Status => match serde_json::to_string(&report()) {
+pub(super) fn answer(resource: Resource, body: bool, report: impl FnOnce() -> Report) -> Vec<u8> {
+    let (kind, content) = match resource {
+        Resource::Page => ("text/html; charset=utf-8", PAGE.to_string()),
+        Resource::Status => match serde_json::to_string(&report()) {
             Ok(text) => ("application/json", text),
             Err(error) => return refusal(500, &error.to_string()),
         },
-        Asked::Metrics => (exposition::CONTENT_TYPE, exposition(&report())),
+        Resource::Metrics => (exposition::CONTENT_TYPE, exposition(&report())),
+        Resource::Health => return probed(health::alive(&report()), body),
+        Resource::Readiness => return probed(health::ready(&report()), body),
     };
     written(200, kind, &content, body)
 }
 
-/// Returns the response to a refused request.
+/// Returns the response to a probe.
+fn probed(outcome: Result<(), String>, body: bool) -> Vec<u8> {
+    let (code, text) = match outcome {
+        Ok(()) => (200, "ok".to_owned()),
+        Err(why) => (503, why),
+    };
+    written(code, "text/plain; charset=utf-8", &format!("{text}\n"), body)
+}
+
+/// Returns the response to a rejected request.
 pub(super) fn refusal(code: u16, why: &str) -> Vec<u8> {
     written(code, "text/plain; charset=utf-8", &format!("{why}\n"), true)
 }
 
-/// Returns the response if there are too many connections.
+/// Returns the response to a connection that is rejected because there are too many.
 pub(super) fn busy() -> Vec<u8> {
     refusal(503, "too many connections: try again")
 }
@@ -68,16 +79,29 @@ mod tests {
     }
 
     #[test]
-    fn each_answer_says_what_it_is_and_how_long() {
-        for (asked, kind) in
-            [(Asked::Page, "text/html"), (Asked::Status, "application/json"), (Asked::Metrics, "text/plain")]
-        {
-            let (head, body) = text(answer(asked, true, report));
+    fn each_response_has_its_type_and_length() {
+        for (resource, kind) in [
+            (Resource::Page, "text/html"),
+            (Resource::Status, "application/json"),
+            (Resource::Metrics, "text/plain"),
+        ] {
+            let (head, body) = text(answer(resource, true, report));
             assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
             assert!(head.contains(&format!("Content-Type: {kind}")), "{head}");
             assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
-            let (same, nothing) = text(answer(asked, false, report));
+            let (same, nothing) = text(answer(resource, false, report));
             assert_eq!((same, nothing), (head, String::new()));
+        }
+    }
+
+    #[test]
+    fn probes_are_answered_with_a_code() {
+        let hung = || Report { age: 100., ..report() };
+        for resource in [Resource::Health, Resource::Readiness] {
+            let (head, body) = text(answer(resource, true, report));
+            assert!(head.starts_with("HTTP/1.1 200 ") && body == "ok\n", "{head} {body}");
+            let (head, body) = text(answer(resource, true, hung));
+            assert!(head.starts_with("HTTP/1.1 503 ") && body == "no report for 100 s\n", "{head} {body}");
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 struct Busy;
 
 impl Source for Busy {
-    fn look(&mut self) -> Report {
+    fn report(&mut self) -> Report {
         busy()
     }
 }
@@ -69,7 +69,30 @@ fn page_json_and_metrics_are_served() {
 
 // INV-62
 #[test]
-fn who_says_nothing_is_answered_at_the_deadline_and_keeps_nobody_waiting() {
+fn an_address_for_health_is_for_all_and_has_no_status() {
+    watched(|| {
+        let mut server = started();
+        let health = server.add_health("0.0.0.0:0").unwrap();
+        let alone = Server::start_health("0.0.0.0:0", Busy).unwrap();
+        for port in [health.port(), alone.address().port()] {
+            let address = SocketAddr::from(([127, 0, 0, 1], port));
+            let probe =
+                |path: &str| ask(address, &format!("GET {path} HTTP/1.1\r\nHost: 10.0.0.7:6071\r\n\r\n"));
+            assert!(probe("/healthz").starts_with("HTTP/1.1 200 "));
+            until(address, "/readyz", |answer| answer.starts_with("HTTP/1.1 200 "));
+            let other = probe("/status.json");
+            assert!(other.starts_with("HTTP/1.1 404 ") && !other.contains("steps"), "{other}");
+        }
+        assert!(get(server.address(), "/healthz").starts_with("HTTP/1.1 200 "));
+        assert!(matches!(server.add_health(&health.to_string()), Err(Error::Listen { .. })));
+        drop(server);
+        assert!(TcpStream::connect(("127.0.0.1", health.port())).is_err());
+    });
+}
+
+// INV-62
+#[test]
+fn a_silent_client_is_answered_at_the_deadline_and_delays_no_other() {
     watched(|| {
         let server = started();
         let address = server.address();
@@ -106,7 +129,7 @@ fn who_asks_is_answered_however_many_are_there_and_say_nothing() {
 struct Stuck(mpsc::Receiver<()>);
 
 impl Source for Stuck {
-    fn look(&mut self) -> Report {
+    fn report(&mut self) -> Report {
         let _ = self.0.recv_timeout(Duration::from_secs(60));
         busy()
     }

@@ -1,4 +1,4 @@
-//! The side that is called.
+//! The side that accepts calls.
 
 use super::end::CALLED;
 use super::{Endpoint, JOB, ListenError, hello, too_long};
@@ -10,16 +10,16 @@ use crate::rendezvous::listener::{Listener, OpenError};
 use crate::rendezvous::reception::{self, Reception};
 use crate::stream::Stream;
 use crate::{Receiver, Settings, SharedMemory};
-use distribute_cluster::places::Full;
+use distribute_cluster::admission::Full;
 use distribute_cluster::{Address, Deadline, Task};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A listener that accepts tasks of the same job that intend to call this task. Other connections are refused
-/// and logged at a limited rate, and do not block the accepted ones, as in a [rendezvous](crate::Rendezvous).
-/// The caller decides whether messages go through shared memory.
+/// A listener that accepts tasks of the same job that intend to call this task. Other connections are rejected and
+/// logged at a limited rate, and do not block the accepted ones, as in a [rendezvous](crate::Rendezvous). The caller
+/// decides whether messages are sent through shared memory.
 #[derive(Debug)]
 pub struct Acceptor {
     reception: Reception,
@@ -28,20 +28,20 @@ pub struct Acceptor {
     settings: Settings,
 }
 
-/// A handle that ends a wait for callers.
+/// A handle that interrupts a wait for callers.
 #[derive(Clone, Debug)]
-pub struct Alarm(Arc<Waker>);
+pub struct AcceptorWaker(Arc<Waker>);
 
-impl Alarm {
+impl AcceptorWaker {
     /// Ends the current wait, or the next one.
-    pub fn ring(&self) {
+    pub fn wake(&self) {
         self.0.wake();
     }
 }
 
 /// A task that has connected and was accepted.
 #[derive(Debug)]
-pub struct Arrival {
+pub struct IncomingConnection {
     caller: Task,
     from: SocketAddr,
     stream: Stream,
@@ -56,7 +56,7 @@ impl Acceptor {
     /// - [`ListenError::Bind`]: the acceptor cannot listen at the address.
     /// - [`ListenError::Policy`]: connections would be unprotected.
     /// - [`ListenError::Name`]: the name of the task's job is too long.
-    /// - [`ListenError::System`]: the system refuses a socket.
+    /// - [`ListenError::System`]: a socket cannot be opened.
     pub fn bind(
         me: Task,
         address: &Address,
@@ -79,7 +79,7 @@ impl Acceptor {
     /// # Errors
     /// - [`ListenError::Policy`]: connections would be unprotected.
     /// - [`ListenError::Name`]: the name of the task's job is too long.
-    /// - [`ListenError::System`]: the system refuses a socket.
+    /// - [`ListenError::System`]: a socket cannot be opened.
     pub fn new(me: Task, listener: Listener, access: Access) -> Result<Self, ListenError> {
         if let Some(name) = too_long(JOB, &[&me]) {
             return Err(ListenError::Name { name });
@@ -92,10 +92,10 @@ impl Acceptor {
         Ok(Self { reception, at, waker: Arc::new(Waker::new()?), settings: Settings::default() })
     }
 
-    /// Sets the name of the job. Both ends must have the same.
+    /// Sets the name of the job, which must be the same at both ends.
     ///
     /// # Errors
-    /// [`ListenError::Name`] if the name is too long.
+    /// - [`ListenError::Name`]: the name is too long.
     pub fn job(mut self, name: &str) -> Result<Self, ListenError> {
         if let Some(name) = too_long(name, &[]) {
             return Err(ListenError::Name { name });
@@ -110,22 +110,23 @@ impl Acceptor {
         self
     }
 
-    /// Returns the address that this acceptor listens at.
+    /// Returns the address at which this acceptor listens.
     pub fn address(&self) -> SocketAddr {
         self.at
     }
 
-    /// Returns a handle that ends a wait in [`accept`](Self::accept).
-    pub fn alarm(&self) -> Alarm {
-        Alarm(self.waker.clone())
+    /// Returns a handle that interrupts a wait in [`accept`](Self::accept).
+    pub fn waker(&self) -> AcceptorWaker {
+        AcceptorWaker(self.waker.clone())
     }
 
-    /// Waits for callers for at most `patience`, runs their handshakes, and returns the accepted ones. At
-    /// most `room` callers are accepted, and others are told to retry. It may return early without any.
+    /// Waits for callers for at most `patience`, performs their handshakes, and returns the accepted ones. At most
+    /// `room` callers are accepted, and others receive a refusal that asks them to retry. The result may be empty
+    /// before `patience` has passed.
     ///
     /// # Errors
-    /// Returns the system's error if the wait fails.
-    pub fn accept(&mut self, patience: Duration, room: usize) -> io::Result<Vec<Arrival>> {
+    /// Returns an I/O error if the wait fails.
+    pub fn accept(&mut self, patience: Duration, room: usize) -> io::Result<Vec<IncomingConnection>> {
         let mut left = room;
         self.accept_if(patience, &mut |_, _| {
             left = left.checked_sub(1).ok_or(Full::All)?;
@@ -133,16 +134,16 @@ impl Acceptor {
         })
     }
 
-    /// Equivalent to [`accept`](Self::accept), except that `admit` decides whether there is room for a
-    /// caller. It is called once for each caller, with its task and address, before the caller is accepted.
+    /// Equivalent to [`accept`](Self::accept), except that `admit` decides whether another caller can be accepted. It
+    /// is called once for each caller, with its task and address, before the caller is accepted.
     ///
     /// # Errors
-    /// Returns the system's error if the wait fails.
+    /// Returns an I/O error if the wait fails.
     pub fn accept_if(
         &mut self,
         patience: Duration,
         admit: &mut dyn FnMut(&Task, IpAddr) -> Result<(), Full>,
-    ) -> io::Result<Vec<Arrival>> {
+    ) -> io::Result<Vec<IncomingConnection>> {
         let mut sockets = self.reception.interests();
         sockets.push(self.waker.interest());
         // Handshakes have deadlines of their own.
@@ -154,35 +155,35 @@ impl Acceptor {
                 admit(caller, from.ip()).map_err(full)
             }
             // The handshake accepts only calls.
-            _ => Err(Refusal::new(Reason::Purpose, "there are calls here, and nothing else")),
+            _ => Err(Refusal::new(Reason::Purpose, "this address only accepts calls")),
         };
-        let arrivals = self.reception.attend(&mut decide);
+        let arrivals = self.reception.advance(&mut decide);
         Ok(arrivals.into_iter().filter_map(|arrival| self.arrival(arrival)).collect())
     }
 
-    fn arrival(&self, arrival: reception::Arrival) -> Option<Arrival> {
-        let reception::Arrival { hello, from, stream } = arrival;
+    fn arrival(&self, arrival: reception::Accepted) -> Option<IncomingConnection> {
+        let reception::Accepted { hello, from, stream } = arrival;
         // The handshake accepts only calls.
         let Purpose::Call { from: caller, .. } = hello.purpose else { return None };
-        Some(Arrival { caller, from, stream, settings: self.settings })
+        Some(IncomingConnection { caller, from, stream, settings: self.settings })
     }
 }
 
-impl Arrival {
+impl IncomingConnection {
     /// Returns the task that has connected.
     pub fn caller(&self) -> &Task {
         &self.caller
     }
 
-    /// Returns the address that the task has connected from.
+    /// Returns the address from which the task has connected.
     pub fn from(&self) -> SocketAddr {
         self.from
     }
 
-    /// Opens the connection. Its messages are delivered to `receiver`.
+    /// Opens the connection, whose messages are delivered to `receiver`.
     ///
     /// # Errors
-    /// Returns the system's error if it cannot create a socket or a thread.
+    /// Returns an I/O error if a socket or a thread cannot be created.
     pub fn open(self, receiver: Arc<dyn Receiver>) -> io::Result<Endpoint> {
         let Self { caller, from, stream, settings } = self;
         Endpoint::new(stream, CALLED, caller, from.to_string(), receiver, settings)

@@ -5,9 +5,9 @@ use super::{ConnectError, Endpoint, JOB, hello, too_long};
 use crate::handshake::{Names, Purpose};
 use crate::identity::Access;
 use crate::poll;
-use crate::rendezvous::attempt::Calling;
-use crate::rendezvous::dial::{Dial, Failed};
-use crate::rendezvous::meeting::Call;
+use crate::rendezvous::attempt::CallContext;
+use crate::rendezvous::dialer::{Dialer, Failed};
+use crate::rendezvous::state::Call;
 use crate::{Receiver, Settings, SharedMemory};
 use distribute_cluster::{Address, Deadline, Stopwatch, Task};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Connector {
         Self { from, job: JOB.to_owned(), access, settings, shared_memory }
     }
 
-    /// Sets the name of the job. Both ends must have the same.
+    /// Sets the name of the job, which must be the same at both ends.
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.job = name.into();
         self
@@ -41,8 +41,8 @@ impl Connector {
         self
     }
 
-    /// Sets whether messages go through shared memory if the other side is on this machine. By default they
-    /// go through sockets, which is enough for a few calls.
+    /// Sets whether messages are sent through shared memory if the other side is on this machine. By default they are
+    /// sent through sockets, which are fast enough for a few calls.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
@@ -53,15 +53,14 @@ impl Connector {
         &self.from
     }
 
-    /// Connects to a task. Retries until the task is up.
+    /// Connects to a task, and retries until the task is running.
     ///
     /// # Errors
-    /// - [`ConnectError::Refused`]: one side refuses the other. Returned at once.
+    /// - [`ConnectError::Refused`]: one side rejects the other. This error is returned immediately.
     /// - [`ConnectError::Policy`]: the connection would be unprotected.
     /// - [`ConnectError::Name`]: the name of the job or of a task's job is too long.
-    /// - [`ConnectError::System`]: the system refuses a socket or a thread.
-    /// - [`ConnectError::Unreachable`]: the deadline has passed. The error has the result of the last
-    ///   attempt.
+    /// - [`ConnectError::System`]: a socket cannot be opened, or a thread cannot be started.
+    /// - [`ConnectError::Unreachable`]: the deadline has passed. The error contains the result of the last attempt.
     pub fn connect(
         &self,
         to: &Task,
@@ -76,16 +75,16 @@ impl Connector {
         let waited = Stopwatch::start();
         let hello = hello(&self.job, self.from.clone(), to.clone());
         let purpose = Purpose::Call { from: self.from.clone(), to: to.clone() };
-        let calling = Calling {
+        let context = CallContext {
             hello,
             access: self.access.clone(),
             names: Names::default(),
             shared_memory: self.shared_memory,
         };
-        let mut dial =
-            Dial::new(Call { worker: 0, address: address.clone(), purpose, generation: 0, before: None });
+        let mut dialer =
+            Dialer::new(Call { worker: 0, address: address.clone(), purpose, generation: 0, before: None });
         loop {
-            match dial.attend(&calling) {
+            match dialer.advance(&context) {
                 Ok(None) => {}
                 Ok(Some(stream)) => {
                     let opened =
@@ -99,11 +98,11 @@ impl Connector {
             }
             let slice = deadline.look();
             if slice.is_zero() {
-                let last = dial.last();
+                let last = dialer.last();
                 return Err(ConnectError::Unreachable { task, address: at, waited: waited.elapsed(), last });
             }
-            let patience = dial.pause().map_or(slice, |pause| pause.min(slice));
-            let mut sockets: Vec<_> = dial.interest().into_iter().collect();
+            let patience = dialer.pause().map_or(slice, |pause| pause.min(slice));
+            let mut sockets: Vec<_> = dialer.interest().into_iter().collect();
             if let Err(source) = poll::wait(&mut sockets, patience) {
                 return Err(ConnectError::System { task, address: at, source });
             }

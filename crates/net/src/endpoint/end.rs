@@ -1,28 +1,28 @@
 //! One end of a connection.
 
 use crate::link::Link;
-use crate::mesh::Met;
+use crate::mesh::RendezvousResult;
 use crate::stream::Stream;
 use crate::wire::Decoder;
-use crate::{Drive, Mesh, Message, Receiver, Region, Settings, Transport};
+use crate::{Mesh, Message, PollOutcome, Receiver, Region, Settings, Transport};
 use distribute_cluster::{Task, World};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The number of the side that was connected to.
+/// The index of the side that was connected to.
 pub(super) const CALLED: usize = 0;
 pub(super) const CALLING: usize = 1;
 
 /// One end of a connection between two tasks.
 ///
-/// An endpoint is a mesh of two: messages go both ways, and each side sends heartbeats. A disconnect is
-/// reported once, after everything received from the other side. In a [`Receiver`], number 0 is the side that
-/// was connected to, and 1 is the side that has connected.
+/// An endpoint is a mesh of two: messages are sent in both directions, and each side sends heartbeats. A disconnect is
+/// reported once, after everything that was received from the other side. In a [`Receiver`], worker 0 is the side that
+/// was connected to, and worker 1 is the side that has connected.
 ///
-/// Dropping an endpoint sends a goodbye and waits until the other side has received everything, within the
-/// deadline of [`Settings::farewell`].
+/// Dropping an endpoint sends a final message and waits until the other side has received everything, within the
+/// deadline of [`Settings::shutdown_idle_timeout`].
 pub struct Endpoint {
     mesh: Mesh,
     other: usize,
@@ -43,12 +43,12 @@ impl Endpoint {
         let world = World::new(2, me, 1).map_err(|error| io::Error::other(error.to_string()))?;
         let link = Link::new(other, stream, Decoder::new(settings.limits));
         // Both ends may be on this machine, and each has a waiting thread.
-        let met = Met { crowded: true, ..Met::new(world, vec![link], settings) };
+        let met = RendezvousResult { crowded: true, ..RendezvousResult::new(world, vec![link], settings) };
         let mesh = Mesh::new(met, receiver)?;
         Ok(Self { mesh, other, peer, address })
     }
 
-    /// Returns the task at the other end, as it identifies itself. It has shown that it belongs to the job.
+    /// Returns the task at the other end, as it has identified itself. It has proved that it belongs to the job.
     pub fn peer(&self) -> &Task {
         &self.peer
     }
@@ -68,15 +68,15 @@ impl Endpoint {
         self.mesh.memory(len)
     }
 
-    /// Reclaims memory that the other side has read and released. This also happens with each use of that
-    /// memory and with each heartbeat.
-    pub fn settle(&self) {
-        self.mesh.settle();
+    /// Reclaims memory that the other side has read and released. This also happens whenever that memory is used, and
+    /// with each heartbeat.
+    pub fn reclaim(&self) {
+        self.mesh.reclaim();
     }
 
-    /// Polls the sockets on the calling thread: see [`Transport::drive`].
-    pub fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
-        self.mesh.drive(patience, is_there)
+    /// Polls the sockets on the calling thread: see [`Transport::poll`].
+    pub fn poll(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> PollOutcome {
+        self.mesh.poll(patience, is_there)
     }
 
     /// Closes the connection gracefully: see [`Transport::close`].

@@ -6,32 +6,32 @@ use distribute_cluster::Task;
 use std::io;
 use std::time::Duration;
 
-/// An error that prevents a task from taking calls.
+/// An error that prevents a task from accepting calls.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
     /// The task cannot listen at its address.
     #[error("{task} cannot listen at {address}: {source}{advice}")]
     Bind {
-        /// The task.
+        /// The task that cannot listen.
         task: Task,
-        /// The address.
+        /// The address at which it cannot listen.
         address: String,
-        /// The cause.
+        /// The reason why it cannot listen.
         source: io::Error,
-        /// Advice for the user.
+        /// A remedy for the user.
         advice: &'static str,
     },
     /// Connections would be unprotected.
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The name of the job or of the task's job is too long to be sent.
-    #[error("{name:?} is a longer name than can be sent: 255 bytes are the most")]
+    #[error("{name:?} is too long a name: the maximum is 255 bytes")]
     Name {
-        /// The name.
+        /// The name that is too long.
         name: String,
     },
-    /// The system refuses a socket.
+    /// A socket cannot be opened.
     #[error("the port for calls cannot be opened: {0}")]
     System(#[from] io::Error),
 }
@@ -40,31 +40,31 @@ pub enum ListenError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// One side refuses the other.
-    #[error("{task} at {address} takes no calls of this task: {refusal}")]
+    /// One side rejects the other.
+    #[error("{task} at {address} refuses calls of this task: {refusal}")]
     Refused {
         /// The task to call.
         task: Task,
-        /// Its address.
+        /// The address of the task.
         address: String,
-        /// The reason.
+        /// The reason for the rejection.
         refusal: Refusal,
     },
     /// The task could not be reached before the deadline.
     #[error(
-        "{task} at {address} could not be reached in {:.1} s ({}); see whether it runs, whether this is its address, and \
-         whether a firewall is between",
+        "{task} at {address} could not be reached in {:.1} s ({}); check that it runs, that this is its \
+         address, and that no firewall blocks the connection",
         waited.as_secs_f64(),
         last.as_deref().unwrap_or("no answer")
     )]
     Unreachable {
         /// The task to call.
         task: Task,
-        /// Its address.
+        /// The address of the task.
         address: String,
         /// The time spent on attempts.
         waited: Duration,
-        /// The result of the last attempt.
+        /// The result of the last attempt, if there was one.
         last: Option<String>,
     },
     /// The connection would be unprotected.
@@ -72,23 +72,23 @@ pub enum ConnectError {
     Policy {
         /// The task to call.
         task: Task,
-        /// The cause.
+        /// The reason why it would be unprotected.
         error: PolicyError,
     },
     /// The name of the job or of a task's job is too long to be sent.
-    #[error("{name:?} is a longer name than can be sent: 255 bytes are the most")]
+    #[error("{name:?} is too long a name: the maximum is 255 bytes")]
     Name {
-        /// The name.
+        /// The name that is too long.
         name: String,
     },
-    /// The system refuses a socket or a thread.
-    #[error("{task} at {address} cannot be connected to: {source}")]
+    /// A socket cannot be opened, or a thread cannot be started.
+    #[error("failed to connect to {task} at {address}: {source}")]
     System {
         /// The task to call.
         task: Task,
-        /// Its address.
+        /// The address of the task.
         address: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }

@@ -8,8 +8,8 @@
 //! | `connector` | [`Connector`]: connects to other tasks |
 //! | `error` | [`ListenError`], [`ConnectError`] |
 //!
-//! They use the handshake, the protection, the frames and the heartbeats of the links between workers. The
-//! called task must be the one that the caller intends to reach.
+//! They use the same handshake, protection, frames and heartbeats as the links between workers. The called task must be
+//! the one that the caller intends to reach.
 //!
 //! ```
 //! use distribute_cluster::{Deadline, Job};
@@ -23,7 +23,7 @@
 //!     fn deliver(&self, _from: usize, message: Message) {
 //!         let _ = self.0.send(message);
 //!     }
-//!     fn lose(&self, _from: usize, _reason: String) {}
+//!     fn mark_lost(&self, _from: usize, _reason: String) {}
 //! }
 //!
 //! let patience = Duration::from_secs(20);
@@ -56,7 +56,7 @@ mod connector;
 mod end;
 mod error;
 
-pub use acceptor::{Acceptor, Alarm, Arrival};
+pub use acceptor::{Acceptor, AcceptorWaker, IncomingConnection};
 pub use connector::Connector;
 pub use end::Endpoint;
 pub use error::{ConnectError, ListenError};
@@ -67,7 +67,7 @@ use distribute_cluster::Task;
 /// The default name of a job.
 pub(crate) const JOB: &str = "job";
 
-/// Returns the hello of a call.
+/// Returns the [`Hello`] with which task `from` identifies itself when it calls task `to`.
 fn hello(job: &str, from: Task, to: Task) -> Hello {
     let purpose = Purpose::Call { from, to };
     Hello { job: job.to_owned(), generation: 0, rank: 0, workers: 0, replicas: 0, digest: [0; 32], purpose }
@@ -76,5 +76,5 @@ fn hello(job: &str, from: Task, to: Task) -> Hello {
 /// Returns the first name that is too long to be sent, if there is one.
 fn too_long(job: &str, tasks: &[&Task]) -> Option<String> {
     let names = tasks.iter().map(|task| task.job.as_str()).chain([job]);
-    names.into_iter().find(|name| name.len() > words::LONGEST_TEXT).map(str::to_owned)
+    names.into_iter().find(|name| name.len() > words::MAX_TEXT).map(str::to_owned)
 }

@@ -1,11 +1,11 @@
 //! The side that has connected.
 
-use super::hearing::preamble;
+use super::decoder::preamble;
 use super::host::{check, proof};
 use super::{Hello, Names, Offer, Reason, Refusal, Words};
 use ring::hmac;
 
-/// The handshake of the side that has connected. It identifies itself and checks the other side.
+/// The handshake as performed by the side that has connected. It identifies itself and checks the other side.
 #[derive(Debug)]
 pub struct Caller {
     hello: Words,
@@ -16,17 +16,18 @@ pub struct Caller {
     proved: bool,
 }
 
-/// The next step after words of the other side.
+/// The next step after a message from the other side has been processed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Send this, and wait for an answer.
-    Say(Vec<u8>),
+    /// Send these bytes, and wait for a response.
+    Send(Vec<u8>),
     /// The other side has accepted the connection.
     Welcome,
 }
 
 impl Caller {
-    /// Creates the handshake with worker `to`. `key` is derived from the job's secret, if it has one.
+    /// Creates the handshake with worker `to`. `hello` identifies this side, and `key` is derived from the job's
+    /// secret, if it has one.
     pub fn new(hello: Hello, to: usize, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
         Self {
             hello: Words::Hello(hello, key.is_some(), nonce),
@@ -38,7 +39,7 @@ impl Caller {
         }
     }
 
-    /// Sets the names of workers in refusals.
+    /// Sets the names that workers have in refusals.
     pub fn named(mut self, names: Names) -> Self {
         self.names = names;
         self
@@ -49,30 +50,30 @@ impl Caller {
         [preamble(), self.hello.encode()].concat()
     }
 
-    /// Sets the memory to offer the other side, whose challenge has shown that it is on this machine.
+    /// Sets the memory to offer to the other side, whose challenge must have shown that it is on this machine.
     pub fn offer(&mut self, offer: Offer) {
         self.offer = Some(offer);
     }
 
-    /// Processes words of the other side and returns the next step.
+    /// Processes a message of the other side and returns the next step.
     ///
     /// # Errors
-    /// Returns the other side's refusal, or the one to send to it.
-    pub fn hear(&mut self, words: Words) -> Result<Answer, Refusal> {
+    /// Returns the other side's refusal, or the refusal that must be sent to it.
+    pub fn receive(&mut self, words: Words) -> Result<Answer, Refusal> {
         match words {
             Words::Challenge(rank, nonce, machine, their_proof) if !self.proved => {
                 if rank != self.to {
-                    let (is, to) = (self.names.of(rank), self.names.of(self.to));
+                    let (is, to) = (self.names.task(rank), self.names.task(self.to));
                     let text = format!("it is {is}, not {to}: check the addresses");
                     return Err(Refusal::new(Reason::Rank, text));
                 }
                 let challenge = Words::Challenge(rank, nonce, machine, None);
-                let said = [self.hello.encode(), challenge.encode()].concat();
-                check(self.key.as_ref(), b"host", &said, their_proof)?;
+                let transcript = [self.hello.encode(), challenge.encode()].concat();
+                check(self.key.as_ref(), b"host", &transcript, their_proof)?;
                 self.proved = true;
-                let said = [said, Offer::encode(self.offer.as_ref())].concat();
-                let proof = self.key.as_ref().map(|key| proof(key, b"caller", &said));
-                Ok(Answer::Say(Words::Proof(proof, self.offer).encode()))
+                let transcript = [transcript, Offer::encode(self.offer.as_ref())].concat();
+                let proof = self.key.as_ref().map(|key| proof(key, b"caller", &transcript));
+                Ok(Answer::Send(Words::Proof(proof, self.offer).encode()))
             }
             Words::Welcome if self.proved => Ok(Answer::Welcome),
             Words::Refusal(refusal) => Err(refusal),

@@ -1,8 +1,8 @@
-//! An encoding of numbers, bytes and texts in sequence, for words and tables.
+//! An encoding of sequences of numbers, bytes and texts, for handshake messages and tables.
 
-/// An error in the encoding of received bytes.
+/// An error: received bytes are malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is cut off, too long, or no text")]
+#[error("it is truncated, too long, or not text")]
 pub struct Malformed;
 
 /// An encoder of fields.
@@ -15,12 +15,12 @@ impl Writer {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// Writes bytes whose number the reader knows.
+    /// Writes bytes without their length, which the reader must know.
     pub fn fixed(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Writes a text. Everything after 65535 bytes is cut off.
+    /// Writes a text. It is truncated to 65535 bytes.
     pub fn text(&mut self, text: &str) {
         let text = &text[..text.floor_char_boundary(usize::from(u16::MAX))];
         self.0.extend_from_slice(&(text.len() as u16).to_le_bytes());
@@ -36,7 +36,7 @@ impl<'a> Reader<'a> {
     /// Reads `N` bytes.
     ///
     /// # Errors
-    /// [`Malformed`] if there are fewer.
+    /// Returns [`Malformed`] if there are fewer bytes.
     pub fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let (bytes, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
         self.0 = rest;
@@ -46,15 +46,15 @@ impl<'a> Reader<'a> {
     /// Reads a number.
     ///
     /// # Errors
-    /// [`Malformed`] if it is cut off.
+    /// Returns [`Malformed`] if the number is incomplete.
     pub fn u64(&mut self) -> Result<u64, Malformed> {
         self.fixed().map(u64::from_le_bytes)
     }
 
-    /// Reads the number of items in memory.
+    /// Reads a number of items, as a `usize`.
     ///
     /// # Errors
-    /// [`Malformed`] if it is cut off or too large.
+    /// Returns [`Malformed`] if the number is incomplete or too large.
     pub fn count(&mut self) -> Result<usize, Malformed> {
         usize::try_from(self.u64()?).map_err(|_| Malformed)
     }
@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
     /// Reads a text of at most `limit` bytes.
     ///
     /// # Errors
-    /// [`Malformed`] if it is cut off, longer, or not UTF-8.
+    /// Returns [`Malformed`] if the text is incomplete, longer, or not UTF-8.
     pub fn text(&mut self, limit: usize) -> Result<&'a str, Malformed> {
         let length = usize::from(u16::from_le_bytes(self.fixed()?));
         if length > limit {
@@ -73,10 +73,10 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(bytes).map_err(|_| Malformed)
     }
 
-    /// Checks that nothing is left.
+    /// Checks that all bytes have been read.
     ///
     /// # Errors
-    /// [`Malformed`] if anything is left.
+    /// Returns [`Malformed`] if bytes are left.
     pub fn end(self) -> Result<(), Malformed> {
         if self.0.is_empty() { Ok(()) } else { Err(Malformed) }
     }

@@ -1,13 +1,13 @@
-//! The handshake: the first words on a connection, which show whether both sides belong to the same job.
-//! Pure: no socket, no clock.
+//! The handshake: the first messages on a connection, which show whether both sides belong to the same job. This module
+//! contains only pure functions and values, without sockets and clocks.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`fields`] | numbers and texts as bytes |
 //! | [`words`] | [`Words`]: the messages of the handshake |
-//! | [`hearing`] | [`Hearing`]: a decoder of received words |
+//! | [`decoder`] | [`HandshakeDecoder`]: a decoder of received messages |
 //! | [`names`] | [`Names`]: the names of workers |
-//! | [`refusal`] | [`Refusal`]: the reason that one side refuses the other |
+//! | [`refusal`] | [`Refusal`]: the reason why one side refuses the other |
 //! | [`caller`] | [`Caller`]: the side that has connected |
 //! | [`host`] | [`Host`]: the side that was connected to |
 //!
@@ -19,19 +19,19 @@
 //! ```
 
 pub mod caller;
+pub mod decoder;
 pub mod fields;
-pub mod hearing;
 pub mod host;
 pub mod names;
 pub mod refusal;
 pub mod words;
 
 pub use caller::Caller;
-pub use hearing::Hearing;
+pub use decoder::HandshakeDecoder;
 pub use host::Host;
 pub use names::Names;
 pub use refusal::{Reason, Refusal};
 pub use words::{Hello, Offer, Purpose, Words};
 
-/// The version of the protocol. Both sides must have the same.
+/// The version of the protocol, which must be the same on both sides.
 pub const VERSION: u16 = 6;

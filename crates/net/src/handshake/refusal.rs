@@ -1,28 +1,28 @@
-//! The reasons that one side refuses the other.
+//! The reasons why one side rejects the other.
 
 use std::fmt;
 
-/// A kind of reason.
+/// The kind of a refusal's reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The other side uses another protocol, or sent malformed bytes.
+    /// The other side uses a different protocol, or has sent malformed bytes.
     Protocol,
     /// The versions of the protocol differ.
     Version,
     /// The jobs differ.
     Job,
-    /// The secrets differ, or only one side has one.
+    /// The secrets differ, or only one side has a secret.
     Secret,
-    /// The worker that has connected is of an earlier generation, and was replaced.
+    /// The worker that has connected belongs to an earlier generation, and was replaced.
     Generation,
-    /// The worker that was connected to is of an earlier generation. Its successor may come.
+    /// The worker that was connected to belongs to an earlier generation. Its successor may still start.
     Replaced,
-    /// The clusters or programs differ in what all workers must have in common.
+    /// The clusters or programs differ in data that must be the same on all workers.
     Cluster,
-    /// No worker has that number, or it is not its turn to connect.
+    /// No worker has this rank, or it is not this worker's turn to connect.
     Rank,
-    /// A worker with that number has already connected.
+    /// A worker with that rank has already connected.
     Taken,
     /// The world is complete.
     Complete,
@@ -32,15 +32,15 @@ pub enum Reason {
     Crowded,
     /// The handshake timed out.
     Late,
-    /// The worker that was connected to is not ready for the other one. It may be retried.
+    /// The worker that was connected to is not ready for the other one, which may retry.
     Early,
-    /// A call has reached a worker that answers none, or the reverse.
+    /// A call has reached a worker that does not accept calls, or a worker that joins has reached a task that does.
     Purpose,
     /// The certificate of one side belongs to another task.
     Certificate,
-    /// One side is a process of another user, and the job has no secret.
+    /// One side is a process of a different user, and the job has no secret.
     User,
-    /// A reason that this version does not know.
+    /// A reason that is unknown to this version.
     Other,
 }
 
@@ -69,17 +69,17 @@ impl Reason {
         Self::ALL.iter().position(|reason| *reason == self).map_or(0, |at| at as u8 + 1)
     }
 
-    pub(crate) fn of(code: u8) -> Self {
+    pub(crate) fn from_code(code: u8) -> Self {
         usize::from(code).checked_sub(1).and_then(|at| Self::ALL.get(at)).copied().unwrap_or(Reason::Other)
     }
 }
 
-/// The reason that one side refuses the other, in a text that is sent to it.
+/// The reason why one side rejects the other, with a text that is sent to the other side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The kind of reason.
     pub reason: Reason,
-    /// The problem, and its solution.
+    /// The problem and a remedy, as text.
     pub text: String,
 }
 
@@ -89,11 +89,11 @@ impl Refusal {
         Self { reason, text: text.into() }
     }
 
-    /// Returns the refusal of bytes that are not of this protocol.
+    /// Returns the refusal for bytes that are not valid in this protocol.
     pub(super) fn protocol() -> Self {
         Self::new(
             Reason::Protocol,
-            "what was sent is not the protocol of distribute's workers, or not protected as here",
+            "the received bytes are not the protocol of distribute's workers, or are not protected as here",
         )
     }
 }

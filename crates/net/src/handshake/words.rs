@@ -7,61 +7,61 @@ use distribute_cluster::Task;
 /// The first bytes of every connection in both directions, before the version.
 pub const MAGIC: [u8; 8] = *b"dstrbnet";
 
-/// The maximum length of words, in bytes.
+/// The maximum length of a handshake message, in bytes.
 pub const LONGEST: usize = 1024;
 
 /// The maximum length of a job's name or of an address, in bytes.
-pub const LONGEST_TEXT: usize = 255;
+pub const MAX_TEXT: usize = 255;
 
 /// The maximum length of a refusal's text, in bytes.
-const LONGEST_REFUSAL: usize = 512;
+const MAX_REFUSAL: usize = 512;
 
 /// The purpose of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Joins the world through the leader. Other workers connect to this address.
+    /// Join the world through the leader. Other workers connect to the address.
     Join {
-        /// `host:port`.
+        /// The address, in the form `host:port`.
         address: String,
     },
-    /// Links two workers that have joined.
+    /// Link two workers that have joined.
     Link,
-    /// Calls a task that may be of another world or of none.
+    /// Call a task, which may belong to a different world or to none.
     Call {
         /// The task that calls.
         from: Task,
-        /// The task that it intends to reach.
+        /// The task that the caller intends to reach.
         to: Task,
     },
 }
 
-/// The identity of the side that has connected. The numbers and the digest are 0 for a call, which belongs to
-/// no world.
+/// The identity of the side that has connected. For a call, which belongs to no world, all numbers and the digest are
+/// 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The name of the job. It may be empty for a call from a tool that works with jobs of any name.
     pub job: String,
-    /// The generation of the world that the link is for. For a worker that joins, the generation that it was
-    /// last a member of, or 0.
+    /// The generation of the world to which the link belongs. For a worker that joins, it is the generation of the last
+    /// world of which it was a member; 0 if there was none.
     pub generation: u64,
-    /// The number of the worker.
+    /// The rank of the worker.
     pub rank: usize,
     /// The number of workers.
     pub workers: usize,
     /// The number of replicas of each worker.
     pub replicas: usize,
-    /// A digest of what all workers must have in common.
+    /// A digest of the data that must be the same on all workers.
     pub digest: [u8; 32],
     /// The purpose of the connection.
     pub purpose: Purpose,
 }
 
 impl Hello {
-    /// Returns the task that has connected. `names` are those of the workers of its world.
+    /// Returns the task that has connected. `names` contains the names of the workers of its world.
     pub fn task(&self, names: &Names) -> Task {
         match &self.purpose {
             Purpose::Call { from, .. } => from.clone(),
-            Purpose::Join { .. } | Purpose::Link => names.of(self.rank),
+            Purpose::Join { .. } | Purpose::Link => names.task(self.rank),
         }
     }
 }
@@ -69,13 +69,13 @@ impl Hello {
 /// Memory that the side that has connected offers to share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The process that has the file open.
+    /// The id of the process in which the file is open.
     pub pid: u32,
     /// The file descriptor in that process.
     pub descriptor: u32,
     /// The inode number of the file.
     pub inode: u64,
-    /// The content of the file, by which the other side recognizes it.
+    /// The contents of the file, by which the other side recognizes it.
     pub token: [u8; 32],
 }
 
@@ -84,19 +84,19 @@ pub struct Offer {
 pub enum Words {
     /// The identity of the side that has connected, whether it has a secret, and its nonce.
     Hello(Hello, bool, [u8; 32]),
-    /// The number and nonce of this worker, a digest of its machine if it offers shared memory, and its proof
-    /// of the secret, if there is one.
+    /// The rank and nonce of this worker, a digest of its machine if it offers shared memory, and its proof of the
+    /// secret, if there is one.
     Challenge(usize, [u8; 32], Option<[u8; 32]>, Option<[u8; 32]>),
     /// The proof of the side that has connected, and memory that it offers to share.
     Proof(Option<[u8; 32]>, Option<Offer>),
     /// The connection is accepted.
     Welcome,
-    /// The connection is refused.
+    /// The connection is rejected.
     Refusal(Refusal),
 }
 
 impl Words {
-    /// Returns the bytes: the length of the rest in 2 bytes, the kind, the fields.
+    /// Encodes the message: the length of the rest in 2 bytes, the kind, and the fields.
     pub fn encode(&self) -> Vec<u8> {
         let mut fields = Writer::default();
         fields.fixed(&[0; 2]);
@@ -109,17 +109,17 @@ impl Words {
                     fields.u64(number as u64);
                 }
                 fields.u64(hello.generation);
-                fields.text(cut(&hello.job, LONGEST_TEXT));
+                fields.text(cut(&hello.job, MAX_TEXT));
                 match &hello.purpose {
                     Purpose::Link => fields.fixed(&[0]),
                     Purpose::Join { address } => {
                         fields.fixed(&[1]);
-                        fields.text(cut(address, LONGEST_TEXT));
+                        fields.text(cut(address, MAX_TEXT));
                     }
                     Purpose::Call { from, to } => {
                         fields.fixed(&[2]);
                         for task in [from, to] {
-                            fields.text(cut(task.job.as_str(), LONGEST_TEXT));
+                            fields.text(cut(task.job.as_str(), MAX_TEXT));
                             fields.u64(task.index as u64);
                         }
                     }
@@ -140,7 +140,7 @@ impl Words {
             Words::Welcome => fields.fixed(&[4]),
             Words::Refusal(refusal) => {
                 fields.fixed(&[5, refusal.reason.code()]);
-                fields.text(cut(&refusal.text, LONGEST_REFUSAL));
+                fields.text(cut(&refusal.text, MAX_REFUSAL));
             }
         }
         let mut bytes = fields.0;
@@ -149,10 +149,10 @@ impl Words {
         bytes
     }
 
-    /// Decodes words from the bytes that follow their length.
+    /// Decodes a message from the bytes that follow its length.
     ///
     /// # Errors
-    /// [`Malformed`] if the bytes are not words.
+    /// Returns [`Malformed`] if the bytes are not a valid message.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut fields = Reader(bytes);
         let [kind] = fields.fixed()?;
@@ -162,10 +162,10 @@ impl Words {
                 let (nonce, digest) = (fields.fixed()?, fields.fixed()?);
                 let (rank, workers, replicas) = (fields.count()?, fields.count()?, fields.count()?);
                 let generation = fields.u64()?;
-                let job = fields.text(LONGEST_TEXT)?.to_owned();
+                let job = fields.text(MAX_TEXT)?.to_owned();
                 let purpose = match fields.fixed()? {
                     [0] => Purpose::Link,
-                    [1] => Purpose::Join { address: fields.text(LONGEST_TEXT)?.to_owned() },
+                    [1] => Purpose::Join { address: fields.text(MAX_TEXT)?.to_owned() },
                     [2] => Purpose::Call { from: task(&mut fields)?, to: task(&mut fields)? },
                     _ => return Err(Malformed),
                 };
@@ -180,7 +180,7 @@ impl Words {
             4 => Words::Welcome,
             5 => {
                 let [code] = fields.fixed()?;
-                Words::Refusal(Refusal::new(Reason::of(code), fields.text(LONGEST_REFUSAL)?))
+                Words::Refusal(Refusal::new(Reason::from_code(code), fields.text(MAX_REFUSAL)?))
             }
             _ => return Err(Malformed),
         };
@@ -190,7 +190,7 @@ impl Words {
 }
 
 fn task(fields: &mut Reader<'_>) -> Result<Task, Malformed> {
-    let job = fields.text(LONGEST_TEXT)?;
+    let job = fields.text(MAX_TEXT)?;
     // The name is shown to users, so it must not control their terminals.
     if job.is_empty() || job.chars().any(char::is_control) {
         return Err(Malformed);
@@ -199,7 +199,7 @@ fn task(fields: &mut Reader<'_>) -> Result<Task, Malformed> {
 }
 
 impl Offer {
-    /// Encodes an offer, or the lack of one.
+    /// Encodes an offer, or the absence of one.
     pub(super) fn encode(offer: Option<&Self>) -> Vec<u8> {
         let mut fields = Writer::default();
         match offer {

@@ -1,4 +1,10 @@
-//! The data that a process needs to connect to others of its job and to accept them.
+//! The data that a process needs to connect to other processes of its job and to accept them.
+
+// - INV-81: the task is proved with the secret, and refused if a certificate names others. If there is neither and
+//   the system reports owners, only a process of the same user has one. Every job number leaves greater numbers for
+//   later jobs, and a task of a job with another name is refused. Tests: `net/src/identity/certified.rs`,
+//   `net/tests/it/endpoint.rs`, `rpc/tests/it/calls.rs`, `ps-server/tests/it/service.rs`,
+//   `coordinator/tests/it/remote.rs`.
 
 use super::tls::Tls;
 use super::{Identity, IdentityError, PolicyError, Protection, certified, policy, user};
@@ -8,15 +14,15 @@ use ring::hmac;
 use rustls::pki_types::CertificateDer;
 use std::net::{IpAddr, TcpStream};
 
-/// The credentials of a process on each of its connections, and its requirements on the other side. All
-/// processes of a job create it from the same addresses, so that they agree on the protection of connections.
+/// The credentials that a process uses on its connections, and its requirements for the other side. All processes of a
+/// job create this value from the same addresses, so that all protect their connections in the same way.
 #[derive(Clone, Debug)]
 pub struct Access {
-    /// The key that proves knowledge of the job's secret.
+    /// The key with which a process proves that it knows the job's secret.
     pub(crate) key: Option<hmac::Key>,
     pub(crate) tls: Option<Tls>,
     plain_text_allowed: bool,
-    /// Whether the user of the other side is the only evidence that it belongs to the job.
+    /// Whether the only evidence that the other side belongs to the job is the user of its process.
     by_user: bool,
 }
 
@@ -27,22 +33,22 @@ pub enum AccessError {
     /// Connections would be unprotected.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The secret or the certificates can't be used.
+    /// The secret or the certificates cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
 }
 
-/// The reason that the other side of a connection may not act as a task.
+/// The reason why the other side of a connection may not act as a task.
 #[derive(Debug)]
-pub(crate) enum Doubt {
+pub(crate) enum VerifyError {
     /// The connection was closed before the other side's user was known.
     Ended,
-    /// It is another task, or does not belong to the job.
+    /// The other side is a different task, or does not belong to the job.
     Refused(Refusal),
 }
 
 impl Access {
-    /// Creates the access of a process with this identity, in a job whose processes are at these addresses.
+    /// Creates the access of a process with the given identity, in a job whose processes are at `addresses`.
     /// `allow_plain_text` permits connections to other machines without encryption.
     ///
     /// # Errors
@@ -64,44 +70,45 @@ impl Access {
             _ => None,
         };
         // This is determined before any process can connect.
-        let by_user = key.is_none() && tls.is_none() && !allow_plain_text && user::is_told();
+        let by_user = key.is_none() && tls.is_none() && !allow_plain_text && user::is_supported();
         Ok(Self { key, tls, plain_text_allowed: allow_plain_text, by_user })
     }
 
-    /// Checks that the other side of a connection may act as a task: by its certificate if that names tasks,
-    /// or by its user if there is no other evidence.
+    /// Checks that the other side of a connection may act as a task: by its certificate if the certificate names tasks,
+    /// or by the user of its process if there is no other evidence.
     ///
     /// # Errors
-    /// [`Doubt`] if the certificate names other tasks, the process is another user's, or the connection was
-    /// closed before its user was known.
-    pub(crate) fn vouch(
+    /// Returns a [`VerifyError`] if the certificate names other tasks, if the process belongs to a different user, or
+    /// if the connection was closed before the user was known.
+    pub(crate) fn verify_peer(
         &self,
         socket: &TcpStream,
         certificate: Option<&CertificateDer<'_>>,
         task: &Task,
-    ) -> Result<(), Doubt> {
+    ) -> Result<(), VerifyError> {
         if let Some(certificate) = certificate {
             return certified::check(certificate, task)
-                .map_err(|text| Doubt::Refused(Refusal::new(Reason::Certificate, text)));
+                .map_err(|text| VerifyError::Refused(Refusal::new(Reason::Certificate, text)));
         }
         if self.by_user {
             return user::check(socket).map_err(|unknown| match unknown {
-                user::Unknown::Closed => Doubt::Ended,
-                user::Unknown::Other(text) => Doubt::Refused(Refusal::new(Reason::User, text)),
+                user::UserCheckError::Closed => VerifyError::Ended,
+                user::UserCheckError::Other(text) => VerifyError::Refused(Refusal::new(Reason::User, text)),
             });
         }
         Ok(())
     }
 
-    /// Whether the other side of a connection surely belonged to the job. This side has
-    /// [vouched](Self::vouch) for it and then refused it for the given reason. If only its user is known,
-    /// another job of the same user counts as foreign. If not even that is known, every process does.
+    /// Returns whether the other side of a connection certainly belonged to the job, given that this side has
+    /// [verified](Self::verify_peer) it and then rejected it for the given reason. If only the user of its process is
+    /// known, a different job of the same user is treated as foreign. If not even the user is known, every process is
+    /// treated as foreign.
     pub(crate) fn knows_members(&self, refused: Reason) -> bool {
         self.key.is_some() || self.tls.is_some() || (self.by_user && refused != Reason::Job)
     }
 
-    /// Whether connections to or from this address have the required protection. A host name may resolve to
-    /// an address of another kind than it suggests.
+    /// Returns whether connections to or from this address have the required protection. A host name may resolve to a
+    /// different kind of address than the name suggests.
     pub(crate) fn allows(&self, ip: IpAddr) -> bool {
         self.tls.is_some() || self.plain_text_allowed || ip.to_canonical().is_loopback()
     }
@@ -123,7 +130,7 @@ mod tests {
         for plain in [false, true] {
             assert_eq!(knows(Identity::Secret(Secret::random().unwrap()), plain), [true, true]);
         }
-        assert_eq!(knows(Identity::None, false), [false, user::is_told()]);
+        assert_eq!(knows(Identity::None, false), [false, user::is_supported()]);
         assert_eq!(knows(Identity::None, true), [false, false]);
     }
 }

@@ -1,7 +1,7 @@
 //! The user's certificates.
 
 use super::IdentityError;
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -16,25 +16,24 @@ const LONGEST: u64 = 1 << 20;
 
 /// Files with certificates and a key, in PEM format.
 ///
-/// Every worker whose certificate is signed by the CA may join, whatever its name is: use a CA of this job or
-/// cluster alone.
+/// Every worker whose certificate is signed by the CA may join, whatever the name in the certificate is. Use a CA that
+/// is only for this job or cluster.
 ///
-/// A certificate can name the tasks of its owner by URIs among its alternative names, such as
-/// `distribute:ps/0`. The owner can then act as no other task. The owner of a certificate without such a URI
-/// can act as any.
+/// A certificate can name the tasks of its owner by URIs among its alternative names, such as `distribute:ps/0`. The
+/// owner can then act as no other task. The owner of a certificate without such a URI can act as any task.
 ///
-/// Certificates that are restricted by purpose need both `serverAuth` and `clientAuth`.
+/// Certificates that are restricted by purpose need both purposes, `serverAuth` and `clientAuth`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificates {
     /// The certificates of trusted CAs.
     pub ca: PathBuf,
     /// The certificate of this process, and the intermediate certificates up to the CA.
     pub certificate: PathBuf,
-    /// The private key of that certificate.
+    /// The private key of the certificate.
     pub key: PathBuf,
 }
 
-/// The content of the files.
+/// The contents of the files.
 pub(super) struct Loaded {
     pub roots: Vec<CertificateDer<'static>>,
     pub chain: Vec<CertificateDer<'static>>,
@@ -73,23 +72,23 @@ fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
     read_with_mode(path, what).map(|(bytes, _)| bytes)
 }
 
-/// Reads a small file that only its owner should be able to read. Warns once if other users can.
+/// Reads a small file that only its owner should be able to read. Logs a warning once if other users can read it.
 pub(super) fn read_private(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
     static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let (bytes, mode) = read_with_mode(path, what)?;
     if is_open_to_others(mode) && WARNED.lock().insert(path.to_owned()) {
         let (mode, path) = (mode & 0o777, path.display());
-        heard(|| {
+        warn_or_stderr(|| {
             tracing::warn!(
-                "the {what} in {path} can be read by other users (mode {mode:04o}): chmod 600 {path}, and make a new one \
-                 if somebody may have"
+                "the {what} in {path} can be read by other users (mode {mode:04o}): chmod 600 {path}, and \
+                 replace it if another user may have read it"
             );
         });
     }
     Ok(bytes)
 }
 
-/// Whether the file's group or other users can read or change it.
+/// Returns whether the group of the file or other users can read or write it.
 fn is_open_to_others(mode: u32) -> bool {
     mode & 0o066 != 0
 }
@@ -112,7 +111,7 @@ mod tests {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
 
-    /// Keeps the text of warnings.
+    /// A writer that stores the text of warnings.
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Vec<String>>>);
 

@@ -1,4 +1,4 @@
-//! The tasks that a certificate names. Pure.
+//! The tasks that a certificate names, as pure functions.
 
 use distribute_cluster::Task;
 use rustls::pki_types::CertificateDer;
@@ -7,8 +7,7 @@ use webpki::EndEntityCert;
 /// The scheme of a URI that names a task.
 const SCHEME: &str = "distribute:";
 
-/// Checks that the owner of a certificate may act as a task. A certificate that names no task is valid for
-/// any.
+/// Checks that the owner of a certificate may act as a task. A certificate that names no task is valid for all tasks.
 ///
 /// # Errors
 /// Returns a text with the tasks that the certificate names.
@@ -16,7 +15,7 @@ pub(super) fn check(certificate: &CertificateDer<'_>, task: &Task) -> Result<(),
     let certificate = EndEntityCert::try_from(certificate)
         .map_err(|error| format!("the certificate of {task} cannot be read: {error}"))?;
     let tasks: Vec<_> = certificate.valid_uri_names().filter_map(|name| strip_scheme(name, SCHEME)).collect();
-    if tasks.is_empty() || tasks.iter().any(|name| is(name, task)) {
+    if tasks.is_empty() || tasks.iter().any(|name| names_task(name, task)) {
         return Ok(());
     }
     Err(not_for(&tasks, task))
@@ -24,7 +23,7 @@ pub(super) fn check(certificate: &CertificateDer<'_>, task: &Task) -> Result<(),
 
 fn not_for(named: &[&str], task: &Task) -> String {
     format!(
-        "its certificate is that of {}, and it says that it is {task}: give each task a certificate that names it \
+        "its certificate names {}, but it claims to be {task}: give each task a certificate that names it \
          (URI:{SCHEME}{}/{}), or none",
         named.join(", "),
         task.job.as_str(),
@@ -38,8 +37,8 @@ fn strip_scheme<'a>(name: &'a str, scheme: &str) -> Option<&'a str> {
     begin.eq_ignore_ascii_case(scheme).then_some(rest)
 }
 
-/// Whether a name such as `ps/0` is that of a task.
-fn is(name: &str, task: &Task) -> bool {
+/// Returns whether a name such as `ps/0` is that of a task.
+fn names_task(name: &str, task: &Task) -> bool {
     name.rsplit_once('/')
         .is_some_and(|(job, index)| job == task.job.as_str() && index == task.index.to_string())
 }
@@ -68,10 +67,10 @@ mod tests {
         assert_eq!(may(&["distribute:ps/0", "DISTRIBUTE:chief/0"], &chief), Ok(()));
         for wrong in ["ps/1", "chief/00", "chief/0/", "chief", "", "x/chief/0", "chief%2F0"] {
             let error = may(&[&format!("distribute:{wrong}")], &chief).unwrap_err();
-            assert!(error.contains("and it says that it is chief 0: give each task"), "{wrong}: {error}");
+            assert!(error.contains("but it claims to be chief 0: give each task"), "{wrong}: {error}");
         }
         let error = may(&["distribute:worker/2"], &chief).unwrap_err();
-        assert!(error.starts_with("its certificate is that of worker/2, and it says"), "{error}");
+        assert!(error.starts_with("its certificate names worker/2, but it claims"), "{error}");
         let none = CertificateDer::from(vec![1, 2, 3]);
         assert!(check(&none, &chief).unwrap_err().starts_with("the certificate of chief 0 cannot be read"));
     }

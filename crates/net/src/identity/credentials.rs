@@ -3,8 +3,8 @@
 use super::{Access, AccessError, Certificates, Identity, Secret, job_name};
 use distribute_cluster::Address;
 
-/// The credentials by which the tasks of a job recognize each other, the name of the job, and whether links
-/// between machines are encrypted. One value serves everything that a task opens: servers, clients and
+/// The credentials by which the tasks of a job recognize each other, the name of the job, and whether links between
+/// machines are encrypted. The same value can be used for everything that a task creates: servers, clients and
 /// strategies.
 ///
 /// ```
@@ -14,15 +14,16 @@ use distribute_cluster::Address;
 /// assert!(job.allows_plain_text() && format!("{job:?}").contains("Secret(hidden)"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use]
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
-    /// `None` for the secret of the environment, if there is one.
+    /// The identity of this process; `None` means that the secret in the environment is used, if there is one.
     identity: Option<Identity>,
     allow_plain_text: bool,
     job: Job,
 }
 
-/// The job that connections are for.
+/// The job to which connections belong.
 #[derive(Clone, Debug, Default)]
 enum Job {
     /// The job of this process.
@@ -33,13 +34,13 @@ enum Job {
 }
 
 impl Credentials {
-    /// Creates credentials with the secret in `DISTRIBUTE_SECRET`, if it is set. Links between machines must
-    /// be encrypted.
+    /// Creates credentials with the secret in `DISTRIBUTE_SECRET`, if it is set. By default, links between machines
+    /// must be encrypted.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the certificates: of the CA, of this process, and its key, as PEM files.
+    /// Sets the PEM files of the CA's certificate, of this process's certificate, and of its key.
     pub fn certificates(self, certificates: Certificates) -> Self {
         Self { identity: Some(Identity::Certificates(certificates)), ..self }
     }
@@ -49,15 +50,15 @@ impl Credentials {
         Self { identity: Some(Identity::Secret(secret)), ..self }
     }
 
-    /// Permits links between machines without encryption. Anyone on the route can then read and change the
-    /// data, even if a secret prevents others from joining. Only for networks that no one else can reach.
+    /// Permits links between machines without encryption. Anyone on the route can then read and change the data, even
+    /// if a secret prevents others from joining. Use this only in networks that no one else can reach.
     pub fn allow_plain_text_on_the_network(self) -> Self {
         Self { allow_plain_text: true, ..self }
     }
 
-    /// Sets the name of the job, which is the same for all of its tasks. A task of another job that connects
-    /// to an address of this job is refused, even without a secret. The default is the value of
-    /// `DISTRIBUTE_JOB` or, if that is not set, the name of the program's file.
+    /// Sets the name of the job, which is the same for all of its tasks. A task of a different job that connects to an
+    /// address of this job is rejected, even without a secret. The default is the value of `DISTRIBUTE_JOB` or, if that
+    /// is not set, the file name of the program.
     pub fn job(self, name: impl Into<String>) -> Self {
         Self { job: Job::Named(name.into()), ..self }
     }
@@ -77,10 +78,10 @@ impl Credentials {
         }
     }
 
-    /// Returns the identity of this process, including the secret of the environment.
+    /// Returns the identity of this process, including the secret in the environment.
     ///
     /// # Errors
-    /// [`AccessError::Identity`] if the environment variable holds no valid secret.
+    /// - [`AccessError::Identity`]: the environment variable does not contain a valid secret.
     pub fn identity(&self) -> Result<Identity, AccessError> {
         match &self.identity {
             Some(identity) => Ok(identity.clone()),
@@ -88,13 +89,13 @@ impl Credentials {
         }
     }
 
-    /// Whether links between machines may go without encryption.
+    /// Returns whether links between machines may be unencrypted.
     pub fn allows_plain_text(&self) -> bool {
         self.allow_plain_text
     }
 
-    /// Returns the access to the tasks at these addresses. All tasks protect connections alike, because they
-    /// have the same addresses.
+    /// Returns the access to the tasks at the given addresses. All tasks must pass the same addresses, so that they
+    /// protect connections in the same way.
     ///
     /// # Errors
     /// - [`AccessError::Policy`]: connections would be unprotected.
@@ -108,7 +109,7 @@ impl Credentials {
     }
 }
 
-/// Converts an identity into credentials that ignore the secret of the environment.
+/// Converts an identity to credentials that ignore the secret in the environment.
 impl From<Identity> for Credentials {
     fn from(identity: Identity) -> Self {
         Self { identity: Some(identity), ..Self::default() }

@@ -3,17 +3,17 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// The environment variable with the default name.
+/// The environment variable that contains the default name.
 const NAME: &str = "DISTRIBUTE_JOB";
 
-/// Returns the name of this process's job: the value of the environment variable `DISTRIBUTE_JOB`, or else
-/// the name of the program's file. Another program that was given an address of this job is therefore refused
-/// even without a secret.
+/// Returns the name of this process's job: the value of the environment variable `DISTRIBUTE_JOB` or, if that is not
+/// set, the file name of the program. A different program that connects to an address of this job by mistake is
+/// therefore rejected, even without a secret.
 pub fn job_name() -> String {
-    of(std::env::var_os(NAME), std::env::current_exe().ok())
+    job_name_from(std::env::var_os(NAME), std::env::current_exe().ok())
 }
 
-fn of(variable: Option<OsString>, program: Option<PathBuf>) -> String {
+fn job_name_from(variable: Option<OsString>, program: Option<PathBuf>) -> String {
     let program = || Some(program?.file_name()?.to_owned());
     let name = variable.filter(|name| !name.is_empty()).or_else(program);
     let name = name.map_or_else(|| "job".into(), |name| name.to_string_lossy().into_owned());
@@ -28,9 +28,9 @@ mod tests {
     #[test]
     fn the_environment_counts_more_than_the_file() {
         let file = || Some(PathBuf::from("/jobs/digits (deleted)"));
-        assert_eq!(of(Some("sweep 7".into()), file()), "sweep 7");
-        assert_eq!(of(Some("".into()), file()), "digits");
-        assert_eq!(of(None, file()), "digits");
-        assert_eq!(of(None, None), "job");
+        assert_eq!(job_name_from(Some("sweep 7".into()), file()), "sweep 7");
+        assert_eq!(job_name_from(Some("".into()), file()), "digits");
+        assert_eq!(job_name_from(None, file()), "digits");
+        assert_eq!(job_name_from(None, None), "job");
     }
 }

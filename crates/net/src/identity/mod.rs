@@ -1,4 +1,4 @@
-//! Identities of processes, and the protection of links.
+//! The identities of processes, and the protection of links.
 //!
 //! | module | contents |
 //! |---|---|
@@ -21,7 +21,7 @@ pub mod secret;
 pub(crate) mod tls;
 mod user;
 
-pub(crate) use access::Doubt;
+pub(crate) use access::VerifyError;
 pub use access::{Access, AccessError};
 pub use certificates::Certificates;
 pub use credentials::Credentials;
@@ -33,15 +33,16 @@ pub use secret::Secret;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Identity {
-    /// No evidence, for loopback addresses only. If the system reports the user at the other end, as Linux
-    /// does, processes of this user may join. Otherwise any process that reaches the port may.
+    /// No evidence. This is only possible with loopback addresses. If the operating system reports the user at the
+    /// other end, as Linux does, only processes of the same user may join. Otherwise any process that reaches the port
+    /// may join.
     #[default]
     None,
-    /// The secret of the job. On loopback each side proves that it knows the secret. Other links are also
-    /// encrypted, with certificates that each process derives from it.
+    /// The secret of the job. On loopback, each side proves that it knows the secret. Other links are also encrypted,
+    /// with certificates that each process derives from the secret.
     Secret(Secret),
-    /// Certificates of the user. Links are encrypted, and any process with a certificate of this CA may join,
-    /// as one of the tasks that the certificate [names](Certificates).
+    /// Certificates of the user. Links are encrypted, and any process with a certificate of the CA may join, as one of
+    /// the tasks that the certificate [names](Certificates).
     Certificates(Certificates),
 }
 
@@ -52,21 +53,21 @@ pub enum IdentityError {
     /// A file cannot be read.
     #[error("the {what} cannot be read from {}: {source}", path.display())]
     File {
-        /// The expected content.
+        /// The expected contents.
         what: &'static str,
-        /// The file.
+        /// The path of the file.
         path: std::path::PathBuf,
-        /// The cause.
+        /// The reason why it cannot be read.
         source: std::io::Error,
     },
-    /// A file does not hold the expected content.
+    /// A file does not contain the expected contents.
     #[error("{} holds no {what} as PEM: {reason}", path.display())]
     Pem {
-        /// The expected content.
+        /// The expected contents.
         what: &'static str,
-        /// The file.
+        /// The path of the file.
         path: std::path::PathBuf,
-        /// The cause.
+        /// A description of the problem.
         reason: String,
     },
     /// A secret is malformed.
@@ -74,21 +75,22 @@ pub enum IdentityError {
         "the secret of the job in {origin} is not 64 hexadecimal digits; `openssl rand -hex 32` makes one"
     )]
     Secret {
-        /// The environment variable or file.
+        /// The name of the environment variable, or the path of the file.
         origin: String,
     },
-    /// The secret is all zeros.
+    /// All bytes of the secret are zeros.
     #[error(
-        "the secret of the job in {origin} is nothing but zeros, which is no secret; `openssl rand -hex 32` makes one"
+        "the secret of the job in {origin} consists of zeros, which is not a secret; `openssl rand -hex \
+         32` makes one"
     )]
     Zeros {
-        /// The environment variable or file.
+        /// The name of the environment variable, or the path of the file.
         origin: String,
     },
     /// TLS cannot use the certificates or keys.
     #[error("these certificates cannot be used: {0}")]
     Tls(String),
-    /// The system provides no random numbers.
-    #[error("the system gives no random numbers")]
+    /// The operating system does not provide random numbers.
+    #[error("the system provides no random numbers")]
     Random,
 }

@@ -1,4 +1,4 @@
-//! The protection of links. Pure.
+//! The protection of links, as pure functions.
 
 use super::Identity;
 use distribute_cluster::{Address, Task};
@@ -6,11 +6,11 @@ use distribute_cluster::{Address, Task};
 /// The protection of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
-    /// None.
+    /// No protection.
     Plain,
     /// Both sides prove that they know the secret of the job. Others can read the data.
     Proof,
-    /// Encryption, and each side verifies the other.
+    /// Links are encrypted, and each side verifies the other.
     Tls,
 }
 
@@ -20,15 +20,16 @@ pub enum Protection {
 pub enum PolicyError {
     /// Any process could join.
     #[error(
-        "{address} can be reached over the network, and anybody could join this job and read its weights: give all workers \
-         one DISTRIBUTE_SECRET (`openssl rand -hex 32` makes one), or certificates; \
-         credentials(Credentials::new().allow_plain_text_on_the_network()) does without"
+        "{address} can be reached over the network, and any process could join this job and read its \
+         weights: give all workers one DISTRIBUTE_SECRET (`openssl rand -hex 32` makes one), or \
+         certificates; credentials(Credentials::new().allow_plain_text_on_the_network()) permits \
+         unprotected links"
     )]
     PlainTextOnTheNetwork {
-        /// An address that is not loopback.
+        /// An address that is not a loopback address.
         address: String,
     },
-    /// A loopback address reaches only the machine that it is used on, but there are several machines.
+    /// A loopback address can be reached only on its own machine, but there are several machines.
     #[error(
         "{loopback} of {task} is a loopback address, which other machines can't reach, and there are others \
          ({other}): give {task} an address of its machine in the network"
@@ -38,12 +39,12 @@ pub enum PolicyError {
         task: Task,
         /// The loopback address.
         loopback: String,
-        /// An address that is not loopback.
+        /// An address that is not a loopback address.
         other: String,
     },
 }
 
-/// Returns the protection of links between processes at these addresses.
+/// Returns the protection of links between processes at the given addresses.
 ///
 /// | addresses | no identity | secret | certificates |
 /// |---|---|---|---|
@@ -52,8 +53,8 @@ pub enum PolicyError {
 /// | others, with `allow_plain_text` | plain | proof | TLS |
 ///
 /// # Errors
-/// [`PolicyError::PlainTextOnTheNetwork`] if an address is not loopback, there is no identity, and plain text
-/// is not allowed.
+/// - [`PolicyError::PlainTextOnTheNetwork`]: an address is not loopback, there is no identity, and plain text is not
+///   allowed.
 pub fn protection(
     addresses: &[Address],
     identity: &Identity,
@@ -71,10 +72,11 @@ pub fn protection(
     }
 }
 
-/// Refuses loopback addresses if there are several hosts. `task` returns the name of a worker by its number.
+/// Returns an error if some addresses are loopback and others are not. `task` returns the name of a worker by its
+/// index.
 ///
 /// # Errors
-/// [`PolicyError::LoopbackAmongSeveral`] if some addresses are loopback and others are not.
+/// - [`PolicyError::LoopbackAmongSeveral`]: some addresses are loopback and others are not.
 pub fn check_hosts(addresses: &[Address], task: impl Fn(usize) -> Task) -> Result<(), PolicyError> {
     let is_loopback = |address: &Address| address.host().is_loopback();
     let Some(other) = addresses.iter().find(|address| !is_loopback(address)) else { return Ok(()) };

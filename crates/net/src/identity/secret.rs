@@ -6,7 +6,7 @@ use ring::{hkdf, hmac};
 use std::fmt::{self, Write};
 use std::path::Path;
 
-/// The environment variable that holds the secret of the job, as 64 hexadecimal digits.
+/// The environment variable that contains the secret of the job, as 64 hexadecimal digits.
 pub const VARIABLE: &str = "DISTRIBUTE_SECRET";
 
 /// A secret of 32 bytes that only the processes of one job know. It is never shown or sent.
@@ -17,7 +17,7 @@ impl Secret {
     /// Creates a random secret.
     ///
     /// # Errors
-    /// [`IdentityError::Random`] if the system provides no random numbers.
+    /// - [`IdentityError::Random`]: the system does not provide random numbers.
     pub fn random() -> Result<Self, IdentityError> {
         random().map(Self)
     }
@@ -34,14 +34,14 @@ impl Secret {
     /// Reads a secret from a file of hexadecimal digits.
     ///
     /// # Errors
-    /// [`IdentityError::File`] if the file cannot be read, and the errors of [`from_hex`](Self::from_hex).
+    /// Returns the errors of [`from_hex`](Self::from_hex), and [`IdentityError::File`] if the file cannot be read.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, IdentityError> {
         let path = path.as_ref();
         let text = super::certificates::read_private(path, "secret of the job")?;
         Self::from_hex(&String::from_utf8_lossy(&text), &path.display().to_string())
     }
 
-    /// Creates a secret from hexadecimal digits. `origin` is the source of the digits, for the error.
+    /// Creates a secret from hexadecimal digits. `origin` is the source of the digits, for errors.
     ///
     /// # Errors
     /// - [`IdentityError::Secret`]: the text is not 64 hexadecimal digits.
@@ -65,7 +65,7 @@ impl Secret {
         Ok(Self(bytes))
     }
 
-    /// Returns the hexadecimal digits, for the environment of a process that joins. Do not show them.
+    /// Returns the hexadecimal digits, for the environment of a process that joins. Do not display or log them.
     pub fn to_hex(&self) -> String {
         self.0.iter().fold(String::with_capacity(64), |mut text, byte| {
             // Writing into a string does not fail.
@@ -74,13 +74,12 @@ impl Secret {
         })
     }
 
-    /// Returns the key that proves knowledge of this secret.
+    /// Returns the key with which a process proves that it knows this secret.
     pub(crate) fn proof_key(&self) -> hmac::Key {
         hmac::Key::new(hmac::HMAC_SHA256, &self.derive(b"distribute proof"))
     }
 
-    /// Derives 32 bytes for one purpose. Neither the secret nor the bytes for other purposes can be computed
-    /// from them.
+    /// Derives 32 bytes for one purpose. Neither the secret nor the bytes for other purposes can be computed from them.
     pub(crate) fn derive(&self, purpose: &[u8]) -> [u8; 32] {
         let mut bytes = [0; 32];
         let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, b"distribute-net 1").extract(&self.0);
@@ -125,13 +124,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_secret_is_refused_without_showing_it() {
+    fn an_invalid_secret_is_refused_without_showing_it() {
         for text in ["", "12", &"g".repeat(64), &"0".repeat(65), &"é".repeat(32)] {
             let error = Secret::from_hex(text, "DISTRIBUTE_SECRET").unwrap_err().to_string();
             assert!(error.starts_with("the secret of the job in DISTRIBUTE_SECRET is not 64"), "{error}");
         }
         let error = Secret::from_hex(&"0".repeat(64), "a test").unwrap_err().to_string();
-        assert!(error.contains("in a test is nothing but zeros"), "{error}");
+        assert!(error.contains("in a test consists of zeros"), "{error}");
         let error = Secret::from_file("/nowhere/secret").unwrap_err().to_string();
         assert!(error.contains("cannot be read from /nowhere/secret"), "{error}");
     }

@@ -13,10 +13,10 @@ use rustls::{
 };
 use std::sync::Arc;
 
-/// The name in every generated certificate. It is not checked: the signature decides who may join.
+/// The name in every generated certificate. It is not checked, because the signature decides who may join.
 const NAME: &str = "worker.distribute.internal";
 
-/// The prefix of an Ed25519 key in PKCS #8, which the 32 bytes of the seed follow (RFC 8410).
+/// The prefix of an Ed25519 key in PKCS #8 (RFC 8410). The 32 bytes of the seed follow it.
 const PKCS8: [u8; 16] = [0x30, 0x2e, 0x02, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
 
 /// Both sides of TLS 1.3, each of which verifies the other.
@@ -36,7 +36,7 @@ impl Tls {
     /// Creates both sides with a new certificate for this process. The CA that signs it has a key that all
     /// processes derive from the secret.
     pub fn from_secret(secret: &Secret) -> Result<Self, IdentityError> {
-        let (ca, chain, key) = made(secret).map_err(|error| IdentityError::Tls(error.to_string()))?;
+        let (ca, chain, key) = generate(secret).map_err(|error| IdentityError::Tls(error.to_string()))?;
         Self::new(vec![ca], vec![chain], key)
     }
 
@@ -88,7 +88,7 @@ impl Tls {
 }
 
 /// Creates the CA's certificate, and a certificate for this process with its key.
-fn made(
+fn generate(
     secret: &Secret,
 ) -> Result<(CertificateDer<'static>, CertificateDer<'static>, PrivateKeyDer<'static>), rcgen::Error> {
     let mut pkcs8 = PKCS8.to_vec();
@@ -109,9 +109,8 @@ fn made(
     Ok((ca.der().clone(), certificate.der().clone(), key.into()))
 }
 
-/// A verifier that accepts every certificate signed by the CA, whatever its name is. The CA signs for the
-/// workers of one job, which have no fixed names or addresses. The other side verifies its clients in the
-/// same way.
+/// A verifier that accepts every certificate signed by the CA, whatever the name in it is. The CA signs only for the
+/// workers of one job, which have no fixed names or addresses. The other side verifies its clients in the same way.
 #[derive(Debug)]
 struct SignedByCa {
     roots: Arc<RootCertStore>,

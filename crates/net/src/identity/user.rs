@@ -1,26 +1,25 @@
 //! The user at the other end of a connection within this machine.
 //!
-//! Linux has a table of all connections, with the user that has opened each end. Both ends of a loopback
-//! connection are in it. The other end is the row with the two addresses swapped. While this end is open, no
-//! other connection can have that row. A closed end has no user in the table, so a connection from one counts
-//! as closed.
+//! Linux has a table of all connections, with the user that has opened each end. Both ends of a loopback connection are
+//! in it. The other end is the row with the two addresses swapped. While this end is open, no other connection can have
+//! that row. A closed end has no user in the table, so a connection whose other end is closed is treated as closed.
 //!
-//! A connection of this process to itself tests whether the system reports users.
+//! To test whether the system reports users, this process connects to itself.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The tables of both families. One end of a connection may be IPv6 and the other IPv4.
+/// The tables of both address families. One end of a connection may use IPv6 and the other IPv4.
 const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
 
-/// The state number of a connection that is open in both directions.
+/// The number of the state of a connection that is open in both directions.
 const ESTABLISHED: &str = "01";
 
-/// The number of reads of the table before a row counts as missing. A table that changes during a read may
+/// The number of reads of the table after which a row is treated as missing. A table that changes while it is read may
 /// omit a row.
-const LOOKS: usize = 3;
+const MAX_READS: usize = 3;
 
 /// The timeout of this process's connection to itself.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -28,23 +27,25 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// The maximum number of connections to accept to find that of this process.
 const CALLERS: usize = 256;
 
-/// Whether this system reports the user at the other end of a connection.
-pub(super) fn is_told() -> bool {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    if TOLD.load(Ordering::Relaxed) {
+/// Returns whether this system reports the user at the other end of a connection.
+pub(super) fn is_supported() -> bool {
+    static SUPPORTED: AtomicBool = AtomicBool::new(false);
+    if SUPPORTED.load(Ordering::Relaxed) {
         return true;
     }
-    let told = try_out().unwrap_or(false);
+    let told = probe().unwrap_or(false);
     if told {
-        TOLD.store(true, Ordering::Relaxed);
+        SUPPORTED.store(true, Ordering::Relaxed);
     } else {
-        tracing::debug!("this system does not tell whose process is at the other end of a connection");
+        tracing::debug!(
+            "this system does not report which user's process is at the other end of a connection"
+        );
     }
     told
 }
 
-/// Whether the table has a connection of this process to itself.
-fn try_out() -> Option<bool> {
+/// Returns whether the table contains a connection of this process to itself.
+fn probe() -> Option<bool> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
     let caller = TcpStream::connect_timeout(&listener.local_addr().ok()?, CONNECT).ok()?;
     let address = caller.local_addr().ok()?;
@@ -54,40 +55,41 @@ fn try_out() -> Option<bool> {
     Some(check(&called).is_ok())
 }
 
-/// The reason that the other end of a connection is not known to be this user's.
+/// The reason why the other end of a connection is not known to belong to this user.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unknown {
+pub(super) enum UserCheckError {
     /// The end is closed, for example because the process was killed.
     Closed,
-    /// It is another user's. The text names the user and a solution.
+    /// The end belongs to a different user. The text contains the user and a remedy.
     Other(String),
 }
 
 /// Checks that the other end of a loopback connection is a process of this user.
 ///
 /// # Errors
-/// - [`Unknown::Closed`]: the other end is closed.
-/// - [`Unknown::Other`]: the process is another user's.
-pub(super) fn check(socket: &TcpStream) -> Result<(), Unknown> {
+/// - [`UserCheckError::Closed`]: the other end is closed.
+/// - [`UserCheckError::Other`]: the process belongs to a different user.
+pub(super) fn check(socket: &TcpStream) -> Result<(), UserCheckError> {
     let (Ok(here), Ok(there)) = (socket.local_addr(), socket.peer_addr()) else {
-        return Err(Unknown::Closed);
+        return Err(UserCheckError::Closed);
     };
     if !there.ip().to_canonical().is_loopback() {
         return Ok(());
     }
     let mine = rustix::process::geteuid().as_raw();
-    match (0..LOOKS).find_map(|_| look(there, here)) {
+    match (0..MAX_READS).find_map(|_| look_up(there, here)) {
         Some(user) if user == mine => Ok(()),
-        Some(user) => Err(Unknown::Other(format!(
-            "it is a process of the user with the number {user}, and without a secret only processes of one user, here {mine}, take \
-             part: give all tasks of the job the same DISTRIBUTE_SECRET, as `distribute launch` does"
+        Some(user) => Err(UserCheckError::Other(format!(
+            "it is a process of the user with the number {user}, but without a secret only processes of \
+             one user, here {mine}, can participate: give all tasks of the job the same DISTRIBUTE_SECRET, \
+             as `distribute launch` does"
         ))),
-        None => Err(Unknown::Closed),
+        None => Err(UserCheckError::Closed),
     }
 }
 
 /// Returns the user that has opened the end at `this` of a connection to `other`.
-fn look(this: SocketAddr, other: SocketAddr) -> Option<u32> {
+fn look_up(this: SocketAddr, other: SocketAddr) -> Option<u32> {
     TABLES.iter().find_map(|table| {
         let lines = BufReader::new(std::fs::File::open(table).ok()?).lines();
         find(lines.map_while(Result::ok), this, other)
@@ -114,7 +116,8 @@ fn canonical(address: SocketAddr) -> (IpAddr, u16) {
     (address.ip().to_canonical(), address.port())
 }
 
-/// Parses an address of the table: 32-bit numbers in the order of memory, and the port.
+/// Parses an address of the table: the IP address, as 32-bit hexadecimal numbers in the machine's byte order, and the
+/// port.
 fn address(text: &str) -> Option<(IpAddr, u16)> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| {
@@ -167,7 +170,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn processes_of_this_user_are_known_and_an_end_that_is_closed_is_refused() {
+    fn processes_of_this_user_are_recognized_and_a_closed_socket_is_refused() {
         for address in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
             let Ok(listener) = TcpListener::bind(address) else { continue };
             let port = listener.local_addr().unwrap().port();
@@ -180,8 +183,8 @@ mod tests {
             let (called, _) = listener.accept().unwrap();
             assert_eq!((check(&called), check(&caller)), (Ok(()), Ok(())), "{address}");
             drop(caller);
-            assert_eq!(check(&called), Err(Unknown::Closed), "{address}");
+            assert_eq!(check(&called), Err(UserCheckError::Closed), "{address}");
         }
-        assert!(is_told());
+        assert!(is_supported());
     }
 }

@@ -1,8 +1,8 @@
 //! The thread that moves bytes while no other thread polls, sends heartbeats, and detects failed workers.
 
-use super::farewell::Farewell;
-use super::latecomers::Latecomers;
+use super::late_joins::LateJoinHandler;
 use super::shared::Shared;
+use super::shutdown_wait::ShutdownWait;
 use crate::link::Link;
 use crate::poll;
 use crate::ready::{self, Ready};
@@ -11,45 +11,45 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The interval of checks for heartbeats and silences.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The time for which this thread leaves the sockets to threads that poll.
+/// The time for which this thread does not use the sockets after another thread has polled.
 const BACK_OFF: Duration = Duration::from_millis(1);
 
-/// Moves bytes until all links are closed or the farewell ends.
-pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) {
-    let mut pulse = Pulse::new(shared);
-    let mut farewell = None;
-    let mut seen = shared.drives.load(Ordering::Acquire);
+/// Moves bytes until all links are closed or the shutdown wait has ended.
+pub(crate) fn run(shared: &Shared, mut late_joins: Option<Box<dyn LateJoinHandler>>) {
+    let mut timers = HeartbeatTimers::new(shared);
+    let mut shutdown_wait = None;
+    let mut seen = shared.polls.load(Ordering::Acquire);
     // Some messages may have arrived before the mesh was created.
     move_bytes(shared);
     loop {
         // Latecomers are served even if the links are busy.
-        if pulse.look(shared)
-            && let Some(latecomers) = &mut latecomers
+        if timers.look(shared)
+            && let Some(late_joins) = &mut late_joins
         {
-            shared.attend(&mut **latecomers);
+            shared.serve(&mut **late_joins);
         }
         let closed = shared.closed.load(Ordering::Acquire);
-        if closed && farewell.get_or_insert_with(|| Farewell::new(shared)).is_over(shared) {
+        if closed && shutdown_wait.get_or_insert_with(|| ShutdownWait::new(shared)).is_over(shared) {
             break;
         }
-        let drives = shared.drives.load(Ordering::Acquire);
-        if drives != seen || shared.driving.load(Ordering::Acquire) {
-            seen = drives;
+        let polls = shared.polls.load(Ordering::Acquire);
+        if polls != seen || shared.is_polling.load(Ordering::Acquire) {
+            seen = polls;
             let _ = poll::wait(&mut [], BACK_OFF);
             continue;
         }
-        match wait(shared, latecomers.as_deref()) {
-            Woken::Latecomers => {
-                if let Some(latecomers) = &mut latecomers {
-                    shared.attend(&mut **latecomers);
+        match wait(shared, late_joins.as_deref()) {
+            Woken::LateJoins => {
+                if let Some(late_joins) = &mut late_joins {
+                    shared.serve(&mut **late_joins);
                 }
             }
             // Data is queued for writing. The thread that has sent it usually polls next.
             Woken::Asked if !closed => {
                 let _ = poll::wait(&mut [], BACK_OFF);
-                if shared.drives.load(Ordering::Acquire) == seen {
+                if shared.polls.load(Ordering::Acquire) == seen {
                     move_bytes(shared);
                 }
             }
@@ -63,42 +63,42 @@ pub(crate) fn run(shared: &Shared, mut latecomers: Option<Box<dyn Latecomers>>) 
 enum Woken {
     Link,
     Asked,
-    Latecomers,
+    LateJoins,
     Nothing,
 }
 
-fn wait(shared: &Shared, latecomers: Option<&dyn Latecomers>) -> Woken {
-    let mut others = vec![shared.to_background.interest()];
-    others.extend(latecomers.map(Latecomers::interests).unwrap_or_default());
-    let patience = LOOK.min(shared.settings.heartbeat / 2);
+fn wait(shared: &Shared, late_joins: Option<&dyn LateJoinHandler>) -> Woken {
+    let mut others = vec![shared.wake_background.interest()];
+    others.extend(late_joins.map(LateJoinHandler::interests).unwrap_or_default());
+    let patience = CHECK_INTERVAL.min(shared.settings.heartbeat / 2);
     let Ok(Ready { links, others }) = ready::wait(&shared.links, others, patience) else {
         let _ = poll::wait(&mut [], BACK_OFF);
         return Woken::Nothing;
     };
     let asked = others.first() == Some(&true);
     if asked {
-        shared.to_background.drain();
+        shared.wake_background.drain();
     }
     if links.contains(&true) {
         Woken::Link
     } else if asked {
         Woken::Asked
     } else if others.contains(&true) {
-        Woken::Latecomers
+        Woken::LateJoins
     } else {
         Woken::Nothing
     }
 }
 
-/// The number of turns of all links before the next check of heartbeats, even if more is received.
+/// The maximum number of turns of all links before the next check of heartbeats, even if more is received.
 const TURNS: usize = 64;
 
 /// Moves bytes without blocking, until another thread wants to poll.
 fn move_bytes(shared: &Shared) {
-    let Some(mut events) = shared.try_driver() else { return };
+    let Some(mut events) = shared.try_become_poller() else { return };
     let _span = tracing::trace_span!("network").entered();
     for _ in 0..TURNS {
-        let more = shared.pass(&mut events, |_| true);
+        let more = shared.poll_links(&mut events, |_| true);
         shared.deliver(&mut events);
         if !more || shared.wanted.load(Ordering::Acquire) > 0 {
             return;
@@ -106,43 +106,44 @@ fn move_bytes(shared: &Shared) {
     }
 }
 
-/// The timers of heartbeats and silences.
-struct Pulse {
+/// The timers for sending heartbeats and for detecting silence.
+struct HeartbeatTimers {
     look: Deadline,
     beat: Deadline,
     silences: Vec<Deadline>,
 }
 
-impl Pulse {
+impl HeartbeatTimers {
     fn new(shared: &Shared) -> Self {
         let silences = shared.links.iter().map(|_| Deadline::after(shared.settings.silence)).collect();
         let beat = Deadline::after(shared.settings.heartbeat);
-        Self { look: Deadline::after(LOOK), beat, silences }
+        Self { look: Deadline::after(CHECK_INTERVAL), beat, silences }
     }
 
-    /// Checks the timers if it is time to. Returns `true` if they were checked.
+    /// Checks the timers if a check is due. Returns `true` if they were checked.
     fn look(&mut self, shared: &Shared) -> bool {
         if !self.look.has_passed() {
             return false;
         }
-        self.look = Deadline::after(LOOK.min(shared.settings.heartbeat / 2));
+        self.look = Deadline::after(CHECK_INTERVAL.min(shared.settings.heartbeat / 2));
         self.beat.look();
         let beats = self.beat.has_passed();
         if beats {
             self.beat = Deadline::after(shared.settings.heartbeat);
-            shared.arena.iter().for_each(|arena| arena.relax());
+            shared.arena.iter().for_each(|arena| arena.trim());
         }
-        for (link, silence) in shared.links.iter().zip(&mut self.silences).filter(|(link, _)| !link.is_over())
+        for (link, silence) in
+            shared.links.iter().zip(&mut self.silences).filter(|(link, _)| !link.loss_is_reported())
         {
             if beats {
-                link.beat();
+                link.send_heartbeat();
             }
             silence.look();
-            if link.was_heard() {
+            if link.take_received() {
                 *silence = Deadline::after(shared.settings.silence);
             } else if silence.has_passed() {
                 let seconds = shared.settings.silence.as_secs_f64();
-                link.doom(format!("it has sent nothing for {seconds:.1} s"));
+                link.fail(format!("it has sent nothing for {seconds:.1} s"));
                 shared.wake();
             }
         }
@@ -153,11 +154,11 @@ impl Pulse {
 #[cfg(target_os = "linux")]
 #[cfg(test)]
 mod tests {
-    use super::super::shared::Met;
+    use super::super::shared::RendezvousResult;
     use super::*;
     use crate::shm::played::tests::{link, say};
     use crate::wire::Frame;
-    use crate::{Drive, Message, Receiver, Settings};
+    use crate::{Message, PollOutcome, Receiver, Settings};
     use distribute_cluster::World;
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
@@ -173,15 +174,15 @@ mod tests {
             self.0.fetch_add(1, Ordering::AcqRel);
         }
 
-        fn lose(&self, _from: usize, _reason: String) {}
+        fn mark_lost(&self, _from: usize, _reason: String) {}
     }
 
-    /// Whether the background thread was woken since the last query.
+    /// Returns whether the background thread was woken since the last query.
     fn is_woken(shared: &Shared) -> bool {
-        let mut sockets = [shared.to_background.interest()];
+        let mut sockets = [shared.wake_background.interest()];
         poll::wait(&mut sockets, Duration::ZERO).unwrap();
         let is_woken = poll::is_ready(&sockets[0]);
-        shared.to_background.drain();
+        shared.wake_background.drain();
         is_woken
     }
 
@@ -191,21 +192,21 @@ mod tests {
         let ((link, theirs, _socket), count) = (link(), Arc::<Count>::default());
         let mine = link.pair().unwrap().clone();
         let world = World::new(2, 0, 1).unwrap();
-        let met = Met::new(world, vec![link], Settings::default());
+        let met = RendezvousResult::new(world, vec![link], Settings::default());
         let shared = Shared::new(met, count.clone()).unwrap();
         // This is the background thread.
         mine.begin_sleep();
         say(&theirs, Frame::Data(Message::new("first", "")));
         // The message is longer than one read.
         say(&theirs, Frame::Data(Message::new("second", vec![0; 100 << 10])));
-        assert_eq!(shared.drive(LONG, &|| false), Drive::Delivered);
+        assert_eq!(shared.poll(LONG, &|| false), PollOutcome::Delivered);
         assert_eq!(count.0.load(Ordering::Acquire), 1);
         assert!(is_woken(&shared), "the second message is in the ring, and nobody knows");
         // The next thread receives everything.
-        assert_eq!(shared.drive(LONG, &|| false), Drive::Delivered);
-        assert_eq!(shared.drive(Duration::ZERO, &|| false), Drive::Nothing);
+        assert_eq!(shared.poll(LONG, &|| false), PollOutcome::Delivered);
+        assert_eq!(shared.poll(Duration::ZERO, &|| false), PollOutcome::Nothing);
         is_woken(&shared);
-        assert_eq!(shared.drive(Duration::ZERO, &|| false), Drive::Nothing);
+        assert_eq!(shared.poll(Duration::ZERO, &|| false), PollOutcome::Nothing);
         assert_eq!((count.0.load(Ordering::Acquire), is_woken(&shared)), (2, false));
         mine.wake();
     }

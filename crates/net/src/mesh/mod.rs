@@ -4,20 +4,20 @@
 //! |---|---|
 //! | `shared` | the links, and the turns of threads to move their bytes |
 //! | `background` | the thread that moves bytes while no other thread polls, and detects failed workers |
-//! | `latecomers` | workers that connect after the world is complete |
-//! | `farewell` | the wait of a closed mesh |
+//! | `late_joins` | workers that connect after the world is complete |
+//! | `shutdown_wait` | the wait of a closed mesh |
 
 mod background;
-mod farewell;
-mod latecomers;
+mod late_joins;
 mod shared;
+mod shutdown_wait;
 
 use crate::link::Link;
 use crate::wire::Frame;
-use crate::{Arriving, Drive, Message, Receiver, Region, Transport};
+use crate::{Message, PartialMessage, PollOutcome, Receiver, Region, Transport};
 use distribute_cluster::{Address, World};
-pub(crate) use latecomers::{Latecomers, Waiting};
-pub(crate) use shared::Met;
+pub(crate) use late_joins::{LateJoinHandler, WaitingWorkers};
+pub(crate) use shared::RendezvousResult;
 use shared::Shared;
 use std::collections::BTreeSet;
 use std::io;
@@ -27,83 +27,84 @@ use std::time::Duration;
 
 /// The transport over sockets, with one connection for each pair of workers.
 ///
-/// Threads that wait for messages [poll](Transport::drive) the sockets themselves. At other times a
-/// background thread does, which also detects failed workers. Dropping a mesh sends a goodbye and waits until
-/// the others have received everything. The wait lasts while bytes move, within
-/// [`Settings::longest_farewell`](crate::Settings::longest_farewell).
+/// Threads that wait for messages [poll](Transport::poll) the sockets themselves. At other times, a background thread
+/// polls them, which also detects failed workers. Dropping a mesh sends a final message and waits until the others have
+/// received everything. The wait lasts as long as bytes are transferred, up to
+/// [`Settings::max_shutdown_wait`](crate::Settings::max_shutdown_wait).
 pub struct Mesh {
     shared: Arc<Shared>,
     background: Option<JoinHandle<()>>,
     generation: u64,
     /// The positions of the workers in the cluster.
-    places: Vec<usize>,
+    positions: Vec<usize>,
     addresses: Vec<Address>,
-    /// The workers that wait for the next world, if this worker accepts latecomers.
-    waiting: Option<Arc<dyn Waiting>>,
+    /// The workers that wait for the next world, if this worker records them.
+    waiting: Option<Arc<dyn WaitingWorkers>>,
 }
 
 impl Mesh {
     /// Creates the mesh of workers that have completed a rendezvous.
-    pub(crate) fn new(met: Met, receiver: Arc<dyn Receiver>) -> io::Result<Self> {
+    pub(crate) fn new(met: RendezvousResult, receiver: Arc<dyn Receiver>) -> io::Result<Self> {
         Self::open(met, receiver, None)
     }
 
-    /// Creates the mesh of workers that have completed a rendezvous, with the door for latecomers and the
-    /// workers that wait, if this worker has them.
+    /// Creates the mesh of workers that have completed a rendezvous, with the handler of latecomers and the record of
+    /// waiting workers, if this worker has them.
     pub(crate) fn open(
-        met: Met,
+        met: RendezvousResult,
         receiver: Arc<dyn Receiver>,
-        latecomers: Option<(Box<dyn Latecomers>, Arc<dyn Waiting>)>,
+        late_joins: Option<(Box<dyn LateJoinHandler>, Arc<dyn WaitingWorkers>)>,
     ) -> io::Result<Self> {
-        let (latecomers, waiting) = latecomers.unzip();
-        let (generation, places, addresses) = (met.generation, met.places.clone(), met.addresses.clone());
+        let (late_joins, waiting) = late_joins.unzip();
+        let (generation, positions, addresses) =
+            (met.generation, met.positions.clone(), met.addresses.clone());
         let shared = Arc::new(Shared::new(met, receiver)?);
-        let background = if shared.links.is_empty() && latecomers.is_none() {
+        let background = if shared.links.is_empty() && late_joins.is_none() {
             None
         } else {
             let shared = shared.clone();
             let thread = std::thread::Builder::new().name("distribute-net".to_owned());
-            Some(thread.spawn(move || background::run(&shared, latecomers))?)
+            Some(thread.spawn(move || background::run(&shared, late_joins))?)
         };
-        Ok(Self { shared, background, generation, places, addresses, waiting })
+        Ok(Self { shared, background, generation, positions, addresses, waiting })
     }
 
-    /// Returns the number of workers that have come since the world was made and wait for the next one, as
-    /// known to the leader. It is 0 if the world needs all workers of the cluster.
+    /// Returns the number of workers that have connected since the world was formed and wait for the next one. Only the
+    /// leader knows the number; on other workers it is 0. It is also 0 if the world needs all workers of the cluster.
     pub fn waiting(&self) -> usize {
         self.waiting.as_ref().map_or(0, |waiting| waiting.count())
     }
 
-    /// Returns the positions in the cluster of the workers that wait, as known to the leader.
-    pub fn places_waiting(&self) -> BTreeSet<usize> {
-        self.waiting.as_ref().map(|waiting| waiting.places()).unwrap_or_default()
+    /// Returns the positions in the cluster of the workers that wait. Only the leader knows them.
+    pub fn waiting_positions(&self) -> BTreeSet<usize> {
+        self.waiting.as_ref().map(|waiting| waiting.positions()).unwrap_or_default()
     }
 
     /// Returns the position of each worker in the cluster.
-    pub fn places(&self) -> &[usize] {
-        &self.places
+    pub fn positions(&self) -> &[usize] {
+        &self.positions
     }
 
-    /// Returns the address of each worker, the same list on all of them. Empty if the mesh was made without a
-    /// rendezvous.
+    /// Returns the address of each worker. The list is the same on all workers. It is empty if the mesh was created
+    /// without a rendezvous.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Whether a waiting worker was a member of another world of this generation or a later one. This world's
-    /// leader did not know of that world, because it had just started.
+    /// Returns whether a waiting worker was a member of a different world of this generation or a later one. This
+    /// world's leader did not know of that world, because it had just started.
     pub fn is_supplanted(&self) -> bool {
         self.waiting.as_ref().is_some_and(|waiting| waiting.supplants(self.generation))
     }
 
-    /// Returns the number of times that the world was made: 1 at first, and one more after each rendezvous.
+    /// Returns the generation of the world. It is 1 at first, and incremented by each rendezvous.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
     /// Reclaims memory that others have read and released, without waiting for the next heartbeat.
-    pub(crate) fn settle(&self) {
-        self.shared.links.iter().for_each(Link::settle);
+    pub(crate) fn reclaim(&self) {
+        self.shared.links.iter().for_each(Link::reclaim);
     }
 
     /// Returns the world: the number of workers, and the rank of this one.
@@ -111,16 +112,16 @@ impl Mesh {
         self.shared.world
     }
 
-    /// Leaves a world that has lost a worker, to rendezvous again. The others see this worker as disconnected
-    /// with the reason [`LEFT`](crate::LEFT), after everything that it has sent.
+    /// Leaves a world that has lost a worker, so that this worker can take part in another rendezvous. The others see
+    /// this worker as disconnected with the reason [`LEFT`](crate::LEFT), after everything that it has sent.
     pub fn leave(&self) {
         self.shared.close(&Frame::Leave);
     }
 
-    /// Sets whether the work of the world has ended, so that there is no further rendezvous. Replacements of
-    /// failed workers are then refused with that reason.
-    pub fn set_over(&self, over: bool) {
-        self.shared.set_over(over);
+    /// Sets whether the work of the world has ended, so that there is no further rendezvous. If it has, replacements of
+    /// failed workers are rejected for this reason.
+    pub fn set_finished(&self, finished: bool) {
+        self.shared.set_finished(finished);
     }
 }
 
@@ -136,7 +137,7 @@ impl Transport for Mesh {
     fn memory(&self, len: usize) -> Option<Region> {
         let arena = self.shared.arena.as_ref()?;
         // Memory that was given back is used first.
-        self.settle();
+        self.reclaim();
         match arena.allocate(len) {
             Ok(region) => Some(region),
             Err(error) => {
@@ -150,16 +151,16 @@ impl Transport for Mesh {
         self.shared.link(worker).is_some_and(|link| link.pair().is_some())
     }
 
-    fn arriving(&self, worker: usize) -> Option<Arriving> {
-        self.shared.link(worker)?.arriving()
+    fn partial_message(&self, worker: usize) -> Option<PartialMessage> {
+        self.shared.link(worker)?.partial_message()
     }
 
-    fn stay(&self, patience: Duration) {
-        self.shared.stay(patience);
+    fn extend_shutdown_wait(&self, patience: Duration) {
+        self.shared.extend_shutdown_wait(patience);
     }
 
-    fn drive(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> Drive {
-        self.shared.drive(patience, is_there)
+    fn poll(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> PollOutcome {
+        self.shared.poll(patience, is_there)
     }
 
     fn close(&self) {
@@ -171,7 +172,7 @@ impl Drop for Mesh {
     fn drop(&mut self) {
         self.close();
         if let Some(background) = self.background.take() {
-            // The thread exits by the deadline of the farewell.
+            // The thread exits by the deadline of the shutdown wait.
             let _ = background.join();
         }
     }

@@ -1,9 +1,9 @@
-//! One attempt to connect to another process: the name lookup, the connection, the handshake.
+//! One attempt to connect to another process: the name lookup, the connection and the handshake.
 
-use super::conversation::{Conversation, Trouble};
+use super::handshake_stream::{HandshakeError, HandshakeStream};
 use super::lookup::Lookup;
-use super::meeting::Call;
 use super::reception::HANDSHAKE;
+use super::state::Call;
 use crate::handshake::caller::Answer;
 use crate::handshake::{Caller, Hello, Host, Names, Purpose, Refusal, Words};
 use crate::identity::{Access, PolicyError, secret};
@@ -12,24 +12,24 @@ use crate::shm::{SharedMemory, machine, pair::Offered};
 use crate::stream::Stream;
 use distribute_cluster::{Address, Deadline, Task};
 use rustix::event::PollFd;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
+use rustix::net::{AddressFamily, sockopt};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// The data that all attempts of a process share.
 #[derive(Debug)]
-pub(crate) struct Calling {
+pub(crate) struct CallContext {
     pub hello: Hello,
     pub access: Access,
     pub names: Names,
     pub shared_memory: SharedMemory,
 }
 
-/// One attempt. It never blocks.
+/// One attempt to connect. It never blocks.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    /// The number of the attempt, which selects one of a name's addresses.
+    /// The index of the attempt, which determines which of a host name's addresses is used.
     number: usize,
     patience: Deadline,
     state: State,
@@ -39,66 +39,66 @@ pub(super) struct Attempt {
 enum State {
     Looking(Lookup),
     Connecting(TcpStream),
-    Talking(Box<Talk>),
+    Talking(Box<Handshake>),
     Over,
 }
 
 /// The handshake, and the memory that was offered in it.
 #[derive(Debug)]
-struct Talk {
-    conversation: Conversation,
+struct Handshake {
+    handshake_stream: HandshakeStream,
     caller: Caller,
     /// The task to call.
     to: Task,
     offered: Option<Offered>,
 }
 
-/// The reason that an attempt has failed.
+/// The reason why an attempt has failed.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum AttemptError {
     Broken(String),
     Refused(Refusal),
     Policy(PolicyError),
 }
 
-impl From<Trouble> for Failure {
-    fn from(trouble: Trouble) -> Self {
-        match trouble {
-            Trouble::Broken(reason) => Failure::Broken(reason),
-            Trouble::Refused(refusal) => Failure::Refused(refusal),
+impl From<HandshakeError> for AttemptError {
+    fn from(handshake_error: HandshakeError) -> Self {
+        match handshake_error {
+            HandshakeError::Broken(reason) => AttemptError::Broken(reason),
+            HandshakeError::Refused(refusal) => AttemptError::Refused(refusal),
         }
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for AttemptError {
     fn from(error: io::Error) -> Self {
-        Failure::Broken(crate::link::text(&error))
+        AttemptError::Broken(crate::link::describe_error(&error))
     }
 }
 
 impl Attempt {
-    pub fn begin(call: &Call, number: usize) -> Result<Self, Failure> {
+    pub fn begin(call: &Call, number: usize) -> Result<Self, AttemptError> {
         let state = State::Looking(Lookup::begin(&call.address)?);
         Ok(Self { number, patience: Deadline::after(HANDSHAKE), state })
     }
 
-    /// Returns the events to wait for.
+    /// Returns the events for which to wait.
     pub fn interest(&self) -> Option<PollFd<'_>> {
         match &self.state {
             State::Looking(lookup) => Some(lookup.interest()),
             State::Connecting(socket) => Some(poll::interest(socket, true)),
-            State::Talking(talk) => Some(talk.conversation.interest()),
+            State::Talking(talk) => Some(talk.handshake_stream.interest()),
             State::Over => None,
         }
     }
 
-    /// Whether the name is being looked up. There is no second attempt until the lookup has ended.
+    /// Returns whether the name is being looked up. No second attempt begins until the lookup has ended.
     pub fn is_looking(&self) -> bool {
         matches!(self.state, State::Looking(_))
     }
 
     /// Continues without blocking. Returns the connection once the other side has accepted it.
-    pub fn attend(&mut self, call: &Call, calling: &Calling) -> Result<Option<Stream>, Failure> {
+    pub fn advance(&mut self, call: &Call, context: &CallContext) -> Result<Option<Stream>, AttemptError> {
         loop {
             self.state = match std::mem::replace(&mut self.state, State::Over) {
                 State::Looking(lookup) => match lookup.take() {
@@ -109,9 +109,9 @@ impl Attempt {
                     Some(found) => {
                         let found = found?;
                         let to = found[self.number % found.len()];
-                        if !calling.access.allows(to.ip()) {
+                        if !context.access.allows(to.ip()) {
                             let address = call.address.to_string();
-                            return Err(Failure::Policy(PolicyError::PlainTextOnTheNetwork { address }));
+                            return Err(AttemptError::Policy(PolicyError::PlainTextOnTheNetwork { address }));
                         }
                         self.patience = Deadline::after(HANDSHAKE);
                         State::Connecting(begin(to)?)
@@ -119,46 +119,46 @@ impl Attempt {
                 },
                 State::Connecting(socket) => {
                     if connected(&socket)? {
-                        greet(socket, call, calling)?
+                        start_handshake(socket, call, context)?
                     } else {
                         self.state = State::Connecting(socket);
                         return self.still("no answer to the connection");
                     }
                 }
-                State::Talking(mut talk) => match talk.go_on(calling) {
+                State::Talking(mut talk) => match talk.advance(context) {
                     Ok(true) => {
                         let pair = talk.offered.and_then(Offered::accepted);
-                        return Ok(Some(talk.conversation.into_stream().sharing(pair)));
+                        return Ok(Some(talk.handshake_stream.into_stream().with_shared_memory(pair)));
                     }
                     Ok(false) => {
                         self.state = State::Talking(talk);
                         return self.still("no answer to the handshake");
                     }
-                    Err(trouble) => {
-                        if let Trouble::Refused(refusal) = &trouble {
-                            talk.conversation.say(&Host::refuse(refusal.clone(), false));
-                            talk.conversation.fall_silent();
+                    Err(handshake_error) => {
+                        if let HandshakeError::Refused(refusal) = &handshake_error {
+                            talk.handshake_stream.queue(&Host::refuse(refusal.clone(), false));
+                            talk.handshake_stream.finish();
                         }
-                        return Err(trouble.into());
+                        return Err(handshake_error.into());
                     }
                 },
-                State::Over => return Err(Failure::Broken("the attempt is over".to_owned())),
+                State::Over => return Err(AttemptError::Broken("the attempt is over".to_owned())),
             };
         }
     }
 
-    fn still(&self, otherwise: &str) -> Result<Option<Stream>, Failure> {
-        if self.patience.has_passed() { Err(Failure::Broken(otherwise.to_owned())) } else { Ok(None) }
+    fn still(&self, otherwise: &str) -> Result<Option<Stream>, AttemptError> {
+        if self.patience.has_passed() { Err(AttemptError::Broken(otherwise.to_owned())) } else { Ok(None) }
     }
 }
 
 /// Sends the hello over an established connection.
-fn greet(socket: TcpStream, call: &Call, calling: &Calling) -> Result<State, Failure> {
+fn start_handshake(socket: TcpStream, call: &Call, context: &CallContext) -> Result<State, AttemptError> {
     if is_itself(&socket) {
-        return Err(Failure::Broken("nobody listens there".to_owned()));
+        return Err(AttemptError::Broken("no process listens there".to_owned()));
     }
     let here = socket.local_addr()?.ip();
-    let stream = match &calling.access.tls {
+    let stream = match &context.access.tls {
         None => Stream::plain(socket)?,
         Some(tls) => Stream::tls(socket, tls.client().map_err(io::Error::other)?)?,
     };
@@ -168,34 +168,34 @@ fn greet(socket: TcpStream, call: &Call, calling: &Calling) -> Result<State, Fai
     };
     let to = match &purpose {
         Purpose::Call { to, .. } => to.clone(),
-        Purpose::Join { .. } | Purpose::Link => calling.names.of(call.worker),
+        Purpose::Join { .. } | Purpose::Link => context.names.task(call.worker),
     };
-    let hello = Hello { purpose, generation: call.generation, ..calling.hello.clone() };
+    let hello = Hello { purpose, generation: call.generation, ..context.hello.clone() };
     let nonce = secret::random().map_err(io::Error::other)?;
-    let caller = Caller::new(hello, call.worker, calling.access.key.clone(), nonce);
-    let caller = caller.named(calling.names.clone());
-    let mut conversation = Conversation::new(stream);
-    conversation.say(&caller.first());
-    Ok(State::Talking(Box::new(Talk { conversation, caller, to, offered: None })))
+    let caller = Caller::new(hello, call.worker, context.access.key.clone(), nonce);
+    let caller = caller.named(context.names.clone());
+    let mut handshake_stream = HandshakeStream::new(stream);
+    handshake_stream.queue(&caller.first());
+    Ok(State::Talking(Box::new(Handshake { handshake_stream, caller, to, offered: None })))
 }
 
-impl Talk {
+impl Handshake {
     /// Continues without blocking. Returns `true` once the other side has accepted the connection.
-    fn go_on(&mut self, calling: &Calling) -> Result<bool, Trouble> {
+    fn advance(&mut self, context: &CallContext) -> Result<bool, HandshakeError> {
         loop {
             // The other side may have refused before it has read everything.
-            let spoken = self.conversation.speak();
-            let Some(words) = self.conversation.listen()? else { return spoken.map(|()| false) };
+            let spoken = self.handshake_stream.flush();
+            let Some(words) = self.handshake_stream.receive()? else { return spoken.map(|()| false) };
             if let (SharedMemory::Auto, Words::Challenge(_, nonce, Some(machine), _)) =
-                (calling.shared_memory, &words)
+                (context.shared_memory, &words)
                 && machine::identity(nonce) == Some(*machine)
             {
                 self.share();
             }
-            match self.caller.hear(words).map_err(Trouble::Refused)? {
-                Answer::Say(words) => {
-                    self.conversation.vouch(&calling.access, &self.to)?;
-                    self.conversation.say(&words);
+            match self.caller.receive(words).map_err(HandshakeError::Refused)? {
+                Answer::Send(words) => {
+                    self.handshake_stream.verify_peer(&context.access, &self.to)?;
+                    self.handshake_stream.queue(&words);
                 }
                 Answer::Welcome => return Ok(true),
             }
@@ -209,13 +209,15 @@ impl Talk {
                 self.caller.offer(offered.offer());
                 self.offered = Some(offered);
             }
-            Err(error) => tracing::debug!(%error, "there is no memory to share: messages go through sockets"),
+            Err(error) => {
+                tracing::debug!(%error, "shared memory is not available: messages go through sockets");
+            }
         }
     }
 }
 
-/// Returns an address at which others reach a worker. For one that listens on all addresses, this is the
-/// address that it has connected from.
+/// Returns an address at which others reach a worker. If the worker listens on all addresses, this is the address from
+/// which it has connected.
 fn reachable(address: &str, here: IpAddr) -> String {
     match address.parse::<Address>() {
         Ok(listens) if listens.host().is_unspecified() => {
@@ -228,20 +230,21 @@ fn reachable(address: &str, here: IpAddr) -> String {
 /// Starts to connect.
 fn begin(to: SocketAddr) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
+    let socket = crate::socket::stream(family)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
     match rustix::net::connect(&socket, &to) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => Ok(TcpStream::from(socket)),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether a socket is connected to itself. This happens if no process listens at a port and the system chose
+/// Returns whether a socket is connected to itself. This happens if no process listens at a port and the system chose
 /// the same port for the socket.
 fn is_itself(socket: &TcpStream) -> bool {
     matches!((socket.local_addr(), socket.peer_addr()), (Ok(here), Ok(there)) if here == there)
 }
 
-/// Whether the connection was established.
+/// Returns whether the connection was established.
 fn connected(socket: &TcpStream) -> io::Result<bool> {
     let mut sockets = [poll::interest(socket, true)];
     poll::wait(&mut sockets, Duration::ZERO)?;
@@ -257,9 +260,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_is_connected_to_itself_is_known() {
-        let socket =
-            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    fn a_socket_that_is_connected_to_itself_is_recognized() {
+        let socket = crate::socket::stream(AddressFamily::INET).unwrap();
         rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let socket = TcpStream::from(socket);
         rustix::net::connect(&socket, &socket.local_addr().unwrap()).unwrap();

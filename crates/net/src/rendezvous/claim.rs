@@ -1,10 +1,10 @@
-//! The claim of a process in a rendezvous, and whether it may retry after a failure. Pure: no socket, no
-//! clock.
+//! The claim of a process in a rendezvous, and whether the process may retry after a failure. This module contains only
+//! pure functions and values.
 
 use super::JoinError;
 use crate::handshake::Reason;
 
-/// The generation of the world that a process was last a member of, which it claims in a rendezvous.
+/// The claim of a process in a rendezvous: the generation of the last world of which the process was a member.
 ///
 /// ```
 /// use distribute_net::rendezvous::claim::Claim;
@@ -17,7 +17,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Creates the claim of a process that was a member of this generation.
+    /// Creates the claim of a process that was a member of the world of the given generation.
     pub fn after(generation: u64) -> Self {
         Self { generation }
     }
@@ -27,11 +27,11 @@ impl Claim {
         self.generation
     }
 
-    /// Processes the failure of a rendezvous. Returns `Ok` if the process may try the next one, as long as
-    /// time is left.
+    /// Processes the failure of a rendezvous. Returns `Ok` if the process may try the next rendezvous while time is
+    /// left.
     ///
     /// # Errors
-    /// Returns the error if a retry would fail the same way.
+    /// Returns the error if a retry would fail in the same way.
     pub fn failed(&mut self, error: JoinError) -> Result<(), JoinError> {
         match error {
             // Another worker failed during the rendezvous, and may be restarted.

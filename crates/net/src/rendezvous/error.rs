@@ -11,10 +11,10 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// The number or the form of the addresses is wrong: each worker needs one, `host:port`.
+    /// The number or the form of the addresses is wrong. Each worker needs one address, in the form `host:port`.
     #[error("the addresses of the workers are wrong: {0}")]
     Addresses(String),
-    /// The numbers do not make a valid world.
+    /// The numbers of workers and replicas do not describe a valid world.
     #[error(transparent)]
     World(#[from] WorldError),
     /// Links would be unprotected, or unreachable.
@@ -26,62 +26,62 @@ pub enum JoinError {
     /// This worker cannot listen at its address.
     #[error("{task} cannot listen at {address}: {source}{}", advice(source))]
     Bind {
-        /// This worker.
+        /// The index of this worker.
         worker: usize,
-        /// Its task.
+        /// The task of this worker.
         task: Task,
-        /// The address.
+        /// The address at which it cannot listen.
         address: String,
-        /// The reason.
+        /// The reason why it cannot listen.
         source: io::Error,
     },
-    /// A worker refuses this one, or this one does not trust it.
+    /// A worker rejects this one, or this one does not trust it.
     #[error("{task} at {address} cannot be joined: {refusal}")]
     Refused {
         /// The worker that was connected to.
         worker: usize,
-        /// Its task.
+        /// The task of the worker.
         task: Task,
-        /// Its address.
+        /// The address of the worker.
         address: String,
-        /// The reason.
+        /// The reason for the rejection.
         refusal: Refusal,
     },
-    /// Another worker of the job was refused, because it disagrees on what all must have in common. The world
-    /// cannot be made without it.
+    /// Another worker of the job was rejected, because it disagrees on data that must be the same on all workers. The
+    /// world cannot be formed without it.
     #[error(
-        "the world cannot be made, because {task} was refused, which connected from {address}: {refusal}"
+        "the group cannot be formed, because {task} was refused, which connected from {address}: {refusal}"
     )]
     OtherRefused {
-        /// The worker that was refused.
+        /// The index of the worker that was rejected.
         worker: usize,
-        /// Its task.
+        /// The task of the worker.
         task: Task,
-        /// The address that it connected from.
+        /// The address from which it has connected.
         address: String,
-        /// The reason.
+        /// The reason for the rejection.
         refusal: Refusal,
     },
     /// A worker was disconnected before all had connected to each other.
     #[error("{task} at {address} was lost while the workers connected to each other: {reason}")]
     Lost {
-        /// The worker.
+        /// The index of the worker.
         worker: usize,
-        /// Its task.
+        /// The task of the worker.
         task: Task,
-        /// Its address.
+        /// The address of the worker.
         address: String,
-        /// The reason.
+        /// The reason for the disconnect.
         reason: String,
     },
     /// The deadline passed before all workers had connected.
     #[error(
-        "the world is not complete after {} s: {} of {workers} workers are missing: {}; see whether they run, whether \
-         these are their addresses, and whether a firewall is between{}{}",
+        "the world is not complete after {} s: {} of {workers} workers are missing: {}; check that they \
+         run, that these are their addresses, and that no firewall blocks the connection{}{}",
         waited.as_secs_f32().ceil(),
         missing.len(),
         super::progress::list(missing),
-        if *loopback { " (loopback addresses reach this machine alone)" } else { "" },
+        if *loopback { " (loopback addresses only reach this machine)" } else { "" },
         super::progress::also_refused(refused),
     )]
     Deadline {
@@ -89,16 +89,16 @@ pub enum JoinError {
         waited: Duration,
         /// The number of workers.
         workers: usize,
-        /// The missing workers.
+        /// The workers that have not connected.
         missing: Vec<Missing>,
-        /// Whether all addresses are loopback.
+        /// Whether all addresses are loopback addresses.
         loopback: bool,
-        /// The connections that were refused, each with its address and the reason. One may be that of a
+        /// The connections that were rejected, each with its address and the reason. One of them may come from a
         /// missing worker.
         refused: Vec<String>,
     },
-    /// The system refuses a socket or a thread.
-    #[error("the links to the other workers cannot be made: {0}")]
+    /// A socket cannot be opened, or a thread cannot be started.
+    #[error("failed to connect to the other workers: {0}")]
     System(#[from] io::Error),
 }
 
@@ -114,12 +114,13 @@ impl From<AccessError> for JoinError {
 pub(crate) fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            " (another program listens there, or an earlier run still does: end it, or take another port)"
+            " (another program listens there, or an earlier run still does: stop it, or choose another \
+             port)"
         }
         io::ErrorKind::AddrNotAvailable => {
-            " (it is no address of this machine: is this the right worker? Else listen at 0.0.0.0)"
+            " (it is not an address of this machine: is this the right worker? Otherwise listen at 0.0.0.0)"
         }
-        io::ErrorKind::PermissionDenied => " (ports below 1024 are the system's)",
+        io::ErrorKind::PermissionDenied => " (ports below 1024 are reserved for the system)",
         _ => "",
     }
 }

@@ -8,15 +8,15 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
-/// The time to retry a port that is in use. If a process replaces one that has died, workers that connect to
-/// it may briefly have been given its port for their own end.
-const TAKEN: Duration = Duration::from_secs(2);
+/// The maximum time for which binding is retried if a port is in use. If a process replaces one that has died, the
+/// system may have assigned its port, for a short time, to a worker that connects to it.
+const RETRY_BIND: Duration = Duration::from_secs(2);
 
 /// The wait between two attempts.
-const AGAIN: Duration = Duration::from_millis(10);
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// The number of connections that may wait to be accepted. If the queue is full, the caller's system retries
-/// a second later, so a flood of foreign connections could delay others.
+/// The maximum number of connections that wait to be accepted. If the queue is full, the caller's operating system
+/// retries a second later, so a flood of foreign connections could delay others.
 const QUEUE: i32 = 1024;
 
 /// A socket at which a worker is reached.
@@ -27,7 +27,7 @@ impl Listener {
     /// Listens at `host:port`. With port 0 the system chooses a port.
     ///
     /// # Errors
-    /// Returns the system's error, for example if the host is unknown or the address is in use.
+    /// Returns an I/O error, for example if the host is unknown or the address is in use.
     pub fn bind(address: &str) -> io::Result<Self> {
         Self::bind_to(&address.to_socket_addrs()?.collect::<Vec<_>>())
     }
@@ -35,16 +35,16 @@ impl Listener {
     /// Listens at an address, if connections there have the required protection.
     pub(crate) fn open(address: &Address, access: &Access, deadline: Deadline) -> Result<Self, OpenError> {
         let all = Lookup::begin(address)?.wait(deadline)?;
-        // A host name may resolve to an address of another kind than it suggests.
+        // A host name may resolve to an address of a different kind than it suggests.
         if all.iter().any(|to| !access.allows(to.ip())) {
             let address = address.to_string();
             return Err(OpenError::Policy(PolicyError::PlainTextOnTheNetwork { address }));
         }
-        let patience = Deadline::after(deadline.remaining().min(TAKEN));
+        let patience = Deadline::after(deadline.remaining().min(RETRY_BIND));
         loop {
             match Self::bind_to(&all) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && !patience.has_passed() => {
-                    let _ = poll::wait(&mut [], AGAIN);
+                    let _ = poll::wait(&mut [], RETRY_PAUSE);
                 }
                 bound => return Ok(bound?),
             }
@@ -58,10 +58,10 @@ impl Listener {
         Ok(Self(listener))
     }
 
-    /// Returns the address that this socket listens at.
+    /// Returns the address at which this socket listens.
     ///
     /// # Errors
-    /// Returns the system's error if it has none.
+    /// Returns an I/O error if the socket has no address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }

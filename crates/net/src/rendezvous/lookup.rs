@@ -1,4 +1,4 @@
-//! The lookup of a host name's addresses on a thread, because the system may take a minute.
+//! The lookup of a host name's addresses on a thread, because it may take a minute.
 
 use crate::poll::{self, Waker};
 use distribute_cluster::{Address, Deadline, Host};
@@ -18,14 +18,14 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// Starts to look a host up. An IP address is available at once.
+    /// Starts to look up the addresses of a host. The result for an IP address is available immediately.
     pub fn begin(address: &Address) -> io::Result<Self> {
         let port = address.port();
         match address.host() {
             Host::Ip(ip) => {
                 let found = vec![SocketAddr::new(*ip, port)];
                 let (here, lookup) = Self::pair()?;
-                here.tell(Ok(found));
+                here.send(Ok(found));
                 Ok(lookup)
             }
             Host::Name(name) => {
@@ -42,22 +42,22 @@ impl Lookup {
     fn on_thread(look: impl FnOnce() -> Found + Send + 'static) -> io::Result<Self> {
         let (there, lookup) = Self::pair()?;
         let thread = std::thread::Builder::new().name("distribute-lookup".to_owned());
-        thread.spawn(move || there.tell(look()))?;
+        thread.spawn(move || there.send(look()))?;
         Ok(lookup)
     }
 
-    fn pair() -> io::Result<(Teller, Self)> {
+    fn pair() -> io::Result<(LookupSender, Self)> {
         let waker = Arc::new(Waker::new()?);
-        let (tell, found) = mpsc::channel();
-        Ok((Teller { waker: waker.clone(), tell }, Self { waker, found }))
+        let (send, found) = mpsc::channel();
+        Ok((LookupSender { waker: waker.clone(), send }, Self { waker, found }))
     }
 
-    /// Returns the event to wait for.
+    /// Returns the event for which to wait.
     pub fn interest(&self) -> PollFd<'_> {
         self.waker.interest()
     }
 
-    /// Returns the result once it is available. It is returned only once.
+    /// Returns the result if it is available. The result is returned only once.
     pub fn take(&self) -> Option<Found> {
         match self.found.try_recv() {
             Ok(Ok(found)) if found.is_empty() => Some(Err(io::Error::other("the name has no address"))),
@@ -83,15 +83,15 @@ impl Lookup {
     }
 }
 
-struct Teller {
+struct LookupSender {
     waker: Arc<Waker>,
-    tell: mpsc::Sender<Found>,
+    send: mpsc::Sender<Found>,
 }
 
-impl Teller {
-    fn tell(self, found: Found) {
+impl LookupSender {
+    fn send(self, found: Found) {
         // The receiver may have been dropped.
-        let _ = self.tell.send(found);
+        let _ = self.send.send(found);
         self.waker.wake();
     }
 }
@@ -106,7 +106,7 @@ mod tests {
     use distribute_testing::watched;
     use std::time::Duration;
 
-    /// A name whose lookup takes longer than any of these tests.
+    /// A name whose lookup takes longer than all of these tests.
     const HANGS: &str = "hangs.test";
 
     pub(super) fn hang_if_asked(name: &str) {
@@ -120,7 +120,7 @@ mod tests {
 
     impl Receiver for Nobody {
         fn deliver(&self, _from: usize, _message: Message) {}
-        fn lose(&self, _from: usize, _reason: String) {}
+        fn mark_lost(&self, _from: usize, _reason: String) {}
     }
 
     /// Runs a body that fails at its deadline, which is much sooner than the end of the lookup.

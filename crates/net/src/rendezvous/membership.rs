@@ -1,4 +1,13 @@
-//! The workers that have connected to one worker, may connect, and are missing. Pure: no socket, no clock.
+//! The workers that have connected to one worker, may connect, or are missing. This module contains only pure functions
+//! and values.
+
+// - **INV-34** The members of a world have one generation, which the leader creates when all have joined: one more
+//   than the last of which any of them was a member. A process that was in an earlier one than the leader is
+//   refused, and joins like one that has just started, which can take any free position. Links are made between
+//   workers that have received the same generation. A worker that leaves a world to re-form the group announces it
+//   (`Mesh::leave`), and a worker that is still joining the old world then joins the next one. Tests:
+//   `net/src/rendezvous/membership.rs`, `retries.rs`, `claim.rs`, `simulation/tests/it/scenarios.rs`,
+//   `simulation/tests/it/found.rs`.
 
 use super::Missing;
 use crate::handshake::{Hello, Names, Purpose, Reason, Refusal};
@@ -6,8 +15,8 @@ use distribute_cluster::{Address, Task};
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-/// The workers that one worker waits for. The leader waits for all others, which join it. Any other worker
-/// waits for higher numbers, which link to it.
+/// The workers for which one worker waits. The leader waits for all others, which join it. Any other worker waits for
+/// those with higher positions, which link to it.
 #[derive(Clone, Debug)]
 pub struct Membership {
     me: usize,
@@ -15,12 +24,12 @@ pub struct Membership {
     names: Names,
     /// The known addresses of the workers.
     addresses: Vec<Address>,
-    come: Vec<bool>,
+    connected: Vec<bool>,
     /// The positions of the world's workers, in order, once they are known.
     members: Option<Vec<usize>>,
-    /// The generation of the world that this worker was last a member of, or 0.
+    /// The generation of the last world of which this worker was a member; 0 if there was none.
     before: u64,
-    /// The latest generation of all workers that have connected.
+    /// The latest generation that one of the connected workers claims.
     latest: u64,
     /// The generation of the new world, once it is known.
     generation: Option<u64>,
@@ -29,23 +38,23 @@ pub struct Membership {
 impl Membership {
     /// Creates the state of worker `me`, before any other has connected.
     pub fn new(me: usize, names: Names, addresses: Vec<Address>) -> Self {
-        let come = vec![false; addresses.len()];
-        Self { me, names, come, addresses, members: None, before: 0, latest: 0, generation: None }
+        let connected = vec![false; addresses.len()];
+        Self { me, names, connected, addresses, members: None, before: 0, latest: 0, generation: None }
     }
 
-    /// Sets the generation that worker `me` was last a member of, or 0 for none.
+    /// Sets the generation of the last world of which worker `me` was a member; 0 means that there was none.
     pub fn after(mut self, generation: u64) -> Self {
         (self.before, self.latest) = (generation, generation);
         self
     }
 
-    /// Returns the generation that this worker was last a member of, or 0.
+    /// Returns the generation of the last world of which this worker was a member; 0 if there was none.
     pub fn before(&self) -> u64 {
         self.before
     }
 
-    /// Returns the generation of the world, as known to this worker. The leader makes the world with the
-    /// generation after the latest one of all workers that have connected.
+    /// Returns the generation of the new world, as far as this worker knows. The leader gives the world the generation
+    /// that follows the latest one of all connected workers.
     pub fn generation(&self) -> u64 {
         self.generation.unwrap_or(self.latest.saturating_add(1))
     }
@@ -61,7 +70,7 @@ impl Membership {
         if let Purpose::Join { address } = &hello.purpose
             && let Err(error) = address.parse::<Address>()
         {
-            return refusal(Reason::Protocol, format!("{theirs} cannot be told to others: {error}"));
+            return refusal(Reason::Protocol, format!("{theirs} cannot be reported to the others: {error}"));
         }
         match (&hello.purpose, me) {
             (Purpose::Join { .. }, 0) | (Purpose::Link, 1..) => {}
@@ -72,7 +81,7 @@ impl Membership {
                 );
             }
             (Purpose::Call { .. }, _) => {
-                return refusal(Reason::Purpose, format!("{mine} of a world answers no calls"));
+                return refusal(Reason::Purpose, format!("{mine} of a world accepts no calls"));
             }
             (Purpose::Link, _) => {
                 return refusal(Reason::Rank, format!("{theirs} has to join {mine} first"));
@@ -83,17 +92,17 @@ impl Membership {
             let text = format!("{mine} is the one that connects to {theirs}, not the other way");
             return refusal(Reason::Rank, text);
         }
-        match (self.come.get(rank), self.addresses.get(rank)) {
+        match (self.connected.get(rank), self.addresses.get(rank)) {
             (Some(false), _) => Ok(()),
             (Some(true), Some(address)) => {
-                let text = format!(
-                    "there is a {theirs} already, at {address}: each process needs a number of its own"
-                );
+                let text =
+                    format!("{theirs} has already joined, at {address}: each process needs a unique number");
                 refusal(Reason::Taken, text)
             }
-            _ => {
-                refusal(Reason::Rank, format!("there is no worker {rank}: the world has {}", self.come.len()))
-            }
+            _ => refusal(
+                Reason::Rank,
+                format!("there is no worker {rank}: the world has {}", self.connected.len()),
+            ),
         }
     }
 
@@ -107,14 +116,14 @@ impl Membership {
             (Purpose::Join { .. }, _) => self.before,
             (_, Some(generation)) => generation,
             (_, None) => {
-                let text = format!("{mine} has not been told yet where the others are");
+                let text = format!("{mine} has not received the addresses of the others yet");
                 return Err(Refusal::new(Reason::Early, text));
             }
         };
         let (reason, which) = match hello.generation.cmp(&own) {
             Ordering::Equal => return Ok(()),
             Ordering::Less => {
-                (Reason::Generation, "the worker that has connected has been replaced, and has to end")
+                (Reason::Generation, "the worker that has connected has been replaced, and must exit")
             }
             Ordering::Greater => (Reason::Replaced, "the worker that was connected to has been replaced"),
         };
@@ -127,13 +136,13 @@ impl Membership {
 
     /// Returns the name of a worker.
     pub fn task(&self, worker: usize) -> Task {
-        self.names.of(worker)
+        self.names.task(worker)
     }
 
-    /// Records that a worker has connected. A worker that joins has sent its address.
-    pub fn enter(&mut self, hello: &Hello) {
-        if let Some(come) = self.come.get_mut(hello.rank) {
-            *come = true;
+    /// Records that a worker has connected. If the worker joins, it has sent its address.
+    pub fn connect(&mut self, hello: &Hello) {
+        if let Some(connected) = self.connected.get_mut(hello.rank) {
+            *connected = true;
         }
         self.latest = self.latest.max(hello.generation);
         if let (Purpose::Join { address }, Some(known)) = (&hello.purpose, self.addresses.get_mut(hello.rank))
@@ -147,29 +156,30 @@ impl Membership {
 
     /// Records that a worker has disconnected. It may return.
     pub fn leave(&mut self, worker: usize) {
-        if let Some(come) = self.come.get_mut(worker) {
-            *come = false;
+        if let Some(connected) = self.connected.get_mut(worker) {
+            *connected = false;
         }
     }
 
     /// Returns the positions of the connected workers and of this one.
-    pub fn come(&self) -> BTreeSet<usize> {
-        let come = self.come.iter().enumerate().filter(|(_, come)| **come).map(|(place, _)| place);
-        come.chain([self.me]).collect()
+    pub fn connected(&self) -> BTreeSet<usize> {
+        let connected =
+            self.connected.iter().enumerate().filter(|(_, connected)| **connected).map(|(place, _)| place);
+        connected.chain([self.me]).collect()
     }
 
     /// Closes the world: its members are the connected workers.
     pub fn close(&mut self) {
-        self.members = Some(self.come().into_iter().collect());
+        self.members = Some(self.connected().into_iter().collect());
     }
 
-    /// Returns the positions of the world's workers in the cluster, by rank. Until they are known, these are
-    /// all positions.
+    /// Returns the positions of the world's workers in the cluster, by rank. Returns all positions if the members are
+    /// not known yet.
     pub fn members(&self) -> Vec<usize> {
-        self.members.clone().unwrap_or_else(|| (0..self.come.len()).collect())
+        self.members.clone().unwrap_or_else(|| (0..self.connected.len()).collect())
     }
 
-    /// Returns the addresses of the workers, as known to the leader.
+    /// Returns the addresses of the workers, as far as the leader knows them.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
@@ -179,30 +189,30 @@ impl Membership {
         self.addresses.get(worker).map(Address::to_string).unwrap_or_default()
     }
 
-    /// Sets the generation of the world and the addresses of its workers, as received from the leader.
-    /// Returns `false` if that cannot be a world with this worker.
+    /// Sets the generation of the world and the addresses of its workers, which were received from the leader. Returns
+    /// `false` if these members do not form a valid world that contains this worker.
     pub fn locate(&mut self, generation: u64, members: Vec<(usize, Address)>) -> bool {
-        let places: Vec<_> = members.iter().map(|(place, _)| *place).collect();
+        let positions: Vec<_> = members.iter().map(|(place, _)| *place).collect();
         let is_world = generation > self.before
-            && places.first() == Some(&0)
-            && places.is_sorted_by(|one, next| one < next)
-            && places.last().is_some_and(|last| *last < self.addresses.len())
-            && places.contains(&self.me);
+            && positions.first() == Some(&0)
+            && positions.is_sorted_by(|one, next| one < next)
+            && positions.last().is_some_and(|last| *last < self.addresses.len())
+            && positions.contains(&self.me);
         if is_world {
             for (place, address) in members {
                 self.addresses[place] = address;
             }
-            (self.generation, self.members) = (Some(generation), Some(places));
+            (self.generation, self.members) = (Some(generation), Some(positions));
         }
         is_world
     }
 
     /// Returns the workers of the world that have not connected.
     pub fn missing(&self) -> Vec<Missing> {
-        let waited = self.come.iter().zip(&self.addresses).enumerate().skip(self.me + 1);
+        let waited = self.connected.iter().zip(&self.addresses).enumerate().skip(self.me + 1);
         let is_member = |place| self.members.as_ref().is_none_or(|members| members.contains(&place));
         waited
-            .filter(|(place, (come, _))| !**come && is_member(*place))
+            .filter(|(place, (connected, _))| !**connected && is_member(*place))
             .map(|(worker, (_, address))| Missing {
                 worker,
                 task: self.task(worker),
@@ -238,18 +248,18 @@ mod tests {
         let mut members = at(0);
         assert_eq!(members.missing().len(), 2);
         members.decide(&join(2)).unwrap();
-        members.enter(&join(2));
+        members.connect(&join(2));
         assert_eq!(
             members.addresses()[1..].iter().map(Address::to_string).collect::<Vec<_>>(),
             ["10.0.0.1:0", "10.0.0.2:7"]
         );
         let taken = members.decide(&join(2)).unwrap_err();
         assert_eq!(taken.reason, Reason::Taken);
-        assert!(taken.text.contains("a worker 2 already, at 10.0.0.2:7"), "{taken}");
+        assert!(taken.text.contains("worker 2 has already joined, at 10.0.0.2:7"), "{taken}");
         members.leave(2);
         members.decide(&join(2)).unwrap();
-        members.enter(&join(2));
-        members.enter(&join(1));
+        members.connect(&join(2));
+        members.connect(&join(1));
         assert_eq!(members.missing(), []);
     }
 
@@ -274,14 +284,14 @@ mod tests {
         let mut started = at(0);
         for (rank, last) in [(1, 4), (2, 0)] {
             started.decide(&of(rank, last)).unwrap();
-            started.enter(&of(rank, last));
+            started.connect(&of(rank, last));
         }
         assert_eq!(started.generation(), 5);
         // An earlier member accepts new processes as well as other earlier members.
         let mut there = at(0).after(4);
         there.decide(&of(1, 0)).unwrap();
         there.decide(&of(2, 4)).unwrap();
-        there.enter(&of(2, 4));
+        there.connect(&of(2, 4));
         assert_eq!(there.generation(), 5);
         let refusal = there.decide(&of(1, 3)).unwrap_err();
         assert_eq!(refusal.reason, Reason::Generation);
@@ -294,7 +304,7 @@ mod tests {
 
     // INV-34
     #[test]
-    fn links_are_made_between_workers_that_have_been_told_of_one_world() {
+    fn links_connect_workers_that_received_the_same_world() {
         let of = |generation| Hello { generation, ..hello(2, Purpose::Link) };
         let mut members = at(1).after(6);
         assert_eq!(members.decide(&of(7)).unwrap_err().reason, Reason::Early);
@@ -306,14 +316,14 @@ mod tests {
 
     // INV-43
     #[test]
-    fn a_world_of_some_has_those_that_have_come_and_waits_for_nobody_else() {
+    fn a_partial_world_has_the_present_workers_and_waits_for_no_others() {
         let mut leader = at(0);
-        leader.enter(&join(2));
-        assert_eq!((leader.come(), leader.missing().len()), ([0, 2].into(), 1));
+        leader.connect(&join(2));
+        assert_eq!((leader.connected(), leader.missing().len()), ([0, 2].into(), 1));
         leader.close();
         assert_eq!((leader.members(), leader.missing()), (vec![0, 2], vec![]));
-        let table = |places: &[usize]| -> Vec<(usize, Address)> {
-            places.iter().map(|place| (*place, format!("10.0.0.{place}:8").parse().unwrap())).collect()
+        let table = |positions: &[usize]| -> Vec<(usize, Address)> {
+            positions.iter().map(|place| (*place, format!("10.0.0.{place}:8").parse().unwrap())).collect()
         };
         let mut member = at(1);
         for no_world in [&[][..], &[0, 2], &[1], &[1, 0], &[0, 1, 1], &[0, 1, 3]] {
@@ -325,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_to_the_wrong_worker_is_told_so() {
+    fn a_worker_that_contacts_the_wrong_worker_gets_an_error() {
         for (members, caller, text) in [
             (at(0), join(3), "there is no worker 3"),
             (at(0), join(0), "worker 0 is the one that connects to worker 0"),
@@ -340,7 +350,7 @@ mod tests {
         let mut members = at(1);
         locate(&mut members, 1);
         members.decide(&hello(2, Purpose::Link)).unwrap();
-        members.enter(&hello(2, Purpose::Link));
+        members.connect(&hello(2, Purpose::Link));
         assert_eq!(members.missing(), []);
     }
 }

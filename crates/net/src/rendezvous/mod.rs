@@ -7,47 +7,55 @@
 //! | [`progress`] | [`Progress`]: the progress of a rendezvous |
 //! | [`note`] | messages of the leader to workers that have joined |
 //! | [`error`] | [`JoinError`] |
-//! | [`meeting`] | `Meeting`: the decisions of a worker about incoming and outgoing connections: pure |
+//! | [`state`] | `RendezvousState`: the decisions of a worker about incoming and outgoing connections: pure |
 //! | [`quorum`] | [`Quorum`]: the number of workers that make a world: pure |
 //! | [`retries`] | the times of further attempts to connect: pure |
 //! | [`claim`] | the claim of a process in a rendezvous, and whether it may retry: pure |
-//! | `gathering` | the rendezvous over sockets, from the first connection to the last |
-//! | [`latecomers`], [`waiting`] | replies to latecomers, and the record of those that wait for the next world: pure |
-//! | `parting` | the notification that there will be no world |
-//! | `door` | latecomers over sockets |
-//! | `reception`, `dial`, `conversation` | incoming connections, outgoing connections, and the handshake on both |
-//! | `strangers` | log messages about refused connections |
+//! | `running` | the rendezvous over sockets, from the first connection to the last |
+//! | [`late_join_replies`], [`waiting`] | replies to latecomers, and the record of those that wait for the next world: pure |
+//! | `refusal_broadcast` | the notification that there will be no world |
+//! | `late_join_listener` | latecomers over sockets |
+//! | `reception`, `dialer`, `handshake_stream` | incoming connections, outgoing connections, and the handshake on both |
+//! | `refused_connections` | log messages about refused connections |
 //! | `attempt`, `lookup` | one attempt to connect, and the addresses of a host name |
 //!
-//! Worker 0 leads, at an address that all workers know. The others connect to it, in any order and with
-//! retries, and send the address that they listen at. When all have connected, or [enough](Quorum), the
-//! leader sends them the addresses. Then worker i connects to each worker j with 0 < j < i. The connection to
-//! the leader becomes the link to it.
+//! Worker 0 is the leader, at an address that all workers know. The other workers connect to it, in any order and with
+//! retries, and send the address at which they listen. When all workers have connected, or [a quorum](Quorum) of them,
+//! the leader sends them the addresses. Then worker i connects to each worker j with 0 < j < i. The connection to the
+//! leader becomes the link to it.
 //!
-//! Until then a worker is identified by its *position* in the cluster. The workers of a world are then
-//! numbered by rank, in the order of their positions.
+//! Until then, a worker is identified by its *position* in the cluster. The workers of a world are then numbered by
+//! rank, in the order of their positions.
+
+// - **INV-85** A worker of the job that disagrees on its name, the cluster or the program ends the rendezvous of
+//   all workers at once, if it is needed: the leader names it to all. It has proved the secret before, or has a
+//   certificate, or, if there is neither, is a process of the same user that has the job's name. A stranger ends
+//   nothing; its address and the reason are in the error at the deadline. Tests: `net/src/identity/access.rs`,
+//   `net/tests/it/refusals.rs`, `net/src/rendezvous/state.rs`.
+// - INV-28: there are at most 64 strangers at once, for 5 s each, for which no thread waits. Tests:
+//   `net/tests/it/refusals.rs`.
 
 pub mod claim;
 pub mod error;
-pub mod latecomers;
+pub mod late_join_replies;
 pub mod listener;
-pub mod meeting;
 pub mod membership;
 pub mod note;
 pub mod progress;
 pub mod quorum;
 pub mod retries;
+pub mod state;
 pub mod waiting;
 
 pub(crate) mod attempt;
-mod conversation;
-pub(crate) mod dial;
-pub(crate) mod door;
-mod gathering;
+pub(crate) mod dialer;
+mod handshake_stream;
+pub(crate) mod late_join_listener;
 pub(crate) mod lookup;
-mod parting;
 pub(crate) mod reception;
-mod strangers;
+mod refusal_broadcast;
+mod refused_connections;
+mod running;
 
 pub use claim::Claim;
 pub use error::JoinError;
@@ -57,22 +65,23 @@ pub use quorum::Quorum;
 
 use crate::handshake::{Hello, Names, Purpose, words};
 use crate::identity::{Access, Credentials, Identity, PolicyError, policy};
-use crate::mesh::Met;
+use crate::mesh::RendezvousResult;
 use crate::shm::SharedMemory;
 use crate::{Mesh, Receiver, Settings};
-use attempt::Calling;
+use attempt::CallContext;
 use distribute_cluster::{Address, Deadline, Task, World, deadline};
-use gathering::Gathering;
 use listener::OpenError;
-use meeting::Meeting;
 use membership::Membership;
 use reception::Reception;
+use running::RunningRendezvous;
+use state::RendezvousState;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A rendezvous of one worker with the others of its world. [`new`](Self::new) creates it, other methods
 /// configure it, and [`join`](Self::join) runs it.
+#[must_use = "a rendezvous does nothing until `join` is called"]
 pub struct Rendezvous {
     world: World,
     addresses: Vec<String>,
@@ -91,8 +100,8 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Creates a rendezvous for the workers of `world`, with the address of each worker by number,
-    /// `host:port`. Any worker except worker 0 can have port 0. It then sends its actual port to the others.
+    /// Creates a rendezvous for the workers of `world`, with the address of each worker, `host:port`, by rank. The port
+    /// of any worker except worker 0 can be 0; the worker then sends its actual port to the others.
     pub fn new(world: World, addresses: Vec<String>) -> Self {
         Self {
             world,
@@ -112,53 +121,53 @@ impl Rendezvous {
         }
     }
 
-    /// Sets the names of the workers in messages, by number: `chief 0`, `worker 0`, … By default each is
-    /// called `worker`, with its number.
+    /// Sets the names that workers have in messages, by rank: `chief 0`, `worker 0`, … By default, each is named
+    /// `worker`, followed by its rank.
     pub fn tasks(mut self, tasks: Vec<Task>) -> Self {
         self.names = Names::new(tasks);
         self
     }
 
-    /// Sets the name of the job, which is the same on all workers. Another job that happens to use the same
-    /// port is refused.
+    /// Sets the name of the job, which must be the same on all workers. A process of a different job that uses the same
+    /// port by chance is rejected.
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.job = name.into();
         self
     }
 
-    /// Sets the generation of the world that this worker was last a member of. The default is 0, for a
-    /// process that has just started.
+    /// Sets the generation of the last world of which this worker was a member. The default is 0, for a process that
+    /// has just started.
     ///
-    /// The new world is of the [next](Mesh::generation) generation. It is either the first, or that of
-    /// workers that rendezvous again after a failure. A worker with an earlier generation than the leader's
-    /// is refused, because the others have resumed without it.
+    /// The new world has the [next](Mesh::generation) generation. It is either the first world, or the world that
+    /// workers form after a failure. A worker whose generation is earlier than the leader's is rejected, because the
+    /// others have continued without it.
     pub fn generation(mut self, generation: u64) -> Self {
         self.generation = generation;
         self
     }
 
-    /// Sets the bytes that must be the same on all workers. Workers with other bytes are refused. The numbers
-    /// of workers and replicas are always compared.
+    /// Sets bytes that must be the same on all workers. Workers with different bytes are rejected. The numbers of
+    /// workers and replicas are always compared.
     pub fn agree_on(mut self, bytes: &[u8]) -> Self {
         self.digest = digest(bytes);
         self
     }
 
-    /// Sets the credentials of the workers and the protection of links. By default there are no credentials.
-    /// The name of the job is that of [`job`](Self::job).
+    /// Sets the credentials of the workers and the protection of links. By default there are no credentials. The name
+    /// of the job in the credentials is ignored; it is set by [`job`](Self::job).
     pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
         self.credentials = credentials.into();
         self
     }
 
-    /// Sets the time to wait for the others. The default is a minute.
+    /// Sets the maximum time to wait for the other workers. The default is one minute.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Sets the number of workers that make a world. The default is all of them. The leader applies it.
-    /// Workers that come later wait for the next rendezvous, and [`Mesh::waiting`] counts them.
+    /// Sets the number of workers that form a world. The default is all of them. Only the leader uses it. Workers that
+    /// connect later wait for the next rendezvous, and [`Mesh::waiting`] counts them.
     pub fn quorum(mut self, quorum: Quorum) -> Self {
         self.quorum = quorum;
         self
@@ -170,21 +179,21 @@ impl Rendezvous {
         self
     }
 
-    /// Sets whether workers of one machine send messages through shared memory. By default they do if both
-    /// can.
+    /// Sets whether workers of one machine send messages through shared memory. By default they do so if both support
+    /// it.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
     }
 
-    /// Sets the address to listen at, `host:port`, if it differs from this worker's address among all. For
+    /// Sets the address at which to listen, `host:port`, if it differs from this worker's address in the list, for
     /// example `0.0.0.0:2222` in a container.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
         self
     }
 
-    /// Sets a socket that is already listening, such as one whose port the system has chosen.
+    /// Sets a socket that is already listening, for example a socket whose port was chosen by the system.
     pub fn listener(mut self, listener: Listener) -> Self {
         self.listener = Some(listener);
         self
@@ -196,12 +205,12 @@ impl Rendezvous {
         self
     }
 
-    /// Waits until all workers have joined, or [enough](Self::quorum), and are connected to each other. Their
-    /// messages are then delivered to `receiver`. [`Mesh::world`] returns their number, and the rank of this
-    /// worker. A cluster of one worker needs no socket.
+    /// Waits until all workers have joined, or [a quorum](Self::quorum) of them, and are connected to each other. Their
+    /// messages are then delivered to `receiver`. [`Mesh::world`] returns the number of workers, and the rank of this
+    /// one. A cluster of one worker needs no socket.
     ///
-    /// A worker of the same job may disagree on the name of the job, the cluster or the program. It ends the
-    /// rendezvous of all workers at once, unless there can be a world without it.
+    /// If a worker of the same job disagrees on the name of the job, the cluster or the program, the rendezvous fails
+    /// immediately on all workers, unless a world can be formed without it.
     ///
     /// # Errors
     /// - [`JoinError::Addresses`]: the number or the form of the addresses is wrong, or the name of the job
@@ -209,18 +218,19 @@ impl Rendezvous {
     /// - [`JoinError::Policy`]: links would be unprotected, or unreachable.
     /// - [`JoinError::Identity`]: the secret or the certificates cannot be used.
     /// - [`JoinError::Bind`]: this worker cannot listen at its address.
-    /// - [`JoinError::Refused`]: a worker refuses this one, or this one does not trust it.
-    /// - [`JoinError::OtherRefused`]: another worker was refused, and there is no world without it.
+    /// - [`JoinError::Refused`]: a worker rejects this one, or this one does not trust it.
+    /// - [`JoinError::OtherRefused`]: another worker was rejected, and a world cannot be formed without it.
     /// - [`JoinError::Lost`]: a worker was disconnected before all had connected to each other.
     /// - [`JoinError::Deadline`]: workers are missing at the deadline. The error lists them with their
     ///   addresses.
-    /// - [`JoinError::World`]: the numbers do not make a valid world.
-    /// - [`JoinError::System`]: the system refuses a socket or a thread.
+    /// - [`JoinError::World`]: the numbers of workers and replicas do not describe a valid world.
+    /// - [`JoinError::System`]: a socket cannot be opened, or a thread cannot be started.
     pub fn join(mut self, receiver: Arc<dyn Receiver>) -> Result<Mesh, JoinError> {
         let world = self.world;
         if !world.is_multi_worker() {
             let generation = self.generation.saturating_add(1);
-            let met = Met { generation, ..Met::new(world, Vec::new(), self.settings) };
+            let met =
+                RendezvousResult { generation, ..RendezvousResult::new(world, Vec::new(), self.settings) };
             return Ok(Mesh::new(met, receiver)?);
         }
         let deadline = Deadline::after(self.timeout);
@@ -251,22 +261,22 @@ impl Rendezvous {
             purpose: Purpose::Link,
         };
         let shared_memory = self.shared_memory;
-        let calling = Calling {
+        let context = CallContext {
             hello: hello.clone(),
             access: access.clone(),
             names: self.names.clone(),
             shared_memory,
         };
         let members = Membership::new(world.worker(), self.names.clone(), addresses).after(self.generation);
-        let gathering = Gathering::new(
+        let running = RunningRendezvous::new(
             world,
-            Meeting::new(world, members).quorum(self.quorum),
+            RendezvousState::new(world, members).quorum(self.quorum),
             Reception::new(listener, access, hello, shared_memory).named(self.names.clone()),
-            calling,
+            context,
             self.settings,
             self.progress,
         );
-        gathering.complete(deadline, receiver)
+        running.complete(deadline, receiver)
     }
 
     /// Parses the addresses, and detects errors before any socket is opened.
@@ -278,19 +288,19 @@ impl Rendezvous {
         let mut addresses = Vec::with_capacity(workers);
         for (worker, text) in self.addresses.iter().enumerate() {
             let wrong = |why| Err(JoinError::Addresses(format!("{text:?} of {} {why}", self.task(worker))));
-            if text.len() > words::LONGEST_TEXT {
+            if text.len() > words::MAX_TEXT {
                 return wrong("is too long".to_owned());
             }
             match text.parse::<Address>() {
                 Ok(address) if worker == 0 && address.port() == 0 => {
-                    return wrong("leaves the port open, and the others have to know it".to_owned());
+                    return wrong("has no port, and the others need it".to_owned());
                 }
                 Ok(address) => addresses.push(address),
                 Err(error) => return wrong(format!("is not host:port: {error}")),
             }
         }
-        if self.job.len() > words::LONGEST_TEXT {
-            let text = format!("the name of the job is longer than {} bytes", words::LONGEST_TEXT);
+        if self.job.len() > words::MAX_TEXT {
+            let text = format!("the name of the job is longer than {} bytes", words::MAX_TEXT);
             return Err(JoinError::Addresses(text));
         }
         policy::check_hosts(&addresses, |worker| self.task(worker))?;
@@ -298,7 +308,7 @@ impl Rendezvous {
     }
 
     fn task(&self, worker: usize) -> Task {
-        self.names.of(worker)
+        self.names.task(worker)
     }
 
     fn bind(&self, own: &Address, access: &Access, deadline: Deadline) -> Result<Listener, JoinError> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 const LONGEST: usize = 255;
 
 /// The maximum length of a reason in a note, in bytes.
-const LONGEST_REASON: usize = 1024;
+const MAX_REASON: usize = 1024;
 
 /// A message of the leader to workers that have joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,8 @@ pub enum Note {
     /// The world is complete: its generation, and the address of each of its workers, by position in the
     /// cluster.
     Table(u64, Vec<(usize, Address)>),
-    /// There will be no world, because this worker, which has connected from this address, was refused.
+    /// No world will be formed, because a worker was rejected. The variant contains the worker's position, the address
+    /// from which it has connected, and the refusal.
     Refused(usize, String, Refusal),
 }
 
@@ -62,7 +63,7 @@ impl Note {
     /// Decodes a note.
     ///
     /// # Errors
-    /// [`Malformed`] if the bytes are not a note.
+    /// Returns [`Malformed`] if the bytes are not a valid note.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut fields = Reader(bytes);
         match fields.fixed()? {
@@ -75,7 +76,7 @@ impl Note {
                     missing.push(Missing { worker, task: Job::Worker.task(worker), address, last: None });
                 }
                 while !fields.0.is_empty() {
-                    refused.push(fields.text(LONGEST_REASON)?.to_owned());
+                    refused.push(fields.text(MAX_REASON)?.to_owned());
                 }
                 Ok(Note::Waiting(Progress { workers, waited, missing, refused }))
             }
@@ -89,7 +90,7 @@ impl Note {
             [2] => {
                 let [code] = fields.fixed()?;
                 let (worker, address) = (fields.count()?, fields.text(LONGEST)?.to_owned());
-                let refusal = Refusal::new(Reason::of(code), fields.text(LONGEST_REASON)?);
+                let refusal = Refusal::new(Reason::from_code(code), fields.text(MAX_REASON)?);
                 fields.end()?;
                 Ok(Note::Refused(worker, address, refusal))
             }
@@ -99,7 +100,7 @@ impl Note {
 }
 
 fn cut(text: &str) -> &str {
-    &text[..text.floor_char_boundary(LONGEST_REASON)]
+    &text[..text.floor_char_boundary(MAX_REASON)]
 }
 
 #[cfg(test)]

@@ -4,26 +4,26 @@ use distribute_cluster::Task;
 use std::fmt;
 use std::time::Duration;
 
-/// The progress of a rendezvous, once a second. It prints as `3 of 4 workers joined after 12 s, missing
-/// worker 2 at 10.0.0.7:2222`.
+/// The progress of a rendezvous, which is reported once a second. It is formatted as `3 of 4 workers joined after 12 s,
+/// missing worker 2 at 10.0.0.7:2222`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The number of workers.
     pub workers: usize,
     /// The time that this worker has waited.
     pub waited: Duration,
-    /// The missing workers.
+    /// The workers that have not connected yet.
     pub missing: Vec<Missing>,
-    /// The latest connections that the leader has refused, each with its address and the reason.
+    /// The latest connections that the leader has rejected, each with its address and the reason.
     pub refused: Vec<String>,
 }
 
 /// A missing worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// The worker.
+    /// The index of the worker.
     pub worker: usize,
-    /// Its task.
+    /// The task of the worker.
     pub task: Task,
     /// The address at which it is expected.
     pub address: String,
@@ -42,7 +42,7 @@ impl fmt::Display for Progress {
     }
 }
 
-/// Formats the missing workers. The first are listed, and the rest counted.
+/// Formats the missing workers: the first ones, and the number of the others.
 pub(super) fn list(missing: &[Missing]) -> String {
     let name = |missing: &Missing| {
         let last = missing.last.as_ref().map(|last| format!(" ({last})")).unwrap_or_default();
@@ -55,7 +55,7 @@ pub(super) fn list(missing: &[Missing]) -> String {
     names.join(", ")
 }
 
-/// Formats the refused connections, to follow the missing workers.
+/// Formats the rejected connections, as the continuation of a text about missing workers.
 pub(super) fn also_refused(refused: &[String]) -> String {
     // Some reasons are from other processes.
     let refused: Vec<_> = refused.iter().map(|text| distribute_log::plain(text)).collect();

@@ -1,8 +1,8 @@
-//! Incoming connections that have not identified themselves yet.
+//! Incoming connections (*guests*) that have not identified themselves yet.
 
-use super::conversation::{Conversation, Trouble};
+use super::handshake_stream::{HandshakeError, HandshakeStream};
 use super::listener::Listener;
-use super::strangers::Strangers;
+use super::refused_connections::RefusedConnections;
 use crate::descriptors;
 use crate::handshake::host::Answer;
 use crate::handshake::{Hello, Host, Names, Offer, Reason, Refusal};
@@ -11,28 +11,28 @@ use crate::poll;
 use crate::shm::{SharedMemory, machine, pair::Pair};
 use crate::stream::Stream;
 use distribute_cluster::Deadline;
-use distribute_cluster::places::{Guests, Place, Source, Stage};
+use distribute_cluster::admission::{GuestId, Guests, Source, Stage};
 use rustix::event::PollFd;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The maximum number of guests at once. Each takes a few kilobytes.
-const GUESTS: usize = 64;
+/// The maximum number of simultaneous guests. Each takes a few kilobytes.
+const MAX_GUESTS: usize = 64;
 
-/// The number of guests to accept before all present ones are served. It is less than the maximum, so each
-/// guest is served before it may be replaced.
-const TURN: usize = GUESTS / 2;
+/// The number of guests to accept before all current ones are served. It is less than the maximum, so each guest is
+/// served before it may be replaced.
+const MAX_ACCEPTS: usize = MAX_GUESTS / 2;
 
 /// The timeout of a handshake.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// The time that a refused guest has to receive the refusal.
-const LEAVE: Duration = Duration::from_secs(1);
+/// The time for which a rejected guest can receive the refusal.
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
 
-/// A listener that runs handshakes until a guest is refused or has shown that it belongs to the job. It never
-/// blocks.
+/// A listener that performs the handshake with each guest, until the guest is rejected or has proved that it belongs to
+/// the job. It never blocks.
 #[derive(Debug)]
 pub(crate) struct Reception {
     listener: Listener,
@@ -41,24 +41,24 @@ pub(crate) struct Reception {
     names: Names,
     shared_memory: SharedMemory,
     guests: Vec<Guest>,
-    places: Guests,
-    strangers: Strangers,
-    /// The workers that were refused the last time although they have shown that they belong to the job.
-    dissents: Vec<Dissent>,
-    /// The deadline until which no guest is accepted, because the system refused it.
+    admission: Guests,
+    refused_connections: RefusedConnections,
+    /// The workers that the last call rejected although they have proved that they belong to the job.
+    member_refusals: Vec<MemberRefusal>,
+    /// The end of a pause in which no guest is accepted, because accepting a guest has failed.
     pause: Option<Deadline>,
 }
 
 #[derive(Debug)]
 struct Guest {
-    conversation: Conversation,
-    place: Place,
+    handshake_stream: HandshakeStream,
+    place: GuestId,
     from: SocketAddr,
-    /// The reason that the guest was refused, until it was reported.
-    trouble: Option<Trouble>,
-    /// The worker that the guest has shown to be, if it was refused because it disagrees on the job or the
+    /// The reason why the guest was rejected, until it is reported.
+    handshake_error: Option<HandshakeError>,
+    /// The worker as which the guest has identified itself, if it was rejected because it disagrees on the job or the
     /// cluster.
-    dissenter: Option<Hello>,
+    refused_member: Option<Hello>,
     patience: Deadline,
     state: State,
 }
@@ -66,27 +66,27 @@ struct Guest {
 #[derive(Debug)]
 enum State {
     Talking(Box<Host>),
-    /// The last words are being sent.
+    /// The last handshake message is being sent.
     Welcome(Hello, Option<Arc<Pair>>),
     Leaving,
     Gone,
 }
 
-/// A function that decides whether to accept a member of the job, which has connected from this address.
+/// A function that decides whether to accept a member of the job, which has connected from the given address.
 pub(crate) type Decide<'a> = dyn FnMut(&Hello, SocketAddr) -> Result<(), Refusal> + 'a;
 
 /// A member of the job that was accepted.
 #[derive(Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct Accepted {
     pub hello: Hello,
     pub from: SocketAddr,
     pub stream: Stream,
 }
 
-/// A worker that has shown that it belongs to the job, and was refused because it disagrees on the job or the
+/// A worker that has proved that it belongs to the job, and was rejected because it disagrees on the job or the
 /// cluster.
 #[derive(Clone, Debug)]
-pub(crate) struct Dissent {
+pub(crate) struct MemberRefusal {
     pub hello: Hello,
     pub from: SocketAddr,
     pub refusal: Refusal,
@@ -95,48 +95,63 @@ pub(crate) struct Dissent {
 impl Reception {
     pub fn new(listener: Listener, access: Access, mine: Hello, shared_memory: SharedMemory) -> Self {
         descriptors::raise();
-        let (names, guests, dissents, pause) = Default::default();
-        let (places, strangers) = (Guests::new(GUESTS), Strangers::default());
-        Self { listener, access, mine, names, shared_memory, guests, places, strangers, dissents, pause }
+        let (names, guests, member_refusals, pause) = Default::default();
+        let (admission, refused_connections) = (Guests::new(MAX_GUESTS), RefusedConnections::default());
+        Self {
+            listener,
+            access,
+            mine,
+            names,
+            shared_memory,
+            guests,
+            admission,
+            refused_connections,
+            member_refusals,
+            pause,
+        }
     }
 
-    /// Sets the names of workers in refusals.
+    /// Sets the names that workers have in refusals.
     pub fn named(mut self, names: Names) -> Self {
         self.names = names;
         self
     }
 
-    /// Returns the hello that guests are compared with.
+    /// Returns the hello with which guests are compared.
     pub fn mine(&self) -> &Hello {
         &self.mine
     }
 
-    /// Returns the hello that guests are compared with.
+    /// Returns the hello with which guests are compared, so that it can be changed.
     pub fn mine_mut(&mut self) -> &mut Hello {
         &mut self.mine
     }
 
-    /// Returns the events to wait for.
+    /// Returns the events for which to wait.
     pub fn interests(&self) -> Vec<PollFd<'_>> {
         let listener = self.pause.is_none().then(|| poll::interest(&self.listener.0, false));
-        listener.into_iter().chain(self.guests.iter().map(|guest| guest.conversation.interest())).collect()
+        listener
+            .into_iter()
+            .chain(self.guests.iter().map(|guest| guest.handshake_stream.interest()))
+            .collect()
     }
 
     /// Serves all guests. `decide` is called once for each guest that belongs to the job, before it is
     /// accepted.
-    pub fn attend(&mut self, decide: &mut Decide<'_>) -> Vec<Arrival> {
-        self.dissents.clear();
-        self.let_in();
+    pub fn advance(&mut self, decide: &mut Decide<'_>) -> Vec<Accepted> {
+        self.member_refusals.clear();
+        self.accept_all();
         for guest in &mut self.guests {
-            guest.attend(decide, &self.access, &self.names);
+            guest.advance(decide, &self.access, &self.names);
         }
         self.note();
         let mut arrivals = Vec::new();
         for guest in std::mem::take(&mut self.guests) {
             match guest.state {
-                State::Welcome(hello, pair) if !guest.conversation.is_speaking() => {
-                    let (from, stream) = (guest.from, guest.conversation.into_stream().sharing(pair));
-                    arrivals.push(Arrival { hello, from, stream });
+                State::Welcome(hello, pair) if !guest.handshake_stream.is_sending() => {
+                    let (from, stream) =
+                        (guest.from, guest.handshake_stream.into_stream().with_shared_memory(pair));
+                    arrivals.push(Accepted { hello, from, stream });
                 }
                 State::Gone => {}
                 _ => self.guests.push(guest),
@@ -145,47 +160,49 @@ impl Reception {
         arrivals
     }
 
-    /// Records the states of the guests. Guests that were accepted or are gone free their places.
+    /// Records the states of the guests. Guests that were accepted or have disconnected are removed.
     fn note(&mut self) {
         for guest in &mut self.guests {
-            if let Some(trouble) = guest.trouble.take() {
-                self.strangers.tell(guest.from, &trouble);
-                if let (Some(hello), Trouble::Refused(refusal)) = (guest.dissenter.take(), trouble) {
-                    self.dissents.push(Dissent { hello, from: guest.from, refusal });
+            if let Some(handshake_error) = guest.handshake_error.take() {
+                self.refused_connections.log(guest.from, &handshake_error);
+                if let (Some(hello), HandshakeError::Refused(refusal)) =
+                    (guest.refused_member.take(), handshake_error)
+                {
+                    self.member_refusals.push(MemberRefusal { hello, from: guest.from, refusal });
                 }
             }
             match &guest.state {
-                State::Talking(_) if guest.conversation.has_begun() => {
-                    self.places.advance(guest.place, Stage::Speaking);
+                State::Talking(_) if guest.handshake_stream.has_begun() => {
+                    self.admission.advance(guest.place, Stage::Speaking);
                 }
                 State::Talking(_) => {}
-                State::Leaving => self.places.advance(guest.place, Stage::Leaving),
-                State::Welcome(..) | State::Gone => self.places.leave(guest.place),
+                State::Leaving => self.admission.advance(guest.place, Stage::Leaving),
+                State::Welcome(..) | State::Gone => self.admission.leave(guest.place),
             }
         }
-        self.strangers.look();
+        self.refused_connections.look();
     }
 
-    /// Takes the workers of the job that the last [`attend`](Self::attend) has refused, because they disagree
-    /// on what all have in common.
-    pub fn take_dissents(&mut self) -> Vec<Dissent> {
-        std::mem::take(&mut self.dissents)
+    /// Removes and returns the workers of the job that the last [`advance`](Self::advance) has rejected, because they
+    /// disagree on data that must be the same on all workers.
+    pub fn take_member_refusals(&mut self) -> Vec<MemberRefusal> {
+        std::mem::take(&mut self.member_refusals)
     }
 
-    /// Returns the latest connections that were refused, with the reasons.
+    /// Returns the latest connections that were rejected, with the reasons.
     pub fn refused(&self) -> Vec<String> {
-        self.strangers.refused()
+        self.refused_connections.refused()
     }
 
-    /// Whether a refusal is still being sent.
+    /// Returns whether a refusal is still being sent.
     pub fn is_refusing(&self) -> bool {
         self.guests.iter().any(|guest| matches!(guest.state, State::Leaving))
     }
 
-    /// Whether a guest has begun to identify itself.
+    /// Returns whether a guest has begun to identify itself.
     pub fn is_talking(&self) -> bool {
         let talks =
-            |guest: &Guest| matches!(guest.state, State::Talking(_)) && guest.conversation.has_begun();
+            |guest: &Guest| matches!(guest.state, State::Talking(_)) && guest.handshake_stream.has_begun();
         self.guests.iter().any(talks)
     }
 
@@ -197,16 +214,16 @@ impl Reception {
         })
     }
 
-    fn let_in(&mut self) {
+    fn accept_all(&mut self) {
         if self.pause.is_some_and(|pause| !pause.has_passed()) {
             return;
         }
         self.pause = None;
         // Further connections are accepted after the present guests were served.
-        for _ in 0..TURN {
+        for _ in 0..MAX_ACCEPTS {
             match self.listener.0.accept() {
                 Ok((socket, from)) => {
-                    if let Err(error) = self.greet(socket, from) {
+                    if let Err(error) = self.start_handshake(socket, from) {
                         tracing::debug!(%from, %error, "a connection broke at once");
                     }
                 }
@@ -218,7 +235,7 @@ impl Reception {
                     ) => {}
                 // Usually, there are no file descriptors left. The listener would be ready again at once.
                 Err(error) => {
-                    self.strangers.fail(&error);
+                    self.refused_connections.fail(&error);
                     self.pause = Some(Deadline::after(Duration::from_millis(100)));
                     return;
                 }
@@ -226,7 +243,7 @@ impl Reception {
         }
     }
 
-    fn greet(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
+    fn start_handshake(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
         let stream = match &self.access.tls {
             None => Stream::plain(socket)?,
             Some(tls) => Stream::tls(socket, tls.server().map_err(io::Error::other)?)?,
@@ -237,21 +254,21 @@ impl Reception {
             SharedMemory::Never => None,
         };
         let host = Host::new(self.mine.clone(), self.access.key.clone(), nonce);
-        let host = host.named(self.names.clone()).shares(machine);
-        let (place, goes) = self.places.enter(Source::new(from.ip()));
+        let host = host.named(self.names.clone()).machine(machine);
+        let (place, goes) = self.admission.enter(Source::new(from.ip()));
         if let Some(at) = self.guests.iter().position(|guest| Some(guest.place) == goes) {
             let guest = self.guests.remove(at);
             let from = guest.from;
-            if let Some(trouble) = guest.make_room(self.access.tls.is_some()) {
-                self.strangers.tell(from, &trouble);
+            if let Some(handshake_error) = guest.evict(self.access.tls.is_some()) {
+                self.refused_connections.log(from, &handshake_error);
             }
         }
         self.guests.push(Guest {
-            conversation: Conversation::new(stream),
+            handshake_stream: HandshakeStream::new(stream),
             place,
             from,
-            trouble: None,
-            dissenter: None,
+            handshake_error: None,
+            refused_member: None,
             patience: Deadline::after(HANDSHAKE),
             state: State::Talking(Box::new(host)),
         });
@@ -260,77 +277,82 @@ impl Reception {
 }
 
 impl Guest {
-    fn attend(&mut self, decide: &mut Decide<'_>, access: &Access, names: &Names) {
-        let trouble = match self.talk(decide, access, names) {
+    fn advance(&mut self, decide: &mut Decide<'_>, access: &Access, names: &Names) {
+        let handshake_error = match self.talk(decide, access, names) {
             Ok(()) if self.patience.has_passed() => {
                 let text = format!("the handshake took more than {} s", HANDSHAKE.as_secs());
-                Trouble::Refused(Refusal::new(Reason::Late, text))
+                HandshakeError::Refused(Refusal::new(Reason::Late, text))
             }
             Ok(()) => return,
-            Err(trouble) => trouble,
+            Err(handshake_error) => handshake_error,
         };
-        match (trouble, &self.state) {
+        match (handshake_error, &self.state) {
             (_, State::Leaving | State::Gone) => self.state = State::Gone,
-            (Trouble::Broken(reason), _) => {
-                self.trouble = Some(Trouble::Broken(reason));
+            (HandshakeError::Broken(reason), _) => {
+                self.handshake_error = Some(HandshakeError::Broken(reason));
                 self.state = State::Gone;
             }
-            (Trouble::Refused(refusal), _) => {
-                self.trouble = Some(Trouble::Refused(refusal.clone()));
-                self.conversation.say(&Host::refuse(refusal, !self.conversation.has_spoken));
-                self.conversation.fall_silent();
-                self.patience = Deadline::after(LEAVE);
+            (HandshakeError::Refused(refusal), _) => {
+                self.handshake_error = Some(HandshakeError::Refused(refusal.clone()));
+                self.handshake_stream.queue(&Host::refuse(refusal, !self.handshake_stream.has_sent));
+                self.handshake_stream.finish();
+                self.patience = Deadline::after(REFUSAL_TIME);
                 self.state = State::Leaving;
             }
         }
     }
 
-    /// Removes this guest to make room for another. Returns the reason, unless it was already refused for
-    /// another one.
-    fn make_room(mut self, is_tls: bool) -> Option<Trouble> {
+    /// Removes this guest so that another can be accepted. Returns the reason, unless the guest was already rejected
+    /// for a different reason.
+    fn evict(mut self, is_tls: bool) -> Option<HandshakeError> {
         if !matches!(self.state, State::Talking(_)) {
             return None;
         }
-        let text = format!("more than {GUESTS} connections have not said who they are: try again");
+        let text = format!("more than {MAX_GUESTS} connections have not authenticated yet: try again");
         let refusal = Refusal::new(Reason::Crowded, text);
         // With TLS, the end of the connection is the refusal.
         if !is_tls {
-            self.conversation.say(&Host::refuse(refusal.clone(), !self.conversation.has_spoken));
-            self.conversation.fall_silent();
+            self.handshake_stream.queue(&Host::refuse(refusal.clone(), !self.handshake_stream.has_sent));
+            self.handshake_stream.finish();
         }
-        Some(Trouble::Refused(refusal))
+        Some(HandshakeError::Refused(refusal))
     }
 
-    fn talk(&mut self, decide: &mut Decide<'_>, access: &Access, names: &Names) -> Result<(), Trouble> {
+    fn talk(
+        &mut self,
+        decide: &mut Decide<'_>,
+        access: &Access,
+        names: &Names,
+    ) -> Result<(), HandshakeError> {
         loop {
-            self.conversation.speak()?;
+            self.handshake_stream.flush()?;
             let host = match &mut self.state {
                 State::Talking(host) => host,
-                State::Leaving if self.conversation.forget() => return Ok(()),
-                State::Leaving => return Err(Trouble::Broken(String::new())),
+                State::Leaving if self.handshake_stream.discard_received() => return Ok(()),
+                State::Leaving => return Err(HandshakeError::Broken(String::new())),
                 State::Welcome(..) | State::Gone => return Ok(()),
             };
-            let Some(words) = self.conversation.listen()? else { return Ok(()) };
-            let answer = match host.hear(words) {
+            let Some(words) = self.handshake_stream.receive()? else { return Ok(()) };
+            let answer = match host.receive(words) {
                 Ok(answer) => answer,
                 Err(refusal) => {
                     // Without a secret, a process of another user proves nothing, nor does a certificate of
                     // another task.
                     let is_of_the_job = |hello: &&Hello| {
                         access.knows_members(refusal.reason)
-                            && self.conversation.vouch(access, &hello.task(names)).is_ok()
+                            && self.handshake_stream.verify_peer(access, &hello.task(names)).is_ok()
                     };
-                    self.dissenter = host.dissenter().filter(is_of_the_job).cloned();
-                    return Err(Trouble::Refused(refusal));
+                    self.refused_member = host.refused_member().filter(is_of_the_job).cloned();
+                    return Err(HandshakeError::Refused(refusal));
                 }
             };
             match answer {
-                Answer::Say(words) => self.conversation.say(&words),
+                Answer::Send(words) => self.handshake_stream.queue(&words),
                 Answer::Applies(hello, offer) => {
-                    self.conversation.vouch(access, &hello.task(names))?;
-                    decide(&hello, self.from).map_err(Trouble::Refused)?;
+                    self.handshake_stream.verify_peer(access, &hello.task(names))?;
+                    decide(&hello, self.from).map_err(HandshakeError::Refused)?;
                     let pair = offer.and_then(|offer| accept(hello.rank, offer));
-                    self.conversation.say(&Host::welcome());
+                    self.handshake_stream.queue(&Host::welcome());
                     self.state = State::Welcome(hello, pair);
                 }
             }
@@ -343,7 +365,10 @@ fn accept(worker: usize, offer: Offer) -> Option<Arc<Pair>> {
     match Pair::accept(offer) {
         Ok(pair) => Some(Arc::new(pair)),
         Err(error) => {
-            tracing::debug!(worker, %error, "its memory cannot be shared: messages go through a socket");
+            tracing::debug!(
+                worker, %error,
+                "its shared memory cannot be opened: messages go through a socket"
+            );
             None
         }
     }

@@ -1,5 +1,4 @@
-//! The times of further attempts to connect to a process that could not be reached. Pure: no socket, no
-//! clock.
+//! The times of further attempts to connect to a process that could not be reached, as pure values and functions.
 
 use crate::handshake::{Reason, Refusal};
 use std::time::Duration;
@@ -8,22 +7,22 @@ use std::time::Duration;
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 
 /// The longest wait between two attempts.
-const LONGEST_WAIT: Duration = Duration::from_millis(500);
+const MAX_WAIT: Duration = Duration::from_millis(500);
 
-/// The longest wait if all places were taken, which changes soon.
+/// The maximum wait if the other side had too many connections. It is short because that number changes soon.
 const CROWDED: Duration = Duration::from_millis(100);
 
-/// The number of attempts at a position that another process has: about 7 s, which is longer than it takes to
-/// detect that the process has died. Detection takes up to twice the silence if the world is made in that
-/// time, because its silences start again.
+/// The maximum number of attempts at a position that another process occupies. They take about 7 s, which is longer
+/// than detecting that the process has died. Detection takes up to twice the silence if the world is formed in that
+/// time, because its timers start again.
 const OFTEN: u32 = 19;
 
-/// The attempts to connect to a process.
+/// The state of the attempts to connect to a process.
 #[derive(Clone, Debug)]
 pub struct Retries {
     wait: Duration,
     last: Option<String>,
-    /// The number of attempts that found the position taken.
+    /// The number of attempts that failed because the position was occupied.
     taken: u32,
 }
 
@@ -49,15 +48,15 @@ impl Retries {
     pub fn broken(&mut self, reason: String) -> Duration {
         self.last = Some(reason);
         let wait = self.wait;
-        self.wait = (2 * wait).min(LONGEST_WAIT);
+        self.wait = (2 * wait).min(MAX_WAIT);
         wait
     }
 
-    /// Records a refusal by one of the two sides. Returns the wait before the next attempt, if another one
-    /// may be accepted.
+    /// Records a refusal by one of the two sides. Returns the wait before the next attempt if a later attempt may be
+    /// accepted.
     ///
     /// # Errors
-    /// Returns the refusal if none will be.
+    /// Returns the refusal if no later attempt will be accepted.
     pub fn refused(&mut self, refusal: Refusal) -> Result<Duration, Refusal> {
         match refusal.reason {
             Reason::Crowded => Ok(self.broken(refusal.to_string()).min(CROWDED)),

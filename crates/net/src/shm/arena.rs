@@ -1,7 +1,7 @@
-//! Memory of this process that other processes of its machine can read.
+//! Memory of this process that other processes on its machine can read.
 
 use super::map::{Extent, Extents};
-use super::memfd::{self, Place};
+use super::memfd::{self, Location};
 use super::region::Region;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -13,30 +13,29 @@ use std::sync::{Arc, Weak};
 /// The granularity of sizes, in bytes.
 const PAGE: usize = 4 << 10;
 
-/// The number of sizes from one power of two to the next, if they are multiples of a page.
+/// The number of block sizes from one power of two to the next, if they are multiples of a page.
 const STEPS: usize = 4;
 
-/// The minimum size of a segment. Smaller blocks are cut from one segment.
+/// The minimum size of a segment in bytes. Smaller blocks are parts of one segment.
 const SEGMENT: usize = 1 << 20;
 
-/// The maximum number of segments. Each has a file descriptor, and programs usually have a thousand.
+/// The maximum number of segments. Each needs a file descriptor, and the limit on descriptors is often a thousand.
 const SEGMENTS: usize = 256;
 
 /// The maximum number of unused bytes that are kept.
-const KEPT: usize = 2 << 30;
+const MAX_UNUSED: usize = 2 << 30;
 
-/// The number of heartbeats after which blocks that were unused all the time are freed.
+/// The number of heartbeats after which blocks are freed that were not used in the meantime.
 const WINDOW: u32 = 10;
 
-/// An allocator of memory that other processes of this machine can read. It allocates in a few
-/// [sizes](size_for) and reuses what is freed. Each step of a training thus gets the same pages for the same
-/// sizes.
+/// An allocator of memory that other processes on this machine can read. It allocates blocks of a few [sizes](size_for)
+/// and reuses freed blocks. Each step of a training run thus gets the same pages for the same sizes.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     free: Mutex<Free>,
-    /// The segments by address.
+    /// The segments, by their address.
     segments: Mutex<BTreeMap<usize, Weak<Segment>>>,
-    /// The number of segments, and the number of segments ever made.
+    /// The current number of segments, and the number of segments ever created.
     count: AtomicUsize,
     made: AtomicUsize,
 }
@@ -60,14 +59,14 @@ struct Class {
 /// The memory of one file.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    /// The number of the segment, which is used once.
+    /// The id of the segment, which is never reused.
     pub number: u64,
-    pub place: Place,
+    pub location: Location,
     extents: Extents,
     /// The file, which stays open so that others can open it.
     _file: File,
-    /// Whether the blocks cannot be reused, because another process may still read them and will not report
-    /// the end.
+    /// Whether the blocks must not be reused, because another process may still read them and will not report when it
+    /// has finished.
     retired: AtomicBool,
     arena: Weak<Arena>,
 }
@@ -80,7 +79,7 @@ pub(super) struct Block {
 }
 
 impl Arena {
-    /// Allocates a region of this length. Its bytes are zeros or those of an earlier region.
+    /// Allocates a region of `length` bytes. Its contents are zeros or data of an earlier region.
     pub fn allocate(self: &Arc<Self>, length: usize) -> io::Result<Region> {
         let size = size_for(length).ok_or(io::ErrorKind::OutOfMemory)?;
         let block = match self.reuse(size) {
@@ -99,22 +98,22 @@ impl Arena {
         Some(block)
     }
 
-    /// Creates another segment. Returns its first block and keeps the others.
+    /// Creates another segment with blocks of `size` bytes. Returns its first block, and keeps the others.
     fn extend(self: &Arc<Self>, size: usize) -> io::Result<Block> {
         if self.count.fetch_add(1, Ordering::AcqRel) >= SEGMENTS {
             self.count.fetch_sub(1, Ordering::AcqRel);
             return Err(io::Error::other("there are too many regions"));
         }
         let made = Extents::create((SEGMENT / size).max(1), size).and_then(|(file, extents, all)| {
-            let place = memfd::place(&file)?;
-            Ok((file, place, extents, all))
+            let location = memfd::location(&file)?;
+            Ok((file, location, extents, all))
         });
-        let (file, place, extents, all) = made.inspect_err(|_| {
+        let (file, location, extents, all) = made.inspect_err(|_| {
             self.count.fetch_sub(1, Ordering::AcqRel);
         })?;
         let segment = Arc::new(Segment {
             number: self.made.fetch_add(1, Ordering::Relaxed) as u64,
-            place,
+            location,
             extents,
             _file: file,
             retired: AtomicBool::default(),
@@ -131,7 +130,7 @@ impl Arena {
     /// Keeps a block for the next allocation of its size.
     pub(super) fn put_back(&self, block: Block) {
         let (mut free, size) = (self.free.lock(), block.extent.size());
-        if !block.segment.retired.load(Ordering::Acquire) && free.bytes.saturating_add(size) <= KEPT {
+        if !block.segment.retired.load(Ordering::Acquire) && free.bytes.saturating_add(size) <= MAX_UNUSED {
             free.bytes += size;
             free.classes.entry(size).or_default().blocks.push(block);
         } else {
@@ -141,13 +140,14 @@ impl Arena {
         }
     }
 
-    /// Returns the segment that holds these bytes, and their offset in it.
+    /// Returns the segment that contains the given bytes, and their offset in it; `None` if the bytes are not in the
+    /// arena.
     pub fn find(&self, bytes: &[u8]) -> Option<(Arc<Segment>, usize)> {
         let at = bytes.as_ptr().addr();
         let (start, segment) =
             self.segments.lock().range(..=at).next_back().map(|(s, g)| (*s, g.upgrade()))?;
         let (segment, offset) = (segment?, at - start);
-        let inside = offset.checked_add(bytes.len()).is_some_and(|end| end as u64 <= segment.place.size);
+        let inside = offset.checked_add(bytes.len()).is_some_and(|end| end as u64 <= segment.location.size);
         inside.then_some((segment, offset))
     }
 
@@ -157,8 +157,8 @@ impl Arena {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Frees blocks that were unused for a while. To be called with each heartbeat.
-    pub fn relax(&self) {
+    /// Frees blocks that were not used during the last heartbeats. Call this with each heartbeat.
+    pub fn trim(&self) {
         let mut dropped = Vec::new();
         let mut free = self.free.lock();
         free.beats += 1;
@@ -175,7 +175,7 @@ impl Arena {
 }
 
 impl Segment {
-    /// Prevents reuse of this segment's blocks, because another process may still read them.
+    /// Prevents the reuse of this segment's blocks, because another process may still read them.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
         if let Some(arena) = self.arena.upgrade() {
@@ -202,8 +202,8 @@ impl Drop for Segment {
     }
 }
 
-/// Returns the size of the block for a length: a multiple of a page. The excess is less than a page or than a
-/// quarter of the length. `None` if there is no such size.
+/// Returns the block size for a length. It is a multiple of a page, and exceeds the length by less than a page or by
+/// less than a quarter of the length. Returns `None` if there is no such size.
 fn size_for(length: usize) -> Option<usize> {
     let step = length.checked_next_power_of_two()? / (2 * STEPS);
     length.max(1).checked_next_multiple_of(step.max(PAGE))
@@ -242,13 +242,13 @@ mod tests {
     fn memory_serves_again_for_lengths_of_its_size() {
         let arena = Arc::new(Arena::default());
         let first = arena.allocate(2_100_000).unwrap();
-        let place = first.as_ptr();
-        assert_eq!(arena.find(&first).unwrap().0.place.size, 5 << 19);
+        let location = first.as_ptr();
+        assert_eq!(arena.find(&first).unwrap().0.location.size, 5 << 19);
         drop(first);
         let smaller = arena.allocate(2 << 20).unwrap();
-        assert_eq!((arena.segments(), arena.find(&smaller).unwrap().0.place.size), (2, 2 << 20));
+        assert_eq!((arena.segments(), arena.find(&smaller).unwrap().0.location.size), (2, 2 << 20));
         let mut again = arena.allocate(5 << 19).unwrap();
-        assert_eq!((arena.segments(), again.as_ptr()), (2, place));
+        assert_eq!((arena.segments(), again.as_ptr()), (2, location));
         again.fill(1);
     }
 

@@ -1,17 +1,17 @@
-//! Bodies that are read in another worker's memory.
+//! Bodies that this worker reads in another worker's memory.
 
 use super::map::Foreign;
-use super::memfd::{self, Place};
+use super::memfd::{self, Location};
 use super::pair::Pair;
 use super::reference::{BadReference, Reference};
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The maximum number of mapped memories of one worker.
-const MOST: usize = 4096;
+/// The maximum number of mapped memory files of one worker.
+const MAX: usize = 4096;
 
-/// The memories of one other worker that it has referred to.
+/// The mapped memory files of one other worker, to which its references have referred.
 #[derive(Debug)]
 pub(crate) struct Imports {
     pair: Arc<Pair>,
@@ -21,8 +21,8 @@ pub(crate) struct Imports {
 #[derive(Debug)]
 struct Memory {
     mapped: Arc<Foreign>,
-    place: Place,
-    /// Whether it was used since the last query.
+    location: Location,
+    /// Whether the memory was used since the last query.
     used: bool,
 }
 
@@ -42,7 +42,7 @@ impl Imports {
         Self { pair, memories: HashMap::new() }
     }
 
-    /// Returns the body that a reference denotes, of at most `limit` bytes. It stays valid even if the link
+    /// Returns the body to which a reference refers, of at most `limit` bytes. The body stays valid even if the link
     /// fails.
     pub fn resolve(&mut self, reference: &[u8], limit: u64) -> Result<Bytes, BadReference> {
         let reference = Reference::decode(reference)?;
@@ -50,8 +50,8 @@ impl Imports {
         if length > limit {
             return Err(BadReference::TooLong { length, limit });
         }
-        let place = Place { pid: self.pair.their_pid(), descriptor, inode, size };
-        let mapped = self.memory(segment, place)?;
+        let location = Location { pid: self.pair.peer_pid(), descriptor, inode, size };
+        let mapped = self.memory(segment, location)?;
         let outside = || BadReference::Outside { segment, offset, length, size };
         let (Ok(offset), Ok(length)) = (usize::try_from(offset), usize::try_from(length)) else {
             return Err(outside());
@@ -63,39 +63,40 @@ impl Imports {
         Ok(Bytes::from_owner(Lease { mapped, offset, length, pair, slot: slot as usize, loan }))
     }
 
-    fn memory(&mut self, segment: u64, place: Place) -> Result<Arc<Foreign>, BadReference> {
+    fn memory(&mut self, segment: u64, location: Location) -> Result<Arc<Foreign>, BadReference> {
         if let Some(memory) = self.memories.get_mut(&segment) {
             memory.used = true;
-            return if memory.place == place {
+            return if memory.location == location {
                 Ok(memory.mapped.clone())
             } else {
                 Err(BadReference::Changed(segment))
             };
         }
-        if self.memories.len() >= MOST {
-            self.memories.retain(|_, memory| memfd::is_there(memory.place));
+        if self.memories.len() >= MAX {
+            self.memories.retain(|_, memory| memfd::is_there(memory.location));
         }
-        if self.memories.len() >= MOST {
-            return Err(BadReference::TooMany(MOST));
+        if self.memories.len() >= MAX {
+            return Err(BadReference::TooMany(MAX));
         }
-        let mapped = usize::try_from(place.size)
+        let mapped = usize::try_from(location.size)
             .map_err(std::io::Error::other)
-            .and_then(|size| Foreign::of(&memfd::open(place, false)?, size))
+            .and_then(|size| Foreign::of(&memfd::open(location, false)?, size))
             .map_err(|source| BadReference::NotOpened { segment, source })?;
         let mapped = Arc::new(mapped);
-        self.memories.insert(segment, Memory { mapped: mapped.clone(), place, used: true });
+        self.memories.insert(segment, Memory { mapped: mapped.clone(), location, used: true });
         Ok(mapped)
     }
 
-    /// Returns the number of mapped memories.
+    /// Returns the number of mapped memory files.
     #[cfg(test)]
     pub fn memories(&self) -> usize {
         self.memories.len()
     }
 
-    /// Unmaps memory that its owner has freed. To be called with each heartbeat.
-    pub fn relax(&mut self) {
-        self.memories.retain(|_, memory| std::mem::take(&mut memory.used) || memfd::is_there(memory.place));
+    /// Unmaps memory that its owner has freed. Call this with each heartbeat.
+    pub fn trim(&mut self) {
+        self.memories
+            .retain(|_, memory| std::mem::take(&mut memory.used) || memfd::is_there(memory.location));
     }
 }
 
@@ -107,7 +108,7 @@ impl AsRef<[u8]> for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.pair.give_back(self.slot, self.loan);
+        self.pair.return_loan(self.slot, self.loan);
     }
 }
 
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_nobody_uses_goes_back_to_the_system_on_both_sides() {
+    fn unused_memory_returns_to_the_system_on_both_sides() {
         let (mine, theirs) = pair();
         let arena = Arc::new(Arena::default());
         let (reference, body, loans) = lent(&theirs, &arena, 1 << 20);
@@ -145,25 +146,25 @@ mod tests {
         let small = arena.allocate(20_000).unwrap();
         drop(body);
         for _ in 0..3 {
-            (0..20).for_each(|_| arena.relax());
-            imports.relax();
+            (0..20).for_each(|_| arena.trim());
+            imports.trim();
             // One region is on loan, and a part of the other is in use.
             assert_eq!((arena.segments(), imports.memories()), (2, 1));
         }
         drop(received);
-        loans.settle();
-        (0..20).for_each(|_| arena.relax());
+        loans.reclaim();
+        (0..20).for_each(|_| arena.trim());
         assert_eq!((arena.segments(), imports.memories()), (1, 1));
-        imports.relax();
+        imports.trim();
         assert_eq!(imports.memories(), 0);
         // Memory that is used between two checks stays mapped.
         drop(small);
         for _ in 0..3 {
-            (0..9).for_each(|_| arena.relax());
+            (0..9).for_each(|_| arena.trim());
             drop(arena.allocate(20_000).unwrap());
             assert_eq!(arena.segments(), 1);
         }
-        (0..20).for_each(|_| arena.relax());
+        (0..20).for_each(|_| arena.trim());
         assert_eq!(arena.segments(), 0);
     }
 
@@ -186,7 +187,7 @@ mod tests {
             }
         }
         assert!(found > 0 && found < inputs / 2, "{found} of {inputs}");
-        assert!(imports.memories() <= MOST);
+        assert!(imports.memories() <= MAX);
     }
 
     // INV-32
@@ -214,19 +215,25 @@ mod tests {
             (&|r| Reference { offset: u64::MAX, ..r }, "which has 1048576"),
             (&|r| Reference { length: u64::MAX, ..r }, "which has 1048576"),
             (&|r| Reference { length: 0, offset: (1 << 20) + 1, ..r }, "which has 1048576"),
-            (&|r| Reference { slot: SLOTS as u32, ..r }, "it lends by slot 256"),
+            (&|r| Reference { slot: SLOTS as u32, ..r }, "it uses slot 256"),
             // Another size, for memory that is mapped and memory that is not.
-            (&|r| Reference { size: 2 << 20, offset: 1 << 20, ..r }, "as another than before"),
-            (&|r| next(Reference { size: 2 << 20, offset: 1 << 20, ..r }), "other memory than was said"),
-            (&|r| Reference { inode: 1, ..r }, "as another than before"),
-            (&|r| next(Reference { inode: 1, ..r }), "other memory than was said"),
-            (&|r| Reference { descriptor: number.place.descriptor, ..r }, "as another than before"),
-            (&|r| next(Reference { descriptor: number.place.descriptor, ..r }), "other memory than was said"),
-            (&|r| next(Reference { descriptor: 1, ..r }), "no memory of a worker"),
+            (&|r| Reference { size: 2 << 20, offset: 1 << 20, ..r }, "at another location than before"),
+            (&|r| next(Reference { size: 2 << 20, offset: 1 << 20, ..r }), "other memory than was announced"),
+            (&|r| Reference { inode: 1, ..r }, "at another location than before"),
+            (&|r| next(Reference { inode: 1, ..r }), "other memory than was announced"),
+            (
+                &|r| Reference { descriptor: number.location.descriptor, ..r },
+                "at another location than before",
+            ),
+            (
+                &|r| next(Reference { descriptor: number.location.descriptor, ..r }),
+                "other memory than was announced",
+            ),
+            (&|r| next(Reference { descriptor: 1, ..r }), "not the memory of a worker"),
             (&|r| next(Reference { descriptor: u32::MAX, ..r }), "cannot be opened: No such file"),
         ] {
             let reason = text(change);
-            assert!(reason.starts_with("what it sent cannot be read: "), "{reason}");
+            assert!(reason.starts_with("its data cannot be decoded: "), "{reason}");
             assert!(reason.contains(expected), "{expected}: {reason}");
         }
     }
@@ -238,7 +245,7 @@ mod tests {
         let (reference, _body, _loans) = lent(&theirs, &arena, 1 << 20);
         let mut imports = Imports::new(mine);
         let error = imports.resolve(&reference.encode(), (1 << 20) - 1).unwrap_err().to_string();
-        assert!(error.contains("1048575 are the most"), "{error}");
+        assert!(error.contains("the maximum is 1048575"), "{error}");
         assert!(imports.resolve(&reference.encode(), 1 << 20).is_ok());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -253,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_never_twice_or_wrongly_costs_only_who_does_so() {
+    fn a_wrong_double_or_missing_return_affects_only_its_sender() {
         let (mine, theirs) = pair();
         let arena = Arc::new(Arena::default());
         let loans = Loans::new(mine);
@@ -265,28 +272,28 @@ mod tests {
         // Each body has a segment of its own.
         let which = |body: &Bytes| arena.find(body).unwrap().0.number;
         let first = fresh(1);
-        let place = which(&first);
+        let location = which(&first);
         let reference = loans.lend(&arena, &first).unwrap();
         drop(first);
         let slot = reference.slot as usize;
         // Returned with a wrong number.
         for (slot, loan) in [(slot, u64::MAX), (slot + 1, reference.loan), (SLOTS, 1), (usize::MAX, 1)] {
-            theirs.give_back(slot, loan);
-            loans.settle();
-            assert_ne!(which(&fresh(2)), place, "while it may be read");
+            theirs.return_loan(slot, loan);
+            loans.reclaim();
+            assert_ne!(which(&fresh(2)), location, "while it may be read");
         }
         // Returned twice.
-        theirs.give_back(slot, reference.loan);
-        loans.settle();
+        theirs.return_loan(slot, reference.loan);
+        loans.reclaim();
         let held = [fresh(3), fresh(4)];
-        assert!(held.iter().any(|held| which(held) == place), "it is used again");
+        assert!(held.iter().any(|held| which(held) == location), "it is used again");
         for body in held {
             loans.lend(&arena, &body).unwrap();
         }
-        theirs.give_back(slot, reference.loan);
-        loans.settle();
+        theirs.return_loan(slot, reference.loan);
+        loans.reclaim();
         let other = [fresh(5), fresh(6)];
-        assert!(other.iter().all(|other| which(other) != place), "while the next may be read");
+        assert!(other.iter().all(|other| which(other) != location), "while the next may be read");
         // Never returned. Loans are limited, and the end frees them, but the memory is not written again.
         let [body, _] = other;
         assert_eq!(std::iter::from_fn(|| loans.lend(&arena, &body)).count(), SLOTS - 2);
@@ -295,7 +302,7 @@ mod tests {
         assert!(loans.lend(&arena, &body).is_none());
         drop(body);
         let after = [fresh(7), fresh(8), fresh(9), fresh(10)];
-        assert!(after.iter().all(|after| ![place, kept].contains(&which(after))));
+        assert!(after.iter().all(|after| ![location, kept].contains(&which(after))));
         assert_eq!(arena.segments(), after.len() + 1, "the memory that was lent has gone");
     }
 }

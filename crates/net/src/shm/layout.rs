@@ -3,16 +3,16 @@
 use super::ring;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// The maximum number of bodies that one side has on loan to the other.
+/// The maximum number of bodies that one side has on loan to the other at the same time.
 pub(crate) const SLOTS: usize = 256;
 
-/// The offset of the rings: the one that side 0 writes, followed by that of side 1.
+/// The offset of the rings. The ring that side 0 writes comes first, followed by that of side 1.
 pub(crate) const RINGS: usize = 16 << 10;
 
 /// The size of a pair's memory, in bytes.
 pub(crate) const TOTAL: usize = RINGS + 2 * ring::CAPACITY;
 
-/// A value that does not share a cache line with its neighbour.
+/// A value that does not share a cache line with other values.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Line<T>(pub T);
@@ -31,21 +31,21 @@ pub(crate) struct Control {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Side {
-    /// The side's process, once it has mapped this memory. Written by the side.
+    /// The side's process, once it has mapped this memory. It is written by the side.
     pub pid: Line<AtomicU32>,
-    /// Whether the side can open memory of the other's process. Written by the side.
+    /// Whether the side can open memory of the other's process. It is written by the side.
     pub opens: Line<AtomicU32>,
-    /// The number of bytes that the side has written into its ring. Written by the side.
+    /// The number of bytes that the side has written into its ring. It is written by the side.
     pub written: Line<AtomicU64>,
-    /// The number of bytes that the side has read from the other's ring. Written by the side.
+    /// The number of bytes that the side has read from the other's ring. It is written by the side.
     pub read: Line<AtomicU64>,
-    /// The number of the side's threads that sleep, or are about to. Written by the side.
+    /// The number of the side's threads that sleep or are about to sleep. It is written by the side.
     pub asleep: Line<AtomicU32>,
-    /// Whether the side wants to be woken when there is room in its ring. Written by both sides.
+    /// Whether the side wants to be woken when there is space in its ring. It is written by both sides.
     pub wants_room: Line<AtomicU32>,
-    /// Whether a byte that wakes the side is on its way. Written by both sides.
-    pub rung: Line<AtomicU32>,
-    /// The number of the loan that was returned last, for each slot of the side. Written by the other side.
+    /// Whether a byte that wakes the side is on its way. It is written by both sides.
+    pub wake_sent: Line<AtomicU32>,
+    /// The id of the loan that was returned last, for each slot of the side. It is written by the other side.
     pub returned: Line<[AtomicU64; SLOTS]>,
 }
 

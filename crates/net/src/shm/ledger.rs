@@ -1,11 +1,12 @@
-//! The loans to one other worker. Pure.
+//! The loans to one other worker, as pure values and functions.
 
 use super::layout::SLOTS;
 
-/// The maximum number of bytes on loan at once. A single body may be longer. All bodies beyond are copied.
-const MOST: usize = 2 << 30;
+/// The maximum number of bytes on loan at the same time. A single body may be longer. Bodies beyond the limit are
+/// copied.
+const MAX: usize = 2 << 30;
 
-/// The loans to one other worker that were not returned. Each has a slot, and a number that is used once.
+/// The loans to one other worker that have not been returned. Each has a slot, and an id that is never reused.
 #[derive(Debug)]
 pub(crate) struct Ledger<T> {
     lent: Vec<Loan<T>>,
@@ -31,9 +32,9 @@ impl<T> Default for Ledger<T> {
 }
 
 impl<T> Ledger<T> {
-    /// Adds a loan of `bytes` bytes, and returns its slot and its number. `None` if there are too many.
+    /// Adds a loan of `bytes` bytes, and returns its slot and its id. Returns `None` if there are too many loans.
     pub fn lend(&mut self, bytes: usize, what: impl FnOnce() -> T) -> Option<(u32, u64)> {
-        let fits = self.lent.is_empty() || self.bytes.saturating_add(bytes) <= MOST;
+        let fits = self.lent.is_empty() || self.bytes.saturating_add(bytes) <= MAX;
         if self.closed || !fits {
             return None;
         }
@@ -44,9 +45,9 @@ impl<T> Ledger<T> {
         Some((slot, self.last))
     }
 
-    /// Drops the loans that were returned. `returned` is the last number that was returned by a slot. Any
-    /// number other than that of the loan is ignored.
-    pub fn settle(&mut self, returned: impl Fn(usize) -> u64) {
+    /// Drops the loans that were returned. `returned` returns the last id that the other side has returned for a slot.
+    /// Any id other than that of the loan is ignored.
+    pub fn reclaim(&mut self, returned: impl Fn(usize) -> u64) {
         let (free, bytes) = (&mut self.free, &mut self.bytes);
         self.lent.retain(|loan| {
             let is_back = returned(loan.slot as usize) == loan.number;
@@ -58,7 +59,7 @@ impl<T> Ledger<T> {
         });
     }
 
-    /// Stops further loans. Returns the ones that were not returned.
+    /// Prevents further loans, and returns the loans that have not been returned.
     pub fn close(&mut self) -> Vec<T> {
         self.closed = true;
         self.bytes = 0;
@@ -74,28 +75,28 @@ mod tests {
     /// The numbers that the other side has written, by slot.
     struct Returned([u64; SLOTS]);
 
-    fn settle(ledger: &mut Ledger<Rc<()>>, returned: &Returned) {
-        ledger.settle(|slot| returned.0[slot]);
+    fn reclaim(ledger: &mut Ledger<Rc<()>>, returned: &Returned) {
+        ledger.reclaim(|slot| returned.0[slot]);
     }
 
     #[test]
-    fn what_is_lent_is_kept_until_its_own_number_comes_back() {
+    fn borrowed_memory_is_kept_until_its_number_returns() {
         let (mut ledger, mut returned) = (Ledger::default(), Returned([0; SLOTS]));
         let kept = Rc::new(());
         let (slot, number) = ledger.lend(10, || kept.clone()).unwrap();
         for wrong in [0, number + 1, u64::MAX] {
             returned.0[slot as usize] = wrong;
-            settle(&mut ledger, &returned);
+            reclaim(&mut ledger, &returned);
             assert_eq!(Rc::strong_count(&kept), 2);
         }
         returned.0[slot as usize] = number;
-        settle(&mut ledger, &returned);
+        reclaim(&mut ledger, &returned);
         assert_eq!(Rc::strong_count(&kept), 1);
         // A number that is returned twice, or the slot's old number, does not end the next loan.
         let (again, next) = ledger.lend(10, || kept.clone()).unwrap();
         assert_eq!(again, slot);
         assert_ne!(next, number);
-        settle(&mut ledger, &returned);
+        reclaim(&mut ledger, &returned);
         assert_eq!(Rc::strong_count(&kept), 2);
     }
 
@@ -114,8 +115,8 @@ mod tests {
         assert!(ledger.lend(usize::MAX, || kept.clone()).is_some());
         assert!(ledger.lend(1, || kept.clone()).is_none());
         let mut ledger = Ledger::default();
-        assert!(ledger.lend(MOST / 2, || kept.clone()).is_some());
-        assert!(ledger.lend(MOST / 2, || kept.clone()).is_some());
+        assert!(ledger.lend(MAX / 2, || kept.clone()).is_some());
+        assert!(ledger.lend(MAX / 2, || kept.clone()).is_some());
         assert!(ledger.lend(1, || kept.clone()).is_none());
     }
 }

@@ -8,17 +8,17 @@ use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-/// The minimum length of a body on loan. Copying a shorter one takes no longer.
+/// The minimum length of a body on loan. Copying a shorter body takes no longer than lending it.
 const SHORTEST: usize = 2 << 10;
 
-/// The loans to one other worker.
+/// The bodies on loan to one other worker.
 #[derive(Debug)]
 pub(crate) struct Loans {
     pair: Arc<Pair>,
     ledger: Mutex<Ledger<Loan>>,
 }
 
-/// A body on loan, and the segment that it is in.
+/// A body on loan, and the segment that contains it.
 #[derive(Debug)]
 struct Loan {
     segment: Arc<Segment>,
@@ -30,20 +30,20 @@ impl Loans {
         Self { pair, ledger: Mutex::default() }
     }
 
-    /// Adds a loan of a body that is in memory which others can read. `None` if the body has to be copied.
+    /// Adds a loan of a body in memory that others can read. Returns `None` if the body must be copied.
     pub fn lend(&self, arena: &Arena, body: &Bytes) -> Option<Reference> {
-        if body.len() < SHORTEST || !self.pair.is_open_to_them() {
+        if body.len() < SHORTEST || !self.pair.is_readable_by_peer() {
             return None;
         }
         let (segment, offset) = arena.find(body)?;
-        let (number, place) = (segment.number, segment.place);
-        let mut ledger = self.settled();
+        let (number, location) = (segment.number, segment.location);
+        let mut ledger = self.lock_reclaimed();
         let (slot, loan) = ledger.lend(body.len(), || Loan { segment, _body: body.clone() })?;
         Some(Reference {
             segment: number,
-            descriptor: place.descriptor,
-            inode: place.inode,
-            size: place.size,
+            descriptor: location.descriptor,
+            inode: location.inode,
+            size: location.size,
             offset: offset as u64,
             length: body.len() as u64,
             slot,
@@ -52,20 +52,20 @@ impl Loans {
     }
 
     /// Drops the loans that the other worker has returned.
-    pub fn settle(&self) {
-        drop(self.settled());
+    pub fn reclaim(&self) {
+        drop(self.lock_reclaimed());
     }
 
-    fn settled(&self) -> MutexGuard<'_, Ledger<Loan>> {
+    fn lock_reclaimed(&self) -> MutexGuard<'_, Ledger<Loan>> {
         let mut ledger = self.ledger.lock();
-        ledger.settle(|slot| self.pair.returned(slot));
+        ledger.reclaim(|slot| self.pair.returned(slot));
         ledger
     }
 
-    /// Ends all loans after the other worker has disconnected. It may still be reading, so the memory on loan
-    /// is not reused: it is freed by the system once the other worker has unmapped it.
+    /// Ends all loans after the other worker has disconnected. Because it may still be reading, the memory on loan is
+    /// not reused: the system frees it when the other worker has unmapped it.
     pub fn close(&self) {
-        let left = self.settled().close();
+        let left = self.lock_reclaimed().close();
         left.iter().for_each(|loan| loan.segment.retire());
     }
 }

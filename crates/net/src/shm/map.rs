@@ -1,4 +1,5 @@
-//! Memory that processes share, as mapped by this one. All `unsafe` of this crate is here.
+//! Memory that several processes share, as mapped by this process. This module contains all `unsafe` code of this
+//! crate.
 //!
 //! There are three uses, each with its own rules: [`Paired`], which both sides write; [`Extents`], which this
 //! process writes and others read; and [`Foreign`], which another process writes and this one reads. Every
@@ -46,12 +47,12 @@ impl Drop for Map {
     }
 }
 
-/// The memory of a pair of workers, which both write: control words, and two rings.
+/// The memory of a pair of workers, which both workers write: control words, and two rings.
 #[derive(Debug)]
 pub(crate) struct Paired(Map);
 
 impl Paired {
-    /// Maps the memory in this file, whose size is fixed at [`TOTAL`] bytes.
+    /// Maps the memory in this file, whose size must be [`TOTAL`] bytes.
     pub fn of(file: &File) -> io::Result<Self> {
         if file.metadata()?.len() != TOTAL as u64 {
             return Err(io::Error::other("it is not of a pair's size"));
@@ -69,7 +70,7 @@ impl Paired {
     /// Copies bytes into a ring.
     ///
     /// # Panics
-    /// If they are outside the ring. Numbers from the other side cannot cause that.
+    /// Panics if they are outside the ring. Values from the other side cannot cause this.
     pub fn put(&self, which: usize, at: usize, bytes: &[u8]) {
         let to = self.ring(which, at, bytes.len());
         // SAFETY: `ring` has checked the range against the mapping, and the source is other memory. The other
@@ -81,7 +82,7 @@ impl Paired {
     /// Copies bytes out of a ring.
     ///
     /// # Panics
-    /// Same as [`put`](Self::put).
+    /// Panics in the same cases as [`put`](Self::put).
     pub fn take(&self, which: usize, at: usize, into: &mut [u8]) {
         let from = self.ring(which, at, into.len());
         // SAFETY: same as in `put`.
@@ -104,7 +105,7 @@ pub(crate) struct Extents {
     size: usize,
 }
 
-/// The exclusive right to a range of such memory. No two overlap.
+/// The exclusive right to use a range of [`Extents`]. No two extents overlap.
 #[derive(Debug)]
 pub(crate) struct Extent {
     map: Arc<Map>,
@@ -112,7 +113,7 @@ pub(crate) struct Extent {
     size: usize,
 }
 
-/// A part of an extent, to be read and written. No two overlap.
+/// A part of an extent, for reading and writing. No two parts overlap.
 #[derive(Debug)]
 pub struct Part {
     extent: Arc<Extent>,
@@ -122,7 +123,7 @@ pub struct Part {
 }
 
 impl Extents {
-    /// Creates memory of `count` extents of `size` bytes, and the file by which others find it.
+    /// Creates memory of `count` extents of `size` bytes, and the file through which others find it.
     pub fn create(count: usize, size: usize) -> io::Result<(File, Self, Vec<Extent>)> {
         let total = count.checked_mul(size).ok_or(io::ErrorKind::InvalidInput)?;
         let file = memfd::create(total as u64)?;
@@ -133,7 +134,7 @@ impl Extents {
         Ok((file, Self { map, size }, all))
     }
 
-    /// Returns the address at which it begins. No other memory has it while this value exists.
+    /// Returns the address at which the memory begins. No other memory begins there while this value exists.
     pub fn start(&self) -> usize {
         self.map.start.addr().get()
     }
@@ -149,7 +150,7 @@ impl Extent {
         self.size
     }
 
-    /// Returns access to the first `size` bytes, or to all if there are fewer.
+    /// Returns access to the first `size` bytes, or to all bytes if there are fewer.
     pub fn open(self, size: usize) -> Part {
         let size = size.min(self.size);
         Part { extent: Arc::new(self), offset: 0, size }
@@ -157,10 +158,10 @@ impl Extent {
 }
 
 impl Part {
-    /// Splits the part at `at`: this one keeps the bytes before, and the returned one has the bytes after.
+    /// Splits the part at `at`. This part keeps the bytes before, and the returned part contains the bytes after.
     ///
     /// # Panics
-    /// If `at` is beyond the end.
+    /// Panics if `at` is beyond the end.
     pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.size, "{at} is beyond the {} bytes of a region", self.size);
         let behind = Self { extent: self.extent.clone(), offset: self.offset + at, size: self.size - at };
@@ -168,7 +169,7 @@ impl Part {
         behind
     }
 
-    /// Returns the right to the extent, if this was the last of its parts.
+    /// Returns the right to use the extent, if this was the last of its parts.
     pub fn close(self) -> Option<Extent> {
         Arc::into_inner(self.extent)
     }
@@ -183,7 +184,7 @@ impl Part {
     /// Copies bytes to `at`.
     ///
     /// # Panics
-    /// If they are outside the part.
+    /// Panics if they are outside the part.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         let to = &mut self[at..][..bytes.len()];
         // SAFETY: `to` has that length, and belongs to this process alone.
@@ -222,12 +223,12 @@ impl Foreign {
         Map::of(file, size, false).map(Self)
     }
 
-    /// Returns the bytes at an offset, if they are inside.
+    /// Returns `length` bytes at an offset; `None` if they are outside the memory.
     ///
-    /// The other process guarantees not to change them until the loan is returned. It is a member of the job,
-    /// which it has shown if the job has a secret or certificates. If it violates the guarantee, numbers that
-    /// it could also have sent change after they were first read. Code that parses such bytes must copy them
-    /// first.
+    /// The other process guarantees not to change the bytes until the loan is returned. The process is a member of the
+    /// job, which it has proved if the job has a secret or certificates. If it violates the guarantee, only the values
+    /// of numbers may change after they were first read, and it could also have sent those values. Code that parses
+    /// such bytes must copy them first.
     pub fn get(&self, offset: usize, length: usize) -> Option<&[u8]> {
         let end = offset.checked_add(length)?;
         // SAFETY: inside the mapping, by the check. The bytes are initialised, as in all files, and not
@@ -241,9 +242,9 @@ impl Foreign {
 #[cfg(target_arch = "x86_64")]
 const LONG: usize = 4 << 10;
 
-/// Copies to memory that another core has read. Normal stores would fetch each line from the cache of that
-/// core, one after another: 28 ns a line on Zen 4, or 450 µs for 1 MiB. Stores that bypass the caches take 40
-/// µs, and the data is read as fast as before.
+/// Copies to memory that another core has read. Normal stores would fetch each line from the cache of that core, one
+/// after another, which takes 28 ns per line on Zen 4, or 450 µs for 1 MiB. Stores that bypass the caches take 40 µs,
+/// and the data is read as fast as before.
 ///
 /// # Safety
 /// `to` must be valid for writing `bytes.len()` bytes, which do not overlap with `bytes`.

@@ -1,11 +1,11 @@
-//! Files in memory: without a name, of a fixed size, found through `/proc` by other processes.
+//! Files in memory that have no name, have a fixed size, and are found through `/proc` by other processes.
 
 use std::fs::File;
 use std::io;
 
-/// The location at which another process finds a file that this one has open.
+/// The location at which another process finds a file that is open in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Location {
     pub pid: u32,
     pub descriptor: u32,
     /// The inode number, which distinguishes the file from another one with the same descriptor.
@@ -15,7 +15,7 @@ pub(crate) struct Place {
 
 #[cfg(target_os = "linux")]
 mod system {
-    use super::{File, Place, io};
+    use super::{File, Location, io};
     use rustix::fs::{
         MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
     };
@@ -23,10 +23,10 @@ mod system {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
-    /// The seals of a fixed size, so that no page of a mapping ever vanishes. The seals cannot be removed.
+    /// The seals that fix the size of a file, so that no page of a mapping ever vanishes. The seals cannot be removed.
     const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-    /// Creates memory of this size, filled with zeros.
+    /// Creates a file of `size` bytes in memory, filled with zeros.
     pub(crate) fn create(size: u64) -> io::Result<File> {
         let file = memfd_create("distribute", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, size)?;
@@ -34,7 +34,7 @@ mod system {
         Ok(file.into())
     }
 
-    /// Prevents writes, except through existing mappings, and further seals.
+    /// Prevents further seals, and writes other than through existing mappings.
     pub(crate) fn seal_for_readers(file: &File) -> io::Result<()> {
         Ok(fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
     }
@@ -44,32 +44,33 @@ mod system {
     }
 
     /// Returns the location at which others find the file.
-    pub(crate) fn place(file: &File) -> io::Result<Place> {
+    pub(crate) fn location(file: &File) -> io::Result<Location> {
         let metadata = file.metadata()?;
         let descriptor = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
-        Ok(Place { pid: std::process::id(), descriptor, inode: metadata.ino(), size: metadata.size() })
+        Ok(Location { pid: std::process::id(), descriptor, inode: metadata.ino(), size: metadata.size() })
     }
 
-    fn path(place: Place) -> String {
-        format!("/proc/{}/fd/{}", place.pid, place.descriptor)
+    fn path(location: Location) -> String {
+        format!("/proc/{}/fd/{}", location.pid, location.descriptor)
     }
 
-    /// Whether the file still exists.
-    pub(crate) fn is_there(place: Place) -> bool {
-        std::fs::metadata(path(place)).is_ok_and(|file| file.ino() == place.inode)
+    /// Returns whether the file still exists.
+    pub(crate) fn is_there(location: Location) -> bool {
+        std::fs::metadata(path(location)).is_ok_and(|file| file.ino() == location.inode)
     }
 
-    /// Whether this process has the permission to open files of another one.
+    /// Returns whether this process is allowed to open the files of process `pid`.
     pub(crate) fn can_open_of(pid: u32) -> bool {
         std::fs::read_link(format!("/proc/{pid}/exe")).is_ok()
     }
 
-    /// Opens a file of another process, if it is memory of this user and of this fixed size.
-    pub(crate) fn open(place: Place, write: bool) -> io::Result<File> {
-        let path = path(place);
+    /// Opens a file of another process. Returns an error if the file is not in memory, does not belong to this user, or
+    /// has no fixed size.
+    pub(crate) fn open(location: Location, write: bool) -> io::Result<File> {
+        let path = path(location);
         // Other files are not opened, because that could block or have an effect.
         if !std::fs::read_link(&path)?.to_string_lossy().starts_with("/memfd:distribute") {
-            return Err(io::Error::other("it is no memory of a worker"));
+            return Err(io::Error::other("it is not the memory of a worker"));
         }
         let flags = (OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC).bits();
         let file =
@@ -78,8 +79,8 @@ mod system {
         if metadata.uid() != rustix::process::geteuid().as_raw() {
             return Err(io::Error::other("it is another user's"));
         }
-        if (metadata.ino(), metadata.size()) != (place.inode, place.size) {
-            return Err(io::Error::other("it is other memory than was said"));
+        if (metadata.ino(), metadata.size()) != (location.inode, location.size) {
+            return Err(io::Error::other("it is other memory than was announced"));
         }
         if !fcntl_get_seals(&file)?.contains(FIXED | SealFlags::SEAL) {
             return Err(io::Error::other("its size could change"));
@@ -90,7 +91,7 @@ mod system {
 
 #[cfg(not(target_os = "linux"))]
 mod system {
-    use super::{File, Place, io};
+    use super::{File, Location, io};
 
     pub(crate) fn create(_size: u64) -> io::Result<File> {
         Err(io::ErrorKind::Unsupported.into())
@@ -104,11 +105,11 @@ mod system {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(crate) fn place(_file: &File) -> io::Result<Place> {
+    pub(crate) fn location(_file: &File) -> io::Result<Location> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(crate) fn is_there(_place: Place) -> bool {
+    pub(crate) fn is_there(_location: Location) -> bool {
         false
     }
 
@@ -116,9 +117,9 @@ mod system {
         false
     }
 
-    pub(crate) fn open(_place: Place, _write: bool) -> io::Result<File> {
+    pub(crate) fn open(_location: Location, _write: bool) -> io::Result<File> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
 
-pub(crate) use system::{can_open_of, create, is_there, open, place, seal, seal_for_readers};
+pub(crate) use system::{can_open_of, create, is_there, location, open, seal, seal_for_readers};

@@ -1,4 +1,4 @@
-//! The reactions of this worker to violations by the other side, which the tests play.
+//! The reactions of this worker if the other side, which the tests act as, violates the protocol.
 
 #[cfg(target_os = "linux")]
 #[cfg(test)]
@@ -23,18 +23,18 @@ pub(crate) mod tests {
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
 
-    /// Creates a link of worker 0 to worker 1, and worker 1's sides of the memory and the socket.
+    /// Creates a link of worker 0 to worker 1, and returns it with worker 1's ends of the memory and the socket.
     pub(crate) fn link() -> (Link, Arc<Pair>, TcpStream) {
         let (mine, theirs) = pair();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let stream = Stream::plain(socket).unwrap().sharing(Some(mine));
+        let stream = Stream::plain(socket).unwrap().with_shared_memory(Some(mine));
         (Link::new(1, stream, Decoder::new(Limits::default())), theirs, listener.accept().unwrap().0)
     }
 
     pub(in crate::shm) fn turn(link: &Link) -> Vec<Event> {
         let mut events = Vec::new();
-        while link.turn(&mut events) {}
+        while link.poll(&mut events) {}
         events
     }
 
@@ -42,11 +42,11 @@ pub(crate) mod tests {
     pub(in crate::shm) fn loss(link: &Link) -> String {
         let events = turn(link);
         let [Event::Lost(1, reason)] = &events[..] else { panic!("{events:?}") };
-        assert!(link.is_over());
+        assert!(link.loss_is_reported());
         reason.clone()
     }
 
-    /// Sends a frame of the other side.
+    /// Sends a frame from the other side.
     pub(crate) fn say(theirs: &Pair, frame: Frame) {
         let mut queue = Queue::default();
         queue.push(frame);
@@ -60,15 +60,15 @@ pub(crate) mod tests {
     fn positions_that_cannot_be_end_the_link_with_an_error() {
         for position in [CAPACITY as u64 + 1, u64::MAX, 1 << 63] {
             let (link, theirs, _socket) = link();
-            theirs.mine().written.0.store(position, Ordering::Release);
+            theirs.own_side().written.0.store(position, Ordering::Release);
             let reason = loss(&link);
             assert!(
-                reason.contains(&format!("holds a position {position} beside this worker's 0")),
+                reason.contains(&format!("holds a position {position} next to this worker's 0")),
                 "{reason}"
             );
             // The other side has read more than there is.
             let (link, theirs, _socket) = self::link();
-            theirs.mine().read.0.store(position, Ordering::Release);
+            theirs.own_side().read.0.store(position, Ordering::Release);
             link.send(Frame::Heartbeat);
             let reason = loss(&link);
             assert!(reason.contains("its shared memory holds a position"), "{reason}");
@@ -79,15 +79,15 @@ pub(crate) mod tests {
         let (link, theirs, _socket) = link();
         say(&theirs, Frame::Data(Message::new("", "a body")));
         assert_eq!(turn(&link).len(), 1);
-        theirs.mine().written.0.store(1, Ordering::Release);
+        theirs.own_side().written.0.store(1, Ordering::Release);
         loss(&link);
     }
 
     #[test]
     fn words_of_the_other_side_that_are_no_positions_do_no_harm() {
         let (link, theirs, _socket) = link();
-        for side in [theirs.mine(), theirs.theirs()] {
-            for word in [&side.asleep.0, &side.wants_room.0, &side.rung.0, &side.opens.0, &side.pid.0] {
+        for side in [theirs.own_side(), theirs.peer_side()] {
+            for word in [&side.asleep.0, &side.wants_room.0, &side.wake_sent.0, &side.opens.0, &side.pid.0] {
                 word.store(u32::MAX, Ordering::Release);
             }
             side.returned.0.iter().for_each(|slot| slot.store(u64::MAX, Ordering::Release));
@@ -98,7 +98,7 @@ pub(crate) mod tests {
     }
 
     /// Returns the number of bytes received by the socket.
-    fn rung(socket: &TcpStream) -> usize {
+    fn wake_bytes(socket: &TcpStream) -> usize {
         socket.set_nonblocking(true).unwrap();
         let mut bytes = [0; 10];
         let read = std::io::Read::read(&mut &*socket, &mut bytes);
@@ -107,28 +107,28 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_other_side_is_woken_by_one_byte_for_what_is_sent_and_for_room() {
+    fn one_byte_wakes_the_other_side_for_messages_and_for_room() {
         let (link, theirs, socket) = link();
         link.send(Frame::Heartbeat);
-        assert_eq!(rung(&socket), 0, "it is awake");
+        assert_eq!(wake_bytes(&socket), 0, "it is awake");
         theirs.begin_sleep();
         link.send(Frame::Heartbeat);
         link.send(Frame::Heartbeat);
-        assert_eq!(rung(&socket), 1);
-        theirs.has_woken();
+        assert_eq!(wake_bytes(&socket), 1);
+        theirs.record_wake();
         let body = Bytes::from(vec![0; CAPACITY]);
         let mut queue = Queue::default();
         queue.push(Frame::Data(Message::new("", body)));
         while queue.write(|slices| theirs.write(slices)).unwrap() > 0 {}
         assert!(turn(&link).is_empty());
-        assert_eq!(rung(&socket), 1);
-        theirs.has_woken();
+        assert_eq!(wake_bytes(&socket), 1);
+        theirs.record_wake();
         queue.write(|slices| theirs.write(slices)).unwrap();
         assert!(matches!(&turn(&link)[..], [Event::Message(1, message)] if message.body.len() == CAPACITY));
     }
 
     #[test]
-    fn the_end_of_the_socket_is_the_workers_after_what_it_has_written() {
+    fn a_closed_socket_ends_the_worker_after_its_written_messages() {
         let (link, theirs, socket) = link();
         assert!(turn(&link).is_empty());
         say(&theirs, Frame::Data(Message::new("last", vec![1; CAPACITY / 2])));
@@ -148,15 +148,15 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_offer_that_is_not_what_it_says_is_not_taken() {
+    fn an_offer_with_wrong_memory_is_refused() {
         let offered = Offered::new().unwrap();
         let good = offered.offer();
         let error = |offer| Pair::accept(offer).unwrap_err().to_string();
         for (offer, text) in [
             (crate::handshake::Offer { token: [0; 32], ..good }, "the memory of other workers"),
-            (crate::handshake::Offer { inode: good.inode + 1, ..good }, "other memory than was said"),
+            (crate::handshake::Offer { inode: good.inode + 1, ..good }, "other memory than was announced"),
             // Standard input, or output.
-            (crate::handshake::Offer { descriptor: 1, ..good }, "no memory of a worker"),
+            (crate::handshake::Offer { descriptor: 1, ..good }, "not the memory of a worker"),
             (crate::handshake::Offer { descriptor: u32::MAX, ..good }, "No such file"),
             (crate::handshake::Offer { pid: u32::MAX, ..good }, "No such file"),
         ] {
@@ -168,14 +168,16 @@ pub(crate) mod tests {
         let file = std::fs::File::from(memfd_create("distribute", flags).unwrap());
         ftruncate(&file, TOTAL as u64).unwrap();
         fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SEAL).unwrap();
-        let place = memfd::place(&file).unwrap();
-        let offer = crate::handshake::Offer { descriptor: place.descriptor, inode: place.inode, ..good };
+        let location = memfd::location(&file).unwrap();
+        let offer =
+            crate::handshake::Offer { descriptor: location.descriptor, inode: location.inode, ..good };
         assert!(error(offer).contains("its size could change"));
-        // This file has another size.
+        // This file has a different size.
         let small = memfd::create(4096).unwrap();
-        let place = memfd::place(&small).unwrap();
-        let offer = crate::handshake::Offer { descriptor: place.descriptor, inode: place.inode, ..good };
-        assert!(error(offer).contains("other memory than was said"));
+        let location = memfd::location(&small).unwrap();
+        let offer =
+            crate::handshake::Offer { descriptor: location.descriptor, inode: location.inode, ..good };
+        assert!(error(offer).contains("other memory than was announced"));
         // The right one is not accepted yet.
         assert!(offered.accepted().is_none());
     }
@@ -204,7 +206,7 @@ pub(crate) mod tests {
         #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_written_to_a_region_is_there_and_nothing_beside_it(
+        fn writes_to_a_region_stay_inside_their_range(
             at in 0..300_usize,
             length in prop_oneof![0..300_usize, 4000..9000_usize],
             from in 0..70_usize,

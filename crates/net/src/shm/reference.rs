@@ -1,13 +1,14 @@
-//! A reference to a body, which is sent instead of the body. Pure.
+//! A reference to a body, which is sent instead of the body. This module contains only pure functions and values.
 
 use super::layout::SLOTS;
 use crate::handshake::fields::{Malformed, Reader, Writer};
 use bytes::Bytes;
 
-/// The location of a body in its sender's memory, and its loan.
+/// A reference to a body: its location in its sender's memory, and the numbers with which the receiver returns the loan
+/// of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reference {
-    /// The memory of the sender: a number that is used once.
+    /// The id of the sender's memory, which is never reused.
     pub segment: u64,
     /// The file descriptor and the inode number of the memory's file, and its size.
     pub descriptor: u32,
@@ -16,7 +17,7 @@ pub(crate) struct Reference {
     /// The offset and the length of the body in the memory.
     pub offset: u64,
     pub length: u64,
-    /// The slot and the number that return the loan.
+    /// The slot and the id of the loan.
     pub slot: u32,
     pub loan: u64,
 }
@@ -57,19 +58,19 @@ impl Reference {
 pub(crate) enum BadReference {
     #[error("a reference to its memory is malformed: {0}")]
     Malformed(#[from] Malformed),
-    #[error("it lends by slot {0}, and there are {SLOTS}")]
+    #[error("it uses slot {0}, but there are {SLOTS}")]
     Slot(u32),
     #[error("it refers to {length} bytes from {offset} on of its memory {segment}, which has {size}")]
     Outside { segment: u64, offset: u64, length: u64, size: u64 },
-    #[error("it refers to {length} bytes of its memory, and {limit} are the most that are received")]
+    #[error("it refers to {length} bytes of its memory, but the maximum is {limit}")]
     TooLong { length: u64, limit: u64 },
     #[error("its memory {segment} cannot be opened: {source}")]
     NotOpened { segment: u64, source: std::io::Error },
-    #[error("it refers to memory {0} as another than before")]
+    #[error("it refers to memory {0} at another location than before")]
     Changed(u64),
     #[error("it refers to more than {0} memories at once")]
     TooMany(usize),
-    #[error("it refers to shared memory, and shares none")]
+    #[error("it refers to shared memory, but shares none")]
     NotShared,
 }
 
@@ -98,7 +99,7 @@ mod tests {
 
     // INV-32
     #[test]
-    fn what_is_outside_is_refused() {
+    fn a_reference_outside_the_memory_is_refused() {
         for bad in [
             Reference { offset: 97, ..reference() },
             Reference { offset: u64::MAX, ..reference() },

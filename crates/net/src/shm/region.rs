@@ -1,4 +1,4 @@
-//! Memory that other workers of this machine can read.
+//! Memory that other workers on this machine can read.
 
 use super::arena::{Arena, Block, Segment};
 use super::map::Part;
@@ -7,16 +7,15 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// Memory that other workers of this machine can read, so that messages in it are not copied.
+/// Memory that other workers on this machine can read, so that messages in it are not copied.
 ///
-/// [`Transport::memory`](crate::Transport::memory) creates it, with exclusive access. Fill it,
-/// [`freeze`](Self::freeze) it, and send it or slices of it as the body of any number of messages. When no
-/// process uses any of it any more, the memory is reused for the next region of its size. Its bytes are
-/// zeros, or those of an earlier region.
+/// [`Transport::memory`](crate::Transport::memory) creates it, with exclusive access. Fill it, [`freeze`](Self::freeze)
+/// it, and send it or slices of it as the body of any number of messages. When no process uses any part of it any more,
+/// the memory is reused for the next region of its size. The initial contents are zeros, or data of an earlier region.
 ///
 /// A region begins at a multiple of 64 bytes. A region that was split off begins at the split.
 pub struct Region {
-    /// `Some` until it is dropped.
+    /// The memory; `Some` until the region is dropped.
     part: Option<Part>,
     segment: Arc<Segment>,
     arena: Arc<Arena>,
@@ -27,12 +26,12 @@ impl Region {
         Self { part: Some(block.extent.open(length)), segment: block.segment, arena }
     }
 
-    /// Copies bytes to `at`, bypassing the caches. If another worker has read an earlier region in the same
-    /// memory, this is ten times as fast as other ways of writing. For regions larger than the caches, all
-    /// ways are equally fast.
+    /// Copies bytes to `at`, bypassing the caches. If another worker has read an earlier region in the same memory,
+    /// this is ten times as fast as other ways of writing. For regions larger than the caches, all ways are equally
+    /// fast.
     ///
     /// # Panics
-    /// If the bytes are outside the region.
+    /// Panics if the bytes are outside the region.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(
             at.checked_add(bytes.len()).is_some_and(|end| end <= self.len()),
@@ -44,11 +43,11 @@ impl Region {
         }
     }
 
-    /// Splits the region at `at`: this one keeps the bytes before, and the returned one has the bytes after.
+    /// Splits the region at `at`. This region keeps the bytes before, and the returned region contains the bytes after.
     /// Each can be filled and sent separately. The memory is reused when no part is used any more.
     ///
     /// # Panics
-    /// If `at` is beyond the end, same as [`slice::split_at`].
+    /// Panics if `at` is beyond the end, like [`slice::split_at`].
     pub fn split_off(&mut self, at: usize) -> Self {
         let part = self.part.as_mut().map(|part| part.split_off(at));
         Self { part, segment: self.segment.clone(), arena: self.arena.clone() }

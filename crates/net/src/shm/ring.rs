@@ -1,7 +1,7 @@
-//! Positions of reads and writes in a ring. Pure.
+//! The positions of reads and writes in a ring, as pure values and functions.
 //!
-//! A position is the number of bytes since the beginning, which never overflows in practice. Each side keeps
-//! its own. The other's is read from memory that the other writes, and is checked here before it is used.
+//! A position is the number of bytes since the beginning, which never overflows in practice. Each side keeps its own
+//! position. The other side's position is read from shared memory, and is checked in this module before it is used.
 
 use std::ops::Range;
 
@@ -11,7 +11,8 @@ pub(crate) const CAPACITY: usize = 1 << 20;
 /// A position in shared memory that the other side cannot have reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "its shared memory holds a position {ahead} beside this worker's {behind}, and a ring has {CAPACITY} bytes"
+    "its shared memory holds a position {ahead} next to this worker's {behind}, and a ring has {CAPACITY} \
+     bytes"
 )]
 pub(crate) struct WrongPosition {
     behind: u64,
@@ -26,7 +27,8 @@ pub(crate) fn between(read: u64, written: u64) -> Result<usize, WrongPosition> {
     }
 }
 
-/// Returns the ranges of the `length` bytes at a position: up to the ring's end, and from its beginning.
+/// Returns the ranges of the `length` bytes at a position. The first range ends at the end of the ring at the latest,
+/// and the second one begins at the beginning of the ring.
 pub(crate) fn pieces(position: u64, length: usize) -> [Range<usize>; 2] {
     let start = (position % CAPACITY as u64) as usize;
     let length = length.min(CAPACITY);

@@ -2,55 +2,55 @@
 
 use super::header::{HEADER, Header};
 use super::{Frame, Kind, Limits, WireError};
-use crate::{Arriving, Message};
+use crate::{Message, PartialMessage};
 use bytes::Bytes;
 use std::mem::take;
 
-/// The size of the buffer for bytes whose destination is not known yet. Small frames are copied out of it,
-/// several for one read. Longer parts are read to their destination.
+/// The size of the buffer for bytes whose destination is not known yet. Small frames are copied out of it, several per
+/// read. Longer parts are read directly into their destination.
 const STAGED: usize = 16 << 10;
 
-/// The number of bytes of a part to prepare for the next read. It allows few reads, and the bytes are still
-/// in the cache when they are written.
+/// The number of bytes to prepare for one read. It is so large that few reads are needed, and so small that prepared
+/// bytes are still in the cache when they are received.
 const STEP: usize = 256 << 10;
 
 /// The number of bytes to allocate for a part before any of it was received.
 const FIRST: usize = 64 << 10;
 
-/// The lengths of bodies that are received into the memory of an earlier one, if the receiver has dropped
-/// that. The system would have to clear new memory first, page by page, which takes as long as receiving.
+/// The lengths of bodies that are received into the memory of an earlier body, if the receiver has dropped it.
+/// Otherwise the system would have to clear new memory first, page by page, which takes as long as receiving.
 const REUSED: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
 
-/// The maximum number of such bodies to keep: those of a step's gradients, while those of the step before are
-/// still in use.
+/// The maximum number of such bodies to keep. It is sufficient for the gradients of a step while those of the previous
+/// step are still in use.
 const SPARE: usize = 32;
 
-/// The maximum number of bytes of these bodies to keep, which is at least the size of the largest two.
+/// The maximum number of bytes of these bodies to keep. Two bodies of the maximum length fit.
 const SPARE_BYTES: usize = 128 << 20;
 
 /// An incremental decoder of frames. Read into [`buffer`](Self::buffer), report the number of bytes to
 /// [`advance`](Self::advance), and call [`next_frame`](Self::next_frame) until there is none.
 ///
-/// Lengths are compared with the limits before any allocation. The memory allocated for a frame is at most
-/// twice what was received of it, plus a small constant. A large frame may reuse the memory of an earlier
-/// one.
+/// Lengths are compared with the limits before memory is allocated. The memory allocated for a frame is at most twice
+/// the number of bytes received of it, plus a small constant. A large frame may reuse the memory of an earlier one.
 #[derive(Debug)]
 pub struct Decoder {
     limits: Limits,
     staged: Box<[u8]>,
-    /// The bytes of `staged` that were received and not taken yet.
+    /// The start of the bytes in `staged` that were received and not taken yet.
     from: usize,
     to: usize,
     header: Option<Header>,
     head: Part,
     body: Part,
-    /// The last large bodies, the latest first. Some may still be in use while the next ones are received.
+    /// The last large bodies, newest first. Some may still be in use while the next ones are received.
     spare: Vec<Bytes>,
     /// Whether there was a large body since the last query.
     is_used: bool,
 }
 
-/// A part of a frame, of `length` bytes. `bytes` is prepared, and the first `filled` of them were received.
+/// A part of a frame, of `length` bytes. The bytes in `bytes` are prepared, and the first `filled` of them were
+/// received.
 #[derive(Debug, Default)]
 struct Part {
     bytes: Vec<u8>,
@@ -76,9 +76,9 @@ impl Decoder {
     pub fn buffer(&mut self) -> &mut [u8] {
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
-            let part = if self.head.is_whole() { &mut self.body } else { &mut self.head };
+            let part = if self.head.is_complete() { &mut self.body } else { &mut self.head };
             if self.header.is_some() && part.missing() >= STAGED {
-                return part.room();
+                return part.unfilled();
             }
         } else if self.to == STAGED {
             self.staged.copy_within(self.from..self.to, 0);
@@ -92,7 +92,7 @@ impl Decoder {
         // Same as in `buffer`, which was just called: the staging buffer is empty if a part is read to its
         // destination.
         if self.to == 0 && self.header.is_some() {
-            let part = if self.head.is_whole() { &mut self.body } else { &mut self.head };
+            let part = if self.head.is_complete() { &mut self.body } else { &mut self.head };
             if part.missing() >= STAGED {
                 part.filled = part.bytes.len().min(part.filled + read);
                 return;
@@ -104,7 +104,7 @@ impl Decoder {
     /// Returns the next frame, if it is complete.
     ///
     /// # Errors
-    /// [`WireError`] if the bytes are not a frame. The stream cannot be read any further.
+    /// Returns a [`WireError`] if the bytes are not a valid frame. The stream cannot be read any further.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, WireError> {
         let header = match self.header {
             Some(header) => header,
@@ -123,8 +123,8 @@ impl Decoder {
         };
         for part in [&mut self.head, &mut self.body] {
             self.from += part.take(&self.staged[self.from..self.to])?;
-            if !part.is_whole() {
-                part.make_room()?;
+            if !part.is_complete() {
+                part.grow()?;
                 return Ok(None);
             }
         }
@@ -156,7 +156,8 @@ impl Decoder {
         });
     }
 
-    /// Returns the memory of an earlier large body that is no longer used, for a body of this length.
+    /// Returns memory for a body of `length` bytes. If possible, this is the memory of an earlier large body that is no
+    /// longer used.
     fn reusable(&mut self, length: usize) -> Vec<u8> {
         let fits = |spare: &Bytes| (length..=4 * length).contains(&spare.len()) && spare.is_unique();
         match self.spare.iter().position(fits) {
@@ -170,23 +171,23 @@ impl Decoder {
         }
     }
 
-    /// Frees memory kept for the next large body, if there was none since the last call.
-    pub fn relax(&mut self) {
+    /// Frees the memory that is kept for the next large body, if there was no large body since the last call.
+    pub fn trim(&mut self) {
         if !std::mem::take(&mut self.is_used) {
             self.spare = Vec::new();
         }
     }
 
-    /// Whether the stream could end here, because no frame was received in part.
+    /// Returns whether the stream could end here, because no frame was received in part.
     pub fn is_between_frames(&self) -> bool {
         self.header.is_none() && self.from == self.to
     }
 
     /// Returns the message that was received in part, if there is one.
-    pub fn arriving(&self) -> Option<Arriving> {
+    pub fn partial_message(&self) -> Option<PartialMessage> {
         let header = self.header.filter(|header| header.kind == Kind::Data)?;
         let (received, length) = (self.head.filled + self.body.filled, header.head + header.body);
-        Some(Arriving { received: received as u64, length: length as u64 })
+        Some(PartialMessage { received: received as u64, length: length as u64 })
     }
 
     /// Returns the number of bytes allocated for the frame that is being received.
@@ -196,7 +197,7 @@ impl Decoder {
 }
 
 impl Part {
-    fn is_whole(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.filled == self.length
     }
 
@@ -204,9 +205,8 @@ impl Part {
         self.length - self.filled
     }
 
-    /// Returns the prepared bytes that were not received yet. They are not empty after
-    /// [`make_room`](Self::make_room).
-    fn room(&mut self) -> &mut [u8] {
+    /// Returns the prepared bytes that were not received yet. They are not empty after a call of [`grow`](Self::grow).
+    fn unfilled(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..]
     }
 
@@ -223,8 +223,8 @@ impl Part {
         Ok(taken)
     }
 
-    /// Prepares the next step to be read into.
-    fn make_room(&mut self) -> Result<(), WireError> {
+    /// Prepares the memory into which the next bytes are read.
+    fn grow(&mut self) -> Result<(), WireError> {
         if self.filled == self.bytes.len() && self.missing() >= STAGED {
             self.reserve(self.filled + 1)?;
             let ready = self.bytes.capacity().min(self.length).min(self.filled + STEP);
@@ -233,7 +233,7 @@ impl Part {
         Ok(())
     }
 
-    /// Ensures memory for `needed` bytes: twice what was received, up to the complete part.
+    /// Reserves memory for `needed` bytes: twice the received bytes, up to the complete part.
     fn reserve(&mut self, needed: usize) -> Result<(), WireError> {
         if needed > self.bytes.capacity() {
             let capacity = self.length.min(needed.max(2 * self.filled).max(FIRST));

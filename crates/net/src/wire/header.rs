@@ -9,7 +9,7 @@ pub const HEADER: usize = 16;
 /// A unit of transfer on a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// A message.
+    /// A message with its body.
     Data(Message),
     /// A message whose body is in memory that both sides share. Its body here is a reference to that memory.
     Reference(Message),
@@ -25,15 +25,15 @@ pub enum Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// [`Frame::Data`].
+    /// The kind of [`Frame::Data`].
     Data = 1,
-    /// [`Frame::Heartbeat`].
+    /// The kind of [`Frame::Heartbeat`].
     Heartbeat = 2,
-    /// [`Frame::Goodbye`].
+    /// The kind of [`Frame::Goodbye`].
     Goodbye = 3,
-    /// [`Frame::Reference`].
+    /// The kind of [`Frame::Reference`].
     Reference = 4,
-    /// [`Frame::Leave`].
+    /// The kind of [`Frame::Leave`].
     Leave = 5,
 }
 
@@ -57,11 +57,11 @@ impl Default for Limits {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// The kind is unknown, or bytes are set that must be 0.
-    #[error("a frame begins with {0:02x?}, which is none of ours")]
+    /// The kind is unknown, or bytes that must be 0 are not.
+    #[error("a frame begins with {0:02x?}, which is not a frame of this protocol")]
     Kind([u8; 4]),
     /// The head is too long.
-    #[error("a frame announces a head of {length} bytes, and {limit} are the most")]
+    #[error("a frame announces a head of {length} bytes, but the maximum is {limit}")]
     Head {
         /// The announced length.
         length: u32,
@@ -69,7 +69,7 @@ pub enum WireError {
         limit: u32,
     },
     /// The body is too long.
-    #[error("a frame announces a body of {length} bytes, and {limit} are the most")]
+    #[error("a frame announces a body of {length} bytes, but the maximum is {limit}")]
     Body {
         /// The announced length.
         length: u64,
@@ -80,7 +80,7 @@ pub enum WireError {
     #[error("a frame without data announces {0} bytes")]
     NotEmpty(u64),
     /// There is not enough memory for the received bytes.
-    #[error("there is no memory for a part of {0} bytes")]
+    #[error("failed to allocate {0} bytes for a part")]
     Memory(usize),
 }
 
@@ -108,8 +108,8 @@ impl Header {
     /// Decodes a header, and compares it with the limits.
     ///
     /// # Errors
-    /// - [`WireError::Kind`]: the kind is unknown, or bytes are set that must be 0.
-    /// - [`WireError::NotEmpty`]: a frame without data announces some.
+    /// - [`WireError::Kind`]: the kind is unknown, or bytes that must be 0 are not.
+    /// - [`WireError::NotEmpty`]: a frame of a kind without data announces data.
     /// - [`WireError::Head`]: the head is too long.
     /// - [`WireError::Body`]: the body is too long.
     pub fn decode(bytes: &[u8; HEADER], limits: Limits) -> Result<Self, WireError> {

@@ -1,4 +1,4 @@
-//! Messages as bytes of a stream. Pure: no socket.
+//! Messages as bytes of a stream. This module contains only pure functions and values, without sockets.
 //!
 //! | module | contents |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Frames that were not written yet.
+//! Frames that have not been written yet.
 
 use super::Frame;
 use super::header::{HEADER, Header, Kind};
@@ -8,11 +8,11 @@ use std::io::IoSlice;
 /// The maximum number of frames in one write.
 const AT_ONCE: usize = 16;
 
-/// The frames that a link has still to write, in order. Their data is not copied.
+/// The frames that a link must still write, in order. Their data is not copied.
 #[derive(Debug, Default)]
 pub struct Queue {
     frames: VecDeque<([u8; HEADER], Frame)>,
-    /// The number of bytes of the first frame that were written.
+    /// The number of bytes of the first frame that have been written.
     written: usize,
 }
 
@@ -36,7 +36,7 @@ impl Queue {
         self.frames.push_back((Header { kind, head, body }.encode(), frame));
     }
 
-    /// Whether everything was written.
+    /// Returns whether everything was written.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
@@ -46,7 +46,7 @@ impl Queue {
         *self = Self::default();
     }
 
-    /// Passes the next bytes to `write`, which returns the number of bytes written.
+    /// Passes the next bytes to `write`, which returns the number of bytes that it has written. Returns this number.
     ///
     /// # Errors
     /// Returns the error of `write`.

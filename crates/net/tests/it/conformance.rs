@@ -22,7 +22,7 @@ fn numbers(head: &[u8]) -> [u32; 2] {
 }
 
 #[test]
-fn messages_of_each_pair_come_whole_and_in_order() {
+fn messages_of_each_pair_arrive_complete_and_in_order() {
     for (kind, workers) in KINDS.into_iter().flat_map(|kind| (2..=6).map(move |workers| (kind, workers))) {
         watched(move || {
             let (workers, count) = (world(kind, workers), 40);
@@ -39,7 +39,7 @@ fn messages_of_each_pair_come_whole_and_in_order() {
                                 worker.transport.send(to, message(&head, length));
                             }
                         }
-                        worker.kept.count(worker.drive(), count as usize * others.count());
+                        worker.kept.count(worker.to_poll(), count as usize * others.count());
                     });
                 }
             });
@@ -70,7 +70,7 @@ fn two_workers_can_send_each_other_64_mib_at_once() {
                     let sent = sent.clone();
                     scope.spawn(move || {
                         worker.transport.send(1 - me, sent);
-                        worker.kept.count(worker.drive(), 1);
+                        worker.kept.count(worker.to_poll(), 1);
                     });
                 }
             });
@@ -82,7 +82,7 @@ fn two_workers_can_send_each_other_64_mib_at_once() {
 }
 
 #[test]
-fn several_threads_may_send_and_drive_at_once() {
+fn several_threads_may_send_and_poll_at_once() {
     for kind in KINDS {
         watched(move || {
             let workers = world(kind, 3);
@@ -97,7 +97,7 @@ fn several_threads_may_send_and_drive_at_once() {
                                     worker.transport.send(to, message(&head([thread, number]), length));
                                 }
                             }
-                            worker.kept.count(worker.drive(), (2 * threads * count) as usize);
+                            worker.kept.count(worker.to_poll(), (2 * threads * count) as usize);
                         });
                     }
                 }
@@ -119,7 +119,7 @@ fn several_threads_may_send_and_drive_at_once() {
 }
 
 #[test]
-fn what_is_sent_arrives_though_nobody_drives() {
+fn sent_messages_arrive_though_no_thread_polls() {
     for kind in KINDS {
         watched(move || {
             let workers = world(kind, 2);
@@ -136,7 +136,7 @@ fn what_is_sent_arrives_though_nobody_drives() {
 
 // INV-29
 #[test]
-fn who_ends_is_lost_once_and_after_all_that_it_has_sent() {
+fn a_peer_that_exits_is_disconnected_once_after_all_its_messages() {
     for (kind, closes) in KINDS.into_iter().flat_map(|kind| [(kind, true), (kind, false)]) {
         watched(move || {
             let mut workers = world(kind, 3);
@@ -153,7 +153,7 @@ fn who_ends_is_lost_once_and_after_all_that_it_has_sent() {
             }
             drop(first);
             for worker in &workers {
-                assert_eq!(worker.kept.loss(worker.drive(), 0), ENDED, "{kind:?}");
+                assert_eq!(worker.kept.loss(worker.to_poll(), 0), ENDED, "{kind:?}");
                 worker.transport.send(0, message(b"into the void", 1 << 20));
                 let come = worker.kept.take();
                 let heads: Vec<_> = come.messages.iter().map(|(_, message)| &message.head[..]).collect();
@@ -162,7 +162,7 @@ fn who_ends_is_lost_once_and_after_all_that_it_has_sent() {
             }
             // The others go on.
             workers[0].transport.send(2, message(b"on", 5));
-            workers[1].kept.count(workers[1].drive(), 1);
+            workers[1].kept.count(workers[1].to_poll(), 1);
             let come: Come = workers[1].kept.take();
             assert_eq!((come.messages[0].0, come.lost), (1, vec![]), "{kind:?}");
         });
@@ -170,7 +170,7 @@ fn who_ends_is_lost_once_and_after_all_that_it_has_sent() {
 }
 
 #[test]
-fn two_that_end_at_once_lose_each_other_once() {
+fn two_peers_that_close_at_once_disconnect_once() {
     for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Memory) {
         watched(move || {
             let workers = world(kind, 2);
@@ -196,14 +196,14 @@ fn two_that_end_at_once_lose_each_other_once() {
 }
 
 #[test]
-fn messages_to_nobody_go_nowhere() {
+fn messages_to_no_receiver_are_dropped() {
     for kind in KINDS {
         watched(move || {
             let workers = world(kind, 2);
             workers[0].transport.send(0, message(b"to itself", 1));
             workers[0].transport.send(7, message(b"to nobody", 1));
             workers[0].transport.send(1, message(b"to the other", 1));
-            workers[1].kept.count(workers[1].drive(), 1);
+            workers[1].kept.count(workers[1].to_poll(), 1);
             assert_eq!(workers[0].kept.take().messages, []);
         });
     }

@@ -24,7 +24,7 @@ fn at(place: usize, generation: u64, expected: &[usize], port: u16) -> Rendezvou
 /// Returns a quorum of one worker. The others are waited for only briefly.
 fn soon(expected: &[usize]) -> Quorum {
     let expected = expected.iter().copied().collect();
-    Quorum { least: 1, expected, grace: Duration::from_millis(300) }
+    Quorum { minimum: 1, expected, grace: Duration::from_millis(300) }
 }
 
 type Joined = (Mesh, Arc<Kept>);
@@ -36,23 +36,23 @@ fn join(rendezvous: Rendezvous) -> Joined {
 
 /// Joins the workers at these positions. Each sends a message to each, and knows the others by their ranks in the
 /// world.
-fn meet(places: &'static [usize], generation: u64, port: u16) -> Vec<Joined> {
+fn rendezvous(positions: &'static [usize], generation: u64, port: u16) -> Vec<Joined> {
     let joined: Vec<_> = std::thread::scope(|scope: &Scope<'_, '_>| {
-        let threads: Vec<_> = places
+        let threads: Vec<_> = positions
             .iter()
-            .map(|place| scope.spawn(move || join(at(*place, generation, places, port))))
+            .map(|place| scope.spawn(move || join(at(*place, generation, positions, port))))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for (worker, (mesh, _)) in joined.iter().enumerate() {
-        assert_eq!(mesh.world(), World::new(places.len(), worker, 1).unwrap());
+        assert_eq!(mesh.world(), World::new(positions.len(), worker, 1).unwrap());
         assert_eq!((mesh.generation(), mesh.waiting()), (generation + 1, 0));
-        for to in (0..places.len()).filter(|to| *to != worker) {
+        for to in (0..positions.len()).filter(|to| *to != worker) {
             mesh.send(to, Message::new(vec![worker as u8], vec![]));
         }
     }
     for (mesh, kept) in &joined {
-        kept.count(Some(mesh), places.len() - 1);
+        kept.count(Some(mesh), positions.len() - 1);
         assert!(kept.take().messages.iter().all(|(from, message)| message.head[..] == [*from as u8]));
     }
     joined
@@ -60,19 +60,19 @@ fn meet(places: &'static [usize], generation: u64, port: u16) -> Vec<Joined> {
 
 // INV-43
 #[test]
-fn worlds_are_of_those_that_are_there_and_have_numbers_of_their_own() {
+fn worlds_consist_of_the_present_workers_and_have_separate_numbers() {
     watched(|| {
         let reserved = Port::reserve();
         let port = reserved.number();
-        for (generation, places) in [&[0][..], &[0, 2], &[0, 1, 2, 3], &[0, 3]].into_iter().enumerate() {
-            drop(meet(places, generation as u64, port));
+        for (generation, positions) in [&[0][..], &[0, 2], &[0, 1, 2, 3], &[0, 3]].into_iter().enumerate() {
+            drop(rendezvous(positions, generation as u64, port));
         }
     });
 }
 
 // INV-43
 #[test]
-fn a_leader_goes_on_with_enough_and_counts_who_comes_later() {
+fn a_leader_continues_with_enough_members_and_counts_later_ones() {
     watched(|| {
         let reserved = Port::reserve();
         let port = reserved.number();
@@ -83,14 +83,14 @@ fn a_leader_goes_on_with_enough_and_counts_who_comes_later() {
             let (told, waits) = mpsc::channel();
             let later = at(2, 0, &[], port).on_progress(move |progress| {
                 let last = progress.missing.first().and_then(|missing| missing.last.clone());
-                if last.is_some_and(|last| last.contains("a world was made without worker 2")) {
+                if last.is_some_and(|last| last.contains("the group was formed without worker 2")) {
                     let _ = told.send(());
                 }
             });
             let later = scope.spawn(move || join(later));
             waits.recv_timeout(Duration::from_secs(30)).unwrap();
             assert_eq!(
-                (alone.waiting(), alone.places_waiting(), alone.is_supplanted()),
+                (alone.waiting(), alone.waiting_positions(), alone.is_supplanted()),
                 (1, [2].into(), false)
             );
             drop(alone);
@@ -107,7 +107,7 @@ fn a_leader_goes_on_with_enough_and_counts_who_comes_later() {
 #[test]
 fn fewer_than_the_least_make_no_world() {
     watched(|| {
-        let quorum = Quorum { least: 2, expected: [0, 1, 2].into(), grace: Duration::ZERO };
+        let quorum = Quorum { minimum: 2, expected: [0, 1, 2].into(), grace: Duration::ZERO };
         let port = Port::reserve();
         let few = at(0, 0, &[], port.number()).quorum(quorum).timeout(Duration::from_secs(1));
         let error = few.join(Kept::new()).unwrap_err();
@@ -117,7 +117,7 @@ fn fewer_than_the_least_make_no_world() {
 
 // INV-34, INV-43
 #[test]
-fn a_leader_that_began_anew_takes_part_in_the_world_that_there_was() {
+fn a_restarted_leader_joins_the_existing_world() {
     watched(|| {
         let reserved = Port::reserve();
         let port = reserved.number();

@@ -2,7 +2,7 @@
 
 use crate::support::{Kept, PATIENCE, addresses, certificates, patient};
 use distribute_cluster::{Address, Deadline, Job, Task, World};
-use distribute_net::handshake::{Hello, Purpose, Reason, Words, hearing};
+use distribute_net::handshake::{Hello, Purpose, Reason, Words, decoder};
 use distribute_net::{
     Acceptor, Access, ConnectError, Connector, Endpoint, Identity, Listener, Message, Rendezvous, Secret,
 };
@@ -42,10 +42,10 @@ fn called<T: Send>(identity: &Identity, callers: impl FnOnce(Address) -> T + Sen
         Acceptor::bind(ps(), &loopback(), access(identity), PATIENCE).unwrap().settings(patient());
     let at: Address = acceptor.address().to_string().parse().unwrap();
     std::thread::scope(|scope| {
-        let alarm = acceptor.alarm();
+        let waker = acceptor.waker();
         let done = scope.spawn(move || {
             let value = callers(at);
-            alarm.ring();
+            waker.wake();
             value
         });
         let mut open: Vec<(Endpoint, Arc<Kept>)> = Vec::new();
@@ -73,7 +73,7 @@ fn echo(endpoint: &Endpoint, kept: &Kept) -> String {
 }
 
 #[test]
-fn tasks_of_no_common_world_call_each_other_whatever_protects_them() {
+fn tasks_without_a_common_world_call_each_other_with_each_protection() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let tls = Identity::Certificates(certificates(folder.path(), "task"));
@@ -94,7 +94,7 @@ fn tasks_of_no_common_world_call_each_other_whatever_protects_them() {
 }
 
 #[test]
-fn who_does_not_belong_is_told_why_and_by_whom() {
+fn a_foreign_peer_gets_the_reason_and_its_sender() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let strange = Identity::Certificates(certificates(folder.path(), "stranger"));
@@ -128,7 +128,7 @@ fn who_does_not_belong_is_told_why_and_by_whom() {
                 let (found, text) = refused(connector, to.clone());
                 assert_eq!(found, reason, "{text}");
                 assert!(
-                    text.starts_with(&format!("{to} at {at} takes no calls")) && text.contains(says),
+                    text.starts_with(&format!("{to} at {at} refuses calls")) && text.contains(says),
                     "{text}"
                 );
             }
@@ -137,7 +137,7 @@ fn who_does_not_belong_is_told_why_and_by_whom() {
             let joining =
                 Rendezvous::new(World::new(2, 1, 1).unwrap(), all).credentials(secret("a")).job("digits");
             let error = joining.join(Kept::new()).unwrap_err().to_string();
-            assert!(error.contains("ps 0 answers calls here, and joins no world"), "{error}");
+            assert!(error.contains("ps 0 only accepts calls here, and joins no world"), "{error}");
             let (endpoint, kept) = connect(&of(&secret("a")), &ps(), &at).unwrap();
             assert_eq!(echo(&endpoint, &kept), "chief 0");
         });
@@ -145,7 +145,7 @@ fn who_does_not_belong_is_told_why_and_by_whom() {
 }
 
 #[test]
-fn who_calls_a_worker_of_a_world_is_told_that_it_is_one() {
+fn a_caller_of_a_world_worker_gets_an_error() {
     watched(|| {
         let listener = Listener::bind("127.0.0.1:0").unwrap();
         let port = listener.address().unwrap().port();
@@ -168,7 +168,7 @@ fn who_calls_a_worker_of_a_world_is_told_that_it_is_one() {
 }
 
 #[test]
-fn who_is_not_there_is_named_at_the_deadline_with_what_came_of_the_attempts() {
+fn missing_peers_are_named_at_the_deadline_with_the_errors_of_the_attempts() {
     watched(|| {
         let connector = Connector::new(Job::Chief.task(0), access(&Identity::None));
         let absent = Port::reserve();
@@ -195,20 +195,20 @@ fn who_is_not_there_is_named_at_the_deadline_with_what_came_of_the_attempts() {
 
 // INV-28
 #[test]
-fn garbage_at_the_port_and_behind_the_handshake_disturbs_nobody() {
+fn garbage_before_and_after_the_handshake_disturbs_no_worker() {
     watched(|| {
         called(&secret("a"), |at| {
             let connector = Connector::new(Job::Chief.task(0), access(&secret("a")));
             let (endpoint, kept) = connect(&connector, &ps(), &at).unwrap();
             let mut random = SplitMix(3);
             let noise: Vec<u8> = (0..100_000).map(|_| random.bits() as u8).collect();
-            let good = [hearing::preamble(), hello(Job::Chief.task(0), ps())].concat();
+            let good = [decoder::preamble(), hello(Job::Chief.task(0), ps())].concat();
             let silent: Vec<_> = (0..10).map(|_| TcpStream::connect(at.to_string()).unwrap()).collect();
             for bytes in [
                 b"GET / HTTP/1.1\r\n\r\n".to_vec(),
                 noise,
                 good[..good.len() - 3].to_vec(),
-                [hearing::preamble(), vec![0xff, 0xff]].concat(),
+                [decoder::preamble(), vec![0xff, 0xff]].concat(),
                 [good.clone(), Words::Proof(Some([0; 32]), None).encode()].concat(),
                 [good, Words::Welcome.encode()].concat(),
             ] {
@@ -243,7 +243,7 @@ fn hello(from: Task, to: Task) -> Vec<u8> {
 proptest! {
     /// Tasks with any name and number, and the same bytes truncated, extended or with one byte changed.
     #[test]
-    fn words_of_calls_come_back_and_what_is_changed_is_words_or_an_error(
+    fn words_of_calls_round_trip_and_mutated_ones_are_words_or_an_error(
         from in "[a-z]{1,12}|\\PC{1,80}",
         to in "[a-z]{1,12}|\\PC{1,80}",
         index in any::<usize>(),
@@ -315,7 +315,7 @@ fn without_a_secret_a_process_of_another_user_is_refused_and_refuses() {
                 purpose,
             };
             let words = [Words::Hello(hello, false, [7; 32]).encode(), Words::Proof(None, None).encode()];
-            socket.write_all(&[hearing::preamble(), words.concat()].concat()).unwrap();
+            socket.write_all(&[decoder::preamble(), words.concat()].concat()).unwrap();
             let mut answer = Vec::new();
             socket.read_to_end(&mut answer).unwrap();
             assert!(String::from_utf8_lossy(&answer).contains(&says), "{answer:?}");
@@ -333,7 +333,7 @@ fn without_a_secret_a_process_of_another_user_is_refused_and_refuses() {
                 as_user(STRANGER, || {
                     let (mut socket, _) = listener.accept().unwrap();
                     let challenge = Words::Challenge(0, [7; 32], None, None);
-                    socket.write_all(&[hearing::preamble(), challenge.encode()].concat()).unwrap();
+                    socket.write_all(&[decoder::preamble(), challenge.encode()].concat()).unwrap();
                     // What it hears: the hello, and why not.
                     let mut heard = Vec::new();
                     socket.read_to_end(&mut heard).unwrap();

@@ -66,8 +66,8 @@ fn signal(child: &Killed, signal: Signal) {
 
 // INV-29
 #[test]
-fn a_killed_worker_is_noticed_whether_or_not_somebody_waits() {
-    const TEST: &str = "faults::a_killed_worker_is_noticed_whether_or_not_somebody_waits";
+fn a_killed_worker_is_detected_with_and_without_a_pending_call() {
+    const TEST: &str = "faults::a_killed_worker_is_detected_with_and_without_a_pending_call";
     watched(|| {
         if second() {
             return;
@@ -105,8 +105,8 @@ fn a_worker_killed_while_it_is_sent_something_is_noticed() {
 }
 
 #[test]
-fn a_worker_that_exits_without_a_word_is_no_worker_that_has_ended() {
-    const TEST: &str = "faults::a_worker_that_exits_without_a_word_is_no_worker_that_has_ended";
+fn a_worker_that_exits_without_a_message_is_not_a_finished_one() {
+    const TEST: &str = "faults::a_worker_that_exits_without_a_message_is_not_a_finished_one";
     watched(|| {
         if second() {
             return;
@@ -140,16 +140,16 @@ fn a_stopped_worker_is_lost_although_its_socket_is_open_and_one_that_is_only_idl
                 scope.spawn(move || {
                     let settings = Settings { silence: Duration::from_secs(3), ..Settings::default() };
                     let (mesh, kept, child) = two(TEST, "stays", settings, memory);
-                    let drive = waits.then_some(&mesh as &dyn Transport);
+                    let to_poll = waits.then_some(&mesh as &dyn Transport);
                     // Idle, and alive by its heartbeats.
                     let watch = Stopwatch::start();
-                    kept.until(drive, "the time", |come| {
+                    kept.until(to_poll, "the time", |come| {
                         assert_eq!(come.lost, []);
                         (watch.elapsed() > Duration::from_secs(4)).then_some(())
                     });
                     let watch = Stopwatch::start();
                     signal(&child, Signal::STOP);
-                    let reason = kept.loss(drive, 1);
+                    let reason = kept.loss(to_poll, 1);
                     eprintln!("noticed after {:?}, waiting: {waits}", watch.elapsed());
                     assert_eq!(reason, "it has sent nothing for 3.0 s");
                     assert!(watch.elapsed() > Duration::from_secs(2));

@@ -2,7 +2,7 @@
 
 use distribute_cluster::Job;
 use distribute_net::handshake::{
-    Caller, Hearing, Hello, Host, Names, Offer, Purpose, Reason, Refusal, Words, caller, host,
+    Caller, HandshakeDecoder, Hello, Host, Names, Offer, Purpose, Reason, Refusal, Words, caller, host,
 };
 use ring::hmac;
 
@@ -16,14 +16,14 @@ fn key(secret: &[u8]) -> Option<hmac::Key> {
 }
 
 /// Returns the messages in these bytes, which may begin with the preamble.
-fn words(hearing: &mut Hearing, bytes: &[u8]) -> Result<Vec<Words>, Refusal> {
+fn words(decoder: &mut HandshakeDecoder, bytes: &[u8]) -> Result<Vec<Words>, Refusal> {
     let (mut all, mut rest) = (Vec::new(), bytes);
     while !rest.is_empty() {
-        let buffer = hearing.buffer();
+        let buffer = decoder.buffer();
         let read = buffer.len().min(rest.len());
         buffer[..read].copy_from_slice(&rest[..read]);
         rest = &rest[read..];
-        all.extend(hearing.advance(read)?);
+        all.extend(decoder.advance(read)?);
     }
     Ok(all)
 }
@@ -31,23 +31,23 @@ fn words(hearing: &mut Hearing, bytes: &[u8]) -> Result<Vec<Words>, Refusal> {
 /// Runs the handshake. Returns the caller's hello as the host has received it, or the refusal and the side that
 /// refused.
 fn talk(caller: &mut Caller, host: &mut Host) -> Result<Hello, (&'static str, Refusal)> {
-    let (mut of_caller, mut of_host) = (Hearing::default(), Hearing::default());
+    let (mut of_caller, mut of_host) = (HandshakeDecoder::default(), HandshakeDecoder::default());
     let mut said = caller.first();
     loop {
         for word in words(&mut of_caller, &said).unwrap() {
-            match host.hear(word).map_err(|refusal| ("host", refusal))? {
+            match host.receive(word).map_err(|refusal| ("host", refusal))? {
                 host::Answer::Applies(hello, _) => {
                     let end = words(&mut of_host, &Host::welcome()).unwrap();
-                    assert_eq!(caller.hear(end[0].clone()), Ok(caller::Answer::Welcome));
+                    assert_eq!(caller.receive(end[0].clone()), Ok(caller::Answer::Welcome));
                     return Ok(hello);
                 }
-                host::Answer::Say(bytes) => said = bytes,
+                host::Answer::Send(bytes) => said = bytes,
             }
         }
         for word in words(&mut of_host, &said).unwrap() {
-            match caller.hear(word).map_err(|refusal| ("caller", refusal))? {
+            match caller.receive(word).map_err(|refusal| ("caller", refusal))? {
                 caller::Answer::Welcome => panic!("before the proof"),
-                caller::Answer::Say(bytes) => said = bytes,
+                caller::Answer::Send(bytes) => said = bytes,
             }
         }
     }
@@ -58,7 +58,7 @@ fn caller(hello: Hello, key: Option<hmac::Key>) -> Caller {
 }
 
 #[test]
-fn both_sides_that_know_the_secret_or_need_none_let_each_other_in() {
+fn peers_with_the_same_secret_or_without_one_accept_each_other() {
     for secret in [None, key(b"a")] {
         let mut host = Host::new(hello(0), secret.clone(), [2; 32]);
         assert_eq!(talk(&mut caller(hello(1), secret), &mut host), Ok(hello(1)));
@@ -90,19 +90,19 @@ fn every_difference_is_refused_by_its_name() {
         assert_eq!((who, refusal.reason), (side, reason), "{refusal}");
         // Only a caller that has proved the secret can end the rendezvous of the others.
         let has_dissented = matches!(reason, Reason::Job | Reason::Cluster);
-        assert_eq!(host.dissenter().is_some(), has_dissented, "{refusal}");
+        assert_eq!(host.refused_member().is_some(), has_dissented, "{refusal}");
     }
     for (theirs, ours) in [(&a, &b), (&a, &None), (&None, &a)] {
         let stranger = || other(|hello| (hello.job, hello.workers) = ("letters".into(), 4));
         let mut host = Host::new(hello(0), ours.clone(), [2; 32]);
         talk(&mut caller(stranger(), theirs.clone()), &mut host).unwrap_err();
-        assert_eq!(host.dissenter(), None);
+        assert_eq!(host.refused_member(), None);
         let mut host = Host::new(hello(0), ours.clone(), [2; 32]);
         let hello = Words::Hello(stranger(), ours.is_some(), [1; 32]);
-        if host.hear(hello).is_ok() && ours.is_some() {
-            assert_eq!(host.hear(Words::Proof(Some([7; 32]), None)).unwrap_err().reason, Reason::Secret);
+        if host.receive(hello).is_ok() && ours.is_some() {
+            assert_eq!(host.receive(Words::Proof(Some([7; 32]), None)).unwrap_err().reason, Reason::Secret);
         }
-        assert_eq!(host.dissenter(), None);
+        assert_eq!(host.refused_member(), None);
     }
     let (_, refusal) =
         talk(&mut caller(hello(1), None), &mut Host::new(hello(2), None, [2; 32])).unwrap_err();
@@ -120,13 +120,13 @@ fn every_difference_is_refused_by_its_name() {
 }
 
 #[test]
-fn memory_is_taken_only_by_a_host_that_has_said_it_would_share() {
+fn memory_is_shared_only_by_hosts_that_announced_it() {
     let offer = Offer { pid: 1, descriptor: 3, inode: 5, token: [9; 32] };
     for (machine, taken) in [(None, None), (Some([6; 32]), Some(offer))] {
-        let mut host = Host::new(hello(0), None, [2; 32]).shares(machine);
-        host.hear(Words::Hello(hello(1), false, [1; 32])).unwrap();
+        let mut host = Host::new(hello(0), None, [2; 32]).machine(machine);
+        host.receive(Words::Hello(hello(1), false, [1; 32])).unwrap();
         // An offer that comes whether or not it was asked for.
-        let answer = host.hear(Words::Proof(None, Some(offer))).unwrap();
+        let answer = host.receive(Words::Proof(None, Some(offer))).unwrap();
         assert_eq!(answer, host::Answer::Applies(hello(1), taken));
     }
 }
@@ -134,23 +134,25 @@ fn memory_is_taken_only_by_a_host_that_has_said_it_would_share() {
 /// A caller without the secret learns nothing about the job, and cannot replay messages of another connection.
 #[test]
 fn a_proof_is_good_for_one_connection_and_one_side() {
-    let hear = |host: &mut Host, bytes: &[u8]| {
-        words(&mut Hearing::default(), bytes).map(|all| host.hear(all[0].clone()))
+    let receive = |host: &mut Host, bytes: &[u8]| {
+        words(&mut HandshakeDecoder::default(), bytes).map(|all| host.receive(all[0].clone()))
     };
     let mut first = Caller::new(hello(1), 0, key(b"a"), [1; 32]);
     let mut host = Host::new(hello(0), key(b"a"), [2; 32]);
-    let host::Answer::Say(challenge) = hear(&mut host, &first.first()).unwrap().unwrap() else { panic!() };
-    let challenge = words(&mut Hearing::default(), &challenge).unwrap().remove(0);
-    let caller::Answer::Say(proof) = first.hear(challenge.clone()).unwrap() else { panic!() };
+    let host::Answer::Send(challenge) = receive(&mut host, &first.first()).unwrap().unwrap() else {
+        panic!()
+    };
+    let challenge = words(&mut HandshakeDecoder::default(), &challenge).unwrap().remove(0);
+    let caller::Answer::Send(proof) = first.receive(challenge.clone()).unwrap() else { panic!() };
     let proof = Words::decode(&proof[2..]).unwrap();
     // Repeated to a host with another nonce; and the host's own proof, sent back to it.
     let Words::Challenge(_, _, _, own) = challenge else { panic!() };
     for forged in [proof.clone(), Words::Proof(own, None), Words::Proof(None, None)] {
         let mut host = Host::new(hello(0), key(b"a"), [3; 32]);
-        hear(&mut host, &first.first()).unwrap().unwrap();
-        assert_eq!(host.hear(forged).unwrap_err().reason, Reason::Secret);
+        receive(&mut host, &first.first()).unwrap().unwrap();
+        assert_eq!(host.receive(forged).unwrap_err().reason, Reason::Secret);
         // It is over then.
-        assert_eq!(host.hear(proof.clone()).unwrap_err().reason, Reason::Protocol);
+        assert_eq!(host.receive(proof.clone()).unwrap_err().reason, Reason::Protocol);
     }
     // A member of an old generation without the secret isn't told which is the present one.
     let mut host = Host::new(hello(0), key(b"a"), [4; 32]);
@@ -159,5 +161,5 @@ fn a_proof_is_good_for_one_connection_and_one_side() {
     assert!(!refusal.text.contains("generation"), "{refusal}");
     // Nor is a welcome believed that comes before the host has proved anything.
     let mut caller = caller(hello(1), key(b"a"));
-    assert_eq!(caller.hear(Words::Welcome).unwrap_err().reason, Reason::Protocol);
+    assert_eq!(caller.receive(Words::Welcome).unwrap_err().reason, Reason::Protocol);
 }

@@ -2,7 +2,7 @@
 
 use crate::support::{Kept, addresses, certificates, patient};
 use distribute_cluster::{Deadline, Stopwatch, World};
-use distribute_net::handshake::{Hello, Purpose, Reason, Words, hearing};
+use distribute_net::handshake::{Hello, Purpose, Reason, Words, decoder};
 use distribute_net::{Identity, JoinError, Listener, Mesh, Message, Rendezvous, Secret, Transport};
 use distribute_testing::{SplitMix, watched};
 use std::collections::VecDeque;
@@ -29,11 +29,11 @@ fn rendezvous(worker: usize, port: u16) -> Rendezvous {
 
 /// Starts the leader, runs `others` with its port while it waits, and then joins the second worker.
 fn disturbed(others: impl FnOnce(u16)) -> [(Mesh, Arc<Kept>); 2] {
-    disturbed_as(&secret("a"), others)
+    mesh_disturbed_by(&secret("a"), others)
 }
 
 /// Does the same with workers of this identity.
-fn disturbed_as(identity: &Identity, others: impl FnOnce(u16)) -> [(Mesh, Arc<Kept>); 2] {
+fn mesh_disturbed_by(identity: &Identity, others: impl FnOnce(u16)) -> [(Mesh, Arc<Kept>); 2] {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let port = listener.address().unwrap().port();
     std::thread::scope(|scope| {
@@ -80,7 +80,7 @@ fn refused(rendezvous: Rendezvous) -> (Reason, String) {
 }
 
 /// Returns the bytes that a raw connection receives until it ends.
-fn told(port: u16, bytes: &[u8], half_closed: bool) -> Vec<u8> {
+fn answer_to(port: u16, bytes: &[u8], half_closed: bool) -> Vec<u8> {
     let mut socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let _ = socket.write_all(bytes);
@@ -94,7 +94,7 @@ fn told(port: u16, bytes: &[u8], half_closed: bool) -> Vec<u8> {
 }
 
 fn refusal_in(told: &[u8]) -> (Reason, String) {
-    match Words::decode(&told[hearing::PREAMBLE + 2..]).unwrap() {
+    match Words::decode(&told[decoder::PREAMBLE + 2..]).unwrap() {
         Words::Refusal(refusal) => (refusal.reason, refusal.to_string()),
         other => panic!("{other:?}"),
     }
@@ -113,7 +113,7 @@ fn hello() -> Hello {
 }
 
 #[test]
-fn who_does_not_belong_to_the_world_is_told_why_by_name() {
+fn a_peer_outside_the_world_gets_the_reason_by_name() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let pair = disturbed(|port| {
@@ -131,7 +131,7 @@ fn who_does_not_belong_to_the_world_is_told_why_by_name() {
                 (
                     alike().credentials(secret("b")).job("letters").agree_on(b"other"),
                     Reason::Secret,
-                    "see whether another job is at this address",
+                    "check that no other job uses this address",
                 ),
                 (
                     alike().generation(4),
@@ -224,8 +224,8 @@ fn a_worker_of_the_job_that_disagrees_ends_the_rendezvous_of_all_at_once() {
                 let said = other.to_string();
                 let JoinError::OtherRefused { worker: 2, refusal, .. } = other else { panic!("{said}") };
                 assert_eq!(refusal.reason, reason, "{said}");
-                let start =
-                    "the world cannot be made, because worker 2 was refused, which connected from 127.0.0.1:";
+                let start = "the group cannot be formed, because worker 2 was refused, which connected from \
+                     127.0.0.1:";
                 assert!(said.starts_with(start) && said.contains(text), "{said}");
             }
             let JoinError::Refused { worker: 0, refusal, .. } = &all[2] else { panic!("{}", all[2]) };
@@ -263,7 +263,7 @@ fn a_connection_of_another_secret_ends_nothing_and_is_named_in_the_error_at_the_
 
 // INV-85
 #[test]
-fn another_job_of_the_same_user_ends_nothing_where_there_is_no_secret() {
+fn another_job_of_the_same_user_without_a_secret_ends_nothing() {
     watched(|| {
         let third = |port| of_three(1, 2, port).job("letters");
         named_at_the_deadline(&Identity::None, third, " (another job than \"letters\" is at this address");
@@ -297,19 +297,19 @@ fn a_second_worker_of_one_number_is_refused_before_and_after_the_world_is_comple
             waits.recv_timeout(Duration::from_secs(30)).unwrap();
             let (reason, text) = refused(of_three(1));
             assert_eq!(reason, Reason::Taken, "{text}");
-            assert!(text.contains("there is a worker 1 already, at 127.0.0.1:"), "{text}");
+            assert!(text.contains("worker 1 has already joined, at 127.0.0.1:"), "{text}");
             let third = scope.spawn(|| join(of_three(2)));
             let all = [leader, second, third].map(|worker| worker.join().unwrap());
             let (reason, text) = refused(of_three(1));
             assert_eq!(reason, Reason::Complete);
             assert!(text.contains("the world is complete"), "{text}");
-            all[0].0.set_over(true);
+            all[0].0.set_finished(true);
             let (reason, text) = refused(of_three(1));
             assert_eq!(reason, Reason::Ended);
             assert!(
                 text.contains("the training has ended on all workers, and worker 0 waits for no worker 1")
             );
-            all[0].0.set_over(false);
+            all[0].0.set_finished(false);
             // An old member comes back: its generation is what it is told.
             assert_eq!(refused(of_three(2).agree_on(b"x")).0, Reason::Cluster);
             all[0].0.send(2, Message::new("on", vec![]));
@@ -321,34 +321,34 @@ fn a_second_worker_of_one_number_is_refused_before_and_after_the_world_is_comple
 
 // INV-28
 #[test]
-fn garbage_is_refused_at_once_and_disturbs_nobody() {
+fn garbage_is_refused_at_once_and_disturbs_no_worker() {
     watched(|| {
         let attack = |port: u16| {
             let mut random = SplitMix(7);
             let noise: Vec<u8> = (0..100_000).map(|_| random.bits() as u8).collect();
-            assert_eq!(refusal_in(&told(port, b"GET / HTTP/1.1\r\n\r\n", false)).0, Reason::Protocol);
-            told(port, &noise, false);
+            assert_eq!(refusal_in(&answer_to(port, b"GET / HTTP/1.1\r\n\r\n", false)).0, Reason::Protocol);
+            answer_to(port, &noise, false);
             // What begins well, and is cut off.
-            let good = [hearing::preamble(), Words::Hello(hello(), true, [1; 32]).encode()].concat();
+            let good = [decoder::preamble(), Words::Hello(hello(), true, [1; 32]).encode()].concat();
             for length in [1, 7, 9, 10, 11, 12, 40, good.len() - 1] {
-                assert_eq!(told(port, &good[..length], true), b"", "of {length} bytes");
+                assert_eq!(answer_to(port, &good[..length], true), b"", "of {length} bytes");
             }
             // Lengths that are too large, or nothing.
             for length in [[0xff, 0xff], [1, 4], [0, 0]] {
-                let bytes = [hearing::preamble(), length.to_vec()].concat();
-                assert_eq!(refusal_in(&told(port, &bytes, false)).0, Reason::Protocol);
+                let bytes = [decoder::preamble(), length.to_vec()].concat();
+                assert_eq!(refusal_in(&answer_to(port, &bytes, false)).0, Reason::Protocol);
             }
             // Another version.
-            let mut bytes = hearing::preamble();
+            let mut bytes = decoder::preamble();
             bytes[8] = 99;
-            let (reason, text) = refusal_in(&told(port, &bytes, false));
+            let (reason, text) = refusal_in(&answer_to(port, &bytes, false));
             assert_eq!(reason, Reason::Version);
             assert!(text.contains("version 99"), "{text}");
             // Words that are not its turn, and a proof that proves nothing.
-            let welcome = [hearing::preamble(), Words::Welcome.encode()].concat();
-            assert_eq!(refusal_in(&told(port, &welcome, false)).0, Reason::Protocol);
+            let welcome = [decoder::preamble(), Words::Welcome.encode()].concat();
+            assert_eq!(refusal_in(&answer_to(port, &welcome, false)).0, Reason::Protocol);
             let forged = [good, Words::Proof(Some([0; 32]), None).encode()].concat();
-            let answer = told(port, &forged, false);
+            let answer = answer_to(port, &forged, false);
             assert!(String::from_utf8_lossy(&answer).contains("secrets of the two tasks differ"));
         };
         let (port, others) = std::sync::mpsc::channel();
@@ -364,7 +364,7 @@ fn garbage_is_refused_at_once_and_disturbs_nobody() {
 }
 
 #[test]
-fn of_another_secret_not_even_tls_is_made() {
+fn a_different_secret_fails_in_the_tls_handshake() {
     watched(|| {
         let listener = Listener::bind("0.0.0.0:0").unwrap();
         let port = listener.address().unwrap().port();
@@ -400,13 +400,13 @@ fn is_open(mut socket: &TcpStream) -> bool {
 
 // INV-83
 #[test]
-fn a_job_starts_beside_those_who_say_nothing_however_many_they_are() {
+fn a_job_starts_despite_any_number_of_silent_connections() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let ours = Identity::Certificates(certificates(folder.path(), "ours"));
         for identity in [secret("a"), ours] {
             let mut silent = Vec::new();
-            let pair = disturbed_as(&identity, |port| {
+            let pair = mesh_disturbed_by(&identity, |port| {
                 silent.extend((0..128).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()));
             });
             // Which is before those that have a place are sent away because they say nothing.
@@ -419,7 +419,7 @@ fn a_job_starts_beside_those_who_say_nothing_however_many_they_are() {
 
 // INV-83
 #[test]
-fn a_job_starts_while_connections_come_that_say_nothing_one_after_the_other() {
+fn a_job_starts_while_silent_connections_arrive_one_after_another() {
     watched(|| {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -445,7 +445,7 @@ fn a_job_starts_while_connections_come_that_say_nothing_one_after_the_other() {
 }
 
 #[test]
-fn who_says_nothing_is_told_so_and_sent_away() {
+fn a_silent_peer_gets_an_error_and_is_disconnected() {
     watched(|| {
         let mut silent = Vec::new();
         let pair = disturbed(|port| {
@@ -471,7 +471,7 @@ fn who_says_nothing_is_told_so_and_sent_away() {
 }
 
 #[test]
-fn a_stranger_without_a_certificate_of_the_ca_is_refused_and_the_world_goes_on() {
+fn a_peer_without_a_certificate_of_the_ca_is_refused_and_the_world_continues() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let ours = Identity::Certificates(certificates(folder.path(), "ours"));

@@ -3,7 +3,9 @@
 use crate::support::{Kept, addresses, meshes, patient};
 use distribute_cluster::{Job, World};
 use distribute_net::identity::PolicyError;
-use distribute_net::{Credentials, Drive, Identity, JoinError, Listener, Message, Rendezvous, Transport};
+use distribute_net::{
+    Credentials, Identity, JoinError, Listener, Message, PollOutcome, Rendezvous, Transport,
+};
 use distribute_testing::{Port, SplitMix, watched};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -56,7 +58,7 @@ fn workers_may_start_in_any_order_and_at_any_time() {
 }
 
 #[test]
-fn who_is_missing_is_told_once_a_second_and_at_the_deadline_to_all_that_are_there() {
+fn missing_workers_are_logged_every_second_and_named_at_the_deadline() {
     watched(|| {
         let listener = Listener::bind("127.0.0.1:0").unwrap();
         let port = listener.address().unwrap().port();
@@ -92,13 +94,13 @@ fn who_is_missing_is_told_once_a_second_and_at_the_deadline_to_all_that_are_ther
         for error in errors.map(|error| error.to_string()) {
             assert!(error.starts_with("the world is not complete after "), "{error}");
             assert!(error.contains("workers are missing: worker "), "{error}");
-            assert!(error.contains("(loopback addresses reach this machine alone)"), "{error}");
+            assert!(error.contains("(loopback addresses only reach this machine)"), "{error}");
         }
     });
 }
 
 #[test]
-fn a_leader_that_is_not_there_is_named_with_what_came_of_the_last_attempt() {
+fn a_missing_leader_is_named_with_the_error_of_the_last_attempt() {
     watched(|| {
         let reserved = Port::reserve();
         let port = reserved.number();
@@ -109,7 +111,7 @@ fn a_leader_that_is_not_there_is_named_with_what_came_of_the_last_attempt() {
 }
 
 #[test]
-fn a_worker_that_dies_before_all_are_there_may_come_again() {
+fn a_worker_that_exits_before_the_rendezvous_is_complete_may_return() {
     watched(|| {
         let listener = Listener::bind("127.0.0.1:0").unwrap();
         let port = listener.address().unwrap().port();
@@ -134,7 +136,7 @@ fn a_worker_that_dies_before_all_are_there_may_come_again() {
 }
 
 #[test]
-fn a_worker_of_a_later_generation_waits_for_the_leader_of_its_own() {
+fn a_worker_of_a_later_generation_waits_for_the_leader_of_its_generation() {
     watched(|| {
         let reserved = Port::reserve();
         let port = reserved.number();
@@ -160,7 +162,7 @@ fn a_worker_of_a_later_generation_waits_for_the_leader_of_its_own() {
 }
 
 #[test]
-fn what_can_be_known_to_be_wrong_is_refused_before_anybody_is_waited_for() {
+fn detectable_mistakes_are_refused_before_waiting() {
     watched(|| {
         let all = |addresses: &[&str]| addresses.iter().map(|&a| a.to_owned()).collect::<Vec<_>>();
         let error = |addresses: &[&str], identity: Identity| {
@@ -170,11 +172,11 @@ fn what_can_be_known_to_be_wrong_is_refused_before_anybody_is_waited_for() {
         for (addresses, text) in [
             (&["127.0.0.1:1"][..], "there are 1 for 2 workers"),
             (&["127.0.0.1:1", "127.0.0.1"], "\"127.0.0.1\" of worker 1 is not host:port"),
-            (&["127.0.0.1:0", "127.0.0.1:1"], "\"127.0.0.1:0\" of worker 0 leaves the port open"),
+            (&["127.0.0.1:0", "127.0.0.1:1"], "\"127.0.0.1:0\" of worker 0 has no port"),
             (&["127.0.0.1:1", "10.9.8.7:1"], "127.0.0.1:1 of worker 0 is a loopback address"),
             (
                 &["10.9.8.7:1", "10.9.8.8:1"],
-                "10.9.8.7:1 can be reached over the network, and anybody could join",
+                "10.9.8.7:1 can be reached over the network, and any process could join",
             ),
         ] {
             let error = error(addresses, Identity::None).to_string();
@@ -184,7 +186,7 @@ fn what_can_be_known_to_be_wrong_is_refused_before_anybody_is_waited_for() {
         let taken = taken.address().unwrap().to_string();
         let found = error(&["127.0.0.1:1", &taken], Identity::None).to_string();
         assert!(found.contains(&format!("worker 1 cannot listen at {taken}")), "{found}");
-        assert!(found.contains("end it, or take another port"), "{found}");
+        assert!(found.contains("stop it, or choose another port"), "{found}");
         let source = std::io::ErrorKind::AddrNotAvailable.into();
         let found =
             JoinError::Bind { worker: 1, task: Job::Worker.task(1), address: "10.0.0.9:1".into(), source }
@@ -193,7 +195,7 @@ fn what_can_be_known_to_be_wrong_is_refused_before_anybody_is_waited_for() {
     });
 }
 
-fn in_the_open() -> Credentials {
+fn without_encryption() -> Credentials {
     Credentials::from(Identity::None).allow_plain_text_on_the_network()
 }
 
@@ -205,7 +207,7 @@ fn plain_text_leaves_the_machine_only_if_that_is_asked_for_by_name() {
         let far = move || alone_of(2, 0, addresses(2, "0.0.0.0", port));
         let error = far().join(Kept::new()).unwrap_err();
         assert!(matches!(error, JoinError::Policy(PolicyError::PlainTextOnTheNetwork { .. })), "{error}");
-        let allowed = |worker: Rendezvous| worker.credentials(in_the_open());
+        let allowed = |worker: Rendezvous| worker.credentials(without_encryption());
         let pair = meshes(2, "0.0.0.0", allowed);
         pair[0].0.send(1, Message::new("in the open", vec![]));
         pair[1].1.count(Some(&pair[1].0), 1);
@@ -218,7 +220,7 @@ fn a_world_of_one_needs_no_socket() {
         let kept = Kept::new();
         let mesh = Rendezvous::new(World::alone(4).unwrap(), vec![]).join(kept.clone()).unwrap();
         mesh.send(0, Message::new("to itself", vec![]));
-        assert_eq!(mesh.drive(Duration::ZERO, &|| false), Drive::Never);
+        assert_eq!(mesh.poll(Duration::ZERO, &|| false), PollOutcome::Never);
         mesh.close();
         drop(mesh);
         assert_eq!(kept.take().messages, []);
@@ -226,7 +228,7 @@ fn a_world_of_one_needs_no_socket() {
 }
 
 #[test]
-fn who_is_missing_is_called_by_its_task() {
+fn a_missing_worker_is_named_by_its_task() {
     watched(|| {
         let tasks = || vec![Job::Chief.task(0), Job::Worker.task(0), Job::Worker.task(1)];
         let reserved = Port::reserve();
@@ -254,7 +256,7 @@ fn who_is_missing_is_called_by_its_task() {
         assert!(error.to_string().contains("missing: chief 0 at 127.0.0.1:"), "{error}");
         // An own address that is none of this machine.
         let all = vec!["192.0.2.1:9".to_owned(), "192.0.2.1:8".to_owned()];
-        let error = alone_of(2, 0, all).tasks(tasks()).credentials(in_the_open());
+        let error = alone_of(2, 0, all).tasks(tasks()).credentials(without_encryption());
         let error = error.join(Kept::new()).unwrap_err().to_string();
         assert!(error.starts_with("chief 0 cannot listen at 192.0.2.1:9"), "{error}");
     });

@@ -29,7 +29,7 @@ fn is_filled(bytes: &[u8], first: u8) -> bool {
 }
 
 fn next(worker: &Worker) -> Bytes {
-    worker.kept.count(worker.drive(), 1);
+    worker.kept.count(worker.to_poll(), 1);
     worker.kept.take().messages.remove(0).1.body
 }
 
@@ -38,7 +38,7 @@ fn two() -> [Worker; 2] {
 }
 
 #[test]
-fn bodies_from_everywhere_come_whole_and_in_order() {
+fn bodies_from_all_peers_arrive_complete_and_in_order() {
     for kind in KINDS {
         watched(move || {
             let workers = world(kind, 3);
@@ -63,7 +63,7 @@ fn bodies_from_everywhere_come_whole_and_in_order() {
                                 worker.transport.send(to, Message::new(head, body.slice(from..)));
                             }
                         }
-                        worker.kept.count(worker.drive(), 120);
+                        worker.kept.count(worker.to_poll(), 120);
                     });
                 }
             });
@@ -86,7 +86,7 @@ fn bodies_from_everywhere_come_whole_and_in_order() {
 }
 
 #[test]
-fn memory_is_used_again_when_the_other_worker_has_dropped_what_it_received_and_not_before() {
+fn memory_is_reused_only_after_the_receiver_has_dropped_it() {
     watched(|| {
         let [first, second] = two();
         for length in [20_000, 1 << 20, 3 << 20] {
@@ -114,7 +114,7 @@ fn memory_is_used_again_when_the_other_worker_has_dropped_what_it_received_and_n
 }
 
 #[test]
-fn parts_of_a_region_are_filled_and_sent_by_themselves() {
+fn parts_of_a_region_are_filled_and_sent_separately() {
     watched(|| {
         let [first, second] = two();
         let mut region = first.transport.memory(1 << 20).unwrap();
@@ -141,7 +141,7 @@ fn parts_of_a_region_are_filled_and_sent_by_themselves() {
 
 // INV-32
 #[test]
-fn what_was_received_stays_as_it_is_when_its_sender_goes_on_or_has_gone() {
+fn received_data_is_unchanged_when_its_sender_continues_or_exits() {
     watched(|| {
         let mut workers = world(Kind::Shared, 3);
         let (third, second) = (workers.pop().unwrap(), workers.pop().unwrap());
@@ -150,11 +150,11 @@ fn what_was_received_stays_as_it_is_when_its_sender_goes_on_or_has_gone() {
         let received = next(&second);
         // The second worker ends, and keeps what it has. The first goes on, in other memory.
         drop(second.transport);
-        first.kept.loss(first.drive(), 1);
+        first.kept.loss(first.to_poll(), 1);
         first.kept.take();
         for value in 0..10 {
             first.transport.send(2, Message::new("", filled(&*first.transport, 1 << 20, value)));
-            third.kept.until(third.drive(), "a message", |come| come.messages.pop());
+            third.kept.until(third.to_poll(), "a message", |come| come.messages.pop());
         }
         assert!(is_filled(&received, 9));
         drop((first, third));
@@ -163,7 +163,7 @@ fn what_was_received_stays_as_it_is_when_its_sender_goes_on_or_has_gone() {
 }
 
 #[test]
-fn workers_that_do_not_all_want_it_use_sockets_where_one_does_not() {
+fn workers_use_sockets_to_those_without_shared_memory() {
     watched(|| {
         let two = meshes(2, "127.0.0.1", |rendezvous| {
             // Each thread has its own answer, and no two the same.
@@ -199,7 +199,7 @@ fn held() -> (usize, usize, usize) {
 }
 
 /// Runs in the second process: sends a body, keeps the bodies that it receives, and waits to be killed.
-fn keeps_and_stays(port: u16) {
+fn keeps_memory(port: u16) {
     let (mesh, kept) = join(1, port, None);
     mesh.send(0, Message::new("", filled(&mesh, 4 << 20, 3)));
     kept.count(None, 1);
@@ -210,10 +210,10 @@ fn keeps_and_stays(port: u16) {
 }
 
 #[test]
-fn a_killed_worker_leaves_nothing_but_what_it_has_sent() {
-    const TEST: &str = "shared_memory::a_killed_worker_leaves_nothing_but_what_it_has_sent";
+fn a_killed_worker_leaves_only_its_sent_messages() {
+    const TEST: &str = "shared_memory::a_killed_worker_leaves_only_its_sent_messages";
     watched(|| match child::part() {
-        Some(part) if part != "first" => keeps_and_stays(part.parse().unwrap()),
+        Some(part) if part != "first" => keeps_memory(part.parse().unwrap()),
         // Alone in its process, since it counts what that has.
         None => drop(child::output(child::command(TEST, "first"), support::PATIENCE)),
         Some(_) => {

@@ -6,7 +6,7 @@
 use distribute_cluster::Job;
 use distribute_net::Message;
 use distribute_net::handshake::{
-    Caller, Hearing, Hello, Host, Offer, Purpose, Reason, Refusal, Words, caller, host,
+    Caller, HandshakeDecoder, Hello, Host, Offer, Purpose, Reason, Refusal, Words, caller, host,
 };
 use distribute_net::wire::{Decoder, Frame, Limits, Queue, WireError};
 use distribute_testing::{SplitMix, fuzz_inputs};
@@ -82,7 +82,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn frames_come_back_however_they_are_written_and_read(
+    fn frames_round_trip_for_each_way_to_write_and_read(
         frames in proptest::collection::vec(frame(), 0..8),
         seed in any::<u64>(),
         longest in prop_oneof![Just(1_usize), 2..40_usize, 1000..300_000_usize],
@@ -141,7 +141,7 @@ fn lengths_are_compared_with_the_limits_before_anything_is_allocated() {
 }
 
 #[test]
-fn a_decoder_knows_how_much_of_a_message_has_come() {
+fn a_decoder_reports_how_much_of_a_message_has_arrived() {
     let frames = [Frame::Data(Message::new("head", vec![1; 1000])), Frame::Goodbye];
     let bytes = bytes(&frames, || usize::MAX);
     let header = bytes.len() - 1004 - self::bytes(&frames[1..], || usize::MAX).len();
@@ -150,7 +150,7 @@ fn a_decoder_knows_how_much_of_a_message_has_come() {
         decoder.buffer()[..bytes.len()].copy_from_slice(bytes);
         decoder.advance(bytes.len());
         let frame = decoder.next_frame().unwrap();
-        (frame.is_some(), decoder.arriving().map(|arriving| (arriving.received, arriving.length)))
+        (frame.is_some(), decoder.partial_message().map(|arriving| (arriving.received, arriving.length)))
     };
     let (first, rest) = bytes.split_at(header - 1);
     assert_eq!(feed(first), (false, None));
@@ -223,7 +223,7 @@ fn words(random: &mut SplitMix) -> Words {
 }
 
 #[test]
-fn words_come_back_from_their_bytes() {
+fn words_round_trip_through_their_bytes() {
     let mut random = SplitMix(3);
     for _ in 0..1000 {
         let words = words(&mut random);
@@ -271,7 +271,7 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, b"the secret");
     let (mut refused, mut linked, mut called, mut offered) = (0, 0, 0, 0);
     for _ in 0..fuzz_inputs() {
-        let mut stream = distribute_net::handshake::hearing::preamble();
+        let mut stream = distribute_net::handshake::decoder::preamble();
         let (keyed, calls, shares) = (random.below(2) == 0, random.below(2) == 0, random.below(2) == 0);
         if random.below(2) == 0 {
             // A caller that would be let in.
@@ -287,26 +287,26 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
         }
         let key = || keyed.then(|| key.clone());
         let host = Host::new(if calls { calling(Job::Ps) } else { mine(0) }, key(), [1; 32]);
-        let mut host = host.shares(shares.then_some([6; 32]));
+        let mut host = host.machine(shares.then_some([6; 32]));
         let mut caller = Caller::new(mine(2), 1, key(), [2; 32]);
-        let mut hearing = Hearing::default();
+        let mut decoder = HandshakeDecoder::default();
         let mut rest = &stream[..];
         while !rest.is_empty() {
-            let buffer = hearing.buffer();
+            let buffer = decoder.buffer();
             assert!((1..=1024).contains(&buffer.len()));
             let read = buffer.len().min(rest.len()).min(1 + random.below(60));
             buffer[..read].copy_from_slice(&rest[..read]);
             rest = &rest[read..];
-            let Ok(words) = hearing.advance(read) else {
+            let Ok(words) = decoder.advance(read) else {
                 refused += 1;
                 break;
             };
             let Some(words) = words else { continue };
-            match caller.hear(words.clone()) {
+            match caller.receive(words.clone()) {
                 Ok(caller::Answer::Welcome) => assert!(!keyed, "nobody knew the secret"),
-                Ok(caller::Answer::Say(_)) | Err(_) => {}
+                Ok(caller::Answer::Send(_)) | Err(_) => {}
             }
-            match host.hear(words) {
+            match host.receive(words) {
                 Ok(host::Answer::Applies(hello, offer)) => {
                     assert!(!keyed, "nobody knew the secret");
                     assert_eq!(matches!(hello.purpose, Purpose::Call { .. }), calls, "{hello:?}");
@@ -314,7 +314,7 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
                     *(if calls { &mut called } else { &mut linked }) += 1;
                     offered += u64::from(offer.is_some());
                 }
-                Ok(host::Answer::Say(_)) => {}
+                Ok(host::Answer::Send(_)) => {}
                 Err(_) => refused += 1,
             }
         }
@@ -324,7 +324,7 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
 }
 
 #[test]
-fn a_large_body_reuses_the_memory_of_one_that_nobody_uses_any_more() {
+fn a_large_body_reuses_the_memory_of_a_dropped_one() {
     let message = Message::new("head", vec![3; 1 << 20]);
     let stream = bytes(&[Frame::Data(message.clone())], || usize::MAX);
     let mut decoder = Decoder::new(Limits::default());
@@ -349,6 +349,6 @@ fn a_large_body_reuses_the_memory_of_one_that_nobody_uses_any_more() {
     let place = second.as_ptr();
     drop((first, second));
     assert_eq!(next().as_ptr(), place);
-    decoder.relax();
+    decoder.trim();
     assert!(decoder.allocated() < 1 << 20);
 }

@@ -1,28 +1,28 @@
-//! Batch-norm's moments, operation and gradient by candle's operations, on any device.
+//! The moments, the operation and the gradient of batch norm, computed with candle's operations on any device.
 //!
-//! A single replica's values stay on the device. Several replicas make the same collective calls as replicas
-//! on the CPU, so replicas on different devices can be mixed.
+//! With a single replica, all values stay on its device. Several replicas make the same collective calls as replicas on
+//! the CPU, so they can be on different kinds of devices.
 //!
-//! All values are computed in the dtype of `x`. A mean far from 0, rounded to that dtype, could be further
-//! from the elements than they are from each other. So the mean is a sum of two numbers. The smaller one,
-//! which is the same for all elements of a channel, goes into the constants of the channel.
+//! All values are computed in the dtype of `x`. If the mean is far from 0, rounding it to that dtype may change it by
+//! more than the distance between elements. The mean is therefore represented as a sum of two numbers. The smaller
+//! number, which is the same for all elements of a channel, becomes part of the channel's constants.
 
 use super::moments;
 use super::normalize::{self, Gradient};
 use candle_core::{DType, Device, Result, Tensor};
-use distribute_base::internal::{Known, to_device, to_host};
+use distribute_base::internal::{PrecomputedOp, to_device, to_host};
 
-/// The count, mean and squared deviations of each channel, in a shape that broadcasts to `x`.
+/// The count, the mean and the squared deviations of each channel, in a shape that can be broadcast to `x`.
 pub(super) struct Moments {
     count: f64,
     mean: Tensor,
-    /// The rest of the mean, to be added to `mean`.
+    /// The smaller part of the mean, which must be added to `mean`.
     rest: Tensor,
     deviation: Tensor,
 }
 
 impl Moments {
-    /// Computes the moments of `x`, `[rows, channels, …]`, which has to have elements.
+    /// Computes the moments of `x`, which has shape `[rows, channels, …]` and must not be empty.
     pub(super) fn of(x: &Tensor) -> Result<Self> {
         let x = x.detach();
         let count = (x.elem_count() / x.dim(1)?) as f64;
@@ -34,7 +34,7 @@ impl Moments {
         Ok(Self { count, mean, rest, deviation })
     }
 
-    /// Copies the moments to the host in one transfer, and waits for it.
+    /// Copies the moments to the host in a single transfer. Waits for the device.
     pub(super) fn on_host(&self) -> Result<moments::Moments> {
         let all = Tensor::cat(&[&self.mean, &self.rest, &self.deviation], 0)?.flatten_from(1)?;
         let all = to_host(&all)?.to_dtype(DType::F64)?;
@@ -42,7 +42,7 @@ impl Moments {
         Ok(moments::Moments { count: self.count, mean, deviation: all.get(2)?.to_vec1()? })
     }
 
-    /// Returns the same as [`moments::Moments::running`].
+    /// Returns the targets of the running statistics, like [`moments::Moments::running`].
     pub(super) fn running(&self, remove_mean: bool) -> Result<[Option<Tensor>; 2]> {
         let mean = remove_mean.then(|| (&self.mean + &self.rest)?.flatten_all()).transpose()?;
         let unbiased = self.count / (self.count - 1.);
@@ -55,7 +55,7 @@ impl Moments {
         if remove_mean { Ok(variance) } else { variance + (&self.mean + &self.rest)?.sqr()? }
     }
 
-    /// Returns the operation that normalizes `x` by its own moments.
+    /// Returns the operation that normalizes `x` with these moments.
     pub(super) fn normalize(self, remove_mean: bool, eps: f64) -> Result<Normalize> {
         let inverse = (self.variance(remove_mean)? + eps)?.sqrt()?.recip()?;
         let Self { count, mean, rest, .. } = self;
@@ -64,10 +64,11 @@ impl Moments {
     }
 }
 
-/// The operation [`normalize::Normalize`] with statistics in a shape that broadcasts to `x`, on its device.
+/// The operation [`normalize::Normalize`] with statistics on the device of `x`, in a shape that can be broadcast to
+/// it.
 pub(super) struct Normalize {
     mean: Tensor,
-    /// The rest of the mean, to be added to `mean`.
+    /// The smaller part of the mean, which must be added to `mean`.
     rest: Tensor,
     inverse: Tensor,
     count: f64,
@@ -76,8 +77,8 @@ pub(super) struct Normalize {
 }
 
 impl Normalize {
-    /// Creates the operation from statistics on the host.
-    pub(super) fn of_all(operation: normalize::Normalize, x: &Tensor) -> Result<Self> {
+    /// Creates the operation from statistics over all replicas, which are on the host.
+    pub(super) fn from_replicas(operation: normalize::Normalize, x: &Tensor) -> Result<Self> {
         let normalize::Normalize { mean, inverse, count, remove_mean, gradient } = operation;
         let all = Tensor::from_vec([mean, inverse].concat(), (2, x.dim(1)?), &Device::Cpu)?;
         let rounded = all.to_dtype(x.dtype())?;
@@ -88,13 +89,13 @@ impl Normalize {
         Ok(Self { mean: row(0)?, rest: row(2)?, inverse: row(1)?, count, remove_mean, gradient })
     }
 
-    /// Applies the operation to `x`, `weight` and `bias`, with its gradient.
+    /// Applies the operation to `x`, `weight` and `bias`, and adds its gradient to the graph.
     pub(super) fn apply(self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
         let result = if x.elem_count() == 0 { x.detach() } else { self.normalized(x, weight, bias)? };
         let backward = move |[x, weight, _]: [&Tensor; 3], _: &Tensor, upstream: &Tensor| {
             self.gradients(&x.detach(), weight, &upstream.detach()).map(|all| all.map(Some))
         };
-        x.apply_op3(weight, bias, Known::new("batch-norm", result, backward))
+        x.apply_op3(weight, bias, PrecomputedOp::new("batch-norm", result, backward))
     }
 
     fn normalized(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
@@ -107,7 +108,7 @@ impl Normalize {
         weight.detach().reshape(of_channels(x))? * &self.inverse
     }
 
-    /// Computes the gradients like [`normalize::Normalize::gradients`].
+    /// Computes the same gradients as [`normalize::Normalize`].
     fn gradients(&self, x: &Tensor, weight: &Tensor, upstream: &Tensor) -> Result<[Tensor; 3]> {
         let channels = x.dim(1)?;
         if x.elem_count() == 0 {
@@ -143,13 +144,13 @@ impl Normalize {
     }
 }
 
-/// Sums over all elements of each channel of `[rows, channels, …]`.
+/// Sums the elements of each channel of `x`, which has shape `[rows, channels, …]`.
 fn sum(x: &Tensor) -> Result<Tensor> {
     let others: Vec<usize> = (0..x.rank()).filter(|dimension| *dimension != 1).collect();
     x.sum_keepdim(others)
 }
 
-/// Returns the shape in which a number for each channel broadcasts to `[rows, channels, …]`.
+/// Returns the shape with which one number for each channel can be broadcast to `x`.
 fn of_channels(x: &Tensor) -> Vec<usize> {
     x.dims().iter().enumerate().map(|(dimension, len)| if dimension == 1 { *len } else { 1 }).collect()
 }

@@ -1,4 +1,4 @@
-//! Batch-norm with the statistics of all replicas' examples.
+//! Batch norm with statistics over the examples of all replicas.
 
 mod composed;
 mod moments;
@@ -6,8 +6,8 @@ mod normalize;
 
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
 use candle_nn::{BatchNormConfig, ModuleT, VarBuilder};
-use distribute_base::internal::{computed_in, is_native, to_device};
-use distribute_core::internal::raise;
+use distribute_base::internal::{accumulation_dtype, is_native, to_device};
+use distribute_core::internal::to_candle_error;
 use distribute_core::{ReplicaContext, get_replica_context, get_strategy};
 use distribute_tensor::HostTensor;
 use moments::Moments;
@@ -15,25 +15,26 @@ use normalize::{Call, Gradient, Normalize};
 use std::panic::Location;
 use std::sync::Arc;
 
-/// A batch-norm layer with the mean and variance of the *global* batch: N replicas compute the same as one device.
+/// A batch-norm layer that uses the mean and variance of the *global* batch, so N replicas compute the same as a single
+/// device.
 ///
-/// candle_nn's batch-norm, which also works, normalizes each per-replica batch separately. Its results depend
-/// on the number of replicas, the more so the smaller the per-replica batches are. In all other respects this
-/// layer equals candle_nn's: inputs `[rows, channels, ...]` of at least two dimensions, the variables
-/// `weight`, `bias`, `running_mean` and `running_var`, the formula in evaluation, and gradients for input,
-/// weight and bias.
+/// candle_nn's batch norm can also be used, but it normalizes each per-replica batch separately. Its results therefore
+/// depend on the number of replicas, especially if per-replica batches are small. In all other respects, this layer is
+/// the same as candle_nn's: inputs of shape `[rows, channels, ...]` with at least two dimensions; the variables
+/// `weight`, `bias`, `running_mean` and `running_var`; the formula in evaluation; and gradients for input, weight and
+/// bias.
 ///
-/// In training, forward and backward are collectives: all replicas have to call them, including those with an
-/// empty per-replica batch. A replica with an empty batch, or whose rows are all masked out of the loss, has
-/// no weight. `minimize` with 0 examples participates in the backward pass for it, so do not `skip` the model
-/// there. Every replica sets the same running statistics. If a replica fails or does not call, all replicas
-/// get an error that names it.
+/// In training, the forward and backward passes are collectives. All replicas must make these calls, even with an empty
+/// per-replica batch. A replica has no weight if its batch is empty or if all of its rows are masked in the loss. Such
+/// a replica must still call the model, because it takes part in the backward pass. Pass 0 examples to `minimize` there
+/// instead of calling `skip`. All replicas set the same running statistics. If a replica fails or does not make the
+/// call, all replicas get an error that names it.
 ///
-/// Outside `run`, and with one replica, this is an ordinary batch-norm. In a cross-replica context of several
-/// replicas it can only evaluate. The input may have another float dtype than the variables: the result has
-/// the input's dtype, and half precision is computed in f32. There are two deviations from candle_nn, in cases
-/// where candle_nn gives NaN. If the global batch has one element for each channel, `running_var` does not
-/// change. If it has none, neither running statistic changes.
+/// Outside `run`, and with a single replica, this is an ordinary batch norm. In the cross-replica context of several
+/// replicas, it can only evaluate. The input may have a different float dtype than the variables. The result has the
+/// input's dtype, and half precision is computed in f32. The layer differs from candle_nn's in two cases in which
+/// candle_nn's results are NaN. If the global batch has one element per channel, `running_var` does not change. If it
+/// has none, neither running statistic changes.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -58,20 +59,20 @@ use std::sync::Arc;
 #[doc(alias = "SyncBatchNormalization")]
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
-    /// candle_nn's layer, which holds the variables and evaluates.
+    /// The layer of candle_nn. It contains the variables and evaluates.
     stock: candle_nn::BatchNorm,
     remove_mean: bool,
-    /// The layer's weight. A layer without one uses a variable of ones that no optimizer updates, so that every
-    /// replica's graph contains the operation.
+    /// The weight of the layer. If the layer has none, this is a variable of ones that no optimizer updates, so that
+    /// every replica's graph contains the operation.
     weight: Tensor,
     bias: Tensor,
 }
 
-/// Creates a [`BatchNorm`] over `channels` channels, with candle_nn's signature and variables.
+/// Creates a [`BatchNorm`] for inputs with `channels` channels, with the signature and variables of candle_nn.
 ///
 /// # Errors
-/// - The configuration is out of range.
-/// - Variables have other shapes.
+/// - An error if the configuration is out of range.
+/// - An error if existing variables have different shapes.
 pub fn batch_norm<C: Into<BatchNormConfig>>(channels: usize, config: C, vb: VarBuilder) -> Result<BatchNorm> {
     let config = config.into();
     let stock = candle_nn::batch_norm(channels, config, vb)?;
@@ -91,36 +92,37 @@ pub fn batch_norm<C: Into<BatchNormConfig>>(channels: usize, config: C, vb: VarB
 }
 
 impl BatchNorm {
-    /// Returns this replica's running mean, of shape `[channels]`.
+    /// Returns the running mean on this replica, of shape `[channels]`.
     pub fn running_mean(&self) -> &Tensor {
         self.stock.running_mean()
     }
 
-    /// Returns this replica's running variance, of shape `[channels]`.
+    /// Returns the running variance on this replica, of shape `[channels]`.
     pub fn running_var(&self) -> &Tensor {
         self.stock.running_var()
     }
 
-    /// Returns the number that is added to the variance.
+    /// Returns epsilon, which is added to the variance.
     pub fn eps(&self) -> f64 {
         self.stock.eps()
     }
 
-    /// Returns the weight of a new batch in the running statistics.
+    /// Returns the momentum: the weight of a new batch in the running statistics.
     pub fn momentum(&self) -> f64 {
         self.stock.momentum()
     }
 
-    /// Returns weight and bias, if the layer has them.
+    /// Returns the weight and the bias, or `None` if the layer has none.
     pub fn weight_and_bias(&self) -> Option<(&Tensor, &Tensor)> {
         self.stock.weight_and_bias()
     }
 
-    /// Normalizes `x` by the statistics of all replicas' `x`, and updates the running statistics.
+    /// Normalizes `x` with the statistics over all replicas, and updates the running statistics. This is a
+    /// collective.
     ///
     /// # Errors
-    /// - The shape or the dtype of `x` does not fit.
-    /// - The collective fails. The error contains its message; `run` returns it as
+    /// - An error if the shape or the dtype of `x` does not match the layer.
+    /// - An error with the message of the collective, if it fails; `run` returns it as
     ///   [`Error::Collective`](distribute_base::Error::Collective).
     #[track_caller]
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
@@ -128,9 +130,9 @@ impl BatchNorm {
         if x.rank() < 2 || x.dim(1)? != channels {
             bail!("batch-norm: the input must be [rows, {channels}, ...], not {:?}", x.dims());
         }
-        let dtype = computed_in(x.dtype());
+        let dtype = accumulation_dtype(x.dtype());
         if !matches!(dtype, DType::F32 | DType::F64) {
-            bail!("batch-norm: the input must be of floats, not {dtype:?}");
+            bail!("batch-norm: the input must have a float dtype, not {dtype:?}");
         }
         let context = get_replica_context();
         let replicas = context
@@ -138,37 +140,47 @@ impl BatchNorm {
             .map_or_else(|| get_strategy().num_replicas_in_sync(), ReplicaContext::num_replicas_in_sync);
         if context.is_none() && replicas > 1 {
             bail!(
-                "batch-norm: in training it is a call of every replica, with its own running statistics; call it inside \
-                 of run, not in cross-replica context, or with train = false"
+                "batch-norm: in training every replica calls it, with its own running statistics; call it inside run, \
+                 not in cross-replica context, or with train = false"
             );
         }
         let input = x.to_dtype(dtype)?.contiguous()?;
         let y = if is_native(&input) || input.elem_count() == 0 {
-            self.by_all(&input, Moments::of_tensor(&input)?, context)?
+            self.train_over_replicas(&input, Moments::of_tensor(&input)?, context)?
         } else {
             let mine = composed::Moments::of(&input)?;
             if replicas > 1 {
-                self.by_all(&input, mine.on_host()?, context)?
+                self.train_over_replicas(&input, mine.on_host()?, context)?
             } else {
-                self.alone(&input, mine, context)?
+                self.train_alone(&input, mine, context)?
             }
         };
         y.to_dtype(x.dtype())
     }
 
-    /// Normalizes `x` by its own moments, without copying them to the host.
-    fn alone(&self, x: &Tensor, mine: composed::Moments, context: Option<ReplicaContext>) -> Result<Tensor> {
+    /// Normalizes `x` with its own moments, which are not copied to the host.
+    fn train_alone(
+        &self,
+        x: &Tensor,
+        mine: composed::Moments,
+        context: Option<ReplicaContext>,
+    ) -> Result<Tensor> {
         self.set_running(mine.running(self.remove_mean)?, context.as_ref())?;
         let (weight, bias) = self.weight_and_bias_in(x.dtype())?;
         mine.normalize(self.remove_mean, self.eps())?.apply(x, &weight, &bias)
     }
 
-    /// Normalizes `x` by the moments of all replicas; `mine` are those of this replica.
+    /// Normalizes `x` with the moments over all replicas. `mine` are the moments of this replica.
     #[track_caller]
-    fn by_all(&self, x: &Tensor, mine: Moments, context: Option<ReplicaContext>) -> Result<Tensor> {
+    fn train_over_replicas(
+        &self,
+        x: &Tensor,
+        mine: Moments,
+        context: Option<ReplicaContext>,
+    ) -> Result<Tensor> {
         let at = Location::caller();
         let all = match &context {
-            Some(context) => gather(context, mine).map_err(raise)?,
+            Some(context) => gather(context, mine).map_err(to_candle_error)?,
             None => mine,
         };
         let [mean, variance] = all
@@ -194,10 +206,10 @@ impl BatchNorm {
         let y = if is_native(x) {
             x.apply_op3(&weight, &bias, operation)?
         } else {
-            composed::Normalize::of_all(operation, x)?.apply(x, &weight, &bias)?
+            composed::Normalize::from_replicas(operation, x)?.apply(x, &weight, &bias)?
         };
         if let Some(Gradient { context, call, graph }) = gradient {
-            context.forget_gradients(call.number, at).map_err(raise)?;
+            context.forget_gradients(call.number, at).map_err(to_candle_error)?;
             let gave = x.track_op() && x.elem_count() > 0;
             context.expect_gradient((call.number, 0), (&y, &graph), gave, move |context| {
                 let zeros = Tensor::zeros(2 * channels, DType::F64, &Device::Cpu)?;
@@ -207,14 +219,14 @@ impl BatchNorm {
         Ok(y)
     }
 
-    /// Returns weight and bias in the dtype of the computation.
+    /// Returns the weight and the bias, converted to the dtype of the computation.
     fn weight_and_bias_in(&self, dtype: DType) -> Result<(Tensor, Tensor)> {
         Ok((self.weight.to_dtype(dtype)?.contiguous()?, self.bias.to_dtype(dtype)?.contiguous()?))
     }
 
-    /// Evaluates candle_nn's formula, with the dtype conversions of training.
+    /// Evaluates with candle_nn's formula, and with the same dtype conversions as in training.
     fn evaluate(&self, x: &Tensor) -> Result<Tensor> {
-        let dtype = computed_in(x.dtype());
+        let dtype = accumulation_dtype(x.dtype());
         if [x.dtype(), self.running_mean().dtype()] == [dtype; 2] {
             return self.stock.forward_t(x, false);
         }
@@ -224,7 +236,8 @@ impl BatchNorm {
         stock.forward_t(&x.to_dtype(dtype)?, false)?.to_dtype(x.dtype())
     }
 
-    /// Moves the running mean and variance towards `new`, by candle_nn's formula.
+    /// Moves the running mean and variance towards `new` with candle_nn's formula. If the new value of a statistic is
+    /// `None`, the statistic does not change.
     fn set_running(&self, new: [Option<Tensor>; 2], context: Option<&ReplicaContext>) -> Result<()> {
         for (running, new) in [self.running_mean(), self.running_var()].into_iter().zip(new) {
             let running = Var::from_tensor(running)?;
@@ -234,7 +247,7 @@ impl BatchNorm {
                 running.set(&(old + (new * self.momentum())?)?)?;
             }
             if let Some(context) = context {
-                context.keep(&running);
+                context.mark_valid_on_empty(&running);
             }
         }
         Ok(())
@@ -248,7 +261,7 @@ impl ModuleT for BatchNorm {
     }
 }
 
-/// Gathers the moments of each replica and merges them.
+/// Gathers the moments of all replicas and merges them.
 #[track_caller]
 fn gather(context: &ReplicaContext, mine: Moments) -> distribute_base::Result<Moments> {
     let row = mine.into_row();

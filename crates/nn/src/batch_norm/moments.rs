@@ -1,9 +1,9 @@
-//! Count, mean and squared deviations of each channel, and merging those of several per-replica batches.
+//! The count, the mean and the squared deviations of each channel, and merging those of several per-replica batches.
 
 use candle_core::{DType, Result, Storage, Tensor, WithDType, bail};
 use distribute_base::internal::operand;
 
-/// The elements of a tensor `[rows, channels, ...]`: `rows` times `channels` planes of `plane` elements.
+/// The elements of a tensor of shape `[rows, channels, ...]`. A plane contains the elements of one row and one channel.
 #[derive(Clone, Copy)]
 pub(super) struct Planes<'a, T> {
     pub(super) elements: &'a [T],
@@ -12,18 +12,18 @@ pub(super) struct Planes<'a, T> {
 }
 
 impl<'a, T: WithDType> Planes<'a, T> {
-    /// Creates the planes of elements with these `dims`, two or more.
+    /// Creates the planes of a tensor with the given elements and at least two `dims`.
     pub(super) fn new(elements: &'a [T], dims: &[usize]) -> Self {
         Self { elements, channels: dims[1], plane: dims[2..].iter().product() }
     }
 
-    /// Returns the planes, each with its channel.
+    /// Returns the planes in order, each with the index of its channel.
     pub(super) fn iter(self) -> impl Iterator<Item = (usize, &'a [T])> {
         let channels = (0..self.channels).cycle();
         channels.zip(self.elements.chunks(self.plane.max(1)))
     }
 
-    /// Returns the number of elements of each channel.
+    /// Returns the number of elements in each channel.
     fn count(self) -> usize {
         self.elements.len() / self.channels.max(1)
     }
@@ -34,13 +34,13 @@ impl<'a, T: WithDType> Planes<'a, T> {
 pub(super) struct Moments {
     pub(super) count: f64,
     pub(super) mean: Vec<f64>,
-    /// The sum of squared deviations from the mean.
+    /// The sum of squared deviations from the mean, for each channel.
     pub(super) deviation: Vec<f64>,
 }
 
 impl Moments {
-    /// Computes the moments in two passes, so that a mean far from 0 costs no precision. Without elements they
-    /// are zeros.
+    /// Computes the moments in two passes, so that no precision is lost if the mean is far from 0. If there are no
+    /// elements, the moments are zeros.
     pub(super) fn of<T: WithDType>(planes: Planes<'_, T>) -> Self {
         let count = planes.count() as f64;
         let mut mean = vec![0.; planes.channels];
@@ -56,7 +56,7 @@ impl Moments {
         Self { count, mean, deviation }
     }
 
-    /// Computes the moments of a tensor that is contiguous, on the CPU and of f32 or f64, or that has no elements.
+    /// Computes the moments of a CPU tensor of f32 or f64 that is contiguous or empty.
     pub(super) fn of_tensor(x: &Tensor) -> Result<Self> {
         let nothing = || vec![0.; x.dims()[1]];
         match x.dtype() {
@@ -75,7 +75,8 @@ impl Moments {
         Self { count: row[0], mean: mean.to_vec(), deviation: deviation.to_vec() }
     }
 
-    /// Merges the moments of all replicas, each given as a row, in the order of a balanced binary tree.
+    /// Merges the moments of all replicas in the order of a balanced binary tree. Each row contains the moments of one
+    /// replica. Returns `None` if there are no rows.
     pub(super) fn merge_rows(rows: &[Vec<f64>]) -> Option<Self> {
         match rows {
             [] => None,
@@ -87,7 +88,7 @@ impl Moments {
         }
     }
 
-    /// Merges two moments by the formula of Chan, Golub and LeVeque, without differences of large numbers.
+    /// Merges two moments with the formula of Chan, Golub and LeVeque, which contains no differences of large numbers.
     fn merge(mut self, other: &Self) -> Self {
         let count = self.count + other.count;
         if count == 0. {
@@ -102,9 +103,9 @@ impl Moments {
         Self { count, ..self }
     }
 
-    /// Returns the targets of the running statistics: the mean, if it is removed, and the unbiased variance.
+    /// Returns the targets of the running statistics: the mean, if the mean is removed, and the unbiased variance.
     ///
-    /// A statistic is `None` if there are too few elements for it.
+    /// A target is `None` if there are too few elements to compute it.
     pub(super) fn running(&self, remove_mean: bool) -> [Option<Vec<f64>>; 2] {
         let mean = (remove_mean && self.count > 0.).then(|| self.mean.clone());
         let unbiased = self.count / (self.count - 1.);
@@ -113,7 +114,7 @@ impl Moments {
         [mean, (self.count > 1.).then(variance)]
     }
 
-    /// Returns the mean square of deviations from the mean or, if the mean is not removed, from 0.
+    /// Returns the mean squared deviation of each channel from the mean, or from 0 if the mean is not removed.
     pub(super) fn variance(&self, remove_mean: bool) -> Vec<f64> {
         let moments = self.mean.iter().zip(&self.deviation);
         let variance = moments.map(|(mean, deviation)| {
@@ -124,7 +125,7 @@ impl Moments {
     }
 }
 
-/// Sums a function of the elements in four lanes, which the processor adds in parallel.
+/// Sums `term` over all elements, in four lanes that the processor adds in parallel.
 pub(super) fn sum<T: WithDType>(elements: &[T], term: impl Fn(f64) -> f64) -> f64 {
     let mut parts = [0.; 4];
     let mut chunks = elements.chunks_exact(4);
@@ -137,7 +138,7 @@ pub(super) fn sum<T: WithDType>(elements: &[T], term: impl Fn(f64) -> f64) -> f6
     (parts[0] + parts[1]) + (parts[2] + parts[3]) + rest
 }
 
-/// Calls `look` with the planes of a contiguous tensor on the CPU.
+/// Calls `look` with the planes of a contiguous CPU tensor. Returns the result of `look`.
 pub(super) fn with_planes<T: WithDType, R>(
     tensor: &Tensor,
     look: impl FnOnce(Planes<'_, T>) -> R,

@@ -1,45 +1,45 @@
-//! The operation of batch-norm in training and its gradient, with one collective in each direction.
+//! The operation of batch norm in training and its gradient, with one collective in each direction.
 
 use super::moments::{Planes, sum, with_planes};
 use candle_core::{CpuStorage, CustomOp3, Device, Layout, Result, Shape, Tensor, WithDType, bail};
 use distribute_base::internal::operand;
 use distribute_core::ReplicaContext;
-use distribute_core::internal::raise;
+use distribute_core::internal::to_candle_error;
 use distribute_tensor::ReduceOp;
 use std::panic::Location;
 use std::sync::Arc;
 
-/// The operation y = (x - mean) * inverse deviation * weight + bias, with statistics of all replicas' examples.
+/// The operation y = (x - mean) * inverse deviation * weight + bias, with statistics over all replicas.
 #[derive(Clone)]
 pub(super) struct Normalize {
     pub(super) mean: Vec<f64>,
-    /// The inverse square root of variance plus epsilon.
+    /// The inverse square root of the variance plus epsilon, for each channel.
     pub(super) inverse: Vec<f64>,
-    /// The number of elements of each channel, over all replicas.
+    /// The number of elements in each channel, over all replicas.
     pub(super) count: f64,
-    /// Whether the mean depends on x; otherwise it is 0.
+    /// Whether the mean is computed from x. If not, it is 0.
     pub(super) remove_mean: bool,
-    /// The collective of the gradient, if there are other replicas.
+    /// The collective that the gradient needs; `None` if there are no other replicas.
     pub(super) gradient: Option<Gradient>,
 }
 
-/// The collective in which the replicas sum the gradient.
+/// The collective in which the replicas add up values that their gradients need.
 #[derive(Clone)]
 pub(super) struct Gradient {
     pub(super) context: ReplicaContext,
     pub(super) call: Call,
-    /// A handle that lives as long as a graph with this operation.
+    /// A handle that exists as long as a graph contains this operation.
     pub(super) graph: Arc<()>,
 }
 
 impl Gradient {
-    /// Returns the sums over all replicas, from those of this replica.
+    /// Returns the sums over all replicas. `mine` are the sums of this replica.
     pub(super) fn sum(&self, mine: &Tensor) -> Result<Tensor> {
-        self.call.sum(&self.context, mine).map_err(raise)
+        self.call.sum(&self.context, mine).map_err(to_candle_error)
     }
 }
 
-/// The forward call that the gradient belongs to.
+/// The forward call to which the gradient belongs.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) number: u64,
@@ -47,7 +47,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Sums over all replicas.
+    /// Returns the sums over all replicas.
     pub(super) fn sum(self, context: &ReplicaContext, sums: &Tensor) -> distribute_base::Result<Tensor> {
         let detail = format!("SUM, the gradient of batch-norm, call {}", self.number + 1);
         context.all_reduce_gradient(detail, ReduceOp::Sum, sums, self.at)
@@ -70,8 +70,8 @@ impl Normalize {
         Ok(T::to_cpu_storage_owned(out))
     }
 
-    /// Computes this replica's sums for each channel: first of the upstream gradient, then of its product with
-    /// the normalized x.
+    /// Computes two sums for each channel on this replica: the sum of the upstream gradient, and the sum of its product
+    /// with the normalized x.
     fn sums<T: WithDType>(&self, x: Planes<'_, T>, upstream: Planes<'_, T>) -> Vec<f64> {
         let mut sums = vec![0.; 2 * x.channels];
         for ((channel, x), (_, upstream)) in x.iter().zip(upstream.iter()) {
@@ -137,7 +137,7 @@ impl CustomOp3 for Normalize {
         let normalized = match x {
             CpuStorage::F32(_) => self.forward::<f32>(inputs),
             CpuStorage::F64(_) => self.forward::<f64>(inputs),
-            _ => bail!("batch-norm: input must be of floats"),
+            _ => bail!("batch-norm: the input must have a float dtype"),
         };
         Ok((normalized?, layout.shape().clone()))
     }

@@ -1,28 +1,31 @@
-//! Convolution of images as one matrix product for each image, and its gradients.
+//! Convolutions of images, computed as one matrix product per image, and their gradients.
 
+use super::autocast;
 use super::gemm::product;
 use super::operation::{self, Operand, Operation};
 use candle_core::{Module, Result, Shape, Tensor, bail};
 use candle_nn::{Conv2dConfig, VarBuilder};
-use distribute_base::internal::{Number, deposit, with_elements};
+use distribute_base::internal::{Number, gradients, with_elements};
 use distribute_tensor::without_elements;
 use patches::Patches;
 
-mod gradients;
+mod backward;
 mod patches;
 mod transposed;
 
-pub use gradients::{of_conv_transpose1d, of_conv_transpose2d, of_conv1d, of_conv2d};
+pub use backward::{
+    conv_transpose1d_gradients, conv_transpose2d_gradients, conv1d_gradients, conv2d_gradients,
+};
 pub(super) use patches::covered;
 pub(super) use transposed::transposed;
 
-/// A convolution of images: candle_nn's `Conv2d`, with the bias in the same operation.
+/// A convolution of images: candle_nn's `Conv2d`, with the bias added in the same operation.
 ///
-/// Backward writes the gradients of weight and bias directly into the memory that `minimize` reduces.
+/// The backward pass writes the gradients of weight and bias directly into the memory that `minimize` reduces.
 ///
-/// `x` has shape `[n, in, height, width]` and the result `[n, out, …, …]`; the weight is
-/// `[out, in / groups, …, …]`, the bias `[out]`. For f32 and f64 on the CPU this layer is faster than
-/// candle_nn's; other dtypes and devices use candle's operation.
+/// `x` has shape `[n, in, height, width]`, and the result has shape `[n, out, …, …]`. The weight has shape `[out, in
+/// / groups, …, …]`, and the bias `[out]`. For f32 and f64 on the CPU, this layer is faster than candle_nn's. For
+/// other dtypes and devices it uses candle's operation.
 #[doc(alias = "tf.keras.layers.Conv2D")]
 #[doc(alias = "tf.nn.conv2d")]
 #[derive(Clone, Debug)]
@@ -67,51 +70,54 @@ impl From<candle_nn::Conv2d> for Conv2d {
 }
 
 impl Conv2d {
-    /// Creates a layer from a weight `[out, in / groups, height, width]` and a bias `[out]`.
+    /// Creates a layer from a weight of shape `[out, in / groups, height, width]` and a bias of shape `[out]`.
     pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv2dConfig) -> Self {
         Self { weight, bias, config }
     }
 
-    /// Returns the weight, `[out, in / groups, height, width]`.
+    /// Returns the weight, of shape `[out, in / groups, height, width]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// Returns the bias, `[out]`, if the layer has one.
+    /// Returns the bias, of shape `[out]`, or `None` if the layer has none.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
 
-    /// Returns stride, padding, dilation and groups.
+    /// Returns the configuration: stride, padding, dilation and groups.
     pub fn config(&self) -> &Conv2dConfig {
         &self.config
     }
 
-    /// Returns the sizes for the fused operation, or `None` if candle's operation has to compute `x` or to refuse it.
+    /// Returns the sizes for the fused operation. Returns `None` if the fused operation does not support `x`; candle's
+    /// operation must then compute the result or return the error.
     fn patches(&self, x: &Tensor) -> Option<Patches> {
         let bias = self.bias.as_ref();
         let fits = bias.is_none_or(|bias| Some(bias.dims()) == self.weight.dims().get(..1))
-            && operation::takes(x, &self.weight, bias);
+            && operation::is_supported(x, &self.weight, bias);
         let patches = fits.then(|| Patches::new(x.dims(), self.weight.dims(), &self.config)).flatten();
         patches.filter(|patches| patches.require_size().is_ok())
     }
 
     /// Applies candle's operation.
     ///
-    /// Its gradient has a wrong shape if the kernel does not reach the last rows or columns of the image, so
-    /// these are cropped first.
+    /// If the kernel does not reach the last rows or columns of the image, candle's operation computes a gradient of
+    /// the wrong shape. These rows and columns are therefore cropped first.
     fn composed(&self, x: &Tensor) -> Result<Tensor> {
         let config = self.config;
         let stock = |config| candle_nn::Conv2d::new(self.weight.clone(), self.bias.clone(), config);
         let (&[_, _, height, width], &[_, _, k_height, k_width]) = (x.dims(), self.weight.dims()) else {
             return stock(config).forward(x); // candle reports the error.
         };
-        let used = |input, kernel| covered(patches::places(input, kernel, &config)?, kernel, &config);
+        let used = |input, kernel| covered(patches::positions(input, kernel, &config)?, kernel, &config);
         let Some((rows, columns)) = used(height, k_height).zip(used(width, k_width)) else {
             return stock(config).forward(x);
         };
-        let places = |input, kernel| patches::places(input, kernel, &config);
-        if let (0, Some(down), Some(across)) = (x.dim(0)?, places(height, k_height), places(width, k_width)) {
+        let positions = |input, kernel| patches::positions(input, kernel, &config);
+        if let (0, Some(down), Some(across)) =
+            (x.dim(0)?, positions(height, k_height), positions(width, k_width))
+        {
             return without_elements(&[0, self.weight.dim(0)?, down, across], x.dtype(), x.device());
         }
         let padded = |input: usize| input + 2 * config.padding;
@@ -124,20 +130,21 @@ impl Conv2d {
         stock(Conv2dConfig { padding: 0, ..config }).forward(&inner)
     }
 
-    /// Refuses images without a position for the kernel, or with more than can be counted, for which candle panics.
-    fn require_places(&self, x: &Tensor) -> Result<()> {
+    /// Returns an error if the kernel does not fit into the image, or if the number of positions overflows. candle
+    /// would panic in these cases.
+    fn require_fit(&self, x: &Tensor) -> Result<()> {
         if let Some(patches) = Patches::new(x.dims(), self.weight.dims(), &self.config) {
             patches.require_size()?;
         }
         let (&[.., height, width], &[.., k_height, k_width]) = (x.dims(), self.weight.dims()) else {
             return Ok(()); // candle reports the error.
         };
-        let fits = |(input, kernel)| patches::places(input, kernel, &self.config).is_some();
+        let fits = |(input, kernel)| patches::positions(input, kernel, &self.config).is_some();
         if [(height, k_height), (width, k_width)].into_iter().all(fits) {
             Ok(())
         } else {
             bail!(
-                "conv2d: a kernel {:?} has no place in images {:?} with {:?}",
+                "conv2d: a kernel {:?} does not fit images {:?} with {:?}",
                 self.weight.dims(),
                 x.dims(),
                 self.config
@@ -148,24 +155,38 @@ impl Conv2d {
 
 impl Module for Conv2d {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(dtype) = autocast::compute_dtype(x, &self.weight) else { return self.compute(x) };
+        let x = x.to_dtype(dtype)?;
+        if self.patches(&x).is_some() {
+            return self.compute(&x);
+        }
+        let inner = autocast::convolution_dtype(&x, dtype);
+        let (weight, bias) = autocast::parameters(&self.weight, self.bias.as_ref(), inner)?;
+        Self { weight, bias, config: self.config }.compute(&x.to_dtype(inner)?)?.to_dtype(dtype)
+    }
+}
+
+impl Conv2d {
+    /// Computes the output for an input that the fused operation supports or that has the dtype of the weight.
+    fn compute(&self, x: &Tensor) -> Result<Tensor> {
         match self.patches(x) {
             Some(patches) => operation::apply(Fused { patches }, x, &self.weight, self.bias.as_ref()),
             None => {
-                self.require_places(x)?;
+                self.require_fit(x)?;
                 self.composed(x)
             }
         }
     }
 }
 
-/// The fused operation. The weight of each group is a matrix with a row for each output channel.
+/// The fused operation. The weight of each group is a matrix with one row per output channel.
 struct Fused {
     patches: Patches,
 }
 
 impl Fused {
-    /// Adds the gradient of the weight to `gradient`.
-    fn of_weight<T: Number>(&self, x: &[T], upstream: &[T], gradient: &mut [T], add: bool) {
+    /// Computes the gradient of the weight. Adds it to `gradient` if `add` is `true`, otherwise overwrites `gradient`.
+    fn weight_gradient<T: Number>(&self, x: &[T], upstream: &[T], gradient: &mut [T], add: bool) {
         let p = self.patches;
         let mut buffer = Vec::new();
         let pairs = x.chunks_exact(p.group_input()).zip(upstream.chunks_exact(p.group_output()));
@@ -177,10 +198,10 @@ impl Fused {
         }
     }
 
-    fn of_input<T: Number>(&self, weight: &[T], upstream: &[T]) -> Vec<T> {
+    fn input_gradient<T: Number>(&self, weight: &[T], upstream: &[T]) -> Vec<T> {
         let p = self.patches;
         let mut gradient = vec![T::of(0.); p.images * p.groups * p.group_input()];
-        let mut buffer = vec![T::of(0.); p.patch() * p.places()];
+        let mut buffer = vec![T::of(0.); p.patch() * p.positions()];
         let pairs = gradient.chunks_exact_mut(p.group_input()).zip(upstream.chunks_exact(p.group_output()));
         for ((gradient, upstream), weight) in pairs.zip(weight.chunks_exact(p.group_weight()).cycle()) {
             if p.is_whole() {
@@ -194,21 +215,22 @@ impl Fused {
     }
 }
 
-/// Returns the requested gradients of input, weight and bias.
+/// Returns the gradients of the input, the weight and the bias; `None` for those that are not needed.
 ///
-/// `of_weight` writes the gradient of the weight, and `of_input` computes that of the input. The gradient of
-/// the bias is the sum over each channel's planes of `upstream`, with `plane` elements each.
+/// `weight_gradient` writes the gradient of the weight, and `input_gradient` computes the gradient of the input. The
+/// gradient of the bias is the sum of `upstream` over each channel's planes, which have `plane` elements.
 fn gradients<T: Number>(
     [x, weight]: [&Tensor; 2],
     bias: Option<&Tensor>,
     (upstream, plane): (&[T], usize),
-    of_weight: impl FnOnce(&[T], &mut [T], bool),
-    of_input: impl FnOnce(&[T]) -> Result<Vec<T>>,
+    weight_gradient: impl FnOnce(&[T], &mut [T], bool),
+    input_gradient: impl FnOnce(&[T]) -> Result<Vec<T>>,
 ) -> Result<[Option<Tensor>; 3]> {
-    let of_weight =
-        with_elements(x, |x| deposit::gradient(weight, |place: &mut [T], add| of_weight(x, place, add)))??;
-    let of_bias = bias.map(|bias| {
-        deposit::gradient(bias, |sums: &mut [T], add| {
+    let weight_gradient = with_elements(x, |x| {
+        gradients::gradient(weight, |place: &mut [T], add| weight_gradient(x, place, add))
+    })??;
+    let bias_gradient = bias.map(|bias| {
+        gradients::gradient(bias, |sums: &mut [T], add| {
             if !add {
                 sums.fill(T::of(0.));
             }
@@ -219,16 +241,16 @@ fn gradients<T: Number>(
             }
         })
     });
-    let of_input = if x.track_op() {
-        Some(Tensor::from_vec(with_elements(weight, of_input)??, x.shape(), x.device())?)
+    let input_gradient = if x.track_op() {
+        Some(Tensor::from_vec(with_elements(weight, input_gradient)??, x.shape(), x.device())?)
     } else {
         None
     };
-    Ok([of_input, of_weight, of_bias.transpose()?.flatten()])
+    Ok([input_gradient, weight_gradient, bias_gradient.transpose()?.flatten()])
 }
 
-/// Pads the ends of an axis with zeros, even of a tensor without elements. Refuses more elements than memory
-/// has addresses.
+/// Pads an axis with zeros at both ends. The tensor may be empty. Returns an error if the result has more elements
+/// than memory can address.
 pub(super) fn padded(name: &str, x: &Tensor, axis: usize, [left, right]: [usize; 2]) -> Result<Tensor> {
     let mut dims = x.dims().to_vec();
     dims[axis] = dims[axis].saturating_add(left).saturating_add(right);
@@ -249,9 +271,9 @@ impl Operation for Fused {
         bias: Option<&[T]>,
     ) -> Result<(Vec<T>, Shape)> {
         let p = self.patches;
-        let mut y = vec![T::of(0.); p.images * p.outputs * p.places()];
+        let mut y = vec![T::of(0.); p.images * p.outputs * p.positions()];
         if let Some(bias) = bias {
-            for (plane, bias) in y.chunks_exact_mut(p.places()).zip(bias.iter().cycle()) {
+            for (plane, bias) in y.chunks_exact_mut(p.positions()).zip(bias.iter().cycle()) {
                 plane.fill(*bias);
             }
         }
@@ -273,9 +295,9 @@ impl Operation for Fused {
         upstream: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         with_elements(upstream, |up: &[T]| {
-            let of_weight = |x: &[T], place: &mut [T], add| self.of_weight(x, up, place, add);
-            let of_input = |weight: &[T]| Ok(self.of_input(weight, up));
-            gradients([x, weight], bias, (up, self.patches.places()), of_weight, of_input)
+            let weight_gradient = |x: &[T], place: &mut [T], add| self.weight_gradient(x, up, place, add);
+            let input_gradient = |weight: &[T]| Ok(self.input_gradient(weight, up));
+            gradients([x, weight], bias, (up, self.patches.positions()), weight_gradient, input_gradient)
         })?
     }
 }

@@ -1,5 +1,5 @@
-//! Matrices of the patches of an image under a kernel: a column for each position, a row for each weight of
-//! the kernel.
+//! The patches of an image under a kernel, as a matrix with one column per position of the kernel and one row per
+//! weight.
 
 use crate::gemm::Matrix;
 use crate::operation;
@@ -12,11 +12,11 @@ use distribute_base::internal::Number;
 pub(super) struct Patches {
     pub(super) images: usize,
     pub(super) groups: usize,
-    /// The number of channels of the result.
+    /// The number of channels in the result.
     pub(super) outputs: usize,
-    /// The number of channels of a group of the input.
+    /// The number of input channels in a group.
     channels: usize,
-    /// The height and the width of the input; next those of the kernel and of the result.
+    /// The height and the width of the input. The fields below contain those of the kernel and of the result.
     input: [usize; 2],
     kernel: [usize; 2],
     output: [usize; 2],
@@ -25,22 +25,23 @@ pub(super) struct Patches {
     dilation: usize,
 }
 
-/// Returns the number of positions of a kernel along one axis of an image; `None` if it does not fit.
-pub(super) fn places(input: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
+/// Returns the number of positions of a kernel along an axis of the image, or `None` if the kernel does not fit.
+pub(super) fn positions(input: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
     let padded = config.padding.checked_mul(2)?.checked_add(input)?;
     Some(padded.checked_sub(covered(1, kernel, config)?)?.checked_div(config.stride)? + 1)
 }
 
-/// Returns the number of elements of one axis that a kernel covers at this number of positions.
+/// Returns the number of elements along an axis that a kernel covers at the given number of positions.
 ///
-/// This is the inverse of [`places`] without padding. `None` without a position or a kernel, and on overflow.
-pub(crate) fn covered(places: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
-    let steps = config.stride.checked_mul(places.checked_sub(1)?)?;
+/// This is the inverse of [`positions`] without padding. Returns `None` if `positions` or `kernel` is 0, and on
+/// overflow.
+pub(crate) fn covered(positions: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
+    let steps = config.stride.checked_mul(positions.checked_sub(1)?)?;
     config.dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?.checked_add(steps)
 }
 
 impl Patches {
-    /// Computes the sizes; `None` if the shapes do not fit.
+    /// Computes the sizes of a convolution. Returns `None` if the shapes do not match.
     pub(super) fn new(x: &[usize], weight: &[usize], config: &Conv2dConfig) -> Option<Self> {
         let ([images, all, height, width], [outputs, channels, k_height, k_width]) = (x, weight) else {
             return None;
@@ -60,11 +61,12 @@ impl Patches {
             padding,
             dilation,
         };
-        let output = |input, kernel| places(input, kernel, config);
+        let output = |input, kernel| positions(input, kernel, config);
         grouped.then(|| Some(patches(output(*height, *k_height)?, output(*width, *k_width)?))).flatten()
     }
 
-    /// Refuses a result, or patches of an image, of more elements than memory has addresses, as from large paddings.
+    /// Returns an error if the result, or the patches of one image, would have more elements than memory can address. A
+    /// large padding may cause this.
     pub(super) fn require_size(&self) -> Result<()> {
         let [height, width] = self.output;
         operation::require_size("conv2d", &self.output_dims())?;
@@ -72,11 +74,11 @@ impl Patches {
     }
 
     /// Returns the number of positions of the kernel.
-    pub(super) fn places(&self) -> usize {
+    pub(super) fn positions(&self) -> usize {
         self.output.iter().product()
     }
 
-    /// Returns the number of weights of one kernel.
+    /// Returns the number of weights for one output channel.
     pub(super) fn patch(&self) -> usize {
         self.channels * self.kernel[0] * self.kernel[1]
     }
@@ -91,35 +93,35 @@ impl Patches {
     }
 
     pub(super) fn group_output(&self) -> usize {
-        self.outputs / self.groups * self.places()
+        self.outputs / self.groups * self.positions()
     }
 
     pub(super) fn group_weight(&self) -> usize {
         self.outputs / self.groups * self.patch()
     }
 
-    /// Returns a group's weight: a row for each output channel.
+    /// Returns the weight of a group as a matrix with one row per output channel.
     pub(super) fn weight<'a, T: Copy>(&self, weight: &'a [T]) -> Matrix<'a, T> {
         Matrix::new(weight, self.outputs / self.groups, self.patch())
     }
 
-    /// Returns a group's slice of the result: a row for each output channel.
+    /// Returns a group's slice of the result as a matrix with one row per output channel.
     pub(super) fn output<'a, T: Copy>(&self, output: &'a [T]) -> Matrix<'a, T> {
-        Matrix::new(output, self.outputs / self.groups, self.places())
+        Matrix::new(output, self.outputs / self.groups, self.positions())
     }
 
-    /// Whether the patches are the image itself.
+    /// Returns whether the patches are identical to the image.
     pub(super) fn is_whole(&self) -> bool {
         (self.kernel, self.stride, self.padding) == ([1, 1], 1, 0)
     }
 
-    /// Returns the patches of an image, in `buffer` unless they are the image itself.
+    /// Returns the patches of an image. They are written to `buffer`, unless they are identical to the image.
     pub(super) fn gather<'a, T: Number>(&self, image: &'a [T], buffer: &'a mut Vec<T>) -> Matrix<'a, T> {
         let patches = if self.is_whole() {
             image
         } else {
             // Padding stays zero from image to image.
-            buffer.resize(self.patch() * self.places(), T::of(0.));
+            buffer.resize(self.patch() * self.positions(), T::of(0.));
             self.each_line(|line, image_at, buffer_at| {
                 let to = &mut buffer[buffer_at..][..line];
                 match self.stride {
@@ -132,10 +134,10 @@ impl Patches {
             });
             buffer
         };
-        Matrix::new(patches, self.patch(), self.places())
+        Matrix::new(patches, self.patch(), self.positions())
     }
 
-    /// Adds the elements of patches to the image elements that they were read from.
+    /// Adds each element of the patches to the element of the image from which it was read.
     pub(super) fn scatter<T: Number>(&self, patches: &[T], image: &mut [T]) {
         self.each_line(|line, image_at, patches_at| {
             let from = &patches[patches_at..][..line];
@@ -152,10 +154,10 @@ impl Patches {
         });
     }
 
-    /// Calls `line` for each line of positions and each weight of the kernel, without padding.
+    /// Calls `line` for each line of positions and each weight of the kernel. Padding is skipped.
     ///
-    /// The arguments are the number of positions, the index of the first element in the image, and the index
-    /// in the patches. The elements in the image are `stride` apart.
+    /// The arguments of `line` are the number of positions, the index of the first element in the image, and the index
+    /// of the first element in the patches. Elements in the image are `stride` apart.
     fn each_line(&self, mut line: impl FnMut(usize, usize, usize)) {
         let [height, width] = self.input;
         let mut row = 0;
@@ -170,7 +172,7 @@ impl Patches {
                             line(
                                 columns.len(),
                                 (channel * height + image_y) * width + (image_x - self.padding),
-                                row * self.places() + y * self.output[1] + columns.start,
+                                row * self.positions() + y * self.output[1] + columns.start,
                             );
                         }
                     }
@@ -180,7 +182,7 @@ impl Patches {
         }
     }
 
-    /// Returns the positions along one axis whose element at `offset` in the patch is inside the image.
+    /// Returns the positions along an axis at which the element at `offset` in the patch is inside the image.
     fn inside(&self, offset: usize, input: usize, output: usize) -> std::ops::Range<usize> {
         let first = self.padding.saturating_sub(offset).div_ceil(self.stride);
         let end = (input + self.padding).saturating_sub(offset).div_ceil(self.stride).min(output);

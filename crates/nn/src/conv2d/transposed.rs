@@ -1,4 +1,5 @@
-//! The transposed convolution as an operation: the gradient of a convolution's input, with its own gradients.
+//! The transposed convolution as an operation, with gradients. It computes the same as the gradient of a convolution's
+//! input.
 
 use super::patches::Patches;
 use super::{Fused, Operation};
@@ -8,19 +9,19 @@ use candle_core::{DType, Result, Shape, Tensor};
 use candle_nn::Conv2dConfig;
 use distribute_base::internal::{Number, with_elements};
 
-/// The transposed operation of a convolution: it computes the convolution's input from its result.
+/// The transposed convolution as an operation. Its result has the shape of the convolution's input.
 struct Transposed {
     convolution: Fused,
-    /// The sizes of the images that it computes.
+    /// The shape of the images that are computed.
     image: [usize; 4],
 }
 
 impl Transposed {
-    /// Returns the operation that computes images of `size` from `x`, `[n, in, height, width]`, and a weight
-    /// `[in, out / groups, …, …]`.
+    /// Returns the operation that computes images of the given size. `x` has shape `[n, in, height, width]`, and the
+    /// weight has shape `[in, out / groups, …, …]`.
     ///
-    /// `None` if this crate's loops do not support the operands, or if the convolution of such images has a
-    /// result of another shape than `x`.
+    /// Returns `None` if this crate's loops do not support the operands, or if a convolution of images of this size
+    /// would have a result with a different shape than `x`.
     fn new(
         x: &Tensor,
         weight: &Tensor,
@@ -32,13 +33,13 @@ impl Transposed {
         let image = [images, channels * config.groups, size[0], size[1]];
         let patches = Patches::new(&image, weight.dims(), config)?;
         let fits = patches.output_dims() == x.dims() && bias.is_none_or(|bias| bias.dims() == [image[1]]);
-        let computed = fits && operation::takes(x, weight, bias) && patches.require_size().is_ok();
+        let computed = fits && operation::is_supported(x, weight, bias) && patches.require_size().is_ok();
         computed.then_some(Self { convolution: Fused { patches }, image })
     }
 }
 
-/// Computes the transposed convolution to images of `size` in one operation; `None` if this crate's loops do
-/// not support it.
+/// Computes images of the given size with a transposed convolution, in a single operation. Returns `None` if this
+/// crate's loops do not support the operands.
 pub(crate) fn transposed(
     x: &Tensor,
     weight: &Tensor,
@@ -50,8 +51,8 @@ pub(crate) fn transposed(
     operation.map(|operation| operation::apply(operation, x, weight, bias)).transpose()
 }
 
-/// Computes the gradients of `x` and the weight from that of the images; `None` if this crate's loops do not
-/// support them.
+/// Computes the gradients of `x` and the weight from the gradient of the images. Returns `None` if this crate's loops
+/// do not support the operands.
 pub(super) fn gradients(
     x: &Tensor,
     weight: &Tensor,
@@ -76,7 +77,7 @@ impl Operation for Transposed {
         weight: Operand<'_, T>,
         bias: Option<&[T]>,
     ) -> Result<(Vec<T>, Shape)> {
-        let mut y = self.convolution.of_input(weight.elements, x.elements);
+        let mut y = self.convolution.input_gradient(weight.elements, x.elements);
         if let Some(bias) = bias {
             let plane = self.image[2] * self.image[3];
             for (plane, bias) in y.chunks_exact_mut(plane).zip(bias.iter().cycle()) {
@@ -95,14 +96,21 @@ impl Operation for Transposed {
         upstream: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
         with_elements(upstream, |up: &[T]| {
-            let of_weight = |x: &[T], place: &mut [T], add| self.convolution.of_weight(up, x, place, add);
-            let of_input = |elements: &[T]| {
+            let weight_gradient =
+                |x: &[T], place: &mut [T], add| self.convolution.weight_gradient(up, x, place, add);
+            let input_gradient = |elements: &[T]| {
                 let image = Operand { elements: up, shape: upstream.shape() };
                 let (gradient, _) =
                     self.convolution.forward(image, Operand { elements, shape: weight.shape() }, None)?;
                 Ok(gradient)
             };
-            super::gradients([x, weight], bias, (up, self.image[2] * self.image[3]), of_weight, of_input)
+            super::gradients(
+                [x, weight],
+                bias,
+                (up, self.image[2] * self.image[3]),
+                weight_gradient,
+                input_gradient,
+            )
         })?
     }
 }

@@ -1,41 +1,43 @@
-//! Softmax cross-entropy: the loss in one pass over the logits, the gradient in another.
+//! Softmax cross-entropy, with one pass over the logits for the loss and another for the gradient.
 
 use crate::exp::Exp;
 use crate::lanes;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
-use distribute_base::internal::{known_on_host, with_elements};
+use distribute_base::internal::{host_value, with_elements};
 
-/// Computes the loss of logits `[n, classes]` on the CPU, with its gradient.
-pub(super) fn cross_entropy<T: Exp>(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
+/// Computes the mean cross-entropy of logits of shape `[n, classes]` on the CPU, with its gradient. The label's class
+/// has the probability 1 − `smoothing`, and `smoothing` is divided equally among all classes.
+pub(super) fn cross_entropy<T: Exp>(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<Tensor> {
     let (rows, classes) = logits.dims2()?;
     let labels = read(labels, rows, classes)?;
     let logits = logits.contiguous()?;
-    let operation = with_elements(&logits, |logits| CrossEntropy::<T>::new(logits, classes, labels))?;
+    let operation =
+        with_elements(&logits, |logits| CrossEntropy::<T>::new(logits, classes, labels, smoothing))?;
     logits.apply_op1(operation)
 }
 
-/// Returns the class of each row; `None` for a row without label, whose number is the largest of its type, as
-/// in candle.
+/// Returns the class of each row, or `None` for a row without a label. As in candle, the largest number of the labels'
+/// dtype means that there is no label.
 pub(super) fn read(labels: &Tensor, rows: usize, classes: usize) -> Result<Vec<Option<usize>>> {
     if classes == 0 {
-        bail!("cross-entropy: logits {:?} are of no class", [rows, classes]);
+        bail!("cross-entropy: logits {:?} have no class", [rows, classes]);
     }
     if labels.dims() != [rows] {
         bail!("cross-entropy: logits {:?} need labels [{rows}], not {:?}", [rows, classes], labels.dims());
     }
-    let labels = known_on_host(labels)?;
+    let labels = host_value(labels)?;
     let labels: Vec<i64> = match labels.dtype() {
         DType::U8 => labels.to_vec1::<u8>()?.into_iter().map(|x| none_if(x == u8::MAX, x.into())).collect(),
         DType::U32 => {
             labels.to_vec1::<u32>()?.into_iter().map(|x| none_if(x == u32::MAX, x.into())).collect()
         }
         DType::I64 => labels.to_vec1()?,
-        dtype => bail!("cross-entropy: labels must be of u8, u32 or i64, not of {dtype:?}"),
+        dtype => bail!("cross-entropy: labels must be u8, u32 or i64, not {dtype:?}"),
     };
     let class = |(row, label): (usize, &i64)| match usize::try_from(*label) {
         _ if *label == i64::MAX => Ok(None),
         Ok(class) if class < classes => Ok(Some(class)),
-        _ => bail!("cross-entropy: row {row} has the label {label}, which is none of {classes} classes"),
+        _ => bail!("cross-entropy: row {row} has the label {label}, which is not one of {classes} classes"),
     };
     labels.iter().enumerate().map(class).collect()
 }
@@ -47,17 +49,18 @@ fn none_if(none: bool, label: i64) -> i64 {
 /// The operation, with its result and the values that the gradient needs in addition to the logits.
 struct CrossEntropy<T> {
     labels: Vec<Option<usize>>,
-    /// The largest logit of each row, and the sum of the exponentials of the distances from it.
+    /// The largest logit of each row, and the sum of the exponentials of all logits in the row minus that logit.
     softmax: Vec<(T, T)>,
     mean: f64,
+    smoothing: f64,
 }
 
-/// The number of logits processed at a time (at least one row): they stay in the L1 cache, and narrow rows
-/// share registers.
+/// The number of logits that are processed at once, but at least one row. They stay in the L1 cache, and several narrow
+/// rows share a register.
 const BLOCK: usize = 2048;
 
 impl<T: Exp> CrossEntropy<T> {
-    fn new(logits: &[T], classes: usize, labels: Vec<Option<usize>>) -> Self {
+    fn new(logits: &[T], classes: usize, labels: Vec<Option<usize>>, smoothing: f64) -> Self {
         let mut softmax = Vec::with_capacity(labels.len());
         let mut loss = 0.;
         let rows = (BLOCK / classes).max(1);
@@ -72,7 +75,14 @@ impl<T: Exp> CrossEntropy<T> {
             }
             // Read the label's distance before it is replaced by its exponential.
             for (distances, label) in buffer.chunks_exact(classes).zip(labels) {
-                loss -= label.map_or(0., |label| distances[label].to_f64());
+                let Some(label) = *label else { continue };
+                let distance = distances[label].to_f64();
+                loss -= if smoothing == 0. {
+                    distance
+                } else {
+                    let mean = lanes::sum(distances, distances, |x, _| x).to_f64() / classes as f64;
+                    (1. - smoothing) * distance + smoothing * mean
+                };
             }
             buffer.iter_mut().for_each(|x| *x = x.exp_of_negative());
             let sums = buffer.chunks_exact(classes).zip(&mut softmax[start..]).zip(labels);
@@ -81,10 +91,10 @@ impl<T: Exp> CrossEntropy<T> {
                 loss += label.map_or(0., |_| sum.to_f64().ln());
             }
         }
-        Self { mean: loss / labels.len() as f64, labels, softmax }
+        Self { mean: loss / labels.len() as f64, labels, softmax, smoothing }
     }
 
-    /// Returns softmax, minus 1 for the label's class, times `upstream / n`.
+    /// Returns the gradient: the softmax, minus the probabilities that the label gives, times `upstream / n`.
     fn gradient(&self, logits: &[T], upstream: f64) -> Vec<T> {
         let share = upstream / self.labels.len() as f64;
         let classes = logits.len() / self.labels.len();
@@ -106,7 +116,11 @@ impl<T: Exp> CrossEntropy<T> {
                 };
                 let scale = T::of(share / sum.to_f64());
                 row.iter_mut().for_each(|x| *x *= scale);
-                row[*label] -= T::of(share);
+                row[*label] -= T::of(share * (1. - self.smoothing));
+                if self.smoothing > 0. {
+                    let each = T::of(share * self.smoothing / classes as f64);
+                    row.iter_mut().for_each(|x| *x -= each);
+                }
             }
         }
         gradient

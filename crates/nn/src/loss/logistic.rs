@@ -1,26 +1,28 @@
-//! Binary cross-entropy of logits by candle's operations, on any device, with an equally exact gradient.
+//! The binary cross-entropy of logits with candle's operations, on any device. Its gradient is also exact for any
+//! logit.
 
 use candle_core::{Result, Tensor};
-use distribute_base::internal::{Known, choose, sum};
+use distribute_base::internal::{PrecomputedOp, choose, sum};
 
-/// Computes the mean over pairs of logits and targets of the same shape and dtype.
+/// Computes the mean over pairs of logits and targets with the same shape and dtype.
 pub(super) fn composed(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let result = mean(&logits.detach(), &targets.detach())?;
     let backward = |[x, z]: [&Tensor; 2], _: &Tensor, upstream: &Tensor| {
         let (is_trained, x, z) = (z.track_op(), x.detach(), z.detach());
         let each = (upstream / x.elem_count() as f64)?;
         let of_logits = (candle_nn::ops::sigmoid(&x)? - z)?.broadcast_mul(&each)?;
-        let of_targets = is_trained.then(|| x.neg()?.broadcast_mul(&each)).transpose()?;
-        Ok([Some(of_logits), of_targets])
+        let target_gradient = is_trained.then(|| x.neg()?.broadcast_mul(&each)).transpose()?;
+        Ok([Some(of_logits), target_gradient])
     };
     logits
         .contiguous()?
-        .apply_op2(&targets.contiguous()?, Known::new("binary cross-entropy", result, backward))
+        .apply_op2(&targets.contiguous()?, PrecomputedOp::new("binary cross-entropy", result, backward))
 }
 
-/// Computes the mean of max(x, 0) - x z + ln(1 + e⁻ˡˣˡ).
+/// Computes the mean of max(x, 0) - x z + ln(1 + e) with e = exp(-|x|).
 ///
-/// candle has no ln(1 + e). With u = 1 + e as rounded, it is e ln(u) / (u - 1), and e if u is 1.
+/// candle has no exact function for ln(1 + e). If u is 1 + e after rounding, ln(1 + e) is computed as e ln(u) / (u -
+/// 1), or as e if u is 1.
 fn mean(x: &Tensor, z: &Tensor) -> Result<Tensor> {
     let e = x.abs()?.neg()?.exp()?;
     let u = (&e + 1.)?;

@@ -1,28 +1,32 @@
-//! Losses that are means over pairs of a prediction and a target: one pass for the loss, one for the gradients.
+//! Losses that are means over pairs of a prediction and a target, with one pass for the loss and one for the
+//! gradients.
 
 use crate::exp::Exp;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use distribute_base::internal::{operand, with_elements};
 use std::marker::PhantomData;
 
-/// The loss of a pair.
+/// The loss of a pair of a prediction x and a target z.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum PairLoss {
     /// The squared error (x - z)².
     Squared,
-    /// The cross-entropy of the logit x and the probability z: max(x, 0) - x z + ln(1 + e⁻ˡˣˡ). It loses no
-    /// precision where a sigmoid rounds to 0 or 1.
+    /// The cross-entropy of the logit x and the probability z: max(x, 0) - x z + ln(1 + e⁻ˡˣˡ). It is exact even for
+    /// logits whose sigmoid would be rounded to 0 or 1.
     Logistic,
+    /// The Huber loss with this delta: ½ d² for a difference of at most delta, and delta (|d| − ½ delta) for a larger
+    /// one.
+    Huber(f64),
 }
 
-/// Computes the mean over the pairs of two tensors of the same shape and dtype on the CPU.
-pub(super) fn mean<T: Exp>(kind: Kind, x: &Tensor, z: &Tensor) -> Result<Tensor> {
+/// Computes the mean loss over the pairs of two tensors with the same shape and dtype on the CPU.
+pub(super) fn mean<T: Exp>(kind: PairLoss, x: &Tensor, z: &Tensor) -> Result<Tensor> {
     x.contiguous()?.apply_op2(&z.contiguous()?, Pairs::<T>(kind, PhantomData))
 }
 
-struct Pairs<T>(Kind, PhantomData<T>);
+struct Pairs<T>(PairLoss, PhantomData<T>);
 
-/// The number of parallel sums, and the number of pairs in each before they are combined.
+/// The number of parallel sums, and the number of pairs added to each before the sums are combined.
 const LANES: usize = 8;
 const DEPTH: usize = 32;
 
@@ -30,17 +34,18 @@ impl<T: Exp> Pairs<T> {
     fn sum(&self, x: &[T], z: &[T]) -> f64 {
         let blocks = x.chunks(LANES * DEPTH).zip(z.chunks(LANES * DEPTH));
         match self.0 {
-            Kind::Squared => blocks.map(|(x, z)| squared(x, z)).sum(),
-            Kind::Logistic => blocks.map(|(x, z)| logistic(x, z)).sum(),
+            PairLoss::Squared => blocks.map(|(x, z)| squared(x, z)).sum(),
+            PairLoss::Logistic => blocks.map(|(x, z)| logistic(x, z)).sum(),
+            PairLoss::Huber(delta) => blocks.map(|(x, z)| huber(x, z, delta)).sum(),
         }
     }
 
     /// Computes the gradient of the predictions.
-    fn of_predictions(&self, x: &[T], z: &[T], scale: T) -> Vec<T> {
+    fn prediction_gradient(&self, x: &[T], z: &[T], scale: T) -> Vec<T> {
         let (zero, one, pairs) = (T::of(0.), T::of(1.), x.iter().zip(z));
         match self.0 {
-            Kind::Squared => pairs.map(|(x, z)| (*x - *z) * (scale + scale)).collect(),
-            Kind::Logistic => {
+            PairLoss::Squared => pairs.map(|(x, z)| (*x - *z) * (scale + scale)).collect(),
+            PairLoss::Logistic => {
                 let mut gradient = decays(x);
                 gradient.iter_mut().zip(pairs).for_each(|(e, (x, z))| {
                     let sigmoid = (if *x < zero { *e } else { one }) / (one + *e);
@@ -48,19 +53,27 @@ impl<T: Exp> Pairs<T> {
                 });
                 gradient
             }
+            PairLoss::Huber(delta) => {
+                let delta = T::of(delta);
+                pairs.map(|(x, z)| clamped(*x - *z, delta) * scale).collect()
+            }
         }
     }
 
     /// Computes the gradient of the targets.
-    fn of_targets(&self, x: &[T], z: &[T], scale: T) -> Vec<T> {
+    fn target_gradient(&self, x: &[T], z: &[T], scale: T) -> Vec<T> {
         match self.0 {
-            Kind::Squared => x.iter().zip(z).map(|(x, z)| (*z - *x) * (scale + scale)).collect(),
-            Kind::Logistic => x.iter().map(|x| (T::of(0.) - *x) * scale).collect(),
+            PairLoss::Squared => x.iter().zip(z).map(|(x, z)| (*z - *x) * (scale + scale)).collect(),
+            PairLoss::Logistic => x.iter().map(|x| (T::of(0.) - *x) * scale).collect(),
+            PairLoss::Huber(delta) => {
+                let delta = T::of(delta);
+                x.iter().zip(z).map(|(x, z)| clamped(*z - *x, delta) * scale).collect()
+            }
         }
     }
 }
 
-/// Sums a block.
+/// Returns the sum of the squared errors of a block.
 fn squared<T: Exp>(x: &[T], z: &[T]) -> f64 {
     let mut sums = [0.; LANES];
     for (x, z) in x.chunks(LANES).zip(z.chunks(LANES)) {
@@ -72,8 +85,26 @@ fn squared<T: Exp>(x: &[T], z: &[T]) -> f64 {
     sums.iter().sum()
 }
 
-/// Sums a block. The product of numbers from 1 to 2 over a block does not overflow, so one logarithm is enough
-/// for all.
+/// Returns the sum of the Huber losses of a block.
+fn huber<T: Exp>(x: &[T], z: &[T], delta: f64) -> f64 {
+    let mut sums = [0.; LANES];
+    for (x, z) in x.chunks(LANES).zip(z.chunks(LANES)) {
+        for (sum, (x, z)) in sums.iter_mut().zip(x.iter().zip(z)) {
+            let distance = (*x - *z).to_f64().abs();
+            // NaN stays NaN.
+            *sum += if distance > delta { delta * (distance - delta / 2.) } else { distance * distance / 2. };
+        }
+    }
+    sums.iter().sum()
+}
+
+/// Returns x, at most `delta` and at least −`delta`.
+fn clamped<T: Exp>(x: T, delta: T) -> T {
+    if abs(x) > delta { distribute_optim::Float::copysign(delta, x) } else { x }
+}
+
+/// Returns the sum of the cross-entropies of a block. Numbers from 1 to 2 are multiplied, which does not overflow
+/// within a block, so a single logarithm is enough for all of them.
 fn logistic<T: Exp>(x: &[T], z: &[T]) -> f64 {
     let zero = T::of(0.);
     let (mut sums, mut products) = ([0.; LANES], [1.; LANES]);
@@ -87,7 +118,7 @@ fn logistic<T: Exp>(x: &[T], z: &[T]) -> f64 {
     sums.iter().sum::<f64>() + products.iter().map(|product: &f64| product.ln()).sum::<f64>()
 }
 
-/// Returns e⁻ˡˣˡ of each number, in a loop that vectorizes because it does nothing else.
+/// Returns e⁻ˡˣˡ for each number. The loop contains nothing else, so the compiler can vectorize it.
 fn decays<T: Exp>(x: &[T]) -> Vec<T> {
     let mut all: Vec<T> = x.iter().map(|x| T::of(0.) - abs(*x)).collect();
     all.iter_mut().for_each(|x| *x = x.exp_of_negative());
@@ -101,8 +132,9 @@ fn abs<T: Exp>(x: T) -> T {
 impl<T: Exp> CustomOp2 for Pairs<T> {
     fn name(&self) -> &'static str {
         match self.0 {
-            Kind::Squared => "mse",
-            Kind::Logistic => "binary-cross-entropy",
+            PairLoss::Squared => "mse",
+            PairLoss::Logistic => "binary-cross-entropy",
+            PairLoss::Huber(_) => "huber",
         }
     }
 
@@ -126,13 +158,13 @@ impl<T: Exp> CustomOp2 for Pairs<T> {
         upstream: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let scale = T::of(upstream.to_scalar::<T>()?.to_f64() / x.elem_count() as f64);
-        let of_x = || gradient(x, z, |x, z| self.of_predictions(x, z, scale));
-        let of_z = || gradient(x, z, |x, z| self.of_targets(x, z, scale));
+        let of_x = || gradient(x, z, |x, z| self.prediction_gradient(x, z, scale));
+        let of_z = || gradient(x, z, |x, z| self.target_gradient(x, z, scale));
         Ok((x.track_op().then(of_x).transpose()?, z.track_op().then(of_z).transpose()?))
     }
 }
 
-/// Creates a gradient with the shape of both tensors from their elements.
+/// Creates a gradient with the shape of both tensors. `of` computes its elements.
 fn gradient<T: Exp>(x: &Tensor, z: &Tensor, of: impl FnOnce(&[T], &[T]) -> Vec<T>) -> Result<Tensor> {
     let gradient = with_elements(x, |x| with_elements(z, |z| of(x, z)))??;
     Tensor::from_vec(gradient, x.shape(), x.device())

@@ -1,4 +1,4 @@
-//! Adagrad: a rate for each element that decays with its gradients.
+//! Adagrad, in which each element has a rate that decays with its squared gradients.
 
 use crate::error::Check;
 use crate::{Adagrad, Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};

@@ -1,4 +1,4 @@
-//! Adam in TensorFlow's form, and its lazy variant.
+//! Adam, as TensorFlow defines it, and its lazy variant.
 
 use crate::error::Check;
 use crate::{Adam, Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};

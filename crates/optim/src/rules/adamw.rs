@@ -1,4 +1,4 @@
-//! Adam with decoupled weight decay, in the form of PyTorch and candle_nn.
+//! Adam with decoupled weight decay, as in PyTorch and candle_nn.
 
 use crate::error::Check;
 use crate::{AdamW, Float, Formula, InvalidHyperparameter, RuleSpec, SlotSpec, Step};

@@ -1,4 +1,4 @@
-//! Gradient descent with momentum, plain and Nesterov's.
+//! Gradient descent with plain or Nesterov momentum.
 
 use crate::error::Check;
 use crate::{Float, Formula, InvalidHyperparameter, Momentum, RuleSpec, SlotSpec, Step};

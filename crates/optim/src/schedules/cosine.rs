@@ -1,21 +1,21 @@
-//! Rates that decay along half a cosine, once or repeatedly.
+//! Rates that decay along half a period of a cosine, once or repeatedly.
 
 use super::{Schedule, check};
 use crate::InvalidHyperparameter;
 use crate::error::Check;
 use std::f64::consts::PI;
 
-/// A rate of lr₀ · ((1 − alpha) · (1 + cos(π · n / decay_steps)) / 2 + alpha).
+/// A learning rate of lr₀ · ((1 − alpha) · (1 + cos(π · n / decay_steps)) / 2 + alpha).
 ///
 /// n is the number of finished steps, at most `decay_steps`.
 ///
-/// For TensorFlow's `warmup_target` and `warmup_steps`, wrap it in a [`Warmup`](super::Warmup).
+/// To get TensorFlow's `warmup_target` and `warmup_steps`, use this schedule in a [`Warmup`](super::Warmup).
 #[doc(alias = "tf.keras.optimizers.schedules.CosineDecay")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineDecay {
     /// The initial rate lr₀, at least 0.
     pub initial: f64,
-    /// The number of steps until the final rate.
+    /// The number of steps until the final rate is reached.
     pub decay_steps: u64,
     /// The final rate as a fraction of lr₀, from 0, the default, to 1.
     pub alpha: f64,
@@ -39,7 +39,8 @@ impl Schedule for CosineDecay {
     }
 }
 
-/// A [`CosineDecay`] that restarts at its end: each time `t_mul` times as long and `m_mul` times as high as before.
+/// A [`CosineDecay`] that restarts when it ends. Each decay is `t_mul` times as long as the previous one, and starts
+/// `m_mul` times as high.
 #[doc(alias = "tf.keras.optimizers.schedules.CosineDecayRestarts")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineDecayRestarts {
@@ -47,21 +48,21 @@ pub struct CosineDecayRestarts {
     pub initial: f64,
     /// The length of the first decay, in steps.
     pub first_decay_steps: u64,
-    /// The factor by which the length of a decay grows, at least 1. 2 by default.
+    /// The factor between the lengths of consecutive decays, at least 1. 2 by default.
     pub t_mul: f64,
-    /// The factor by which the initial rate of a decay changes, at least 0. 1 by default.
+    /// The factor between the initial rates of consecutive decays, at least 0. 1 by default.
     pub m_mul: f64,
     /// The final rate of each decay as a fraction of lr₀, from 0, the default, to 1.
     pub alpha: f64,
 }
 
 impl CosineDecayRestarts {
-    /// Creates a schedule whose decays go from lr₀ to 0, each twice as long as the one before.
+    /// Creates a schedule with decays from lr₀ to 0, each twice as long as the previous one.
     pub fn new(initial: f64, first_decay_steps: u64) -> Self {
         Self { initial, first_decay_steps, t_mul: 2.0, m_mul: 1.0, alpha: 0.0 }
     }
 
-    /// Returns the start of the decay after `falls` others, in units of the first.
+    /// Returns the start of the decay after `falls` decays, in units of the length of the first one.
     fn start(&self, falls: f64) -> f64 {
         if self.t_mul == 1.0 { falls } else { (self.t_mul.powf(falls) - 1.0) / (self.t_mul - 1.0) }
     }
@@ -104,7 +105,7 @@ fn check_alpha(check: Check, alpha: f64) -> Result<(), InvalidHyperparameter> {
     check.that((0.0..=1.0).contains(&alpha), "alpha", alpha, "from 0 to 1")
 }
 
-/// Returns the rate after the fraction `done` of a decay that starts at `height` times `initial`.
+/// Returns the rate after the fraction `done` of a decay that begins at `height` times `initial`.
 fn fall(initial: f64, height: f64, done: f64, alpha: f64) -> f64 {
     let cosine = 0.5 * height * (1.0 + (PI * done).cos());
     initial * ((1.0 - alpha) * cosine + alpha)

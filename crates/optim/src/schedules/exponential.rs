@@ -3,22 +3,22 @@
 use super::{Schedule, check, progress};
 use crate::InvalidHyperparameter;
 
-/// A rate of lr₀ · decay_rate ^ (finished / decay_steps).
+/// A learning rate of lr₀ · decay_rate ^ (finished / decay_steps).
 #[doc(alias = "tf.keras.optimizers.schedules.ExponentialDecay")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExponentialDecay {
     /// The initial rate lr₀, at least 0.
     pub initial: f64,
-    /// The number of steps after which the rate has been multiplied by `decay_rate` once.
+    /// The number of steps in which the rate decays by the factor `decay_rate`.
     pub decay_steps: u64,
-    /// The factor, at least 0.
+    /// The factor of the decay, at least 0.
     pub decay_rate: f64,
     /// Whether the rate changes only every `decay_steps` steps. `false` by default.
     pub staircase: bool,
 }
 
 impl ExponentialDecay {
-    /// Creates a schedule that decays with every step.
+    /// Creates a schedule whose rate decays in every step.
     pub fn new(initial: f64, decay_steps: u64, decay_rate: f64) -> Self {
         Self { initial, decay_steps, decay_rate, staircase: false }
     }

@@ -1,24 +1,24 @@
-//! A rate that decays with the inverse of time.
+//! A rate that decays inversely with the number of steps.
 
 use super::{Schedule, check, progress};
 use crate::InvalidHyperparameter;
 
-/// A rate of lr₀ / (1 + decay_rate · finished / decay_steps).
+/// A learning rate of lr₀ / (1 + decay_rate · finished / decay_steps).
 #[doc(alias = "tf.keras.optimizers.schedules.InverseTimeDecay")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InverseTimeDecay {
     /// The initial rate lr₀, at least 0.
     pub initial: f64,
-    /// The unit of time, in steps.
+    /// The number of steps in a unit of time.
     pub decay_steps: u64,
-    /// The growth of the divisor in a unit of time, at least 0.
+    /// The increase of the divisor per unit of time, at least 0.
     pub decay_rate: f64,
     /// Whether the rate changes only every `decay_steps` steps. `false` by default.
     pub staircase: bool,
 }
 
 impl InverseTimeDecay {
-    /// Creates a schedule that decays with every step.
+    /// Creates a schedule whose rate decays in every step.
     pub fn new(initial: f64, decay_steps: u64, decay_rate: f64) -> Self {
         Self { initial, decay_steps, decay_rate, staircase: false }
     }

@@ -1,7 +1,7 @@
 //! Learning rates as functions of the step.
 //!
-//! The argument is the number of finished steps, 0 for the first, like TensorFlow's `iterations`. Schedules
-//! have no state, so a training that resumes only needs that number. `lr₀` is the initial rate.
+//! The argument is the number of finished steps, which is 0 for the first step, as in TensorFlow's `iterations`.
+//! Schedules have no state, so a training run that is resumed only needs that number. `lr₀` is the initial rate.
 //!
 //! ```
 //! use distribute_optim::{Schedule, schedules::{ExponentialDecay, Warmup}};
@@ -37,19 +37,21 @@ pub use warmup::Warmup;
 use crate::InvalidHyperparameter;
 use crate::error::Check;
 
-/// A learning rate as a function of the number of finished steps only.
+/// A learning rate that depends only on the number of finished steps.
 ///
-/// Closures implement it: `|finished: u64| 0.1 / (finished + 1) as f64`. So does a number, for a constant rate.
+/// Closures such as `|finished: u64| 0.1 / (finished + 1) as f64` implement this trait. A number implements it as
+/// well, as a constant rate.
 #[doc(alias = "tf.keras.optimizers.schedules.LearningRateSchedule")]
 #[doc(alias = "LearningRateSchedule")]
 pub trait Schedule: Send + Sync + 'static {
-    /// Returns the learning rate of the step after `finished` others.
+    /// Returns the learning rate of the step after `finished` steps.
     fn rate(&self, finished: u64) -> f64;
 
-    /// Checks the hyper-parameters. [`rate`](Schedule::rate) does not, so call this once for a schedule from a user.
+    /// Checks the hyper-parameters. [`rate`](Schedule::rate) does not check them, so call this once for a schedule
+    /// that a user has created.
     ///
     /// # Errors
-    /// - [`InvalidHyperparameter`]: a hyper-parameter does not define a valid learning rate.
+    /// - [`InvalidHyperparameter`]: a hyper-parameter is out of range.
     fn validate(&self) -> Result<(), InvalidHyperparameter> {
         Ok(())
     }
@@ -61,7 +63,7 @@ impl<F: Fn(u64) -> f64 + Send + Sync + 'static> Schedule for F {
     }
 }
 
-/// A constant rate.
+/// A constant learning rate.
 impl Schedule for f64 {
     fn rate(&self, _finished: u64) -> f64 {
         *self
@@ -72,7 +74,7 @@ impl Schedule for f64 {
     }
 }
 
-/// Checks the parameters that most schedules have.
+/// Checks the hyper-parameters that most schedules have in common.
 fn check(schedule: &'static str, initial: f64, decay_steps: u64) -> Result<Check, InvalidHyperparameter> {
     let check = Check(schedule);
     check.not_negative("initial_learning_rate", initial)?;
@@ -80,7 +82,7 @@ fn check(schedule: &'static str, initial: f64, decay_steps: u64) -> Result<Check
     Ok(check)
 }
 
-/// Returns the progress in units of `decay_steps`; complete units only if `staircase`.
+/// Returns the number of finished steps in units of `decay_steps`, rounded down if `staircase` is `true`.
 fn progress(finished: u64, decay_steps: u64, staircase: bool) -> f64 {
     if staircase {
         finished.checked_div(decay_steps).unwrap_or(0) as f64

@@ -4,21 +4,21 @@ use super::Schedule;
 use crate::InvalidHyperparameter;
 use crate::error::Check;
 
-/// A piecewise constant rate.
+/// A piecewise constant learning rate.
 ///
-/// It is the first value up to and including the step after `boundaries[0]` finished ones, the second value up
-/// to `boundaries[1]`, and so on. After the last boundary it is the last value.
+/// The rate is `values[0]` while the number of finished steps is at most `boundaries[0]`, then `values[1]` while it
+/// is at most `boundaries[1]`, and so on. After the last boundary it is the last value.
 #[doc(alias = "tf.keras.optimizers.schedules.PiecewiseConstantDecay")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct PiecewiseConstantDecay {
-    /// The numbers of finished steps at which the rate changes, ascending.
+    /// The numbers of finished steps after which the rate changes, in ascending order.
     pub boundaries: Vec<u64>,
-    /// The rates, one more than boundaries, each at least 0.
+    /// The rates, each at least 0. There must be one more rate than boundaries.
     pub values: Vec<f64>,
 }
 
 impl PiecewiseConstantDecay {
-    /// Creates a schedule with these boundaries, and one value more.
+    /// Creates a schedule with the given boundaries and rates. There must be one more rate than boundaries.
     pub fn new(boundaries: impl Into<Vec<u64>>, values: impl Into<Vec<f64>>) -> Self {
         Self { boundaries: boundaries.into(), values: values.into() }
     }

@@ -1,24 +1,24 @@
-//! A rate that decays to a final value linearly, or by another power.
+//! A rate that decays to a final value, linearly or with a different power.
 
 use super::{Schedule, check};
 use crate::InvalidHyperparameter;
 
-/// A rate of (lr₀ − end) · (1 − n / decay_steps) ^ power + end.
+/// A learning rate of (lr₀ − end) · (1 − n / decay_steps) ^ power + end.
 ///
 /// n is the number of finished steps, at most `decay_steps`.
 ///
-/// With `cycle`, the end moves to the next multiple of `decay_steps` whenever it is reached, so the rate jumps
-/// up and decays again.
+/// With `cycle`, the end of the decay moves to the next multiple of `decay_steps` each time it is reached, so the
+/// rate jumps up and decays again.
 #[doc(alias = "tf.keras.optimizers.schedules.PolynomialDecay")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolynomialDecay {
     /// The initial rate lr₀, at least 0.
     pub initial: f64,
-    /// The number of steps until the final rate.
+    /// The number of steps until the final rate is reached.
     pub decay_steps: u64,
     /// The final rate, at least 0. 0.0001 by default, as in TensorFlow.
     pub end: f64,
-    /// The exponent, at least 0. 1 by default, a linear decay.
+    /// The exponent, at least 0. The default, 1, is a linear decay.
     pub power: f64,
     /// Whether the decay is repeated. `false` by default.
     pub cycle: bool,

@@ -1,24 +1,24 @@
-//! A rate that rises linearly before another schedule.
+//! A rate that rises linearly before a different schedule begins.
 
 use super::Schedule;
 use crate::InvalidHyperparameter;
 use crate::error::Check;
 
-/// A rate that rises linearly to the first rate of another schedule, which then takes over.
+/// A learning rate that rises linearly from `from` to the first rate of `then`, and then follows that schedule.
 ///
-/// TensorFlow has this in `CosineDecay` only, as `warmup_target` and `warmup_steps`.
+/// TensorFlow supports this only in `CosineDecay`, with `warmup_target` and `warmup_steps`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Warmup<S> {
     /// The rate of the first step, at least 0.
     pub from: f64,
-    /// The number of steps before the other schedule.
+    /// The number of steps in which the rate rises.
     pub steps: u64,
-    /// The other schedule; its step 0 is after the warm-up.
+    /// The schedule after the rise. Its first step is the one after the rise.
     pub then: S,
 }
 
 impl<S: Schedule> Warmup<S> {
-    /// Creates a schedule with `steps` steps from the rate `from` to the first rate of `then`.
+    /// Creates a schedule whose rate rises from `from` to the first rate of `then` in `steps` steps.
     pub fn new(from: f64, steps: u64, then: S) -> Self {
         Self { from, steps, then }
     }

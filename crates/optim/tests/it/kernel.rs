@@ -4,13 +4,14 @@
 // clippy's allow-unwrap-in-tests doesn't see helpers outside of #[test] functions.
 
 use distribute_optim::{
-    Adagrad, Adam, AdamW, Float, Formula, Ftrl, Kernel, Momentum, Precision, RmsProp, Rule, RuleExt, Sgd,
-    SlotSpec, Step,
+    Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, Kernel, Lion, Momentum, NAdam, Precision, RmsProp,
+    Rule, RuleExt, Sgd, SlotSpec, Step,
 };
 use distribute_testing::{SplitMix, child, watched_for};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The functions that a GPU has and C does not, and the reading of files.
@@ -107,6 +108,9 @@ fn rules() -> Vec<Box<dyn Rule>> {
         Box::new(RmsProp { momentum: 0.5, ..RmsProp::default() }),
         Box::new(Ftrl { l1: 0.1, l2: 0.2, l2_shrinkage: 0.3, ..Ftrl::default() }),
         Box::new(Ftrl { lr_power: -0.7, beta: 0.5, ..Ftrl::default() }),
+        Box::new(NAdam::default()),
+        Box::new(Lion { weight_decay: 0.1, ..Lion::default() }),
+        Box::new(Averaged { rule: Arc::new(Adam::default()), momentum: 0.9 }),
         Box::new(Rest),
     ]
 }
@@ -239,7 +243,7 @@ fn same_as_on_slices<F: Bits>(program: &Path, number: usize, rule: &dyn Rule) {
 }
 
 #[test]
-fn texts_of_kernels_have_the_bits_of_rules_on_slices() {
+fn generated_kernels_are_bit_identical_to_rules_on_slices() {
     watched_for(Duration::from_secs(240), || {
         let folder = tempfile::tempdir().unwrap();
         let precisions = [Precision::F32, Precision::F64];

@@ -3,9 +3,11 @@
 // clippy's allow-unwrap-in-tests doesn't see helpers outside of #[test] functions.
 
 use distribute_optim::{
-    Adagrad, Adam, AdamW, Float, Ftrl, Momentum, RmsProp, Rule, RuleExt, Sgd, Step, merge_rows,
+    Adagrad, Adam, AdamW, Averaged, Float, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, RuleExt, Sgd, Step,
+    merge_rows,
 };
 use proptest::prelude::*;
+use std::sync::Arc;
 
 fn rules() -> Vec<Box<dyn Rule>> {
     vec![
@@ -20,6 +22,12 @@ fn rules() -> Vec<Box<dyn Rule>> {
         Box::new(RmsProp { momentum: 0.5, ..RmsProp::default() }),
         Box::new(Ftrl { l1: 0.01, l2: 0.1, l2_shrinkage: 0.05, ..Ftrl::default() }),
         Box::new(Ftrl { lr_power: -0.7, beta: 0.5, ..Ftrl::default() }),
+        Box::new(NAdam::default()),
+        Box::new(NAdam { lazy: true, ..NAdam::default() }),
+        Box::new(Averaged { rule: Arc::new(AdamW::default()), momentum: 0.9 }),
+        Box::new(Averaged { rule: Arc::new(Momentum::new(0.9)), momentum: 0.5 }),
+        Box::new(Lion::default()),
+        Box::new(Lion { lazy: true, weight_decay: 0.1, ..Lion::default() }),
     ]
 }
 
@@ -88,7 +96,7 @@ proptest! {
     /// Any assignee of any range computes the same bits. Updates that are partitioned by ranges rely on this.
     // INV-11
     #[test]
-    fn ranges_give_the_same_bits_as_the_whole(
+    fn ranges_are_bit_identical_to_the_complete_tensor(
         (var, grads) in trajectory(67),
         mut cuts in prop::collection::vec(0..=67usize, 0..5),
     ) {
@@ -165,7 +173,8 @@ proptest! {
             values.iter().map(|x| ((x + 0.125f64.copysign(*x)) * 64.0).round() / 64.0).collect()
         };
         let var = round(&var);
-        for rule in rules() {
+        // A step of Lion is the sign of a sum, which may be almost 0.
+        for rule in rules().into_iter().filter(|rule| !rule.name().starts_with("lion")) {
             let (mut single, mut double) = (State::<f32>::new(&*rule, &var), State::<f64>::new(&*rule, &var));
             for (finished, grad) in grads.iter().map(|grad| round(grad)).enumerate() {
                 let at = Step::after(finished as u64, 0.05);

@@ -1,17 +1,17 @@
-//! Gradients of operations of one element, or of two.
+//! Gradients of operations on one or two elements.
 
-use super::Gradients;
+use super::NodeGradients;
 use candle_core::op::{BinaryOp, UnaryOp};
 use candle_core::{Result, Tensor};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
 
-/// Adds the gradients of both arguments. Equal elements share that of `maximum` and `minimum`.
+/// Adds the gradients of both arguments. For `maximum` and `minimum`, equal elements share the gradient equally.
 pub(super) fn binary(
     op: BinaryOp,
     [left, right]: [&Tensor; 2],
     result: &Tensor,
     up: &Tensor,
-    all: &mut Gradients,
+    all: &mut NodeGradients,
 ) -> Result<()> {
     match op {
         BinaryOp::Add => {
@@ -39,10 +39,11 @@ pub(super) fn binary(
     }
 }
 
-/// The gradient of an argument, from the argument, the result, and the result's gradient.
+/// A function that computes the gradient of an argument from the argument, the result and the gradient of the
+/// result.
 type Rule = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
 
-/// Returns the rule of an operation; `None` if its derivative is 0 wherever it has one.
+/// Returns the rule of an operation, or `None` if the operation's derivative is 0 wherever it is defined.
 pub(super) fn unary(op: UnaryOp) -> Option<Rule> {
     Some(match op {
         UnaryOp::Exp => |_, y, up| up * y,
@@ -50,7 +51,7 @@ pub(super) fn unary(op: UnaryOp) -> Option<Rule> {
         UnaryOp::Sin => |x, _, up| up * x.cos()?,
         UnaryOp::Cos => |x, _, up| (up * x.sin()?)?.neg(),
         UnaryOp::Tanh => |_, y, up| up * (1. - y.sqr()?)?,
-        // 0 at 0, as TensorFlow's and PyTorch's; candle's is 1.
+        // 0 at 0, as in TensorFlow and PyTorch; candle has 1.
         UnaryOp::Abs => |x, _, up| up * x.sign()?,
         UnaryOp::Relu => |x, _, up| up * x.gt(0.)?.to_dtype(up.dtype())?,
         UnaryOp::Neg => |_, _, up| up.neg(),
@@ -65,7 +66,8 @@ pub(super) fn unary(op: UnaryOp) -> Option<Rule> {
     })
 }
 
-/// The derivative of x/2 · (1 + t) with t = tanh(c (x + a x³)): (1 + t + x (1 - t²) c (1 + 3 a x²)) / 2.
+/// Returns the gradient through x/2 · (1 + t) with t = tanh(c (x + a x³)). The derivative is (1 + t + x (1 - t²) c (1 +
+/// 3 a x²)) / 2.
 fn gelu(x: &Tensor, _: &Tensor, up: &Tensor) -> Result<Tensor> {
     const A: f64 = 0.044715;
     let c = (2. / PI).sqrt();
@@ -76,25 +78,26 @@ fn gelu(x: &Tensor, _: &Tensor, up: &Tensor) -> Result<Tensor> {
     up * ((slope + t)? + 1.)?.affine(0.5, 0.)?
 }
 
-/// The derivative of x Φ(x): Φ(x) + x φ(x).
+/// Returns the gradient through x Φ(x). The derivative is Φ(x) + x φ(x).
 fn gelu_erf(x: &Tensor, _: &Tensor, up: &Tensor) -> Result<Tensor> {
     let distribution = (x * FRAC_1_SQRT_2)?.erf()?.affine(0.5, 0.5)?;
     let density = ((x.sqr()? * -0.5)?.exp()? * (FRAC_1_SQRT_2 * FRAC_2_SQRT_PI / 2.))?;
     up * (distribution + (x * density)?)?
 }
 
-/// The derivative of y = x σ(x): σ(x) (1 - y) + y.
+/// Returns the gradient through y = x σ(x). The derivative is σ(x) (1 - y) + y.
 fn silu(x: &Tensor, y: &Tensor, up: &Tensor) -> Result<Tensor> {
     let sigmoid = (x.neg()?.exp()? + 1.)?.recip()?;
     up * ((sigmoid * (1. - y)?)? + y)?
 }
 
-/// The derivative of y = x for x > 0, else α (eˣ - 1): 1, or y + α.
+/// Returns the gradient through y, which is x for x > 0 and α (eˣ - 1) otherwise. The derivative is 1 or y + α,
+/// respectively.
 pub(super) fn elu(x: &Tensor, alpha: f64, y: &Tensor, up: &Tensor) -> Result<Tensor> {
     x.gt(0.)?.where_cond(up, &(up * (y + alpha)?)?)
 }
 
-/// The derivative of xᵉ: e xᵉ⁻¹, which is 0 for e = 0, even at 0.
+/// Returns the gradient through xᵉ. The derivative is e xᵉ⁻¹, or 0 everywhere if e is 0.
 pub(super) fn powf(x: &Tensor, exponent: f64, up: &Tensor) -> Result<Tensor> {
     if exponent == 0. {
         return up.zeros_like();

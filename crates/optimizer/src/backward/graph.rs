@@ -1,14 +1,14 @@
-//! Access to the operation that made a tensor, which candle keeps private.
+//! Access to the operation that created a tensor, which candle keeps private.
 
 use candle_core::op::{BackpropOp, BinaryOp, Op};
 use candle_core::{DType, Device, Layout, Result, Tensor, TensorId, Var};
 use std::mem::offset_of;
 use std::sync::{Arc, OnceLock};
 
-/// A struct with the fields of candle's `Tensor_`, in their order. The compiler lays out both alike; [`find`] makes
-/// sure of that.
-#[expect(dead_code, reason = "only the place of a field counts")]
-struct Fields {
+/// A struct with the same fields as candle's `Tensor_`, in the same order. The compiler is expected to lay out both in
+/// the same way, and [`find`] verifies it.
+#[expect(dead_code, reason = "only the position of a field counts")]
+struct TensorFields {
     id: TensorId,
     storage: Arc<()>,
     layout: Layout,
@@ -18,26 +18,26 @@ struct Fields {
     device: Device,
 }
 
-// A struct of one field of its own size has it at its start, so an `Option<Op>` is laid out as the `BackpropOp` that
-// holds it.
+// A struct with one field of the same size has it at its start, so an `Option<Op>` is laid out like the `BackpropOp`
+// that contains it.
 const _: () = assert!(size_of::<BackpropOp>() == size_of::<Option<Op>>());
 
-/// Access to the operations of candle's graph.
+/// A handle to the operations of candle's graph.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Graph {
-    /// The bytes from the start of a tensor's fields to its operation.
+    /// The offset in bytes of the operation from the start of a tensor's fields.
     offset: usize,
 }
 
 impl Graph {
-    /// Returns the access, or `None` if this build lays out candle's tensors in another way. The first call alone
-    /// looks.
+    /// Returns a handle to the graph, or `None` if this build lays out candle's tensors in an unexpected way. Only the
+    /// first call checks the layout.
     pub(super) fn get() -> Option<Self> {
         static GRAPH: OnceLock<Option<Graph>> = OnceLock::new();
-        *GRAPH.get_or_init(|| find(offset_of!(Fields, op)).ok().flatten())
+        *GRAPH.get_or_init(|| find(offset_of!(TensorFields, op)).ok().flatten())
     }
 
-    /// Returns the operation that made a tensor; `None` for a variable, and for a tensor that depends on no variable.
+    /// Returns the operation that created a tensor, or `None` if the tensor is a variable or does not depend on one.
     #[inline]
     pub(super) fn op(self, tensor: &Tensor) -> Option<&Op> {
         let fields = &raw const **tensor;
@@ -50,16 +50,17 @@ impl Graph {
     }
 }
 
-/// Looks for the operations of two tensors at an offset from the start of their fields. Returns the access if they are
-/// there.
+/// Checks, for two tensors, that their operations are at `offset` from the start of their fields. Returns a handle to
+/// the graph if they are.
 ///
-/// Of a result's fields the operation alone holds the address of an argument, at a place that the type [`Op`] fixes. So
-/// an address that is found where it is expected proves the place of the operation.
+/// The operation is the only field of a result that contains the address of an argument, at a position that the type
+/// [`Op`] determines. Finding the address there therefore proves that the operation is at `offset`.
 fn find(offset: usize) -> Result<Option<Graph>> {
     const ALPHA: f64 = 0.8125;
     let (x, other) = (Var::new(&[1f32, -1.], &Device::Cpu)?, Var::new(&[2f32, -2.], &Device::Cpu)?);
     let fields = &**x.as_tensor();
-    let alike = size_of_val(fields) == size_of::<Fields>() && align_of_val(fields) == align_of::<Fields>();
+    let alike = size_of_val(fields) == size_of::<TensorFields>()
+        && align_of_val(fields) == align_of::<TensorFields>();
     let fits = offset.is_multiple_of(align_of::<BackpropOp>())
         && offset.checked_add(size_of::<BackpropOp>()).is_some_and(|end| end <= size_of_val(fields));
     if !alike || !fits {
@@ -87,8 +88,8 @@ fn find(offset: usize) -> Result<Option<Graph>> {
     Ok(reads.then_some(graph))
 }
 
-/// Whether the fields of a tensor have the bytes of `part`, a part of the operation that made it, where they would be
-/// if that operation is at `offset`, from where an operation fits into the fields.
+/// Returns `true` if the fields of the tensor contain the bytes of `part` at the position that `part` has if an
+/// operation starts at `offset`. `part` is a part of the operation `op`. There must be enough space for an operation.
 fn is_at<T>((tensor, op): &(Tensor, Option<Op>), offset: usize, part: &T) -> bool {
     let inside = std::ptr::from_ref(part).addr() - std::ptr::from_ref(op).addr();
     let fields = (&raw const **tensor).cast::<u8>();
@@ -126,8 +127,8 @@ mod tests {
     // INV-74
     #[test]
     fn operations_are_found_at_no_other_offset() {
-        let right = offset_of!(Fields, op);
-        for offset in 0..=size_of::<Fields>() {
+        let right = offset_of!(TensorFields, op);
+        for offset in 0..=size_of::<TensorFields>() {
             assert_eq!(find(offset).unwrap().is_some(), offset == right, "{offset}");
         }
         assert!(find(usize::MAX).unwrap().is_none());

@@ -1,13 +1,13 @@
-//! The gradients of the arguments of each operation of candle.
+//! The gradients of the arguments of each of candle's operations.
 
-use super::{Gradients, elementwise, shapes};
+use super::{NodeGradients, elementwise, shapes};
 use candle_core::op::Op;
 use candle_core::{Result, Tensor};
 use distribute_base::internal::to_device;
 use distribute_nn::gradients as nn;
 
-/// Adds the gradients of an operation's arguments, from the gradient of its result.
-pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut Gradients) -> Result<()> {
+/// Adds the gradients of the arguments of `op`, given the gradient `upstream` of its result.
+pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut NodeGradients) -> Result<()> {
     let up = &upstream;
     match op {
         Op::Binary(left, right, op) => elementwise::binary(*op, [left, right], result, up, all),
@@ -32,10 +32,10 @@ pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut Gradie
         Op::ToDType(x) => all.add(x, || up.to_dtype(x.dtype())),
         Op::ToDevice(x) => all.add(x, || to_device(up, x.device())),
         Op::Copy(x) => all.add(x, || Ok(upstream.clone())),
-        Op::Reshape(x) => all.add(x, || shapes::of_view(x, result, up)),
-        Op::Broadcast(x) => all.add(x, || shapes::of_broadcast(x, up)),
+        Op::Reshape(x) => all.add(x, || shapes::view_gradient(x, result, up)),
+        Op::Broadcast(x) => all.add(x, || shapes::broadcast_gradient(x, up)),
         Op::Transpose(x, first, second) => all.add(x, || up.transpose(*first, *second)),
-        Op::Permute(x, order) => all.add(x, || shapes::of_permute(order, up)),
+        Op::Permute(x, order) => all.add(x, || shapes::permute_gradient(order, up)),
         Op::Narrow(x, axis, start, len) => {
             all.add(x, || up.pad_with_zeros(*axis, *start, x.dims()[*axis] - start - len))
         }
@@ -44,8 +44,8 @@ pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut Gradie
             all.add(part, || up.narrow(0, *start, part.dim(0)?))?;
             all.add(x, || up.slice_scatter0(&part.zeros_like()?, *start))
         }
-        Op::Gather(x, indexes, axis) if shapes::differ_beside(*axis, x, indexes) => {
-            all.add(x, || shapes::of_gather(x, indexes, *axis, up))
+        Op::Gather(x, indexes, axis) if shapes::differ_on_other_axes(*axis, x, indexes) => {
+            all.add(x, || shapes::gather_gradient(x, indexes, *axis, up))
         }
         Op::Gather(x, indexes, axis) => {
             all.add_to(x, |sum| sum.map_or_else(|| x.zeros_like(), Ok)?.scatter_add(indexes, up, *axis))
@@ -58,8 +58,8 @@ pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut Gradie
             all.add(source, || up.index_select(indexes, *axis))
         }
         Op::Scatter(x, indexes, source, axis) => {
-            all.add(x, || nn::scattered_over(indexes, up, *axis))?;
-            all.add(source, || nn::of_scattered(indexes, up, *axis))
+            all.add(x, || nn::scatter_input_gradient(indexes, up, *axis))?;
+            all.add(source, || nn::scatter_source_gradient(indexes, up, *axis))
         }
         Op::ScatterAdd(x, indexes, source, axis) => {
             all.add(x, || Ok(upstream.clone()))?;
@@ -100,9 +100,9 @@ pub(super) fn apply(op: &Op, result: &Tensor, upstream: Tensor, all: &mut Gradie
     }
 }
 
-/// Adds those gradients that are not `None`.
+/// Adds the gradients that are not `None`.
 fn add<const N: usize>(
-    all: &mut Gradients,
+    all: &mut NodeGradients,
     arguments: [&Tensor; N],
     gradients: [Option<Tensor>; N],
 ) -> Result<()> {

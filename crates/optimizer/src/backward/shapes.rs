@@ -1,18 +1,18 @@
 //! Gradients of operations that move elements, and of reductions.
 
-use super::Gradients;
+use super::NodeGradients;
 use candle_core::op::ReduceOp;
 use candle_core::{Result, Tensor};
 
-/// Adds the gradient of a reduction's argument; `kept` is the shape of the result with the reduced axes kept as axes of
-/// size 1. The gradient of a maximum or minimum is shared by all elements that are equal to it, as in TensorFlow.
+/// Adds the gradient of the argument of a reduction. `kept` is the shape of the result if reduced axes are kept
+/// with size 1. All elements that are equal to a maximum or minimum share its gradient equally, as in TensorFlow.
 pub(super) fn reduce(
     op: ReduceOp,
     x: &Tensor,
     kept: &[usize],
     result: &Tensor,
     up: &Tensor,
-    all: &mut Gradients,
+    all: &mut NodeGradients,
 ) -> Result<()> {
     let spread = |tensor: &Tensor| tensor.reshape(kept)?.broadcast_as(x.shape());
     match op {
@@ -29,15 +29,15 @@ pub(super) fn reduce(
     }
 }
 
-/// The gradient of a tensor that was broadcast: the sum over all copies of each element.
-pub(super) fn of_broadcast(x: &Tensor, up: &Tensor) -> Result<Tensor> {
+/// Returns the gradient of a tensor that was broadcast: for each element, the sum over all its copies.
+pub(super) fn broadcast_gradient(x: &Tensor, up: &Tensor) -> Result<Tensor> {
     let new = up.rank() - x.rank();
     let copied = |axis: &usize| *axis < new || up.dims()[*axis] != x.dims()[axis - new];
     let axes: Vec<usize> = (0..up.rank()).filter(copied).collect();
     up.sum_keepdim(axes)?.reshape(x.shape())
 }
 
-pub(super) fn of_permute(order: &[usize], up: &Tensor) -> Result<Tensor> {
+pub(super) fn permute_gradient(order: &[usize], up: &Tensor) -> Result<Tensor> {
     let mut back = vec![0; order.len()];
     for (to, from) in order.iter().enumerate() {
         back[*from] = to;
@@ -45,7 +45,7 @@ pub(super) fn of_permute(order: &[usize], up: &Tensor) -> Result<Tensor> {
     up.permute(back)
 }
 
-pub(super) fn cat(parts: &[Tensor], axis: usize, up: &Tensor, all: &mut Gradients) -> Result<()> {
+pub(super) fn cat(parts: &[Tensor], axis: usize, up: &Tensor, all: &mut NodeGradients) -> Result<()> {
     let mut start = 0;
     for part in parts {
         let len = part.dim(axis)?;
@@ -55,22 +55,21 @@ pub(super) fn cat(parts: &[Tensor], axis: usize, up: &Tensor, all: &mut Gradient
     Ok(())
 }
 
-/// The gradient of a tensor that was reshaped, or of the input of `unfold`, whose windows candle's graph has as a
-/// reshape.
-pub(super) fn of_view(x: &Tensor, result: &Tensor, up: &Tensor) -> Result<Tensor> {
-    // Strides of tensors without elements say nothing.
+/// Returns the gradient of the argument of a reshape, or of `unfold`, which candle's graph records as a reshape.
+pub(super) fn view_gradient(x: &Tensor, result: &Tensor, up: &Tensor) -> Result<Tensor> {
+    // Strides of tensors without elements have no meaning.
     let reshaped = x.elem_count() == 0 || (result.elem_count() == x.elem_count() && result.is_contiguous());
-    let Some(axis) = (!reshaped).then(|| axis_of_windows(x, result)).flatten() else {
+    let Some(axis) = (!reshaped).then(|| window_axis(x, result)).flatten() else {
         return up.reshape(x.shape());
     };
     let (rank, len) = (x.rank(), x.dims()[axis]);
     let (windows, size) = (result.dims()[axis], result.dims()[rank]);
-    // Where all elements are one in memory, strides don't tell.
+    // If all elements are one in memory, strides do not show it.
     let step = match result.stride()[axis].checked_div(x.stride()[axis]) {
         Some(step) => step,
         None => (len - size) / (windows - 1).max(1),
     };
-    // The elements of a window beside each other, behind those of the window before.
+    // The elements of a window are next to each other, after those of the previous window.
     let mut order: Vec<usize> = (0..rank).collect();
     order.insert(axis + 1, rank);
     let mut dims = x.dims().to_vec();
@@ -81,8 +80,9 @@ pub(super) fn of_view(x: &Tensor, result: &Tensor, up: &Tensor) -> Result<Tensor
     x.zeros_like()?.index_add(&places, &source, axis)
 }
 
-/// The axis of `x` that `result` has windows of, if its layout is that of `unfold`.
-fn axis_of_windows(x: &Tensor, result: &Tensor) -> Option<usize> {
+/// Returns the axis of `x` that was split into windows. Returns `None` if `result` does not have the layout that
+/// `unfold` produces.
+fn window_axis(x: &Tensor, result: &Tensor) -> Option<usize> {
     let (rank, dims, strides) = (x.rank(), result.dims(), result.stride());
     let kept = |axis: usize| dims[axis] == x.dims()[axis] && strides[axis] == x.stride()[axis];
     let is_of = |axis: &usize| {
@@ -91,13 +91,13 @@ fn axis_of_windows(x: &Tensor, result: &Tensor) -> Option<usize> {
     (result.rank() == rank + 1).then(|| (0..rank).find(is_of)).flatten()
 }
 
-/// Whether two shapes differ along another axis than this one.
-pub(super) fn differ_beside(axis: usize, x: &Tensor, indexes: &Tensor) -> bool {
+/// Returns `true` if the shapes differ along an axis other than `axis`.
+pub(super) fn differ_on_other_axes(axis: usize, x: &Tensor, indexes: &Tensor) -> bool {
     x.dims().iter().zip(indexes.dims()).enumerate().any(|(other, (x, len))| other != axis && x != len)
 }
 
-/// The gradient of the source of a gather whose indexes are fewer along other axes.
-pub(super) fn of_gather(x: &Tensor, indexes: &Tensor, axis: usize, up: &Tensor) -> Result<Tensor> {
+/// Returns the gradient of the source of a gather, if the indexes are smaller than the source along other axes.
+pub(super) fn gather_gradient(x: &Tensor, indexes: &Tensor, axis: usize, up: &Tensor) -> Result<Tensor> {
     if up.elem_count() == 0 {
         return x.zeros_like();
     }

@@ -1,19 +1,19 @@
-//! The warning of batch-norm that a training only evaluates.
+//! A warning about batch-norm layers that are trained but run in evaluation mode.
 
-use crate::parameters::listed;
-use distribute_core::internal::Evaluated;
+use crate::parameters::list_names;
+use distribute_core::internal::UnchangedNorm;
 use std::collections::HashSet;
 
-/// Returns the warning after a first step in which the running statistics of some layers stayed as they are, and the
-/// variables `trained` had gradients. `None` if nothing is wrong: layers without gradient took no part or are frozen,
-/// and those with statistics of a trained model may be meant to keep them.
-pub(crate) fn warning(evaluated: Vec<Evaluated>, trained: &HashSet<&str>) -> Option<String> {
+/// Returns the warning after a first step. `unchanged_norms` are the layers whose running statistics did not change;
+/// `trained` are the variables that had gradients. Layers without gradients are not reported, because they are
+/// unused or frozen. Layers with loaded statistics are not reported either, because they may be intended to keep them.
+pub(crate) fn warning(unchanged_norms: Vec<UnchangedNorm>, trained: &HashSet<&str>) -> Option<String> {
     let has_gradient = |path: &str| {
         let name = |last: &str| if path.is_empty() { last.to_owned() } else { format!("{path}.{last}") };
         [name("weight"), name("bias")].iter().any(|name| trained.contains(name.as_str()))
     };
     let (new, loaded): (Vec<_>, Vec<_>) =
-        evaluated.into_iter().filter(|layer| has_gradient(&layer.path)).partition(|layer| layer.is_new);
+        unchanged_norms.into_iter().filter(|layer| has_gradient(&layer.path)).partition(|layer| layer.is_new);
     if !loaded.is_empty() {
         tracing::debug!("{} layers of batch-norm keep the running statistics that were loaded", loaded.len());
     }
@@ -26,11 +26,14 @@ pub(crate) fn warning(evaluated: Vec<Evaluated>, trained: &HashSet<&str>) -> Opt
         n => format!("{n} layers of batch-norm were"),
     };
     Some(format!(
-        "{count} evaluated in the first step, and not trained: {}; the running statistics are still mean 0 and variance 1, so nothing is \
-         normalised; call forward_t with train = true; a model whose code passes false or folds batch-norm into convolutions, as \
-         candle_transformers' resnet, efficientnet, mobilenetv4 and mobileone do, is for inference: copy it and pass true, or load \
-         trained statistics first; layers that are frozen are not looked at; see \"Batch-norm\" in docs/from-candle.md",
-        listed(&names)
+        "{count} evaluated in the first step, and not trained: {}; the running statistics are still mean 0 and \
+         variance 1, so nothing is \
+         normalized; call forward_t with train = true; a model whose code passes false or folds batch-norm into \
+         convolutions, as \
+         candle_transformers' resnet, efficientnet, mobilenetv4 and mobileone do, is for inference: copy it and pass \
+         true, or load \
+         trained statistics first; layers that are frozen are not looked at; see \"Batch-norm\" in docs/train/from-candle.md",
+        list_names(&names)
     ))
 }
 
@@ -38,12 +41,12 @@ pub(crate) fn warning(evaluated: Vec<Evaluated>, trained: &HashSet<&str>) -> Opt
 mod tests {
     use super::*;
 
-    fn layer(path: &str, is_new: bool) -> Evaluated {
-        Evaluated { path: path.into(), is_new }
+    fn layer(path: &str, is_new: bool) -> UnchangedNorm {
+        UnchangedNorm { path: path.into(), is_new }
     }
 
     #[test]
-    fn only_new_layers_with_a_gradient_are_told_of() {
+    fn only_new_layers_with_a_gradient_are_reported() {
         let trained = HashSet::from(["a.weight", "b.bias", "c.weight", "weight"]);
         let all = ["a", "b", "d", ""].map(|path| layer(path, true)).into_iter().chain([layer("c", false)]);
         let text = warning(all.collect(), &trained).unwrap();

@@ -1,68 +1,70 @@
-//! Whether the numbers of examples that replicas give go with the rows of their pieces.
+//! A check that the numbers of examples are consistent with the numbers of rows in the per-replica batches.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// The verdict about the numbers of examples in one step.
+/// The relation between the number of examples and the number of rows on each replica in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// They are in proportion to the rows.
+enum Proportions {
+    /// The number of examples is proportional to the number of rows.
     Proportional,
-    /// They are one number, whatever the rows.
+    /// All replicas pass the same number of examples, although they have different numbers of rows.
     Constant,
-    /// They count something else than rows, such as tokens without padding.
+    /// Examples are not rows but, for example, tokens without padding.
     Other,
 }
 
-/// Compares the numbers of examples and of rows of the per-replica batches that have examples.
-fn verdict(pieces: impl Iterator<Item = (usize, usize)>) -> Verdict {
-    let mut pieces = pieces.filter(|(examples, rows)| *examples > 0 && *rows > 0);
-    let Some((examples, rows)) = pieces.next() else { return Verdict::Proportional };
+/// Determines the relation. `batches` contains the number of examples and the number of rows of each batch. Batches
+/// without examples or rows are ignored.
+fn compare(batches: impl Iterator<Item = (usize, usize)>) -> Proportions {
+    let mut batches = batches.filter(|(examples, rows)| *examples > 0 && *rows > 0);
+    let Some((examples, rows)) = batches.next() else { return Proportions::Proportional };
     let (mut proportional, mut constant) = (true, true);
-    for (others, their_rows) in pieces {
+    for (others, their_rows) in batches {
         proportional &= others as u128 * rows as u128 == examples as u128 * their_rows as u128;
         constant &= others == examples;
     }
     match (proportional, constant) {
-        (true, _) => Verdict::Proportional,
-        (false, true) => Verdict::Constant,
-        (false, false) => Verdict::Other,
+        (true, _) => Proportions::Proportional,
+        (false, true) => Proportions::Constant,
+        (false, false) => Proportions::Other,
     }
 }
 
-/// Watches the steps of an optimizer until something is certain.
+/// The check of an optimizer's steps. It stops as soon as its result is certain.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct ExamplesCheck {
     done: AtomicBool,
-    /// The most rows of any step so far.
+    /// The largest number of rows that all replicas together had in a step so far.
     most_rows: AtomicUsize,
 }
 
-impl Watch {
-    /// Returns the warning after a step with these numbers of examples and rows, at most once.
+impl ExamplesCheck {
+    /// Checks a step, and returns a warning at most once. `batches` contains the number of examples and the number of
+    /// rows of each batch.
     ///
-    /// Tokens differ in number from replica to replica also where rows don't. A number that is the same on pieces of
-    /// different sizes counts neither, unless there are more of it than a batch has rows: then batches are filled up to
-    /// a number of tokens.
-    pub(crate) fn warning(&self, pieces: impl Iterator<Item = (usize, usize)> + Clone) -> Option<String> {
+    /// The number of tokens differs between replicas even if the number of rows does not. If all replicas pass the same
+    /// number although their numbers of rows differ, it counts neither rows nor tokens. The exception is a number
+    /// larger than the rows of any step so far: such batches are probably filled up to a fixed number of tokens.
+    pub(crate) fn warning(&self, batches: impl Iterator<Item = (usize, usize)> + Clone) -> Option<String> {
         if self.done.load(Ordering::Relaxed) {
             return None;
         }
-        let rows = pieces.clone().fold(0, |sum: usize, (_, rows)| sum.saturating_add(rows));
+        let rows = batches.clone().fold(0, |sum: usize, (_, rows)| sum.saturating_add(rows));
         let most = self.most_rows.fetch_max(rows, Ordering::Relaxed).max(rows);
-        let verdict = verdict(pieces.clone());
-        if verdict == Verdict::Proportional {
+        let found = compare(batches.clone());
+        if found == Proportions::Proportional {
             return None;
         }
         self.done.store(true, Ordering::Relaxed);
-        let examples = pieces.clone().map(|(examples, _)| examples).find(|examples| *examples > 0)?;
-        if verdict == Verdict::Other || examples > most {
+        let examples = batches.clone().map(|(examples, _)| examples).find(|examples| *examples > 0)?;
+        if found == Proportions::Other || examples > most {
             return None;
         }
-        let rows: Vec<String> = pieces.map(|(_, rows)| rows.to_string()).collect();
+        let rows: Vec<String> = batches.map(|(_, rows)| rows.to_string()).collect();
         Some(format!(
-            "n is {examples} on every replica, but their pieces of the batch have {} rows; n is the number of examples of \
-             this replica's piece, over which its loss is a mean, and its gradients weigh by it: give labels.dim(0)?, or \
-             the number of tokens that the loss counts",
+            "n is {examples} on every replica, but their per-replica batches have {} rows; n is the number of \
+             examples that this replica's loss is a mean over, and the weight of its gradients: pass labels.dim(0)?, \
+             or the number of tokens that the loss counts",
             rows.join(", ")
         ))
     }
@@ -73,17 +75,17 @@ mod tests {
     use super::*;
 
     fn steps(steps: &[&[(usize, usize)]]) -> Vec<bool> {
-        let watch = Watch::default();
-        steps.iter().map(|pieces| watch.warning(pieces.iter().copied()).is_some()).collect()
+        let watch = ExamplesCheck::default();
+        steps.iter().map(|batches| watch.warning(batches.iter().copied()).is_some()).collect()
     }
 
     #[test]
     fn one_number_for_pieces_of_different_sizes_is_warned_of_once() {
         assert_eq!(steps(&[&[(2, 2), (2, 2)], &[(2, 2), (2, 1)], &[(2, 2), (2, 1)]]), [false, true, false]);
         assert_eq!(steps(&[&[(1, 2), (1, 1), (1, 1)]]), [true]);
-        // That of the global batch, of an earlier step.
+        // The number of the global batch, in an earlier step.
         assert_eq!(steps(&[&[(8, 4), (8, 4)], &[(8, 2), (8, 1)]]), [false, true]);
-        let watch = Watch::default();
+        let watch = ExamplesCheck::default();
         let text = watch.warning([(2, 2), (2, 1)].into_iter()).unwrap();
         assert!(text.contains("n is 2 on every replica") && text.contains("have 2, 1 rows"), "{text}");
     }

@@ -1,16 +1,17 @@
-//! The first element that is NaN or infinite.
+//! The search for elements that are NaN or infinite, or become infinite when they are sent.
 
 use crate::Parameters;
 use candle_core::{DType, Tensor, Var};
 use distribute_base::Result;
 use distribute_base::internal::{Number, ReplicaGradient, with_elements};
+use distribute_core::strategy::Wire;
 
-/// Returns whether all gradients of a replica that are on the host are finite.
+/// Returns `true` if all gradients of a replica that are on the host are finite. Gradients on devices are ignored.
 pub(crate) fn all_finite(parameters: &Parameters, gradients: &[Option<ReplicaGradient>]) -> Result<bool> {
     for ((_, variable), gradient) in parameters.variables.iter().zip(gradients) {
         if let Some(gradient) = gradient
             && !gradient.is_on_device()
-            && first_of(gradient, variable)?.is_some()
+            && first_in_gradient(gradient, variable, parameters.wire())?.is_some()
         {
             return Ok(false);
         }
@@ -18,15 +19,21 @@ pub(crate) fn all_finite(parameters: &Parameters, gradients: &[Option<ReplicaGra
     Ok(true)
 }
 
-/// The first element of a gradient on the host that is not finite.
-pub(crate) fn first_of(gradient: &ReplicaGradient, variable: &Var) -> Result<Option<(usize, f64)>> {
+/// Returns the position and the value of the first element that is not finite in a gradient on the host, which is sent
+/// in the type `wire`.
+pub(crate) fn first_in_gradient(
+    gradient: &ReplicaGradient,
+    variable: &Var,
+    wire: Wire,
+) -> Result<Option<(usize, f64)>> {
+    let (limit, none) = (wire.limit(), f64::INFINITY);
     Ok(match (gradient, variable.dtype()) {
-        (ReplicaGradient::Dense(dense), DType::F32) => dense.with_elements(first::<f32>)?,
-        (ReplicaGradient::Dense(dense), _) => dense.with_elements(first::<f64>)?,
+        (ReplicaGradient::Dense(dense), DType::F32) => dense.with_elements(|all| first(all, limit))?,
+        (ReplicaGradient::Dense(dense), _) => dense.with_elements(|all| first(all, none))?,
         (ReplicaGradient::Rows(rows), dtype) => {
             let found = match dtype {
-                DType::F32 => rows.elements().and_then(first::<f32>),
-                _ => rows.elements().and_then(first::<f64>),
+                DType::F32 => rows.elements().and_then(|all| first(all, limit)),
+                _ => rows.elements().and_then(|all| first(all, none)),
             };
             let width = variable.dims().get(1..).map_or(1, |rest| rest.iter().product::<usize>()).max(1);
             found.map(|(at, value)| {
@@ -36,25 +43,24 @@ pub(crate) fn first_of(gradient: &ReplicaGradient, variable: &Var) -> Result<Opt
     })
 }
 
-pub(crate) fn first_in(tensor: &Tensor) -> Result<Option<(usize, f64)>> {
+pub(crate) fn first_in_tensor(tensor: &Tensor) -> Result<Option<(usize, f64)>> {
     Ok(match tensor.dtype() {
-        DType::F32 => with_elements(tensor, first::<f32>)?,
-        _ => with_elements(tensor, first::<f64>)?,
+        DType::F32 => with_elements(tensor, |all| first(all, f32::INFINITY))?,
+        _ => with_elements(tensor, |all| first(all, f64::INFINITY))?,
     })
 }
 
-fn first<F: Number>(values: &[F]) -> Option<(usize, f64)> {
-    /// Elements that are looked at without a branch.
+/// Returns the first element whose absolute value is not below `limit`.
+fn first<F: Number>(values: &[F], limit: F) -> Option<(usize, f64)> {
+    /// The number of elements that are checked at once, without branches.
     const RUN: usize = 1024;
-    let zero = F::of(0.);
-    // A finite number times 0 is 0, all others are NaN.
-    let is_finite = |x: F| x * zero == zero;
+    let is_finite = |x: F| distribute_optim::Float::abs(x) < limit;
     let run = values.chunks(RUN).position(|run| !run.iter().fold(true, |all, x| all & is_finite(*x)))?;
     let at = run * RUN + values[run * RUN..].iter().position(|x| !is_finite(*x))?;
     Some((at, value(values[at])))
 }
 
-/// Infinity, negative infinity or NaN: whichever it is.
+/// Returns infinity, negative infinity or NaN as f64, for a number that is not finite or too large.
 fn value<F: Number>(x: F) -> f64 {
     let zero = F::of(0.);
     match (x > zero, x < zero) {
@@ -72,13 +78,14 @@ mod tests {
     fn the_first_that_is_not_finite_is_found_wherever_it_is() {
         let mut values = vec![f32::MAX; 5000];
         values[7] = -f32::MAX;
-        assert_eq!(first(&values), None);
-        assert_eq!(first::<f64>(&[]), None);
+        assert_eq!(first(&values, f32::INFINITY), None);
+        assert_eq!(first(&[], f64::INFINITY), None);
+        assert_eq!(first(&[1., -65_519., -65_520.], Wire::F16.limit()), Some((2, f64::NEG_INFINITY)));
         for at in [0, 1023, 1024, 4999] {
             for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
                 let mut values = values.clone();
                 values[at..].fill(bad);
-                let (found, value) = first(&values).unwrap();
+                let (found, value) = first(&values, f32::INFINITY).unwrap();
                 assert_eq!(
                     (found, value.to_bits() == f64::from(bad).to_bits() || value.is_nan()),
                     (at, true)

@@ -1,26 +1,28 @@
-//! Variables that got no gradient: which, what has probably cut them off, and what to change.
+//! A check for variables without a gradient, which reports the likely cause and a fix.
 //!
-//! What is cut off leaves no trace in candle's graph, so the cause is a guess, made from names alone.
+//! A detached operation leaves no trace in candle's graph, so the cause is only guessed, based on the names of
+//! variables.
 
-use crate::parameters::listed;
+use crate::parameters::list_names;
 use std::collections::BTreeSet;
 
-/// The reaction to variables that have no gradient on any replica in an optimizer's first step:
+/// The reaction to variables that have no gradient on any replica in the first step of an optimizer. Set it with
 /// [`on_missing_gradients`](crate::Optimizer::on_missing_gradients).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingGradients {
-    /// A warning in the log.
+    /// Logs a warning.
     #[default]
     Warn,
-    /// [`Error::MissingGradients`](crate::Error::MissingGradients) on every replica; nothing has changed.
+    /// Returns [`Error::MissingGradients`](crate::Error::MissingGradients) on every replica, without changing
+    /// anything.
     Error,
-    /// No warning: some variables have a gradient in some steps only, such as those of experts.
+    /// Does nothing. Use this if some variables, such as those of experts, have a gradient only in some steps.
     Quiet,
 }
 
-/// The report on variables without gradient.
+/// A report on variables without a gradient.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Report {
+pub(crate) struct MissingReport {
     pub(crate) missing: Vec<String>,
     pub(crate) text: String,
 }
@@ -28,19 +30,20 @@ pub(crate) struct Report {
 /// The likely cause of missing gradients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Cause {
-    /// All but the last layers, which alone have gradients.
-    Behind(Vec<String>),
-    /// The queries and keys of attention lack gradients.
+    /// Only the last layers, with these names, have gradients.
+    DetachedLayers(Vec<String>),
+    /// Queries and keys of attention layers have no gradients.
     Attention,
-    /// The weights of norms lack gradients.
+    /// The weights of normalization layers have no gradients.
     Norms,
-    /// Tables of constants.
+    /// The variables are tables of constants.
     Tables,
     Unknown,
 }
 
-/// The report of a step after which each variable, by name, has a gradient or none. None where all have one.
-pub(crate) fn report(variables: &[(&str, bool)]) -> Option<Report> {
+/// Returns a report on a step, or `None` if all variables have a gradient. `variables` contains the name of each
+/// variable, and whether it has a gradient.
+pub(crate) fn report(variables: &[(&str, bool)]) -> Option<MissingReport> {
     let of = |with: bool| -> Vec<&str> {
         variables.iter().filter(|(_, has)| *has == with).map(|(name, _)| *name).collect()
     };
@@ -50,13 +53,12 @@ pub(crate) fn report(variables: &[(&str, bool)]) -> Option<Report> {
     }
     let (count, all) = (missing.len(), variables.len());
     let text = format!(
-        "{count} of {all} variables got no gradient in the first step: {}; {}; what is not to be trained is best taken \
-         out by freeze; where variables have a gradient in some steps only, say so by \
-         on_missing_gradients(MissingGradients::Quiet)",
-        listed(&missing),
+        "{count} of {all} variables got no gradient in the first step: {}; {}; freeze variables that should not be \
+         trained; if variables have gradients in some steps only, set on_missing_gradients(MissingGradients::Quiet)",
+        list_names(&missing),
         cause(&missing, &present).advice(),
     );
-    Some(Report { missing: missing.into_iter().map(String::from).collect(), text })
+    Some(MissingReport { missing: missing.into_iter().map(String::from).collect(), text })
 }
 
 fn cause(missing: &[&str], present: &[&str]) -> Cause {
@@ -69,7 +71,7 @@ fn cause(missing: &[&str], present: &[&str]) -> Cause {
     } else if parameters.iter().all(|name| is_query_or_key(name) || is_norm(name)) {
         Cause::Attention
     } else if (1..=2).contains(&modules.len()) && parameters.len() > present.len() {
-        Cause::Behind(modules.into_iter().map(String::from).collect())
+        Cause::DetachedLayers(modules.into_iter().map(String::from).collect())
     } else {
         Cause::Unknown
     }
@@ -77,32 +79,32 @@ fn cause(missing: &[&str], present: &[&str]) -> Cause {
 
 impl Cause {
     fn advice(&self) -> String {
-        const FUSED: &str = "candle's fused rms_norm, layer_norm, softmax_last_dim and rope have no backward: use those of \
-                             distribute::nn (rms_norm, layer_norm, ops::softmax_last_dim, rotary_emb::rope) instead, see \
-                             docs/transformers.md";
+        const FUSED: &str = "candle's fused rms_norm, layer_norm, softmax_last_dim and rope have no backward: patch \
+                             candle-nn, or use those of distribute::nn (rms_norm, layer_norm, ops::softmax_last_dim, \
+                             rotary_emb::rope) instead, see docs/train/transformers.md";
         match self {
-            Cause::Behind(modules) => format!(
-                "only {} got one, so an operation without backward lies before that and cuts off everything behind it; \
+            Cause::DetachedLayers(modules) => format!(
+                "only {} got one, so an operation without backward comes before it and cuts off everything else; \
                  {FUSED}",
                 modules.join(" and ")
             ),
             Cause::Attention => format!(
-                "these are behind the weights of attention, so the softmax or the rotary embedding has no backward; {FUSED}"
+                "these come before the weights of attention, so the softmax or the rotary embedding has no backward; {FUSED}"
             ),
             Cause::Norms => format!(
-                "these are of norms that have no backward, and what lies before such a norm gets a gradient only past it, \
-                 through residual connections, which is wrong; {FUSED}"
+                "these belong to norms without backward; variables before such a norm get gradients only through \
+                 residual connections, which is wrong; {FUSED}"
             ),
-            Cause::Tables => "by their names they are tables of constants".to_string(),
+            Cause::Tables => "by their names, they are tables of constants".to_string(),
             Cause::Unknown => format!(
-                "the loss does not depend on them, or they are cut off from it: by detach, by going through numbers \
+                "the loss does not depend on them, or they are cut off from it: by detach, by a conversion to numbers \
                  (to_vec, to_scalar), or by an operation without backward; {FUSED}"
             ),
         }
     }
 }
 
-/// Returns the module that a variable belongs to.
+/// Returns the path of the module that a variable belongs to.
 fn module(name: &str) -> &str {
     name.rsplit_once('.').map_or(name, |(module, _)| module)
 }
@@ -124,7 +126,8 @@ fn is_query_or_key(name: &str) -> bool {
     name.split('.').any(|part| NAMES.contains(&part.to_ascii_lowercase().as_str()))
 }
 
-/// Sines and cosines, which some models keep among their variables.
+/// Returns `true` if a variable's name indicates a table of sines or cosines, which some models keep among their
+/// variables.
 fn is_table(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
     ["freqs", "freq_cis", "freqs_cis", "inv_freq", "cos_cached", "sin_cached"]
@@ -164,13 +167,13 @@ mod tests {
         let mut missing: Vec<&str> = names.iter().map(String::as_str).collect();
         missing.extend(["norm.weight", "tok_embeddings.weight", "freq_cis_real"]);
         let (cause, text) = of(&missing, &["output.weight"]);
-        assert_eq!(cause, Cause::Behind(vec!["output".into()]));
+        assert_eq!(cause, Cause::DetachedLayers(vec!["output".into()]));
         for part in [
             "23 of 24 variables got no gradient in the first step: layers.0.attn.wq.weight, ",
             "layers.1.norm.weight and 13 more; only output got one",
             "rms_norm, layer_norm, softmax_last_dim and rope have no backward",
             "distribute::nn",
-            "docs/transformers.md",
+            "docs/train/transformers.md",
             "freeze",
             "MissingGradients::Quiet",
         ] {
@@ -178,7 +181,9 @@ mod tests {
         }
         // A head of two layers, with biases.
         let head = ["classifier.bias", "classifier.weight", "pre.bias", "pre.weight"];
-        assert!(matches!(of(&missing, &head).0, Cause::Behind(modules) if modules == ["classifier", "pre"]));
+        assert!(
+            matches!(of(&missing, &head).0, Cause::DetachedLayers(modules) if modules == ["classifier", "pre"])
+        );
     }
 
     #[test]
@@ -209,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_constants_and_what_nobody_can_guess() {
+    fn tables_of_constants_and_unknown_causes() {
         assert_eq!(of(&["freq_cis_imag", "freq_cis_real"], &["a.weight"]).0, Cause::Tables);
         assert_eq!(of(&["pooler.weight"], &["a.weight", "b.weight", "c.weight"]).0, Cause::Unknown);
         let (cause, text) = of(&["a", "b"], &[]);

@@ -1,31 +1,31 @@
-//! The checks of an optimizer's steps, and their warnings.
+//! Checks of an optimizer's steps, and their warnings.
 //!
-//! | module | what it finds |
+//! | module | detects |
 //! |---|---|
 //! | `missing` | variables without a gradient |
 //! | `not_finite`, `finite` | NaN and infinity in losses and gradients |
-//! | `examples` | numbers of examples that do not fit the rows of the pieces |
-//! | `stale` | tensors that are computed once, and not in each step |
-//! | `batch_norm` | layers that are trained, but normalise as in evaluation |
-//! | `unread` | losses on a device that are not read yet |
+//! | `examples` | numbers of examples that do not fit the rows of the per-replica batches |
+//! | `stale` | tensors that are computed once instead of in each step |
+//! | `batch_norm` | layers that are trained, but normalize as in evaluation |
+//! | `pending_losses` | losses on a device that have not been read yet |
 
 pub(crate) mod batch_norm;
 pub(crate) mod examples;
 pub(crate) mod finite;
 pub(crate) mod missing;
 pub(crate) mod not_finite;
+pub(crate) mod pending_losses;
 pub(crate) mod stale;
-pub(crate) mod unread;
 
 use std::sync::atomic::AtomicBool;
 
-/// The state of the checks that warn once.
+/// The state of all checks of an optimizer.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
-    /// Whether the variables that have gradients have been looked at, which is in the first step.
-    pub(crate) gradients: AtomicBool,
-    pub(crate) examples: examples::Watch,
-    pub(crate) stale: stale::Watch,
-    pub(crate) not_finite: not_finite::Count,
-    pub(crate) unread: unread::Unread,
+pub(crate) struct Checks {
+    /// Whether missing gradients have been checked. They are only checked in the first step.
+    pub(crate) missing_done: AtomicBool,
+    pub(crate) examples: examples::ExamplesCheck,
+    pub(crate) stale: stale::StaleCheck,
+    pub(crate) not_finite: not_finite::NotFiniteCount,
+    pub(crate) pending_losses: pending_losses::PendingLosses,
 }

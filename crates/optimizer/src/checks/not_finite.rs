@@ -1,31 +1,31 @@
-//! NaN and infinity in losses and gradients: who had them first.
+//! A check for NaN and infinity in losses and gradients, which identifies the first replica that has them.
 
 use crate::Parameters;
-use crate::checks::finite::{first_in, first_of};
+use crate::checks::finite::{first_in_gradient, first_in_tensor};
 use distribute_base::Result;
 use distribute_base::internal::ReplicaGradient;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The reaction to a step in which a loss or a gradient is NaN or infinite:
+/// The reaction to a step in which a loss or a gradient is NaN or infinite. Set it with
 /// [`on_not_finite`](crate::Optimizer::on_not_finite).
 ///
-/// Gradients are those that each replica brings to the reduction, after
-/// [`before_reduce`](crate::Optimizer::before_reduce). To look at them takes one pass over them on each replica.
+/// The check covers the gradients that each replica contributes to the reduction, after
+/// [`before_reduce`](crate::Optimizer::before_reduce). It takes one pass over them on each replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NotFinite {
-    /// The step is made, and nothing is said.
+    /// Applies the step without a warning.
     Ignore,
-    /// The step is applied. Losses are checked and warned of; gradients are not checked, which costs nothing. The
-    /// losses of a single replica on a GPU are checked up to 32 steps later.
+    /// Applies the step. Logs a warning if a loss is not finite. Gradients are not checked, so this adds no cost. With
+    /// a single replica on a GPU, a loss may be checked up to 32 steps later.
     #[default]
     WarnOfLoss,
-    /// The step is made, and there is a warning, of losses and gradients.
+    /// Applies the step. Logs a warning if a loss or a gradient is not finite.
     Warn,
-    /// The step is left out, on all replicas: variables, slots and finished steps stay as they are, and there is a
-    /// warning. [`skipped_steps`](crate::Optimizer::skipped_steps) counts them.
+    /// Skips the step on all replicas and logs a warning. Variables, slots and the number of finished steps do not
+    /// change. [`skipped_steps`](crate::Optimizer::skipped_steps) counts these steps.
     Skip,
-    /// [`Error::NotFinite`](crate::Error::NotFinite) on every replica; nothing has changed.
+    /// Returns [`Error::NotFinite`](crate::Error::NotFinite) on every replica, without changing anything.
     Error,
 }
 
@@ -35,23 +35,24 @@ impl NotFinite {
     }
 }
 
-/// The number of steps of an optimizer that were not finite.
+/// A count of an optimizer's steps that were not finite.
 #[derive(Debug, Default)]
-pub(crate) struct Count {
-    /// One after another, up to now.
+pub(crate) struct NotFiniteCount {
+    /// The number of consecutive steps, up to the last one, that were not finite.
     in_a_row: AtomicU64,
     skipped: AtomicU64,
 }
 
-impl Count {
-    /// Counts one; whether to tell of it: of the first in a row, the tenth, the hundredth and so on.
-    pub(crate) fn one(&self) -> bool {
+impl NotFiniteCount {
+    /// Counts a step that was not finite. Returns `true` if it should be reported, which applies to the first
+    /// consecutive step, the tenth, the hundredth and so on.
+    pub(crate) fn record(&self) -> bool {
         let count = 1 + self.in_a_row.fetch_add(1, Ordering::Relaxed);
         10u64.pow(count.ilog10()) == count
     }
 
-    /// After one that was finite.
-    pub(crate) fn end(&self) {
+    /// Resets the number of consecutive steps, after a finite step.
+    pub(crate) fn reset(&self) {
         if self.in_a_row.load(Ordering::Relaxed) != 0 {
             self.in_a_row.store(0, Ordering::Relaxed);
         }
@@ -70,29 +71,30 @@ impl Count {
     }
 }
 
-/// The first replica with a number that is not finite, and where the number is.
+/// The first replica with a number that is not finite, and the location of that number.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct NotFiniteReport {
     pub(crate) replica: usize,
-    /// The first by name of those whose gradient has one.
+    /// The first variable, by name, whose gradient contains such a number; `None` if only the loss does.
     pub(crate) variable: Option<String>,
     pub(crate) text: String,
 }
 
-/// The report of the first of this process's replicas whose loss, summed over its examples, or gradients on the host
-/// are not finite. Reads all of them, and all variables.
+/// Returns a report on the first replica of this process whose loss or gradients on the host are not finite. For each
+/// replica, `all` contains the loss, summed over the examples, and the gradients. Reads all gradients and all
+/// variables.
 pub(crate) fn report(
     parameters: &Parameters,
     all: &[(f64, &[Option<ReplicaGradient>])],
     step: u64,
     number: u64,
-) -> Result<Option<Report>> {
+) -> Result<Option<NotFiniteReport>> {
     for (replica, (loss, gradients)) in parameters.strategy.world().local_replicas().zip(all) {
         let loss = (!loss.is_finite()).then_some(loss);
         let mut found = Vec::new();
         for ((name, variable), ready) in parameters.variables.iter().zip(*gradients) {
             if let Some(ready) = ready
-                && let Some((at, value)) = first_of(ready, variable)?
+                && let Some((at, value)) = first_in_gradient(ready, variable, parameters.wire())?
             {
                 found.push((name, at, value));
             }
@@ -114,7 +116,7 @@ pub(crate) fn report(
             what.join(", and "),
             origin(parameters)?
         );
-        return Ok(Some(Report {
+        return Ok(Some(NotFiniteReport {
             replica,
             variable: found.first().map(|(name, ..)| name.to_string()),
             text,
@@ -123,14 +125,15 @@ pub(crate) fn report(
     Ok(None)
 }
 
-/// Returns the origin of the number: a variable that is not finite itself, or this step.
+/// Describes the likely origin of a number that is not finite: a variable that is itself not finite, or a computation
+/// in this step.
 fn origin(parameters: &Parameters) -> Result<String> {
-    parameters.bring_back(&Vec::new())?;
+    parameters.sync_to_host(&Vec::new())?;
     for (name, variable) in &parameters.variables {
-        if let Some((at, value)) = first_in(variable.as_tensor())? {
+        if let Some((at, value)) = first_in_tensor(variable.as_tensor())? {
             return Ok(format!(
-                "variable {name} itself is {value} at element {at}: an earlier step, or whoever set it, has made it so; lower \
-                 the learning rate or clip gradients, and look at the steps before"
+                "variable {name} itself is {value} at element {at}: an earlier step or an assignment caused this; \
+                 lower the learning rate or clip gradients, and check earlier steps"
             ));
         }
     }
@@ -144,12 +147,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_in_a_row_some_are_told_of() {
-        let count = Count::default();
-        let told: Vec<u64> = (1..=1000).filter(|_| count.one()).collect();
-        assert_eq!(told, [1, 10, 100, 1000]);
+    fn some_of_many_consecutive_steps_are_reported() {
+        let count = NotFiniteCount::default();
+        let warned: Vec<u64> = (1..=1000).filter(|_| count.record()).collect();
+        assert_eq!(warned, [1, 10, 100, 1000]);
         assert_eq!(count.in_a_row(), 1000);
-        count.end();
-        assert!(count.one() && count.in_a_row() == 1);
+        count.reset();
+        assert!(count.record() && count.in_a_row() == 1);
     }
 }

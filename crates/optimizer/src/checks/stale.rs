@@ -1,11 +1,11 @@
-//! A warning of tensors that a model computes of its variables once, and not in each step: training changes the
-//! variables, and not what is computed with.
+//! A warning about tensors that a model has computed from its variables only once, instead of in each step. Training
+//! changes the variables, but not these tensors.
 //!
-//! A node of the graph of one `run` that is a node of a later one was not computed again. This costs a pass over the
-//! graphs of the first two.
+//! If a node of one run's graph also appears in the graph of a later run, it was not computed again. The check costs
+//! one pass over each of the first two graphs.
 
 use crate::Parameters;
-use crate::parameters::listed;
+use crate::parameters::list_names;
 use candle_core::{Tensor, TensorId};
 use distribute_base::internal::lock;
 use distribute_core::ReplicaContext;
@@ -13,17 +13,18 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Watches the graphs of an optimizer's losses, in two runs.
+/// The check of the losses' graphs in an optimizer's first two runs.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct StaleCheck {
     done: AtomicBool,
-    /// The number of the first run, and the nodes of its graph that are no variables.
+    /// The sequence number of the first run, and the ids of its nodes that are not variables.
     first: Mutex<Option<(u64, HashSet<TensorId>)>>,
 }
 
-impl Watch {
-    /// Returns what to warn of before going backward from `loss`: once at most, by local replica 0, for all.
-    pub(crate) fn look(
+impl StaleCheck {
+    /// Checks the graph of `loss`, before the backward pass. A warning is returned at most once, and only on local
+    /// replica 0.
+    pub(crate) fn check(
         &self,
         loss: &Tensor,
         ctx: &ReplicaContext,
@@ -49,16 +50,16 @@ impl Watch {
     }
 }
 
-/// Returns the warning of nodes that are older than their step.
+/// Returns a warning about nodes that were created before the current step; `None` if the warning does not apply.
 fn warning(old: &[&Tensor], parameters: &Parameters) -> Option<String> {
     let all = parameters.variables.iter().enumerate();
     let name_of: HashMap<TensorId, &str> = all
         .flat_map(|(number, (name, variable))| {
-            parameters.computed_with(number, variable).map(|variable| (variable.id(), name.as_str()))
+            parameters.replica_tensors(number, variable).map(|variable| (variable.id(), name.as_str()))
         })
         .collect();
     let (mut names, mut below) = (BTreeSet::new(), HashSet::new());
-    // Those nearest to the loss come first. What is below one of them was computed for it.
+    // The nodes nearest to the loss come first. A node below one of them was computed for it.
     for node in old {
         if below.contains(&node.id()) {
             continue;
@@ -66,7 +67,7 @@ fn warning(old: &[&Tensor], parameters: &Parameters) -> Option<String> {
         let (variables, others): (Vec<&Tensor>, Vec<&Tensor>) =
             node.sorted_nodes().into_iter().partition(|node| node.is_variable());
         below.extend(others.into_iter().map(Tensor::id));
-        // What shares a variable's memory, as a transposed weight does, changes with it.
+        // A tensor that shares a variable's memory, such as a transposed weight, changes with it.
         if !variables.iter().any(|variable| memory(variable) == memory(node)) {
             names.extend(variables.iter().filter_map(|variable| name_of.get(&variable.id())));
         }
@@ -76,14 +77,16 @@ fn warning(old: &[&Tensor], parameters: &Parameters) -> Option<String> {
     }
     let names: Vec<&str> = names.into_iter().collect();
     Some(format!(
-        "this step computes with tensors that were computed in an earlier one, or when the model was built, of {}: training changes these \
-         variables, and not what the model computes with; compute it in forward, and detach what one step gives to the next; models that \
-         fold layers into others when they are built, as candle_transformers' mobileone, repvgg and fastvit do, are for inference",
-        listed(&names)
+        "this step computes with tensors that were computed in an earlier one, or when the model was built, of {}: \
+         training changes these variables, but not these tensors; compute them in forward, and detach tensors that \
+         one step passes to the next; models that \
+         fold layers into others when they are built, as candle_transformers' mobileone, repvgg and fastvit do, are \
+         for inference",
+        list_names(&names)
     ))
 }
 
-/// The address of the elements of a tensor.
+/// Returns the address of a tensor's storage.
 fn memory(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }

@@ -1,36 +1,51 @@
-//! A range of a variable's gradient on all replicas: what can be cut, reduced and transformed.
+//! Ranges of a variable's gradient on all replicas, which can be split, reduced and transformed.
 
 use crate::partition::BLOCK;
 use crate::reduce::rows::RowRange;
 use crate::reduce::split::Splittable;
 use crate::transform::ResolvedTransforms;
 use distribute_base::internal::Number;
+use distribute_core::strategy::Wire;
 use distribute_tensor::kernel::fold_scaled;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The gradients of a range of a variable on the replicas that have one, and their weights.
+/// A range of a variable, with the gradients and weights of the replicas that have a gradient.
 pub(crate) struct GradientRange<'a, F> {
-    /// The number of the variable.
+    /// The index of the variable in the optimizer.
     pub(crate) variable: usize,
     pub(crate) weights: Arc<[F]>,
     pub(crate) summands: Summands<'a, F>,
-    /// The variable's values, if they are read with the gradient; else empty.
+    /// The rounding of dense gradients.
+    pub(crate) rounding: Rounding,
+    /// The variable's values in this range. Empty unless they are read with the gradient.
     pub(crate) values: &'a [F],
 }
 
-/// The gradients that are added up, one for each replica that has one.
+/// The rounding of the dense gradients that are added up and of their sum, so that the sum does not depend on which
+/// of them other workers have sent. Rounding a number again does not change it.
+// INV-7
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Rounding {
+    /// The type in which each gradient is, or could have been, sent.
+    pub(crate) summands: Wire,
+    /// The type in which the sum is, or could have been, sent.
+    pub(crate) sum: Wire,
+}
+
+/// The gradients that are added up: one for each replica that has a gradient.
 pub(crate) enum Summands<'a, F> {
     Dense(Vec<&'a [F]>),
     Rows(RowRange<'a, F>),
 }
 
 impl<F> GradientRange<'_, F> {
-    /// Returns the number of elements that it covers. [`Splittable::len`] counts work, which is less for rows.
+    /// Returns the number of elements in the range. For rows, [`Splittable::len`] is smaller, because it estimates
+    /// work.
     pub(crate) fn elements(&self) -> usize {
         match &self.summands {
-            Summands::Dense(of_replicas) => of_replicas.first().map_or(0, |gradient| gradient.len()),
+            Summands::Dense(replicas) => replicas.first().map_or(0, |gradient| gradient.len()),
             Summands::Rows(range) => range.elements(),
         }
     }
@@ -43,37 +58,46 @@ impl<F> Splittable for GradientRange<'_, F> {
             Summands::Rows(range) => range.work(),
         }
     }
-    fn cut(&mut self, len: usize) -> Self {
+    fn split_front(&mut self, len: usize) -> Self {
         let summands = match &mut self.summands {
-            Summands::Dense(of_replicas) => {
-                let cut = of_replicas.iter_mut().map(|g| g.split_off(..len).unwrap_or_default());
+            Summands::Dense(replicas) => {
+                let cut = replicas.iter_mut().map(|g| g.split_off(..len).unwrap_or_default());
                 Summands::Dense(cut.collect())
             }
-            Summands::Rows(range) => Summands::Rows(range.cut(len)),
+            Summands::Rows(range) => Summands::Rows(range.split_front(len)),
         };
-        let mut cut = Self { variable: self.variable, weights: self.weights.clone(), summands, values: &[] };
+        let mut cut = Self {
+            variable: self.variable,
+            weights: self.weights.clone(),
+            summands,
+            rounding: self.rounding,
+            values: &[],
+        };
         cut.values = self.values.split_off(..cut.elements()).unwrap_or_default();
         cut
     }
 }
 
 impl<F: Number> GradientRange<'_, F> {
-    /// The reduced and transformed gradient of a block of a dense range. `values` are those of the block.
+    /// Returns the reduced and transformed gradient of a block of a dense range. `values` are the variable's values in
+    /// that block. The result is stored in `scratch`, unless it is a gradient that needs no change.
     pub(crate) fn block<'s>(
         &'s self,
-        of_replicas: &'s [&'s [F]],
+        replicas: &'s [&'s [F]],
         resolved: &ResolvedTransforms,
         at: Range<usize>,
         values: &[F],
         scratch: &'s mut [F; BLOCK],
     ) -> &'s [F] {
-        let stays = resolved.leaves(self.variable);
-        match of_replicas {
-            // Nothing to reduce.
-            [only] if stays && self.weights[0] == F::of(1.) => &only[at],
+        let stays = resolved.is_identity(self.variable);
+        match replicas {
+            // A single gradient is not reduced.
+            [only] if stays && self.weights[0] == F::of(1.) && self.rounding == Rounding::default() => {
+                &only[at]
+            }
             _ => {
                 let block = &mut scratch[..at.len()];
-                self.fold(of_replicas, at, block);
+                self.fold(replicas, at, block);
                 if !stays {
                     resolved.apply(self.variable, block, values);
                 }
@@ -82,10 +106,17 @@ impl<F: Number> GradientRange<'_, F> {
         }
     }
 
-    /// The weighted sum over replicas, in the order of replica ids.
-    fn fold(&self, of_replicas: &[&[F]], at: Range<usize>, out: &mut [F]) {
+    /// Writes the weighted sum over the replicas to `out`. The summands are added in the order of replica ids.
+    fn fold(&self, replicas: &[&[F]], at: Range<usize>, out: &mut [F]) {
+        if self.rounding != Rounding::default() {
+            let mut rounded: Vec<F> = replicas.iter().flat_map(|g| &g[at.clone()]).copied().collect();
+            F::round(self.rounding.summands, &mut rounded);
+            let blocks: Vec<&[F]> = rounded.chunks_exact(at.len().max(1)).collect();
+            fold_scaled(&blocks, &self.weights, out);
+            return F::round(self.rounding.sum, out);
+        }
         // A stack of slices would need a bound on the number of replicas.
-        match of_replicas {
+        match replicas {
             [a] => fold_scaled(&[&a[at]], &self.weights, out),
             [a, b] => fold_scaled(&[&a[at.clone()], &b[at]], &self.weights, out),
             many => {
@@ -95,7 +126,8 @@ impl<F: Number> GradientRange<'_, F> {
         }
     }
 
-    /// The reduced and transformed rows of a range of rows, counted from its first. `values` are those of the range.
+    /// Returns the reduced and transformed rows of a range, with their indices relative to the start of the range.
+    /// `values` are the variable's values in that range.
     pub(crate) fn rows<'s>(
         &self,
         range: &'s RowRange<'_, F>,
@@ -103,10 +135,10 @@ impl<F: Number> GradientRange<'_, F> {
         values: &[F],
     ) -> (Vec<usize>, Cow<'s, [F]>) {
         let (rows, mut sums) = range.reduce(&self.weights);
-        if !resolved.leaves(self.variable) {
+        if !resolved.is_identity(self.variable) {
             let len = range.row_len;
             for (row, gradient) in rows.iter().zip(sums.to_mut().chunks_exact_mut(len.max(1))) {
-                // None where nothing reads them.
+                // Empty if nothing reads them.
                 let values = values.get(row * len..(row + 1) * len).unwrap_or_default();
                 resolved.apply(self.variable, gradient, values);
             }
@@ -114,14 +146,15 @@ impl<F: Number> GradientRange<'_, F> {
         (rows, sums)
     }
 
-    /// The reduced and transformed gradient as a vector: of rows with their numbers in the whole table.
-    pub(crate) fn whole(&self, resolved: &ResolvedTransforms) -> (Option<Vec<usize>>, Vec<F>) {
+    /// Returns the reduced and transformed gradient as a vector. For rows, also returns their indices in the complete
+    /// table.
+    pub(crate) fn to_vec(&self, resolved: &ResolvedTransforms) -> (Option<Vec<usize>>, Vec<F>) {
         match &self.summands {
-            Summands::Dense(of_replicas) => {
+            Summands::Dense(replicas) => {
                 let (mut scratch, mut all) = ([F::of(0.); BLOCK], Vec::with_capacity(self.elements()));
                 for at in blocks(self.elements()) {
                     let values = self.values.get(at.clone()).unwrap_or_default();
-                    all.extend_from_slice(self.block(of_replicas, resolved, at, values, &mut scratch));
+                    all.extend_from_slice(self.block(replicas, resolved, at, values, &mut scratch));
                 }
                 (None, all)
             }
@@ -132,17 +165,18 @@ impl<F: Number> GradientRange<'_, F> {
         }
     }
 
-    /// Returns the sum of squares of the reduced and transformed gradient for each block or row, so that further sums
-    /// have the same order for any partition.
+    /// Returns the sum of squares of the reduced and transformed gradient for each block or row, with the index of
+    /// the variable. The partition does not change these sums, so adding them up in order always gives the same
+    /// result.
     pub(crate) fn squares(&self, resolved: &ResolvedTransforms) -> Vec<(usize, f64)> {
         let square = |part: &[F]| (self.variable, part.iter().map(|x| x.square()).sum());
         match &self.summands {
-            Summands::Dense(of_replicas) => {
+            Summands::Dense(replicas) => {
                 let mut scratch = [F::of(0.); BLOCK];
                 let blocks = blocks(self.elements());
                 let of = |at: Range<usize>| {
                     let values = self.values.get(at.clone()).unwrap_or_default();
-                    square(self.block(of_replicas, resolved, at, values, &mut scratch))
+                    square(self.block(replicas, resolved, at, values, &mut scratch))
                 };
                 blocks.map(of).collect()
             }
@@ -154,7 +188,7 @@ impl<F: Number> GradientRange<'_, F> {
     }
 }
 
-/// Returns the blocks of this number of elements.
+/// Returns the ranges of the blocks into which `elements` elements are divided.
 pub(crate) fn blocks(elements: usize) -> impl Iterator<Item = Range<usize>> {
     (0..elements).step_by(BLOCK).map(move |start| start..elements.min(start + BLOCK))
 }

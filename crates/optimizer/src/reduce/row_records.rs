@@ -1,32 +1,38 @@
-//! Rows of gradients as they are sent to other workers.
+//! Gradients by row, encoded for other workers.
 //!
-//! For each replica and variable the number of rows, or [`NONE`]; then, for each that has some, the numbers of the rows
-//! and their values, each filled up to 8 bytes.
+//! A record starts with the number of rows for each replica and variable, or [`NONE`]. The indices and the values
+//! of these rows follow in the same order, each padded to a multiple of 8 bytes. Values of `f32` are sent in the type
+//! of the [`Wire`].
 
 use crate::gradients::row_len;
 use bytes::Bytes;
 use candle_core::{DType, Var};
-use distribute_base::internal::{Any, ReplicaGradient, RowValues, Rows};
+use distribute_base::internal::{EitherFloat, ReplicaGradient, RowValues, Rows};
 use distribute_collective::group::{Buffers, numbers};
+use distribute_core::strategy::Wire;
 use distribute_tensor::Error;
+use std::borrow::Cow;
 
-/// Instead of a number of rows: the replica has no gradient of the variable.
+/// The mark for a replica that has no gradient of the variable, in place of the number of rows.
 const NONE: u64 = u64::MAX;
 
 const WORD: usize = size_of::<u64>();
 
-/// The rows that replicas have of some variables, which have rows or nothing on all replicas.
+/// Encodes the rows that replicas have of the given variables. On every replica, each of these variables must have a
+/// gradient by row or none.
 pub(crate) fn encode(
     gradients: &[&[Option<ReplicaGradient>]],
     variables: &[usize],
+    wire: Wire,
     buffers: &Buffers,
 ) -> Bytes {
     let all =
         || gradients.iter().flat_map(|of_replica| variables.iter().map(|number| rows(&of_replica[*number])));
     let size: usize = all()
         .map(|rows| {
-            WORD + rows
-                .map_or(0, |rows| rows.rows.len() * WORD + bytes(&rows.values).len().next_multiple_of(WORD))
+            WORD + rows.map_or(0, |rows| {
+                rows.rows.len() * WORD + bytes(&rows.values, wire).len().next_multiple_of(WORD)
+            })
         })
         .sum();
     let mut buffer = buffers.take(size);
@@ -39,37 +45,39 @@ pub(crate) fn encode(
     all().for_each(|rows| put(&rows.map_or(NONE, |rows| rows.rows.len() as u64).to_le_bytes()));
     for rows in all().flatten() {
         rows.rows.iter().for_each(|row| put(&(*row as u64).to_le_bytes()));
-        let values = bytes(&rows.values);
-        put(values);
+        let values = bytes(&rows.values, wire);
+        put(&values);
         put(&[0; WORD][..values.len().next_multiple_of(WORD) - values.len()]);
     }
     buffer.freeze()
 }
 
-/// Decodes the rows of this number of replicas: for each replica those of each variable.
+/// Decodes the rows of `replicas` replicas. Returns the rows of each variable for each replica. `variables` contains
+/// the number of rows of each variable.
 ///
 /// # Errors
-/// If these bytes are not those of rows of these variables.
+/// - An error if the bytes do not encode rows of these variables.
 pub(crate) fn decode(
     record: &[u8],
     replicas: usize,
-    variables: &[&Var],
+    variables: &[(&Var, usize)],
+    wire: Wire,
 ) -> Result<Vec<Vec<Option<Rows>>>, Error> {
-    let mut reader = Reader { record, rest: record };
+    let mut reader = Reader { record, rest: record, wire };
     let counts = reader.words(replicas.saturating_mul(variables.len()))?;
     let mut counts = counts.into_iter();
     let mut all = Vec::with_capacity(replicas);
     for _ in 0..replicas {
-        let of = |(variable, count): (&&Var, u64)| match count {
+        let of = |((variable, height), count): (&(&Var, usize), u64)| match count {
             NONE => Ok(None),
-            count => reader.rows(variable, count).map(Some),
+            count => reader.rows(variable, *height, count).map(Some),
         };
         all.push(variables.iter().zip(&mut counts).map(of).collect::<Result<Vec<_>, _>>()?);
     }
     if reader.rest.is_empty() { Ok(all) } else { Err(reader.error("more than the rows of a gradient")) }
 }
 
-/// The rows of a gradient, if it has some.
+/// Returns the rows of a gradient, or `None` if the gradient is missing or dense.
 fn rows(gradient: &Option<ReplicaGradient>) -> Option<&Rows> {
     match gradient {
         Some(ReplicaGradient::Rows(rows)) => Some(rows),
@@ -77,17 +85,25 @@ fn rows(gradient: &Option<ReplicaGradient>) -> Option<&Rows> {
     }
 }
 
-fn bytes(values: &RowValues) -> &[u8] {
+/// Returns values in the form in which they are sent.
+fn bytes(values: &RowValues, wire: Wire) -> Cow<'_, [u8]> {
     match values {
-        RowValues::Host(Any::F32(values)) => bytemuck::cast_slice(values),
-        RowValues::Host(Any::F64(values)) => bytemuck::cast_slice(values),
-        RowValues::Device(_) => &[],
+        RowValues::Host(EitherFloat::F32(values)) if wire != Wire::Full => {
+            let mut bytes = vec![0; wire.len(size_of_val(values.as_slice()))];
+            wire.encode(values, &mut bytes);
+            bytes.into()
+        }
+        RowValues::Host(EitherFloat::F32(values)) => bytemuck::cast_slice(values).into(),
+        RowValues::Host(EitherFloat::F64(values)) => bytemuck::cast_slice(values).into(),
+        RowValues::Device(_) => Cow::Borrowed(&[]),
     }
 }
 
 struct Reader<'a> {
     record: &'a [u8],
     rest: &'a [u8],
+    /// The type in which `f32` is sent.
+    wire: Wire,
 }
 
 impl<'a> Reader<'a> {
@@ -102,8 +118,8 @@ impl<'a> Reader<'a> {
         Ok(bytes.as_chunks().0.iter().map(word).collect())
     }
 
-    fn rows(&mut self, variable: &Var, count: u64) -> Result<Rows, Error> {
-        let (height, width) = (variable.dims().first().copied().unwrap_or(0), row_len(variable));
+    fn rows(&mut self, variable: &Var, height: usize, count: u64) -> Result<Rows, Error> {
+        let width = row_len(variable);
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let rows = self.words(count)?;
         let ascend = rows.windows(2).all(|pair| pair[0] < pair[1]);
@@ -111,13 +127,21 @@ impl<'a> Reader<'a> {
             return Err(self.error("rows of a gradient that the variable does not have, or in another order"));
         }
         let rows = rows.into_iter().map(|row| row as usize).collect();
-        let size =
-            count.checked_mul(width).and_then(|count| count.checked_mul(variable.dtype().size_in_bytes()));
+        let of_count = |count: usize| match variable.dtype() {
+            DType::F32 => count.checked_mul(size_of::<f32>()).map(|bytes| self.wire.len(bytes)),
+            dtype => count.checked_mul(dtype.size_in_bytes()),
+        };
+        let size = count.checked_mul(width).and_then(of_count);
         let values = self.take(size.and_then(|size| size.checked_next_multiple_of(WORD)))?;
         let values = &values[..size.unwrap_or(0)];
         let values = match variable.dtype() {
-            DType::F32 => Any::F32(numbers(values).into_owned()),
-            _ => Any::F64(numbers(values).into_owned()),
+            DType::F32 if self.wire == Wire::Full => EitherFloat::F32(numbers(values).into_owned()),
+            DType::F32 => {
+                let mut all = vec![0.; count * width];
+                self.wire.decode(values, &mut all);
+                EitherFloat::F32(all)
+            }
+            _ => EitherFloat::F64(numbers(values).into_owned()),
         };
         Ok(Rows::new(rows, values))
     }
@@ -139,50 +163,61 @@ mod tests {
         [of((5, 3), DType::F32), of((4, 2), DType::F64), of((9, 1), DType::F32)]
     }
 
+    fn with_heights(variables: &[Var]) -> Vec<(&Var, usize)> {
+        variables.iter().map(|variable| (variable, variable.dims()[0])).collect()
+    }
+
     fn gradients() -> Vec<Vec<Option<ReplicaGradient>>> {
         let rows = |rows: &[usize], values| Some(ReplicaGradient::Rows(Rows::new(rows.to_vec(), values)));
-        let first = vec![rows(&[0, 4], Any::F32((0..6).map(|i| i as f32).collect())), None, None];
+        let first = vec![rows(&[0, 4], EitherFloat::F32((0..6).map(|i| i as f32).collect())), None, None];
         let second = vec![
-            rows(&[], Any::F32(Vec::new())),
-            rows(&[1, 2, 3], Any::F64(vec![-0.5; 6])),
-            rows(&[8], Any::F32(vec![7.])),
+            rows(&[], EitherFloat::F32(Vec::new())),
+            rows(&[1, 2, 3], EitherFloat::F64(vec![-0.5; 6])),
+            rows(&[8], EitherFloat::F32(vec![7.])),
         ];
         vec![first, second]
     }
 
-    fn record(variables: &[usize]) -> Bytes {
+    fn record(variables: &[usize], wire: Wire) -> Bytes {
         let group = local::groups(Default::default(), 1, 1).unwrap().remove(0);
         let gradients = gradients();
-        encode(&gradients.iter().map(Vec::as_slice).collect::<Vec<_>>(), variables, group.buffers())
+        encode(&gradients.iter().map(Vec::as_slice).collect::<Vec<_>>(), variables, wire, group.buffers())
     }
 
     #[test]
-    fn what_is_sent_is_what_is_read() {
+    fn row_records_round_trip() {
         let all = variables();
-        let read = decode(&record(&[0, 1, 2]), 2, &all.iter().collect::<Vec<_>>()).unwrap();
         let sent = gradients();
         let sent = sent
             .iter()
             .map(|of_replica| of_replica.iter().map(|gradient| rows(gradient).cloned()).collect::<Vec<_>>());
-        assert_eq!(format!("{read:?}"), format!("{:?}", sent.collect::<Vec<_>>()));
-        let read = decode(&record(&[2, 1]), 2, &[&all[2], &all[1]]).unwrap();
-        assert_eq!(read[1][0].as_ref().unwrap().rows, [8]);
+        let sent = format!("{:?}", sent.collect::<Vec<_>>());
+        for wire in Wire::ALL {
+            let read = decode(&record(&[0, 1, 2], wire), 2, &with_heights(&all), wire).unwrap();
+            // These numbers have few bits.
+            assert_eq!(format!("{read:?}"), sent, "{wire}");
+            let read = decode(&record(&[2, 1], wire), 2, &[(&all[2], 9), (&all[1], 4)], wire).unwrap();
+            assert_eq!(read[1][0].as_ref().unwrap().rows, [8]);
+        }
+        let other = |wire| decode(&record(&[0], Wire::Bf16), 2, &with_heights(&all[..1]), wire);
+        assert!(other(Wire::Bf16).is_ok() && other(Wire::Full).is_err());
     }
 
     #[test]
-    fn what_does_not_fit_the_variables_is_refused() {
+    fn records_that_do_not_match_the_variables_are_refused() {
         let all = variables();
-        let all: Vec<&Var> = all.iter().collect();
-        let record = record(&[0, 1, 2]);
+        let all = with_heights(&all);
+        let wire = Wire::Full;
+        let record = record(&[0, 1, 2], wire);
         for len in 0..record.len() {
-            assert!(decode(&record[..len], 2, &all).is_err(), "{len} bytes");
+            assert!(decode(&record[..len], 2, &all, wire).is_err(), "{len} bytes");
         }
-        assert!(decode(&[&record[..], &[0; 8]].concat(), 2, &all).is_err());
-        assert!(decode(&record, 1, &all).is_err() && decode(&record, 2, &all[..2]).is_err());
+        assert!(decode(&[&record[..], &[0; 8]].concat(), 2, &all, wire).is_err());
+        assert!(decode(&record, 1, &all, wire).is_err() && decode(&record, 2, &all[..2], wire).is_err());
         let word = |at: usize, value: u64| {
             let mut changed = record.to_vec();
             changed[8 * at..8 * at + 8].copy_from_slice(&value.to_le_bytes());
-            decode(&changed, 2, &all)
+            decode(&changed, 2, &all, wire)
         };
         // The rows 0 and 4 of the first variable follow six numbers of rows.
         assert!(word(6, 3).is_ok());
@@ -195,7 +230,7 @@ mod tests {
         #[test]
         fn any_bytes_are_refused_or_rows_of_the_variables(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let all = variables();
-            if let Ok(read) = decode(&bytes, 1, &[&all[0], &all[1]]) {
+            if let Ok(read) = decode(&bytes, 1, &with_heights(&all[..2]), Wire::ALL[bytes.len() % 3]) {
                 for (rows, variable) in read[0].iter().zip(&all).filter_map(|(rows, all)| Some((rows.as_ref()?, all))) {
                     prop_assert!(rows.rows.iter().all(|row| *row < variable.dims()[0]));
                 }

@@ -1,31 +1,44 @@
 //! The exchange of a step's gradients between the workers of a group.
 //!
-//! Dense gradients are exchanged in packs. Each replica has its packs, or each worker has those of its replicas' sum,
-//! if that changes no bit of the total. Packs that layers have written gradients into have been sent before the workers
-//! meet; other packs are sent here.
+//! Dense gradients are exchanged in packs. There are packs for each replica or, if the total remains bit-identical, for
+//! the sum over the replicas of each worker. If layers have written gradients into packs, these were sent before the
+//! exchange of headers. All other packs are sent here.
 //!
 //! | workers | exchange | sum |
 //! |---|---|---|
 //! | 2 | each sends its packs to the other | in the pass that updates the variables |
-//! | more than 2 | each gets its range of all packs, and sends the sum of the range to all | before that pass |
-//! | any number, with a sharded state | each gets the elements that it updates, of all packs | in that pass |
+//! | more than 2 | each receives its range of all packs, and sends the sum of the range to all | before that pass |
+//! | any number, with a sharded state | each receives the elements of all packs that it updates | in that pass |
 //!
-//! Rows are sent to all workers as they are.
+//! Gradients by row are sent without being summed first: to all workers or, if the workers store the table together, to
+//! the owners of the rows.
+//!
+//! Gradients of single replicas and sums are sent in the type of the strategy's [`Wire`]. They are rounded on all
+//! workers, whether they are sent or not. Sums over the replicas of a worker are not rounded, because their number
+//! depends on the world.
+
+// - INV-7: sums over the replicas of a worker are not rounded. Test: `multi_worker/wire.rs`.
+// - INV-35: enforced here. Tests: `optimizer/src/reduce/workers/tests.rs`,
+//   `collective/tests/it/conformance/mod.rs`.
 
 use crate::header::{GradientKind, StepHeader};
-use crate::parameters::{Parameters, folds_first};
+use crate::parameters::{Parameters, sums_locally_first};
 use crate::reduce::operands::{Operands, Summed};
-use crate::reduce::{self, Weighted, row_records};
+use crate::reduce::range::Rounding;
+use crate::reduce::{self, Weighted, routed, row_records};
 use crate::sync::Threads;
 use bytes::Bytes;
 use candle_core::DType;
-use distribute_base::internal::{Dense, Filling, Flat, Layout, Number, Pack, ReplicaGradient};
+use distribute_base::internal::{
+    Dense, Layout, Number, Pack, PackCoding, PackWriter, PackedGradients, ReplicaGradient,
+};
 use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_collective::Failure;
 use distribute_collective::group::early::early_range;
 use distribute_collective::group::{Buffers, GroupCall, numbers};
 use distribute_core::internal::failure;
+use distribute_core::strategy::Wire;
 use distribute_tensor::kernel::fold_scaled;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -33,20 +46,20 @@ use std::sync::Arc;
 /// The exchange of a step's gradients with the other workers.
 struct Exchange<'a, 'b> {
     parameters: &'b Parameters,
-    /// The headers of all replicas.
+    /// The headers of all replicas of all workers.
     headers: &'a [&'a StepHeader],
-    /// The weights of all replicas' gradients.
+    /// The weights of the gradients of all replicas.
     weights: &'a [f64],
     /// The gradients of this worker's replicas.
     mine: &'a [Weighted<'b>],
     threads: &'a Threads<'a>,
 }
 
-/// Sends the gradients of this worker's replicas to the other workers, and returns those of all replicas.
+/// Sends the gradients of this worker's replicas to the other workers. Returns the gradients that must be added up.
 ///
 /// # Errors
-/// - The same error on all workers, if one is lost, late or fails.
-/// - Another error on a worker that cannot read its own gradients.
+/// - The same error on all workers: a worker disconnects, times out or fails.
+/// - An error on this worker only: its own gradients cannot be read.
 pub(crate) fn exchange<'b>(
     calling: &mut GroupCall<'_>,
     parameters: &'b Parameters,
@@ -55,21 +68,23 @@ pub(crate) fn exchange<'b>(
     mine: &[Weighted<'b>],
     threads: &Threads<'_>,
 ) -> Result<Operands<'b>> {
+    let rounding =
+        Rounding { summands: wire_of_summands(parameters, calling.world()), sum: parameters.wire() };
     let all = Exchange { parameters, headers, weights, mine, threads }.summed(calling)?;
-    let all = Operands::of_variables(parameters, all.into_iter(), headers.len())?;
-    Ok(all.of_partition(parameters.partition.as_deref()))
+    let all = Operands::from_summands(parameters, all.into_iter(), headers.len())?.rounded(rounding);
+    Ok(all.restrict_to(parameters.partition.as_deref()))
 }
 
-/// The packs of one term of the sum, with its weight.
-type Packs = (f64, Arc<Flat>);
+/// The weight of a term of the sum, and its packs.
+type Packs = (f64, Arc<PackedGradients>);
 
 impl<'b> Exchange<'_, 'b> {
-    /// Returns the gradients that are added up, for each variable.
+    /// Collects the gradients that are added up for each variable.
     fn summed(&self, calling: &mut GroupCall<'_>) -> Result<Vec<Summed<'b>>> {
         let Self { parameters, headers, .. } = self;
-        let mut kinds = vec![GradientKind::Nothing; parameters.variables.len()];
+        let mut kinds = vec![GradientKind::Missing; parameters.variables.len()];
         for header in *headers {
-            kinds.iter_mut().zip(&header.kinds).for_each(|(all, kind)| *all = all.plus(*kind));
+            kinds.iter_mut().zip(&header.kinds).for_each(|(all, kind)| *all = all.combine(*kind));
         }
         let dense: Vec<bool> = kinds.iter().map(|kind| *kind == GradientKind::Dense).collect();
         let rows: Vec<usize> =
@@ -78,8 +93,13 @@ impl<'b> Exchange<'_, 'b> {
         let layout = parameters.buckets.layout(&dense, order);
         let mine = self.packs(&layout, calling.world(), calling.buffers())?;
         let mut summed: Vec<Summed<'b>> = kinds.iter().map(|_| Vec::new()).collect();
+        let (routed, rows): (Vec<_>, Vec<_>) =
+            rows.into_iter().partition(|number| parameters.owners[*number].is_some());
         if !rows.is_empty() {
             self.exchange_rows(calling, &rows, &mut summed)?;
+        }
+        if !routed.is_empty() {
+            routed::exchange(calling, parameters, &routed, self.mine, self.weights, &mut summed)?;
         }
         if layout.packs().is_empty() {
             return Ok(summed);
@@ -90,16 +110,17 @@ impl<'b> Exchange<'_, 'b> {
             None => self.exchange_packs(calling, &layout, &mine)?,
         };
         // Packs of single replicas lack the variables of which these have no gradient.
-        let of_replicas = all.len() == headers.len() && !folds_first(world);
+        let of_replicas = all.len() == headers.len() && !sums_locally_first(world);
         for (at, (weight, packs)) in all.into_iter().enumerate() {
-            // What this worker's own replicas have is whole. The others have sent only what this worker updates.
+            // This worker's replicas have complete gradients. The others have sent only the elements that this worker
+            // updates.
             let whole = partition.filter(|_| mine.iter().any(|mine| Arc::ptr_eq(mine, &packs)));
             for number in (0..kinds.len()).filter(|number| dense[*number]) {
-                let is_there = !of_replicas || headers[at].kinds[number] != GradientKind::Nothing;
-                // Zeros in the place of those that are not there would be of all elements. The pack has them, too.
+                let is_there = !of_replicas || headers[at].kinds[number] != GradientKind::Missing;
+                // Zeros for missing gradients would cover all elements. The pack has zeros as well.
                 let is_there = is_there || partition.is_some() && headers.len() > 2;
                 let gradient = || {
-                    let range = whole.map(|partition| partition.mine(number));
+                    let range = whole.map(|partition| partition.own_range(number));
                     Cow::Owned(ReplicaGradient::Dense(Dense::Packed { packs: packs.clone(), number, range }))
                 };
                 summed[number].push((weight, is_there.then(gradient)));
@@ -108,13 +129,18 @@ impl<'b> Exchange<'_, 'b> {
         Ok(summed)
     }
 
-    /// Returns the packs of this worker: one set for the sum of its replicas, or one for each replica.
-    fn packs(&self, layout: &Arc<Layout>, world: World, buffers: &Buffers) -> Result<Vec<Arc<Flat>>> {
+    /// Returns the packs of this worker: one set for the sum of its replicas, or one set for each replica.
+    fn packs(
+        &self,
+        layout: &Arc<Layout>,
+        world: World,
+        buffers: &Buffers,
+    ) -> Result<Vec<Arc<PackedGradients>>> {
         let Self { parameters, mine, .. } = self;
         if layout.packs().is_empty() {
             return Ok(Vec::new());
         }
-        if !folds_first(world) {
+        if !sums_locally_first(world) {
             return mine
                 .iter()
                 .map(|(_, gradients)| packed(layout, gradients, parameters, buffers))
@@ -130,31 +156,42 @@ impl<'b> Exchange<'_, 'b> {
         };
         let all = mine.iter().map(dense).collect::<Result<Vec<_>>>()?;
         let all: Vec<_> = mine.iter().zip(&all).map(|((weight, _), all)| (*weight, all.as_slice())).collect();
-        let all = Operands::new(parameters, &all, self.headers.len())?;
-        let sums = reduce::reduced(&[], parameters, &all, self.threads)?;
+        let rounding = Rounding { summands: parameters.wire(), sum: Wire::Full };
+        let all = Operands::new(parameters, &all, self.headers.len())?.rounded(rounding);
+        let sums = reduce::reduce_to_gradients(&[], parameters, &all, self.threads)?;
         Ok(vec![packed(layout, &sums, parameters, buffers)?])
     }
 
-    /// Returns the weights of the packs of all workers: ones, if those of a worker are its replicas' weighted sum.
+    /// Returns the weight of each set of packs. It is 1 if the packs of a worker already contain the weighted sum
+    /// of its replicas.
     fn weights(&self, world: World) -> Cow<'_, [f64]> {
-        if folds_first(world) { vec![1.; world.workers()].into() } else { self.weights.into() }
+        if sums_locally_first(world) { vec![1.; world.workers()].into() } else { self.weights.into() }
     }
 
-    /// Returns the packs of all workers, or those of their sum.
+    /// Exchanges packs with the other workers. Returns the packs of all workers, or the packs of their sum.
     fn exchange_packs(
         &self,
         calling: &mut GroupCall<'_>,
         layout: &Arc<Layout>,
-        mine: &[Arc<Flat>],
+        mine: &[Arc<PackedGradients>],
     ) -> Result<Vec<Packs>> {
-        let packs: Vec<_> = mine.iter().flat_map(|flat| flat.packs().iter().cloned()).collect();
+        let (world, coding) = (calling.world(), self.coding(calling));
+        let dtypes = || layout.packs().iter().map(|pack| pack.dtype);
+        let of_replica = |flat: &Arc<PackedGradients>| {
+            let sent = dtypes().zip(flat.packs()).map(|(dtype, pack)| coding.encode(dtype, pack.clone()));
+            sent.collect::<Vec<_>>()
+        };
+        let packs: Vec<_> = mine.iter().flat_map(of_replica).collect();
         let early = StepHeader::early(self.headers).filter(|early| early.layout == layout.digest());
         let received = match early {
             Some(early) => calling.receive_early_ranges(early.call, &packs),
             None => calling.all_to_all_ranges("its gradients", &packs),
         };
-        let received = received.map_err(failure("minimize"))?;
-        let world = calling.world();
+        let decode = |packs: Vec<Bytes>| {
+            let all = dtypes().cycle().zip(packs).map(|(dtype, pack)| coding.decode(dtype, pack));
+            all.collect::<Vec<_>>()
+        };
+        let received: Vec<_> = received.map_err(failure("minimize"))?.into_iter().map(decode).collect();
         if world.workers() > 2 {
             let sum = self.sum(calling, layout, &received).map_err(failure("minimize"))?;
             return Ok(vec![(1., Arc::new(sum))]);
@@ -166,29 +203,36 @@ impl<'b> Exchange<'_, 'b> {
                 continue;
             }
             for packs in received.chunks(layout.packs().len()) {
-                all.push(Arc::new(Flat::received(layout, packs.to_vec(), calling.buffers())));
+                all.push(Arc::new(PackedGradients::received(layout, packs.to_vec(), calling.buffers())));
             }
         }
         Ok(self.weights(world).iter().copied().zip(all).collect())
     }
 
-    /// Returns the packs of all workers, with the elements that this one updates.
+    /// Exchanges packs with the other workers. Returns the packs of all workers, restricted to the elements that this
+    /// worker updates.
     fn exchange_ranges(
         &self,
         calling: &mut GroupCall<'_>,
         layout: &Arc<Layout>,
-        mine: &[Arc<Flat>],
+        mine: &[Arc<PackedGradients>],
     ) -> Result<Vec<Packs>> {
         let (world, buffers, count) = (calling.world(), calling.buffers().clone(), layout.packs().len());
-        let size = |pack| layout.part(world.worker()).map_or(0, |part| part.len(pack));
+        let coding = self.coding(calling);
+        let dtype = |number: usize| layout.packs().get(number % count).map_or(DType::F64, |pack| pack.dtype);
+        let size = |pack| {
+            let bytes = layout.shard(world.worker()).map_or(0, |part| part.len(pack));
+            coding.len(dtype(pack), bytes)
+        };
         let sizes: Vec<_> = mine.iter().flat_map(|_| (0..count).map(size)).collect();
         let early = StepHeader::early(self.headers).filter(|early| early.layout == layout.digest());
         let received = match early {
             Some(early) => calling.receive_early(early.call, &sizes),
             None => calling.all_to_all("its gradients", &sizes, |worker, number| {
                 let (flat, pack) = (&mine[number / count], number % count);
-                let piece = layout.part(worker).zip(flat.packs().get(pack));
-                piece.map_or_else(Bytes::new, |(part, bytes)| part.of(pack, bytes, &buffers))
+                let shard = layout.shard(worker).zip(flat.packs().get(pack));
+                let piece = shard.map(|(part, bytes)| part.extract(pack, bytes, &buffers));
+                piece.map_or_else(Bytes::new, |piece| coding.encode(dtype(pack), piece))
             }),
         };
         let mut all = Vec::with_capacity(mine.len() * world.workers());
@@ -197,51 +241,75 @@ impl<'b> Exchange<'_, 'b> {
                 all.extend(mine.iter().cloned());
             }
             for packs in received.chunks(count) {
-                all.push(Arc::new(Flat::received_part(layout, world.worker(), packs.to_vec(), &buffers)));
+                let packs = packs.iter().enumerate().map(|(at, pack)| coding.decode(dtype(at), pack.clone()));
+                all.push(Arc::new(PackedGradients::received_shard(
+                    layout,
+                    world.worker(),
+                    packs.collect(),
+                    &buffers,
+                )));
             }
         }
         Ok(self.weights(world).iter().copied().zip(all).collect())
     }
 
-    /// Adds up this worker's range of all packs, and exchanges the sums with the other workers. `received` are the
+    /// Adds up this worker's range of all packs, and exchanges the sums with the other workers. `received` contains the
     /// ranges that each worker has sent.
     fn sum(
         &self,
         calling: &mut GroupCall<'_>,
         layout: &Arc<Layout>,
         received: &[Vec<Bytes>],
-    ) -> Result<Flat, Failure> {
+    ) -> Result<PackedGradients, Failure> {
         let world = calling.world();
         let weights = self.weights(world);
-        let part = |worker, pack: &Pack| early_range(world, worker, pack.len);
-        let size = |worker| layout.packs().iter().map(|pack| part(worker, pack).len()).sum::<usize>();
-        let mut sums = calling.buffers().take(size(world.worker()));
-        let mut rest = sums.bytes_mut();
+        // Ranges are cut from packs as they are sent.
+        let (parts, sums) =
+            (self.coding(calling), PackCoding::new(self.parameters.wire(), calling.buffers()));
+        let part = |worker, pack: &Pack| {
+            let range = early_range(world, worker, parts.len(pack.dtype, pack.len));
+            let widen = pack.len / parts.len(pack.dtype, pack.len).max(1);
+            range.start * widen..range.end * widen
+        };
+        let sent = |worker, pack: &Pack| sums.len(pack.dtype, part(worker, pack).len());
+        let size = |worker| layout.packs().iter().map(|pack| sent(worker, pack)).sum::<usize>();
+        let mut mine = calling.buffers().take(size(world.worker()));
+        let mut rest = mine.bytes_mut();
         for (index, pack) in layout.packs().iter().enumerate() {
-            let place = rest.split_off_mut(..part(world.worker(), pack).len()).unwrap_or_default();
+            let place = rest.split_off_mut(..sent(world.worker(), pack)).unwrap_or_default();
             let all: Vec<_> = received
                 .iter()
                 .flat_map(|all| all.iter().skip(index).step_by(layout.packs().len()))
                 .collect();
-            match pack.dtype {
-                DType::F32 => fold::<f32>(&all, &weights, place),
+            match (pack.dtype, sums.wire(pack.dtype)) {
+                (DType::F32, Wire::Full) => fold::<f32>(&all, &weights, place),
+                (DType::F32, wire) => {
+                    let mut sum = vec![0f32; part(world.worker(), pack).len() / size_of::<f32>()];
+                    fold::<f32>(&all, &weights, bytemuck::cast_slice_mut(&mut sum));
+                    wire.encode(&sum, place);
+                }
                 _ => fold::<f64>(&all, &weights, place),
             }
         }
-        let sums = calling.all_gather_sized("its sums", sums.freeze(), size)?;
-        let mut whole = Filling::new(layout.clone(), calling.buffers());
-        for (worker, mut sums) in sums.into_iter().enumerate() {
+        let all = calling.all_gather_sized("its sums", mine.freeze(), size)?;
+        let mut whole = PackWriter::new(layout.clone(), calling.buffers());
+        for (worker, mut all) in all.into_iter().enumerate() {
             for (index, pack) in layout.packs().iter().enumerate() {
-                let part = part(worker, pack);
+                let sum = sums.decode(pack.dtype, all.split_to(sent(worker, pack)));
                 if let Some(bytes) = whole.pack_mut(index) {
-                    bytes[part.clone()].copy_from_slice(&sums.split_to(part.len()));
+                    bytes[part(worker, pack)].copy_from_slice(&sum);
                 }
             }
         }
         Ok(whole.freeze())
     }
 
-    /// Exchanges the gradients by row of all replicas.
+    /// Returns the form in which this worker's packs are sent.
+    fn coding(&self, calling: &GroupCall<'_>) -> PackCoding {
+        PackCoding::new(wire_of_summands(self.parameters, calling.world()), calling.buffers())
+    }
+
+    /// Exchanges the gradients by row of all replicas, and adds them to `summed`.
     fn exchange_rows(
         &self,
         calling: &mut GroupCall<'_>,
@@ -250,10 +318,11 @@ impl<'b> Exchange<'_, 'b> {
     ) -> Result<()> {
         let world = calling.world();
         let mine: Vec<_> = self.mine.iter().map(|(_, gradients)| *gradients).collect();
-        let record = row_records::encode(&mine, variables, calling.buffers());
+        let record = row_records::encode(&mine, variables, self.parameters.wire(), calling.buffers());
         let records = calling.all_gather_bytes(record).map_err(failure("minimize"))?;
         let mut weights = self.weights.iter();
-        let of_rows: Vec<_> = variables.iter().map(|number| &self.parameters.variables[*number].1).collect();
+        let Parameters { variables: all, heights, .. } = self.parameters;
+        let of_rows: Vec<_> = variables.iter().map(|number| (&all[*number].1, heights[*number])).collect();
         for (worker, record) in records.iter().enumerate() {
             if worker == world.worker() {
                 for (gradients, weight) in mine.iter().zip(&mut weights) {
@@ -263,7 +332,7 @@ impl<'b> Exchange<'_, 'b> {
                 }
                 continue;
             }
-            let theirs = row_records::decode(record, world.replicas(), &of_rows)
+            let theirs = row_records::decode(record, world.replicas(), &of_rows, self.parameters.wire())
                 .map_err(|source| Error::Tensor { operation: "minimize", source })?;
             for (rows, weight) in theirs.into_iter().zip(&mut weights) {
                 for (number, rows) in variables.iter().zip(rows) {
@@ -275,7 +344,13 @@ impl<'b> Exchange<'_, 'b> {
     }
 }
 
-/// Writes the weighted sum of some vectors into another.
+/// Returns the type in which the gradients that workers add up are sent. Sums over the replicas of a worker are sent
+/// unchanged.
+fn wire_of_summands(parameters: &Parameters, world: World) -> Wire {
+    if sums_locally_first(world) { Wire::Full } else { parameters.wire() }
+}
+
+/// Writes the weighted sum of the vectors in `all` to `into`.
 fn fold<F: Number>(all: &[&Bytes], weights: &[f64], into: &mut [u8]) {
     let all: Vec<_> = all.iter().map(|bytes| numbers::<F>(bytes)).collect();
     let all: Vec<&[F]> = all.iter().map(|numbers| &**numbers).collect();
@@ -283,13 +358,14 @@ fn fold<F: Number>(all: &[&Bytes], weights: &[f64], into: &mut [u8]) {
     fold_scaled(&all, &weights, bytemuck::cast_slice_mut(into));
 }
 
-/// Returns the dense gradients of one replica in packs: those that layers have written them into, or copies.
+/// Returns the dense gradients of one replica in packs. If layers have written them into packs, returns these packs;
+/// otherwise copies the gradients.
 fn packed(
     layout: &Arc<Layout>,
     gradients: &[Option<ReplicaGradient>],
     parameters: &Parameters,
     buffers: &Buffers,
-) -> Result<Arc<Flat>> {
+) -> Result<Arc<PackedGradients>> {
     let of_layout = |gradient: &ReplicaGradient| {
         gradient.packs().filter(|packs| Arc::ptr_eq(packs.layout(), layout)).cloned()
     };
@@ -300,7 +376,7 @@ fn packed(
     {
         return Ok(first);
     }
-    let mut packs = Filling::new(layout.clone(), buffers);
+    let mut packs = PackWriter::new(layout.clone(), buffers);
     for (number, (gradient, (_, variable))) in gradients.iter().zip(&parameters.variables).enumerate() {
         match (gradient, variable.dtype()) {
             (None, _) => packs.clear(number),
@@ -311,9 +387,9 @@ fn packed(
     Ok(Arc::new(packs.freeze()))
 }
 
-/// Copies the gradient of the variable with this number into a pack, if the packs have it.
-fn copy<T: Number>(gradient: &ReplicaGradient, number: usize, packs: &mut Filling) -> Result<()> {
-    let Some(place) = packs.place::<T>(number) else { return Ok(()) };
+/// Copies the gradient of variable `number` into the packs, if they contain that variable.
+fn copy<T: Number>(gradient: &ReplicaGradient, number: usize, packs: &mut PackWriter) -> Result<()> {
+    let Some(place) = packs.elements_mut::<T>(number) else { return Ok(()) };
     match gradient {
         ReplicaGradient::Dense(dense) => dense.with_elements(|all: &[T]| place.copy_from_slice(all))?,
         ReplicaGradient::Rows(rows) => {

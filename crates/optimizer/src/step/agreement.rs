@@ -1,43 +1,44 @@
-//! Compares the settings of an optimizer between workers. Settings that differ would change weights on some workers
-//! only, or add the gradient of one variable to another's, so no step is made then.
+//! The comparison of an optimizer's settings between workers. If settings differed, weights would change on some
+//! workers only, or the gradient of one variable would be added to that of another. Therefore no step is made in this
+//! case.
 //!
-//! The first step after a setting was made has a digest of all settings in its header. Where digests differ, or some
-//! workers have none, since they have compared theirs before, the workers exchange the settings themselves, in the same
-//! call.
+//! In the first step after a setting was changed, headers contain a digest of all settings. If digests differ, or if
+//! some workers send none because they have already compared theirs, the workers exchange the settings themselves in
+//! the same call.
 
 use crate::Inner;
 use crate::header::StepHeader;
 use crate::rate::Rate;
 use crate::transform::Transform;
 use candle_core::Var;
-use distribute_base::{Error, Result};
+use distribute_base::{Error, ErrorKind, Result};
 use distribute_collective::Failure;
 use distribute_collective::group::GroupCall;
-use distribute_core::internal::{Settings, differences, digest, record};
+use distribute_core::internal::{Settings, differences, digest, wire};
 use distribute_optim::Rule;
 use distribute_tensor::Leaf;
 use std::sync::atomic::Ordering;
 
-/// Returns whether the settings themselves have to be exchanged, by the headers of all replicas: the same on all
-/// workers.
-fn is_open(headers: &[StepHeader]) -> bool {
+/// Returns `true` if the settings themselves must be exchanged. The result depends on the headers of all replicas, so
+/// it is the same on all workers.
+fn needs_exchange(headers: &[StepHeader]) -> bool {
     let mut digests = headers.iter().filter_map(|header| header.position.as_ref()).map(|at| at.settings);
     let Some(first) = digests.next() else { return false };
     digests.any(|digest| digest != first)
 }
 
-/// Exchanges settings where the headers don't show that all have the same. Returns what differs, in words that are the
-/// same on all workers.
-pub(crate) fn differing(
+/// Exchanges settings, unless the headers show that they are the same on all workers. Returns a message with the
+/// differences, or `None` if there are none. The result is the same on all workers.
+pub(crate) fn find_differences(
     calling: &mut GroupCall<'_>,
     headers: &[StepHeader],
     mine: impl FnOnce() -> Settings,
 ) -> Result<Option<String>, Failure> {
-    if !is_open(headers) {
+    if !needs_exchange(headers) {
         return Ok(None);
     }
-    let records = calling.all_gather_bytes(record::encode(&mine()))?;
-    // What cannot be read differs from everything.
+    let records = calling.all_gather_bytes(wire::encode(&mine()))?;
+    // Settings that cannot be read differ from all others.
     let all: Vec<Settings> = records
         .iter()
         .map(|record| {
@@ -48,27 +49,28 @@ pub(crate) fn differing(
     Ok(differences(&all))
 }
 
-/// The error of a step whose optimizers differ.
-pub(crate) fn refused(operation: &'static str, differences: &str) -> Error {
+/// Returns the error of a step in which the workers' settings differ.
+pub(crate) fn differences_error(operation: &'static str, differences: &str) -> Error {
     let reason = format!(
-        "the workers have set this optimizer differently: {differences}; no variable has changed; make the model and the optimizer \
-         with the same settings, in the same order, on all workers"
+        "the workers have different settings of this optimizer: {differences}; no variable has changed; create the \
+         model and the optimizer with the same settings, in the same order, on all workers"
     );
-    Error::invalid(operation, reason)
+    Error::failed(ErrorKind::Disagreement, operation, reason)
 }
 
 impl Inner {
-    /// Returns the digest of all settings, for the header of a step; `None` if the workers have compared them.
+    /// Returns the digest of all settings, for the header of a step. Returns `None` if the workers have already
+    /// compared them.
     pub(crate) fn digest_to_compare(&self) -> Option<u64> {
-        (!self.agreed.load(Ordering::Relaxed)).then(|| digest(&self.settings()))
+        (!self.settings_compared.load(Ordering::Relaxed)).then(|| digest(&self.settings()))
     }
 
-    /// Returns all settings that have to be the same on all workers. The learning rate is compared in each step as
-    /// well.
+    /// Returns all settings that must be the same on all workers. The learning rate is not included, because it is
+    /// compared in each step.
     pub(crate) fn settings(&self) -> Settings {
-        let mut all = of_rule(self.groups.rule());
+        let mut all = rule_settings(self.groups.rule());
         for (number, (name, variable)) in self.parameters.variables.iter().enumerate() {
-            all.push((of_variable(name), format!("trained {}", described(variable))));
+            all.push((variable_setting(name), format!("trained {}", describe_variable(variable))));
             let (factor, rule) = self.groups.of(number);
             if factor != 1. {
                 all.push((format!("rate_factor of {name}"), factor.to_string()));
@@ -78,10 +80,10 @@ impl Inner {
             }
         }
         for (name, variable) in &self.parameters.frozen {
-            all.push((of_variable(name), format!("frozen {}", described(variable))));
+            all.push((variable_setting(name), format!("frozen {}", describe_variable(variable))));
         }
         let rate = match self.rate {
-            Rate::Set(_) => "set by hand",
+            Rate::Constant(_) => "set by hand",
             Rate::Schedule(_) => "from a schedule",
         };
         let transforms = |all: &[Transform]| format!("{all:?}");
@@ -91,15 +93,19 @@ impl Inner {
             ("after_reduce", transforms(&self.after_reduce)),
             ("on_missing_gradients", format!("{:?}", self.missing_gradients)),
             ("on_not_finite", format!("{:?}", self.not_finite)),
-            ("sharded_state", self.parameters.partition.as_ref().is_some().to_string()),
+            ("loss scale", format!("{:?}", self.loss_scaling.setting())),
+            ("mixed precision", format!("{:?}", self.parameters.strategy.mixed_precision())),
+            ("wire", self.parameters.wire().to_string()),
+            ("shard_state", self.parameters.partition.as_ref().is_some().to_string()),
         ];
         all.extend(others.map(|(name, value)| (name.to_owned(), value)));
         all
     }
 }
 
-/// Returns the rule and its hyper-parameters, each by its name if the rule is one of this crate's.
-fn of_rule(rule: &dyn Rule) -> Settings {
+/// Returns the rule and its hyper-parameters as settings. For a rule of this crate, each hyper-parameter is a separate
+/// setting.
+fn rule_settings(rule: &dyn Rule) -> Settings {
     let spec = rule.spec().and_then(|spec| serde_json::to_value(spec).ok());
     let parameters = spec.as_ref().and_then(|spec| spec.as_object()?.values().next()?.as_object());
     match parameters {
@@ -112,15 +118,15 @@ fn of_rule(rule: &dyn Rule) -> Settings {
     }
 }
 
-fn of_variable(name: &str) -> String {
+fn variable_setting(name: &str) -> String {
     format!("variable {name}")
 }
 
-fn described(variable: &Var) -> String {
+fn describe_variable(variable: &Var) -> String {
     Leaf::Candle(variable.as_tensor().clone()).describe()
 }
 
-/// Replaces addresses, such as those of functions, which each process has of its own.
+/// Replaces addresses in a text, such as those of functions, because they differ between processes.
 // INV-26
 fn without_addresses(text: &str) -> String {
     let mut parts = text.split("0x");
@@ -142,10 +148,10 @@ mod tests {
     }
 
     #[test]
-    fn hyper_parameters_of_known_rules_have_names() {
-        let of = names(&of_rule(&rules::Momentum::nesterov(0.5)));
+    fn hyperparameters_of_builtin_rules_have_names() {
+        let of = names(&rule_settings(&rules::Momentum::nesterov(0.5)));
         assert_eq!(of, ["rule=momentum", "momentum=0.5", "nesterov=true"]);
-        assert_eq!(names(&of_rule(&rules::Sgd)), ["rule=sgd (Sgd)"]);
+        assert_eq!(names(&rule_settings(&rules::Sgd)), ["rule=sgd (Sgd)"]);
     }
 
     // INV-26

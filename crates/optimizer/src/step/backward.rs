@@ -1,32 +1,33 @@
-//! Backward: from a replica's losses to their gradients, weighed by examples.
+//! The backward pass: computes gradients from a replica's losses, weighted by numbers of examples.
 
 use crate::gradients::require_scalar;
 use crate::{Gradients, Inner, Weighting};
 use candle_core::{DType, Tensor};
-use distribute_base::internal::{Bucket, deposit, to_device, to_host};
+use distribute_base::internal::{Bucket, accumulation_dtype, gradients, to_device, to_host};
 use distribute_base::{Error, Result};
 use distribute_core::ReplicaContext;
 use std::panic::Location;
 
-/// The gradients of a replica's losses.
-pub(crate) struct Losses {
-    /// The gradients that candle has found.
+/// The losses of a replica in one step, with their gradients.
+pub(crate) struct ReplicaLosses {
+    /// The gradients that the traversal of the graph has returned.
     pub(crate) gradients: Gradients,
-    /// The bucket that layers have written gradients into.
+    /// The bucket into which layers have written gradients.
     pub(crate) bucket: Option<Bucket>,
     pub(crate) weighting: Weighting,
-    /// Mean losses on the replica's device, each with its number of examples. They have not been read.
+    /// The mean losses on the replica's device, each with its number of examples. They have not been copied to the host
+    /// yet.
     pub(crate) losses: Vec<(Tensor, usize)>,
     pub(crate) dtype: DType,
-    /// Whether gradients may be sent to other workers before all of them are there.
+    /// Whether gradients may be sent to other workers before all of them are complete.
     pub(crate) early: bool,
-    /// The warning of tensors that are not computed again in each step.
+    /// The warning about tensors that are computed only once; `None` if there is no reason for a warning.
     pub(crate) stale: Option<String>,
 }
 
-impl Losses {
+impl ReplicaLosses {
     pub(crate) fn new(optimizer: &Inner, ctx: &ReplicaContext) -> Self {
-        // What is transformed before it is reduced is not complete when layers have deposited it.
+        // Gradients that are transformed before they are reduced are not complete when layers have written them.
         let buckets = &optimizer.parameters.buckets;
         let is_early = buckets.has_packs() && optimizer.before_reduce.is_empty();
         let early = ctx.member().session().filter(|_| is_early).map(|session| session.early_send());
@@ -45,8 +46,9 @@ impl Losses {
         }
     }
 
-    /// Adds a mean loss over examples, and its gradients in the form that `weighting` says. A loss over no examples has
-    /// no weight, but takes part in the gradients of the other replicas' collectives.
+    /// Adds a mean loss and its gradients, in the form that `weighting` describes. `weighting` also contains the number
+    /// of examples. A loss over no examples has no weight, but takes part in the gradients of collectives for other
+    /// replicas.
     pub(crate) fn add(
         &mut self,
         optimizer: &Inner,
@@ -60,16 +62,23 @@ impl Losses {
             return self.join(optimizer, ctx, Some(&loss), at);
         };
         require_scalar("minimize", &loss)?;
-        if let Some(stale) = optimizer.seen.stale.look(&loss, ctx, &optimizer.parameters) {
+        if let Some(stale) = optimizer.checks.stale.check(&loss, ctx, &optimizer.parameters) {
             self.stale = Some(stale);
         }
         let shared = ctx.announce_gradients(&loss, at)?;
+        let scaled = match optimizer.loss_scaling.factor() {
+            // A scaled loss can exceed the range of half precision.
+            Some(factor) => Some((loss.to_dtype(accumulation_dtype(loss.dtype()))? * factor)?),
+            None => None,
+        };
+        let root = scaled.as_ref().unwrap_or(&loss);
         let summed = matches!(weighting, Weighting::SumOver(_));
-        // Half precision has no room for losses added up: where nobody else's are among the gradients, they wait.
-        let later = summed && !shared && !matches!(loss.dtype(), DType::F32 | DType::F64);
-        let root = if summed && !later { added_up(&loss, examples)? } else { loss.clone() };
+        // Summing losses in half precision can overflow. If no collective ties this replica to others, its gradients
+        // are scaled instead.
+        let later = summed && !shared && !matches!(root.dtype(), DType::F32 | DType::F64);
+        let root = if summed && !later { sum_from_mean(root, examples)? } else { root.clone() };
         if later {
-            let mut gradients = Gradients::found(&optimizer.parameters, &root)?;
+            let mut gradients = Gradients::from_loss(&optimizer.parameters, &root)?;
             gradients.scale(examples as f64)?;
             self.gradients.add(gradients)?;
         } else {
@@ -80,7 +89,7 @@ impl Losses {
         Ok(())
     }
 
-    /// Adds the gradients that the losses of the other replicas have on this one, by collectives.
+    /// Adds the gradients of other replicas' losses that reach this replica through collectives.
     pub(crate) fn join(
         &mut self,
         optimizer: &Inner,
@@ -95,9 +104,10 @@ impl Losses {
         }
     }
 
-    /// Adds the gradients of a scalar.
+    /// Adds the gradients of a scalar, which is the root of the graph.
     fn backward(&mut self, optimizer: &Inner, root: &Tensor) -> Result<()> {
-        let found = deposit::collect(&mut self.bucket, || Gradients::found(&optimizer.parameters, root))?;
+        let found =
+            gradients::collect(&mut self.bucket, || Gradients::from_loss(&optimizer.parameters, root))?;
         self.gradients.add(found)
     }
 }
@@ -111,14 +121,15 @@ pub(crate) fn read(losses: &[(Tensor, usize)]) -> Result<f64> {
     Ok(sum)
 }
 
-/// Returns the mean loss over all examples on the device of the last loss and in its dtype; `None` if there is no loss.
+/// Returns the mean loss over all examples, on the device and with the dtype of the last loss. Returns `None` if there
+/// are no losses.
 pub(crate) fn mean(losses: &[(Tensor, usize)]) -> Result<Option<Tensor>> {
     let Some(((last, _), before)) = losses.split_last() else { return Ok(None) };
     if before.is_empty() {
         return Ok(Some(last.clone()));
     }
     let all: usize = losses.iter().map(|(_, examples)| examples).sum();
-    // Losses may be on any device: that of each is the user's.
+    // The user chooses the device of each loss.
     let weighed = |(mean, examples): &(Tensor, usize)| {
         let mean = to_device(mean, last.device())?;
         mean.to_dtype(DType::F64)?.affine(*examples as f64 / all as f64, 0.)
@@ -127,16 +138,16 @@ pub(crate) fn mean(losses: &[(Tensor, usize)]) -> Result<Option<Tensor>> {
     Ok(Some(Tensor::stack(&weighed, 0)?.sum_all()?.to_dtype(last.dtype())?))
 }
 
-/// Returns the sum of the losses of the examples, from their mean.
-fn added_up(mean: &Tensor, examples: usize) -> Result<Tensor> {
+/// Returns the sum of the losses of `examples` examples, given their mean.
+fn sum_from_mean(mean: &Tensor, examples: usize) -> Result<Tensor> {
     let dtype = mean.dtype();
     if !matches!(dtype, DType::F32 | DType::F64) {
         let held =
             Tensor::new(examples as f64, &candle_core::Device::Cpu)?.to_dtype(dtype)?.to_dtype(DType::F64)?;
         if held.to_scalar::<f64>()? != examples as f64 {
             let reason = format!(
-                "the loss is of {dtype:?}, which cannot hold the number {examples} by which it is weighed; with collectives \
-                 in the model, give loss.to_dtype(DType::F32)?"
+                "the loss is of {dtype:?}, which cannot represent its weight {examples}; with collectives in the \
+                 model, pass loss.to_dtype(DType::F32)?"
             );
             return Err(Error::invalid("minimize", reason));
         }

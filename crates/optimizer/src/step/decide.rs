@@ -1,55 +1,59 @@
-//! The decision about a step, once all headers are known: whether it is made, by what numbers, and what is warned of.
+//! The decision about a step, based on all headers: whether it is applied, with which weights, and with which warnings.
 
 use crate::Inner;
 use crate::checks::missing::{self, MissingGradients};
 use crate::checks::not_finite::{self, NotFinite};
-use crate::checks::{batch_norm, unread::Loss};
+use crate::checks::{batch_norm, pending_losses::StepLoss};
 use crate::header::{GradientKind, StepHeader};
-use crate::progress::busy;
+use crate::progress::busy_error;
 use crate::step::gather::GatheredStep;
-use crate::step::{Step, agreement};
+use crate::step::{StepContext, agreement};
 use crate::sync::StepSync;
 use crate::update::sharded;
 use candle_core::{DType, Tensor};
-use distribute_base::{Error, Result};
+use distribute_base::{Error, ErrorKind, Result};
 use distribute_core::ReplicaContext;
 use distribute_core::internal::failure;
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use std::sync::atomic::Ordering;
 
-/// The decision about a step.
+/// The decision about a step, which is the same for all replicas.
 #[derive(Clone, Copy)]
 pub(crate) struct StepDecision {
-    pub(crate) verdict: Verdict,
-    /// The mean over all examples.
+    pub(crate) action: StepAction,
+    /// The mean loss over all examples.
     pub(crate) loss: f64,
     pub(crate) dtype: DType,
-    /// The number of examples of all replicas.
+    /// The total number of examples of all replicas.
     examples: f64,
     pub(crate) finished: u64,
     pub(crate) learning_rate: f64,
+    /// The factor that undoes the loss scale.
+    unscale: f64,
 }
 
+/// The action that all replicas take in a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum StepAction {
     Apply,
-    /// The step changes nothing.
+    /// The step is skipped. Variables and slots do not change.
     Skip,
 }
 
 impl StepDecision {
-    /// Returns the factor of the gradients of each replica.
+    /// Returns the factors by which the gradients of the replicas are multiplied.
     pub(crate) fn weights(&self, headers: &[&StepHeader]) -> Vec<f64> {
-        headers.iter().map(|header| header.weight(self.examples, headers.len())).collect()
+        let weight = |header: &&StepHeader| header.weight(self.examples, headers.len()) * self.unscale;
+        headers.iter().map(weight).collect()
     }
 }
 
-/// A replica's call that makes a step.
+/// The warnings of a step, and the operation in which they occurred.
 pub(crate) struct StepLog {
     pub(crate) operation: &'static str,
-    /// The number of the `run`.
+    /// The sequence number of the current `run`.
     pub(crate) step: u64,
-    /// Warnings that replica 0 logs.
+    /// The warnings that replica 0 logs.
     warnings: Vec<String>,
 }
 
@@ -58,91 +62,100 @@ impl StepLog {
         Self { operation, step: ctx.step(), warnings: warning.into_iter().collect() }
     }
 
-    /// Adds what is to be said.
+    /// Adds a warning, if there is one.
     pub(crate) fn warn(&mut self, warning: Option<String>) {
         self.warnings.extend(warning);
     }
 
-    /// Says it, once the others don't wait for this replica any more: who writes a log may take long.
-    pub(crate) fn tell(self) {
+    /// Logs the warnings. Call this when the other replicas no longer wait, because writing a log may take a long time.
+    pub(crate) fn write(self) {
         for warning in self.warnings {
-            heard(|| tracing::warn!(step = self.step, "{}: {warning}", self.operation));
+            warn_or_stderr(|| tracing::warn!(step = self.step, "{}: {warning}", self.operation));
         }
     }
 }
 
 impl Inner {
-    /// Decides for all, on replica 0.
+    /// Decides about the step on replica 0, for all replicas.
     ///
     /// # Errors
-    /// The errors for which no replica makes the step.
+    /// - The error with which the step must fail on all replicas.
     pub(crate) fn decide(
         &self,
         log: &mut StepLog,
-        step: &Step<'_>,
+        step: &StepContext<'_>,
         all: &[&StepHeader],
     ) -> Result<StepDecision> {
-        let Step { sync, gathered, .. } = step;
+        let StepContext { sync, gathered, .. } = step;
         let operation = log.operation;
         if let Some(differences) = gathered.differences() {
-            return Err(agreement::refused(operation, differences));
+            return Err(agreement::differences_error(operation, differences));
         }
-        if !self.agreed.load(Ordering::Relaxed) {
-            self.agreed.store(true, Ordering::Relaxed);
+        if !self.settings_compared.load(Ordering::Relaxed) {
+            self.settings_compared.store(true, Ordering::Relaxed);
         }
         let examples = StepHeader::examples(all);
         let Some(first) = all.iter().find(|c| c.weighting.examples() != Some(0)) else {
             return Err(Error::invalid(
                 operation,
-                "no replica has an example; a global batch has at least one",
+                "no replica has an example; a global batch needs at least one",
             ));
         };
-        if all.iter().all(|c| c.kinds.iter().all(|kind| *kind == GradientKind::Nothing)) {
+        if all.iter().all(|c| c.kinds.iter().all(|kind| *kind == GradientKind::Missing)) {
             return Err(Error::invalid(
                 operation,
-                "no replica has a gradient for any of this optimizer's variables; compute the loss with the model whose \
-                 variables were given to the optimizer, do not detach it, and leave out what has no backward, such as \
+                "no replica has a gradient for any of this optimizer's variables; compute the loss with the model \
+                 whose variables the optimizer has, do not detach it, and avoid operations without backward, such as \
                  candle's fused softmax_last_dim, layer_norm, rms_norm and rope: distribute::nn has them",
             ));
         }
-        let (finished, learning_rate) = self.rate_of(operation, all)?;
+        let (finished, learning_rate) = self.number_and_rate(operation, all)?;
         self.groups.require_rates(operation, &self.parameters, learning_rate)?;
-        if !self.seen.gradients.load(Ordering::Relaxed) {
-            self.look_for_gradients(log, all)?;
-            self.look_at_batch_norm(log, gathered, all);
+        if !self.checks.missing_done.load(Ordering::Relaxed) {
+            self.check_missing_gradients(log, all)?;
+            self.check_batch_norm(log, gathered, all);
         }
         let pieces = all.iter().filter_map(|c| Some((c.weighting.examples()?, c.rows?)));
-        log.warnings.extend(self.seen.examples.warning(pieces));
-        let is_read = !gathered.is_unread();
-        let verdict = if all.iter().all(|c| c.finite) {
+        log.warnings.extend(self.checks.examples.warning(pieces));
+        // Before the factor adapts: the gradients of this step have the present one.
+        let unscale = self.unscale();
+        let is_read = !gathered.has_pending_losses();
+        let action = if all.iter().all(|c| c.finite) {
             if is_read {
-                self.seen.not_finite.end();
+                self.checks.not_finite.reset();
             }
-            Verdict::Apply
+            self.loss_scaling.record_finite();
+            StepAction::Apply
         } else {
             let (step, number) = (log.step, finished + 1);
-            self.decide_not_finite(log, || self.report_not_finite(sync, gathered, step, number))?
+            let overflow = all.iter().all(|header| header.loss.is_finite());
+            self.decide_not_finite(log, overflow, || self.report_not_finite(sync, gathered, step, number))?
         };
         let loss = all.iter().map(|c| c.loss).sum::<f64>() / examples;
-        self.parameters.strategy.pulse().beat(examples, is_read.then_some(loss));
-        Ok(StepDecision { verdict, loss, dtype: first.dtype, examples, finished, learning_rate })
+        self.parameters.strategy.step_stats().record_step(examples, is_read.then_some(loss));
+        Ok(StepDecision { action, loss, dtype: first.dtype, examples, finished, learning_rate, unscale })
     }
 
-    /// Records the loss of an applied step that was not read. Some losses are read now, and checked like the others.
+    /// Adds the loss of an applied step whose loss has not been read yet. Some pending losses may be read during this
+    /// call. They are then checked.
     ///
     /// # Errors
-    /// candle's, of the device: the step was made.
+    /// Returns the errors of candle for a device. The step has been applied even then.
     pub(crate) fn record_pending_loss(&self, log: &mut StepLog, number: u64, loss: Tensor) -> Result<()> {
         let step = log.step;
-        for Loss { step, number, loss } in self.seen.unread.push(Loss { step, number, loss })? {
-            self.parameters.strategy.pulse().had(loss);
-            let count = &self.seen.not_finite;
+        for StepLoss { step, number, loss } in
+            self.checks.pending_losses.push(StepLoss { step, number, loss })?
+        {
+            self.parameters.strategy.step_stats().record_loss(loss);
+            let count = &self.checks.not_finite;
             if loss.is_finite() || self.not_finite == NotFinite::Ignore {
-                count.end();
-            } else if count.one() {
+                count.reset();
+            } else if count.record() {
                 log.warnings.push(format!(
-                    "in step {step} (number {number} of this optimizer), the loss was {loss}; the step was made, number {} in a row. \
-                     Losses on a device are looked at later, many at once: with on_not_finite each step is, and waits for the device",
+                    "in step {step} (number {number} of this optimizer), the loss was {loss}; the step was applied, \
+                     number {} in a row. \
+                     Losses on a device are checked later, many at once; with on_not_finite each step is checked and \
+                     waits for the device",
                     count.in_a_row()
                 ));
             }
@@ -150,12 +163,12 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns the number of steps before this one, and its learning rate.
-    fn rate_of(&self, operation: &'static str, all: &[&StepHeader]) -> Result<(u64, f64)> {
+    /// Returns the number of steps before this one, and the learning rate of this step.
+    fn number_and_rate(&self, operation: &'static str, all: &[&StepHeader]) -> Result<(u64, f64)> {
         let finished = self.finished_steps();
         let workers: Vec<_> = all.iter().filter_map(|header| header.position.as_ref()).collect();
         let Some(first) = workers.first() else {
-            return Ok((finished, self.rate.of_step(finished, operation)?));
+            return Ok((finished, self.rate.for_step(finished, operation)?));
         };
         let incomplete: Vec<_> = (0..workers.len()).filter(|worker| workers[*worker].incomplete).collect();
         if let Some(worker) = incomplete.first() {
@@ -183,22 +196,31 @@ impl Inner {
             );
             return Err(Error::invalid(operation, reason));
         }
-        // Beside this one another was made.
+        if workers.iter().any(|worker| worker.loss_scale != first.loss_scale) {
+            let scales: Vec<_> =
+                workers.iter().map(|worker| worker.loss_scale.unwrap_or(1.).to_string()).collect();
+            let reason = format!(
+                "the workers have different loss scales ({}, by worker): restore the same checkpoint on all",
+                scales.join(", ")
+            );
+            return Err(Error::failed(ErrorKind::Disagreement, operation, reason));
+        }
+        // Another step ran at the same time.
         if first.finished != finished {
-            return Err(busy(operation));
+            return Err(busy_error(operation));
         }
         Ok((finished, rates[0]))
     }
 
-    /// The report of the first replica of all workers whose loss or gradients are not finite.
+    /// Returns a report on the first replica, over all workers, whose loss or gradients are not finite.
     fn report_not_finite(
         &self,
         sync: &StepSync<'_>,
         gathered: &GatheredStep,
         step: u64,
         number: u64,
-    ) -> Result<Option<not_finite::Report>> {
-        let calling = sync.calling("the report of numbers that are not finite");
+    ) -> Result<Option<not_finite::NotFiniteReport>> {
+        let calling = sync.group_call("the report of numbers that are not finite");
         let mine = gathered.on_host(&self.parameters);
         let mine = mine.and_then(|mine| {
             let mine: Vec<_> = mine.iter().map(|of| (of.header.loss, of.gradients.as_slice())).collect();
@@ -211,70 +233,90 @@ impl Inner {
         Ok(records.iter().find_map(|record| postcard::from_bytes(record).ok().flatten()))
     }
 
-    /// Reports, in the first step, variables that have no gradient on any replica.
-    fn look_for_gradients(&self, log: &mut StepLog, all: &[&StepHeader]) -> Result<()> {
+    /// Reports variables that have no gradient on any replica. Only called in the first step.
+    fn check_missing_gradients(&self, log: &mut StepLog, all: &[&StepHeader]) -> Result<()> {
         if self.missing_gradients != MissingGradients::Quiet {
             let names = self.variable_names().enumerate();
             let with: Vec<_> = names
-                .map(|(index, name)| (name, all.iter().any(|c| c.kinds[index] != GradientKind::Nothing)))
+                .map(|(index, name)| (name, all.iter().any(|c| c.kinds[index] != GradientKind::Missing)))
                 .collect();
             match (missing::report(&with), self.missing_gradients) {
                 (None, _) => {}
-                (Some(missing::Report { missing, text }), MissingGradients::Error) => {
+                (Some(missing::MissingReport { missing, text }), MissingGradients::Error) => {
                     let operation = log.operation;
                     return Err(Error::MissingGradients { operation, variables: missing, reason: text });
                 }
                 (Some(report), _) => log.warnings.push(report.text),
             }
         }
-        self.seen.gradients.store(true, Ordering::Relaxed);
+        self.checks.missing_done.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Reports, in the first step, batch-norm layers that are trained but normalise as in evaluation.
-    fn look_at_batch_norm(&self, log: &mut StepLog, gathered: &GatheredStep, all: &[&StepHeader]) {
+    /// Warns about batch-norm layers that are trained but normalize as in evaluation. Only called in the first step.
+    fn check_batch_norm(&self, log: &mut StepLog, gathered: &GatheredStep, all: &[&StepHeader]) {
         if gathered.mine.iter().all(|c| c.header.weighting.examples() == Some(0)) {
             return;
         }
-        // All replicas wait here, so their statistics stay as they are. An error of a device comes again where it
-        // matters.
-        let evaluated = self.model.evaluated().unwrap_or_default();
-        if !evaluated.is_empty() {
-            let with = |index: usize| all.iter().any(|c| c.kinds[index] != GradientKind::Nothing);
+        // All replicas wait here, so their statistics do not change. An error of a device occurs again later.
+        let unchanged_norms = self.model.unchanged_norms().unwrap_or_default();
+        if !unchanged_norms.is_empty() {
+            let with = |index: usize| all.iter().any(|c| c.kinds[index] != GradientKind::Missing);
             let parameters = self.variable_names().enumerate().filter(|(index, _)| with(*index));
-            log.warn(batch_norm::warning(evaluated, &parameters.map(|(_, name)| name).collect()));
+            log.warn(batch_norm::warning(unchanged_norms, &parameters.map(|(_, name)| name).collect()));
         }
     }
 
-    /// Decides about a step that is not finite.
+    /// Decides about a step in which losses or gradients are not finite. `overflow` tells that only gradients are not,
+    /// which is usual with a loss scale. `report` finds the first replica that has them.
     fn decide_not_finite(
         &self,
         log: &mut StepLog,
-        report: impl FnOnce() -> Result<Option<not_finite::Report>>,
-    ) -> Result<Verdict> {
+        overflow: bool,
+        report: impl FnOnce() -> Result<Option<not_finite::NotFiniteReport>>,
+    ) -> Result<StepAction> {
         let (operation, step) = (log.operation, log.step);
+        let count = &self.checks.not_finite;
+        if let Some(factor) = self.loss_scaling.record_not_finite() {
+            if overflow {
+                tracing::debug!(
+                    step,
+                    "{operation}: a gradient is not finite; the step is skipped, and the loss scale is now {factor}"
+                );
+            } else if count.record()
+                && let Some(report) = report()?
+            {
+                let in_a_row = count.in_a_row();
+                log.warnings.push(format!(
+                    "{}; the step is skipped, number {in_a_row} in a row, and the loss scale is now {factor}",
+                    report.text
+                ));
+            }
+            count.skip();
+            return Ok(StepAction::Skip);
+        }
         if self.not_finite == NotFinite::Ignore {
-            return Ok(Verdict::Apply);
+            return Ok(StepAction::Apply);
         }
         if self.not_finite == NotFinite::Error {
             return match report()? {
-                None => Ok(Verdict::Apply),
-                Some(not_finite::Report { replica, variable, text }) => {
+                None => Ok(StepAction::Apply),
+                Some(not_finite::NotFiniteReport { replica, variable, text }) => {
                     Err(Error::NotFinite { operation, replica, step, variable, reason: text })
                 }
             };
         }
-        let (count, skips) = (&self.seen.not_finite, self.not_finite == NotFinite::Skip);
-        if count.one()
+        let skips = self.not_finite == NotFinite::Skip || self.loss_scaling.is_dynamic();
+        if count.record()
             && let Some(report) = report()?
         {
-            let what = if skips { "the step is left out" } else { "the step is made" };
+            let what = if skips { "the step is skipped" } else { "the step is applied" };
             log.warnings.push(format!("{}; {what}, number {} in a row", report.text, count.in_a_row()));
         }
         if !skips {
-            return Ok(Verdict::Apply);
+            return Ok(StepAction::Apply);
         }
         count.skip();
-        Ok(Verdict::Skip)
+        Ok(StepAction::Skip)
     }
 }

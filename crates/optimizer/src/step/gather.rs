@@ -1,4 +1,4 @@
-//! The exchange of headers: after it each replica knows what there is on all.
+//! The exchange of headers, after which every replica has the headers of all replicas.
 
 use crate::Inner;
 use crate::header::{self, StepHeader};
@@ -16,25 +16,25 @@ use std::sync::Arc;
 
 /// The contributions of all replicas to a step.
 pub(crate) struct GatheredStep {
-    /// The replicas of this process.
+    /// The contributions of this process's replicas.
     pub(crate) mine: Vec<Arc<ReplicaGradients>>,
-    /// The headers of all workers' replicas, if there are other workers.
+    /// The headers of the replicas of all workers; `None` if there are no other workers.
     all: Option<Arc<Gathered>>,
 }
 
-/// The outcome of the exchange with the other workers.
+/// The result of the exchange with the other workers.
 enum Gathered {
-    /// The headers of all replicas, in the order of their ids.
+    /// The headers of all replicas, in the order of replica ids.
     Headers(Vec<StepHeader>),
-    /// The settings in which the optimizers of the workers differ.
+    /// A description of the differences between the settings of the workers' optimizers.
     Differ(String),
 }
 
 impl Inner {
-    /// Meets the other replicas of this process, which exchanges headers with the other workers.
+    /// Exchanges headers between all replicas of all workers.
     ///
     /// # Errors
-    /// The same on all replicas, where one is lost or late or makes another call.
+    /// - The same error on all replicas: a replica fails, times out or makes a different call.
     pub(crate) fn gather(
         &self,
         member: &Member,
@@ -49,21 +49,23 @@ impl Inner {
         Ok(GatheredStep { mine, all })
     }
 
-    /// Returns the position of this process in its training, if it is compared or the learning rate has a schedule.
+    /// Returns the position of this process in its training run. Returns `None` if there are no other workers to
+    /// compare it with and the learning rate has no schedule.
     pub(crate) fn position(&self, operation: &'static str, member: &Member) -> Option<header::Position> {
         let finished = self.finished_steps();
-        if matches!(self.rate, Rate::Set(_)) && member.session().is_none() {
+        if matches!(self.rate, Rate::Constant(_)) && member.session().is_none() {
             return None;
         }
         let _once = enter(Mode::CrossReplica(self.parameters.strategy.clone()));
-        let learning_rate = self.rate.of_step(finished, operation).map_err(Arc::new);
+        let learning_rate = self.rate.for_step(finished, operation).map_err(Arc::new);
         let incomplete = self.progress.is_incomplete();
         let settings = member.session().and_then(|_| self.digest_to_compare());
-        Some(header::Position { finished, incomplete, settings, learning_rate })
+        let loss_scale = self.loss_scaling.factor();
+        Some(header::Position { finished, incomplete, settings, loss_scale, learning_rate })
     }
 }
 
-/// Exchanges the headers of a step with the other workers, and `settings` where they have not been compared.
+/// Exchanges the headers of a step with the other workers. Also exchanges `settings` if the headers require it.
 fn exchange(
     mut calling: GroupCall<'_>,
     mine: &[Arc<ReplicaGradients>],
@@ -80,7 +82,7 @@ fn exchange(
             all.extend(header::decode(record, world.replicas())?)
         }
     }
-    if let Some(differences) = agreement::differing(&mut calling, &all, settings)? {
+    if let Some(differences) = agreement::find_differences(&mut calling, &all, settings)? {
         return Ok(Gathered::Differ(differences));
     }
     header::require_fit(&all, variables)?;
@@ -88,7 +90,7 @@ fn exchange(
 }
 
 impl GatheredStep {
-    /// The settings that differ between workers, if any do.
+    /// Describes the differences between the workers' settings; `None` if there are none.
     pub(crate) fn differences(&self) -> Option<&str> {
         match self.all.as_deref() {
             Some(Gathered::Differ(differences)) => Some(differences),
@@ -96,7 +98,7 @@ impl GatheredStep {
         }
     }
 
-    /// The headers of all replicas, in the order of their ids.
+    /// Returns the headers of all replicas, in the order of replica ids.
     pub(crate) fn headers(&self) -> Vec<&StepHeader> {
         match self.all.as_deref() {
             Some(Gathered::Headers(all)) => all.iter().collect(),
@@ -104,12 +106,12 @@ impl GatheredStep {
         }
     }
 
-    /// Returns whether losses are on devices still, and not in the headers.
-    pub(crate) fn is_unread(&self) -> bool {
-        self.mine.iter().any(|of| of.has_unread_losses())
+    /// Returns `true` if some losses are still on a device, so the headers do not contain them.
+    pub(crate) fn has_pending_losses(&self) -> bool {
+        self.mine.iter().any(|of| of.has_pending_losses())
     }
 
-    /// The gradients of this process's replicas, with everything on the host.
+    /// Returns the contributions of this process's replicas, with all gradients and losses on the host.
     pub(crate) fn on_host(&self, parameters: &Parameters) -> Result<Vec<Arc<ReplicaGradients>>> {
         let host = |of: &Arc<ReplicaGradients>| of.to_host(parameters).map(Arc::new);
         self.mine.iter().map(host).collect()

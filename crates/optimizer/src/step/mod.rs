@@ -1,13 +1,26 @@
-//! One step of training.
+//! One training step. This module contains the algorithm; each of its phases has a separate file.
 //!
-//! Layers leave their gradients in a bucket while a replica goes backward ([`backward`]). When it is through, its
-//! gradients are made ready on its own thread ([`replica`]), and the replicas of all workers exchange headers
-//! ([`gather`]). Replica 0 decides for all whether the step is made ([`decide`]), exchanges gradients with the other
-//! workers ([`workers`]), and the threads of all replicas of this process reduce and update each its part of the
-//! variables ([`Backend`](crate::update::Backend)).
+//! 1. **Backward** ([`backward`]). The crate's own `backward` traverses the graph of the loss, because candle computes
+//!    some gradients incorrectly. Layers of `nn` write gradients into the replica's bucket; the traversal returns the
+//!    others. If there are other workers, dense gradients are in *packs*. All workers have the layout of the packs from
+//!    the previous step. A gradient is considered complete after the same number of writes as in the last step. A
+//!    complete pack is sent while the backward pass continues, and sent again if it changes after that.
+//! 2. **Gather** ([`gather`]). Each replica prepares its gradients on its own thread ([`replica`]), and the
+//!    replicas of all workers exchange headers. Messages keep their order, so packs have arrived when headers have.
+//!    After a setting was changed, headers contain a digest of all settings. If digests differ, the workers
+//!    exchange the settings themselves ([`agreement`]).
+//! 3. **Decide** ([`decide`]). A function of all headers determines whether the step is made and with which weights, or
+//!    which error is returned.
+//! 4. **Exchange** ([`workers`]). Replica 0 is the leader, and the threads of the other replicas are its helpers.
+//!    The leader exchanges gradients with the other workers. Workers on the same machine read them in place.
+//! 5. **Reduce and update** ([`Backend`](crate::update::Backend)). The parameters, at most 64 variables at a time, are
+//!    split over the threads. Each thread reduces, transforms and updates its range block by block, while a block is in
+//!    the cache.
 //!
-//! Code of users, such as a rule or a closure among the transforms, never runs where others wait without a deadline:
-//! the step is cut into parts before and after it ([`parts`]).
+//! Gathering is one exchange between the replicas, and everything after it is one pass. There are two exceptions: steps
+//! that call the program's code, such as a closure after the reduction or a custom rule, and steps with parameter
+//! servers, which need complete gradients. These steps are split into parts ([`parts`]), so that no thread waits for
+//! the program's code beyond the deadline.
 
 pub(crate) mod agreement;
 pub(crate) mod backward;
@@ -20,9 +33,10 @@ use crate::header::StepHeader;
 use crate::parameters::Copies;
 use crate::progress::Change;
 use crate::reduce::operands::Operands;
+use crate::reduce::range::Rounding;
 use crate::reduce::{Weighted, workers};
-use crate::step::backward::Losses;
-use crate::step::decide::{StepDecision, StepLog, Verdict};
+use crate::step::backward::ReplicaLosses;
+use crate::step::decide::{StepAction, StepDecision, StepLog};
 use crate::step::gather::GatheredStep;
 use crate::step::replica::ReplicaGradients;
 use crate::sync::{StepSync, Threads, abort_on};
@@ -36,16 +50,17 @@ use distribute_core::ReplicaContext;
 use distribute_core::internal::failure;
 use std::panic::Location;
 
-/// A step in which all replicas have met.
-pub(crate) struct Step<'a> {
+/// A step in which all replicas have exchanged their headers.
+pub(crate) struct StepContext<'a> {
     pub(crate) sync: &'a StepSync<'a>,
-    /// It ends with replica 0's part of the step: the others use the buckets of their gradients again in the next.
+    /// The contributions of the replicas. They are dropped after replica 0 has completed the step, because the other
+    /// replicas reuse their buckets in the next step.
     pub(crate) gathered: GatheredStep,
     copies: &'a Copies<'a>,
 }
 
-impl Step<'_> {
-    /// The gradients of this process's replicas, with their weights of those of all replicas.
+impl StepContext<'_> {
+    /// Returns the gradients of this process's replicas, with their weights in the sum over all replicas.
     fn weighted(&self, weights: &[f64]) -> Vec<Weighted<'_>> {
         let first = self.sync.member.replica() - self.sync.member.rank();
         let gradients = self.gathered.mine.iter().map(|of| of.gradients.as_slice());
@@ -54,12 +69,12 @@ impl Step<'_> {
 }
 
 impl Inner {
-    /// Makes one step with the other replicas. Returns the mean loss over all examples.
+    /// Runs one step together with the other replicas. Returns the mean loss over all examples.
     pub(crate) fn step(
         &self,
         ctx: &ReplicaContext,
         operation: &'static str,
-        mut mine: Losses,
+        mut mine: ReplicaLosses,
         at: &'static Location<'static>,
     ) -> Result<Tensor> {
         let _update = tracing::trace_span!("update").entered();
@@ -68,52 +83,53 @@ impl Inner {
         let fingerprint = Fingerprint::new(Operation::Minimize, self.detail(mine.weighting), at);
 
         let mine = self.contribute(ctx, operation, mine, &copies)?;
-        let unread = mine.unread_loss()?;
+        let pending = mine.pending_loss()?;
         let gathered = self.gather(member, &fingerprint, mine).map_err(failure(operation))?;
         let sync = &StepSync { member, fingerprint: &fingerprint };
-        let mut made = self.decide_and_apply(&mut log, Step { sync, gathered, copies: &copies });
+        let mut made = self.decide_and_apply(&mut log, StepContext { sync, gathered, copies: &copies });
 
-        if let (Ok(decision), Some(loss)) = (&made, &unread)
+        if let (Ok(decision), Some(loss)) = (&made, &pending)
             && let Err(error) = self.record_pending_loss(&mut log, decision.finished + 1, loss.clone())
         {
-            made = Err(after(operation, Verdict::Apply, "losses of steps cannot be read", &error));
+            made =
+                Err(after_step_error(operation, StepAction::Apply, "losses of steps cannot be read", &error));
         }
-        log.tell();
-        self.finish(ctx, operation, made?, unread)
+        log.write();
+        self.finish(ctx, operation, made?, pending)
     }
 
-    /// Makes this replica's gradients ready, and what the others have to know of them.
+    /// Prepares the gradients of this replica and their header.
     fn contribute(
         &self,
         ctx: &ReplicaContext,
         operation: &'static str,
-        mine: Losses,
+        mine: ReplicaLosses,
         copies: &Copies<'_>,
     ) -> Result<ReplicaGradients> {
         let (member, early) = (ctx.member(), mine.early);
-        let stay = self.backend.staying(self, copies, ctx.local_replica());
-        let mut mine = ReplicaGradients::new(self, mine, &stay)?;
+        let on_device = self.backend.gradients_on_device(self, copies, ctx.local_replica());
+        let mut mine = ReplicaGradients::new(self, mine, &on_device)?;
         mine.header.rows = ctx.rows().map(|rows| rows.len());
         if early && mine.header.early.is_none() && member.replica() == 0 {
             mine.header.order = self.parameters.buckets.order();
         }
         if member.rank() == 0 {
-            // Before replicas meet: a schedule that hangs is late, and holds nobody beyond the deadline.
+            // Before replicas exchange headers, so that a schedule that hangs delays no replica beyond the deadline.
             mine.header.position = self.position(operation, member);
         }
         Ok(mine)
     }
 
-    /// Decides, exchanges gradients, reduces and updates, once all headers are known.
-    fn decide_and_apply(&self, log: &mut StepLog, step: Step<'_>) -> Result<StepDecision> {
-        if self.needs_whole_gradients() {
+    /// Decides about the step, exchanges gradients, reduces and updates. All headers must have been exchanged.
+    fn decide_and_apply(&self, log: &mut StepLog, step: StepContext<'_>) -> Result<StepDecision> {
+        if self.needs_complete_gradients() {
             return self.apply_in_parts(log, step);
         }
-        let Step { sync, copies, .. } = step;
+        let StepContext { sync, copies, .. } = step;
         sync.run_on_leader(move |threads| {
             let headers = step.gathered.headers();
             let decision = self.decide(log, &step, &headers)?;
-            if decision.verdict == Verdict::Apply {
+            if decision.action == StepAction::Apply {
                 let weights = decision.weights(&headers);
                 let replicas = &step.weighted(&weights);
                 let (change, operands) = self.exchange(log, &step, &headers, &weights, replicas, threads)?;
@@ -126,54 +142,64 @@ impl Inner {
         })
     }
 
-    /// Takes the right to make the step, and exchanges gradients with the other workers.
+    /// Acquires the right to change the state, and exchanges gradients with the other workers.
     fn exchange<'a: 'b, 'b>(
         &'a self,
         log: &StepLog,
-        step: &Step<'_>,
+        step: &StepContext<'_>,
         headers: &[&StepHeader],
         weights: &[f64],
         mine: &[Weighted<'b>],
         threads: &Threads<'_>,
     ) -> Result<(Change<'a>, Operands<'b>)> {
-        let mut calling = step.sync.calling("its gradients");
+        let mut calling = step.sync.group_call("its gradients");
         let exchanged = self.progress.change(log.operation).and_then(|change| {
-            self.parameters.bring_back_with_slots(&change, step.copies)?;
+            self.parameters.sync_to_host_with_slots(&change, step.copies)?;
             let operands = match &mut calling {
                 Some(calling) => {
                     workers::exchange(calling, &self.parameters, headers, weights, mine, threads)?
                 }
-                None => Operands::new(&self.parameters, mine, mine.len())?,
+                None => {
+                    // As if each replica were on a worker of its own.
+                    let wire = self.parameters.wire();
+                    let rounding = Rounding { summands: wire, sum: wire };
+                    Operands::new(&self.parameters, mine, mine.len())?.rounded(rounding)
+                }
             };
             Ok((change, operands))
         });
         exchanged.inspect_err(|error| abort_on(calling, error))
     }
 
-    /// Counts the step, and returns its loss on the replica's device.
+    /// Counts the step, and returns its loss on the device of the replica.
     fn finish(
         &self,
         ctx: &ReplicaContext,
         operation: &'static str,
-        StepDecision { loss, dtype, verdict, .. }: StepDecision,
-        unread: Option<Tensor>,
+        StepDecision { loss, dtype, action, .. }: StepDecision,
+        pending: Option<Tensor>,
     ) -> Result<Tensor> {
         let strategy = &self.parameters.strategy;
         if ctx.member().rank() == 0 {
-            strategy.count_update();
+            strategy.record_update();
         }
         strategy.refresh_copies(ctx.local_replica()).map_err(|error| {
             let what =
-                "its weights cannot be brought to this replica's device, which the next run does again";
-            after(operation, verdict, what, &error)
+                "its weights cannot be copied to this replica's device, which the next run tries again";
+            after_step_error(operation, action, what, &error)
         })?;
-        if let Some(loss) = unread {
-            // Of the only replica.
+        if let Some(loss) = pending {
+            // The loss of the only replica.
             return Ok(loss);
         }
         let loss = Tensor::new(loss, &Device::Cpu)?.to_dtype(dtype)?;
         to_device(&loss, &ctx.device_for_candle()?).map_err(|error| {
-            after(operation, verdict, "its loss cannot be brought to this replica's device", &error.into())
+            after_step_error(
+                operation,
+                action,
+                "its loss cannot be copied to this replica's device",
+                &error.into(),
+            )
         })
     }
 
@@ -188,7 +214,7 @@ impl Inner {
         Update { optimizer: self, operation: log.operation, rules, transforms, copies }
     }
 
-    /// The part of a step's fingerprint that all replicas must have in common.
+    /// Returns the detail of the step's fingerprint, which must be the same on all replicas.
     fn detail(&self, weighting: Weighting) -> String {
         let sharded = if self.parameters.partition.is_some() { ", sharded" } else { "" };
         let name = self.groups.rule().name();
@@ -199,11 +225,12 @@ impl Inner {
     }
 }
 
-/// The error of this replica's device after a step, which is not to be made again.
-fn after(operation: &'static str, verdict: Verdict, what: &str, error: &Error) -> Error {
-    let made = match verdict {
-        Verdict::Apply => "made",
-        Verdict::Skip => "left out",
+/// Returns the error for a failure of this replica's device after a step has been applied or skipped. The error states
+/// that the step must not be repeated.
+fn after_step_error(operation: &'static str, action: StepAction, what: &str, error: &Error) -> Error {
+    let made = match action {
+        StepAction::Apply => "applied",
+        StepAction::Skip => "skipped",
     };
     Error::invalid(operation, format!("the step was {made}, but {what}: {error}"))
 }

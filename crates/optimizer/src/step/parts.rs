@@ -1,10 +1,12 @@
-//! A step that calls code of users, in parts: no replica waits for such code beyond the deadline.
+//! Steps that need complete gradients, split into parts so that no replica waits for the program's code beyond the
+//! deadline.
 
-use super::Step;
-use super::decide::{StepDecision, StepLog, Verdict};
+use super::StepContext;
+use super::decide::{StepAction, StepDecision, StepLog};
 use crate::progress::Change;
 use crate::reduce::operands::Operands;
-use crate::sync::StepSync;
+use crate::reduce::routed;
+use crate::sync::{StepSync, Threads};
 use crate::{Inner, Transform, reduce};
 use distribute_base::internal::ReplicaGradient;
 use distribute_base::{Error, Result};
@@ -12,42 +14,42 @@ use distribute_core::internal::{Mode, enter};
 use std::sync::Arc;
 
 impl Inner {
-    /// Returns whether gradients are needed whole after the reduction: by closures, or by the backend.
-    pub(super) fn needs_whole_gradients(&self) -> bool {
-        !self.backend.is_one_pass(self) || self.closures() > 0
+    /// Returns `true` if closures or the backend need complete gradients after the reduction.
+    pub(super) fn needs_complete_gradients(&self) -> bool {
+        !self.backend.is_one_pass(self) || self.end_of_closures() > 0
     }
 
-    /// Decides, exchanges gradients, reduces and updates, as [`decide_and_apply`](Self::decide_and_apply) does, if
-    /// whole gradients are needed. Parts end at closures; a one-pass backend applies the transforms after the last
-    /// closure by itself.
-    pub(super) fn apply_in_parts(&self, log: &mut StepLog, step: Step<'_>) -> Result<StepDecision> {
-        let (closures, rest) = self.after_reduce.split_at(self.closures());
-        let mut parts: Vec<&[Transform]> = reduce::parts(closures).collect();
+    /// Acts like [`decide_and_apply`](Self::decide_and_apply), for steps that need complete gradients. A part ends
+    /// after each closure. Transforms after the last closure form the last part, unless the backend has a single pass,
+    /// in which it applies them.
+    pub(super) fn apply_in_parts(&self, log: &mut StepLog, step: StepContext<'_>) -> Result<StepDecision> {
+        let (with_closures, rest) = self.after_reduce.split_at(self.end_of_closures());
+        let mut parts: Vec<&[Transform]> = reduce::split_after_closures(with_closures).collect();
         if !self.backend.is_one_pass(self) && (parts.is_empty() || !rest.is_empty()) {
             parts.push(rest);
         }
         let Some((first, others)) = parts.split_first() else {
-            return Err(Error::invalid(log.operation, "there is nothing that needs whole gradients"));
+            return Err(Error::invalid(log.operation, "nothing needs complete gradients"));
         };
         // Replica 0's right to make the step, from the first part to the last.
         let mut change = None;
         let (right, caller) = (&mut change, &mut *log);
-        let Step { sync, copies, .. } = step;
+        let StepContext { sync, copies, .. } = step;
         let (decision, mut gradients) = sync.run_on_leader(move |threads| {
             let headers = step.gathered.headers();
             let decision = self.decide(caller, &step, &headers)?;
             let mut reduced = Vec::new();
-            if decision.verdict == Verdict::Apply {
+            if decision.action == StepAction::Apply {
                 let weights = decision.weights(&headers);
                 let replicas = &step.weighted(&weights);
                 let (change, operands) =
                     self.exchange(caller, &step, &headers, &weights, replicas, threads)?;
                 *right = Some(change);
-                reduced = reduce::reduced(first, &self.parameters, &operands, threads)?;
+                reduced = self.reduce(first, &operands, sync, threads)?;
             }
             Ok((decision, Arc::new(reduced)))
         })?;
-        if decision.verdict == Verdict::Skip {
+        if decision.action == StepAction::Skip {
             return Ok(decision);
         }
         gradients = self.call_closure(sync, first, gradients, change.as_ref())?;
@@ -55,7 +57,7 @@ impl Inner {
             let all = gradients;
             gradients = sync.run_on_leader(move |threads| {
                 let all = Operands::new(&self.parameters, &[(1., all.as_slice())], 1)?;
-                Ok(Arc::new(reduce::reduced(part, &self.parameters, &all, threads)?))
+                Ok(Arc::new(self.reduce(part, &all, sync, threads)?))
             })?;
             gradients = self.call_closure(sync, part, gradients, change.as_ref())?;
         }
@@ -64,7 +66,21 @@ impl Inner {
         Ok(decision)
     }
 
-    /// The gradients after the closure at the end of a part, if there is one.
+    /// Reduces and transforms gradients. Norms include the rows that other workers own.
+    fn reduce(
+        &self,
+        part: &[Transform],
+        all: &Operands<'_>,
+        sync: &StepSync<'_>,
+        threads: &Threads<'_>,
+    ) -> Result<Vec<Option<ReplicaGradient>>> {
+        reduce::reduce_with_norms(part, &self.parameters, all, threads, |variables, mine| {
+            routed::all_squares(|| sync.group_call("its norms"), &self.parameters, variables, mine)
+        })
+    }
+
+    /// Calls the closure at the end of a part, and returns the gradients that it has changed. If the part has no
+    /// closure, returns the gradients unchanged.
     fn call_closure(
         &self,
         sync: &StepSync<'_>,
@@ -74,15 +90,15 @@ impl Inner {
     ) -> Result<Arc<Vec<Option<ReplicaGradient>>>> {
         let Some(closure) = part.last().and_then(Transform::closure) else { return Ok(gradients) };
         sync.call_on_leader("a closure of after_reduce on replica 0", || {
-            // Slots that are looked at here would be those of half a step.
+            // Slots that are read here would belong to an incomplete step.
             let _slots = change.map(Change::slots);
             let _once = enter(Mode::CrossReplica(self.parameters.strategy.clone()));
-            Ok(Arc::new(reduce::changed(closure, &self.parameters, Arc::unwrap_or_clone(gradients))?))
+            Ok(Arc::new(reduce::apply_closure(closure, &self.parameters, Arc::unwrap_or_clone(gradients))?))
         })
     }
 
-    /// The number of transforms after the reduction up to the last closure.
-    fn closures(&self) -> usize {
+    /// Returns the number of transforms after the reduction, up to and including the last closure.
+    fn end_of_closures(&self) -> usize {
         self.after_reduce
             .iter()
             .rposition(|transform| transform.closure().is_some())

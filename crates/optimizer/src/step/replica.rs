@@ -1,52 +1,59 @@
-//! The gradients of one replica: ready to be reduced, with their header.
+//! The gradients of one replica, prepared for the reduction, with their header.
+
+// - INV-9: if a per-replica batch has rows that no loss counts, or variables in a collective, the others' losses
+//   still have gradients there. Tests: `computing/stock_models.rs`, `computing/equivalence.rs`,
+//   `tensor/tests/it/leaf.rs`.
 
 use crate::checks::finite::all_finite;
 use crate::gradients::Gradient;
 use crate::header::{EarlyGradients, GradientKind, StepHeader};
 use crate::parameters::Parameters;
-use crate::step::backward::{self, Losses};
+use crate::step::backward::{self, ReplicaLosses};
 use crate::update::devices;
-use crate::{Inner, Weighting, reduce};
+use crate::{Inner, Transform, Weighting, reduce};
 use candle_core::{Tensor, Var};
 use distribute_base::Result;
 use distribute_base::internal::{Bucket, ReplicaGradient};
 use std::sync::Arc;
 
-/// The gradients of one replica in a step.
+/// The gradients of one replica in a step, with their header.
 #[derive(Debug)]
 pub(crate) struct ReplicaGradients {
     pub(crate) header: StepHeader,
-    /// The gradient of each variable, on the host or on the replica's device; `None` if the loss does not depend on
-    /// it.
+    /// The gradient of each variable, on the host or on the replica's device; `None` if the loss does not depend on the
+    /// variable.
     pub(crate) gradients: Vec<Option<ReplicaGradient>>,
-    /// Mean losses on a device, each with its examples, until they are read into the header.
-    unread: Option<Vec<(Tensor, usize)>>,
+    /// The mean losses on a device, each with its number of examples; `None` after they have been read into the header.
+    pending: Option<Vec<(Tensor, usize)>>,
 }
 
 impl ReplicaGradients {
-    /// Makes them ready on the replica's own thread: transformed, with duplicates of rows added up. Those of variables
-    /// with a copy in `stay` stay on the replica's device, and so does the loss of a lone replica, where there are such
-    /// variables.
-    pub(crate) fn new(optimizer: &Inner, mine: Losses, stay: &[Option<&Var>]) -> Result<Self> {
-        let Losses { gradients, bucket, weighting, losses, dtype, .. } = mine;
+    /// Prepares the gradients on the replica's own thread: applies transforms and adds up rows that occur more than
+    /// once. Gradients of variables with a copy in `on_device` stay on the replica's device. If there are such
+    /// variables and only one replica, the loss also stays there.
+    pub(crate) fn new(optimizer: &Inner, mine: ReplicaLosses, on_device: &[Option<&Var>]) -> Result<Self> {
+        let ReplicaLosses { gradients, bucket, weighting, losses, dtype, .. } = mine;
         let parameters = &*optimizer.parameters;
-        let found = gradients.of_optimizer(parameters)?;
+        let found = gradients.into_checked(parameters)?;
         let header = StepHeader::new(weighting, dtype, found.len());
-        let mut made = Self { header, gradients: Vec::new(), unread: Some(losses) };
-        let (stays, looks) = (stay.iter().any(Option::is_some), optimizer.not_finite.looks_at_gradients());
-        // Of several replicas the mean is taken on the host.
+        let mut made = Self { header, gradients: Vec::new(), pending: Some(losses) };
+        let (stays, looks) = (on_device.iter().any(Option::is_some), optimizer.checks_gradients());
+        // The mean over several replicas is computed on the host.
         if !stays || looks || parameters.strategy.world().replicas() > 1 {
             made.read_losses()?;
         }
-        // INV-9: of no examples they have no weight, not even if they are NaN. Added up over none, they are the
-        // others': their losses depend on this replica, through collectives.
+        // INV-9: mean gradients over no examples have no weight, even if they are NaN. Summed gradients over no
+        // examples belong to other replicas, whose losses depend on this one through collectives.
         if weighting == Weighting::MeanOver(0) {
             made.gradients = vec![None; found.len()];
             return Ok(made);
         }
-        made.gradients = collected(parameters, found, bucket, stay)?;
-        if !optimizer.before_reduce.is_empty() && weighting != Weighting::SumOver(0) {
-            made.transform(optimizer, stay)?;
+        made.gradients = collect_gradients(parameters, found, bucket, on_device)?;
+        if !optimizer.before_reduce.is_empty() {
+            made.transform(optimizer, on_device)?;
+        }
+        for gradient in made.gradients.iter_mut().flatten() {
+            gradient.round_rows(parameters.wire());
         }
         made.header.kinds = made.gradients.iter().map(GradientKind::of).collect();
         made.header.early = early_gradients(&made.gradients);
@@ -57,44 +64,47 @@ impl ReplicaGradients {
         Ok(made)
     }
 
-    /// Returns the mean loss over this replica's examples, if it has not been read.
-    pub(crate) fn unread_loss(&self) -> Result<Option<Tensor>> {
-        self.unread.as_deref().map_or(Ok(None), backward::mean)
+    /// Returns the mean loss over this replica's examples; `None` if it has already been read.
+    pub(crate) fn pending_loss(&self) -> Result<Option<Tensor>> {
+        self.pending.as_deref().map_or(Ok(None), backward::mean)
     }
 
-    pub(crate) fn has_unread_losses(&self) -> bool {
-        self.unread.is_some()
+    pub(crate) fn has_pending_losses(&self) -> bool {
+        self.pending.is_some()
     }
 
-    /// The same, with everything on the host. Waits for the device.
+    /// Returns the same contribution, with all gradients and losses on the host. Waits for the device.
     pub(crate) fn to_host(&self, parameters: &Parameters) -> Result<Self> {
         let gradients = devices::to_host(parameters, &self.gradients)?;
-        let mut made = Self { header: self.header.clone(), gradients, unread: self.unread.clone() };
+        let mut made = Self { header: self.header.clone(), gradients, pending: self.pending.clone() };
         made.read_losses()?;
         Ok(made)
     }
 
     fn read_losses(&mut self) -> Result<()> {
-        if let Some(losses) = self.unread.take() {
+        if let Some(losses) = self.pending.take() {
             self.header.set_loss(backward::read(&losses)?);
         }
         Ok(())
     }
 
-    /// Applies what is asked for before the reduction.
-    fn transform(&mut self, optimizer: &Inner, stay: &[Option<&Var>]) -> Result<()> {
-        let transforms = &optimizer.before_reduce;
-        // What users clip is the gradient of the mean, whose size does not grow with the piece of the batch.
-        let weight = match self.header.weighting {
+    /// Undoes the loss scale, and applies the transforms that precede the reduction.
+    fn transform(&mut self, optimizer: &Inner, on_device: &[Option<&Var>]) -> Result<()> {
+        let unscale = 1. / optimizer.loss_scaling.factor().unwrap_or(1.);
+        // Users clip the gradient of the mean, whose norm does not grow with the per-replica batch.
+        let (transforms, weight): (&[Transform], f64) = match self.header.weighting {
+            // Gradients for the losses of other replicas have no mean of their own, so they are only unscaled.
+            Weighting::SumOver(0) if unscale == 1. => return Ok(()),
+            Weighting::SumOver(0) => (&[], unscale),
             Weighting::SumOver(examples) => {
                 self.header.weighting = Weighting::MeanOver(examples);
-                1. / examples as f64
+                (&optimizer.before_reduce, unscale / examples as f64)
             }
-            _ => 1.,
+            _ => (&optimizer.before_reduce, unscale),
         };
-        let on_host = reduce::transformed(transforms, &optimizer.parameters, weight, &self.gradients)?;
+        let on_host = reduce::transform_own(transforms, &optimizer.parameters, weight, &self.gradients)?;
         devices::weigh(&mut self.gradients, weight)?;
-        devices::transform(transforms, &mut self.gradients, stay)?;
+        devices::transform(transforms, &mut self.gradients, on_device)?;
         for (gradient, on_host) in self.gradients.iter_mut().zip(on_host) {
             if gradient.as_ref().is_none_or(|gradient| !gradient.is_on_device()) {
                 *gradient = on_host;
@@ -104,23 +114,24 @@ impl ReplicaGradients {
     }
 }
 
-/// The gradients that candle has `found` and those that layers have put into the bucket, where the replica needs them.
-fn collected(
+/// Combines the gradients that the traversal has `found` with those that layers have written into the bucket. Each
+/// remains on the host or on the replica's device.
+fn collect_gradients(
     parameters: &Parameters,
     found: Vec<Option<Gradient>>,
     mut bucket: Option<Bucket>,
-    stay: &[Option<&Var>],
+    on_device: &[Option<&Var>],
 ) -> Result<Vec<Option<ReplicaGradient>>> {
-    let copy = |number: usize| stay.get(number).copied().flatten();
+    let copy = |number: usize| on_device.get(number).copied().flatten();
     let mut there: Vec<(usize, &Var, ReplicaGradient)> = Vec::new();
     let mut on_host = Vec::with_capacity(found.len());
     for (number, (gradient, (_, variable))) in found.into_iter().zip(&parameters.variables).enumerate() {
         on_host.push(match (gradient, copy(number)) {
             (Some(gradient), Some(copy)) => {
-                there.push((number, copy, gradient.on_device(copy)?));
+                there.push((number, copy, gradient.into_device(copy)?));
                 None
             }
-            (gradient, _) => gradient.map(|gradient| gradient.on_host(variable)).transpose()?,
+            (gradient, _) => gradient.map(|gradient| gradient.into_host(variable)).transpose()?,
         });
     }
     if let Some(bucket) = &mut bucket {
@@ -137,15 +148,15 @@ fn collected(
     };
     for (number, copy, gradient) in there {
         all[number] = Some(match all[number].take() {
-            Some(before) => before.into_device(copy)?.plus_on_device(gradient, copy)?,
+            Some(before) => before.into_device(copy)?.add_on_device(gradient, copy)?,
             None => gradient,
         });
     }
     Ok(all)
 }
 
-/// Returns the early send of the dense gradients, if it had all of them. It lacks a gradient that is in no pack, and
-/// one by row of a variable that has a place in a pack.
+/// Returns the early send of the dense gradients if it included all of them. It does not include gradients that are not
+/// in a pack, nor gradients by row of variables that are in a pack.
 fn early_gradients(gradients: &[Option<ReplicaGradient>]) -> Option<EarlyGradients> {
     let all = gradients.iter().flatten().find_map(ReplicaGradient::packs)?;
     let is_sent = |(number, gradient): (usize, &Option<ReplicaGradient>)| match gradient {

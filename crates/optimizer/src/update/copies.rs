@@ -1,8 +1,8 @@
-//! The update by rules that may do anything: applied to copies, each replica its range, and written when all are
-//! through.
+//! The update for rules that run the program's code. Each replica applies the rules to copies of its range, and the
+//! variables are written when all ranges are complete.
 //!
-//! So no replica waits for such a rule beyond the deadline, no variable is locked while it runs, and if it fails
-//! nothing has changed.
+//! Therefore no replica waits for such a rule beyond the deadline, no variable is locked while the rule runs, and
+//! nothing has changed if it fails.
 
 use crate::Parameters;
 use crate::gradients::row_len;
@@ -14,7 +14,7 @@ use crate::sync::StepSync;
 use crate::update::Update;
 use crate::update::locked::{Locked, with_locked};
 use candle_core::{DType, Var};
-use distribute_base::internal::{Any, Elements, Number, ReplicaGradient, panicked, with_elements};
+use distribute_base::internal::{EitherFloat, Elements, Number, ReplicaGradient, panicked, with_elements};
 use distribute_base::{Error, Result};
 use distribute_core::internal::{Mode, enter};
 use distribute_optim::{Rule, RuleExt, Step};
@@ -22,8 +22,8 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Applies reduced gradients to copies, by rules that may be the user's:
-/// [`Backend::apply`](crate::update::Backend::apply).
+/// Implements [`Backend::apply`](crate::update::Backend::apply) for rules that may run the program's code, by applying
+/// reduced gradients to copies.
 pub(crate) fn apply(
     update: &Update<'_>,
     sync: &StepSync<'_>,
@@ -37,33 +37,33 @@ pub(crate) fn apply(
     })?;
     sync.run_on_leader(|_| {
         let Some(change) = change else { return Ok(()) };
-        write(parameters, &mut change.slots(), made.iter().flat_map(|of_replica| of_replica.iter()))?;
+        write(parameters, &mut change.slots(), made.iter().flat_map(|updates| updates.iter()))?;
         parameters.commit(change)
     })
 }
 
-/// The result of a rule for a part of one variable.
+/// The new values of a range of one variable.
 #[derive(Debug)]
-struct Updated {
+struct UpdatedCopy {
     variable: usize,
-    place: Place,
+    selection: Selection,
     values: Elements,
     slots: Vec<Elements>,
 }
 
 /// A selection of elements of a variable.
 #[derive(Debug)]
-enum Place {
+enum Selection {
     Elements(Range<usize>),
-    /// Rows, and the number of elements of each.
+    /// Some rows, and the number of elements in each.
     Rows(Vec<usize>, usize),
 }
 
-impl Place {
+impl Selection {
     fn take<F: Copy>(&self, all: &[F]) -> Vec<F> {
         match self {
-            Place::Elements(at) => all[at.clone()].to_vec(),
-            Place::Rows(rows, width) => {
+            Selection::Elements(at) => all[at.clone()].to_vec(),
+            Selection::Rows(rows, width) => {
                 rows.iter().flat_map(|row| &all[row * width..][..*width]).copied().collect()
             }
         }
@@ -71,8 +71,8 @@ impl Place {
 
     fn put<F: Copy>(&self, all: &mut [F], values: &[F]) {
         match self {
-            Place::Elements(at) => all[at.clone()].copy_from_slice(values),
-            Place::Rows(rows, width) => {
+            Selection::Elements(at) => all[at.clone()].copy_from_slice(values),
+            Selection::Rows(rows, width) => {
                 for (row, values) in rows.iter().zip(values.chunks_exact((*width).max(1))) {
                     all[row * width..][..*width].copy_from_slice(values);
                 }
@@ -81,11 +81,11 @@ impl Place {
     }
 }
 
-/// Elements or rows of one variable, those that the rule visits counted from 0.
+/// A range of the elements or rows of one variable that the rule visits.
 struct Span {
     variable: usize,
     units: Range<usize>,
-    /// Elements of a unit.
+    /// The number of elements in a unit: 1, or the length of a row.
     width: usize,
 }
 
@@ -93,7 +93,7 @@ impl Splittable for Span {
     fn len(&self) -> usize {
         self.units.len() * self.width
     }
-    fn cut(&mut self, len: usize) -> Self {
+    fn split_front(&mut self, len: usize) -> Self {
         let border = self.units.end.min(self.units.start + len.div_ceil(self.width.max(1)));
         let units = self.units.start..border;
         self.units.start = border;
@@ -101,19 +101,18 @@ impl Splittable for Span {
     }
 }
 
-/// Applies the rules to copies of the range that the replica with number `rank` of `count` owns. `gradients` are
-/// reduced.
+/// Applies the rules to copies of the range of replica `rank` of `count`. `gradients` must have been reduced.
 fn update_all(
     rules: &Rules<'_>,
     parameters: &Parameters,
     progress: &Progress,
     gradients: &[Option<ReplicaGradient>],
     (rank, count): (usize, usize),
-) -> Result<Vec<Updated>> {
+) -> Result<Vec<UpdatedCopy>> {
     let mut spans = Vec::new();
-    for (index, ((_, variable), ready)) in parameters.variables.iter().zip(gradients).enumerate() {
-        let Some(ready) = ready else { continue };
-        let (units, width) = match ready {
+    for (index, ((_, variable), gradient)) in parameters.variables.iter().zip(gradients).enumerate() {
+        let Some(gradient) = gradient else { continue };
+        let (units, width) = match gradient {
             ReplicaGradient::Rows(_) if rules.of(index).0.moves_absent_rows() => {
                 (variable.dims().first().copied().unwrap_or(0), row_len(variable))
             }
@@ -124,11 +123,11 @@ fn update_all(
     }
     let one = |span: Span| {
         let (name, variable) = &parameters.variables[span.variable];
-        let Some(ready) = &gradients[span.variable] else { return Err(changed(name)) };
+        let Some(gradient) = &gradients[span.variable] else { return Err(changed(name)) };
         let rule = rules.of(span.variable);
         match variable.dtype() {
-            DType::F32 => update::<f32>(rule, progress, span, name, variable, ready),
-            _ => update::<f64>(rule, progress, span, name, variable, ready),
+            DType::F32 => update::<f32>(rule, progress, span, name, variable, gradient),
+            _ => update::<f64>(rule, progress, span, name, variable, gradient),
         }
     };
     WorkSplit::partition(count, spans).of(rank).into_iter().map(one).collect()
@@ -140,22 +139,24 @@ fn update<F: Number>(
     span: Span,
     name: &str,
     variable: &Var,
-    ready: &ReplicaGradient,
-) -> Result<Updated> {
+    gradient: &ReplicaGradient,
+) -> Result<UpdatedCopy> {
     let Span { variable: index, units, width } = span;
     let every_row = rule.moves_absent_rows();
-    let place = match ready {
-        ReplicaGradient::Rows(rows) if !every_row => Place::Rows(rows.rows[units.clone()].to_vec(), width),
-        _ => Place::Elements(units.start * width..units.end * width),
+    let selection = match gradient {
+        ReplicaGradient::Rows(rows) if !every_row => {
+            Selection::Rows(rows.rows[units.clone()].to_vec(), width)
+        }
+        _ => Selection::Elements(units.start * width..units.end * width),
     };
-    let mut values = with_elements(variable.as_tensor(), |all: &[F]| place.take(all))?;
+    let mut values = with_elements(variable.as_tensor(), |all: &[F]| selection.take(all))?;
     let mut slots: Vec<Vec<F>> = {
-        let all = progress.copying();
+        let all = progress.read_in_step();
         let of_variable = all[index].of::<F>().ok_or_else(|| changed(name))?;
-        of_variable.iter().map(|slot| place.take(slot)).collect()
+        of_variable.iter().map(|slot| selection.take(slot)).collect()
     };
     let mut of_slots: Vec<&mut [F]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
-    let made = catch_unwind(AssertUnwindSafe(|| match ready {
+    let made = catch_unwind(AssertUnwindSafe(|| match gradient {
         ReplicaGradient::Dense(dense) => dense.with_elements(|all: &[F]| {
             rule.update(step, &mut values, &all[units.clone()], &mut of_slots).map_err(Error::from)
         })?,
@@ -173,28 +174,28 @@ fn update<F: Number>(
         }
     }));
     made.unwrap_or_else(|panic| Err(panicked(&*panic)))?;
-    Ok(Updated {
+    Ok(UpdatedCopy {
         variable: index,
-        place,
-        values: F::vector(values),
-        slots: slots.into_iter().map(F::vector).collect(),
+        selection,
+        values: F::into_elements(values),
+        slots: slots.into_iter().map(F::into_elements).collect(),
     })
 }
 
-/// Writes what the rules of all replicas made.
+/// Writes the new values that the replicas have computed to variables and slots.
 fn write<'u>(
     parameters: &Parameters,
     slots: &mut [Slots],
-    all: impl Iterator<Item = &'u Updated>,
+    all: impl Iterator<Item = &'u UpdatedCopy>,
 ) -> Result<()> {
-    let _writing = parameters.writing(0..parameters.variables.len());
-    for Updated { variable: index, place, values, slots: made } in all {
+    let _writing = parameters.mark_written(0..parameters.variables.len());
+    for UpdatedCopy { variable: index, selection, values, slots: made } in all {
         let (name, variable) = &parameters.variables[*index];
         with_locked(&[variable], |locked| {
             for locked in locked {
                 match (locked, values) {
-                    (Locked::F32(all), Any::F32(values)) => place.put(all, values),
-                    (Locked::F64(all), Any::F64(values)) => place.put(all, values),
+                    (Locked::F32(all), EitherFloat::F32(values)) => selection.put(all, values),
+                    (Locked::F64(all), EitherFloat::F64(values)) => selection.put(all, values),
                     _ => return Err(changed(name)),
                 }
             }
@@ -202,8 +203,8 @@ fn write<'u>(
         })?;
         for (number, made) in made.iter().enumerate() {
             match (&mut slots[*index], made) {
-                (Slots::F32(slots), Any::F32(made)) => place.put(&mut slots[number], made),
-                (Slots::F64(slots), Any::F64(made)) => place.put(&mut slots[number], made),
+                (Slots::F32(slots), EitherFloat::F32(made)) => selection.put(&mut slots[number], made),
+                (Slots::F64(slots), EitherFloat::F64(made)) => selection.put(&mut slots[number], made),
                 _ => return Err(changed(name)),
             }
         }

@@ -1,4 +1,5 @@
-//! The update of variables in the memory of this process: reduced, transformed and updated block by block, in one pass.
+//! The update of variables in the memory of this process. Gradients are reduced, transformed and applied block by
+//! block, in one pass.
 
 use crate::groups::Rules;
 use crate::parameters::Parameters;
@@ -9,48 +10,53 @@ use crate::reduce::range::{GradientRange, Summands, blocks};
 use crate::reduce::resolve;
 use crate::reduce::rows::RowRange;
 use crate::reduce::split::{Splittable, WorkSplit};
-use crate::slots::{MOST_SLOTS, Slots};
+use crate::slots::{MAX_SLOTS, Slots};
 use crate::sync::Threads;
 use crate::transform::{ResolvedTransforms, Transform};
 use crate::update::locked::{Locked, with_locked};
 use crate::update::{Backend, Pass, Update};
 use candle_core::Var;
-use distribute_base::internal::{Any, Number};
+use distribute_base::internal::{EitherFloat, Number};
 use distribute_base::{Error, Result};
 use distribute_optim::{Rule, RuleExt, Step, UpdateError};
 use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;
 
-/// The number of variables that are locked at a time: candle's calls nest, and each takes stack.
+/// The maximum number of variables that are locked at the same time. candle's calls are nested, and each needs stack
+/// space.
 pub(crate) const LOCKED: usize = 64;
 
-/// Updates variables where they lie, or by copies if a rule may do more than compute: while a replica waits for the
-/// others, none of the code that runs is the user's.
+/// A backend that updates variables in place, or through copies if a rule may do more than compute. None of the
+/// program's code runs while replicas wait without a deadline.
 #[derive(Debug)]
 pub(crate) struct Local;
 
 impl Backend for Local {
     fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()> {
-        InPlace::new(update, update.transforms).reduce_and_apply(pass.change, pass.operands, pass.threads)
+        InPlaceUpdater::new(update, update.transforms).reduce_and_apply(
+            pass.change,
+            pass.operands,
+            pass.threads,
+        )
     }
 }
 
-/// The update of variables where they lie.
-pub(crate) struct InPlace<'a> {
+/// An update of variables in place.
+pub(crate) struct InPlaceUpdater<'a> {
     pub(crate) rules: &'a Rules<'a>,
-    /// The transforms of sums before they are applied; no closures.
+    /// The transforms that are applied to the sums before the update. None of them is a closure.
     pub(crate) transforms: &'a [Transform],
     pub(crate) parameters: &'a Parameters,
 }
 
-impl<'a> InPlace<'a> {
-    /// The update of a step, after `transforms`.
+impl<'a> InPlaceUpdater<'a> {
+    /// Creates the update for a step. `transforms` are applied to the sums first.
     pub(crate) fn new(update: &'a Update<'_>, transforms: &'a [Transform]) -> Self {
         Self { rules: &update.rules, transforms, parameters: update.parameters() }
     }
 
-    /// Reduces the gradients, transforms them, and applies the rules, to all variables that have a gradient on some
-    /// replica.
+    /// Reduces and transforms the gradients, and applies the rules to all variables that have a gradient on at least
+    /// one replica.
     pub(crate) fn reduce_and_apply(
         &self,
         change: &Change<'_>,
@@ -61,7 +67,7 @@ impl<'a> InPlace<'a> {
         let mut variables = all.variables();
         let resolved = resolve(transforms, parameters, &variables, threads, Ok)?;
 
-        let _writing = parameters.writing(variables.iter().map(|variable| variable.index));
+        let _writing = parameters.mark_written(variables.iter().map(|variable| variable.index));
         let mut slots = change.slots();
         let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
         for variables in variables.chunks_mut(LOCKED) {
@@ -71,11 +77,11 @@ impl<'a> InPlace<'a> {
                     let slots = slots[variable.index].take();
                     let every_row = rules.of(variable.index).0.moves_absent_rows();
                     match (values, slots, variable.range(every_row, None)?) {
-                        (Locked::F32(values), Some(Slots::F32(slots)), Any::F32(gradient)) => {
-                            Ok(Any::F32(UpdateRange::new(values, slots, gradient)))
+                        (Locked::F32(values), Some(Slots::F32(slots)), EitherFloat::F32(gradient)) => {
+                            Ok(EitherFloat::F32(UpdateRange::new(values, slots, gradient)))
                         }
-                        (Locked::F64(values), Some(Slots::F64(slots)), Any::F64(gradient)) => {
-                            Ok(Any::F64(UpdateRange::new(values, slots, gradient)))
+                        (Locked::F64(values), Some(Slots::F64(slots)), EitherFloat::F64(gradient)) => {
+                            Ok(EitherFloat::F64(UpdateRange::new(values, slots, gradient)))
                         }
                         _ => Err(Error::invalid(
                             "optimizer step",
@@ -86,8 +92,8 @@ impl<'a> InPlace<'a> {
                 let split = WorkSplit::partition(threads.count, ranges.collect::<Result<Vec<_>>>()?);
                 split.each(threads, |ranges| {
                     ranges.into_iter().try_for_each(|range| match range {
-                        Any::F32(range) => Ok(update(range, rules, &resolved)?),
-                        Any::F64(range) => Ok(update(range, rules, &resolved)?),
+                        EitherFloat::F32(range) => Ok(update(range, rules, &resolved)?),
+                        EitherFloat::F64(range) => Ok(update(range, rules, &resolved)?),
                     })
                 })?;
                 Ok(())
@@ -100,20 +106,20 @@ impl<'a> InPlace<'a> {
 /// A range of a variable, its slots, and its gradients.
 pub(crate) struct UpdateRange<'a, F> {
     values: &'a mut [F],
-    /// The values before, where the new ones are put elsewhere.
+    /// The values before the update; `None` if `values` contains them.
     old: Option<&'a [F]>,
     slots: Vec<&'a mut [F]>,
     gradients: GradientRange<'a, F>,
 }
 
 impl<'a, F> UpdateRange<'a, F> {
-    /// A whole variable.
+    /// Creates the range of a complete variable.
     pub(crate) fn new(values: &'a mut [F], slots: &'a mut [Vec<F>], gradients: GradientRange<'a, F>) -> Self {
         Self { values, old: None, slots: slots.iter_mut().map(Vec::as_mut_slice).collect(), gradients }
     }
 
-    /// The same, where the values are put into other memory and were these before.
-    pub(crate) fn from(self, old: &'a [F]) -> Self {
+    /// Sets the values before the update. The new values are then written to separate memory.
+    pub(crate) fn with_old(self, old: &'a [F]) -> Self {
         Self { old: Some(old), ..self }
     }
 }
@@ -122,8 +128,8 @@ impl<F> Splittable for UpdateRange<'_, F> {
     fn len(&self) -> usize {
         self.gradients.len()
     }
-    fn cut(&mut self, len: usize) -> Self {
-        let gradients = self.gradients.cut(len);
+    fn split_front(&mut self, len: usize) -> Self {
+        let gradients = self.gradients.split_front(len);
         let len = gradients.elements();
         Self {
             values: self.values.split_off_mut(..len).unwrap_or_default(),
@@ -134,7 +140,7 @@ impl<F> Splittable for UpdateRange<'_, F> {
     }
 }
 
-/// Reduces and transforms the gradient and applies the rule, block by block.
+/// Reduces and transforms the gradient of a range and applies the rule, block by block.
 pub(crate) fn update<F: Number>(
     range: UpdateRange<'_, F>,
     rules: &Rules<'_>,
@@ -149,19 +155,19 @@ pub(crate) fn update<F: Number>(
         }
     };
     let mut scratch = [F::of(0.); BLOCK];
-    let kept = slots.len().min(MOST_SLOTS);
+    let kept = slots.len().min(MAX_SLOTS);
     for at in blocks(values.len()) {
         if let Some(old) = old {
             values[at.clone()].copy_from_slice(&old[at.clone()]);
         }
         let gradient = gradients.block(of_replicas, resolved, at.clone(), &values[at.clone()], &mut scratch);
-        let mut of_block = cut_all(&mut slots, &at);
+        let mut of_block = ranges_of(&mut slots, &at);
         rule.update(step, &mut values[at], gradient, &mut of_block[..kept])?;
     }
     Ok(())
 }
 
-/// Updates rows, in batches whose sums stay in the cache until the rule has used them.
+/// Updates rows in batches. Batches are small enough for their sums to stay in the cache until the rule has used them.
 fn update_rows<F: Number>(
     range: &RowRange<'_, F>,
     gradients: &GradientRange<'_, F>,
@@ -171,17 +177,17 @@ fn update_rows<F: Number>(
     step: Step,
     resolved: &ResolvedTransforms,
 ) -> Result<(), UpdateError> {
-    let (row_len, stays) = (range.row_len, resolved.leaves(gradients.variable));
+    let (row_len, stays) = (range.row_len, resolved.is_identity(gradients.variable));
     if let (true, Some((rows, sums))) = (stays, range.only(&gradients.weights)) {
         return rule.update_rows(step, values, row_len, &rows, sums, slots);
     }
-    let (kept, most) = (slots.len().min(MOST_SLOTS), (BLOCK / row_len.max(1)).max(1));
+    let (kept, most) = (slots.len().min(MAX_SLOTS), (BLOCK / row_len.max(1)).max(1));
     let (mut rows, mut sums) = (Vec::with_capacity(most), vec![F::of(0.); most * row_len]);
-    // A block also has the rows without a gradient, up to the next one's first: some rules move them, too.
+    // A block includes the rows without a gradient up to the next block, because some rules move them.
     let mut start = 0;
     let mut apply = |values: &mut [F], start: usize, end: usize, rows: &[usize], sums: &[F]| {
         let at = start * row_len..end * row_len;
-        let mut of_block = cut_all(slots, &at);
+        let mut of_block = ranges_of(slots, &at);
         rule.update_rows(step, &mut values[at], row_len, rows, sums, &mut of_block[..kept])
     };
     range.each(|row, inputs| {
@@ -201,9 +207,10 @@ fn update_rows<F: Number>(
     apply(values, start, range.height(), &rows, &sums[..rows.len() * row_len])
 }
 
-/// The same range of each. `MOST_SLOTS` at most; an array spares an allocation for each block.
-fn cut_all<'s, F>(slots: &'s mut [&mut [F]], at: &Range<usize>) -> [&'s mut [F]; MOST_SLOTS] {
-    let mut of_block: [&mut [F]; MOST_SLOTS] = Default::default();
+/// Returns the range `at` of each slot, for up to `MAX_SLOTS` slots. Using an array avoids an allocation for each
+/// block.
+fn ranges_of<'s, F>(slots: &'s mut [&mut [F]], at: &Range<usize>) -> [&'s mut [F]; MAX_SLOTS] {
+    let mut of_block: [&mut [F]; MAX_SLOTS] = Default::default();
     for (block, slot) in of_block.iter_mut().zip(slots) {
         *block = &mut slot[at.clone()];
     }

@@ -1,10 +1,10 @@
-//! The elements of several variables at once, to be written in place.
+//! Access to the elements of several variables, which are locked at the same time and written in place.
 
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Var};
 use distribute_base::Result;
 use std::cell::RefCell;
 
-/// The elements of a variable, or of something of its dtype.
+/// The elements of a locked variable.
 pub(crate) enum Locked<'a> {
     F32(&'a mut [f32]),
     F64(&'a mut [f64]),
@@ -12,24 +12,24 @@ pub(crate) enum Locked<'a> {
 
 type Then<'f> = Box<dyn FnOnce(Vec<Locked<'_>>) -> Result<()> + 'f>;
 
-/// Locks all variables for writing and calls `then` with their elements.
+/// Locks all variables for writing, and calls `then` with their elements.
 ///
-/// candle gives out the elements of one variable inside of a call only: the calls are nested, one for each variable.
-/// The variables must be distinct.
+/// candle provides access to the elements of a variable only inside a call, so there is one nested call for each
+/// variable. A variable must not occur twice.
 pub(crate) fn with_locked<'f>(
     variables: &[&Var],
     then: impl FnOnce(Vec<Locked<'_>>) -> Result<()> + 'f,
 ) -> Result<()> {
-    descend(variables, Vec::with_capacity(variables.len()), Box::new(then))
+    lock_next(variables, Vec::with_capacity(variables.len()), Box::new(then))
 }
 
-fn descend<'a>(variables: &[&Var], above: Vec<Locked<'a>>, then: Then<'_>) -> Result<()> {
+fn lock_next<'a>(variables: &[&Var], above: Vec<Locked<'a>>, then: Then<'_>) -> Result<()> {
     let Some((first, rest)) = variables.split_first() else { return then(above) };
-    // candle takes rows of no columns for repeated elements.
+    // candle treats rows without columns as repeated elements.
     if first.elem_count() == 0 {
         let mut all: Vec<Locked<'_>> = above;
         all.push(if first.dtype() == DType::F32 { Locked::F32(&mut []) } else { Locked::F64(&mut []) });
-        return descend(rest, all, then);
+        return lock_next(rest, all, then);
     }
     let level = Level { rest, state: RefCell::new(Some((above, then))), result: RefCell::new(Ok(())) };
     first.inplace_op1(&level)?;
@@ -59,7 +59,7 @@ impl InplaceOp1 for Level<'_, '_> {
         let Some((above, then)) = self.state.take() else { candle_core::bail!("called twice") };
         let mut all: Vec<Locked<'_>> = above;
         all.push(mine);
-        *self.result.borrow_mut() = descend(self.rest, all, then);
+        *self.result.borrow_mut() = lock_next(self.rest, all, then);
         Ok(())
     }
 }

@@ -1,11 +1,14 @@
-//! The update: what applies reduced gradients to variables and slots.
+//! The update of an optimizer: backends that apply reduced gradients to variables and slots.
 //!
 //! | backend | variables | slots |
 //! |---|---|---|
-//! | [`Local`](local::Local) | in the memory of this process | there |
-//! | [`Devices`](devices::Devices) | on devices with memory of their own, all or some | on each replica's device |
-//! | [`Sharded`](sharded::Sharded) | in the memory of each worker, which updates its range | of that range |
-//! | [`Servers`](servers::Servers) | on parameter servers | there |
+//! | [`Local`](local::Local) | in the memory of this process | in the same memory |
+//! | [`Devices`](devices::Devices) | all or some on devices with their own memory | on each replica's device |
+//! | [`Sharded`](sharded::Sharded) | in the memory of each worker, which updates its range | of that range, in the same memory |
+//! | [`Servers`](servers::Servers) | all or only tables on servers | where the variable is |
+//!
+//! `copies` contains the update for rules that run the program's code. Such rules are applied to copies, which are
+//! written to the variables when all copies are complete.
 
 pub(crate) mod copies;
 pub(crate) mod devices;
@@ -32,19 +35,20 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-/// The backend of an optimizer: the place where its variables are updated, and where its slots are.
+/// A backend of an optimizer, which updates its variables and keeps its slots.
 pub(crate) trait Backend: fmt::Debug + Send + Sync {
-    /// Returns whether gradients are reduced, transformed and applied in one pass. Else [`apply`](Self::apply) gets
-    /// them whole.
+    /// Returns `true` if gradients are reduced, transformed and applied in a single pass. Otherwise
+    /// [`apply`](Self::apply) gets complete gradients.
     fn is_one_pass(&self, optimizer: &Inner) -> bool {
         optimizer.groups.only_compute()
     }
 
-    /// Reduces gradients, transforms them and applies the rules, to all variables that have a gradient on some replica.
+    /// Reduces and transforms gradients, and applies the rules to all variables that have a gradient on at least one
+    /// replica.
     fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()>;
 
-    /// Applies gradients that are reduced, and counts the step. A call of all replicas of this process, of which
-    /// replica 0 has the right to `change`. If it fails before anything was written, nothing has changed.
+    /// Applies reduced gradients, and counts the step. All replicas of this process make this call; `change` is `Some`
+    /// only on replica 0. If an error occurs before the first write, nothing has changed.
     fn apply(
         &self,
         update: &Update<'_>,
@@ -64,30 +68,36 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         })
     }
 
-    /// The variables that are updated on devices.
+    /// Returns the copies of the variables that are updated on devices.
     fn copies<'a>(&self, _optimizer: &'a Inner) -> Copies<'a> {
         Copies::new()
     }
 
-    /// The copies whose gradients stay on the device of a local replica until they are applied.
-    fn staying<'a>(&self, _optimizer: &Inner, _copies: &Copies<'a>, _replica: usize) -> Vec<Option<&'a Var>> {
+    /// Returns the copies of variables whose gradients stay on the device of local replica `_replica` until they are
+    /// applied.
+    fn gradients_on_device<'a>(
+        &self,
+        _optimizer: &Inner,
+        _copies: &Copies<'a>,
+        _replica: usize,
+    ) -> Vec<Option<&'a Var>> {
         Vec::new()
     }
 
-    /// The number of a variable's elements of which this process keeps slots.
-    fn kept(&self, parameters: &Parameters, variable: usize, elements: usize) -> usize {
-        parameters.partition.as_ref().map_or(elements, |partition| partition.mine(variable).len())
+    /// Returns the number of a variable's `elements` for which this process keeps slots.
+    fn slot_elements(&self, parameters: &Parameters, variable: usize, elements: usize) -> usize {
+        parameters.partition.as_ref().map_or(elements, |partition| partition.own_range(variable).len())
     }
 
-    /// The slots of all variables before the first step, as far as this process keeps them.
+    /// Creates the slots that this process keeps for all variables, with their initial values.
     fn new_slots(&self, parameters: &Parameters, layout: &[SlotSpec]) -> Result<Vec<Slots>> {
         let of = |(number, (name, variable)): (usize, &(String, Var))| {
-            Slots::new(name, variable, layout, self.kept(parameters, number, variable.elem_count()))
+            Slots::new(name, variable, layout, self.slot_elements(parameters, number, variable.elem_count()))
         };
         parameters.variables.iter().enumerate().map(of).collect()
     }
 
-    /// A copy of one slot of a variable.
+    /// Returns a copy of one slot of a variable.
     fn slot(
         &self,
         optimizer: &Inner,
@@ -95,24 +105,16 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         slot: usize,
         _at: &'static Location<'static>,
     ) -> Result<Tensor> {
-        let (_, var) = &optimizer.parameters.variables[variable];
-        optimizer.progress.read("slot")?[variable].tensor(slot, var)
+        slot_here(optimizer, variable, slot)
     }
 
-    /// Adds all slots to a checkpoint, each under the name of the slot and that of the variable.
+    /// Adds all slots to a checkpoint, each under the names of the slot and the variable.
     fn save(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
-        let slots = optimizer.progress.read("Checkpoint::save")?;
-        for (index, slot) in optimizer.slot_names().iter().enumerate() {
-            for ((name, variable), slots) in optimizer.parameters.variables.iter().zip(&*slots) {
-                let value = HostTensor::from_candle(&slots.tensor(index, variable)?)?;
-                writer.insert(format!("{prefix}/{slot}/{name}"), value)?;
-            }
-        }
-        Ok(())
+        save_slots_here(optimizer, prefix, writer, |_| true)
     }
 
-    /// Reads the slots of all variables from a checkpoint, which has those of each under its `names`, in the order of
-    /// the rule.
+    /// Reads the slots of all variables from a checkpoint. For each variable, `names` contains the names of its slots,
+    /// in the order of the rule's slots. Returns a closure that sets the slots.
     fn restore<'a>(
         &'a self,
         optimizer: &'a Inner,
@@ -120,39 +122,67 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         names: &[Vec<String>],
         from: &Reader,
     ) -> Result<Saved<'a>> {
-        let of_variable = |(number, names): (usize, &Vec<String>)| {
-            let (_, variable) = &optimizer.parameters.variables[number];
-            let mine = optimizer.parameters.partition.as_ref().map(|partition| partition.mine(number));
-            Slots::saved(from, names, variable, mine)
-        };
-        let slots = names.iter().enumerate().map(of_variable).collect::<Result<Vec<_>>>()?;
+        let read = |(number, names): (usize, &Vec<String>)| read_slots(optimizer, number, names, from);
+        let slots = names.iter().enumerate().map(read).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(move |change| {
             *change.slots() = slots;
             Ok(())
         }))
     }
 
-    /// Refuses to go back to the last step, if some state of it may be lost.
+    /// Returns an error if some state of the last step may have been lost.
     fn rewind(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Refuses a rule that cannot be applied here.
+    /// Returns an error if this backend cannot apply a rule.
     fn require_rule(&self, _operation: &'static str, _rule: &dyn Rule) -> Result<()> {
         Ok(())
     }
 
-    /// Refuses a transform that cannot be applied here.
+    /// Returns an error if this backend cannot apply a transform.
     fn require_transform(&self, _operation: &'static str, _when: When, _transform: &Transform) -> Result<()> {
         Ok(())
     }
 }
 
-/// The backend of an optimizer's variables.
+/// Returns a copy of one slot of a variable, from the memory of this process.
+pub(crate) fn slot_here(optimizer: &Inner, variable: usize, slot: usize) -> Result<Tensor> {
+    let (_, var) = &optimizer.parameters.variables[variable];
+    optimizer.progress.read("slot")?[variable].tensor(slot, var)
+}
+
+/// Adds to a checkpoint the slots of the variables for whose index `is_here` returns `true`, from the memory of this
+/// process.
+pub(crate) fn save_slots_here(
+    optimizer: &Inner,
+    prefix: &str,
+    writer: &mut Writer,
+    is_here: impl Fn(usize) -> bool,
+) -> Result<()> {
+    let all = optimizer.progress.read("Checkpoint::save")?;
+    for (index, slot) in optimizer.slot_names().iter().enumerate() {
+        let variables = optimizer.parameters.variables.iter().zip(&*all).enumerate();
+        for (_, ((name, variable), slots)) in variables.filter(|(number, _)| is_here(*number)) {
+            let value = HostTensor::from_candle(&slots.tensor(index, variable)?)?;
+            writer.insert(format!("{prefix}/{slot}/{name}"), value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the slots of a variable that this process keeps from a checkpoint, in which they have the given names.
+pub(crate) fn read_slots(optimizer: &Inner, number: usize, names: &[String], from: &Reader) -> Result<Slots> {
+    let (_, variable) = &optimizer.parameters.variables[number];
+    let mine = optimizer.parameters.partition.as_ref().map(|partition| partition.own_range(number));
+    Slots::from_checkpoint(from, names, variable, mine)
+}
+
+/// Creates the backend for an optimizer's variables.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument) if the strategy has parameter servers, and a
-/// variable is not there.
+/// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the strategy has parameter servers, and a
+///   variable is not stored on them.
 pub(crate) fn backend(parameters: &Parameters) -> Result<Box<dyn Backend>> {
     Ok(if parameters.strategy.session().is_some() {
         Box::new(servers::Servers::new(&parameters.strategy, &parameters.variables)?)
@@ -165,7 +195,7 @@ pub(crate) fn backend(parameters: &Parameters) -> Result<Box<dyn Backend>> {
     })
 }
 
-/// A closure that puts the slots of a checkpoint in place.
+/// A closure that sets the slots to their values in a checkpoint.
 pub(crate) type Saved<'a> = Box<dyn FnOnce(&Change<'_>) -> Result<()> + 'a>;
 
 /// The time at which a transform is applied.
@@ -175,12 +205,12 @@ pub(crate) enum When {
     AfterReduce,
 }
 
-/// The update of one step.
+/// The update in one step.
 pub(crate) struct Update<'a> {
     pub(crate) optimizer: &'a Inner,
     pub(crate) operation: &'static str,
     pub(crate) rules: Rules<'a>,
-    /// The transforms of reduced gradients, in one pass; no closures.
+    /// The transforms that are applied to reduced gradients in this pass. None of them is a closure.
     pub(crate) transforms: &'a [Transform],
     pub(crate) copies: &'a Copies<'a>,
 }
@@ -191,12 +221,12 @@ impl<'a> Update<'a> {
     }
 }
 
-/// The pass of one step over all variables, which replica 0 leads.
+/// A pass of one step over all variables, led by replica 0.
 pub(crate) struct Pass<'a> {
     pub(crate) change: &'a Change<'a>,
-    /// The gradients on the host.
+    /// The gradients on the host, opened for reading.
     pub(crate) operands: &'a Operands<'a>,
-    /// The gradients of this process's replicas, also on devices.
+    /// The gradients of this process's replicas, including those on devices, with their weights.
     pub(crate) replicas: &'a [Weighted<'a>],
     pub(crate) sync: &'a StepSync<'a>,
     pub(crate) threads: &'a Threads<'a>,

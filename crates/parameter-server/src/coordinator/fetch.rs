@@ -1,15 +1,16 @@
-//! Results in structures.
+//! [`Fetch`]: results that are nested in tuples and containers.
 
 use crate::remote::RemoteValue;
 use distribute_base::Result;
 use serde::de::DeserializeOwned;
 
-/// Pending results in a structure. See [`ClusterCoordinator::fetch`](super::ClusterCoordinator::fetch).
+/// A result, or a tuple or container of results, that can be fetched. See
+/// [`ClusterCoordinator::fetch`](super::ClusterCoordinator::fetch).
 pub trait Fetch {
-    /// The results, in the same structure.
+    /// The type of the fetched values, with the same structure.
     type Values;
 
-    /// Waits for the results.
+    /// Waits for the results and returns their values.
     ///
     /// # Errors
     /// Returns the error of the first closure that failed.

@@ -1,20 +1,20 @@
-//! The implementation of the handles of resources and results.
+//! Handles to resources and results, implemented for a coordinator.
 
 use crate::remote::{ResourceHandle, Sender, ValueHandle};
 use bytes::Bytes;
 use distribute_base::Result;
-use distribute_coordinator::{Coordinator, Remote, ResourceId};
+use distribute_coordinator::{Coordinator, ResourceId, ResultHandle};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A resource of a coordinator. Workers drop the resource when this handle is dropped.
-pub(super) struct ResourceOf {
+/// A coordinator's handle to a resource. When it is dropped, the workers drop their values.
+pub(super) struct CoordinatorResource {
     pub id: ResourceId,
     pub sender: Sender,
     pub coordinator: Arc<Coordinator>,
 }
 
-impl ResourceHandle for ResourceOf {
+impl ResourceHandle for CoordinatorResource {
     fn id(&self) -> ResourceId {
         self.id
     }
@@ -24,17 +24,17 @@ impl ResourceHandle for ResourceOf {
     }
 }
 
-impl Drop for ResourceOf {
+impl Drop for CoordinatorResource {
     fn drop(&mut self) {
         self.coordinator.forget(self.id);
     }
 }
 
-/// The result of a closure.
+/// A handle to the result of a closure that a coordinator scheduled.
 #[derive(Debug)]
-pub(super) struct ResultOf(pub Remote);
+pub(super) struct CoordinatorResult(pub ResultHandle);
 
-impl ValueHandle for ResultOf {
+impl ValueHandle for CoordinatorResult {
     fn bytes(&self, timeout: Option<Duration>) -> Result<Bytes> {
         Ok(match timeout {
             Some(timeout) => self.0.fetch_timeout(timeout)?,

@@ -1,11 +1,11 @@
-//! A coordinator: one program that schedules functions on the workers of a cluster.
+//! [`ClusterCoordinator`], with which a program schedules functions on the workers of a cluster.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `builder` | the settings of a [`ClusterCoordinator`] |
 //! | `connect` | connections to workers, in this process or others |
 //! | `handles` | the implementation of [`PerWorker`] and [`RemoteValue`] |
-//! | `fetch` | results in structures |
+//! | `fetch` | fetching nested results |
 
 mod builder;
 mod connect;
@@ -19,8 +19,8 @@ pub use fetch::Fetch;
 use crate::remote::{Args, Batches, IntoBatches, PerWorker, RemoteFunction, RemoteValue, Sender};
 use crate::strategy::ParameterServerStrategy;
 use distribute_base::Result;
-use distribute_coordinator::{Call, Coordinator, FunctionId};
-use handles::{ResourceOf, ResultOf};
+use distribute_coordinator::{Call, Coordinator, FunctionId, Options};
+use handles::{CoordinatorResource, CoordinatorResult};
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -28,15 +28,14 @@ use std::time::Duration;
 /// Schedules [remote functions](mod@crate::remote) on the workers of a [`ParameterServerStrategy`], which train
 /// asynchronously.
 ///
-/// A closure is a function with its arguments, and is run by one worker. If that worker disconnects, another
-/// one runs the closure. When a worker is back, it recreates its values, and its datasets resume from their
-/// positions. Each change that a closure makes to a variable is applied at most once, even if the closure is
-/// retried.
+/// A closure is a function with its arguments, and is run by one worker. If that worker disconnects, another worker
+/// runs the closure. When a worker reconnects, it recreates its values, and its datasets resume from their positions.
+/// Each change that a closure makes to a variable is applied at most once, even if the closure is retried.
 ///
 /// ```
 /// use distribute::prelude::*;
 /// use distribute::remote::{PerWorker, WorkerContext};
-/// use distribute::params::FixedShardsPartitioner;
+/// use distribute::parameter_server::FixedShardsPartitioner;
 /// use distribute::{ClusterCoordinator, LocalCluster, ParameterServerStrategy, Variable};
 ///
 /// #[distribute::remote]
@@ -66,17 +65,17 @@ use std::time::Duration;
 /// # Failures
 ///
 /// - A function returns an error or panics: the next [`schedule`](Self::schedule), [`join`](Self::join) or
-///   [`done`](Self::done) returns that error once, after all other closures have ended or were cancelled. The
-///   coordinator can be used again afterwards.
-/// - A worker disconnects: another worker runs its closure; [`Status`] counts disconnections. If no worker is
-///   left, waiting returns an error after [`timeout`](ClusterCoordinatorBuilder::timeout), and closures stay in
+///   [`done`](Self::done) returns the error once. By then, all other closures have finished or have been cancelled. The
+///   coordinator can then be used again.
+/// - A worker disconnects: another worker runs its closure, and [`Status`] counts the disconnection. If no worker is
+///   left, calls that wait return an error after [`timeout`](ClusterCoordinatorBuilder::timeout), and closures stay in
 ///   the queue.
-/// - A parameter server disconnects: calls wait until it is back or the strategy's timeout has passed. After a
-///   timeout the closure is retried a limited number of times.
-/// - A closure never ends: it fails after [`closure_timeout`](ClusterCoordinatorBuilder::closure_timeout), and
-///   its worker is disconnected until it answers again.
+/// - A parameter server disconnects: calls wait until it reconnects or the strategy's timeout has passed.
+///   After a timeout the closure is retried a limited number of times.
+/// - A closure never returns: it fails after [`closure_timeout`](ClusterCoordinatorBuilder::closure_timeout),
+///   and its worker is disconnected until it answers again.
 ///
-/// Clones refer to the same coordinator. Closures that have not ended are dropped with the last clone.
+/// Clones refer to the same coordinator. When the last clone is dropped, unfinished closures are discarded.
 #[doc(alias = "tf.distribute.experimental.coordinator.ClusterCoordinator")]
 #[doc(alias = "tf.distribute.coordinator.ClusterCoordinator")]
 #[derive(Clone)]
@@ -85,6 +84,8 @@ pub struct ClusterCoordinator(Arc<Scheduler>);
 /// The coordinator of a strategy, shared by all its handles.
 pub struct Scheduler {
     coordinator: Arc<Coordinator>,
+    /// The settings with which the coordinator was created.
+    options: Options,
     strategy: ParameterServerStrategy,
     sender: Sender,
 }
@@ -97,14 +98,14 @@ impl Scheduler {
 }
 
 impl ClusterCoordinator {
-    /// Waits until all workers of the strategy have answered, and creates its coordinator. Workers are in this
-    /// process if the cluster is a [`LocalCluster`](crate::LocalCluster); otherwise they are the processes that
-    /// [serve](crate::serve). A strategy has one coordinator: while it exists, this returns another handle of
+    /// Waits until all workers of the strategy have answered, and creates its coordinator. The workers are in this
+    /// process if the cluster is a [`LocalCluster`](crate::LocalCluster). Otherwise they are the processes that
+    /// [serve](crate::serve). A strategy has only one coordinator. If it already exists, this returns another handle to
     /// it.
     ///
     /// # Errors
-    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): workers do not answer, or their functions
-    ///   differ from those of this program. The error lists these workers.
+    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): workers do not answer, or their
+    ///   functions differ from those of this program. The error lists the workers.
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): two remote functions have the
     ///   same name.
     pub fn new(strategy: &ParameterServerStrategy) -> Result<Self> {
@@ -116,20 +117,20 @@ impl ClusterCoordinator {
         ClusterCoordinatorBuilder::new(strategy)
     }
 
-    /// Returns the strategy on whose workers closures run.
+    /// Returns the strategy whose workers run the closures.
     pub fn strategy(&self) -> &ParameterServerStrategy {
         &self.0.strategy
     }
 
-    /// Queues a call and returns a handle to its result. Any worker may run the call, and the order of calls is
-    /// unspecified. If the queue is full, this blocks until there is room.
+    /// Queues a call and returns a handle to its result. Any worker may run the call, and calls may run in any order.
+    /// If the queue is full, this blocks until there is space.
     ///
-    /// Arguments are a tuple: a [`&PerWorker`](PerWorker) for each parameter `&T`, and values for the others.
-    /// Arguments that do not match the parameters are refused by the compiler.
+    /// Arguments are passed as a tuple: a [`&PerWorker`](PerWorker) for each parameter `&T`, and a value for
+    /// each of the others. Arguments that do not match the parameters do not compile.
     ///
     /// # Errors
-    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): an earlier closure has failed, and its
-    ///   error was not returned yet; or the queue is full and no worker is connected.
+    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): an earlier closure failed and its error
+    ///   has not been returned yet; or the queue is full and no worker is connected.
     pub fn schedule<F: RemoteFunction>(
         &self,
         function: F,
@@ -138,19 +139,20 @@ impl ClusterCoordinator {
         let _ = function;
         let call = self.call(F::id(), arguments.encode(self.0.sender)?);
         let remote = self.0.coordinator.schedule(call)?;
-        Ok(RemoteValue::new(Arc::new(ResultOf(remote))))
+        Ok(RemoteValue::new(Arc::new(CoordinatorResult(remote))))
     }
 
-    /// Creates a value on each worker by calling a function there, for example a model. Each worker keeps its
-    /// value and recreates it after a reconnect. Closures that take the value wait until their worker has created
-    /// it.
+    /// Creates a value, such as a model, on each worker by calling a function there. Each worker keeps its
+    /// value, and recreates it after reconnecting. Closures that use the value wait until their worker has
+    /// created it.
     ///
-    /// The first worker to run the function also creates missing variables; the other workers use these.
+    /// The first worker that runs the function also creates missing variables; the other workers use these
+    /// variables.
     ///
     /// # Errors
     /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): an argument was dropped.
     ///
-    /// If the function fails, closures that take the value return its error.
+    /// If the function fails, closures that use the value return its error.
     #[doc(alias = "_create_per_worker_resources")]
     pub fn create_per_worker_value<F: RemoteFunction>(
         &self,
@@ -161,9 +163,9 @@ impl ClusterCoordinator {
         self.create(F::id(), arguments.encode(self.0.sender)?)
     }
 
-    /// Creates a dataset on each worker by calling a function there. Closures take it as [`Batches`]. Each
-    /// worker iterates over its own dataset; [`input_context`](crate::remote::WorkerContext::input_context)
-    /// tells the function which shard of the data to read.
+    /// Creates a dataset on each worker by calling a function there. Closures receive it as [`Batches`]. Each
+    /// worker iterates over its own dataset. The function gets its shard of the data from
+    /// [`input_context`](crate::remote::WorkerContext::input_context).
     ///
     /// # Errors
     /// Returns the errors of [`create_per_worker_value`](Self::create_per_worker_value).
@@ -185,7 +187,8 @@ impl ClusterCoordinator {
         arguments: Vec<distribute_coordinator::Argument>,
     ) -> Result<PerWorker<T>> {
         let id = self.0.coordinator.create(self.call(function, arguments))?;
-        let resource = ResourceOf { id, sender: self.0.sender, coordinator: self.0.coordinator.clone() };
+        let resource =
+            CoordinatorResource { id, sender: self.0.sender, coordinator: self.0.coordinator.clone() };
         Ok(PerWorker::new(Arc::new(resource)))
     }
 
@@ -193,36 +196,35 @@ impl ClusterCoordinator {
         Call { function, arguments }
     }
 
-    /// Waits until all closures have ended. While this waits, other threads that schedule closures block.
+    /// Waits until all closures have finished. Meanwhile, other threads block when they schedule closures.
     ///
     /// # Errors
-    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): a closure has failed, and its error was
-    ///   not returned yet; the other closures were cancelled. Or no worker was connected for longer than the
-    ///   timeout.
+    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): a closure failed and its error has not been
+    ///   returned yet (the other closures were cancelled), or no worker was connected for longer than the timeout.
     pub fn join(&self) -> Result<()> {
         Ok(self.0.coordinator.join()?)
     }
 
-    /// Waits until all closures have ended, for at most `timeout`.
+    /// Waits until all closures have finished, but no longer than `timeout`.
     ///
     /// # Errors
-    /// Returns the errors of [`join`](Self::join), and an error if closures have not ended within `timeout`. In
-    /// that case they continue.
+    /// Returns the errors of [`join`](Self::join), and an error if closures have not finished within `timeout`. These
+    /// closures continue to run.
     pub fn join_within(&self, timeout: Duration) -> Result<()> {
         Ok(self.0.coordinator.join_timeout(timeout)?)
     }
 
-    /// Returns whether all closures have ended.
+    /// Returns `true` if all closures have finished.
     ///
     /// # Errors
-    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): a closure has failed, and its error was
-    ///   not returned yet, as in [`join`](Self::join).
+    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): a closure failed and its error has not
+    ///   been returned yet, as in [`join`](Self::join).
     pub fn done(&self) -> Result<bool> {
         Ok(self.0.coordinator.done()?)
     }
 
-    /// Waits for results and returns them in a structure of the same form: a [`RemoteValue`], a tuple, a `Vec`,
-    /// an array or an `Option` of these.
+    /// Waits for results, and returns them in the same nested structure as their handles. `values` is a
+    /// [`RemoteValue`], or a tuple, a `Vec`, an array or an `Option` of these.
     ///
     /// # Errors
     /// Returns the error of the first closure that failed; see [`RemoteValue::fetch`].
@@ -230,7 +232,7 @@ impl ClusterCoordinator {
         values.fetch()
     }
 
-    /// Returns the number of waiting and ended closures, and the state of each worker.
+    /// Returns the number of waiting and finished closures, and the state of each worker.
     pub fn status(&self) -> Status {
         self.0.status()
     }

@@ -1,7 +1,7 @@
-//! The match of arguments and parameters, and their encoding.
+//! Matching arguments to parameters, and encoding arguments.
 
 use super::handles::PerWorker;
-use super::kept::Kept;
+use super::kept_value::KeptValue;
 use bytes::Bytes;
 use distribute_base::{Error, Result};
 use distribute_coordinator::{Argument, Failure, FailureKind, ResourceId};
@@ -11,96 +11,97 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A parameter `&T`: a value that the worker keeps.
+/// The marker for a parameter of type `&T`, whose value the worker keeps.
 #[derive(Debug)]
 pub struct Resource<T>(PhantomData<fn() -> T>);
 
-/// A parameter `T`: a value that is sent with the call.
+/// The marker for a parameter of type `T`, whose value is sent with the call.
 #[derive(Debug)]
 pub struct Value<T>(PhantomData<fn() -> T>);
 
-/// A parameter of a remote function.
+/// A parameter of a remote function: [`Resource`] or [`Value`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a parameter of a remote function",
-    note = "a `&T` (`Resource<T>`) is what a worker keeps: T is `Send + Sync + 'static`",
-    note = "any other `T` (`Value<T>`) travels: it has serde's `Serialize` and `Deserialize`"
+    note = "a `&T` (`Resource<T>`) is a value that a worker keeps: T must be `Send + Sync + 'static`",
+    note = "any other `T` (`Value<T>`) is sent: it must implement serde's `Serialize` and `Deserialize`"
 )]
 pub trait Param {
-    /// The form in which a worker holds the argument during the call.
-    type Held;
+    /// The decoded parameter, which the worker holds during the call.
+    type Decoded;
 
     #[doc(hidden)]
-    fn decode(argument: &Argument, kept: &dyn Lookup) -> Result<Self::Held, Failure>;
+    fn decode(argument: &Argument, resources: &dyn Lookup) -> Result<Self::Decoded, Failure>;
 }
 
-/// All parameters of a remote function, in a tuple.
+/// The parameters of a remote function, as a tuple of [`Param`]s.
 pub trait Params {
-    /// The form in which a worker holds the arguments during the call.
-    type Held;
+    /// The decoded parameters, as a tuple.
+    type Decoded;
 
     #[doc(hidden)]
-    fn decode(arguments: &[Argument], kept: &dyn Lookup) -> Result<Self::Held, Failure>;
+    fn decode(arguments: &[Argument], resources: &dyn Lookup) -> Result<Self::Decoded, Failure>;
 }
 
-/// The values that a worker keeps.
+/// A lookup of the values that a worker keeps.
 #[doc(hidden)]
 pub trait Lookup {
-    fn kept(&self, id: ResourceId) -> Option<Kept>;
+    fn resource(&self, id: ResourceId) -> Option<KeptValue>;
 }
 
 impl<T: Send + Sync + 'static> Param for Resource<T> {
-    type Held = Arc<T>;
+    type Decoded = Arc<T>;
 
-    fn decode(argument: &Argument, kept: &dyn Lookup) -> Result<Arc<T>, Failure> {
+    fn decode(argument: &Argument, resources: &dyn Lookup) -> Result<Arc<T>, Failure> {
         let invalid = |text: String| Failure::new(FailureKind::InvalidArgument, text);
         let expected = std::any::type_name::<T>();
         let Argument::Resource(id) = argument else {
-            return Err(invalid(format!("is a value, where a {expected} is expected that the worker keeps")));
+            return Err(invalid(format!("is a value, but a kept {expected} is expected")));
         };
-        let Some(kept) = kept.kept(*id) else {
-            let text = format!("is {id}, which this worker has not made, or has let go of");
+        let Some(kept) = resources.resource(*id) else {
+            let text = format!("is {id}, which this worker has not created, or has dropped");
             return Err(Failure::new(FailureKind::Resource, text));
         };
         let found = kept.name;
         kept.value
             .downcast()
-            .map_err(|_| invalid(format!("is {id}, a {found}, where a {expected} is expected")))
+            .map_err(|_| invalid(format!("is {id}, a {found}, but a {expected} is expected")))
     }
 }
 
 impl<T: Serialize + DeserializeOwned> Param for Value<T> {
-    type Held = T;
+    type Decoded = T;
 
     fn decode(argument: &Argument, _: &dyn Lookup) -> Result<T, Failure> {
         let expected = std::any::type_name::<T>();
         let text = match argument {
-            Argument::Resource(id) => format!("is {id}, where a value is expected, a {expected}"),
+            Argument::Resource(id) => format!("is {id}, but a value is expected, a {expected}"),
             Argument::Value(bytes) => match postcard::take_from_bytes(bytes) {
                 Ok((value, [])) => return Ok(value),
                 Ok((_, more)) => {
-                    format!("has {} bytes more than the {expected} that is expected", more.len())
+                    format!("has {} bytes more than the expected {expected}", more.len())
                 }
-                Err(error) => format!("is {} bytes, of no {expected}: {error}", bytes.len()),
+                Err(error) => format!("has {} bytes that are not a {expected}: {error}", bytes.len()),
             },
         };
         Err(Failure::new(FailureKind::InvalidArgument, text))
     }
 }
 
-/// The identity of a coordinator in this process, by which its arguments are checked.
+/// The identity of a coordinator in this process. It is used to check that arguments belong to the
+/// coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender(u64);
 
 impl Sender {
-    /// Creates a new identity, distinct from all others of this process.
-    #[expect(clippy::new_without_default, reason = "each is another one")]
+    /// Creates an identity that is different from all others in this process.
+    #[expect(clippy::new_without_default, reason = "each is different")]
     pub fn new() -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         Self(NUMBERS.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// A value that can be passed for a parameter of a remote function.
+/// A value that can be passed to a parameter of a remote function.
 ///
 /// ```compile_fail,E0277
 /// # use distribute::remote::*;
@@ -116,7 +117,7 @@ impl Sender {
 /// # fn remote_call<F: RemoteFunction>(_: F, _: impl Args<F::Params>) {}
 /// ```
 ///
-/// The result of another call is not available before that call has ended:
+/// The result of another call cannot be passed, because it is not available before that call has finished:
 ///
 /// ```compile_fail,E0277
 /// # use distribute::remote::*;
@@ -125,15 +126,16 @@ impl Sender {
 ///     Ok(2. * x)
 /// }
 /// # fn call(x: RemoteValue<f32>) {
-/// remote_call(twice, (x,)); // fetch() it, and give the value
+/// remote_call(twice, (x,)); // fetch() it, and pass the value
 /// # }
 /// # fn remote_call<F: RemoteFunction>(_: F, _: impl Args<F::Params>) {}
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not fit the parameter `{P}` of a remote function",
     label = "this argument",
-    note = "a parameter `&T` (`Resource<T>`) takes a `&PerWorker<T>`: what create_per_worker_value and create_per_worker_dataset give",
-    note = "any other parameter `T` (`Value<T>`) takes a `T`; in place of a `RemoteValue<T>`, fetch() it and give the value"
+    note = "a parameter `&T` (`Resource<T>`) takes a `&PerWorker<T>`, from create_per_worker_value or \
+            create_per_worker_dataset",
+    note = "any other parameter `T` (`Value<T>`) takes a `T`; instead of a `RemoteValue<T>`, fetch() it and pass the value"
 )]
 pub trait Arg<P> {
     #[doc(hidden)]
@@ -153,7 +155,7 @@ pub trait Arg<P> {
 /// ```
 #[diagnostic::on_unimplemented(
     message = "the arguments `{Self}` do not fit the parameters `{P}` of a remote function",
-    note = "give as many as it has behind the worker, in a tuple: `(&model, 0.5)`, `(&model,)` for one, `()` for none"
+    note = "pass one for each parameter after the worker, in a tuple: `(&model, 0.5)`, `(&model,)` for one, `()` for none"
 )]
 pub trait Args<P> {
     #[doc(hidden)]
@@ -178,15 +180,15 @@ impl<T: Serialize> Arg<Value<T>> for T {
 macro_rules! tuples {
     ($(($($number:tt $P:ident $A:ident),*);)+) => {$(
         impl<$($P: Param),*> Params for ($($P,)*) {
-            type Held = ($($P::Held,)*);
+            type Decoded = ($($P::Decoded,)*);
 
-            fn decode(arguments: &[Argument], kept: &dyn Lookup) -> Result<Self::Held, Failure> {
+            fn decode(arguments: &[Argument], resources: &dyn Lookup) -> Result<Self::Decoded, Failure> {
                 const EXPECTED: usize = <[usize]>::len(&[$($number),*]);
                 if arguments.len() != EXPECTED {
                     return Err(wrong_number(arguments.len(), EXPECTED));
                 }
-                let _ = kept;
-                Ok(($($P::decode(&arguments[$number], kept).map_err(of_argument($number, EXPECTED))?,)*))
+                let _ = resources;
+                Ok(($($P::decode(&arguments[$number], resources).map_err(of_argument($number, EXPECTED))?,)*))
             }
         }
 
@@ -212,11 +214,11 @@ tuples! {
 }
 
 fn wrong_number(given: usize, expected: usize) -> Failure {
-    let text = format!("{given} arguments were given, and it has {expected} parameters behind the worker");
+    let text = format!("{given} arguments were passed, but it has {expected} parameters after the worker");
     Failure::new(FailureKind::InvalidArgument, text)
 }
 
-/// Returns a function that prefixes a failure with the number of the argument.
+/// Returns a function that adds the position of the argument to a failure.
 fn of_argument(number: usize, count: usize) -> impl FnOnce(Failure) -> Failure {
     move |failure| Failure::new(failure.kind, format!("argument {} of {count} {}", number + 1, failure.text))
 }

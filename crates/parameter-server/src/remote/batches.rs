@@ -1,4 +1,4 @@
-//! A dataset of one worker, whose calls take one batch after another.
+//! [`Batches`]: the dataset of one worker, from which calls take one batch after another.
 
 use crate::strategy::ParameterServerStrategy;
 use bytes::Bytes;
@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Mutex;
 
-/// The batches of a dataset that a worker has created by a function given to `create_per_worker_dataset`. It is
-/// a parameter `&Batches<T>` of other remote functions.
+/// The batches of a dataset that a worker created with a function passed to `create_per_worker_dataset`. Other remote
+/// functions take them as a parameter `&Batches<T>`.
 ///
-/// Each call takes the batches that follow those of the previous calls on this worker; other workers have their
-/// own batches. If a worker disconnects, its replacement resumes after the last batch whose call has ended.
+/// Each call gets the batches after those of earlier calls on the same worker. Every worker has its own batches. If a
+/// worker disconnects, its replacement resumes after the last batch whose call has finished.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -35,7 +35,7 @@ pub struct Batches<T> {
 }
 
 enum Pass<T> {
-    /// The pass has not begun; it begins at the position of the dataset.
+    /// The pass has not begun. It will begin at the dataset's position.
     Next,
     Running(Box<DistributedIterator<T>>),
     Ended,
@@ -43,34 +43,35 @@ enum Pass<T> {
 
 /// A position in the batches of a dataset.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Stand {
+pub(super) struct DatasetPosition {
     position: Position,
-    /// Whether the pass is at its end; the position is then the beginning of the next pass.
+    /// Whether the pass has ended. If so, `position` is the beginning of the next pass.
     has_ended: bool,
 }
 
-/// Batches of any type, for a worker that reports their position.
-pub(super) trait Positioned: Send + Sync {
-    fn stand(&self) -> Stand;
+/// Batches of any element type, whose position can be reported and restored.
+pub(super) trait Resumable: Send + Sync {
+    fn dataset_position(&self) -> DatasetPosition;
 
-    /// Resumes at this position.
-    fn go_on(&self, at: Stand) -> Result<()>;
+    /// Resumes at the position `at`.
+    fn resume_at(&self, at: DatasetPosition) -> Result<()>;
 }
 
 impl<T: Nest> Batches<T> {
-    /// Creates the batches of a dataset of the worker's strategy.
+    /// Creates the batches from a dataset that belongs to the worker's strategy.
     pub(super) fn new(data: DistributedDataset<T>) -> Self {
         Self { data, pass: Mutex::new(Pass::Next) }
     }
 
-    /// Returns the next batch: a per-replica batch for each replica of this worker.
+    /// Returns the next batch, split into one per-replica batch for each replica of this worker.
     ///
-    /// After an error of the dataset, the next call resumes after the last batch that was taken.
+    /// After an error of the dataset, the next call resumes after the last batch that was returned.
     ///
     /// # Errors
-    /// - [`Error::OutOfRange`]: the pass has ended. Each call returns this until [`begin`](Self::begin).
-    /// - [`Error::WrongContext`]: this was called inside `run`.
-    /// - Errors of the dataset.
+    /// - [`Error::OutOfRange`]: the pass has ended. Every call returns this error until
+    ///   [`begin`](Self::begin) is called.
+    /// - [`Error::WrongContext`]: called inside `run`.
+    /// - The errors of the dataset.
     #[doc(alias = "get_next")]
     #[track_caller]
     pub fn next(&self) -> Result<PerReplica<T>> {
@@ -80,7 +81,7 @@ impl<T: Nest> Batches<T> {
     /// Returns the next batch, or `None` at the end of the pass.
     ///
     /// # Errors
-    /// Returns the errors of [`next`](Self::next) except the end of the pass.
+    /// Returns the errors of [`next`](Self::next), except for the end of the pass.
     #[doc(alias = "get_next_as_optional")]
     #[track_caller]
     pub fn next_or_end(&self) -> Result<Option<PerReplica<T>>> {
@@ -98,7 +99,7 @@ impl<T: Nest> Batches<T> {
                 return Ok(None);
             }
         };
-        let taken = iterator.get_next_as_optional();
+        let taken = iterator.next().transpose();
         match &taken {
             Ok(Some(_)) => *pass = Pass::Running(iterator),
             Ok(None) => *pass = Pass::Ended,
@@ -108,8 +109,8 @@ impl<T: Nest> Batches<T> {
         taken
     }
 
-    /// Begins the next pass, as for the next epoch. If the current pass has not ended, it is abandoned. If no
-    /// batch of it was taken, this does nothing.
+    /// Begins the next pass, which is the next epoch. Abandons the current pass if it has not ended. Does
+    /// nothing if no batch of the current pass has been returned.
     pub fn begin(&self) {
         let mut pass = lock(&self.pass);
         match &*pass {
@@ -125,29 +126,29 @@ impl<T: Nest> Batches<T> {
         }
     }
 
-    /// Returns the position after the last batch that was taken. At the end of a pass it is the beginning of
-    /// the next one.
+    /// Returns the position after the last batch that was returned. At the end of a pass, this is the
+    /// beginning of the next pass.
     pub fn position(&self) -> Position {
         self.data.position()
     }
 
-    /// Describes the batches, and which replica gets which part of them.
+    /// Describes in text how batches are split over the replicas.
     pub fn explain(&self) -> String {
         self.data.explain()
     }
 }
 
-impl<T: Nest> Positioned for Batches<T> {
-    fn stand(&self) -> Stand {
+impl<T: Nest> Resumable for Batches<T> {
+    fn dataset_position(&self) -> DatasetPosition {
         let pass = lock(&self.pass);
         let mut position = self.data.position();
         // A position is sent with every call, so it has only a digest of the files: enough to notice other
         // files, but not to list them.
         position.files = position.files.map(|files| files.brief());
-        Stand { position, has_ended: matches!(*pass, Pass::Ended) }
+        DatasetPosition { position, has_ended: matches!(*pass, Pass::Ended) }
     }
 
-    fn go_on(&self, at: Stand) -> Result<()> {
+    fn resume_at(&self, at: DatasetPosition) -> Result<()> {
         let mut pass = lock(&self.pass);
         self.data.resume(at.position)?;
         *pass = if at.has_ended { Pass::Ended } else { Pass::Next };
@@ -155,7 +156,7 @@ impl<T: Nest> Positioned for Batches<T> {
     }
 }
 
-impl Stand {
+impl DatasetPosition {
     /// Decodes a position from bytes.
     ///
     /// # Errors
@@ -179,10 +180,10 @@ impl<T: Nest> fmt::Debug for Batches<T> {
     }
 }
 
-/// The result of a function given to `create_per_worker_dataset`. It is a [`Dataset`] of batches, which are
-/// split over the replicas of the worker, or a [`DistributedDataset`] of the worker's strategy.
+/// The return type of a function for `create_per_worker_dataset`: a [`Dataset`] of batches, which are split
+/// over the worker's replicas, or a [`DistributedDataset`] of the worker's strategy.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no dataset",
+    message = "`{Self}` is not a dataset",
     note = "a function for create_per_worker_dataset returns a `Dataset` or a `DistributedDataset` of the worker's strategy"
 )]
 pub trait IntoBatches: 'static {
@@ -207,7 +208,7 @@ impl<T: Nest + 'static> IntoBatches for DistributedDataset<T> {
     fn into_batches(self, strategy: &ParameterServerStrategy) -> Result<Batches<T>> {
         if !self.is_of(strategy) {
             let reason =
-                "the dataset belongs to another strategy than the worker's; make it with worker.strategy()";
+                "the dataset belongs to another strategy than the worker's; create it with worker.strategy()";
             return Err(Error::invalid("create_per_worker_dataset", reason));
         }
         Ok(Batches::new(self))

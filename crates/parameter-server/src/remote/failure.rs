@@ -1,26 +1,27 @@
-//! The conversion of errors to failures, which can be sent.
+//! Conversion of errors to failures, which can be sent to the coordinator.
 
 use super::worker::WorkerContext;
-use distribute_base::Error;
+use distribute_base::{Error, ErrorKind};
 use distribute_coordinator::{Failure, FailureKind};
 use distribute_ps_tables::ChannelError;
 
 /// Converts the error of a function to a failure.
-pub(super) fn of(error: &Error, worker: &WorkerContext) -> Failure {
+pub(super) fn from_error(error: &Error, worker: &WorkerContext) -> Failure {
     // After a call was cancelled, its error may only mean that the function gave up, or that servers refuse its
     // changes.
-    let is_over = worker.is_cancelled() || error.is_stale();
+    let is_over = worker.is_cancelled() || error.kind() == ErrorKind::Stale;
     let kind = if is_over { FailureKind::Cancelled } else { kind(error) };
     Failure::new(kind, error.to_string())
 }
 
-/// Returns the kind of failure. The sources of a user error are searched for one of this crate's errors.
+/// Returns the kind of failure for an error. If the program's own error wraps an error of this crate, the wrapped error
+/// determines the kind.
 fn kind(error: &Error) -> FailureKind {
     match error.root_cause() {
         Error::OutOfRange { .. } => FailureKind::EndOfData,
         Error::Panicked { .. } => FailureKind::Panicked,
         Error::Server { source, .. } => match &**source {
-            ChannelError::Late { .. } | ChannelError::Unreachable { .. } => FailureKind::Server,
+            ChannelError::TimedOut { .. } | ChannelError::Unreachable { .. } => FailureKind::Server,
             _ => FailureKind::Function,
         },
         Error::InvalidArgument { .. }

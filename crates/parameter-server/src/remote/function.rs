@@ -7,33 +7,34 @@ use super::worker::WorkerContext;
 use distribute_base::{Error, Result};
 use distribute_coordinator::FunctionId;
 
-/// A function that workers run for a coordinator, as a type. It is implemented by `#[distribute::remote]`.
+/// A function that workers run for a coordinator, represented as a type. `#[distribute::remote]` implements this trait.
 pub trait RemoteFunction: Copy + Send + Sync + 'static {
-    /// The path of the function in the program.
+    /// The path of the function in the program, which workers use to find it.
     const NAME: &'static str;
 
-    /// A hash of the function's source.
+    /// A hash of the function's source code, which detects programs of different versions.
     const SOURCE: u64;
 
-    /// The parameters after the worker, in a tuple: [`Resource<T>`](super::Resource) for a `&T`,
-    /// [`Value<T>`](super::Value) for a `T`.
+    /// The parameters after the worker, as a tuple: [`Resource<T>`](super::Resource) for a parameter `&T`,
+    /// and [`Value<T>`](super::Value) for a parameter `T`.
     type Params: Params;
 
-    /// The type that the function returns if it succeeds.
+    /// The type of the value that the function returns on success.
     type Output: 'static;
 
-    /// Calls the function.
+    /// Calls the function on this worker.
     ///
     /// # Errors
-    /// Returns the function's own errors.
-    fn call(worker: &WorkerContext, arguments: <Self::Params as Params>::Held) -> Result<Self::Output>;
+    /// Returns the error that the function returns.
+    fn call(worker: &WorkerContext, arguments: <Self::Params as Params>::Decoded) -> Result<Self::Output>;
 
-    /// Returns the name and source hash by which tasks call the function.
+    /// Returns the name and the source hash of the function, which identify it on other tasks.
     fn id() -> FunctionId {
         FunctionId { name: Self::NAME.into(), source: Self::SOURCE }
     }
 
-    /// Returns the identifier of the variant that keeps the returned dataset as [`Batches`](super::Batches).
+    /// Returns the identifier of the function's variant that keeps the returned dataset on the worker, as
+    /// [`Batches`](super::Batches).
     fn dataset_id() -> FunctionId
     where
         Self::Output: IntoBatches,
@@ -49,13 +50,13 @@ pub trait RemoteFunction: Copy + Send + Sync + 'static {
     note = "return a `distribute::Result<T>`; other errors become one by `map_err(distribute::Error::other)`"
 )]
 pub trait Outcome {
-    /// The type of the value if there is no error.
+    /// The type of the value on success.
     type Output: 'static;
 
-    /// Converts the error to an [`Error`].
+    /// Returns the result with its error converted to an [`Error`].
     ///
     /// # Errors
-    /// Returns the function's own errors.
+    /// Returns the error that the function returned.
     fn into_result(self) -> Result<Self::Output>;
 }
 

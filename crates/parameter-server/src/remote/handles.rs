@@ -1,4 +1,4 @@
-//! The handles that a coordinator returns: of values that workers keep, and of pending results.
+//! Handles that a coordinator returns: to values that workers keep, and to pending results.
 
 use super::arguments::Sender;
 use bytes::Bytes;
@@ -10,17 +10,17 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A value that each worker has created for itself and keeps, for example a model or a dataset. Remote
-/// functions take it as `&PerWorker<T>` for a parameter `&T`.
+/// A handle to a value that each worker has created and keeps, such as a model or a dataset. To use the value in a
+/// remote function with a parameter `&T`, pass a `&PerWorker<T>`.
 ///
-/// Clones are handles of the same value; workers drop it with the last one.
+/// Clones are handles to the same value. Workers drop the value when the last handle is dropped.
 #[doc(alias = "PerWorkerValues")]
 pub struct PerWorker<T> {
     handle: Arc<dyn ResourceHandle>,
     of: PhantomData<fn() -> T>,
 }
 
-/// The identity of a resource. Workers drop the resource when its handle is dropped.
+/// A resource on the workers. When it is dropped, the workers drop their values.
 pub(crate) trait ResourceHandle: Send + Sync {
     fn id(&self) -> ResourceId;
 
@@ -29,16 +29,16 @@ pub(crate) trait ResourceHandle: Send + Sync {
 }
 
 impl<T> PerWorker<T> {
-    /// Creates the handle of a value that a function returns, or of its batches if it returns a dataset.
+    /// Creates a handle to the value that a function returns, or to its batches if it returns a dataset.
     pub(crate) fn new(handle: Arc<dyn ResourceHandle>) -> Self {
         Self { handle, of: PhantomData }
     }
 
-    /// Returns the resource's identifier, or an error if the resource belongs to another coordinator.
+    /// Returns the identifier of the resource, or an error if the resource does not belong to the coordinator `from`.
     pub(super) fn id_for(&self, from: Sender) -> Result<ResourceId> {
         if self.handle.sender() != from {
             let reason = format!(
-                "{self:?} belongs to another coordinator; make it with the one that schedules what takes it"
+                "{self:?} belongs to another coordinator; create it with the coordinator that schedules the call"
             );
             return Err(Error::invalid("schedule", reason));
         }
@@ -60,28 +60,29 @@ impl<T> fmt::Debug for PerWorker<T> {
 
 /// A handle to the result of a scheduled call.
 ///
-/// Clones are handles of the same result.
+/// Clones are handles to the same result.
 #[doc(alias = "tf.distribute.experimental.coordinator.RemoteValue")]
 pub struct RemoteValue<T> {
     handle: Arc<dyn ValueHandle>,
     of: PhantomData<fn() -> T>,
 }
 
-/// The interface by which a handle gets the bytes of a result.
+/// A pending result, from which a handle gets the bytes.
 pub(crate) trait ValueHandle: Send + Sync + fmt::Debug {
-    /// Waits for the bytes of the result. Without a timeout, the coordinator's own timeouts apply.
+    /// Waits for the bytes of the result, but no longer than `timeout`. With `None`, the coordinator's own timeouts
+    /// apply.
     fn bytes(&self, timeout: Option<Duration>) -> Result<Bytes>;
 }
 
 impl<T> RemoteValue<T> {
-    /// Creates the handle of the result of a function.
+    /// Creates a handle to the result of a call.
     pub(crate) fn new(handle: Arc<dyn ValueHandle>) -> Self {
         Self { handle, of: PhantomData }
     }
 }
 
 impl<T: DeserializeOwned> RemoteValue<T> {
-    /// Waits for the result.
+    /// Waits for the result and returns it decoded.
     ///
     /// # Errors
     /// Returns the error of the call.
@@ -89,10 +90,10 @@ impl<T: DeserializeOwned> RemoteValue<T> {
         self.decode(&self.handle.bytes(None)?)
     }
 
-    /// Waits for the result, for at most `timeout`.
+    /// Waits for the result, but no longer than `timeout`.
     ///
     /// # Errors
-    /// Returns the error of the call, or an error if the call has not ended in time.
+    /// Returns the error of the call, or an error if the call has not finished in time.
     pub fn fetch_within(&self, timeout: Duration) -> Result<T> {
         self.decode(&self.handle.bytes(Some(timeout))?)
     }
@@ -100,7 +101,7 @@ impl<T: DeserializeOwned> RemoteValue<T> {
     fn decode(&self, bytes: &[u8]) -> Result<T> {
         let wrong = |text: String| {
             let name = std::any::type_name::<T>();
-            Error::invalid("fetch", format!("a result of {} bytes is no {name}: {text}", bytes.len()))
+            Error::invalid("fetch", format!("a result of {} bytes is not a {name}: {text}", bytes.len()))
         };
         match postcard::take_from_bytes(bytes) {
             Ok((value, [])) => Ok(value),

@@ -1,8 +1,10 @@
-//! The program that a worker's process runs.
+//! [`RemoteProgram`]: the functions and the strategy with which a worker's process serves a coordinator.
 
 use super::executor::WorkerExecutor;
 use super::registry::Registry;
-use crate::strategy::{ParameterServerStrategy, builder::ParameterServerBuilder, of_workers::SharedSettings};
+use crate::strategy::{
+    ParameterServerStrategy, builder::ParameterServerStrategyBuilder, shared_settings::SharedSettings,
+};
 use bytes::Bytes;
 use distribute_base::Result;
 use distribute_cluster::resolver::ClusterResolver;
@@ -11,13 +13,14 @@ use distribute_coordinator::{Executor, Failure, FailureKind, FunctionId, Program
 use std::fmt;
 use std::sync::Arc;
 
-/// The default limit on the size of a result, in bytes.
+/// The default maximum size of a result, in bytes.
 const LARGEST_RESULT: usize = 64 << 20;
 
-/// A function that creates the strategy of a worker, given the settings that the coordinator's strategy shares.
+/// A function that creates the strategy of a worker. It gets the worker's index, and the settings that the
+/// coordinator's strategy shares, if there are any.
 type MakeStrategy = dyn Fn(usize, Option<&SharedSettings>) -> Result<ParameterServerStrategy> + Send + Sync;
 
-/// The remote functions of this program, and the way a worker creates its strategy.
+/// The remote functions of this program, and a function that creates a worker's strategy.
 pub struct RemoteProgram {
     registry: Arc<Registry>,
     strategy: Box<MakeStrategy>,
@@ -25,20 +28,20 @@ pub struct RemoteProgram {
 }
 
 impl RemoteProgram {
-    /// Creates the program of this process's worker, which the settings' resolver determines. Its strategy has
-    /// these settings.
+    /// Creates the program for the worker that the resolver in `settings` assigns to this process. The worker's
+    /// strategy is built from `settings`.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): two functions have the same name.
-    pub fn of_task(settings: ParameterServerBuilder) -> Result<Self> {
+    pub fn of_task(settings: ParameterServerStrategyBuilder) -> Result<Self> {
         Self::new(move |_, shared| {
             let settings = settings.clone();
-            shared.map_or(Ok(settings.clone()), |shared| settings.sharing(shared))?.build()
+            shared.map_or(Ok(settings.clone()), |shared| settings.with_shared(shared))?.build()
         })
     }
 
-    /// Creates the program of all workers of a [`LocalCluster`](crate::LocalCluster), with strategies of the
-    /// same settings as the coordinator's. Returns `None` if the workers are other processes.
+    /// Creates the program for all workers of a [`LocalCluster`](crate::LocalCluster). Their strategies have
+    /// the same settings as the coordinator's. Returns `None` if the workers are in other processes.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): two functions have the same name.
@@ -69,7 +72,7 @@ impl RemoteProgram {
         Ok(Registry::of_program()?.ids())
     }
 
-    /// Sets the maximum size of a result in bytes; 64 MiB by default.
+    /// Sets the maximum size of a result, in bytes; 64 MiB by default.
     pub fn largest_result(self, bytes: usize) -> Self {
         Self { largest_result: bytes, ..self }
     }
@@ -96,18 +99,20 @@ impl Program for RemoteProgram {
         if task != Some(Job::Worker.task(worker)) {
             let this = task.as_ref().map_or("no task".to_owned(), Task::to_string);
             let text = format!(
-                "a coordinator takes this process for worker {worker}, and it is {this} by its own cluster: give all tasks the same"
+                "a coordinator expects worker {worker} here, but this process is {this} in its own cluster: start all \
+                 tasks with the same cluster"
             );
             return Err(refuse(text));
         }
         if strategy.workers() != workers {
             let found = strategy.workers();
             let text = format!(
-                "a coordinator has {workers} workers, and the cluster of this one {found}: give all tasks the same"
+                "a coordinator has {workers} workers, but the cluster of this one has {found}: start all tasks with \
+                 the same cluster"
             );
             return Err(refuse(text));
         }
-        strategy.servers().is_of_worker(worker);
+        strategy.servers().set_worker(worker);
         Ok(Arc::new(WorkerExecutor::new(self.registry.clone(), worker, strategy, self.largest_result)))
     }
 }

@@ -1,10 +1,10 @@
-//! The functions of this program, which are registered before `main`.
+//! The registry of this program's remote functions. Functions are registered before `main` runs.
 
 use super::arguments::{Lookup, Params};
-use super::batches::{IntoBatches, Positioned, Stand};
+use super::batches::{DatasetPosition, IntoBatches, Resumable};
 use super::failure;
 use super::function::RemoteFunction;
-use super::kept::Kept;
+use super::kept_value::KeptValue;
 use super::worker::WorkerContext;
 use bytes::Bytes;
 use distribute_base::{Error, Result};
@@ -15,34 +15,34 @@ use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// The prefix of a function's name if its dataset is kept as batches, which calls take one after another.
+/// The prefix that is added to a function's name for the variant that keeps its dataset on the worker, as batches.
 pub(super) const DATASET_OF: &str = "dataset of ";
 
-/// The input of a call.
+/// The inputs of a call on a worker.
 #[doc(hidden)]
-pub struct Given<'a> {
+pub struct CallArgs<'a> {
     pub(super) worker: &'a WorkerContext,
     pub(super) arguments: &'a [Argument],
-    pub(super) kept: &'a dyn Lookup,
+    pub(super) resources: &'a dyn Lookup,
 }
 
-/// A function that runs a call and encodes the result, up to a maximum size in bytes.
-type Send = fn(&Given<'_>, usize) -> Result<Bytes, Failure>;
+/// A function that runs a call and encodes the result. Its second argument is the maximum size of the result in bytes.
+type EncodeResult = fn(&CallArgs<'_>, usize) -> Result<Bytes, Failure>;
 /// A function that runs a call and keeps the result.
-type Keep = fn(&Given<'_>) -> Result<Kept, Failure>;
-/// A function that runs a call and keeps the resulting dataset as batches, from a position on.
-type Deal = fn(&Given<'_>, Option<&Bytes>) -> Result<Kept, Failure>;
+type MakeResource = fn(&CallArgs<'_>) -> Result<KeptValue, Failure>;
+/// A function that runs a call and keeps the resulting dataset as batches, which begin at the given position.
+type MakeDataset = fn(&CallArgs<'_>, Option<&Bytes>) -> Result<KeptValue, Failure>;
 
-/// A registered function.
+/// A registered remote function.
 #[doc(hidden)]
 pub struct Entry {
     name: &'static str,
     source: u64,
-    /// The file and line of its definition.
+    /// The file and line in which the function is defined.
     at: (&'static str, u32),
-    send: Option<Send>,
-    keep: Option<Keep>,
-    deal: Option<Deal>,
+    encode_result: Option<EncodeResult>,
+    make_resource: Option<MakeResource>,
+    make_dataset: Option<MakeDataset>,
 }
 
 inventory::collect!(Entry);
@@ -50,62 +50,67 @@ inventory::collect!(Entry);
 impl Entry {
     pub const fn new<F: RemoteFunction>(
         at: (&'static str, u32),
-        (send, keep, deal): (Option<Send>, Option<Keep>, Option<Deal>),
+        (encode_result, make_resource, make_dataset): (
+            Option<EncodeResult>,
+            Option<MakeResource>,
+            Option<MakeDataset>,
+        ),
     ) -> Self {
-        Self { name: F::NAME, source: F::SOURCE, at, send, keep, deal }
+        Self { name: F::NAME, source: F::SOURCE, at, encode_result, make_resource, make_dataset }
     }
 }
 
-/// The operations on the result of a function, selected by the traits of its type. Each of these constants is
-/// found here if the type has the trait, and at [`OfAnyKind`] otherwise.
+/// The operations that a function's result supports, according to the traits of its type. Each constant is defined here
+/// if the type implements the required traits; otherwise [`NoCapability`] provides it.
 #[doc(hidden)]
-pub struct Kinds<F>(PhantomData<F>);
+pub struct Capabilities<F>(PhantomData<F>);
 
 #[doc(hidden)]
-pub trait OfAnyKind {
-    const SENT: Option<Send> = None;
-    const KEPT: Option<Keep> = None;
-    const DEALT: Option<Deal> = None;
+pub trait NoCapability {
+    const ENCODE_RESULT: Option<EncodeResult> = None;
+    const MAKE_RESOURCE: Option<MakeResource> = None;
+    const MAKE_DATASET: Option<MakeDataset> = None;
 }
 
-impl<F> OfAnyKind for Kinds<F> {}
+impl<F> NoCapability for Capabilities<F> {}
 
-impl<F: RemoteFunction> Kinds<F>
+impl<F: RemoteFunction> Capabilities<F>
 where
     F::Output: Serialize,
 {
-    pub const SENT: Option<Send> = Some(|given, limit| encode(&run::<F>(given)?, limit));
+    pub const ENCODE_RESULT: Option<EncodeResult> = Some(|args, limit| encode(&run::<F>(args)?, limit));
 }
 
-impl<F: RemoteFunction> Kinds<F>
+impl<F: RemoteFunction> Capabilities<F>
 where
-    F::Output: std::marker::Send + Sync,
+    F::Output: Send + Sync,
 {
-    pub const KEPT: Option<Keep> = Some(|given| Ok(Kept::new(Arc::new(run::<F>(given)?))));
+    pub const MAKE_RESOURCE: Option<MakeResource> =
+        Some(|args| Ok(KeptValue::new(Arc::new(run::<F>(args)?))));
 }
 
-impl<F: RemoteFunction> Kinds<F>
+impl<F: RemoteFunction> Capabilities<F>
 where
     F::Output: IntoBatches,
 {
-    pub const DEALT: Option<Deal> = Some(|given, position| {
-        let made = run::<F>(given)?;
-        let fail = |error: Error| failure::of(&error, given.worker);
-        let batches = Arc::new(made.into_batches(given.worker.strategy()).map_err(fail)?);
+    pub const MAKE_DATASET: Option<MakeDataset> = Some(|args, position| {
+        let made = run::<F>(args)?;
+        let fail = |error: Error| failure::from_error(&error, args.worker);
+        let batches = Arc::new(made.into_batches(args.worker.strategy()).map_err(fail)?);
         if let Some(position) = position {
-            Stand::decode(position).and_then(|stand| batches.go_on(stand)).map_err(fail)?;
+            DatasetPosition::decode(position).and_then(|at| batches.resume_at(at)).map_err(fail)?;
         }
-        Ok(Kept::positioned(batches))
+        Ok(KeptValue::dataset(batches))
     });
 }
 
-/// Decodes the arguments and calls the function.
-fn run<F: RemoteFunction>(given: &Given<'_>) -> Result<F::Output, Failure> {
-    let held = F::Params::decode(given.arguments, given.kept)?;
-    F::call(given.worker, held).map_err(|error| failure::of(&error, given.worker))
+/// Decodes the arguments and calls the function. Returns its result.
+fn run<F: RemoteFunction>(args: &CallArgs<'_>) -> Result<F::Output, Failure> {
+    let held = F::Params::decode(args.arguments, args.resources)?;
+    F::call(args.worker, held).map_err(|error| failure::from_error(&error, args.worker))
 }
 
-/// Encodes a result of at most `limit` bytes.
+/// Encodes a result. Returns a failure if it is larger than `limit` bytes.
 fn encode(value: &impl Serialize, limit: usize) -> Result<Bytes, Failure> {
     struct Limited {
         bytes: Vec<u8>,
@@ -134,7 +139,7 @@ fn encode(value: &impl Serialize, limit: usize) -> Result<Bytes, Failure> {
         Ok(()) => Ok(Bytes::from(limited.bytes)),
         Err(_) if limited.is_full => {
             let text = format!(
-                "its result has more than the {limit} bytes that can be sent; return less, or write it to a file that all can read"
+                "its result exceeds the limit of {limit} bytes; return less, or write it to a file that all tasks can read"
             );
             Err(Failure::new(FailureKind::TooLarge, text))
         }
@@ -142,27 +147,27 @@ fn encode(value: &impl Serialize, limit: usize) -> Result<Bytes, Failure> {
     }
 }
 
-/// The way to create a value that is kept.
-pub(super) enum Make {
-    Value(Keep),
-    Batches(Deal),
+/// A function that creates a value to be kept.
+pub(super) enum Maker {
+    Value(MakeResource),
+    Batches(MakeDataset),
 }
 
-impl Make {
-    /// Creates the value; a dataset begins at `position`.
-    pub(super) fn make(&self, given: &Given<'_>, position: Option<&Bytes>) -> Result<Kept, Failure> {
+impl Maker {
+    /// Creates the value. A dataset begins at `position`.
+    pub(super) fn make(&self, args: &CallArgs<'_>, position: Option<&Bytes>) -> Result<KeptValue, Failure> {
         match self {
-            Make::Value(keep) => keep(given),
-            Make::Batches(deal) => deal(given, position),
+            Maker::Value(make_resource) => make_resource(args),
+            Maker::Batches(make_dataset) => make_dataset(args, position),
         }
     }
 }
 
-/// The functions of a program, by name.
+/// The remote functions of a program, by name.
 pub(super) struct Registry(BTreeMap<&'static str, &'static Entry>);
 
 impl Registry {
-    /// Returns the functions of this program.
+    /// Returns the registry of this program's functions.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: two functions have the same name.
@@ -176,8 +181,8 @@ impl Registry {
             if let Some(other) = all.insert(entry.name, entry) {
                 let ((file, line), (first_file, first_line)) = (entry.at, other.at);
                 let reason = format!(
-                    "two functions are called {}, at {first_file}:{first_line} and {file}:{line}, within functions of one module; \
-                     give one another name, since workers find them by it",
+                    "two functions have the name {}, at {first_file}:{first_line} and {file}:{line}, inside functions \
+                     of one module; rename one, because workers find functions by name",
                     entry.name
                 );
                 return Err(Error::invalid("#[distribute::remote]", reason));
@@ -186,12 +191,12 @@ impl Registry {
         Ok(Self(all))
     }
 
-    /// Returns the identifiers of all functions, sorted.
+    /// Returns the identifiers of all functions, in sorted order.
     pub(super) fn ids(&self) -> Vec<FunctionId> {
         let mut ids = Vec::new();
-        for Entry { name, source, deal, .. } in self.0.values() {
+        for Entry { name, source, make_dataset, .. } in self.0.values() {
             ids.push(FunctionId { name: (*name).into(), source: *source });
-            if deal.is_some() {
+            if make_dataset.is_some() {
                 ids.push(FunctionId { name: format!("{DATASET_OF}{name}"), source: *source });
             }
         }
@@ -199,22 +204,25 @@ impl Registry {
         ids
     }
 
-    /// Returns the operation that runs a function and sends its result.
-    pub(super) fn sends(&self, id: &FunctionId) -> Result<Send, Failure> {
-        let send = self.find(id, &id.name)?.send;
-        send.ok_or_else(|| unfit(id, "its result has no serde::Serialize, so it can be kept and not sent"))
+    /// Returns the function that makes a call and encodes its result.
+    pub(super) fn encoder(&self, id: &FunctionId) -> Result<EncodeResult, Failure> {
+        let encode_result = self.find(id, &id.name)?.encode_result;
+        encode_result.ok_or_else(|| {
+            unsuitable(id, "its result does not implement serde::Serialize, so it can be kept but not sent")
+        })
     }
 
-    /// Returns the operation that runs a function and keeps its result.
-    pub(super) fn makes(&self, id: &FunctionId) -> Result<Make, Failure> {
+    /// Returns the function that makes a call and keeps its result on the worker.
+    pub(super) fn maker(&self, id: &FunctionId) -> Result<Maker, Failure> {
         match id.name.strip_prefix(DATASET_OF) {
             Some(name) => {
-                let deal = self.find(id, name)?.deal.map(Make::Batches);
-                deal.ok_or_else(|| unfit(id, "it returns no dataset"))
+                let make_dataset = self.find(id, name)?.make_dataset.map(Maker::Batches);
+                make_dataset.ok_or_else(|| unsuitable(id, "it does not return a dataset"))
             }
             None => {
-                let keep = self.find(id, &id.name)?.keep.map(Make::Value);
-                keep.ok_or_else(|| unfit(id, "what it returns is not Send and Sync, so it cannot be kept"))
+                let make_resource = self.find(id, &id.name)?.make_resource.map(Maker::Value);
+                make_resource
+                    .ok_or_else(|| unsuitable(id, "its result is not Send and Sync, so it cannot be kept"))
             }
         }
     }
@@ -224,16 +232,17 @@ impl Registry {
         match self.0.get(name) {
             Some(entry) if entry.source == id.source => Ok(entry),
             Some(Entry { at: (file, line), .. }) => fail(format!(
-                "the worker's program has another {name} than the coordinator's, at {file}:{line}: start all tasks from one build"
+                "the worker's program has a different {name} than the coordinator's, at {file}:{line}: start all \
+                 tasks from one build"
             )),
             None => fail(format!(
-                "the worker's program has no remote function {name}, and has {}: start all tasks from one build",
+                "the worker's program has no remote function {name}; it has {}: start all tasks from one build",
                 self.0.len()
             )),
         }
     }
 }
 
-fn unfit(id: &FunctionId, text: &str) -> Failure {
+fn unsuitable(id: &FunctionId, text: &str) -> Failure {
     Failure::new(FailureKind::UnknownFunction, format!("{id}: {text}"))
 }

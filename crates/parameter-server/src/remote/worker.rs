@@ -1,4 +1,4 @@
-//! The context of a remote function: the worker that runs it.
+//! [`WorkerContext`], which describes the worker that runs a remote function.
 
 use crate::strategy::ParameterServerStrategy;
 use candle_nn::VarBuilder;
@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::OnceLock;
 
-/// The worker that runs a remote function, as the function sees it.
+/// The context that a remote function receives. It describes the worker that runs the function.
 pub struct WorkerContext {
     index: usize,
     strategy: ParameterServerStrategy,
@@ -21,15 +21,15 @@ pub struct WorkerContext {
 }
 
 impl WorkerContext {
-    /// Creates the context of a strategy's worker, to call a remote function directly, as in tests. The worker
-    /// is that of the strategy's task, or worker 0.
+    /// Creates a context for calling a remote function directly, for example in tests. The worker is the task of
+    /// `strategy`, or worker 0 if the task is not a worker.
     pub fn new(strategy: &ParameterServerStrategy) -> Self {
         let task = strategy.cluster_resolver().and_then(distribute_cluster::resolver::ClusterResolver::task);
         let index = task.filter(|task| task.job == Job::Worker).map_or(0, |task| task.index);
-        Self::of_call(index, strategy.clone(), Cancellation::default())
+        Self::for_call(index, strategy.clone(), Cancellation::default())
     }
 
-    pub(super) fn of_call(
+    pub(super) fn for_call(
         index: usize,
         strategy: ParameterServerStrategy,
         cancellation: Cancellation,
@@ -37,28 +37,29 @@ impl WorkerContext {
         Self { index, strategy, cancellation, variables: OnceLock::new() }
     }
 
-    /// Returns the number of the worker, counted from 0.
+    /// Returns the index of the worker, from 0.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Returns the number of workers.
+    /// Returns the number of workers in the cluster.
     pub fn workers(&self) -> usize {
         self.strategy.workers()
     }
 
-    /// Returns the worker's own strategy, with a replica on each of its devices. `run` and collectives involve
-    /// only these replicas. Gradients are reduced over these replicas and sent to the parameter servers.
+    /// Returns the worker's own strategy, which has one replica per device of the worker. `run` and
+    /// collectives involve only these replicas. Gradients are reduced over them and then sent to the
+    /// parameter servers.
     ///
-    /// A model for all of the replicas is made by [`replicate`](distribute_core::Strategy::replicate), and kept
-    /// as a [`Replicated`](distribute_core::Replicated).
+    /// Use [`replicate`](distribute_core::Strategy::replicate) to create a model for all replicas, and keep
+    /// it as a [`Replicated`](distribute_core::Replicated).
     pub fn strategy(&self) -> &ParameterServerStrategy {
         &self.strategy
     }
 
-    /// Returns candle's `VarBuilder` for a model of a worker with a single replica. Its variables are on the
-    /// parameter servers and shared by all workers. [`variables`](Self::variables) returns the variables
-    /// created with it, for an optimizer.
+    /// Returns a candle `VarBuilder` for a model, if the worker has a single replica. Its variables are on
+    /// the parameter servers, and all workers share them. [`variables`](Self::variables) returns the
+    /// variables that were created with it, to pass to an optimizer.
     ///
     /// ```
     /// use candle_nn::{Linear, linear};
@@ -83,19 +84,19 @@ impl WorkerContext {
                 operation: "WorkerContext::var_builder",
                 strategy: self.strategy.extended().kind(),
                 what: "one model for several replicas of a worker",
-                advice: "make one for each by worker.strategy().replicate(…), and keep the Replicated",
+                advice: "create one for each with worker.strategy().replicate(…), and keep the Replicated",
             });
         }
         self.variables().builder(0)
     }
 
-    /// Returns the variables created with [`var_builder`](Self::var_builder) in this call.
+    /// Returns the variables that were created with [`var_builder`](Self::var_builder) in this call.
     pub fn variables(&self) -> &Variables {
         self.variables.get_or_init(|| Variables::new(&self.strategy, 0))
     }
 
-    /// Returns the input context of this worker: its number among as many input pipelines as there are workers,
-    /// and its number of replicas.
+    /// Returns the input context of this worker. Each worker is one input pipeline. The context contains the index of
+    /// this pipeline and the number of the worker's replicas.
     #[doc(alias = "tf.distribute.InputContext")]
     pub fn input_context(&self) -> InputContext {
         InputContext {
@@ -105,8 +106,8 @@ impl WorkerContext {
         }
     }
 
-    /// Returns whether the call was cancelled. A function that runs for long should check this from time to
-    /// time, and return any error if it is true.
+    /// Returns `true` if the call has been cancelled. A function that runs for a long time should check this from time
+    /// to time. If it is `true`, the function should return any error.
     pub fn is_cancelled(&self) -> bool {
         self.cancellation.is_cancelled()
     }
@@ -119,31 +120,30 @@ impl fmt::Debug for WorkerContext {
 }
 
 thread_local! {
-    /// The number of the worker whose call runs on this thread.
+    /// The index of the worker whose call is running on this thread.
     static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// A guard that marks this thread as running a worker's call until it is dropped.
-pub(super) struct Calling(Option<usize>);
+/// A guard that marks this thread as running a worker's call until the guard is dropped.
+pub(super) struct CurrentWorker(Option<usize>);
 
-impl Calling {
+impl CurrentWorker {
     pub(super) fn of(worker: usize) -> Self {
         Self(CURRENT.replace(Some(worker)))
     }
 }
 
-impl Drop for Calling {
+impl Drop for CurrentWorker {
     fn drop(&mut self) {
         CURRENT.set(self.0);
     }
 }
 
 // CC-13
-/// Returns the number of the worker that runs the current remote function. Replicas of that worker may also
-/// call this.
+/// Returns the index of the worker that runs the current remote function. The worker's replicas may also call this.
 ///
 /// # Errors
-/// - [`Error::InvalidArgument`]: the caller is not in a remote function.
+/// - [`Error::InvalidArgument`]: called outside a remote function.
 #[doc(alias = "tf.distribute.coordinator.experimental_get_current_worker_index")]
 pub fn current_worker_index() -> Result<usize> {
     // Replicas run on threads of their own, in a context of the worker's strategy.
@@ -151,8 +151,8 @@ pub fn current_worker_index() -> Result<usize> {
     CURRENT.get().or_else(of_strategy).ok_or_else(|| {
         let found = current_kind();
         let reason = format!(
-            "there is no current worker in {found} outside of a remote function, which a coordinator has scheduled; worker.index() \
-             is the number in there"
+            "there is no current worker in {found} outside a remote function that a coordinator has scheduled; \
+             inside, use worker.index()"
         );
         Error::invalid("current_worker_index", reason)
     })

@@ -1,31 +1,31 @@
-//! The settings of a strategy with parameter servers.
+//! The builder of a strategy with parameter servers.
 
-use super::connect::connect;
-use super::ending::Servers;
 use super::members::Members;
-use super::{Behind, OPERATION, OfServers, ParameterServerStrategy};
+use super::{Inner, OPERATION, ParameterServerStrategy, ServersExtended};
 use distribute_base::{DeviceName, Error, Result};
 use distribute_cluster::Job;
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::{self, ClusterResolver};
-use distribute_collective::threads::MOST_THREADS;
-use distribute_core::internal::{alone, check_count, prepare, resolve};
+use distribute_collective::threads::MAX_THREADS;
+use distribute_core::internal::{check_count, prepare, resolve, warn_single};
 use distribute_core::{CommunicationOptions, IndependentWorker, Strategy};
 use distribute_net::Credentials;
 use distribute_ps_client::ParameterServers;
-use distribute_ps_client::internal::Makes;
+use distribute_ps_client::internal::{CreationPolicy, Servers, connect};
+use distribute_ps_server::Connection;
 use distribute_ps_tables::{Channel, Partitioner, PlacementPolicy};
 use distribute_rpc::ClientBuilder;
+use distribute_tensor::Wire;
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// The settings of a [`ParameterServerStrategy`]; see [`ParameterServerStrategy::builder`].
+/// A builder of a [`ParameterServerStrategy`]; see [`ParameterServerStrategy::builder`].
 ///
 /// ```
 /// # use distribute::prelude::*;
 /// use distribute::{LocalCluster, ParameterServerStrategy};
-/// use distribute::params::{FixedShardsPartitioner, PlacementPolicy};
+/// use distribute::parameter_server::{FixedShardsPartitioner, PlacementPolicy};
 /// let cluster = LocalCluster::new(1, 2)?;
 /// let strategy = ParameterServerStrategy::builder()
 ///     .cluster_resolver(cluster.resolver())
@@ -36,8 +36,9 @@ use std::time::Duration;
 /// assert_eq!(strategy.num_replicas_in_sync(), 2);
 /// # Ok::<(), distribute::Error>(())
 /// ```
+#[must_use = "a builder does nothing until `build` is called"]
 #[derive(Clone, Default)]
-pub struct ParameterServerBuilder {
+pub struct ParameterServerStrategyBuilder {
     resolver: Option<Arc<dyn ClusterResolver>>,
     channels: Option<Vec<Arc<dyn Channel>>>,
     pub(super) partitioner: Option<Arc<dyn Partitioner>>,
@@ -45,26 +46,27 @@ pub struct ParameterServerBuilder {
     devices: Option<Vec<String>>,
     pub(super) timeout: Option<Duration>,
     pub(super) staleness: usize,
+    pub(super) wire: Wire,
     credentials: Credentials,
     pub(super) join_timeout: Option<Duration>,
 }
 
-impl ParameterServerBuilder {
-    /// Sets the resolver of the cluster. By default it is determined from the environment.
+impl ParameterServerStrategyBuilder {
+    /// Sets the resolver of the cluster. By default it is determined from environment variables.
     pub fn cluster_resolver(mut self, resolver: impl ClusterResolver + 'static) -> Self {
         self.resolver = Some(Arc::new(resolver));
         self
     }
 
-    /// Sets the channels to the parameter servers, in the order of their numbers, if they are not to be
-    /// resolved by this builder.
+    /// Sets the channels to the parameter servers, in the order of the servers' indices. By default, the builder
+    /// connects to the servers.
     pub fn channels(mut self, channels: impl IntoIterator<Item = Arc<dyn Channel>>) -> Self {
         self.channels = Some(channels.into_iter().collect());
         self
     }
 
-    /// Sets the partitioner, which decides into how many shards each variable is split. By default variables
-    /// are not split.
+    /// Sets the partitioner, which decides into how many shards each variable is split. By default, variables are not
+    /// split.
     #[doc(alias = "variable_partitioner")]
     pub fn partitioner(mut self, partitioner: impl Partitioner) -> Self {
         self.partitioner = Some(Arc::new(partitioner));
@@ -78,93 +80,122 @@ impl ParameterServerBuilder {
         self
     }
 
-    /// Uses the first `gpus` GPUs of this process, with a replica on each; 0 means one replica on `cpu:0`. This
-    /// replaces [`devices`](Self::devices).
+    /// Uses the first `gpus` GPUs of this process, with one replica on each; with 0, a single replica on
+    /// `cpu:0`. Replaces [`devices`](Self::devices).
     #[doc(alias = "num_gpus_per_worker")]
     pub fn gpus_per_worker(mut self, gpus: usize) -> Self {
         self.devices =
-            (gpus > 0).then(|| (0..gpus.min(MOST_THREADS + 1)).map(|gpu| format!("gpu:{gpu}")).collect());
+            (gpus > 0).then(|| (0..gpus.min(MAX_THREADS + 1)).map(|gpu| format!("gpu:{gpu}")).collect());
         self
     }
 
-    /// Sets the devices of this process's replicas; `cpu:0` by default.
+    /// Sets the devices of this process's replicas, one per replica; `cpu:0` by default.
     pub fn devices<'a>(mut self, devices: impl IntoIterator<Item = &'a str>) -> Self {
         self.devices = Some(devices.into_iter().map(String::from).collect());
         self
     }
 
-    /// Sets how long to wait for a server to answer, and for the other replicas of this process in one call;
+    /// Sets the maximum time to wait for a server's response, and for the other replicas of this process in one call;
     /// 60 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Sets how long to wait until all servers answer for the first time, and how long a worker waits for the
-    /// coordinator to create each variable; 60 s by default. Servers may start in any order.
+    /// Sets the maximum time to wait until all servers have answered for the first time; 60 s by default. It is also
+    /// the maximum time that a worker waits for the coordinator to create a variable. Servers may start in any order.
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
         self.join_timeout = Some(timeout);
         self
     }
 
-    /// Sets how the tasks of the job authenticate each other and protect connections between machines. This
-    /// replaces earlier settings, including [`job`](Self::job), and applies to all connections of a task. By
-    /// default the secret in `DISTRIBUTE_SECRET` is used, if there is one.
+    /// Sets how the tasks of the job authenticate each other and protect connections between machines. This replaces
+    /// earlier settings, including [`job`](Self::job), and applies to all connections of a task. By default, the secret
+    /// in `DISTRIBUTE_SECRET` is used, if it is set.
     pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
         self.credentials = credentials.into();
         self
     }
 
-    /// Sets the name of the job; by default the value of `DISTRIBUTE_JOB` or, without it, the name of the
-    /// program's file. See [`Credentials::job`].
+    /// Sets the name of the job. The default is the value of `DISTRIBUTE_JOB` or, if that is not set, the file name of
+    /// the program. See [`Credentials::job`].
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.credentials = self.credentials.job(name);
         self
     }
 
-    /// Sets how many of this worker's own latest updates may be missing from the values that a step computes
-    /// with; 0 by default. With 1 or more, a step does not wait for servers: gradients are sent and values are
-    /// fetched while the next steps compute.
+    /// Sets how many of this worker's most recent updates may be missing from the values that a step uses; 0 by
+    /// default. With 1 or more, a step does not wait for servers: gradients are sent and values are fetched while the
+    /// following steps compute.
     ///
-    /// With 0, a single worker trains like a single device. Otherwise gradients are computed from slightly
-    /// stale values, which usually costs little if updates are small. A server's error about gradients is then
-    /// returned by a later step, or by a call that reads variables or slots.
+    /// With 0, a single worker trains in the same way as a single device. With 1 or more, gradients are computed from
+    /// slightly stale values, which usually costs little accuracy if updates are small. A server's error about
+    /// gradients is then returned by a later step, or by a call that reads variables or slots.
     pub fn staleness(mut self, steps: usize) -> Self {
         self.staleness = steps;
         self
     }
 
-    /// Resolves the cluster, waits until all servers answer, and builds the strategy.
+    /// Sets the type in which `f32` numbers are sent to servers and received from them; [`Wire::Full`] by default. The
+    /// other types halve the bytes.
+    ///
+    /// The gradient of each push is rounded once, after the sum over this process's replicas. The values of models, and
+    /// rows that are looked up, are rounded when they are sent to this worker. Servers store, add and save all bits of
+    /// values and slots: what is rounded does not accumulate. Values that the program writes and complete values that
+    /// it reads outside a model are sent unchanged, and so are those of checkpoints. `f64` is never rounded. Servers in
+    /// this process send nothing, so nothing is rounded for them.
+    ///
+    /// [`Wire::Bf16`] has the range of `f32`. With [`Wire::F16`], gradients from 65,520 on become infinite, and those
+    /// below 3e-8 become zero.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::{LocalCluster, ParameterServerStrategy, strategy::Wire};
+    /// let cluster = LocalCluster::new(1, 2)?;
+    /// let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
+    /// let strategy = builder.wire(Wire::Bf16).build()?;
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "bf16_compress_hook")]
+    #[doc(alias = "fp16_compress_hook")]
+    pub fn wire(mut self, wire: Wire) -> Self {
+        self.wire = wire;
+        self
+    }
+
+    /// Resolves the cluster, waits until all servers have answered, and builds the strategy.
     ///
     /// # Errors
-    /// Returns the errors of [`ParameterServerStrategy::new`], and:
+    /// - The errors of [`ParameterServerStrategy::new`]. If servers cannot be reached, the kind is
+    ///   [`ServerUnavailable`](distribute_base::ErrorKind::ServerUnavailable).
     /// - [`Error::Device`]: this build does not support a device.
-    /// - [`Error::InvalidArgument`]: the number of channels differs from the number of parameter servers, the
-    ///   timeout is zero, or servers cannot be reached; the message names these servers.
+    /// - [`Error::InvalidArgument`]: the number of channels differs from the number of parameter servers, or the
+    ///   timeout is zero.
     #[track_caller]
     pub fn build(self) -> Result<ParameterServerStrategy> {
         let (devices, settings) = (self.resolved_devices()?, self.clone());
         self.options()?;
         let resolver = self.resolver()?;
         let members = Members::of(&*resolver)?;
-        let role = Role { kind: OPERATION, makes: members.makes(), independent: None };
-        let Assembled { strategy, servers, others } = self.assemble(devices, resolver, &members, role)?;
-        let behind = Behind { servers, others, settings, coordinator: Mutex::new(Weak::<()>::new()) };
-        Ok(ParameterServerStrategy(strategy, Arc::new(behind)))
+        let task =
+            TaskSettings { kind: OPERATION, creation_policy: members.creation_policy(), independent: None };
+        let Assembled { strategy, servers, others } = self.assemble(devices, resolver, &members, task)?;
+        let inner = Inner { servers, others, settings, coordinator: Mutex::new(Weak::<()>::new()) };
+        Ok(ParameterServerStrategy(strategy, Arc::new(inner)))
     }
 
     /// Returns the devices of this process's replicas.
     #[doc(hidden)]
     pub fn resolved_devices(&self) -> Result<Vec<DeviceName>> {
         let devices = match &self.devices {
-            Some(devices) => resolve(devices.iter().map(String::as_str))?,
+            Some(devices) => resolve(OPERATION, devices.iter().map(String::as_str))?,
             None => vec![DeviceName::cpu(0)],
         };
         check_count(OPERATION, devices.len())?;
         Ok(devices)
     }
 
-    /// Returns the checked communication options of the replicas.
+    /// Checks and returns the communication options of the replicas.
     #[doc(hidden)]
     pub fn options(&self) -> Result<CommunicationOptions> {
         let options = CommunicationOptions { timeout: self.timeout, ..Default::default() };
@@ -181,12 +212,12 @@ impl ParameterServerBuilder {
         }
     }
 
-    /// Returns how long to wait for other tasks to start or to create variables.
+    /// Returns the maximum time to wait for other tasks to start, and for variables that they create.
     pub(super) fn patience(&self) -> Duration {
         self.join_timeout.unwrap_or(DEFAULT_TIMEOUT)
     }
 
-    /// Creates the strategy of one task after all servers have answered.
+    /// Creates the strategy of a task, after all servers have answered.
     #[track_caller]
     #[doc(hidden)]
     pub fn assemble(
@@ -194,7 +225,7 @@ impl ParameterServerBuilder {
         devices: Vec<DeviceName>,
         resolver: Arc<dyn ClusterResolver>,
         members: &Members,
-        role: Role,
+        task: TaskSettings,
     ) -> Result<Assembled> {
         let (options, patience) = (self.options()?, self.patience());
         let mut others = None;
@@ -208,27 +239,30 @@ impl ParameterServerBuilder {
             Some(channels) => channels,
             None => {
                 // A coordinator is not necessarily one of the cluster's tasks.
-                let task = members.task.clone().unwrap_or(Job::Chief.task(0));
-                let clients = ClientBuilder::new(members.spec.clone(), task).credentials(self.credentials);
+                let client = members.task.clone().unwrap_or(Job::Chief.task(0));
+                let clients = ClientBuilder::new(members.spec.clone(), client).credentials(self.credentials);
                 // Workers that run the whole program do not serve.
                 let jobs: &[Job] =
-                    if role.independent.is_some() { &[Job::Ps] } else { &[Job::Worker, Job::Ps] };
-                others = members.are_elsewhere().then(|| Servers::new(clients.clone(), members, jobs));
-                connect(members, &clients, patience, role.makes)?
+                    if task.independent.is_some() { &[Job::Ps] } else { &[Job::Worker, Job::Ps] };
+                others = members.are_remote().then(|| Servers::new(clients.clone(), members.others(jobs)));
+                let begins = task.creation_policy == CreationPolicy::CreateMissing;
+                let clients = Connection::builder(clients).wire(self.wire);
+                connect(&members.servers, &clients, patience, begins)?
             }
         };
         prepare(devices.len());
-        alone::joined();
+        warn_single::suppress();
         let servers = Arc::new(ParameterServers::new(
             channels,
             (self.timeout.unwrap_or(DEFAULT_TIMEOUT), patience),
             (self.partitioner, self.placement),
-            (members.workers, role.makes),
+            (members.workers, task.creation_policy),
             self.staleness,
         )?);
+        others.iter().for_each(|others| servers.set_tasks(others.clone()));
         let parameters = (0..members.servers.len()).map(DeviceName::of_server).collect();
-        let Role { kind, independent, .. } = role;
-        let of_servers = OfServers {
+        let TaskSettings { kind, independent, .. } = task;
+        let of_servers = ServersExtended {
             kind,
             devices,
             parameters,
@@ -241,19 +275,19 @@ impl ParameterServerBuilder {
     }
 }
 
-/// The role of a task in a training with parameter servers.
-pub struct Role {
-    /// The name of the strategy.
+/// The settings of one task in a training run with parameter servers.
+pub struct TaskSettings {
+    /// The name of the strategy, for messages.
     pub kind: &'static str,
-    /// The variables that the task creates.
-    pub makes: Makes,
-    /// The number of the task among the independent workers, if it is one.
+    /// The policy that determines which missing variables the task creates.
+    pub creation_policy: CreationPolicy,
+    /// The position of the task among independent workers; `None` if it is not one of them.
     pub independent: Option<IndependentWorker>,
 }
 
-/// A strategy with its client and tasks.
+/// A strategy, the client of its parameter servers, and the tasks in other processes.
 pub struct Assembled {
-    /// The strategy.
+    /// The strategy that was assembled.
     pub strategy: Strategy,
     /// The client of the parameter servers.
     pub servers: Arc<ParameterServers>,
@@ -261,13 +295,14 @@ pub struct Assembled {
     pub others: Option<Servers>,
 }
 
-impl fmt::Debug for ParameterServerBuilder {
+impl fmt::Debug for ParameterServerStrategyBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ParameterServerBuilder")
+        f.debug_struct("ParameterServerStrategyBuilder")
             .field("partitioner", &self.partitioner)
             .field("placement", &self.placement)
             .field("devices", &self.devices)
             .field("staleness", &self.staleness)
+            .field("wire", &self.wire)
             .finish_non_exhaustive()
     }
 }

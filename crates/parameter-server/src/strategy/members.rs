@@ -1,12 +1,12 @@
-//! The members of a training, and the checks of the constructor: a pure function of the cluster.
+//! The members of a training run, and checks of the cluster when a strategy is created. Both are pure functions.
 
-use super::{OPERATION, local_cluster};
+use super::OPERATION;
 use distribute_base::{Error, Result};
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_cluster::{Address, ClusterError, ClusterSpec, Job, Task};
-use distribute_ps_client::internal::Makes;
+use distribute_ps_client::internal::{CreationPolicy, local_channel};
 
-/// The members of a training with parameter servers.
+/// The members of a training run with parameter servers.
 #[derive(Debug)]
 pub struct Members {
     /// The addresses of the parameter servers.
@@ -14,12 +14,12 @@ pub struct Members {
     pub(super) workers: usize,
     /// All tasks of the cluster.
     pub(super) spec: ClusterSpec,
-    /// The task of this process, if it has one.
+    /// The task of this process, if the resolver reports one.
     pub(super) task: Option<Task>,
 }
 
 impl Members {
-    /// Returns the members that a resolver reports.
+    /// Returns the members of the cluster that a resolver describes.
     pub(super) fn of(resolver: &dyn ClusterResolver) -> Result<Self> {
         let task = match (resolver.task_type(), resolver.task_id()) {
             (None, _) => None,
@@ -32,8 +32,8 @@ impl Members {
     // PSV2-2
     fn checked(spec: &ClusterSpec, task: Option<Task>) -> Result<Self> {
         if spec.is_empty() {
-            let reason = "the cluster is empty: it needs a task of the job ps and one of the job worker at least; set TF_CONFIG, give \
-                          a resolver that knows the tasks, or try it out in one process with LocalCluster::new(2, 2)";
+            let reason = "the cluster is empty: it needs at least one task of the job ps and one of the job worker; \
+                          set TF_CONFIG, pass a resolver that knows the tasks, or use LocalCluster::new(2, 2) in one process";
             return Err(Error::invalid(OPERATION, reason));
         }
         // Neither the coordinator nor an evaluator has to be one of the tasks.
@@ -51,11 +51,11 @@ impl Members {
             // GNN-2
             let what = match task.job {
                 Job::Ps => {
-                    "a parameter server: it serves variables, and trains nothing; call distribute::serve before the strategy is \
-                     made, and return if it returns true"
+                    "a parameter server, which serves variables and trains nothing; call distribute::serve before the \
+                     strategy is created, and exit if the role that it returns has served"
                 }
                 _ => {
-                    "an evaluator: it takes no part in the training, and reads checkpoints with a strategy of its own"
+                    "an evaluator, which does not take part in the training; it reads checkpoints with a separate strategy"
                 }
             };
             return Err(Error::invalid(OPERATION, format!("this process is {task}, {what}")));
@@ -68,26 +68,32 @@ impl Members {
         })
     }
 
-    /// Returns the members of a cluster in which `task` is one of `workers` independent workers.
+    /// Returns the members of the cluster `spec` for `task`, which is one of `workers` independent workers.
     pub fn of_worker(spec: ClusterSpec, task: Task, workers: usize) -> Result<Self> {
         Ok(Self { servers: addresses(&spec)?, workers, spec, task: Some(task) })
     }
 
-    /// Returns whether parameter servers are in other processes.
-    pub(super) fn are_elsewhere(&self) -> bool {
-        self.servers
-            .iter()
-            .enumerate()
-            .any(|(number, address)| local_cluster::channel(number, address).is_none())
+    /// Returns all tasks of the given jobs, except for this process.
+    pub(super) fn others(&self, jobs: &[Job]) -> Vec<Task> {
+        let of = |job: Job| {
+            let indices = self.spec.task_indices(&job).unwrap_or_default();
+            indices.into_iter().map(move |index| job.clone().task(index))
+        };
+        jobs.iter().cloned().flat_map(of).filter(|task| Some(task) != self.task.as_ref()).collect()
     }
 
-    /// Returns which missing variables this process creates. Workers use the variables that the coordinator has
-    /// created, because only the coordinator decides their placement. In a remote call, the coordinator may
-    /// delegate the creation to one worker.
-    pub(super) fn makes(&self) -> Makes {
+    /// Returns `true` if any parameter server is in another process.
+    pub(super) fn are_remote(&self) -> bool {
+        self.servers.iter().enumerate().any(|(number, address)| local_channel(number, address).is_none())
+    }
+
+    /// Returns the policy that determines which missing variables this process creates. Workers use the variables that
+    /// the coordinator has created, because only the coordinator decides where variables are stored. In a remote call,
+    /// the coordinator may let one worker create variables.
+    pub(super) fn creation_policy(&self) -> CreationPolicy {
         match &self.task {
-            Some(task) if task.job == Job::Worker => Makes::None,
-            _ => Makes::Missing,
+            Some(task) if task.job == Job::Worker => CreationPolicy::Wait,
+            _ => CreationPolicy::CreateMissing,
         }
     }
 }
@@ -118,19 +124,23 @@ mod tests {
         for task in [None, Some(("chief", 0)), Some(("worker", 1))] {
             let members = members(spec, task).unwrap();
             assert_eq!((members.servers.len(), members.workers), (3, 2));
-            let makes = if task == Some(("worker", 1)) { Makes::None } else { Makes::Missing };
-            assert_eq!(members.makes(), makes);
+            let expected = if task == Some(("worker", 1)) {
+                CreationPolicy::Wait
+            } else {
+                CreationPolicy::CreateMissing
+            };
+            assert_eq!(members.creation_policy(), expected);
         }
         let chief = r#"{"chief": ["z:1"], "worker": ["a:1"], "ps": ["c:1"], "evaluator": ["y:1"]}"#;
         assert_eq!(members(chief, Some(("chief", 0))).unwrap().workers, 1);
     }
 
     #[test]
-    fn psv2_2_what_the_constructor_refuses() {
+    fn psv2_2_the_constructor_refuses_invalid_clusters() {
         let both = r#"{"worker": ["a:1"], "ps": ["c:1"]}"#;
         for (spec, task, why) in [
             ("{}", None, "the cluster is empty"),
-            (r#"{"worker": ["a:1"], "ps": ["c:1"], "tpu": ["d:1"]}"#, None, "the job \"tpu\" is none"),
+            (r#"{"worker": ["a:1"], "ps": ["c:1"], "tpu": ["d:1"]}"#, None, "the job \"tpu\" is not one"),
             (both, Some(("tpu", 0)), "this task is tpu 0"),
             (both, Some(("worker", 1)), "\"worker\" has"),
             (

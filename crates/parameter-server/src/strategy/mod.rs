@@ -1,48 +1,53 @@
-//! Training with parameter servers, on which variables are stored.
+//! Strategies that store variables on parameter servers.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `builder`, `members` | the settings; the tasks that a cluster must have, as a pure function |
+//! | `shared_settings` | the settings that a coordinator's strategy shares with those of its workers |
 
 pub mod builder;
-mod connect;
-mod ending;
-mod layout;
-mod local_cluster;
 mod members;
-pub mod of_workers;
+pub mod shared_settings;
 pub use builder::Assembled;
-pub use builder::Role;
+pub use builder::TaskSettings;
 pub use members::Members;
 
-pub use builder::ParameterServerBuilder;
-pub use local_cluster::{LocalCluster, LocalClusterResolver};
-pub use of_workers::SharedSettings;
+pub use builder::ParameterServerStrategyBuilder;
+pub use shared_settings::SharedSettings;
 
 use distribute_base::internal::lock;
 use distribute_base::{DeviceName, Result};
 use distribute_cluster::resolver::ClusterResolver;
+use distribute_core::checkpoint::{Reader, Restore, Writer};
 use distribute_core::{
-    CommunicationOptions, IndependentWorker, Strategy, StrategyExtended, VariablePlacement, handle,
+    Checkpointed, CommunicationOptions, IndependentWorker, Strategy, StrategyExtended, VariablePlacement,
 };
-use distribute_ps_client::ParameterServers;
+use distribute_ps_client::internal::Servers;
+use distribute_ps_client::{LocalCluster, ParameterServers};
 use distribute_ps_tables::{Partitioner, Placement, Usage};
 use distribute_rpc::ClientBuilder;
-pub use ending::Servers;
 use std::any::Any;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 const OPERATION: &str = "ParameterServerStrategy";
 
-/// A strategy that stores variables on parameter servers, and runs the steps of one worker.
+/// A strategy that stores variables on parameter servers, and runs the steps of a single worker.
 ///
-/// Code that takes a [`&Strategy`](Strategy) works unchanged. The partitioner splits a variable into shards,
-/// each on a server; the variable is read and written as a whole. The values of a model are fetched at the
-/// beginning of a step. Gradients are applied on the servers, by the optimizer's rule. For an `nn::Embedding`,
-/// only the rows of a batch's ids are fetched. Workers train asynchronously.
+/// Code that takes a [`&Strategy`](Strategy) works unchanged. The partitioner splits a variable into shards, each on
+/// one server. The variable is still read and written as a single value. The values of a model are fetched at the
+/// beginning of each step. Gradients are applied on the servers by the optimizer's rule. For an `nn::Embedding`, only
+/// the rows for the ids of a batch are fetched. Workers train asynchronously.
+///
+/// It dereferences to [`Strategy`], whose methods (`scope`, `replicate`, `run`, …) can be called on it
+/// directly. Pass `&strategy` to functions that take a `&Strategy`. Clones refer to the same strategy.
 ///
 /// ```
 /// # use distribute::prelude::*;
 /// use candle_core::{Device, Module, Tensor};
-/// use distribute::{LocalCluster, ParameterServerStrategy, nn, params::MinSizePartitioner};
+/// use distribute::{LocalCluster, ParameterServerStrategy, nn, parameter_server::MinSizePartitioner};
 ///
 /// let cluster = LocalCluster::new(1, 2)?;                                       // tasks of this process
 /// let strategy = ParameterServerStrategy::new(cluster.resolver(), MinSizePartitioner::new(1024, 2)?)?;
@@ -58,47 +63,75 @@ const OPERATION: &str = "ParameterServerStrategy";
 ///     })?;
 /// }
 /// assert_eq!(strategy.placement().of("words.weight").map(<[_]>::len), Some(2));
-/// # use distribute::Adagrad;
+/// # use distribute::optimizer::Adagrad;
 /// # Ok::<(), distribute::Error>(())
 /// ```
 #[doc(alias = "tf.distribute.ParameterServerStrategy")]
 #[doc(alias = "tf.distribute.experimental.ParameterServerStrategy")]
 #[derive(Clone)]
-pub struct ParameterServerStrategy(Strategy, Arc<Behind>);
-handle!(ParameterServerStrategy);
+pub struct ParameterServerStrategy(Strategy, Arc<Inner>);
 
-/// The state of this kind of strategy, in addition to the handle that every strategy has.
-struct Behind {
+impl Deref for ParameterServerStrategy {
+    type Target = Strategy;
+
+    fn deref(&self) -> &Strategy {
+        &self.0
+    }
+}
+
+impl From<ParameterServerStrategy> for Strategy {
+    fn from(strategy: ParameterServerStrategy) -> Strategy {
+        strategy.0
+    }
+}
+
+impl Checkpointed for ParameterServerStrategy {
+    fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        Checkpointed::save(&self.0, prefix, writer)
+    }
+
+    fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
+        Checkpointed::restore(&self.0, prefix, from)
+    }
+
+    fn strategy(&self) -> Option<&Strategy> {
+        Some(&self.0)
+    }
+}
+
+/// The state that is specific to this kind of strategy.
+struct Inner {
     servers: Arc<ParameterServers>,
-    /// The tasks in other processes, if there are any.
+    /// The tasks in other processes; `None` if there are none.
     others: Option<Servers>,
     /// The settings of the strategy.
-    settings: ParameterServerBuilder,
-    /// The coordinator of its workers, if there is one.
+    settings: ParameterServerStrategyBuilder,
+    /// The coordinator of the strategy's workers, if there is one.
     coordinator: Mutex<Weak<dyn Any + Send + Sync>>,
 }
 
 impl ParameterServerStrategy {
-    /// Creates a strategy with one replica that trains with the parameter servers of `resolver`'s cluster.
-    /// Variables are split by `partitioner`. [`builder`](Self::builder) has more settings, and works without a
+    /// Creates a strategy with one replica. It uses the parameter servers in `resolver`'s cluster, and `partitioner`
+    /// splits its variables into shards. [`builder`](Self::builder) has more settings, and does not require a
     /// partitioner.
     ///
     /// # Errors
     /// - [`Error::Cluster`](distribute_base::Error::Cluster): the cluster has no parameter servers or no
-    ///   workers, or has tasks that do not belong there.
+    ///   workers, or has tasks of other jobs.
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the cluster is empty, or this
     ///   process is a parameter server or an evaluator.
+    /// - [`Error::Failed`](distribute_base::Error::Failed): some servers cannot be reached. The error names them.
     #[track_caller]
     pub fn new(resolver: impl ClusterResolver + 'static, partitioner: impl Partitioner) -> Result<Self> {
         Self::builder().cluster_resolver(resolver).partitioner(partitioner).build()
     }
 
     /// Returns a builder for a strategy with more settings.
-    pub fn builder() -> ParameterServerBuilder {
-        ParameterServerBuilder::default()
+    pub fn builder() -> ParameterServerStrategyBuilder {
+        ParameterServerStrategyBuilder::default()
     }
 
-    /// Returns the placement of variables and shards on servers. It can be printed.
+    /// Returns the placement of variables and shards on servers. It can be displayed as a table.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -114,27 +147,14 @@ impl ParameterServerStrategy {
         self.1.servers.placement()
     }
 
-    /// Returns the tables of each server, and how many rows were read from it and pushed to it; see
+    /// Returns the tables on each server, and the number of rows that have been read from it and pushed to it. See
     /// [`ParameterServers::usage`].
     ///
     /// # Errors
-    /// - [`Error::Server`](distribute_base::Error::Server): a server does not answer within the strategy's
+    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer within the strategy's
     ///   timeout.
     pub fn server_usage(&self) -> Result<Vec<Usage>> {
         self.1.servers.usage()
-    }
-
-    /// Stops the [servers](crate::serve) of all workers and parameter servers in other processes, at the end of
-    /// the training. Updates in flight are flushed first. In these processes, `serve` returns. Servers that
-    /// cannot be reached count as stopped. Call this from the chief or, in a cluster without a chief, from
-    /// worker 0.
-    ///
-    /// # Errors
-    /// Returns the error of an update that did not arrive, or of the first reachable server that does not stop,
-    /// after all servers have been asked.
-    pub fn end_servers(&self) -> Result<()> {
-        self.1.servers.session().flush()?;
-        self.1.others.as_ref().map_or(Ok(()), |others| others.end(self.1.servers.timeout()))
     }
 
     /// Returns the number of workers in the cluster.
@@ -147,17 +167,17 @@ impl ParameterServerStrategy {
     }
 
     /// Returns the settings of the strategy.
-    pub(crate) fn settings(&self) -> &ParameterServerBuilder {
+    pub(crate) fn settings(&self) -> &ParameterServerStrategyBuilder {
         &self.1.settings
     }
 
-    /// Returns the client that connects to other tasks.
+    /// Returns the client that connects to tasks in other processes; `None` if there are none.
     pub(crate) fn clients(&self) -> Option<&ClientBuilder> {
         self.1.others.as_ref().map(Servers::clients)
     }
 
     // CC-1
-    /// Returns the coordinator of its workers, or creates it with `make` if there is none.
+    /// Returns the coordinator of the strategy's workers. If there is none, calls `make` to create it.
     pub(crate) fn coordinator<C: Any + Send + Sync>(
         &self,
         make: impl FnOnce() -> Result<Arc<C>>,
@@ -172,7 +192,7 @@ impl ParameterServerStrategy {
         Ok(made)
     }
 
-    /// Returns the cluster, if all its tasks are in this process.
+    /// Returns the cluster if all its tasks are in this process.
     pub(crate) fn local_cluster(&self) -> Option<LocalCluster> {
         LocalCluster::of(&self.cluster_resolver()?.cluster_spec().ok()?)
     }
@@ -185,7 +205,7 @@ impl fmt::Debug for ParameterServerStrategy {
 }
 
 /// The implementation of [`ParameterServerStrategy`].
-struct OfServers {
+struct ServersExtended {
     kind: &'static str,
     devices: Vec<DeviceName>,
     parameters: Vec<DeviceName>,
@@ -195,7 +215,7 @@ struct OfServers {
     independent: Option<IndependentWorker>,
 }
 
-impl StrategyExtended for OfServers {
+impl StrategyExtended for ServersExtended {
     fn kind(&self) -> &'static str {
         self.kind
     }
@@ -226,7 +246,7 @@ impl StrategyExtended for OfServers {
     }
 }
 
-impl fmt::Debug for OfServers {
+impl fmt::Debug for ServersExtended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(self.kind)
             .field("devices", &self.devices)

@@ -7,12 +7,12 @@ use std::sync::mpsc;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A session without servers.
+/// Returns a session without servers.
 fn session(staleness: usize, timeout: Duration) -> Session {
-    Session::new(Links::new(Vec::new(), timeout), staleness)
+    Session::new(Channels::new(Vec::new(), timeout), staleness)
 }
 
-/// An update that counts when it has arrived.
+/// Returns an update that counts when it has arrived.
 fn update(there: &Arc<AtomicUsize>) -> Finish {
     let there = there.clone();
     Box::new(move || {
@@ -61,7 +61,7 @@ fn no_more_updates_are_under_way_than_values_may_lack() {
 }
 
 #[test]
-fn an_update_that_fails_is_told_once_and_the_next_ones_are_there() {
+fn a_failed_update_is_reported_once_and_later_ones_are_applied() {
     let (steps, there) = (session(1, PATIENCE), Arc::new(AtomicUsize::new(0)));
     steps.add(Box::new(|| Err(Error::invalid("push", "lost")))).unwrap();
     assert!(steps.add(update(&there)).is_err());
@@ -71,7 +71,7 @@ fn an_update_that_fails_is_told_once_and_the_next_ones_are_there() {
 
 // INV-55
 #[test]
-fn nobody_computes_and_nobody_reads_while_values_are_written() {
+fn no_thread_computes_or_reads_while_values_are_written() {
     watched(|| {
         let (steps, there) = (session(1, PATIENCE), Arc::new(AtomicUsize::new(0)));
         let (entered, is_in) = mpsc::channel();
@@ -142,13 +142,13 @@ fn a_step_fetches_where_something_was_written_or_nothing_was_sent_since_the_last
     assert!(pulls(&steps), "those of others are not");
     assert_eq!(there.load(Ordering::Relaxed), 1);
     steps.add(update(&there)).unwrap();
-    steps.mark_written();
+    steps.mark_dirty();
     assert!(pulls(&steps), "it was written behind the update");
     assert_eq!(there.load(Ordering::Relaxed), 2);
 }
 
 #[test]
-fn what_cannot_be_fetched_behind_an_update_is_left_to_the_next_step() {
+fn a_fetch_that_fails_after_an_update_is_left_to_the_next_step() {
     for staleness in 0..2 {
         let steps = session(staleness, PATIENCE);
         let step = steps.begin(false, || Ok(())).unwrap();

@@ -1,11 +1,13 @@
-//! Variables on servers: creation, and search for one that exists.
+//! Creates variables on parameter servers, and finds variables that already exist.
 
-use super::super::links::{Ask, unexpected};
-use super::super::{Links, Makes, ParameterServers, Place, Where};
+// - INV-63: enforced here. Tests: `between_graph/variables.rs`, `between_graph/training.rs`.
+
+use super::super::channels::{ServerRequest, unexpected};
+use super::super::{Channels, CreationPolicy, ParameterServers, PlacementRequest, TablePlacement};
 use super::{Initial, Shard, Sharded};
 use distribute_base::{Error, Result};
 use distribute_cluster::Deadline;
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use distribute_ps_tables::{Contents, LAYOUT_TABLE, Request, Response, TableInfo, TableKind, TableSpec};
 use distribute_tensor::DType;
 use std::collections::{HashMap, HashSet};
@@ -13,47 +15,48 @@ use std::time::Duration;
 
 const OPERATION: &str = "creating a variable";
 
-/// The pauses between two requests while waiting for a table: the first and the longest.
+/// The shortest and the longest pause between two requests while waiting for a table.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
 
-/// The largest number of tables that a warning names.
-const NAMED: usize = 10;
+/// The maximum number of tables that a warning names.
+const MAX_NAMED: usize = 10;
 
-/// The tables that are known while variables are created one after another.
+/// The tables that are known to exist. The state is shared by all creations, which run one after another.
 #[derive(Debug, Default)]
-pub(crate) struct Making {
-    /// The tables of each server, when all of them were last listed.
+pub(crate) struct CreationState {
+    /// The tables on each server, when they were last listed.
     listed: Vec<HashMap<String, TableInfo>>,
-    /// The tables that this process has requested, answered or not.
+    /// The tables that this process has requested, whether or not the request was answered.
     asked: HashSet<String>,
-    /// Whether a warning about existing tables was logged.
-    told: bool,
-    /// The tables that existed when this process created its first variable, with their numbers of rows.
+    /// Whether a warning about existing tables has been logged.
+    warned: bool,
+    /// The tables that existed when this process created its first variable, with the number of rows of each.
     before: Option<HashMap<String, usize>>,
     /// Whether other processes create the same variables.
     pub(crate) is_shared: bool,
-    /// Whether the wait for the current variable has timed out.
+    /// Whether waiting for the current variable has timed out.
     has_waited: bool,
 }
 
-/// The wait for a variable that another process makes.
+/// The time for which to wait for a variable that another process creates.
 #[derive(Clone, Copy)]
 enum Wait {
-    /// No wait: no process creates it.
+    /// No wait, because no process creates the variable.
     No,
     /// A wait of at most this time.
     For(Duration),
-    /// No further wait: this time is over.
+    /// No further wait, because this time has already passed.
     Over(Duration),
 }
 
-impl Making {
-    /// Requests the list of tables of all servers.
-    fn list(&mut self, links: &Links) -> Result<()> {
-        let servers = 0..links.count();
-        let asks = servers.map(|server| Ask { server, request: Request::List, bytes: 0 }).collect();
+impl CreationState {
+    /// Requests the list of tables from all servers.
+    fn list(&mut self, channels: &Channels) -> Result<()> {
+        let servers = 0..channels.count();
+        let requests =
+            servers.map(|server| ServerRequest { server, request: Request::List, bytes: 0 }).collect();
         let lists =
-            links.ask(OPERATION, asks)?.into_iter().enumerate().map(|(server, answer)| match answer {
+            channels.ask(OPERATION, requests)?.into_iter().enumerate().map(|(server, answer)| match answer {
                 Response::Tables(tables) => {
                     Ok(tables.into_iter().map(|info| (info.name.clone(), info)).collect())
                 }
@@ -64,13 +67,13 @@ impl Making {
     }
 }
 
-impl Making {
-    /// Returns the server that has each table of a variable, if there is one. With `patience`, waits up to that time
-    /// for all of them.
+impl CreationState {
+    /// Returns the index of the server that stores each table of a variable; `None` for tables that do not exist. If
+    /// `patience` is given, waits for all tables, up to that time.
     pub(crate) fn find(
         &mut self,
-        place: &Place,
-        links: &Links,
+        place: &TablePlacement,
+        channels: &Channels,
         patience: Option<Duration>,
     ) -> Result<Vec<Option<usize>>> {
         self.has_waited = false;
@@ -81,7 +84,7 @@ impl Making {
             if found.iter().all(Option::is_some) {
                 return Ok(found);
             }
-            self.list(links)?;
+            self.list(channels)?;
             let found = self.servers_of(place);
             let all = found.iter().all(Option::is_some);
             if all || deadline.has_passed() {
@@ -93,38 +96,38 @@ impl Making {
         }
     }
 
-    fn servers_of(&self, place: &Place) -> Vec<Option<usize>> {
+    fn servers_of(&self, place: &TablePlacement) -> Vec<Option<usize>> {
         let server = |table: String| self.listed.iter().position(|tables| tables.contains_key(&table));
         place.tables().map(server).collect()
     }
 }
 
-impl Making {
-    /// Refuses a variable that was partitioned into another number of shards before: its rows would be searched on
-    /// other servers.
-    fn refuse_other_cut(&mut self, variable: &Sharded, is_dynamic: bool) -> Result<()> {
+impl CreationState {
+    /// Returns an error if a variable was previously partitioned into a different number of shards, because
+    /// its rows would be looked up on the wrong servers.
+    fn reject_other_partition(&mut self, variable: &Sharded, is_dynamic: bool) -> Result<()> {
         if self.before.is_none() {
-            self.list(&variable.links)?;
+            self.list(&variable.channels)?;
             let all = self.listed.iter().flat_map(HashMap::values);
             self.before = Some(all.map(|info| (info.name.clone(), info.rows)).collect());
         }
         let tables: Vec<&str> = variable.shards.iter().map(|shard| shard.table.as_str()).collect();
-        let found = self.before.as_ref().and_then(|before| other_cut(&tables, is_dynamic, before));
+        let found = self.before.as_ref().and_then(|before| other_partition(&tables, is_dynamic, before));
         found.map_or(Ok(()), |found| {
             let reason = format!(
-                "variable {}: servers have it as {found}, and here it is {}; take the partitioner that it was made with, or empty the \
-                 folders of all servers and restore a checkpoint",
+                "variable {}: on the servers it is {found}, but here it is {}; use the partitioner that it \
+                 was created with, or empty the folders of all servers and restore a checkpoint",
                 variable.name,
-                some(&tables)
+                list_names(&tables)
             );
             Err(Error::invalid(OPERATION, reason))
         })
     }
 }
 
-/// Returns the names of the tables of a variable if it was partitioned in another way before. `before` has the rows of
-/// all tables.
-fn other_cut(tables: &[&str], is_dynamic: bool, before: &HashMap<String, usize>) -> Option<String> {
+/// Returns the names of a variable's existing tables if the variable was previously partitioned in a different way.
+/// `before` contains the number of rows of every existing table.
+fn other_partition(tables: &[&str], is_dynamic: bool, before: &HashMap<String, usize>) -> Option<String> {
     let first = tables.first()?;
     let name = first.strip_suffix("/part_0").unwrap_or(first);
     let is_of_it = |table: &&str| {
@@ -139,7 +142,7 @@ fn other_cut(tables: &[&str], is_dynamic: bool, before: &HashMap<String, usize>)
         && tables.iter().any(|table| !before.contains_key(*table))
         && found.iter().any(|table| before.get(*table).is_some_and(|rows| *rows > 0));
     found.sort_unstable();
-    (is_more || is_less).then(|| some(&found))
+    (is_more || is_less).then(|| list_names(&found))
 }
 
 impl Sharded {
@@ -148,31 +151,31 @@ impl Sharded {
         servers: &ParameterServers,
         (name, dims, dtype): (&str, &[usize], DType),
         initial: &Initial,
-        to: Where,
+        to: PlacementRequest,
     ) -> Result<Self> {
-        servers.place((name, dims, dtype), to, |place, making| {
-            let variable = Self::placed(servers.links().clone(), name, dims.to_vec(), dtype, place);
-            match servers.makes() {
-                Makes::Missing => variable.make(initial, making)?,
-                makes @ (Makes::None | Makes::Present) => {
+        servers.place((name, dims, dtype), to, |place, creation| {
+            let variable = Self::placed(servers.channels().clone(), name, dims.to_vec(), dtype, place);
+            match servers.creation_policy() {
+                CreationPolicy::CreateMissing => variable.create_tables(initial, creation)?,
+                creation_policy @ (CreationPolicy::Wait | CreationPolicy::RequireExisting) => {
                     let kind = match initial {
                         Initial::Ids(..) => TableKind::Dynamic,
-                        Initial::Value(_) | Initial::Drawn(_) => TableKind::Dense,
+                        Initial::Value(_) | Initial::Initialized(_) => TableKind::Dense,
                     };
-                    let wait = match makes {
+                    let wait = match creation_policy {
                         // CC-3
-                        Makes::Present => Wait::No,
+                        CreationPolicy::RequireExisting => Wait::No,
                         // The wait took place when the location was chosen.
-                        _ if std::mem::take(&mut making.has_waited) => Wait::Over(servers.patience()),
+                        _ if std::mem::take(&mut creation.has_waited) => Wait::Over(servers.patience()),
                         _ => Wait::For(servers.patience()),
                     };
-                    variable.await_made(making, kind, wait)?;
+                    variable.wait_until_created(creation, kind, wait)?;
                 }
                 // CC-11
-                Makes::Refused => {
+                CreationPolicy::Refuse => {
                     let reason = format!(
-                        "variable {name}: a function that makes a dataset makes no variables; make it in one that is given to \
-                         create_per_worker_value"
+                        "variable {name}: a function that creates a dataset cannot create variables; \
+                         create it in a function passed to create_per_worker_value"
                     );
                     return Err(Error::invalid(OPERATION, reason));
                 }
@@ -181,15 +184,15 @@ impl Sharded {
         })
     }
 
-    fn make(&self, initial: &Initial, making: &mut Making) -> Result<()> {
+    fn create_tables(&self, initial: &Initial, creation: &mut CreationState) -> Result<()> {
         let create = |(number, shard): (usize, &Shard)| {
             let contents = match initial {
-                Initial::Value(value) => Contents::Values(self.part(value, number)?),
-                Initial::Drawn(initializer) => Contents::Drawn {
+                Initial::Value(value) => Contents::Values(self.shard_value(value, number)?),
+                Initial::Initialized(initializer) => Contents::Initialized {
                     shape: self.dims.clone(),
                     dtype: self.dtype,
                     initializer: *initializer,
-                    partition: self.cut,
+                    partition: self.partition,
                     shard: number,
                 },
                 Initial::Ids(initializer, options) => Contents::Dynamic {
@@ -201,137 +204,142 @@ impl Sharded {
             };
             let bytes = if matches!(initial, Initial::Value(_)) { self.bytes(shard.rows) } else { 0 };
             let spec = TableSpec { name: shard.table.clone(), contents, rule: None };
-            Ok(Ask { server: shard.server, request: Request::Create(spec), bytes })
+            Ok(ServerRequest { server: shard.server, request: Request::Create(spec), bytes })
         };
-        let asks = self.shards.iter().enumerate().map(create).collect::<Result<_>>()?;
-        making.refuse_other_cut(self, matches!(initial, Initial::Ids(..)))?;
+        let requests = self.shards.iter().enumerate().map(create).collect::<Result<_>>()?;
+        creation.reject_other_partition(self, matches!(initial, Initial::Ids(..)))?;
         // A failed attempt may have created some of them.
         let first: Vec<bool> =
-            self.shards.iter().map(|shard| making.asked.insert(shard.table.clone())).collect();
-        let answers = self.links.ask(OPERATION, asks)?;
+            self.shards.iter().map(|shard| creation.asked.insert(shard.table.clone())).collect();
+        let answers = self.channels.ask(OPERATION, requests)?;
         let (mut found, mut new) = (Vec::new(), Vec::new());
         for ((shard, answer), _) in self.shards.iter().zip(answers).zip(first).filter(|(_, first)| *first) {
             match answer {
-                Response::Made { new: true } => new.push(shard.table.as_str()),
-                Response::Made { new: false } => found.push(shard.table.as_str()),
+                Response::Created { new: true } => new.push(shard.table.as_str()),
+                Response::Created { new: false } => found.push(shard.table.as_str()),
                 other => return Err(unexpected(OPERATION, shard.server, &other)),
             }
         }
-        self.tell(&found, &new, making)
+        self.warn_existing(&found, &new, creation)
     }
 
-    /// Logs a warning about tables that existed before.
-    fn tell(&self, found: &[&str], new: &[&str], making: &mut Making) -> Result<()> {
+    /// Logs a warning if some tables already existed.
+    fn warn_existing(&self, found: &[&str], new: &[&str], creation: &mut CreationState) -> Result<()> {
         // If other processes create the same variables, existing tables are expected.
-        if found.is_empty() || making.is_shared {
+        if found.is_empty() || creation.is_shared {
             return Ok(());
         }
         if !new.is_empty() {
-            heard(|| {
+            warn_or_stderr(|| {
                 tracing::warn!(
-                    "variable {}: servers had {} and not {}, which begin anew: unless a connection was lost meanwhile, its values \
-                     are of two trainings; restore a checkpoint, or empty the folders of all servers and start again",
+                    "variable {}: servers had {} but not {}, which start with new values: unless a \
+                     connection was lost, its values belong to two training runs; restore a checkpoint, or \
+                     empty the folders of all servers and start again",
                     self.name,
-                    some(found),
-                    some(new)
+                    list_names(found),
+                    list_names(new)
                 );
             });
         }
-        if std::mem::replace(&mut making.told, true) {
+        if std::mem::replace(&mut creation.warned, true) {
             return Ok(());
         }
-        making.list(&self.links)?;
-        let all = making.listed.iter().flat_map(HashMap::keys).map(String::as_str);
+        creation.list(&self.channels)?;
+        let all = creation.listed.iter().flat_map(HashMap::keys).map(String::as_str);
         let mut all: Vec<&str> = all
             .filter(|table| *table != LAYOUT_TABLE)
-            .filter(|table| found.contains(table) || !making.asked.contains(*table))
+            .filter(|table| found.contains(table) || !creation.asked.contains(*table))
             .collect();
         all.sort_unstable();
-        heard(|| {
+        warn_or_stderr(|| {
             tracing::warn!(
-                "servers have tables of a training before, which this one goes on with as they are: {}; to begin anew, empty the \
-                 folders of all servers and start them again",
-                some(&all)
+                "servers have tables of an earlier training run, with which this one continues: {}; to start \
+                 from new values, empty the folders of all servers and start them again",
+                list_names(&all)
             );
         });
         Ok(())
     }
 
     // C8: servers are asked again for what was not there.
-    /// Waits until another process has created it.
+    /// Waits until another process has created the variable.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: it was not created in time, or has another shape, dtype or kind.
-    fn await_made(&self, making: &mut Making, kind: TableKind, wait: Wait) -> Result<()> {
+    /// - [`Error::InvalidArgument`]: the variable was not created in time, or has a different shape, dtype or
+    ///   kind.
+    fn wait_until_created(&self, creation: &mut CreationState, kind: TableKind, wait: Wait) -> Result<()> {
         let deadline = Deadline::after(match wait {
             Wait::For(patience) => patience,
             Wait::No | Wait::Over(_) => Duration::ZERO,
         });
         let [mut pause, longest] = PAUSES;
         loop {
-            if self.is_listed(making, kind)? {
+            if self.is_listed(creation, kind)? {
                 return Ok(());
             }
-            making.list(&self.links)?;
-            if self.is_listed(making, kind)? {
+            creation.list(&self.channels)?;
+            if self.is_listed(creation, kind)? {
                 return Ok(());
             }
             if deadline.has_passed() {
-                return Err(self.missing(making, kind, wait));
+                return Err(self.missing(creation, kind, wait));
             }
             std::thread::park_timeout(pause.min(deadline.remaining()));
             pause = longest.min(pause * 2);
         }
     }
 
-    /// Whether servers had all its tables when they were last listed.
+    /// Returns `true` if all tables of the variable existed when tables were last listed.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: a table has another shape, dtype or kind.
-    fn is_listed(&self, making: &Making, kind: TableKind) -> Result<bool> {
+    /// - [`Error::InvalidArgument`]: a table has a different shape, dtype or kind.
+    fn is_listed(&self, creation: &CreationState, kind: TableKind) -> Result<bool> {
         for shard in &self.shards {
-            let tables = making.listed.get(shard.server);
+            let tables = creation.listed.get(shard.server);
             let Some(info) = tables.and_then(|tables| tables.get(&shard.table)) else { return Ok(false) };
             let dims = self.dims_of(shard, kind);
             if info.kind != kind || info.shape != dims || info.dtype != self.dtype {
-                let found = format!("there is one of {}", described(info.kind, info.dtype, &info.shape));
-                return Err(self.wanting(shard, kind, &found));
+                let found = format!("there is a table of {}", describe(info.kind, info.dtype, &info.shape));
+                return Err(self.mismatch(shard, kind, &found));
             }
         }
         Ok(true)
     }
 
-    fn missing(&self, making: &Making, kind: TableKind, wait: Wait) -> Error {
+    fn missing(&self, creation: &CreationState, kind: TableKind, wait: Wait) -> Error {
         let patience = match wait {
             Wait::For(patience) | Wait::Over(patience) => patience,
             Wait::No => {
                 let reason = format!(
-                    "variable {}: it is not there, and a scheduled function makes no variables, since it may run on any worker, and \
-                     again; make it before, in the coordinator's scope or in a function that is given to create_per_worker_value",
+                    "variable {}: it does not exist, and a scheduled function cannot create variables \
+                     because it may run on any worker and be retried; create it before, in the \
+                     coordinator's scope or in a function passed to create_per_worker_value",
                     self.name
                 );
                 return Error::invalid(OPERATION, reason);
             }
         };
         let has = |shard: &&Shard| {
-            making.listed.get(shard.server).is_some_and(|tables| tables.contains_key(&shard.table))
+            creation.listed.get(shard.server).is_some_and(|tables| tables.contains_key(&shard.table))
         };
         match self.shards.iter().find(|shard| !has(shard)) {
             Some(shard) => {
-                self.wanting(shard, kind, &format!("there has been none of this name for {patience:?}"))
+                let found = format!("no variable of this name was created within {patience:?}");
+                self.mismatch(shard, kind, &found)
             }
             None => Error::invalid(OPERATION, format!("variable {} has no table", self.name)),
         }
     }
 
-    fn wanting(&self, shard: &Shard, kind: TableKind, found: &str) -> Error {
+    fn mismatch(&self, shard: &Shard, kind: TableKind, found: &str) -> Error {
         let reason = format!(
-            "variable {}: ps {} has to have a table {} of {}, but {found}; the chief makes variables, which other workers \
-             wait for, and all make the same in the same order, with the same partitioner",
+            "variable {}: ps {} must have a table {} of {}, but {found}; the chief creates variables and \
+             other workers wait for them, so all must create the same ones in the same order, with the same \
+             partitioner",
             self.name,
             shard.server,
             shard.table,
-            described(kind, self.dtype, &self.dims_of(shard, kind))
+            describe(kind, self.dtype, &self.dims_of(shard, kind))
         );
         Error::invalid(OPERATION, reason)
     }
@@ -347,18 +355,18 @@ impl Sharded {
     }
 }
 
-fn described(kind: TableKind, dtype: DType, dims: &[usize]) -> String {
+fn describe(kind: TableKind, dtype: DType, dims: &[usize]) -> String {
     match kind {
         TableKind::Dense => format!("{dtype}{dims:?}"),
         TableKind::Dynamic => format!("ids, of rows {dtype}{dims:?}"),
     }
 }
 
-/// Returns the first of some names, and the number of the others.
-fn some(names: &[&str]) -> String {
-    match names.len().checked_sub(NAMED) {
+/// Returns a text with the first names and the number of the other ones.
+fn list_names(names: &[&str]) -> String {
+    match names.len().checked_sub(MAX_NAMED) {
         None | Some(0) => names.join(", "),
-        Some(more) => format!("{} and {more} more", names[..NAMED].join(", ")),
+        Some(more) => format!("{} and {more} more", names[..MAX_NAMED].join(", ")),
     }
 }
 
@@ -368,26 +376,29 @@ mod tests {
 
     // INV-73
     #[test]
-    fn a_variable_that_was_cut_in_another_way_is_told_from_one_that_was_made_by_half() {
+    fn a_variable_with_other_shards_is_distinguished_from_a_partially_created_one() {
         let before = |tables: &[(&str, usize)]| -> HashMap<String, usize> {
             tables.iter().map(|(name, rows)| ((*name).to_owned(), *rows)).collect()
         };
         let ids = before(&[("ids/part_0", 5), ("ids/part_1", 0), ("other/part_7", 1), ("ids_1", 3)]);
         let two = ["ids/part_0", "ids/part_1"];
         for is_dynamic in [false, true] {
-            assert_eq!(other_cut(&two, is_dynamic, &ids), None);
-            assert_eq!(other_cut(&["ids"], is_dynamic, &ids), Some("ids/part_0, ids/part_1".to_owned()));
+            assert_eq!(other_partition(&two, is_dynamic, &ids), None);
             assert_eq!(
-                other_cut(&["ids/part_0"], is_dynamic, &ids),
+                other_partition(&["ids"], is_dynamic, &ids),
                 Some("ids/part_0, ids/part_1".to_owned())
             );
-            assert_eq!(other_cut(&["new"], is_dynamic, &ids), None);
+            assert_eq!(
+                other_partition(&["ids/part_0"], is_dynamic, &ids),
+                Some("ids/part_0, ids/part_1".to_owned())
+            );
+            assert_eq!(other_partition(&["new"], is_dynamic, &ids), None);
         }
         let three = ["ids/part_0", "ids/part_1", "ids/part_2"];
-        assert_eq!(other_cut(&three, true, &ids), Some("ids/part_0, ids/part_1".to_owned()));
-        assert_eq!(other_cut(&three, false, &ids), None);
-        assert_eq!(other_cut(&two, true, &before(&[("ids", 0)])), Some("ids".to_owned()));
+        assert_eq!(other_partition(&three, true, &ids), Some("ids/part_0, ids/part_1".to_owned()));
+        assert_eq!(other_partition(&three, false, &ids), None);
+        assert_eq!(other_partition(&two, true, &before(&[("ids", 0)])), Some("ids".to_owned()));
         // An interrupted creation.
-        assert_eq!(other_cut(&two, true, &before(&[("ids/part_0", 0)])), None);
+        assert_eq!(other_partition(&two, true, &before(&[("ids/part_0", 0)])), None);
     }
 }

@@ -1,41 +1,47 @@
-//! One variable on parameter servers.
+//! A variable on parameter servers, in shards. `create` creates or finds its tables, `read` and `write`
+//! access all of it or some rows, `row_read` sends reads of several variables together, and `state` accesses
+//! its slots.
 
 mod create;
 mod read;
+mod row_read;
 mod state;
 mod write;
 
-pub(super) use create::Making;
-pub use read::EachOnce;
+pub(super) use create::CreationState;
 pub(super) use read::joined;
+pub use row_read::{RowRead, UniqueRows};
 
-use super::links::Ask;
-use super::{Links, Place};
+use super::channels::ServerRequest;
+use super::{Channels, TablePlacement};
 use distribute_base::{Error, Result};
 use distribute_ps_tables::{DynamicOptions, Initializer, PartitionStrategy, Request, RowPartition, Version};
 use distribute_tensor::{DType, HostTensor};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A variable on parameter servers: one table, or one for each shard. Reads and writes of the complete variable take
-/// one table at a time.
+/// The approximate maximum size, in bytes, of the values and slots in one request.
+pub(super) const REQUEST_BYTES: usize = 8 << 20;
+
+/// A variable on parameter servers, which consists of a single table or of one table per shard. Reads and
+/// writes of the complete variable are not atomic across tables.
 #[derive(Clone, Debug)]
 pub struct Sharded {
-    links: Arc<Links>,
+    channels: Arc<Channels>,
     name: String,
     dims: Vec<usize>,
     dtype: DType,
     /// The partition of the rows.
-    pub(super) cut: RowPartition,
-    /// Whether it has shards, possibly a single one.
-    is_cut: bool,
+    pub(super) partition: RowPartition,
+    /// Whether the variable is divided into shards, even if there is only one.
+    is_partitioned: bool,
     shards: Vec<Shard>,
 }
 
-/// A table that has some rows of a variable.
+/// A table that contains some of the rows of a variable.
 #[derive(Clone, Debug)]
 pub struct Shard {
-    /// The name of its table on the server.
+    /// The name of the table on the server.
     pub table: String,
     /// The index of the server.
     pub server: usize,
@@ -43,70 +49,88 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Returns the number of rows, which is 1 for a scalar.
+    /// Returns the number of rows in the shard; 1 for a scalar.
     #[doc(hidden)]
     pub fn rows(&self) -> usize {
         self.rows
     }
 }
 
-/// The initial values.
+/// The initial values of a variable.
 #[derive(Debug)]
 pub enum Initial {
-    /// A value of this process.
+    /// A value that this process sends.
     Value(HostTensor),
-    /// Values that each server initializes for its rows. They do not depend on the partition.
-    Drawn(Initializer),
-    /// Values of a table of ids, which are initialized when an id gets its row.
+    /// Values that each server computes for its rows. They do not depend on the partition.
+    Initialized(Initializer),
+    /// Values of a table of ids. A row is initialized when its id is used for the first time.
     Ids(Initializer, DynamicOptions),
 }
 
 impl Sharded {
-    fn placed(links: Arc<Links>, name: &str, dims: Vec<usize>, dtype: DType, place: &Place) -> Self {
+    fn placed(
+        channels: Arc<Channels>,
+        name: &str,
+        dims: Vec<usize>,
+        dtype: DType,
+        place: &TablePlacement,
+    ) -> Self {
         let rows = dims.first().copied().unwrap_or(1);
-        let cut = place.cut.unwrap_or_else(|| RowPartition::div(rows, 1));
+        let partition = place.partition.unwrap_or_else(|| RowPartition::div(rows, 1));
         let shard = |(number, server): (usize, &usize)| Shard {
             table: place.shard(number),
             server: *server,
-            rows: cut.len(number),
+            rows: partition.len(number),
         };
         let shards = place.servers.iter().enumerate().map(shard).collect();
-        Self { links, name: name.to_string(), dims, dtype, cut, is_cut: place.cut.is_some(), shards }
+        Self {
+            channels,
+            name: name.to_string(),
+            dims,
+            dtype,
+            partition,
+            is_partitioned: place.partition.is_some(),
+            shards,
+        }
     }
 
-    /// Joins several variables, which become the shards of one.
+    /// Combines several variables into one variable, whose shards they become.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: there is no part, a part is sharded itself, their row shapes or dtypes differ, or
-    ///   they are on the servers of different strategies.
-    pub fn joined(name: &str, strategy: PartitionStrategy, parts: &[&Sharded]) -> Result<Self> {
+    /// - [`Error::InvalidArgument`]: `parts` is empty, a part is sharded itself, row shapes or dtypes differ,
+    ///   or the parts are on the servers of different strategies.
+    pub fn join(name: &str, strategy: PartitionStrategy, parts: &[&Sharded]) -> Result<Self> {
         const OPERATION: &str = "Variable::of_shards";
         let wrong = |reason: String| Err(Error::invalid(OPERATION, format!("{name}: {reason}")));
-        let Some(first) = parts.first() else { return wrong("there is no shard; give one at least".into()) };
+        let Some(first) = parts.first() else { return wrong("there is no shard; pass at least one".into()) };
         let mut rows = 0usize;
         for (number, part) in parts.iter().enumerate() {
-            if part.is_cut {
-                return wrong(format!("{} is in shards itself; give variables that are whole", part.name));
+            if part.is_partitioned {
+                return wrong(format!(
+                    "{} is sharded itself; pass variables that are not sharded",
+                    part.name
+                ));
             }
             if part.dims.is_empty() || part.dims.get(1..) != first.dims.get(1..) || part.dtype != first.dtype
             {
                 let (dtype, dims) = (first.dtype, first.dims.get(1..).unwrap_or_default());
                 return wrong(format!(
-                    "shard {number} is {}{:?}, and shard 0 has rows of {dtype}{dims:?}; shards differ in their number of rows alone",
+                    "shard {number} is {}{:?}, and shard 0 has rows of {dtype}{dims:?}; shards may only \
+                     differ in their number of rows",
                     part.dtype, part.dims
                 ));
             }
-            if !Arc::ptr_eq(&part.links, &first.links) {
+            if !Arc::ptr_eq(&part.channels, &first.channels) {
                 return wrong(format!("{} is on the servers of another strategy", part.name));
             }
             rows = rows.saturating_add(part.shards[0].rows);
         }
-        let cut = RowPartition::new(strategy, rows, parts.len());
+        let partition = RowPartition::new(strategy, rows, parts.len());
         let shards: Vec<Shard> = parts.iter().flat_map(|part| part.shards.iter().cloned()).collect();
         let dims: Vec<usize> =
             std::iter::once(&rows).chain(first.dims.get(1..).unwrap_or_default()).copied().collect();
-        let (links, dtype) = (first.links.clone(), first.dtype);
-        Ok(Self { links, name: name.to_string(), dims, dtype, cut, is_cut: true, shards })
+        let (channels, dtype) = (first.channels.clone(), first.dtype);
+        Ok(Self { channels, name: name.to_string(), dims, dtype, partition, is_partitioned: true, shards })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -128,14 +152,14 @@ impl Sharded {
     }
 
     /// Returns the partition, if the variable is sharded.
-    pub fn cut(&self) -> Option<RowPartition> {
-        self.is_cut.then_some(self.cut)
+    pub fn partition(&self) -> Option<RowPartition> {
+        self.is_partitioned.then_some(self.partition)
     }
 
-    /// Returns the range of rows of each shard. See [`RowPartition::ranges`].
+    /// Returns the range of rows in each shard. See [`RowPartition::ranges`].
     pub fn ranges(&self) -> Vec<Range<usize>> {
         if self.is_regular() {
-            return self.cut.ranges().collect();
+            return self.partition.ranges().collect();
         }
         let range = |next: &mut usize, shard: &Shard| {
             *next += shard.rows;
@@ -145,44 +169,55 @@ impl Sharded {
     }
 
     /// Returns the connections to the servers.
-    pub fn links(&self) -> &Arc<Links> {
-        &self.links
+    pub fn channels(&self) -> &Arc<Channels> {
+        &self.channels
     }
 
-    /// Whether each shard has the number of rows that the partition gives it.
+    /// Returns `true` if each shard has the number of rows that the partition specifies.
     fn is_regular(&self) -> bool {
-        self.shards.iter().enumerate().all(|(number, shard)| shard.rows == self.cut.len(number))
-            && self.shards.len() == self.cut.shards()
+        self.shards.iter().enumerate().all(|(number, shard)| shard.rows == self.partition.len(number))
+            && self.shards.len() == self.partition.shards()
     }
 
-    /// Returns the number of elements of a shard.
-    pub(super) fn elements_of(&self, shard: usize) -> usize {
+    /// Returns the number of elements in the shards before one.
+    pub(super) fn elements_before(&self, shard: usize) -> usize {
         let row: usize = self.dims.get(1..).unwrap_or_default().iter().product();
-        self.shards.get(shard).map_or(0, |shard| shard.rows * row)
+        self.shards.iter().take(shard).map(|shard| shard.rows * row).sum()
     }
 
-    /// Returns the number of bytes of this number of rows.
+    /// Returns the rows of the variable that a shard contains, in the order of the shard. Returns `None` if they are
+    /// consecutive, and follow those of the shards before.
+    pub(super) fn scattered_rows(&self, shard: usize) -> Option<Vec<usize>> {
+        let is_scattered =
+            self.shards.len() > 1 && self.is_regular() && self.partition.strategy() == PartitionStrategy::Mod;
+        let rows = || (shard..self.partition.rows()).step_by(self.partition.shards()).collect();
+        is_scattered.then(rows)
+    }
+
+    /// Returns the size of `rows` rows in bytes. For strings, this is an estimate.
     pub(super) fn bytes(&self, rows: usize) -> usize {
         let row: usize = self.dims.get(1..).unwrap_or_default().iter().product();
         row.saturating_mul(rows).saturating_mul(self.dtype.bytes().unwrap_or(16))
     }
 
-    /// Returns a read request for each shard. A server answers without values if the shard still has its known
-    /// version.
-    pub(crate) fn reads(&self, known: &[Option<Version>]) -> Vec<Ask> {
-        let read = |(number, shard): (usize, &Shard)| Ask {
+    /// Returns a read request for each shard. A server sends no values if the version of the shard is still
+    /// the one in `known`. If `may_round` is `true`, values are received in the type that the connection sends.
+    pub(crate) fn read_requests(&self, known: &[Option<Version>], may_round: bool) -> Vec<ServerRequest> {
+        let read = |(number, shard): (usize, &Shard)| ServerRequest {
             server: shard.server,
             request: Request::Read {
                 table: shard.table.clone(),
                 known: known.get(number).copied().flatten(),
+                may_round,
             },
             bytes: self.bytes(shard.rows),
         };
         self.shards.iter().enumerate().map(read).collect()
     }
 
-    /// Returns the value that a server sent for a shard, if it has the shard's shape and dtype.
-    pub(crate) fn fits(
+    /// Checks that the value that a server sent for a shard has the shard's shape and dtype. Returns the
+    /// value.
+    pub(crate) fn validate(
         &self,
         operation: &'static str,
         shard: &Shard,
@@ -207,27 +242,24 @@ impl Sharded {
     }
 
     /// Returns the rows of a value that belong to a shard.
-    pub(super) fn part(&self, value: &HostTensor, shard: usize) -> Result<HostTensor> {
+    pub(super) fn shard_value(&self, value: &HostTensor, shard: usize) -> Result<HostTensor> {
         if self.shards.len() == 1 {
             return Ok(value.clone());
         }
-        Ok(match (self.is_regular(), self.cut.strategy()) {
-            (true, PartitionStrategy::Mod) => {
-                let rows: Vec<usize> = (shard..self.cut.rows()).step_by(self.cut.shards()).collect();
-                value.take_rows(&rows)?
-            }
-            _ => {
+        Ok(match self.scattered_rows(shard) {
+            Some(rows) => value.take_rows(&rows)?,
+            None => {
                 let before: usize = self.shards[..shard].iter().map(|shard| shard.rows).sum();
                 value.narrow(0, before, self.shards[shard].rows)?
             }
         })
     }
 
-    /// Joins the values of all shards.
-    fn whole(&self, parts: &[HostTensor]) -> Result<HostTensor> {
+    /// Concatenates the values of all shards, which form the value of the variable.
+    fn join_shards(&self, parts: &[HostTensor]) -> Result<HostTensor> {
         let [only] = parts else {
             let all = HostTensor::concat(&parts.iter().collect::<Vec<_>>(), 0)?;
-            if !self.is_regular() || self.cut.strategy() == PartitionStrategy::Div {
+            if !self.is_regular() || self.partition.strategy() == PartitionStrategy::Div {
                 return Ok(all);
             }
             let starts: Vec<usize> = self
@@ -239,10 +271,10 @@ impl Sharded {
                 })
                 .collect();
             let row = |row: usize| {
-                let place = self.cut.place(row);
+                let place = self.partition.location(row);
                 starts[place.shard] + place.row
             };
-            return Ok(all.take_rows(&(0..self.cut.rows()).map(row).collect::<Vec<_>>())?);
+            return Ok(all.take_rows(&(0..self.partition.rows()).map(row).collect::<Vec<_>>())?);
         };
         Ok(only.clone())
     }

@@ -1,28 +1,14 @@
-//! Reads of a variable on servers: all of it, or some rows.
+//! Reads a variable on parameter servers: the complete variable or some rows.
 
-use super::super::links::{Ask, unexpected};
+use super::super::channels::{ServerRequest, unexpected};
+use super::row_read::{RowRead, UniqueRows};
 use super::{Shard, Sharded, as_ids};
 use distribute_base::{Error, Result};
 use distribute_ps_tables::{Request, Response, RowPartition, UniqueIds};
 use distribute_tensor::HostTensor;
 
-/// The rows that were requested, each once, possibly with others.
-#[derive(Debug)]
-pub struct EachOnce {
-    /// The rows.
-    pub rows: HostTensor,
-    /// The position in `rows` of each requested id.
-    pub places: Vec<usize>,
-}
-
-impl EachOnce {
-    /// Returns the row of each id, in the order of the ids.
-    pub fn in_order(&self) -> Result<HostTensor> {
-        Ok(self.rows.take_rows(&self.places)?)
-    }
-}
-
-/// Joins the rows of several shards. The rows of a single shard are not copied.
+/// Concatenates the rows of several shards. The rows of a single shard are not copied. `none` returns the result if
+/// there are no shards.
 pub(crate) fn joined(
     mut parts: Vec<HostTensor>,
     none: impl FnOnce() -> Result<HostTensor>,
@@ -38,25 +24,39 @@ pub(crate) fn joined(
 }
 
 impl Sharded {
-    /// Reads the complete variable.
+    /// Reads the complete value.
     pub fn read(&self) -> Result<HostTensor> {
         const OPERATION: &str = "read";
-        let answers = self.links.ask(OPERATION, self.reads(&[]))?;
+        self.whole(OPERATION, self.channels.ask(OPERATION, self.read_requests(&[], false))?)
+    }
+
+    /// Assembles the complete value from the responses to [`read_requests`](Self::read_requests).
+    fn whole(&self, operation: &'static str, answers: Vec<Response>) -> Result<HostTensor> {
         let value = |(shard, answer): (&Shard, Response)| match answer {
-            Response::Value(value) => self.fits(OPERATION, shard, value.value),
-            other => Err(unexpected(OPERATION, shard.server, &other)),
+            Response::Value(value) => self.validate(operation, shard, value.value),
+            other => Err(unexpected(operation, shard.server, &other)),
         };
         let parts = self.shards.iter().zip(answers).map(value).collect::<Result<Vec<_>>>()?;
-        self.whole(&parts)
+        self.join_shards(&parts)
     }
 
-    /// Reads rows, in the order of their ids. An id that occurs twice is requested once.
+    /// Reads rows in the order of `ids`. A row whose id is repeated is requested once.
     pub fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
-        self.read_each(operation, ids)?.in_order()
+        self.read_unique(operation, ids)?.in_order()
     }
 
-    /// Reads rows, each once.
-    pub fn read_each(&self, operation: &'static str, ids: &[i64]) -> Result<EachOnce> {
+    /// Reads the rows of `ids`. Each row is read once, even if its id is repeated.
+    pub fn read_unique(&self, operation: &'static str, ids: &[i64]) -> Result<UniqueRows> {
+        self.row_read(operation, ids)?.send(operation)
+    }
+
+    /// Returns the read of the rows of `ids`, which has not been sent. Each row is read once, even if its id is
+    /// repeated.
+    ///
+    /// # Errors
+    /// - [`Error::Params`]: an id is out of range.
+    /// - [`Error::InvalidArgument`]: the variable is a scalar.
+    pub fn row_read(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
         if self.dims.is_empty() {
             return Err(Error::invalid(
                 operation,
@@ -66,35 +66,38 @@ impl Sharded {
         if !self.is_regular() {
             // Only counting tells which shard has a row.
             let places = self.ids_are_rows(operation, ids)?;
-            return Ok(EachOnce { rows: self.read()?, places });
+            let finish = move |answers| Ok(UniqueRows { rows: self.whole(operation, answers)?, places });
+            return Ok(RowRead::new(&self.channels, self.read_requests(&[], true), finish));
         }
         let unique = UniqueIds::new(ids);
-        let split = self.cut.split(operation, unique.ids())?;
+        let split = self.partition.split(operation, unique.ids())?;
         let asked: Vec<usize> = (0..split.shards()).filter(|shard| !split.of(*shard).is_empty()).collect();
         let ask = |number: &usize| {
             let shard = &self.shards[*number];
             let rows = as_ids(split.of(*number));
             let bytes = self.bytes(rows.len());
-            Ask {
+            ServerRequest {
                 server: shard.server,
                 request: Request::ReadRows { table: shard.table.clone(), rows },
                 bytes,
             }
         };
-        let answers = self.links.ask(operation, asked.iter().map(ask).collect())?;
-        let mut order = Vec::with_capacity(unique.ids().len());
-        let mut parts = Vec::with_capacity(asked.len());
-        for (number, answer) in asked.iter().zip(answers) {
-            let (shard, count) = (&self.shards[*number], split.of(*number).len());
-            let Response::Rows(rows) = answer else {
-                return Err(unexpected(operation, shard.server, &answer));
-            };
-            parts.push(self.fits(operation, &Shard { rows: count, ..shard.clone() }, rows)?);
-            order.extend_from_slice(split.positions(*number));
-        }
-        let mut places = vec![0; order.len()];
-        order.iter().enumerate().for_each(|(place, position)| places[*position] = place);
-        Ok(EachOnce { rows: joined(parts, || self.no_rows())?, places: unique.spread(&places, 1) })
+        let requests = asked.iter().map(ask).collect();
+        Ok(RowRead::new(&self.channels, requests, move |answers| {
+            let mut order = Vec::with_capacity(unique.ids().len());
+            let mut parts = Vec::with_capacity(asked.len());
+            for (number, answer) in asked.iter().zip(answers) {
+                let (shard, count) = (&self.shards[*number], split.of(*number).len());
+                let Response::Rows(rows) = answer else {
+                    return Err(unexpected(operation, shard.server, &answer));
+                };
+                parts.push(self.validate(operation, &Shard { rows: count, ..shard.clone() }, rows)?);
+                order.extend_from_slice(split.positions(*number));
+            }
+            let mut places = vec![0; order.len()];
+            order.iter().enumerate().for_each(|(place, position)| places[*position] = place);
+            Ok(UniqueRows { rows: joined(parts, || self.no_rows())?, places: unique.spread(&places, 1) })
+        }))
     }
 
     fn no_rows(&self) -> Result<HostTensor> {
@@ -107,6 +110,6 @@ impl Sharded {
 
     fn ids_are_rows(&self, operation: &'static str, ids: &[i64]) -> Result<Vec<usize>> {
         // A partition into one shard checks which ids are rows.
-        Ok(RowPartition::div(self.cut.rows(), 1).split(operation, ids)?.of(0).to_vec())
+        Ok(RowPartition::div(self.partition.rows(), 1).split(operation, ids)?.of(0).to_vec())
     }
 }

@@ -1,22 +1,19 @@
-//! Reads and writes of the slots of a variable on servers.
+//! Reads and writes the slots of a variable on parameter servers.
 
-use super::super::links::{Ask, unexpected};
-use super::{Shard, Sharded};
+use super::super::channels::{ServerRequest, unexpected};
+use super::{REQUEST_BYTES, Shard, Sharded};
 use distribute_base::Result;
 use distribute_ps_tables::{Request, Response, State};
 use distribute_tensor::HostTensor;
 use std::ops::Range;
 
-/// The approximate number of bytes of values and slots that one request reads or writes.
-const STRETCH: usize = 8 << 20;
-
 impl Sharded {
-    /// Reads the slots of the rule, `count` in number, by name.
+    /// Reads the slots of the update rule, with their names. `count` is the number of slots.
     pub fn slots(&self, operation: &'static str, count: usize) -> Result<Vec<(String, HostTensor)>> {
         let mut of_slots: Vec<(String, Vec<HostTensor>)> = Vec::new();
         for shard in &self.shards {
             let mut of_shard: Vec<(String, Vec<HostTensor>)> = Vec::new();
-            for rows in self.stretches(shard, count) {
+            for rows in self.row_ranges(shard, count) {
                 let (_, slots) = self.state(operation, shard, rows)?;
                 of_shard.resize_with(slots.len(), Default::default);
                 for ((into, all), (name, slot)) in of_shard.iter_mut().zip(slots) {
@@ -25,20 +22,22 @@ impl Sharded {
                 }
             }
             of_slots.resize_with(of_shard.len(), Default::default);
-            for ((into, parts), (name, stretches)) in of_slots.iter_mut().zip(of_shard) {
+            for ((into, parts), (name, row_ranges)) in of_slots.iter_mut().zip(of_shard) {
                 *into = name;
-                parts.push(joined(stretches)?);
+                parts.push(joined(row_ranges)?);
             }
         }
-        of_slots.into_iter().map(|(name, parts)| Ok((name, self.whole(&parts)?))).collect()
+        of_slots.into_iter().map(|(name, parts)| Ok((name, self.join_shards(&parts)?))).collect()
     }
 
-    /// Sets the slots of the rule. The values do not change, even if other workers push at the same time.
+    /// Sets the slots of the update rule. This never changes the values, even if other workers push at the
+    /// same time.
     pub fn set_slots(&self, operation: &'static str, slots: &[(String, HostTensor)]) -> Result<()> {
         for (number, shard) in self.shards.iter().enumerate() {
-            let of_shard = slots.iter().map(|(name, slot)| Ok((name.clone(), self.part(slot, number)?)));
+            let of_shard =
+                slots.iter().map(|(name, slot)| Ok((name.clone(), self.shard_value(slot, number)?)));
             let of_shard = of_shard.collect::<Result<Vec<_>>>()?;
-            for rows in self.stretches(shard, slots.len()) {
+            for rows in self.row_ranges(shard, slots.len()) {
                 let some = |(name, slot): &(String, HostTensor)| {
                     let slot = if self.dims.is_empty() {
                         slot.clone()
@@ -50,7 +49,10 @@ impl Sharded {
                 let slots = of_shard.iter().map(some).collect::<Result<_>>()?;
                 let state = State::Slots { first: rows.start, slots };
                 let request = Request::Restore { table: shard.table.clone(), state };
-                self.links.ask(operation, vec![Ask { server: shard.server, request, bytes: STRETCH }])?;
+                self.channels.ask(
+                    operation,
+                    vec![ServerRequest { server: shard.server, request, bytes: REQUEST_BYTES }],
+                )?;
             }
         }
         Ok(())
@@ -63,18 +65,20 @@ impl Sharded {
         rows: Range<usize>,
     ) -> Result<(HostTensor, Vec<(String, HostTensor)>)> {
         let request = Request::StateRows { table: shard.table.clone(), rows };
-        let answers =
-            self.links.ask(operation, vec![Ask { server: shard.server, request, bytes: STRETCH }])?;
+        let answers = self
+            .channels
+            .ask(operation, vec![ServerRequest { server: shard.server, request, bytes: REQUEST_BYTES }])?;
         match answers.into_iter().next() {
             Some(Response::State(State::Rows { values, slots, .. })) => Ok((values, slots)),
             other => Err(unexpected(operation, shard.server, &other.unwrap_or(Response::Done))),
         }
     }
 
-    /// Returns ranges of rows of a shard that can be sent with their slots. There is at least one.
-    fn stretches(&self, shard: &Shard, slots: usize) -> Vec<Range<usize>> {
+    /// Returns ranges of a shard's rows, each of which fits into a request together with its slots. There is
+    /// at least one range.
+    fn row_ranges(&self, shard: &Shard, slots: usize) -> Vec<Range<usize>> {
         let row = self.bytes(1).saturating_mul(1 + slots).max(1);
-        let rows = (STRETCH / row).max(1);
+        let rows = (REQUEST_BYTES / row).max(1);
         let mut all: Vec<_> =
             (0..shard.rows).step_by(rows).map(|first| first..shard.rows.min(first + rows)).collect();
         if all.is_empty() {

@@ -1,69 +1,70 @@
-//! Writes of a variable on servers: all of it, or some rows.
+//! Writes a variable on parameter servers: the complete variable or some rows.
 
-use super::super::links::Ask;
+use super::super::channels::ServerRequest;
 use super::{Shard, Sharded, as_ids};
 use distribute_base::{Error, Result};
 use distribute_ps_tables::Request;
 use distribute_tensor::{HostTensor, IndexedSlices, Write};
 
 impl Sharded {
-    /// Writes a value of the variable's shape and dtype.
+    /// Writes a value that has the variable's shape and dtype.
     pub fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
         let write = |(number, shard): (usize, &Shard)| {
-            let (table, value) = (shard.table.clone(), self.part(value, number)?);
+            let (table, value) = (shard.table.clone(), self.shard_value(value, number)?);
             let bytes = self.bytes(shard.rows);
-            Ok(Ask { server: shard.server, request: Request::Write { table, how, value }, bytes })
+            Ok(ServerRequest { server: shard.server, request: Request::Write { table, how, value }, bytes })
         };
-        let asks = self.shards.iter().enumerate().map(write).collect::<Result<_>>()?;
-        self.links.ask(how.name(), asks).map(drop)
+        let requests = self.shards.iter().enumerate().map(write).collect::<Result<_>>()?;
+        self.channels.ask(how.name(), requests).map(drop)
     }
 
-    /// Writes rows of the variable's row shape and dtype. The rows of each shard are written one after another.
+    /// Writes rows that have the variable's row shape and dtype. The rows in each shard are written one after
+    /// another.
     ///
     /// # Errors
-    /// Returns an error if an index is not a row, or if an integer would be divided by 0. Nothing has been written
-    /// then.
+    /// Returns an error if an index is not the number of a row, or if an integer would be divided by 0. In these cases
+    /// nothing has been written.
     pub fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
         let operation = how.name();
         if !self.is_regular() {
             return Err(Error::NotSupported {
                 operation,
                 strategy: "ParameterServerStrategy",
-                what: "writing rows of shards that are not cut as its own are",
-                advice: "make the variable in one piece, with a partitioner, or write to the shards",
+                what: "writing rows of a variable whose shards have other numbers of rows than its partition",
+                advice: "create the variable with a partitioner, or write to the shards",
             });
         }
         let ids: Vec<i64> =
             rows.to_rows().map_err(Error::tensor(operation))?.into_iter().map(|row| row as i64).collect();
-        let split = self.cut.split(operation, &ids)?;
+        let split = self.partition.split(operation, &ids)?;
         if how == Write::Div {
             // If one server would refuse its rows, no server may write any.
             let mut tried = HostTensor::zeros(rows.values.dtype(), rows.values.dims())?;
             tried.write(how, &rows.values).map_err(Error::tensor(operation))?;
         }
-        let mut asks = Vec::new();
+        let mut requests = Vec::new();
         for (number, shard) in
             self.shards.iter().enumerate().filter(|(number, _)| !split.of(*number).is_empty())
         {
             let values = rows.values.take_rows(split.positions(number))?;
             let (table, rows) = (shard.table.clone(), as_ids(split.of(number)));
             let bytes = self.bytes(rows.len());
-            asks.push(Ask {
+            requests.push(ServerRequest {
                 server: shard.server,
                 request: Request::WriteRows { table, how, rows, values },
                 bytes,
             });
         }
-        self.links.ask(operation, asks).map(drop)
+        self.channels.ask(operation, requests).map(drop)
     }
 
-    /// Removes its tables.
+    /// Removes the tables of the variable from the servers.
     pub fn remove(&self) -> Result<()> {
-        let remove = |shard: &Shard| Ask {
+        let remove = |shard: &Shard| ServerRequest {
             server: shard.server,
             request: Request::Remove { table: shard.table.clone() },
             bytes: 64,
         };
-        self.links.ask("removing a variable", self.shards.iter().map(remove).collect()).map(drop)
+        self.channels.ask("removing a variable", self.shards.iter().map(remove).collect()).map(drop)
     }
 }

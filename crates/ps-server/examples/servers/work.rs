@@ -36,7 +36,7 @@ fn initializer(name: &str) -> Initializer {
 /// Creates a table of `rows` rows.
 pub fn create_rows(channels: &Channels, name: &str, rows: usize) -> Result<()> {
     let (initializer, partition) = (initializer(name), RowPartition::div(rows, channels.len()));
-    create(channels, name, |shard| Contents::Drawn {
+    create(channels, name, |shard| Contents::Initialized {
         shape: vec![rows, WIDTH],
         dtype: DType::F32,
         initializer,
@@ -67,21 +67,21 @@ pub struct Closure {
 pub struct Closures {
     next: AtomicU64,
     /// A lower bound of the number of each client's closure.
-    under_way: Vec<AtomicU64>,
+    in_progress: Vec<AtomicU64>,
 }
 
 impl Closures {
     pub fn new(clients: usize) -> Self {
-        Self { next: AtomicU64::new(0), under_way: (0..clients).map(|_| AtomicU64::new(0)).collect() }
+        Self { next: AtomicU64::new(0), in_progress: (0..clients).map(|_| AtomicU64::new(0)).collect() }
     }
 
     /// Returns the next closure of a client, whose last one has ended.
     pub fn next(&self, client: usize) -> Closure {
         // Before the number is taken, so that no other client takes this closure for ended, however long this thread
         // sleeps.
-        self.under_way[client].store(self.next.load(Ordering::SeqCst), Ordering::SeqCst);
+        self.in_progress[client].store(self.next.load(Ordering::SeqCst), Ordering::SeqCst);
         let number = self.next.fetch_add(1, Ordering::SeqCst);
-        let floor = self.under_way.iter().map(|least| least.load(Ordering::SeqCst)).min();
+        let floor = self.in_progress.iter().map(|least| least.load(Ordering::SeqCst)).min();
         Closure { number, floor: floor.unwrap_or(number) }
     }
 }
@@ -106,7 +106,7 @@ impl Pushing {
 }
 
 pub fn pull(channels: &Channels) -> Result<()> {
-    together(channels, |_| Request::Read { table: "dense".into(), known: None }).map(drop)
+    together(channels, |_| Request::Read { table: "dense".into(), known: None, may_round: false }).map(drop)
 }
 
 pub fn push(channels: &Channels, pushing: &Pushing, gradient: &HostTensor) -> Result<()> {

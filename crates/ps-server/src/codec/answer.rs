@@ -2,10 +2,11 @@
 
 use super::request::StateHead;
 use super::tensor::{Body, Malformed, Rest, TensorHead};
-use super::{MOST_REQUESTS, VERSION, put_head, take_head};
+use super::{MAX_REQUESTS, VERSION, put_head, take_head};
 use distribute_cluster::bounded::Budget;
 use distribute_net::{Message, Region};
-use distribute_ps_tables::{Pushed, Refusal, Response, TableInfo, Usage, Version, VersionedValue};
+use distribute_ps_tables::{PushResult, Refusal, Response, TableInfo, Usage, Version, VersionedValue};
+use distribute_tensor::Wire;
 use serde::{Deserialize, Serialize};
 
 /// A response without the contents of its tensors.
@@ -13,12 +14,12 @@ use serde::{Deserialize, Serialize};
 enum AnswerHead {
     Refused(Refusal),
     Done,
-    Made { new: bool },
+    Created { new: bool },
     Tables(Vec<TableInfo>),
     Value { version: Version, value: TensorHead },
     Unchanged,
     Rows(TensorHead),
-    Pushed(Pushed),
+    Pushed(PushResult),
     State(StateHead),
     Restored { left_out: usize },
     Evicted(usize),
@@ -26,26 +27,28 @@ enum AnswerHead {
     Usage(Usage),
 }
 
-/// Encodes the responses to the requests of a call; there is one unless the call is a batch. `memory` returns a
-/// region that the client can read, if there is one.
+/// Encodes the responses to the requests of a call; there is one unless the call is a batch. `memory` returns a region
+/// of the given length that the client can read, or `None` if there is no such region. `wires` are the types in which
+/// the tensors of the responses are sent; those that are missing are sent unchanged.
 pub(crate) fn encode_answer(
     answers: Vec<Result<Response, Refusal>>,
     batch: bool,
-    half: bool,
+    wires: &[Wire],
     memory: impl FnOnce(usize) -> Option<Region>,
 ) -> Result<Message, Malformed> {
     let (mut head, mut body) = (put_head(&batch, vec![VERSION])?, Body::default());
-    for answer in answers {
+    for (answer, wire) in answers.into_iter().zip(wires.iter().copied().chain(std::iter::repeat(Wire::Full)))
+    {
         let one = match answer {
             Err(refusal) => AnswerHead::Refused(refusal),
             Ok(Response::Done) => AnswerHead::Done,
-            Ok(Response::Made { new }) => AnswerHead::Made { new },
+            Ok(Response::Created { new }) => AnswerHead::Created { new },
             Ok(Response::Tables(tables)) => AnswerHead::Tables(tables),
             Ok(Response::Value(VersionedValue { version, value })) => {
-                AnswerHead::Value { version, value: body.put(value, false)? }
+                AnswerHead::Value { version, value: body.put(value, wire)? }
             }
             Ok(Response::Unchanged) => AnswerHead::Unchanged,
-            Ok(Response::Rows(rows)) => AnswerHead::Rows(body.put(rows, half)?),
+            Ok(Response::Rows(rows)) => AnswerHead::Rows(body.put(rows, wire)?),
             Ok(Response::Pushed(pushed)) => AnswerHead::Pushed(pushed),
             Ok(Response::State(state)) => AnswerHead::State(StateHead::of(state, &mut body)?),
             Ok(Response::Restored { left_out }) => AnswerHead::Restored { left_out },
@@ -53,7 +56,7 @@ pub(crate) fn encode_answer(
             Ok(Response::Job { newest }) => AnswerHead::Job { newest },
             Ok(Response::Usage(usage)) => AnswerHead::Usage(usage),
             Ok(Response::Batch(_)) => return Err(Malformed("a batch in a batch")),
-            Ok(_) => return Err(Malformed("an answer that this version doesn't know")),
+            Ok(_) => return Err(Malformed("an answer that this version does not know")),
         };
         head = put_head(&one, head)?;
     }
@@ -71,7 +74,7 @@ pub(crate) fn decode_answer(message: Message) -> Result<Result<Response, Refusal
     let (batch, mut heads): (bool, _) = take_head(rest, &budget)?;
     let (mut answers, mut body) = (Vec::new(), Rest(body));
     while !heads.is_empty() {
-        if answers.len() >= MOST_REQUESTS {
+        if answers.len() >= MAX_REQUESTS {
             return Err(Malformed("too many answers"));
         }
         let (answer, rest) = take_head(heads, &budget)?;
@@ -79,7 +82,7 @@ pub(crate) fn decode_answer(message: Message) -> Result<Result<Response, Refusal
         answers.push(match answer {
             AnswerHead::Refused(refusal) => Err(refusal),
             AnswerHead::Done => Ok(Response::Done),
-            AnswerHead::Made { new } => Ok(Response::Made { new }),
+            AnswerHead::Created { new } => Ok(Response::Created { new }),
             AnswerHead::Tables(tables) => Ok(Response::Tables(tables)),
             AnswerHead::Value { version, value } => {
                 Ok(Response::Value(VersionedValue { version, value: body.take(value)? }))
@@ -95,7 +98,7 @@ pub(crate) fn decode_answer(message: Message) -> Result<Result<Response, Refusal
         });
     }
     if !body.0.is_empty() {
-        return Err(Malformed("more in its body than its heads say"));
+        return Err(Malformed("more in its body than its heads announce"));
     }
     match (batch, answers.pop()) {
         (true, last) => {
@@ -103,6 +106,6 @@ pub(crate) fn decode_answer(message: Message) -> Result<Result<Response, Refusal
             Ok(Ok(Response::Batch(answers)))
         }
         (false, Some(one)) if answers.is_empty() => Ok(one),
-        (false, _) => Err(Malformed("not one answer, and is no batch")),
+        (false, _) => Err(Malformed("several answers, but is not a batch")),
     }
 }

@@ -1,19 +1,21 @@
 //! A call: its client, and one or more requests.
 
 use super::request::{put_request, take_request};
-use super::tensor::{Body, Malformed, Rest};
+use super::tensor::{Body, Malformed, Rest, wire_code, wire_of};
 use super::{VERSION, put_head, take_head};
 use bytes::Bytes;
 use distribute_cluster::bounded::Budget;
 use distribute_net::Message;
 use distribute_ps_tables::Request;
+use distribute_tensor::Wire;
 use serde::{Deserialize, Serialize};
 
-/// The maximum number of requests of a call, because a decoded head is larger than its encoding.
-pub(crate) const MOST_REQUESTS: usize = 16_384;
+/// The maximum number of requests of a call. It limits the use of memory, because a decoded head is larger than its
+/// encoding.
+pub(crate) const MAX_REQUESTS: usize = 16_384;
 
-/// The position of the flag whether the server has acknowledged a change of the client. It comes after the
-/// version, so that it can be set in a call that is sent again.
+/// The position in a head of the flag that says that the server has acknowledged a change of the client. It comes
+/// directly after the version, so that it can be set in a call that is sent again.
 const ACKNOWLEDGED: usize = 1;
 
 /// The part of a head before the requests.
@@ -21,7 +23,7 @@ const ACKNOWLEDGED: usize = 1;
 struct CallHead {
     client: u64,
     first: u64,
-    half: bool,
+    wire: u8,
     batch: bool,
 }
 
@@ -30,40 +32,39 @@ struct CallHead {
 pub(crate) struct Call {
     /// Whether the server has acknowledged a change of the client.
     pub acknowledged: bool,
-    /// The number by which the client identifies itself.
+    /// The id of the client.
     pub client: u64,
-    /// The number of the first change. The others have consecutive numbers.
+    /// The sequence number of the first change. The other changes have consecutive numbers.
     pub first: u64,
-    /// Whether the client requests rows of `float32` as `bfloat16`.
-    pub half: bool,
+    /// The type in which the client requests `float32` rows, and values that it only computes with.
+    pub wire: Wire,
     /// Whether the request, and therefore the response, is a batch.
     pub batch: bool,
-    /// The requests.
-    pub requests: Vec<Sent>,
+    /// The requests of the call; more than one only in a batch.
+    pub requests: Vec<EncodedRequest>,
 }
 
-/// A request with its encoding, which is written to a log.
+/// A request, with its encoded bytes, which are written to the log.
 #[derive(Debug)]
-pub(crate) struct Sent {
+pub(crate) struct EncodedRequest {
     pub request: Request,
     pub head: Bytes,
     pub body: Bytes,
 }
 
-/// An encoded request without its client.
+/// An encoded request, without the id of its client.
 #[derive(Debug)]
 pub(crate) struct Encoded {
     acknowledged: bool,
     batch: bool,
-    half: bool,
+    wire: Wire,
     heads: Vec<u8>,
     body: Bytes,
 }
 
 impl Encoded {
-    /// Encodes a request. With `half`, gradients of `float32` are sent as `bfloat16`, and rows are requested in
-    /// this form.
-    pub fn new(request: Request, half: bool) -> Result<Self, Malformed> {
+    /// Encodes a request. Gradients of `float32` are sent in the type `wire`, and rows are requested in this type.
+    pub fn new(request: Request, wire: Wire) -> Result<Self, Malformed> {
         let batch = matches!(request, Request::Batch(_));
         let requests = match request {
             Request::Batch(all) => all,
@@ -71,9 +72,9 @@ impl Encoded {
         };
         let (mut heads, mut body) = (Vec::new(), Body::default());
         for request in requests {
-            heads = put_request(request, half, &mut body, heads)?;
+            heads = put_request(request, wire, &mut body, heads)?;
         }
-        Ok(Self { acknowledged: false, batch, half, heads, body: body.finish() })
+        Ok(Self { acknowledged: false, batch, wire, heads, body: body.finish() })
     }
 
     /// Sets whether the server has acknowledged a change of the client.
@@ -81,22 +82,24 @@ impl Encoded {
         Self { acknowledged, ..self }
     }
 
-    /// Returns the number of bytes.
+    /// Returns the size of the encoding in bytes.
     pub fn bytes(&self) -> u64 {
         (self.heads.len() + self.body.len()) as u64
     }
 
-    /// Creates the message of a client whose changes begin with number `first`.
+    /// Creates the message of a call by `client`. `first` is the sequence number of its first change.
     pub fn message(self, client: u64, first: u64) -> Result<Message, Malformed> {
-        let Self { acknowledged, batch, half, heads, body } = self;
+        let Self { acknowledged, batch, wire, heads, body } = self;
+        let wire = wire_code(wire);
         let mut head =
-            put_head(&CallHead { client, first, half, batch }, vec![VERSION, acknowledged.into()])?;
+            put_head(&CallHead { client, first, wire, batch }, vec![VERSION, acknowledged.into()])?;
         head.extend_from_slice(&heads);
         Ok(Message::new(head, body))
     }
 }
 
-/// Marks the message of a call: the server has acknowledged a change of the client since it was created.
+/// Sets the flag in the message of a call that says that the server has acknowledged a change of the client. It is used
+/// if this happens after the message was created.
 pub(crate) fn acknowledge(message: &mut Message) {
     if message.head.get(ACKNOWLEDGED) == Some(&0) {
         let mut head = message.head.to_vec();
@@ -112,31 +115,41 @@ impl Call {
         let budget = Budget::of(head.len());
         let (acknowledged, rest) = match head.split_first() {
             Some((&VERSION, [acknowledged @ (0 | 1), rest @ ..])) => (*acknowledged == 1, rest),
-            Some((&VERSION, _)) => return Err(Malformed("no word of whether a change was acknowledged")),
+            Some((&VERSION, _)) => return Err(Malformed("no flag whether a change was acknowledged")),
             Some(_) => return Err(Malformed("another version than that of this server")),
             None => return Err(Malformed("no head")),
         };
-        let (CallHead { client, first, half, batch }, rest) = take_head(rest, &budget)?;
+        let (CallHead { client, first, wire, batch }, rest) = take_head(rest, &budget)?;
+        let wire = wire_of(wire)?;
         let (mut heads, mut body) = (head.slice(head.len() - rest.len()..), body);
         let mut requests = Vec::new();
         while !heads.is_empty() {
-            if requests.len() >= MOST_REQUESTS {
+            if requests.len() >= MAX_REQUESTS {
                 return Err(Malformed("too many requests"));
             }
-            requests.push(Sent::first(&mut heads, &mut body, &budget)?);
+            requests.push(EncodedRequest::first(&mut heads, &mut body, &budget)?);
         }
         if !body.is_empty() {
-            return Err(Malformed("more in its body than its heads say"));
+            return Err(Malformed("more in its body than its heads announce"));
         }
         if !batch && requests.len() != 1 {
-            return Err(Malformed("several requests, and is no batch"));
+            return Err(Malformed("several requests, but is not a batch"));
         }
-        Ok(Self { acknowledged, client, first, half, batch, requests })
+        Ok(Self { acknowledged, client, first, wire, batch, requests })
+    }
+
+    /// Returns the type in which the tensor of each response is sent.
+    pub fn wires(&self) -> Vec<Wire> {
+        let wire = |sent: &EncodedRequest| match sent.request {
+            Request::Read { may_round: true, .. } | Request::ReadRows { .. } => self.wire,
+            _ => Wire::Full,
+        };
+        self.requests.iter().map(wire).collect()
     }
 }
 
-impl Sent {
-    /// Decodes a single request, as it is in a log.
+impl EncodedRequest {
+    /// Decodes a single request from its head and body in a log.
     pub fn decode(mut head: Bytes, mut body: Bytes) -> Result<Self, Malformed> {
         let budget = Budget::of(head.len());
         let sent = Self::first(&mut head, &mut body, &budget)?;

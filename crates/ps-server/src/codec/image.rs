@@ -1,4 +1,4 @@
-//! Images of tables and records of clients, as servers send them to each other.
+//! Encoded images of tables and records of clients, which servers send to each other.
 
 use super::request::StateHead;
 use super::tensor::{Body, Malformed, Rest, TensorHead, code, dims, dtype};
@@ -7,7 +7,7 @@ use distribute_ps_tables::{
     ClientPushes, ClosureChanges, DynamicOptions, DynamicState, ImageContents, Initializer, State,
     TableImage, TableState, WaitingCounts,
 };
-use distribute_tensor::HostTensor;
+use distribute_tensor::{HostTensor, Wire};
 use serde::{Deserialize, Serialize};
 
 /// An image of a table without the contents of its tensors.
@@ -35,7 +35,7 @@ enum ContentsHead {
     },
 }
 
-/// Ids, and the number of occurrences of each.
+/// The counts of ids without a row: the ids, and the number of occurrences of each.
 #[derive(Debug, Serialize, Deserialize)]
 struct CountsHead {
     ids: TensorHead,
@@ -59,7 +59,7 @@ impl ImageHead {
                 ContentsHead::Dynamic { row_shape, dtype: code(dtype), initializer, options, parts }
             }
         };
-        let closures = body.put(HostTensor::vector(closures.to_numbers()), false)?;
+        let closures = body.put(HostTensor::vector(closures.to_numbers()), Wire::Full)?;
         Ok(Self { name, fingerprint, described, rule, contents, steps, closures })
     }
 
@@ -83,7 +83,7 @@ impl ImageHead {
             }
         };
         let closures = ClosureChanges::from_numbers(&body.numbers::<u64>(closures)?)
-            .ok_or(Malformed("changes of closures that are cut off"))?;
+            .ok_or(Malformed("changes of closures that are truncated"))?;
         Ok(TableImage { name, fingerprint, described, rule, contents, steps, closures })
     }
 }
@@ -91,8 +91,8 @@ impl ImageHead {
 impl CountsHead {
     fn of(counts: Vec<(i64, u32)>, body: &mut Body) -> Result<Self, Malformed> {
         let (ids, counts) = counts.into_iter().unzip::<_, _, Vec<i64>, Vec<u32>>();
-        let ids = body.put(HostTensor::vector(ids), false)?;
-        Ok(Self { ids, counts: body.put(HostTensor::vector(counts), false)? })
+        let ids = body.put(HostTensor::vector(ids), Wire::Full)?;
+        Ok(Self { ids, counts: body.put(HostTensor::vector(counts), Wire::Full)? })
     }
 
     fn take(self, body: &mut Rest) -> Result<Vec<(i64, u32)>, Malformed> {
@@ -104,15 +104,15 @@ impl CountsHead {
     }
 }
 
-/// Encodes the records of clients: for each, its number, its highest change, the number of applied changes, and
-/// these changes.
+/// Encodes the records of clients: for each, its id, its highest sequence number, the number of applied changes, and
+/// their sequence numbers.
 pub(crate) fn put_clients(clients: Vec<ClientPushes>, body: &mut Body) -> Result<TensorHead, Malformed> {
     let mut all: Vec<u64> = Vec::new();
     for ClientPushes { client, highest, applied } in clients {
         all.extend([client, highest, applied.len() as u64]);
         all.extend(applied);
     }
-    body.put(HostTensor::vector(all), false)
+    body.put(HostTensor::vector(all), Wire::Full)
 }
 
 pub(crate) fn take_clients(head: TensorHead, body: &mut Rest) -> Result<Vec<ClientPushes>, Malformed> {
@@ -120,10 +120,10 @@ pub(crate) fn take_clients(head: TensorHead, body: &mut Rest) -> Result<Vec<Clie
     let (mut rest, mut clients) = (all.as_slice(), Vec::new());
     while let Some(([client, highest, count], others)) = rest.split_first_chunk::<3>() {
         let count = usize::try_from(*count).ok().filter(|count| *count <= others.len());
-        let count = count.ok_or(Malformed("a client whose numbers are cut off"))?;
+        let count = count.ok_or(Malformed("a client whose numbers are truncated"))?;
         let (applied, others) = others.split_at(count);
         clients.push(ClientPushes { client: *client, highest: *highest, applied: applied.to_vec() });
         rest = others;
     }
-    if rest.is_empty() { Ok(clients) } else { Err(Malformed("a client that is cut off")) }
+    if rest.is_empty() { Ok(clients) } else { Err(Malformed("a client that is truncated")) }
 }

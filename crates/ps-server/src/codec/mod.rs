@@ -1,10 +1,16 @@
 //! Requests and responses as messages, without a connection.
 //!
-//! The head of a call has a version, the client, and the heads of its requests; a batch has several. The body
-//! has the elements of all tensors, in their memory layout. Each request is self-contained, head and body, also
-//! in a log.
+//! The head of a call consists of a version, the client, and the heads of its requests; a batch has several. The body
+//! contains the elements of all tensors, in their memory layout. The head and the body of each request are
+//! self-contained, so that they can be written to a log.
 //!
-//! Received bytes are untrusted: no more memory is allocated than the bytes require, and nothing panics.
+//! | module | contents |
+//! |---|---|
+//! | `call` | a call: its client, and one or more requests |
+//! | `request`, `answer` | a request and a response, as a head and a body |
+//! | `tensor`, `image` | tensors in a body; images of tables that servers send each other |
+//!
+//! Received bytes are untrusted: no more memory is allocated than the bytes require, and decoding never panics.
 
 mod answer;
 mod call;
@@ -15,27 +21,27 @@ mod tensor;
 mod tests;
 
 pub(crate) use answer::{decode_answer, encode_answer};
-pub(crate) use call::{Call, Encoded, MOST_REQUESTS, Sent, acknowledge};
+pub(crate) use call::{Call, Encoded, EncodedRequest, MAX_REQUESTS, acknowledge};
 pub(crate) use image::{ImageHead, put_clients, take_clients};
 pub(crate) use tensor::{Body, Malformed, Rest, TensorHead};
 
 use distribute_cluster::bounded::{Budget, SHORT};
 
 /// The first byte of every head: the version of this format.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
-/// Appends a head.
+/// Appends a head to `to`.
 fn put_head(head: &impl serde::Serialize, to: Vec<u8>) -> Result<Vec<u8>, Malformed> {
-    postcard::to_extend(head, to).map_err(|_| Malformed("a head that cannot be written"))
+    postcard::to_extend(head, to).map_err(|_| Malformed("a head that cannot be encoded"))
 }
 
-/// Decodes the next head, and returns the remaining bytes. Its contents are charged to the budget of the
-/// message.
+/// Decodes the next head, and returns it with the remaining bytes. The memory of its contents is subtracted from the
+/// budget of the message.
 fn take_head<'a, T: serde::Deserialize<'a>>(
     from: &'a [u8],
     budget: &Budget,
 ) -> Result<(T, &'a [u8]), Malformed> {
-    const UNREADABLE: Malformed = Malformed("a head that cannot be read");
+    const UNREADABLE: Malformed = Malformed("a head that cannot be decoded");
     if from.len() <= SHORT {
         return postcard::take_from_bytes(from).map_err(|_| UNREADABLE);
     }
@@ -44,7 +50,7 @@ fn take_head<'a, T: serde::Deserialize<'a>>(
     match budget.decode(&mut rest) {
         Ok(head) => Ok((head, rest.finalize().map_err(|_| UNREADABLE)?)),
         Err(_) if budget.is_spent() => {
-            Err(Malformed("more parts in its head than a head of its length may have"))
+            Err(Malformed("more elements in its head than a head of its length can have"))
         }
         Err(_) => Err(UNREADABLE),
     }

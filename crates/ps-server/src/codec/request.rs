@@ -8,10 +8,10 @@ use distribute_ps_tables::{
     Contents, DynamicOptions, DynamicState, Initializer, Origin, Push, Request, RowPartition, State,
     TableSpec, Version,
 };
-use distribute_tensor::{HostTensor, Write};
+use distribute_tensor::{HostTensor, Wire, Write};
 use serde::{Deserialize, Serialize};
 
-/// The ways of writing, by number.
+/// The operations of writes; the index of an operation is its number in the encoding.
 const WRITES: [Write; 7] =
     [Write::Assign, Write::Add, Write::Sub, Write::Mul, Write::Div, Write::Min, Write::Max];
 
@@ -34,6 +34,7 @@ pub(super) enum RequestHead {
     Read {
         table: String,
         known: Option<Version>,
+        may_round: bool,
     },
     ReadRows {
         table: String,
@@ -84,7 +85,8 @@ pub(super) enum RequestHead {
         last: i64,
         ids: TensorHead,
     },
-    /// The head of the change follows. If it were nested, untrusted bytes could nest heads to any depth.
+    /// A change for a closure. The head of the change follows separately: if it were nested, untrusted bytes could nest
+    /// heads to any depth.
     Once {
         origin: Origin,
         number: u64,
@@ -95,23 +97,23 @@ pub(super) enum RequestHead {
     Usage,
 }
 
-/// Appends the head of a request. A batch has no head of its own: its requests are concatenated.
+/// Appends the head of a request. A batch has no separate head: those of its requests are concatenated.
 pub(super) fn put_request(
     request: Request,
-    half: bool,
+    wire: Wire,
     body: &mut Body,
     heads: Vec<u8>,
 ) -> Result<Vec<u8>, Malformed> {
     match request {
         Request::Once { origin, number, change } => {
             let heads = put_head(&RequestHead::Once { origin, number }, heads)?;
-            put_head(&RequestHead::of(*change, half, body)?, heads)
+            put_head(&RequestHead::of(*change, wire, body)?, heads)
         }
-        request => put_head(&RequestHead::of(request, half, body)?, heads),
+        request => put_head(&RequestHead::of(request, wire, body)?, heads),
     }
 }
 
-/// Decodes the next request, and returns the remaining heads.
+/// Decodes the next request, and returns it with the remaining heads.
 pub(super) fn take_request<'a>(
     heads: &'a [u8],
     body: &mut Rest,
@@ -123,14 +125,14 @@ pub(super) fn take_request<'a>(
     let request = Request::Once { origin, number, change: Box::new(change.take(body)?) };
     match request.check() {
         Ok(()) => Ok((request, heads)),
-        Err(_) => Err(Malformed("something that cannot be made once")),
+        Err(_) => Err(Malformed("something that cannot be executed exactly once")),
     }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ContentsHead {
     Values(TensorHead),
-    Drawn {
+    Initialized {
         #[serde(deserialize_with = "dims")]
         shape: Vec<usize>,
         dtype: u8,
@@ -165,8 +167,8 @@ pub(super) enum StateHead {
 }
 
 impl RequestHead {
-    /// Splits a single request into head and body.
-    fn of(request: Request, half: bool, body: &mut Body) -> Result<Self, Malformed> {
+    /// Splits a single request into a head and a body.
+    fn of(request: Request, wire: Wire, body: &mut Body) -> Result<Self, Malformed> {
         let how = |how: Write| WRITES.iter().position(|one| *one == how).unwrap_or_default() as u8;
         let push = |push: Push| {
             let (step, finite, counted) = (push.step(), push.is_finite(), push.is_counted());
@@ -179,40 +181,40 @@ impl RequestHead {
             Request::Remove { table } => Self::Remove { table },
             Request::List => Self::List,
             Request::SetRule { table, rule } => Self::SetRule { table, rule },
-            Request::Read { table, known } => Self::Read { table, known },
+            Request::Read { table, known, may_round } => Self::Read { table, known, may_round },
             Request::ReadRows { table, rows } => {
-                Self::ReadRows { table, rows: body.put(HostTensor::vector(rows), false)? }
+                Self::ReadRows { table, rows: body.put(HostTensor::vector(rows), Wire::Full)? }
             }
             Request::Write { table, how: w, value } => {
-                Self::Write { table, how: how(w), value: body.put(value, false)? }
+                Self::Write { table, how: how(w), value: body.put(value, Wire::Full)? }
             }
             Request::WriteRows { table, how: w, rows, values } => {
-                let rows = body.put(HostTensor::vector(rows), false)?;
-                Self::WriteRows { table, how: how(w), rows, values: body.put(values, false)? }
+                let rows = body.put(HostTensor::vector(rows), Wire::Full)?;
+                Self::WriteRows { table, how: how(w), rows, values: body.put(values, Wire::Full)? }
             }
             Request::Push { table, push: p, gradient } => {
-                Self::Push { table, push: push(p), gradient: body.put(gradient, half)? }
+                Self::Push { table, push: push(p), gradient: body.put(gradient, wire)? }
             }
             Request::PushRows { table, push: p, rows, gradient } => {
-                let rows = body.put(HostTensor::vector(rows), false)?;
-                Self::PushRows { table, push: push(p), rows, gradient: body.put(gradient, half)? }
+                let rows = body.put(HostTensor::vector(rows), Wire::Full)?;
+                Self::PushRows { table, push: push(p), rows, gradient: body.put(gradient, wire)? }
             }
             Request::StateRows { table, rows } => Self::StateRows { table, start: rows.start, end: rows.end },
             Request::StatePart { table, part } => Self::StatePart { table, part },
             Request::Restore { table, state } => Self::Restore { table, state: StateHead::of(state, body)? },
             Request::Evict { table, now } => Self::Evict { table, now },
             Request::Keep { table, between: (first, last), ids } => {
-                Self::Keep { table, first, last, ids: body.put(HostTensor::vector(ids), false)? }
+                Self::Keep { table, first, last, ids: body.put(HostTensor::vector(ids), Wire::Full)? }
             }
             Request::BeginJob { job } => Self::BeginJob { job },
             Request::Usage => Self::Usage,
-            Request::Once { .. } => return Err(Malformed("something that cannot be made once")),
+            Request::Once { .. } => return Err(Malformed("something that cannot be executed exactly once")),
             Request::Batch(_) => return Err(Malformed("a batch in a batch")),
-            _ => return Err(Malformed("a request that this version doesn't know")),
+            _ => return Err(Malformed("a request that this version does not know")),
         })
     }
 
-    /// Reassembles a request.
+    /// Restores a request from its head and the body.
     fn take(self, body: &mut Rest) -> Result<Request, Malformed> {
         let how = |code: u8| WRITES.get(usize::from(code)).copied().ok_or(Malformed("no such way to write"));
         let push = |PushHead { number, learning_rate, finite, counted }| {
@@ -227,7 +229,7 @@ impl RequestHead {
             Self::Remove { table } => Request::Remove { table },
             Self::List => Request::List,
             Self::SetRule { table, rule } => Request::SetRule { table, rule },
-            Self::Read { table, known } => Request::Read { table, known },
+            Self::Read { table, known, may_round } => Request::Read { table, known, may_round },
             Self::ReadRows { table, rows } => Request::ReadRows { table, rows: body.ids(rows)? },
             Self::Write { table, how: w, value } => {
                 Request::Write { table, how: how(w)?, value: body.take(value)? }
@@ -252,7 +254,7 @@ impl RequestHead {
             }
             Self::BeginJob { job } => Request::BeginJob { job },
             Self::Usage => Request::Usage,
-            Self::Once { .. } => return Err(Malformed("something that cannot be made once")),
+            Self::Once { .. } => return Err(Malformed("something that cannot be executed exactly once")),
         })
     }
 }
@@ -260,9 +262,9 @@ impl RequestHead {
 impl ContentsHead {
     fn of(contents: Contents, body: &mut Body) -> Result<Self, Malformed> {
         Ok(match contents {
-            Contents::Values(values) => Self::Values(body.put(values, false)?),
-            Contents::Drawn { shape, dtype, initializer, partition, shard } => {
-                Self::Drawn { shape, dtype: code(dtype), initializer, partition, shard }
+            Contents::Values(values) => Self::Values(body.put(values, Wire::Full)?),
+            Contents::Initialized { shape, dtype, initializer, partition, shard } => {
+                Self::Initialized { shape, dtype: code(dtype), initializer, partition, shard }
             }
             Contents::Dynamic { row_shape, dtype, initializer, options } => {
                 Self::Dynamic { row_shape, dtype: code(dtype), initializer, options }
@@ -273,8 +275,8 @@ impl ContentsHead {
     fn take(self, body: &mut Rest) -> Result<Contents, Malformed> {
         Ok(match self {
             Self::Values(values) => Contents::Values(body.take(values)?),
-            Self::Drawn { shape, dtype: code, initializer, partition, shard } => {
-                Contents::Drawn { shape, dtype: dtype(code)?, initializer, partition, shard }
+            Self::Initialized { shape, dtype: code, initializer, partition, shard } => {
+                Contents::Initialized { shape, dtype: dtype(code)?, initializer, partition, shard }
             }
             Self::Dynamic { row_shape, dtype: code, initializer, options } => {
                 Contents::Dynamic { row_shape, dtype: dtype(code)?, initializer, options }
@@ -289,28 +291,29 @@ impl StateHead {
             slots: Vec<(String, HostTensor)>,
             body: &mut Body,
         ) -> Result<Vec<(String, TensorHead)>, Malformed> {
-            slots.into_iter().map(|(name, slot)| Ok((name, body.put(slot, false)?))).collect()
+            slots.into_iter().map(|(name, slot)| Ok((name, body.put(slot, Wire::Full)?))).collect()
         }
         Ok(match state {
             State::Rows { first, values, slots } => {
-                Self::Rows { first, values: body.put(values, false)?, slots: put(slots, body)? }
+                Self::Rows { first, values: body.put(values, Wire::Full)?, slots: put(slots, body)? }
             }
             State::Ids(DynamicState { ids, used, values, slots }) => Self::Ids {
-                ids: body.put(HostTensor::vector(ids), false)?,
-                used: body.put(HostTensor::vector(used), false)?,
-                values: body.put(values, false)?,
+                ids: body.put(HostTensor::vector(ids), Wire::Full)?,
+                used: body.put(HostTensor::vector(used), Wire::Full)?,
+                values: body.put(values, Wire::Full)?,
                 slots: put(slots, body)?,
             },
             State::Slots { first, slots } => Self::Slots { first, slots: put(slots, body)? },
-            State::IdSlots { ids, slots } => {
-                Self::IdSlots { ids: body.put(HostTensor::vector(ids), false)?, slots: put(slots, body)? }
-            }
-            State::IdValues { ids, used, values } => Self::IdValues {
-                ids: body.put(HostTensor::vector(ids), false)?,
-                used: body.put(HostTensor::vector(used), false)?,
-                values: body.put(values, false)?,
+            State::IdSlots { ids, slots } => Self::IdSlots {
+                ids: body.put(HostTensor::vector(ids), Wire::Full)?,
+                slots: put(slots, body)?,
             },
-            _ => return Err(Malformed("a state that this version doesn't know")),
+            State::IdValues { ids, used, values } => Self::IdValues {
+                ids: body.put(HostTensor::vector(ids), Wire::Full)?,
+                used: body.put(HostTensor::vector(used), Wire::Full)?,
+                values: body.put(values, Wire::Full)?,
+            },
+            _ => return Err(Malformed("a state that this version does not know")),
         })
     }
 

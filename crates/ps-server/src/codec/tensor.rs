@@ -2,12 +2,12 @@
 
 use bytes::Bytes;
 use distribute_net::Region;
-use distribute_tensor::{DType, HostTensor, Leaf, codec, wire};
+use distribute_tensor::{DType, HostTensor, Leaf, Wire, codec, wire};
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 
-/// The reason why bytes are not a call or a response.
+/// The reason why bytes are not a valid call or response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it has {0}")]
 pub(crate) struct Malformed(pub &'static str);
@@ -16,34 +16,38 @@ pub(crate) struct Malformed(pub &'static str);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TensorHead {
     dtype: u8,
-    /// Whether elements of `float32` are sent as `bfloat16`.
-    half: bool,
+    /// The code of the type in which elements are sent. Only `float32` is sent in another type than its own.
+    wire: u8,
     #[serde(deserialize_with = "dims")]
     dims: Vec<usize>,
-    /// The number of bytes in the body.
+    /// The size of the elements in the body, in bytes.
     bytes: usize,
 }
 
-/// The minimum size of a body that is placed in memory shared with the client.
-const LENT: usize = 256 << 10;
+/// The minimum size in bytes of a body that is put into memory shared with the client.
+const MIN_SHARED_BODY: usize = 256 << 10;
 
-/// The maximum number of axes of a tensor: an encoded size takes one byte, and a decoded one eight.
-const MOST_AXES: usize = 64;
+/// The types in which numbers are sent. The position is the code. Codes are in logs, so new types come last.
+const WIRES: [Wire; 3] = [Wire::Full, Wire::Bf16, Wire::F16];
 
-/// Decodes the sizes of axes, up to the maximum number.
+/// The maximum number of axes of a tensor. It limits the use of memory: an encoded size may take one byte, but a
+/// decoded one takes eight.
+const MAX_AXES: usize = 64;
+
+/// Decodes the sizes of axes, and returns an error if there are more than the maximum number.
 pub(super) fn dims<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<usize>, D::Error> {
     struct Dims;
     impl<'de> Visitor<'de> for Dims {
         type Value = Vec<usize>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "the sizes of {MOST_AXES} axes at most")
+            write!(f, "the sizes of {MAX_AXES} axes at most")
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut sizes: A) -> Result<Self::Value, A::Error> {
             let mut dims = Vec::new();
             while let Some(size) = sizes.next_element()? {
-                if dims.len() == MOST_AXES {
+                if dims.len() == MAX_AXES {
                     return Err(de::Error::invalid_length(dims.len() + 1, &self));
                 }
                 dims.push(size);
@@ -81,6 +85,15 @@ impl AsRef<[u8]> for Elements {
 #[derive(Debug)]
 pub(crate) struct Rest(pub Bytes);
 
+/// Returns the dtype in which `float32` is sent, if it is another one.
+fn narrow(wire: Wire) -> Option<DType> {
+    match wire {
+        Wire::Full => None,
+        Wire::F16 => Some(DType::F16),
+        Wire::Bf16 => Some(DType::Bf16),
+    }
+}
+
 pub(super) fn code(dtype: DType) -> u8 {
     dtype as u8
 }
@@ -89,14 +102,27 @@ pub(super) fn dtype(code: u8) -> Result<DType, Malformed> {
     DType::ALL.get(usize::from(code)).copied().ok_or(Malformed("no such dtype"))
 }
 
+/// Returns the code of a type in which numbers are sent.
+pub(super) fn wire_code(wire: Wire) -> u8 {
+    WIRES.iter().position(|one| *one == wire).unwrap_or_default() as u8
+}
+
+/// Returns the type with the given code.
+pub(super) fn wire_of(code: u8) -> Result<Wire, Malformed> {
+    WIRES.get(usize::from(code)).copied().ok_or(Malformed("no such type of numbers that are sent"))
+}
+
 impl Body {
-    /// Appends a tensor. With `half`, `float32` is sent as `bfloat16`.
-    pub fn put(&mut self, tensor: HostTensor, half: bool) -> Result<TensorHead, Malformed> {
+    /// Appends a tensor. Elements of `float32` are sent in the type `wire`.
+    pub fn put(&mut self, tensor: HostTensor, wire: Wire) -> Result<TensorHead, Malformed> {
         let unwritable = |_| Malformed("a tensor that cannot be written");
-        let (dtype, half) = (tensor.dtype(), half && tensor.dtype() == DType::F32);
-        let tensor = if half { tensor.cast(DType::Bf16).map_err(unwritable)? } else { tensor };
+        let dtype = tensor.dtype();
+        let (wire, tensor) = match (dtype, narrow(wire)) {
+            (DType::F32, Some(narrow)) => (wire, tensor.cast(narrow).map_err(unwritable)?),
+            _ => (Wire::Full, tensor),
+        };
         let dims = tensor.dims().to_vec();
-        if dims.len() > MOST_AXES {
+        if dims.len() > MAX_AXES {
             return Err(Malformed("a tensor of more than 64 axes"));
         }
         let part = match codec::as_bytes(tensor.buffer()) {
@@ -113,13 +139,13 @@ impl Body {
         let bytes = part.bytes().len();
         self.bytes += bytes;
         self.parts.push(part);
-        Ok(TensorHead { dtype: code(dtype), half, dims, bytes })
+        Ok(TensorHead { dtype: code(dtype), wire: wire_code(wire), dims, bytes })
     }
 
-    /// Returns the whole body. If it is large and `memory` returns a region shared with the reader, the body is
-    /// placed there.
+    /// Returns the complete body. If it is large, and `memory` returns a region shared with the reader, the body is
+    /// written to that region.
     pub fn finish_in(self, memory: impl FnOnce(usize) -> Option<Region>) -> Bytes {
-        if self.bytes >= LENT
+        if self.bytes >= MIN_SHARED_BODY
             && let Some(mut region) = memory(self.bytes)
         {
             let mut at = 0;
@@ -132,7 +158,7 @@ impl Body {
         self.finish()
     }
 
-    /// Returns the whole body. A single tensor is not copied.
+    /// Returns the complete body. A single tensor is not copied.
     pub fn finish(mut self) -> Bytes {
         self.parts.retain(|part| !part.bytes().is_empty());
         match (self.parts.pop(), self.parts.is_empty()) {
@@ -160,10 +186,10 @@ impl Part {
 impl Rest {
     /// Decodes the next tensor.
     pub fn take(&mut self, head: TensorHead) -> Result<HostTensor, Malformed> {
-        let TensorHead { dtype: code, half, dims, bytes } = head;
-        let dtype = dtype(code)?;
+        let TensorHead { dtype: code, wire, dims, bytes } = head;
+        let (dtype, wire) = (dtype(code)?, wire_of(wire)?);
         if bytes > self.0.len() {
-            return Err(Malformed("a tensor that is cut off"));
+            return Err(Malformed("a tensor that is truncated"));
         }
         let bytes = self.0.split_to(bytes);
         let wrong = Malformed("a tensor of another size than its shape");
@@ -176,24 +202,24 @@ impl Rest {
                 _ => Err(wrong),
             };
         }
-        if half && dtype != DType::F32 {
+        if wire != Wire::Full && dtype != DType::F32 {
             return Err(Malformed("halves of another dtype than float32"));
         }
-        let stored = if half { DType::Bf16 } else { dtype };
+        let stored = narrow(wire).unwrap_or(dtype);
         if !stored.bytes().is_some_and(|width| bytes.len().is_multiple_of(width)) {
             return Err(wrong);
         }
-        if half {
+        if wire != Wire::Full {
             // In one pass, because intermediate copies would take three times the size of the message.
-            let whole = |half: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([half[0], half[1]])) << 16);
-            return HostTensor::new(bytes.chunks_exact(2).map(whole).collect::<Vec<f32>>(), dims)
-                .map_err(|_| wrong);
+            let mut numbers = vec![0f32; bytes.len() / 2];
+            wire.decode(&bytes, &mut numbers);
+            return HostTensor::new(numbers, dims).map_err(|_| wrong);
         }
-        let buffer = codec::read(dtype, &bytes).map_err(|_| Malformed("an element that is none"))?;
+        let buffer = codec::read(dtype, &bytes).map_err(|_| Malformed("an invalid element"))?;
         HostTensor::from_buffer(buffer, dims).map_err(|_| wrong)
     }
 
-    /// Decodes rows or ids.
+    /// Decodes indices or ids of rows.
     pub fn ids(&mut self, head: TensorHead) -> Result<Vec<i64>, Malformed> {
         self.numbers(head)
     }
@@ -201,7 +227,7 @@ impl Rest {
     /// Decodes the elements of a tensor of rank 1.
     pub fn numbers<T: distribute_tensor::Element>(&mut self, head: TensorHead) -> Result<Vec<T>, Malformed> {
         let tensor = self.take(head)?;
-        let wrong = Malformed("no list of numbers where one has to be");
+        let wrong = Malformed("no list of numbers although one is required");
         if tensor.rank() == 1 { tensor.into_vec().map_err(|_| wrong) } else { Err(wrong) }
     }
 }

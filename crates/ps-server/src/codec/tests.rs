@@ -4,12 +4,12 @@ use super::*;
 use distribute_net::Message;
 use distribute_optim::{Adagrad, Adam, RuleSpec, Step};
 use distribute_ps_tables::{
-    Contents, Copies, DynamicOptions, DynamicState, Initializer, Origin, PartitionStrategy, Push, Pushed,
+    Contents, Copies, DynamicOptions, DynamicState, Initializer, Origin, PartitionStrategy, Push, PushResult,
     Refusal, RefusalKind, Request, Response, RowPartition, State, TableInfo, TableKind, TableSpec, Usage,
     Version, VersionedValue,
 };
 use distribute_tensor::random::Distribution;
-use distribute_tensor::{DType, HostTensor, Write};
+use distribute_tensor::{DType, HostTensor, Wire, Write};
 use distribute_testing::{SplitMix, fuzz_inputs};
 
 fn tensor(dims: &[usize]) -> HostTensor {
@@ -39,7 +39,7 @@ fn requests() -> Vec<Request> {
     let table = || "words/part_1".to_owned();
     let push = Push::at(Step::after(41, 0.01)).finite();
     let initializer = Initializer::new(Distribution::Uniform { lo: -0.1, up: 0.1 }, 42, "words");
-    let drawn = Contents::Drawn {
+    let drawn = Contents::Initialized {
         shape: vec![10, 3],
         dtype: DType::F64,
         initializer,
@@ -56,8 +56,12 @@ fn requests() -> Vec<Request> {
         Request::Remove { table: table() },
         Request::List,
         Request::SetRule { table: table(), rule: RuleSpec::Adagrad(Adagrad::default()) },
-        Request::Read { table: table(), known: None },
-        Request::Read { table: table(), known: Some(Version { made: u64::MAX, writes: 1 }) },
+        Request::Read { table: table(), known: None, may_round: false },
+        Request::Read {
+            table: table(),
+            known: Some(Version { created: u64::MAX, writes: 1 }),
+            may_round: false,
+        },
         Request::ReadRows { table: table(), rows: vec![i64::MIN, 0, 7] },
         Request::WriteRows { table: table(), how: Write::Max, rows: vec![], values: tensor(&[0, 3]) },
         Request::Push { table: table(), push, gradient: tensor(&[]) },
@@ -84,7 +88,7 @@ fn requests() -> Vec<Request> {
     }
     let origin = Origin { job: u64::MAX, closure: 300, floor: 299 };
     let once = |(number, change): (u64, Request)| Request::Once { origin, number, change: Box::new(change) };
-    let changes: Vec<_> = all.iter().filter(|request| request.can_be_once()).cloned().collect();
+    let changes: Vec<_> = all.iter().filter(|request| request.can_be_exactly_once()).cloned().collect();
     all.extend((0..).zip(changes).map(once));
     all.push(Request::BeginJob { job: 1 << 40 });
     all.push(Request::Usage);
@@ -104,15 +108,15 @@ fn answers() -> Vec<Result<Response, Refusal>> {
         bytes: 99,
         rule: Some(RuleSpec::Adam(Adam::default())),
     };
-    let version = Version { made: 5, writes: 6 };
+    let version = Version { created: 5, writes: 6 };
     let mut all = vec![
         Ok(Response::Done),
-        Ok(Response::Made { new: true }),
+        Ok(Response::Created { new: true }),
         Ok(Response::Tables(vec![info(TableKind::Dense), info(TableKind::Dynamic)])),
         Ok(Response::Value(VersionedValue { version, value: tensor(&[3, 2]) })),
         Ok(Response::Unchanged),
         Ok(Response::Rows(tensor(&[2, 2]))),
-        Ok(Response::Pushed(Pushed { rows: 1, made: 2, waiting: 3, full: 4, evicted: 5 })),
+        Ok(Response::Pushed(PushResult { rows: 1, created: 2, waiting: 3, full: 4, evicted: 5 })),
         Ok(Response::Restored { left_out: 7 }),
         Ok(Response::Evicted(8)),
         Ok(Response::Job { newest: u64::MAX }),
@@ -132,8 +136,8 @@ fn answers() -> Vec<Result<Response, Refusal>> {
     all
 }
 
-fn message(request: Request, half: bool) -> Message {
-    Encoded::new(request, half).unwrap().message(77, 1000).unwrap()
+fn message(request: Request, wire: Wire) -> Message {
+    Encoded::new(request, wire).unwrap().message(77, 1000).unwrap()
 }
 
 /// Returns the original request of a call.
@@ -145,12 +149,12 @@ fn request(call: Call) -> Request {
 #[test]
 fn every_request_comes_back_also_each_by_itself() {
     for sent in requests() {
-        let message = message(sent.clone(), false);
+        let message = message(sent.clone(), Wire::Full);
         let call = Call::decode(message.clone()).unwrap();
-        assert_eq!((call.client, call.first, call.half), (77, 1000, false));
+        assert_eq!((call.client, call.first, call.wire), (77, 1000, Wire::Full));
         // The encoding in a log.
         for one in &call.requests {
-            let again = Sent::decode(one.head.clone(), one.body.clone()).unwrap();
+            let again = EncodedRequest::decode(one.head.clone(), one.body.clone()).unwrap();
             assert_eq!(again.request, one.request);
         }
         let bodies: usize = call.requests.iter().map(|one| one.body.len()).sum();
@@ -162,44 +166,58 @@ fn every_request_comes_back_also_each_by_itself() {
 #[test]
 fn every_answer_comes_back() {
     for answer in answers() {
-        let message = encode_answer(vec![answer.clone()], false, false, |_| None).unwrap();
+        let message = encode_answer(vec![answer.clone()], false, &[], |_| None).unwrap();
         assert_eq!(decode_answer(message).unwrap(), answer);
     }
     for all in [answers(), Vec::new()] {
-        let message = encode_answer(all.clone(), true, false, |_| None).unwrap();
+        let message = encode_answer(all.clone(), true, &[], |_| None).unwrap();
         assert_eq!(decode_answer(message).unwrap(), Ok(Response::Batch(all)));
     }
 }
 
 #[test]
-fn gradients_and_rows_are_halves_where_that_is_asked_for() {
+fn gradients_rows_and_values_to_compute_with_are_halves_if_the_client_wants_them() {
     let (table, push) = ("t".to_owned(), Push::at(Step::after(0, 1.)));
-    let gradient = HostTensor::new(vec![1f32, 1. / 3., -2.5e30], [3, 1]).unwrap();
-    let rounded = gradient.cast(DType::Bf16).unwrap().cast(DType::F32).unwrap();
-    assert_ne!(rounded, gradient);
-    let sent = Request::Push { table: table.clone(), push, gradient: gradient.clone() };
-    let halves = message(sent, true);
-    assert_eq!(halves.body.len(), 6);
-    let expected = Request::Push { table: table.clone(), push, gradient: rounded.clone() };
-    assert_eq!(request(Call::decode(halves).unwrap()), expected);
-    let rows = encode_answer(vec![Ok(Response::Rows(gradient.clone()))], false, true, |_| None).unwrap();
-    assert_eq!(rows.body.len(), 6);
-    assert_eq!(decode_answer(rows).unwrap(), Ok(Response::Rows(rounded)));
-    // Values and other dtypes are unchanged.
-    let write = Request::Write { table, how: Write::Assign, value: gradient.clone() };
-    assert_eq!(request(Call::decode(message(write.clone(), true)).unwrap()), write);
-    let wide = gradient.cast(DType::F64).unwrap();
-    let rows = encode_answer(vec![Ok(Response::Rows(wide.clone()))], false, true, |_| None).unwrap();
-    assert_eq!(decode_answer(rows).unwrap(), Ok(Response::Rows(wide)));
+    let gradient = HostTensor::new(vec![1f32, 1. / 3., -2.5e3], [3, 1]).unwrap();
+    for (wire, dtype) in [(Wire::Bf16, DType::Bf16), (Wire::F16, DType::F16)] {
+        let rounded = gradient.cast(dtype).unwrap().cast(DType::F32).unwrap();
+        assert_ne!(rounded, gradient);
+        let sent = Request::Push { table: table.clone(), push, gradient: gradient.clone() };
+        let halves = message(sent, wire);
+        assert_eq!(halves.body.len(), 6);
+        let expected = Request::Push { table: table.clone(), push, gradient: rounded.clone() };
+        assert_eq!(request(Call::decode(halves).unwrap()), expected);
+        let read = |known, may_round| Request::Read { table: table.clone(), known, may_round };
+        let rows = Request::ReadRows { table: table.clone(), rows: vec![0] };
+        let state = Request::StateRows { table: table.clone(), rows: 0..1 };
+        let batch = Request::Batch(vec![read(None, false), read(None, true), rows, state]);
+        let wires = Call::decode(message(batch, wire)).unwrap().wires();
+        assert_eq!(wires, [Wire::Full, wire, wire, Wire::Full]);
+        let version = Version { created: 0, writes: 0 };
+        let value = |value: &HostTensor| Response::Value(VersionedValue { version, value: value.clone() });
+        let rows = |rows: &HostTensor| Response::Rows(rows.clone());
+        let both: [&dyn Fn(&HostTensor) -> Response; 2] = [&value, &rows];
+        for answer in both {
+            let rows = encode_answer(vec![Ok(answer(&gradient))], false, &[wire], |_| None).unwrap();
+            assert_eq!(rows.body.len(), 6);
+            assert_eq!(decode_answer(rows).unwrap(), Ok(answer(&rounded)));
+        }
+        // Written values and other dtypes are unchanged.
+        let write = Request::Write { table: table.clone(), how: Write::Assign, value: gradient.clone() };
+        assert_eq!(request(Call::decode(message(write.clone(), wire)).unwrap()), write);
+        let wide = gradient.cast(DType::F64).unwrap();
+        let rows = encode_answer(vec![Ok(Response::Rows(wide.clone()))], false, &[wire], |_| None).unwrap();
+        assert_eq!(decode_answer(rows).unwrap(), Ok(Response::Rows(wide)));
+    }
 }
 
 #[test]
 fn one_tensor_is_sent_from_where_it_lies() {
     let value = tensor(&[100]);
     let at = value.as_slice::<f32>().unwrap().as_ptr().cast::<u8>();
-    let version = Version { made: 0, writes: 0 };
+    let version = Version { created: 0, writes: 0 };
     let value = Response::Value(VersionedValue { version, value });
-    let message = encode_answer(vec![Ok(value)], false, false, |_| None).unwrap();
+    let message = encode_answer(vec![Ok(value)], false, &[], |_| None).unwrap();
     assert_eq!(message.body.as_ptr(), at);
 }
 
@@ -207,9 +225,9 @@ fn one_tensor_is_sent_from_where_it_lies() {
 #[test]
 fn mutated_calls_and_answers_are_errors_or_others() {
     let mut random = SplitMix(9);
-    let calls: Vec<_> = requests().into_iter().map(|request| message(request, false)).collect();
+    let calls: Vec<_> = requests().into_iter().map(|request| message(request, Wire::Full)).collect();
     let answers = [(vec![answers().remove(3)], false), (answers(), true)];
-    let answers = answers.map(|(all, batch)| encode_answer(all, batch, false, |_| None).unwrap());
+    let answers = answers.map(|(all, batch)| encode_answer(all, batch, &[], |_| None).unwrap());
     let mut errors = 0;
     for i in 0..fuzz_inputs() {
         let is_call = i % 2 == 0;
@@ -232,16 +250,16 @@ fn mutated_calls_and_answers_are_errors_or_others() {
 }
 
 #[test]
-fn what_is_no_call_says_why() {
+fn an_invalid_call_gets_a_reason() {
     let says = |message: Message| Call::decode(message).unwrap_err().to_string();
     assert_eq!(says(Message::new("", "")), "it has no head");
     assert_eq!(says(Message::new("\u{7}x", "")), "it has another version than that of this server");
-    let list = message(Request::List, false);
-    assert_eq!(says(Message::new(list.head.clone(), "x")), "it has more in its body than its heads say");
-    let many = message(Request::Batch(vec![Request::List; MOST_REQUESTS + 1]), false);
+    let list = message(Request::List, Wire::Full);
+    assert_eq!(says(Message::new(list.head.clone(), "x")), "it has more in its body than its heads announce");
+    let many = message(Request::Batch(vec![Request::List; MAX_REQUESTS + 1]), Wire::Full);
     assert_eq!(says(many), "it has too many requests");
-    let rows = message(Request::ReadRows { table: "t".to_owned(), rows: vec![1, 2] }, false);
-    assert_eq!(says(Message::new(rows.head, rows.body.slice(..15))), "it has a tensor that is cut off");
+    let rows = message(Request::ReadRows { table: "t".to_owned(), rows: vec![1, 2] }, Wire::Full);
+    assert_eq!(says(Message::new(rows.head, rows.body.slice(..15))), "it has a tensor that is truncated");
 }
 
 // INV-28
@@ -256,16 +274,16 @@ fn a_change_to_be_made_once_stands_in_nothing_else_and_nothing_else_in_it() {
         let wrong = once(1, wrong);
         assert!(wrong.check().is_err());
         // A client that sends it anyway.
-        if let Ok(encoded) = Encoded::new(wrong, false) {
+        if let Ok(encoded) = Encoded::new(wrong, Wire::Full) {
             let error = Call::decode(encoded.message(77, 0).unwrap()).unwrap_err();
-            assert_eq!(error.to_string(), "it has something that cannot be made once");
+            assert_eq!(error.to_string(), "it has something that cannot be executed exactly once");
         }
     }
     // As deep as an attacker likes.
     let change = once(9, Request::Evict { table: "t".to_owned(), now: 5 });
-    let whole = message(change.clone(), false);
-    let inner = message(Request::Evict { table: "t".to_owned(), now: 5 }, false);
-    let call = inner.head.len() - message(Request::Batch(vec![]), false).head.len();
+    let whole = message(change.clone(), Wire::Full);
+    let inner = message(Request::Evict { table: "t".to_owned(), now: 5 }, Wire::Full);
+    let call = inner.head.len() - message(Request::Batch(vec![]), Wire::Full).head.len();
     let head = |depth: usize| {
         let (start, change) = inner.head.split_at(inner.head.len() - call);
         let one = &whole.head[start.len()..whole.head.len() - change.len()];
@@ -274,7 +292,7 @@ fn a_change_to_be_made_once_stands_in_nothing_else_and_nothing_else_in_it() {
     assert_eq!(request(Call::decode(head(1)).unwrap()), change);
     for depth in [2, 1 << 20] {
         let error = Call::decode(head(depth)).unwrap_err();
-        assert_eq!(error.to_string(), "it has something that cannot be made once");
+        assert_eq!(error.to_string(), "it has something that cannot be executed exactly once");
     }
     // A call without its change.
     assert!(Call::decode(Message::new(whole.head.slice(..whole.head.len() - call), "")).is_err());
@@ -285,7 +303,7 @@ fn a_change_to_be_made_once_stands_in_nothing_else_and_nothing_else_in_it() {
 fn shapes_have_so_many_axes_and_no_more() {
     let shaped = |axes: usize| {
         let initializer = Initializer::new(Distribution::Constant(0.), 7, "t");
-        let contents = Contents::Drawn {
+        let contents = Contents::Initialized {
             shape: vec![1; axes],
             dtype: DType::F32,
             initializer,
@@ -294,13 +312,13 @@ fn shapes_have_so_many_axes_and_no_more() {
         };
         Request::Create(TableSpec { name: "t".to_owned(), contents, rule: None })
     };
-    let read = |axes| Call::decode(message(shaped(axes), false));
+    let read = |axes| Call::decode(message(shaped(axes), Wire::Full));
     assert!(read(64).is_ok());
     // Each size is one byte in the message, and would be eight in memory.
     assert!(read(65).is_err() && read(1 << 20).is_err());
     let value = HostTensor::new(vec![1f32], vec![1; 65]).unwrap();
     let write = Request::Write { table: "t".to_owned(), how: Write::Assign, value };
-    assert!(Encoded::new(write, false).is_err());
+    assert!(Encoded::new(write, Wire::Full).is_err());
 }
 
 // INV-28
@@ -309,18 +327,20 @@ fn a_head_of_small_parts_does_not_take_many_times_its_bytes() {
     let restore = |slots: usize| {
         let slot = (String::new(), HostTensor::vector(Vec::<f32>::new()));
         let state = State::Slots { first: 0, slots: vec![slot; slots] };
-        message(Request::Restore { table: "t".to_owned(), state }, false)
+        message(Request::Restore { table: "t".to_owned(), state }, Wire::Full)
     };
     assert!(Call::decode(restore(10_000)).is_ok());
     // Slots of 6 bytes each, which would take 64 or more in memory.
     let many = restore(2_500_000);
     assert!(many.head.len() > 12 << 20 && many.head.len() < 16 << 20);
     let error = Call::decode(many).unwrap_err().to_string();
-    assert_eq!(error, "it has more parts in its head than a head of its length may have");
+    assert_eq!(error, "it has more elements in its head than a head of its length can have");
     // The same in many requests of one call, each of which would be accepted.
     let part = restore(20_000);
-    let empty = message(Request::Batch(vec![]), false).head;
+    let empty = message(Request::Batch(vec![]), Wire::Full).head;
     let one = part.head.slice(empty.len()..);
     let head = [&empty[..], &one.repeat(100)].concat();
-    assert!(Call::decode(Message::new(head, "")).unwrap_err().to_string().contains("more parts in its head"));
+    assert!(
+        Call::decode(Message::new(head, "")).unwrap_err().to_string().contains("more elements in its head")
+    );
 }

@@ -5,37 +5,43 @@ use distribute_rpc::{CallError, Client, ClientBuilder};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 
-/// A connection that is established on demand, by one thread for all.
+/// A connection that is established on demand. If several threads need it, one of them connects while the others wait.
 pub(super) struct Link {
     clients: ClientBuilder,
     to: Task,
+    /// Whether another connection is established after one was lost.
+    reconnects: bool,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 enum State {
     Down,
-    /// A thread is connecting, until the deadline of its own request.
+    /// A thread is connecting. It stops at the deadline of its own request.
     Connecting,
     Up(Arc<Client>),
 }
 
 /// The reason why there is no connection.
 #[derive(Debug)]
-pub(super) enum NoLink {
-    /// The deadline has passed; with the result of the last attempt.
-    Late(String),
+pub(super) enum ConnectFailure {
+    /// The deadline has passed. The variant contains the result of the last attempt.
+    TimedOut(String),
     /// A retry would not help.
     Refused(String),
 }
 
 impl Link {
-    pub fn new(clients: ClientBuilder, to: Task) -> Self {
-        Self { clients, to, state: Mutex::new(State::Down), changed: Condvar::new() }
+    pub fn new(clients: ClientBuilder, to: Task, reconnects: bool) -> Self {
+        Self { clients, to, reconnects, state: Mutex::new(State::Down), changed: Condvar::new() }
     }
 
-    /// Returns the connection, but not the one that was `lost`.
-    pub fn client(&self, mut deadline: Deadline, lost: Option<&Arc<Client>>) -> Result<Arc<Client>, NoLink> {
+    /// Returns the current connection, or establishes one. Never returns the connection `lost`.
+    pub fn client(
+        &self,
+        mut deadline: Deadline,
+        lost: Option<&Arc<Client>>,
+    ) -> Result<Arc<Client>, ConnectFailure> {
         let mut state = self.state.lock();
         loop {
             match &*state {
@@ -45,10 +51,15 @@ impl Link {
                 State::Connecting => {
                     let slice = deadline.look();
                     if slice.is_zero() {
-                        return Err(NoLink::Late("it was being connected to".to_owned()));
+                        return Err(ConnectFailure::TimedOut(
+                            "the connection was being established".to_owned(),
+                        ));
                     }
                     self.changed.wait_for(&mut state, slice);
                     deadline.look();
+                }
+                State::Up(_) if !self.reconnects => {
+                    return Err(ConnectFailure::Refused("the connection was lost".to_owned()));
                 }
                 State::Down | State::Up(_) => break,
             }
@@ -63,14 +74,26 @@ impl Link {
         client
     }
 
-    fn connect(&self, deadline: Deadline) -> Result<Arc<Client>, NoLink> {
+    /// Closes the current connection, unless a thread is connecting.
+    pub fn close(&self) {
+        let mut state = self.state.lock();
+        let before = match &*state {
+            State::Up(_) => std::mem::replace(&mut *state, State::Down),
+            State::Down | State::Connecting => return,
+        };
+        drop(state);
+        // Closing it may take a while, so this happens without the lock.
+        drop(before);
+    }
+
+    fn connect(&self, deadline: Deadline) -> Result<Arc<Client>, ConnectFailure> {
         let timeout = deadline.remaining();
         let connected = self.clients.connect(&self.to, timeout).map(Arc::new);
         connected.map_err(|error: CallError| {
             if deadline.has_passed() {
-                NoLink::Late(error.to_string())
+                ConnectFailure::TimedOut(error.to_string())
             } else {
-                NoLink::Refused(error.to_string())
+                ConnectFailure::Refused(error.to_string())
             }
         })
     }

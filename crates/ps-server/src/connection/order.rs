@@ -1,59 +1,69 @@
-//! The order of requests: they are sent in the order in which they were started, also over a new connection
-//! after one was lost.
+//! The order of requests: they are sent in the order in which they were started, even if a connection is lost and
+//! another one is established.
+
+// - **INV-58** Requests of one thread reach a server in the order in which they were started, even if the
+//   connection is lost: unanswered requests are sent over a new one in their original order. Tests:
+//   `ps-server/src/connection/tests.rs`.
 
 use super::Shared;
-use super::link::NoLink;
+use super::link::ConnectFailure;
 use super::waiting::Call;
 use distribute_cluster::Deadline;
 use distribute_ps_tables::ChannelError;
 use distribute_rpc::{CallError, Client};
 use parking_lot::{Condvar, Mutex};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-/// The right to send, and the connection over which all requests in flight were sent.
+/// The lock for sending, and the connection over which all requests in flight were sent.
 #[derive(Default)]
-pub(super) struct Order {
+pub(super) struct SendOrder {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// Whether a thread is sending. The lock is not held during that time.
+    /// Whether a thread is sending. The lock is not held while it does.
     busy: bool,
-    over: Option<Arc<Client>>,
+    /// The connection of the latest request. It is not kept open.
+    current: Weak<Client>,
 }
 
-/// A guard during which no other thread sends.
-struct Turn<'a>(&'a Order);
+/// A guard that prevents other threads from sending until it is dropped.
+struct SendTurn<'a>(&'a SendOrder);
 
-impl Order {
-    /// Sends a request over a connection other than the `lost` one. Over a new connection, all earlier requests
-    /// are sent first. Does nothing if another thread has already sent the request.
+impl SendOrder {
+    /// Sends a request over a connection other than `lost`. Over a new connection, all earlier requests are sent first.
+    /// Does nothing if another thread has already sent the request.
     pub fn send(
         shared: &Shared,
         call: &Call,
         deadline: Deadline,
         lost: Option<&Arc<Client>>,
     ) -> Result<(), ChannelError> {
-        let late = |reason: &str| call.late(reason.to_owned());
+        let late = |reason: &str| call.timed_out(reason.to_owned());
         let turn = shared.order.turn(deadline).ok_or_else(|| late("other requests were being sent"))?;
         let mut lost = lost.cloned();
         while !call.is_sent(lost.as_ref()) {
             let client = shared.link.client(deadline, lost.as_ref()).map_err(|error| match error {
-                NoLink::Late(reason) => call.late(reason),
-                NoLink::Refused(reason) => call.unreachable(reason),
+                ConnectFailure::TimedOut(reason) => call.timed_out(reason),
+                ConnectFailure::Refused(reason) => call.unreachable(reason),
             })?;
-            let is_new = !turn.0.state.lock().over.as_ref().is_some_and(|over| Arc::ptr_eq(over, &client));
+            let same = Arc::downgrade(&client);
+            let is_new = !turn.0.state.lock().current.ptr_eq(&same);
             let sent = if is_new {
                 // INV-58: requests that were sent over the previous connection, and have no response, come
                 // first.
-                shared.flow.under_way().iter().try_for_each(|earlier| earlier.send_over(&client, deadline))
+                shared
+                    .in_flight
+                    .in_progress()
+                    .iter()
+                    .try_for_each(|earlier| earlier.send_over(&client, deadline))
             } else {
                 call.send_over(&client, deadline)
             };
             match sent {
-                Ok(()) => turn.0.state.lock().over = Some(client),
+                Ok(()) => turn.0.state.lock().current = same,
                 Err(CallError::Lost { .. }) => lost = Some(client),
                 Err(error) => return Err(call.failed(error)),
             }
@@ -61,8 +71,8 @@ impl Order {
         Ok(())
     }
 
-    /// Waits until no thread is sending; `None` at the deadline.
-    fn turn(&self, mut deadline: Deadline) -> Option<Turn<'_>> {
+    /// Waits until no other thread is sending; returns `None` at the deadline.
+    fn turn(&self, mut deadline: Deadline) -> Option<SendTurn<'_>> {
         let mut state = self.state.lock();
         while state.busy {
             let slice = deadline.look();
@@ -73,11 +83,11 @@ impl Order {
             deadline.look();
         }
         state.busy = true;
-        Some(Turn(self))
+        Some(SendTurn(self))
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for SendTurn<'_> {
     fn drop(&mut self) {
         self.0.state.lock().busy = false;
         self.0.changed.notify_one();

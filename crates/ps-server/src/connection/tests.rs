@@ -14,7 +14,7 @@ use std::sync::mpsc;
 
 const PATIENCE: Duration = Duration::from_secs(50);
 
-/// A server that reports the number of the first change of each call, and either responds or does not.
+/// Returns a server that reports the number of the first change of each call, and either responds or does not.
 fn server(cluster: &ClusterSpec, answers: bool) -> (Server, mpsc::Receiver<u64>) {
     let (come, comes) = mpsc::channel();
     let come = Mutex::new((come, Vec::new()));
@@ -22,7 +22,7 @@ fn server(cluster: &ClusterSpec, answers: bool) -> (Server, mpsc::Receiver<u64>)
         let (come, kept) = &mut *come.lock();
         come.send(codec::Call::decode(call.message).unwrap().first).unwrap();
         if answers {
-            let answer = encode_answer(vec![Ok(Response::Done)], false, false, |_| None).unwrap();
+            let answer = encode_answer(vec![Ok(Response::Done)], false, &[], |_| None).unwrap();
             reply.answer(answer.head, answer.body);
         } else {
             kept.push(reply);
@@ -38,7 +38,7 @@ fn add() -> Request {
 
 // INV-58
 #[test]
-fn what_was_lost_is_sent_again_in_order_before_anything_new() {
+fn lost_calls_are_resent_in_order_before_new_ones() {
     watched(|| {
         let port = Port::reserve();
         let at = format!("127.0.0.1:{}", port.number());

@@ -1,39 +1,40 @@
 //! A request in flight, until its response is received.
 
 use super::Shared;
-use super::flow::Permit;
-use super::order::Order;
+use super::in_flight::Permit;
+use super::order::SendOrder;
 use crate::SERVICE;
 use crate::codec::{acknowledge, decode_answer};
 use distribute_cluster::Deadline;
 use distribute_net::Message;
-use distribute_ps_tables::{ChannelError, Refusal, RefusalKind, Response, Waiting};
+use distribute_ps_tables::{ChannelError, Refusal, RefusalKind, Response, WaitForResponse};
 use distribute_rpc::{CallError, Client, FaultKind, Started};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The implementation of [`Waiting`] for a request.
-pub(super) struct Waits(Arc<Call>);
+/// The implementation of [`WaitForResponse`] for a request.
+pub(super) struct PendingCall(Arc<Call>);
 
-/// A request that may be sent more than once. Its response is taken by the waiting thread, or by one that needs
-/// its room.
+/// A request that may be sent more than once. Its response is received by the thread that waits for it, or by a thread
+/// that needs the space that the request occupies.
 pub(super) struct Call {
     shared: Arc<Shared>,
-    words: String,
+    described: String,
     /// Whether the request changes the server's state.
     changes: bool,
     deadline: Deadline,
-    /// Locked by the thread that waits for the response, at most until the deadline.
+    /// The response or, before it is received, the reserved space. It is locked by the thread that waits for the
+    /// response, at most until the deadline.
     state: Mutex<State>,
-    /// Locked only briefly.
-    sent: Mutex<Sent>,
+    /// The request, and the connection over which it was last sent. It is never locked while a thread waits.
+    sent: Mutex<InFlightMessage>,
 }
 
 enum State {
-    /// The call has no response yet. It holds its room until this is dropped.
-    Underway {
+    /// The call has no response yet, and occupies space.
+    Pending {
         _room: Permit,
     },
     Over(Result<Response, ChannelError>),
@@ -41,72 +42,75 @@ enum State {
 }
 
 /// The data of a request that is kept until its response is received.
-struct Sent {
+struct InFlightMessage {
     message: Message,
-    /// The connection over which it was sent last; `None` if it was not sent.
+    /// The connection over which the request was last sent; `None` if it was not sent.
     client: Option<Arc<Client>>,
     /// The call on that connection; `None` if the connection was lost.
     call: Option<Arc<Started>>,
-    /// The error if this request cannot be sent, although others can.
+    /// The error if this request cannot be sent, although other requests can.
     failed: Option<ChannelError>,
 }
 
-impl Waits {
+impl PendingCall {
     /// Sends a request.
     pub fn send(
         shared: Arc<Shared>,
-        words: String,
+        described: String,
         message: Message,
         permit: Permit,
         deadline: Deadline,
     ) -> Result<Self, ChannelError> {
         let (number, changes) = (permit.call(), permit.changes() > 0);
-        let sent = Mutex::new(Sent { message, client: None, call: None, failed: None });
+        let sent = Mutex::new(InFlightMessage { message, client: None, call: None, failed: None });
         let call = Call {
             shared,
-            words,
+            described,
             changes,
             deadline,
-            state: Mutex::new(State::Underway { _room: permit }),
+            state: Mutex::new(State::Pending { _room: permit }),
             sent,
         };
         let call = Arc::new(call);
-        call.shared.flow.sent(number, &call);
-        Order::send(&call.shared, &call, deadline, None)?;
+        call.shared.in_flight.sent(number, &call);
+        SendOrder::send(&call.shared, &call, deadline, None)?;
         Ok(Self(call))
     }
 }
 
-impl Waiting for Waits {
+impl WaitForResponse for PendingCall {
     fn wait(self: Box<Self>) -> Result<Response, ChannelError> {
         let call = self.0;
         let mut state = call.state.lock();
         call.advance(&mut state, call.deadline);
         match std::mem::replace(&mut *state, State::Taken) {
             State::Over(answer) => answer,
-            State::Underway { .. } | State::Taken => Err(call.late("its answer has not come".to_owned())),
+            State::Pending { .. } | State::Taken => {
+                Err(call.timed_out("its answer has not arrived".to_owned()))
+            }
         }
     }
 }
 
 impl Call {
-    /// Takes the response to make room for another call, and returns whether it has. It has not if another
-    /// thread waits for the response, or if `patience` was too short.
+    /// Receives the response, to make space for another call. Returns `false` if another thread waits for the response,
+    /// or if it has not arrived before `patience` has passed.
     pub fn collect(&self, patience: Deadline) -> bool {
         let Some(mut state) = self.state.try_lock() else { return false };
-        matches!(*state, State::Underway { .. }) && self.advance(&mut state, patience)
+        matches!(*state, State::Pending { .. }) && self.advance(&mut state, patience)
     }
 
-    /// Waits for the response, and releases the room when it is received. Returns whether it was received.
+    /// Waits for the response, at most until `patience`, and then releases the space. Returns whether the response was
+    /// received.
     fn advance(&self, state: &mut State, patience: Deadline) -> bool {
-        if let State::Underway { .. } = state
+        if let State::Pending { .. } = state
             && let Some(answer) = self.answer(patience)
         {
             *state = State::Over(answer);
             // The message is no longer needed, and may be large.
             self.sent().message = Message::new("", "");
         }
-        !matches!(state, State::Underway { .. })
+        !matches!(state, State::Pending { .. })
     }
 
     /// Returns the response, or `None` if `patience` has passed before the deadline.
@@ -123,7 +127,7 @@ impl Call {
                 (sent.client.clone(), sent.call.clone())
             };
             let Some(call) = call else {
-                match Order::send(&self.shared, self, deadline, client.as_ref()) {
+                match SendOrder::send(&self.shared, self, deadline, client.as_ref()) {
                     Ok(()) => {}
                     Err(_) if only_patience_is_over() => return None,
                     Err(error) => return Some(Err(error)),
@@ -149,14 +153,14 @@ impl Call {
         }
     }
 
-    /// Returns whether the request is in flight over a connection other than the `lost` one, or cannot be sent.
+    /// Returns whether the request is in flight over a connection other than `lost`, or cannot be sent.
     pub fn is_sent(&self, lost: Option<&Arc<Client>>) -> bool {
         let sent = self.sent();
         let is_lost = |client: &Arc<Client>| lost.is_some_and(|lost| Arc::ptr_eq(lost, client));
         sent.failed.is_some() || sent.client.as_ref().is_some_and(|client| !is_lost(client))
     }
 
-    /// Sends the request over a connection, unless it was already sent there or has a response.
+    /// Sends the request over a connection, unless it was already sent over that connection or has a response.
     ///
     /// # Errors
     /// Returns an error if the connection is lost. Other errors only concern this request.
@@ -185,7 +189,7 @@ impl Call {
         Ok(())
     }
 
-    fn sent(&self) -> MutexGuard<'_, Sent> {
+    fn sent(&self) -> MutexGuard<'_, InFlightMessage> {
         self.sent.lock()
     }
 
@@ -202,15 +206,15 @@ impl Call {
             }
             Ok(Err(refusal)) => Err(ChannelError::Refused { server: server(), refusal }),
             Err(error) => {
-                let found = format!("what is no answer, as {error}");
-                Err(ChannelError::Answer { server: server(), request: self.words.clone(), found })
+                let found = format!("something other than an answer: {error}");
+                Err(ChannelError::Answer { server: server(), request: self.described.clone(), found })
             }
         }
     }
 
-    pub fn late(&self, reason: String) -> ChannelError {
+    pub fn timed_out(&self, reason: String) -> ChannelError {
         let (server, request, timeout) = self.names();
-        ChannelError::Late { server, request, timeout, reason }
+        ChannelError::TimedOut { server, request, timeout, reason }
     }
 
     pub fn unreachable(&self, reason: String) -> ChannelError {
@@ -224,7 +228,7 @@ impl Call {
             CallError::TooLong { what, length, limit, .. } => {
                 ChannelError::TooLarge { server, request, what, found: length as u64, limit: limit as u64 }
             }
-            CallError::Late { .. } | CallError::Room { .. } => self.late(error.to_string()),
+            CallError::TimedOut { .. } | CallError::WindowFull { .. } => self.timed_out(error.to_string()),
             // Nothing was executed.
             CallError::Failed { fault, .. } if fault.kind == FaultKind::NoRoom => {
                 let refusal = Refusal::new(RefusalKind::Busy, format!("{request}: {fault}"));
@@ -238,6 +242,6 @@ impl Call {
     }
 
     fn names(&self) -> (String, String, Duration) {
-        (self.shared.name.clone(), self.words.clone(), self.deadline.timeout())
+        (self.shared.name.clone(), self.described.clone(), self.deadline.timeout())
     }
 }

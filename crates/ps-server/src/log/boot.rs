@@ -1,5 +1,5 @@
-//! The current boot of the machine: after a process was killed, its writes are preserved unless the machine has
-//! restarted.
+//! The current boot of the machine. If a process is killed, its writes are preserved unless the machine has restarted
+//! since.
 
 use bytes::Bytes;
 

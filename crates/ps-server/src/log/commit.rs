@@ -1,4 +1,4 @@
-//! The log that several threads append to, and whose commits they wait for.
+//! The log to which several threads append, and for whose commits they wait.
 
 use super::{Disk, LogFile, Opens, Record, path};
 use crate::Durability;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The time that a thread waits until another one has synced to disk.
+/// The maximum time that a thread waits for another one to sync to disk.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The log of one server.
@@ -22,18 +22,18 @@ pub(crate) struct Journal {
     durable: Mutex<Durable>,
     changed: Condvar,
     /// Whether an append has failed since the last snapshot.
-    refuses: AtomicBool,
+    rejects_changes: AtomicBool,
 }
 
 /// The part of the log that is on disk.
 #[derive(Debug)]
 struct Durable {
-    /// All records below this number are on disk.
+    /// All records with lower numbers are on disk.
     below: u64,
-    /// Whether a thread is syncing at the moment.
+    /// Whether a thread is currently syncing to disk.
     syncing: bool,
-    /// The reason why syncs have failed, and the number of the next record. After a failed sync, the
-    /// state of the disk is unknown.
+    /// The number of the next record at the time of a failed sync, and the reason of the failure. After a failed sync,
+    /// the state of the disk is unknown.
     failed: Option<(u64, String)>,
 }
 
@@ -49,7 +49,7 @@ impl Journal {
             file,
             durable,
             changed: Condvar::new(),
-            refuses: AtomicBool::new(false),
+            rejects_changes: AtomicBool::new(false),
         }
     }
 
@@ -58,7 +58,7 @@ impl Journal {
         &self.folder
     }
 
-    /// Appends a record, and returns its number. From now on the record survives if the process is killed.
+    /// Appends a record, and returns its number. From then on, the record survives if the process is killed.
     pub fn append(&self, record: &Record) -> io::Result<u64> {
         let appended = match &self.durable().failed {
             Some((_, reason)) if self.durability != Durability::System => {
@@ -68,14 +68,15 @@ impl Journal {
         };
         let appended = appended.and_then(|()| self.file().append(record));
         if appended.is_err() {
-            self.refuses.store(true, Ordering::Relaxed);
+            self.rejects_changes.store(true, Ordering::Relaxed);
         }
         appended
     }
 
-    /// Returns whether changes are refused, or were since the last snapshot. A new snapshot may help.
-    pub fn refuses(&self) -> bool {
-        self.refuses.load(Ordering::Relaxed) || self.durable().failed.is_some()
+    /// Returns whether changes are rejected, or were rejected since the last snapshot. A new snapshot may end this
+    /// state.
+    pub fn rejects_changes(&self) -> bool {
+        self.rejects_changes.load(Ordering::Relaxed) || self.durable().failed.is_some()
     }
 
     /// Returns the number of the next record.
@@ -83,23 +84,23 @@ impl Journal {
         self.file().next()
     }
 
-    /// Returns the number of bytes of the current file.
+    /// Returns the size of the current file in bytes.
     pub fn bytes(&self) -> u64 {
         self.file().bytes()
     }
 
-    /// Returns whether the current file has a change.
+    /// Returns whether the current file contains a change.
     pub fn has_changes(&self) -> bool {
         self.file().has_changes()
     }
 
-    /// Marks all changes so far as acknowledged, so that later damage to them is not taken for a torn end. Best
-    /// effort.
+    /// Marks all changes so far as acknowledged, so that later damage to them is not mistaken for a torn end. Errors
+    /// are ignored.
     pub fn mark(&self) {
         let _ = self.file().mark();
     }
 
-    /// Waits until all records below a number are as safe as the durability requires.
+    /// Waits until all records with numbers less than `below` are as safe as the durability requires.
     pub fn commit(&self, below: u64) -> io::Result<()> {
         match self.durability {
             Durability::Disk => self.sync(below),
@@ -107,7 +108,8 @@ impl Journal {
         }
     }
 
-    /// Waits until all records below a number are on disk. If several threads call this, one of them syncs.
+    /// Waits until all records with numbers less than `below` are on disk. If several threads call this at the same
+    /// time, one of them syncs.
     pub fn sync(&self, below: u64) -> io::Result<()> {
         let mut deadline = Deadline::after(PATIENCE);
         let mut durable = self.durable();
@@ -123,7 +125,7 @@ impl Journal {
             }
             let slice = deadline.look();
             if slice.is_zero() {
-                return Err(io::Error::other(format!("the disk has not answered in {PATIENCE:?}")));
+                return Err(io::Error::other(format!("the disk did not respond within {PATIENCE:?}")));
             }
             self.changed.wait_for(&mut durable, slice);
             deadline.look();
@@ -140,7 +142,7 @@ impl Journal {
         match &synced {
             Ok(()) => durable.below = durable.below.max(next),
             Err(error) => {
-                let reason = format!("what was written before may not be on the disk: {error}");
+                let reason = format!("earlier records may not be on the disk: {error}");
                 durable.failed = Some((next, reason));
             }
         }
@@ -182,9 +184,10 @@ impl Journal {
         Ok(next)
     }
 
-    /// Clears a failure after a snapshot with all records below this number, which no longer depend on the log.
+    /// Clears a failure. Call it after a snapshot that contains all records with numbers less than `below`, because
+    /// these records no longer depend on the log.
     pub fn forget_failure(&self, below: u64) {
-        self.refuses.store(false, Ordering::Relaxed);
+        self.rejects_changes.store(false, Ordering::Relaxed);
         let mut durable = self.durable();
         durable.below = durable.below.max(below);
         if durable.failed.as_ref().is_some_and(|(next, _)| *next <= below) {

@@ -1,17 +1,17 @@
-//! The files that a log writes to.
+//! The files to which a log writes.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A file that is appended to. Tests have an implementation that is full.
+/// A file to which bytes are appended. Tests use an implementation that can be full.
 pub(crate) trait Disk: Send + Sync {
-    /// Appends some of these bytes, and returns their number.
+    /// Appends some or all of the bytes, and returns the number of appended bytes.
     fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
-    /// Truncates the file.
+    /// Truncates the file to `length` bytes.
     fn truncate(&self, length: u64) -> io::Result<()>;
-    /// Waits until the file is on disk.
+    /// Waits until the contents of the file are on disk.
     fn sync(&self) -> io::Result<()>;
 }
 
@@ -32,7 +32,7 @@ impl Disk for File {
 /// A function that opens the file in which a log continues.
 pub(crate) type Opens = Arc<dyn Fn(&Path) -> io::Result<Arc<dyn Disk>> + Send + Sync>;
 
-/// Opens or creates a file of a folder. Writes are appended to its end. Symbolic links are refused.
+/// Opens or creates a file of a folder. Writes append to its end. Symbolic links are an error.
 pub(crate) fn open_disk(path: &Path) -> io::Result<Arc<dyn Disk>> {
     let file = distribute_files::open_append(path)?;
     // The entry in the folder must also be on disk.
@@ -48,7 +48,7 @@ pub(crate) mod tests {
     use std::fs::OpenOptions;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// A disk with limited room, which may fail.
+    /// A disk with limited space, which may fail.
     #[derive(Debug)]
     pub(crate) struct Faulty {
         pub(crate) room: AtomicU64,
@@ -59,7 +59,7 @@ pub(crate) mod tests {
     struct FaultyFile(File, Arc<Faulty>);
 
     impl Faulty {
-        /// Creates a disk with room and without failures.
+        /// Creates a disk with practically unlimited space and without failures.
         pub(crate) fn new() -> Arc<Self> {
             Arc::new(Self { room: AtomicU64::new(u64::MAX / 2), fails: AtomicBool::new(false) })
         }

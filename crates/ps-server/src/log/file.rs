@@ -1,4 +1,4 @@
-//! Writing one file of a log.
+//! Writes to one file of a log.
 
 use super::boot;
 use super::disk::Disk;
@@ -10,22 +10,22 @@ use std::sync::Arc;
 /// The end of a log. Each record is written completely, or not at all.
 pub(crate) struct LogFile {
     disk: Arc<dyn Disk>,
-    /// The number of its bytes.
+    /// The size of the file in bytes.
     end: u64,
-    /// The position of the next record.
+    /// The number of the next record, and the checksum of the previous one.
     link: Link,
-    /// Whether it has a change.
+    /// Whether the file contains a change.
     changed: bool,
     /// Whether this process has written a begin record.
     begun: bool,
-    /// Whether the last record is a change without a mark after it.
+    /// Whether the last record is a change that is not followed by a mark.
     unmarked: bool,
     /// Whether there may be a partial record after `end`, which could not be removed.
     torn: bool,
 }
 
 impl LogFile {
-    /// Resumes after `end` bytes. A begin record is written before the first change.
+    /// Resumes a file after `end` bytes. A begin record is written before the first change.
     pub fn new(disk: Arc<dyn Disk>, end: u64, link: Link, changed: bool) -> Self {
         Self { disk, end, link, changed, begun: false, unmarked: false, torn: false }
     }
@@ -40,22 +40,22 @@ impl LogFile {
         self.link
     }
 
-    /// Returns whether it has a change.
+    /// Returns whether the file contains a change.
     pub fn has_changes(&self) -> bool {
         self.changed
     }
 
-    /// Returns the number of its bytes.
+    /// Returns the size of the file in bytes.
     pub fn bytes(&self) -> u64 {
         self.end
     }
 
-    /// Returns the file that it writes to.
+    /// Returns the file to which this writes.
     pub fn disk(&self) -> Arc<dyn Disk> {
         self.disk.clone()
     }
 
-    /// Writes a begin record, unless there is one.
+    /// Writes a begin record, unless this process has already written one.
     pub fn begin(&mut self) -> io::Result<()> {
         if !self.begun {
             self.write(Kind::Begin, &Record::of_log(boot::id()))?;
@@ -64,7 +64,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Appends a record, and returns its number. On an error nothing is appended.
+    /// Appends a record, and returns its number. After an error, nothing has been appended.
     pub fn append(&mut self, record: &Record) -> io::Result<u64> {
         self.begin()?;
         self.write(Kind::Change, record)?;
@@ -73,8 +73,8 @@ impl LogFile {
         Ok(self.link.number - 1)
     }
 
-    /// Appends a mark after the last change, if there is none. The mark distinguishes damage to an acknowledged
-    /// change from a change that was being written.
+    /// Appends a mark after the last change, if there is none. With the mark, damage to an acknowledged change can be
+    /// distinguished from a change that was being written.
     pub fn mark(&mut self) -> io::Result<()> {
         if self.unmarked {
             self.write(Kind::Mark, &Record::of_log(Bytes::new()))?;
@@ -83,7 +83,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Writes that the log continues in another file.
+    /// Appends the record that marks that the log continues in another file.
     pub fn seal(&mut self) -> io::Result<()> {
         let before = self.link;
         let sealed = self.write(Kind::End, &Record::of_log(Bytes::new()));

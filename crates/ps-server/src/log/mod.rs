@@ -4,10 +4,10 @@
 //! `changes-00000000000000000000.log`. Changes are numbered consecutively. A snapshot begins a new file, and
 //! earlier files are removed when it is complete.
 //!
-//! Each record has its number and the checksum of the previous record. Missing, repeated and misplaced records
-//! are therefore detected. In addition to changes there are records of the log itself ([`Kind`]). An incomplete
-//! record is a *torn end* if it is the last one, and the process or the machine stopped while it was written.
-//! Anything else is damage.
+//! Each record contains its number and the checksum of the previous record. Missing, repeated and misplaced records are
+//! therefore detected. In addition to changes there are records of the log itself ([`Kind`]). An incomplete record is a
+//! *torn end* if it is the last one, and the process or the machine stopped while it was written. Anything else is
+//! damage.
 //!
 //! | file | contents |
 //! |---|---|
@@ -17,10 +17,16 @@
 //! | `scan` | reading one file, record by record |
 //! | `read` | reading all files: torn ends, and damage |
 //! | `repair` | removing damage |
-//! | `aside` | copies of bytes that are removed from the log |
+//! | `backup` | copies of bytes that are removed from the log |
 //! | `disk`, `boot` | the system: files, and the current boot of the machine |
 
-mod aside;
+// - **INV-54** A record is in a log completely or not at all, and none is missing unnoticed: each has its number
+//   and the checksum of the record before. Bytes that are not the next record are a torn end, which is set aside,
+//   only at the end of the last file, if no record follows, and if they are the beginning of a record or the
+//   machine has restarted since. Anything else is an error with file and byte, and nothing in the folder changes.
+//   Tests: `ps-server/src/log/tests.rs`, `ps-server/src/store/tests/`, `ps-server/tests/it/disks.rs`.
+
+mod backup;
 mod boot;
 mod commit;
 mod disk;
@@ -32,25 +38,25 @@ mod scan;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use aside::{keep_once, set_aside};
+pub(crate) use backup::{back_up, back_up_once};
 pub(crate) use commit::Journal;
 #[cfg(test)]
 pub(crate) use disk::tests::Faulty;
 pub(crate) use disk::{Disk, Opens, open_disk};
 pub(crate) use file::LogFile;
-pub(crate) use read::{Damage, Known, ReadError, Torn, read};
+pub(crate) use read::{Damage, LogFacts, ReadError, Torn, read};
 pub(crate) use record::{Link, Record};
 pub(crate) use repair::repair;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Returns the path of the file whose first record has this number.
+/// Returns the path of the file whose first record has the number `first`.
 pub(crate) fn path(folder: &Path, first: u64) -> PathBuf {
     folder.join(format!("changes-{first:020}.log"))
 }
 
-/// Returns the number of the first record of a file with this name.
+/// Returns the number of a file's first record, which is part of the name of the file; `None` for other files.
 pub(crate) fn first(name: &str) -> Option<u64> {
     name.strip_prefix("changes-")?.strip_suffix(".log")?.parse().ok()
 }

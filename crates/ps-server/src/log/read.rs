@@ -1,5 +1,4 @@
-//! Reading all files of a log, and telling damage from a record that was being written when the process
-//! stopped.
+//! Reads all files of a log, and distinguishes damage from a record that was being written when the process stopped.
 
 use super::record::{Kind, Link, Record};
 use super::scan::{Broken, Entry, Found, Scan};
@@ -11,27 +10,27 @@ use std::path::{Path, PathBuf};
 /// The file in which a log continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tail {
-    /// The number of its first record.
+    /// The number of the file's first record.
     pub first: u64,
-    /// The number of bytes of complete records.
+    /// The size of the complete records in bytes.
     pub end: u64,
-    /// The position of the next record.
+    /// The number of the next record, and the checksum of the last one.
     pub link: Link,
-    /// Whether it has a change.
+    /// Whether the file contains a change.
     pub changed: bool,
-    /// The bytes after `end`, if there are any.
+    /// The incomplete bytes after `end`, if there are any.
     pub torn: Option<Torn>,
 }
 
 /// The torn end of a log: no record follows it, and no record before it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Torn {
-    /// A description of the fault, to be read after the name of the file.
+    /// A description of the fault, formulated as the end of a sentence that begins with the name of the file.
     pub what: String,
-    /// The number of its bytes.
+    /// The size of the torn end in bytes.
     pub bytes: u64,
-    /// Whether a process was killed while it wrote the record, so that it was not acknowledged. Otherwise the
-    /// machine has restarted since.
+    /// Whether a process was killed while it wrote the record, so that it was not acknowledged. Otherwise the machine
+    /// has restarted since then.
     pub is_prefix: bool,
 }
 
@@ -39,44 +38,44 @@ pub(crate) struct Torn {
 #[derive(Debug)]
 pub(crate) enum ReadError {
     Io(PathBuf, io::Error),
-    /// A file is of version 1.
+    /// A file has version 1 of the format.
     Old(PathBuf),
     Damaged(Damage),
 }
 
-/// A range of a log that has no valid records, or where records are missing.
+/// A range of a log that contains no valid records, or where records are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
-    /// The file, which may be the missing one.
+    /// The damaged file, or the path of a missing one.
     pub path: PathBuf,
-    /// The offset of the first damaged byte, and of the one after the last.
+    /// The offset of the first damaged byte, and of the first byte after the damage.
     pub bytes: (u64, u64),
-    /// A description of the fault, to be read after the name of the file.
+    /// A description of the fault, formulated as the end of a sentence that begins with the name of the file.
     pub reason: String,
-    /// The position of the record that belongs there.
+    /// The position in the log of the first record that is missing.
     pub link: Link,
     /// The position of the next complete record, if there is one in this file.
     pub to: Option<Link>,
 }
 
-/// The facts about a log that are known before it is read.
+/// The facts about a log that are known before reading it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
-    /// The number of its first record.
+pub(crate) struct LogFacts {
+    /// The number of the first record to read.
     pub start: u64,
-    /// Whether the log is known to have been begun.
+    /// Whether the log is known to exist, so that a missing log is damage.
     pub begun: bool,
 }
 
 // INV-54
-/// Passes all changes of the files `firsts` to `then`, in order and with their numbers. Returns the position at
-/// which the log continues, or `None` if the log has not been begun.
+/// Passes all changes of the files `firsts` to `then`, in order and with their numbers. Returns the position at which
+/// the log continues, or `None` if the log has no file yet.
 ///
-/// Damage is passed to `damaged`, and skipped if that returns `Ok`.
+/// Damage is passed to `damaged`. If that returns `Ok`, the damage is skipped.
 pub(crate) fn read(
     folder: &Path,
     firsts: &[u64],
-    known: Known,
+    known: LogFacts,
     mut then: impl FnMut(u64, Record) -> Result<(), String>,
     mut damaged: impl FnMut(Damage) -> Result<(), ReadError>,
 ) -> Result<Option<Tail>, ReadError> {
@@ -105,9 +104,9 @@ struct Reading<'a> {
     /// The number of the next record, and the checksum of the previous one if it is known.
     number: u64,
     chain: Option<u32>,
-    /// Whether the last record says that the log continues in another file.
+    /// Whether the last record marks that the log continues in another file.
     sealed: bool,
-    /// The boot of the machine in which the last records were written.
+    /// The boot of the machine during which the last records were written, if known.
     run: Option<Bytes>,
     then: &'a mut dyn FnMut(u64, Record) -> Result<(), String>,
     damaged: &'a mut dyn FnMut(Damage) -> Result<(), ReadError>,
@@ -116,15 +115,15 @@ struct Reading<'a> {
 /// A file of a log that is being read.
 struct LogPart {
     path: PathBuf,
-    /// The number in its name.
+    /// The number in the name of the file, which is that of its first record.
     first: u64,
-    /// The next file.
+    /// The path of the next file.
     next: Option<PathBuf>,
-    /// Whether its first record may be missing, because a server stopped before writing it.
+    /// Whether the begin record may be missing, because a server stopped before writing it.
     may_lack_begin: bool,
-    /// Whether it has a record.
+    /// Whether the file contains a record.
     begun: bool,
-    /// Whether it has a change.
+    /// Whether the file contains a change.
     changed: bool,
 }
 
@@ -191,8 +190,8 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Returns whether bytes at the end of a file, after which there is no record, are a torn end. Otherwise
-    /// they are damage.
+    /// Returns whether bytes at the end of a file, which are not followed by a record, are a torn end. Otherwise they
+    /// are damage.
     fn is_torn(&self, file: &LogPart, broken: &Broken) -> io::Result<bool> {
         let Some(next) = &file.next else {
             let other_run = self.run.as_ref().is_none_or(|run| run.is_empty() || *run != boot::id());
@@ -221,18 +220,18 @@ impl Reading<'_> {
     }
 }
 
-/// Returns whether the next file continues exactly here, so that no change is missing.
+/// Returns whether the next file continues exactly at `link`, so that no change is missing.
 fn continues(next: &Path, link: Link) -> io::Result<bool> {
     let found = Scan::open(next)?.next(link.number, Some(link.chain))?;
     Ok(matches!(found, Found::Entry(_)))
 }
 
-/// Returns a description of the fault, with the missing changes.
+/// Returns a description of the fault `what`, with the numbers of the missing changes.
 fn missing(what: &str, (from, to): (u64, u64), at: u64) -> String {
     let lost = match to.saturating_sub(from) {
         0 => String::new(),
         1 => format!("change {from} is missing; "),
         _ => format!("changes {from} to {} are missing; ", to - 1),
     };
-    format!("{what} ({lost}whole records follow from byte {at} on)")
+    format!("{what} ({lost}complete records follow from byte {at} on)")
 }

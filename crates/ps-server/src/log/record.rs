@@ -2,22 +2,22 @@
 
 use bytes::Bytes;
 
-/// The first bytes of each record, by which a reader finds the next record after damage.
+/// The first bytes of each record, with which a reader finds the next record after damage.
 pub(super) const MAGIC: [u8; 4] = *b"dps2";
 
-/// The number of bytes before head and body: see [`Header`].
+/// The size in bytes of the part before the head and body: see [`Header`].
 pub(super) const HEADER: usize = 52;
 
-/// The number of bytes after head and body: a checksum of the whole record.
+/// The size in bytes of the part after the head and body: a checksum of the complete record.
 pub(super) const TRAILER: usize = 4;
 
-/// A change, or a notice that the preceding change with these numbers was refused; then head and body are
-/// empty.
+/// A change or, if head and body are empty, a notice that the preceding change with the same client and number was
+/// rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     /// The client of the change.
     pub client: u64,
-    /// The number of the change.
+    /// The sequence number that the client gave the change.
     pub sequence: u64,
     /// The head of the request.
     pub head: Bytes,
@@ -25,19 +25,19 @@ pub(crate) struct Record {
     pub body: Bytes,
 }
 
-/// The kind of a record. All records except changes are written by the log itself, and have no number of their
-/// own.
+/// The kind of a record. All records except changes are written by the log itself, and have no separate number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A change.
     Change = 0,
-    /// A server resumes from here; the first record of each file. Its body identifies the boot of the machine.
+    /// A server begins or resumes here. This is the first record of each file. Its body identifies the boot of the
+    /// machine.
     Begin = 1,
     /// All previous changes were acknowledged, so damage to them is not a torn end.
     Mark = 2,
     /// The log continues in another file.
     End = 3,
-    /// A repair has removed damage here. Its body has the position at which the log continues.
+    /// A repair has removed damage here. The body of the record contains the position at which the log continues.
     Gap = 4,
 }
 
@@ -68,7 +68,7 @@ impl Record {
         Self { client: 0, sequence: 0, head: Bytes::new(), body }
     }
 
-    /// Returns the header; `None` if the head is longer than any that is received over a connection.
+    /// Returns the encoded header; `None` if the head is longer than any head that can be received.
     pub(super) fn header(&self, kind: Kind, link: Link) -> Option<[u8; HEADER]> {
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -91,14 +91,14 @@ impl Record {
         Some([&header[..], &self.head, &self.body, &trailer].concat())
     }
 
-    /// Returns the checksum of the record, which is written after head and body, and in the next record.
+    /// Returns the checksum of the record, which is written after the head and body, and again in the next record.
     pub(super) fn checksum(&self, header: &[u8; HEADER]) -> u32 {
         // The header's own checksum is excluded: with it, the result would be the same for all headers.
         let sum = crc32c::crc32c_append(crc32c::crc32c(&header[..HEADER - 4]), &self.head);
         crc32c::crc32c_append(sum, &self.body)
     }
 
-    /// Returns the number of bytes of the record.
+    /// Returns the size of the encoded record in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         (HEADER + TRAILER + self.head.len() + self.body.len()) as u64
     }
@@ -134,12 +134,12 @@ impl Header {
         })
     }
 
-    /// Returns the number of bytes of the whole record; `None` if a file cannot have that many.
+    /// Returns the size of the complete record in bytes; `None` if no file can be that large.
     pub fn whole(&self) -> Option<u64> {
         self.head.checked_add(self.body)?.checked_add((HEADER + TRAILER) as u64)
     }
 
-    /// Returns whether a file begins like a log of version 1, whose records are different.
+    /// Returns whether the first bytes of a file are those of a log in format version 1, whose records are different.
     pub fn is_of_version_1(bytes: &[u8]) -> bool {
         bytes.len() >= 32 && small(bytes, 28).is_some_and(|sum| sum == crc32c::crc32c(&bytes[..28]))
     }

@@ -1,7 +1,7 @@
-//! Removing damage from a log: files are rewritten without it, and the originals are kept.
+//! Removes damage from a log: files are rewritten without the damage, and the originals are kept.
 
 use super::record::{Kind, Link, Record};
-use super::{Damage, boot, path, set_aside};
+use super::{Damage, back_up, boot, path};
 use distribute_files::WholeFile;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Removes damage from a log, and returns the paths of the original files. `last` is the last file.
+/// Removes damage from a log, and returns the paths of the original files. `last` is the number of the last file.
 pub(crate) fn repair(damage: &[Damage], last: Option<u64>) -> io::Result<Vec<PathBuf>> {
     let mut of_files: BTreeMap<&PathBuf, Vec<&Damage>> = BTreeMap::new();
     for one in damage {
@@ -33,7 +33,7 @@ pub(crate) fn repair(damage: &[Damage], last: Option<u64>) -> io::Result<Vec<Pat
             name = named;
         }
         if old.exists() {
-            kept.push(set_aside(old, 0)?);
+            kept.push(back_up(old, 0)?);
         }
         let is_gone = content.is_empty();
         if !is_gone {
@@ -95,7 +95,7 @@ impl Content {
     }
 }
 
-/// Returns the record after which a log continues at another position.
+/// Returns the encoded record after which a log continues at position `to`.
 fn gap(from: Link, to: Link) -> Vec<u8> {
     Record::of_log(to.to_bytes()).encoded(Kind::Gap, from).unwrap_or_default()
 }

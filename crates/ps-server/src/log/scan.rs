@@ -1,4 +1,4 @@
-//! Reading one file of a log record by record, also past damage.
+//! Reads one file of a log, record by record, including records after damage.
 
 use super::record::{HEADER, Header, Kind, Link, MAGIC, Record, TRAILER};
 use bytes::Bytes;
@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// The number of bytes that are searched at once for the next record.
+/// The number of bytes that are read at a time when searching for the next record.
 const SEARCHED: usize = 1 << 20;
 
 /// A file of a log that is being read. Invalid lengths do not cause allocations.
@@ -21,7 +21,7 @@ pub(crate) struct Scan {
 pub(crate) struct Entry {
     pub kind: Kind,
     pub link: Link,
-    /// The position of the next record.
+    /// The position of the record after this one.
     pub next: Link,
     pub at: u64,
     pub record: Record,
@@ -36,16 +36,16 @@ pub(crate) enum Found {
     Broken(Broken),
 }
 
-/// Bytes that are not the next record.
+/// A description of bytes that are not the next record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Broken {
-    /// A description of the fault, to be read after the name of the file.
+    /// A description of the fault, formulated as the end of a sentence that begins with the name of the file.
     pub what: String,
-    /// The offset of the first of them.
+    /// The offset of the first of these bytes.
     pub at: u64,
-    /// Whether they are a prefix of the next record, as after a process is killed while writing.
+    /// Whether the bytes are a prefix of the next record, as if a process had been killed while it wrote the record.
     pub is_prefix: bool,
-    /// Whether the file is of version 1.
+    /// Whether the file has version 1 of the format.
     pub is_old: bool,
 }
 
@@ -61,12 +61,12 @@ impl Scan {
         self.at
     }
 
-    /// Returns the number of bytes of the file.
+    /// Returns the size of the file in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Reads the next record. It must have this number and, if known, this checksum of the previous record.
+    /// Reads the next record. It must have the given number and, if known, the given checksum of the previous record.
     pub fn next(&mut self, number: u64, chain: Option<u32>) -> io::Result<Found> {
         let left = self.length.saturating_sub(self.at);
         if left == 0 {
@@ -86,7 +86,7 @@ impl Scan {
             }));
         }
         let Some(head) = Header::decode(&header) else {
-            let what = format!("has something else than record {number}");
+            let what = format!("has something other than record {number}");
             return Ok(Found::Broken(Broken { is_old: self.is_old(&header), ..broken(what, false) }));
         };
         let link = head.link;
@@ -107,7 +107,7 @@ impl Scan {
         }
     }
 
-    /// Reads the record after its header, all of which is in the file; `None` if its checksum is wrong.
+    /// Reads the record after its header, whose length was checked against the file; `None` if its checksum is wrong.
     fn rest(&mut self, head: &Header, header: &[u8; HEADER]) -> io::Result<Option<Entry>> {
         let mut take = |length: u64| {
             let mut bytes = vec![0; length as usize];
@@ -140,7 +140,7 @@ impl Scan {
         Ok(Some(Entry { kind, link, next, at, record }))
     }
 
-    /// Searches for the next complete record with at least this number, and returns its position in the log;
+    /// Searches for the next complete record whose number is at least `least`, and returns its position in the log;
     /// `None` if there is none.
     pub fn search(&mut self, least: u64) -> io::Result<Option<Link>> {
         let (mut window, mut base) = (Vec::new(), self.at);
@@ -190,7 +190,7 @@ impl Scan {
     }
 }
 
-/// Returns whether these bytes may be the beginning of a record, of which not even the header is complete.
+/// Returns whether `bytes` may be the beginning of a record whose header is incomplete.
 fn may_begin(bytes: &[u8], number: u64, chain: Option<u32>) -> bool {
     let agrees = |at: usize, expected: &[u8]| {
         bytes.iter().skip(at).zip(expected).all(|(found, expected)| found == expected)

@@ -16,10 +16,10 @@ fn records(count: u64) -> Vec<Record> {
     (0..count).map(record).collect()
 }
 
-const KNOWN: Known = Known { start: 0, begun: true };
+const KNOWN: LogFacts = LogFacts { start: 0, begun: true };
 
 /// Returns all changes of a folder, and the position at which its log continues.
-fn all(folder: &Path, known: Known) -> (Vec<Record>, Result<Option<read::Tail>, ReadError>) {
+fn all(folder: &Path, known: LogFacts) -> (Vec<Record>, Result<Option<read::Tail>, ReadError>) {
     let mut all = Vec::new();
     let add = |number, record| {
         assert_eq!(number, known.start + all.len() as u64);
@@ -122,7 +122,7 @@ fn wherever_a_log_is_cut_off_the_whole_records_before_are_read() {
             assert!(
                 matches!(tail, Err(ReadError::Damaged(damage)) if damage.bytes.0 == 0 && damage.path == path)
             );
-            let new = all(folder.path(), Known { begun: false, ..KNOWN }).1.unwrap().unwrap();
+            let new = all(folder.path(), LogFacts { begun: false, ..KNOWN }).1.unwrap().unwrap();
             assert_eq!((new.end, new.torn.is_some()), (0, cut > 0));
             continue;
         }
@@ -260,7 +260,7 @@ fn of_another_run(records: &[Record]) -> Vec<u8> {
 
 // INV-54
 #[test]
-fn what_a_machine_had_not_written_when_it_ended_is_torn_unless_something_follows() {
+fn an_unwritten_record_is_torn_only_at_the_end_of_the_log() {
     let folder = tempfile::tempdir().unwrap();
     let written = records(3);
     let path = path(folder.path(), 0);
@@ -290,13 +290,13 @@ fn a_log_of_version_1_is_refused_as_such() {
     header[28..].copy_from_slice(&sum.to_le_bytes());
     let path = path(folder.path(), 0);
     fs::write(&path, [&header[..], &[1; 5]].concat()).unwrap();
-    let found = all(folder.path(), Known { begun: false, ..KNOWN }).1;
+    let found = all(folder.path(), LogFacts { begun: false, ..KNOWN }).1;
     assert!(matches!(found, Err(ReadError::Old(old)) if old == path));
 }
 
 // INV-54
 #[test]
-fn a_repaired_log_has_all_changes_that_can_be_read_and_what_it_was_is_kept() {
+fn a_repaired_log_has_all_readable_changes_and_the_original_is_kept() {
     let written = records(12);
     let template = tempfile::tempdir().unwrap();
     log(template.path(), &written, true);

@@ -1,10 +1,10 @@
-//! The copies of other servers that a server has in memory.
+//! The copies of other servers that a server keeps in memory.
 
-use super::message::{Answer, Ask, Of, Position};
+use super::message::{FollowerRequest, FollowerResponse, Position, ServerLife};
 use super::replicated::Replicated;
-use crate::codec::Sent;
+use crate::codec::EncodedRequest;
 use crate::ledger::Ledger;
-use crate::store::{Change, Known};
+use crate::store::{Change, StateHeader};
 use distribute_cluster::{Job, Task};
 use distribute_ps_tables::{TableImage, Tables};
 use distribute_rpc::{Call, Reply, Service};
@@ -14,22 +14,22 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The copies of the servers that a server follows: a [`Service`] in addition to its own
-/// [`ParameterServer`](crate::ParameterServer). Clones are the same service.
+/// The copies of the servers that a server follows. They are a [`Service`] in addition to the server's own
+/// [`ParameterServer`](crate::ParameterServer). Clones share the same copies.
 ///
-/// It only responds to servers with a [follower](crate::ParameterServer::followed_by), and to each about its
-/// own tables. A message about server `n` is refused unless it comes from the task `ps n`.
+/// The service only responds to servers that have a [follower](crate::ParameterServer::followed_by), and only about
+/// their own tables. A message about server `n` is rejected unless it comes from the task `ps n`.
 ///
-/// [`ParameterServer::replicas`](crate::ParameterServer::replicas) creates a service that also requests its
-/// copy when it starts.
+/// [`ParameterServer::replicas`](crate::ParameterServer::replicas) creates a service that also requests its copy when
+/// it starts.
 #[derive(Clone, Debug)]
 pub struct Replicas {
     of: Arc<Mutex<BTreeMap<u64, Arc<Mutex<Followed>>>>>,
-    /// A random number that distinguishes this process from a previous one.
+    /// A random number that distinguishes this process from previous ones.
     run: u64,
     /// The number of complete copies.
     complete: Arc<AtomicU64>,
-    /// The server of this process, whose follower may request its copy.
+    /// The server in this process, whose follower may request its copy.
     own: Option<Arc<Replicated>>,
 }
 
@@ -52,7 +52,7 @@ struct Mirror {
     /// The names of all tables of a state that is being received.
     names: Vec<String>,
     lost: Vec<String>,
-    /// Whether a change could not be applied. The copy still has all acknowledged changes.
+    /// Whether a change could not be applied. The copy still contains all acknowledged changes.
     broken: bool,
 }
 
@@ -69,31 +69,32 @@ impl Replicas {
         Self::default()
     }
 
-    /// Creates the service in addition to a server of this process.
+    /// Creates the service for a process that also runs the server `own`.
     pub(crate) fn beside(own: Arc<Replicated>, complete: Arc<AtomicU64>) -> Self {
         Self { own: Some(own), complete, ..Self::default() }
     }
 
-    /// Returns the number that distinguishes this process from a previous one.
+    /// Returns the random number that distinguishes this process from previous ones.
     pub(crate) fn run(&self) -> u64 {
         self.run
     }
 
-    /// Responds to a task, which may only ask about its own tables.
+    /// Responds to a request of a task, which may only access its own tables.
     // INV-57
-    pub(super) fn answer(&self, caller: &Task, ask: Ask) -> Answer {
+    pub(super) fn answer(&self, caller: &Task, ask: FollowerRequest) -> FollowerResponse {
         let server = ask.server();
-        if let Ask::Copy { run, .. } = ask {
+        if let FollowerRequest::Copy { run, .. } = ask {
             let follows = self.own.as_ref().is_some_and(|own| own.asked((caller, server), run));
             return if follows {
-                Answer::Done
+                FollowerResponse::Done
             } else {
-                Answer::Refused(format!("{caller} does not follow ps {server} here"))
+                FollowerResponse::Refused(format!("{caller} does not follow ps {server} here"))
             };
         }
         if caller.job != Job::Ps || caller.index as u64 != server {
-            return Answer::Refused(format!(
-                "{caller} is not ps {server}, and each server sends, and asks for, the copy of its own tables alone"
+            return FollowerResponse::Refused(format!(
+                "{caller} is not ps {server}, and each server only sends and requests the copy of its own \
+                 tables"
             ));
         }
         let followed = {
@@ -102,7 +103,7 @@ impl Replicas {
         };
         let mut followed = followed.lock();
         let before = followed.mirror.is_some();
-        let answer = followed.answer(self.run, ask).unwrap_or_else(Answer::Refused);
+        let answer = followed.answer(self.run, ask).unwrap_or_else(FollowerResponse::Refused);
         if !before && followed.mirror.is_some() {
             self.complete.fetch_add(1, Ordering::AcqRel);
         }
@@ -111,23 +112,30 @@ impl Replicas {
 }
 
 impl Followed {
-    fn answer(&mut self, run: u64, ask: Ask) -> Result<Answer, String> {
+    fn answer(&mut self, run: u64, ask: FollowerRequest) -> Result<FollowerResponse, String> {
         Ok(match ask {
-            Ask::Copy { .. } | Ask::Position { .. } => Answer::Position(self.position(run)),
-            Ask::Known(of) => Answer::Known(Box::new(self.of(of)?.known())),
-            Ask::Table(of, name) => {
-                let image = self.of(of)?.tables.image(&name).map_err(|error| error.to_string())?;
-                Answer::Table(Box::new(image.ok_or_else(|| format!("there is no table {name}"))?))
+            FollowerRequest::Copy { .. } | FollowerRequest::Position { .. } => {
+                FollowerResponse::Position(self.position(run))
             }
-            Ask::Adopt(of, life) => {
+            FollowerRequest::StateHeader(of) => {
+                FollowerResponse::StateHeader(Box::new(self.of(of)?.header()))
+            }
+            FollowerRequest::Table(of, name) => {
+                let image = self.of(of)?.tables.image(&name).map_err(|error| error.to_string())?;
+                FollowerResponse::Table(Box::new(image.ok_or_else(|| format!("there is no table {name}"))?))
+            }
+            FollowerRequest::Adopt(of, life) => {
                 let mirror = self.of(of)?;
                 if mirror.broken || of.life.checked_add(1) != Some(life) {
-                    return Err(format!("life {} of ps {} cannot go on as life {life}", of.life, of.server));
+                    return Err(format!(
+                        "life {} of ps {} cannot continue as life {life}",
+                        of.life, of.server
+                    ));
                 }
                 (mirror.life, mirror.changes, mirror.log) = (life, 0, 0);
-                Answer::Done
+                FollowerResponse::Done
             }
-            Ask::Begin(of, known) => {
+            FollowerRequest::Begin(of, header) => {
                 // The state is newer than the copy, unless it comes from a server that was replaced.
                 let newest = self.mirror.as_ref().map_or(0, |mirror| mirror.life);
                 if of.life < newest {
@@ -136,14 +144,14 @@ impl Followed {
                         of.server, of.life
                     ));
                 }
-                self.incomplete = Some(Mirror::new(of.life, *known)?);
-                Answer::Done
+                self.incomplete = Some(Mirror::new(of.life, *header)?);
+                FollowerResponse::Done
             }
-            Ask::Put(of, image) => {
+            FollowerRequest::Put(of, image) => {
                 self.incomplete(of)?.put(*image)?;
-                Answer::Done
+                FollowerResponse::Done
             }
-            Ask::End(of, changes, log) => {
+            FollowerRequest::End(of, changes, log) => {
                 let incomplete = self.incomplete(of)?;
                 let missing = incomplete.missing();
                 if !missing.is_empty() {
@@ -151,11 +159,11 @@ impl Followed {
                 }
                 (incomplete.changes, incomplete.log) = (changes, log);
                 self.mirror = self.incomplete.take();
-                Answer::Done
+                FollowerResponse::Done
             }
-            Ask::Changes(of, first, changes) => {
+            FollowerRequest::Changes(of, first, changes) => {
                 self.of(of)?.make(first, changes)?;
-                Answer::Done
+                FollowerResponse::Done
             }
         })
     }
@@ -166,29 +174,29 @@ impl Followed {
         Position { run, incomplete, ..whole }
     }
 
-    fn of(&mut self, of: Of) -> Result<&mut Mirror, String> {
+    fn of(&mut self, of: ServerLife) -> Result<&mut Mirror, String> {
         let life = self.mirror.as_ref().map_or(0, |mirror| mirror.life);
         let mirror = self.mirror.as_mut().filter(|mirror| mirror.life == of.life);
         mirror.ok_or_else(|| format!("of ps {} there is life {life} here, not {}", of.server, of.life))
     }
 
-    fn incomplete(&mut self, of: Of) -> Result<&mut Mirror, String> {
+    fn incomplete(&mut self, of: ServerLife) -> Result<&mut Mirror, String> {
         let incomplete = self.incomplete.as_mut().filter(|incomplete| incomplete.life == of.life);
-        incomplete.ok_or_else(|| format!("nobody has begun to send life {} of ps {}", of.life, of.server))
+        incomplete.ok_or_else(|| format!("no server has begun to send life {} of ps {}", of.life, of.server))
     }
 }
 
 impl Mirror {
-    fn new(life: u64, known: Known) -> Result<Self, String> {
-        let Known { clients, job, tables: names, lost } = known;
+    fn new(life: u64, header: StateHeader) -> Result<Self, String> {
+        let StateHeader { clients, job, tables: names, lost } = header;
         let (tables, ledger) = (Tables::new(), Ledger::default());
         clients.iter().try_for_each(|client| ledger.restore(client)).map_err(|error| error.to_string())?;
         tables.restore_job(job);
         Ok(Self { life, changes: 0, log: 0, tables, ledger, names, lost, broken: false })
     }
 
-    fn known(&self) -> Known {
-        Known {
+    fn header(&self) -> StateHeader {
+        StateHeader {
             clients: self.ledger.clients(),
             job: self.tables.job(),
             tables: self.tables.names(),
@@ -205,7 +213,7 @@ impl Mirror {
         self.tables.restore_image(image).map_err(|error| error.to_string())
     }
 
-    /// Returns the tables that were not received yet.
+    /// Returns the names of the tables that have not been received yet.
     fn missing(&self) -> Vec<&str> {
         let there = self.tables.names();
         self.names
@@ -218,7 +226,7 @@ impl Mirror {
     /// Applies changes, some of which may have been received before.
     fn make(&mut self, first: u64, changes: Vec<Change>) -> Result<(), String> {
         if self.broken {
-            return Err(format!("change {} could not be made", self.changes));
+            return Err(format!("change {} could not be applied", self.changes));
         }
         let Some(before) = self.changes.checked_sub(first) else {
             return Err(format!("change {} is missing before {first}", self.changes));
@@ -226,7 +234,7 @@ impl Mirror {
         let before = usize::try_from(before).unwrap_or(usize::MAX);
         for Change { record, log } in changes.into_iter().skip(before) {
             let (client, sequence) = (record.client, record.sequence);
-            let made = Sent::decode(record.head, record.body)
+            let made = EncodedRequest::decode(record.head, record.body)
                 .map_err(|error| error.to_string())
                 .and_then(|sent| self.tables.handle(&sent.request).map_err(|error| error.to_string()));
             if let Err(error) = made {
@@ -235,7 +243,7 @@ impl Mirror {
                 self.broken = true;
                 return Err(error);
             }
-            self.ledger.note(client, sequence, true);
+            self.ledger.record(client, sequence, true);
             self.changes += 1;
             self.log = self.log.max(log.saturating_add(1));
         }
@@ -245,9 +253,12 @@ impl Mirror {
 
 impl Service for Replicas {
     fn call(&self, call: Call, reply: Reply) {
-        let answer = match Ask::decode(call.message) {
+        let answer = match FollowerRequest::decode(call.message) {
             Ok(ask) => self.answer(&call.caller, ask),
-            Err(error) => Answer::Refused(format!("what {} sent is no request: {error}", call.caller)),
+            Err(error) => FollowerResponse::Refused(format!(
+                "{} sent something other than a request: {error}",
+                call.caller
+            )),
         };
         match answer.encode() {
             Ok(message) => reply.answer(message.head, message.body),

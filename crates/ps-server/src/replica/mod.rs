@@ -1,38 +1,46 @@
 //! Replication of a server's state to a second server.
 //!
-//! A server with a *follower* sends each change to it after applying the change, in the same order for each
-//! table. It acknowledges the change after the follower has applied it as well. The follower keeps the tables
-//! in memory, and they are not read.
+//! A server with a *follower* sends each change to it after applying the change, in the same order for each table. It
+//! acknowledges the change after the follower has also applied it. The follower keeps the tables in memory, and clients
+//! never read them.
 //!
-//! Each start of a server is a *life*. Its number is greater than all previous ones, and is stored in the
-//! server's folder and by its follower. A server that starts takes the state with the greater life: its own, or
-//! its follower's if its folder is missing or older. A follower only accepts changes of the greatest life, so a
-//! server that was replaced acknowledges no more changes.
+//! The time between a start of a server and its next start is a *life*. The number of a life is greater than all
+//! previous ones, and is stored in the server's folder and by its follower. A server that starts takes the state with
+//! the greater life: its own, or its follower's if its folder is missing or older. A follower only accepts changes of
+//! the greatest life, so a server that was replaced acknowledges no further changes.
 //!
-//! A follower that was killed has no copy until the whole state is sent again. It requests the copy when it
-//! starts, and the server it follows monitors the connection even while there are no changes. Until the copy is
-//! complete, nothing is acknowledged. A server that is killed before that has lost its tables. It starts
-//! without any, and refuses requests of clients for which it had acknowledged changes.
+//! A follower that was killed has no copy until the complete state is sent again. It requests the copy when it starts,
+//! and the server that it follows monitors the connection even while there are no changes. Until the copy is complete,
+//! nothing is acknowledged. A server that is killed before then has lost its tables. It starts without any, and rejects
+//! requests of clients for which it had acknowledged changes.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `message` | the messages between a server and its follower |
-//! | `course` | the protocol: the next request, and the effects of the response, without a thread |
-//! | `feeder` | the thread that sends requests |
+//! | `replication_plan` | the protocol: the next request, and the effects of the response, without a thread |
+//! | `sender` | the thread that sends requests |
 //! | `mirror` | the copy of the follower |
-//! | `asking` | the request of a restarted follower for its copy |
+//! | `copy_requester` | the request of a restarted follower for its copy |
 //! | `replicated` | a server with its follower, and the server that it follows |
 //!
-//! The transfer of a server's state, and the changes in flight, are in `store`.
+//! The module `store` contains the transfer of a server's state, and the changes in flight.
 
-mod asking;
-mod course;
-mod feeder;
+// - **INV-57** If a server is followed, a change is acknowledged when it is in the tables of both, and each is made
+//   once on either. A server that starts has the state of the greater life, its own or its follower's, before it
+//   answers. A follower accepts only changes of the greatest life, in the order in which those of a table were
+//   made, and only from its server. A copy counts when it is complete, and is sent as soon as the follower has
+//   none. If both are lost, no client that had a change acknowledged is answered. Tests:
+//   `ps-server/src/replica/tests.rs`, `ps-server/src/replica/model.rs`, `ps-server/tests/it/replica/mod.rs`,
+//   `ps-server/tests/it/replica/ring.rs`.
+
+mod copy_requester;
 mod message;
 mod mirror;
 #[cfg(test)]
 mod model;
 mod replicated;
+mod replication_plan;
+mod sender;
 #[cfg(test)]
 mod tests;
 

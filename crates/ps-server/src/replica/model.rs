@@ -1,17 +1,17 @@
-//! A model of servers in a ring that are killed at every step of the protocol: all interleavings of a few
+//! A model of servers in a ring that are killed at every step of the protocol. It runs all interleavings of a few
 //! events, and many random ones.
 //!
-//! The tested code is that of real servers, [`Core`], [`Course`] and [`Replicas`], without threads and
+//! The tested code is that of real servers, [`Core`], [`ReplicationPlan`] and [`Replicas`], without threads and
 //! connections.
 
 use super::Replicas;
-use super::course::{Course, Start, Way, start};
-use super::message::{Answer, Ask, Position};
+use super::message::{FollowerRequest, FollowerResponse, Position};
+use super::replication_plan::{FollowerLink, ReplicationPlan, Start, start};
 use crate::codec::{Call, Encoded};
 use crate::store::{Core, Follower};
 use distribute_cluster::Job;
 use distribute_ps_tables::{Copies, RefusalKind, Request, Response, TableSpec};
-use distribute_tensor::{HostTensor, Write};
+use distribute_tensor::{HostTensor, Wire, Write};
 use distribute_testing::SplitMix;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use std::sync::Arc;
 struct Process {
     core: Core,
     follower: Arc<Follower>,
-    course: Course,
+    replication_plan: ReplicationPlan,
     replicas: Replicas,
     held: bool,
 }
@@ -29,12 +29,12 @@ struct Process {
 struct Client {
     sequence: u64,
     acknowledged: bool,
-    /// Whether a change was requested, and is not acknowledged.
+    /// Whether a change was requested and not yet acknowledged.
     open: bool,
-    /// Whether the change was applied by the current process.
+    /// Whether the current process has applied the change.
     made: bool,
     counted: i64,
-    /// The server has refused the client, because it has lost changes.
+    /// Whether the server has rejected the client, because it has lost changes.
     refused: bool,
 }
 
@@ -46,7 +46,7 @@ struct Ring {
     history: Vec<String>,
 }
 
-/// A connection to another process of the ring, which responds at once.
+/// A connection to another process of the ring, which responds immediately.
 struct Direct<'a> {
     history: &'a mut Vec<String>,
     to: Option<&'a Replicas>,
@@ -54,12 +54,12 @@ struct Direct<'a> {
     held: &'a mut bool,
 }
 
-impl Way for Direct<'_> {
-    fn ask(&mut self, ask: Ask) -> Result<Answer, String> {
+impl FollowerLink for Direct<'_> {
+    fn ask(&mut self, ask: FollowerRequest) -> Result<FollowerResponse, String> {
         // Messages are encoded and decoded, as over a connection.
-        let ask = Ask::decode(ask.encode().unwrap()).unwrap();
+        let ask = FollowerRequest::decode(ask.encode().unwrap()).unwrap();
         let to = self.to.ok_or("the connection is lost")?;
-        Ok(Answer::decode(to.answer(&Job::Ps.task(self.from), ask).encode().unwrap()).unwrap())
+        Ok(FollowerResponse::decode(to.answer(&Job::Ps.task(self.from), ask).encode().unwrap()).unwrap())
     }
 
     fn hold(&mut self) {
@@ -70,7 +70,7 @@ impl Way for Direct<'_> {
         *self.held = false;
     }
 
-    fn tell(&mut self, text: String) {
+    fn warn(&mut self, text: String) {
         self.history.push(text);
     }
 }
@@ -79,13 +79,14 @@ impl Process {
     fn start(server: usize) -> Self {
         let (core, follower) = (Core::in_memory(), Arc::<Follower>::default());
         core.follow(follower.clone());
-        let course = Course::new("the next".to_owned(), server as u64);
-        Self { core, follower, course, replicas: Replicas::new(), held: false }
+        let replication_plan = ReplicationPlan::new("the next".to_owned(), server as u64);
+        Self { core, follower, replication_plan, replicas: Replicas::new(), held: false }
     }
 }
 
 fn call(client: &Client, requests: Vec<Request>) -> Call {
-    let encoded = Encoded::new(Request::Batch(requests), false).unwrap().acknowledged(client.acknowledged);
+    let encoded =
+        Encoded::new(Request::Batch(requests), Wire::Full).unwrap().acknowledged(client.acknowledged);
     Call::decode(encoded.message(7, client.sequence).unwrap()).unwrap()
 }
 
@@ -98,7 +99,7 @@ fn create(name: &str) -> Request {
 }
 
 impl Ring {
-    /// Creates servers with a table that has counted to 1, each with a complete copy.
+    /// Creates servers, each with a table that has counted to 1, and each with a complete copy.
     fn new(servers: usize) -> Self {
         let mut ring = Self {
             all: (0..servers).map(Process::start).collect(),
@@ -106,15 +107,15 @@ impl Ring {
             may_be_lost: vec![false; servers],
             history: Vec::new(),
         };
-        ring.settle();
+        ring.run_to_idle();
         for server in 0..servers {
             let made =
-                ring.all[server].core.make(&call(&ring.clients[server], vec![create("n"), create("m")])).0;
+                ring.all[server].core.execute(&call(&ring.clients[server], vec![create("n"), create("m")])).0;
             assert!(made.iter().all(Result::is_ok), "{made:?}");
             ring.clients[server].sequence = 2;
             ring.count(server);
         }
-        ring.settle();
+        ring.run_to_idle();
         assert!(ring.clients.iter().all(|client| client.counted == 1 && client.acknowledged));
         ring
     }
@@ -128,10 +129,10 @@ impl Ring {
         let next = self.next(server);
         let [process, next] = self.all.get_disjoint_mut([server, next]).unwrap();
         let (to, held) = (Some(&next.replicas), &mut process.held);
-        let mut way = Direct { history: &mut self.history, to, from: server, held };
-        let stepped = process.course.step(&process.core, &process.follower, &mut way);
+        let mut link = Direct { history: &mut self.history, to, from: server, held };
+        let stepped = process.replication_plan.step(&process.core, &process.follower, &mut link);
         if stepped.is_err() {
-            process.course.restart(&process.follower, &mut way);
+            process.replication_plan.restart(&process.follower, &mut link);
         }
         self.history.push(format!("{server} asks: {stepped:?}"));
         stepped.unwrap_or(true)
@@ -148,12 +149,11 @@ impl Ring {
         self.clients[victim].made = false;
         // The connection to it is lost.
         let process = &mut self.all[owner];
-        let mut way = Direct { history: &mut self.history, to: None, from: owner, held: &mut process.held };
-        process.course.restart(&process.follower, &mut way);
+        let mut link = Direct { history: &mut self.history, to: None, from: owner, held: &mut process.held };
+        process.replication_plan.restart(&process.follower, &mut link);
     }
 
-    /// Increments a counter, or repeats an unacknowledged request, after creating the table again as a program
-    /// may do.
+    /// Increments a counter, or repeats an unacknowledged request. First creates the table again, as a program may do.
     fn count(&mut self, server: usize) {
         let (process, client) = (&self.all[server], &mut self.clients[server]);
         if client.refused || client.made || process.held || process.follower.copies() == Copies::Starting {
@@ -164,10 +164,10 @@ impl Ring {
         // requested one.
         let read = process
             .core
-            .make(&call(client, vec![Request::Read { table: "n".into(), known: None }]))
+            .execute(&call(client, vec![Request::Read { table: "n".into(), known: None, may_round: false }]))
             .0
             .remove(0);
-        let (answers, _) = process.core.make(&call(client, vec![create("n"), add()]));
+        let (answers, _) = process.core.execute(&call(client, vec![create("n"), add()]));
         match (&answers[1], read) {
             (Ok(_), Ok(Response::Value(value))) => {
                 let value = value.value.to_vec::<i64>().unwrap()[0];
@@ -192,7 +192,7 @@ impl Ring {
         }
     }
 
-    /// Acknowledges the changes that the follower has.
+    /// Acknowledges the changes that the follower has received.
     fn acknowledge(&mut self) {
         for (server, client) in self.clients.iter_mut().enumerate() {
             let state = self.all[server].follower.lock();
@@ -210,7 +210,7 @@ impl Ring {
     }
 
     /// Runs until nothing is in progress.
-    fn settle(&mut self) {
+    fn run_to_idle(&mut self) {
         for _ in 0..200 {
             let steps: Vec<bool> = (0..self.all.len()).map(|server| self.step(server)).collect();
             self.acknowledge();
@@ -221,14 +221,14 @@ impl Ring {
         panic!("it comes to no end: {:#?}", self.history);
     }
 
-    /// Checks that all servers have each acknowledged change once, or report the loss.
+    /// Checks that every server has each acknowledged change exactly once, or reports the loss.
     fn check(mut self) -> usize {
-        self.settle();
+        self.run_to_idle();
         for server in 0..self.all.len() {
             self.count(server);
-            self.settle();
+            self.run_to_idle();
             self.count(server);
-            self.settle();
+            self.run_to_idle();
             let client = &self.clients[server];
             assert!(client.refused || !client.open, "{:#?}", self.history);
         }
@@ -294,32 +294,33 @@ fn a_server_that_is_killed_before_its_copy_is_complete_names_the_tables_that_it_
     assert_eq!(ring.all[0].follower.copies(), Copies::Alone);
     ring.kill(0);
     for _ in 0..2 {
-        ring.settle();
+        ring.run_to_idle();
         let process = &ring.all[0];
         assert_eq!(process.follower.copies(), Copies::Two);
         for request in [create("n"), add(), Request::List] {
-            let refusal = process.core.make(&call(&ring.clients[0], vec![request])).0.remove(0).unwrap_err();
+            let refusal =
+                process.core.execute(&call(&ring.clients[0], vec![request])).0.remove(0).unwrap_err();
             assert_eq!(refusal.kind, RefusalKind::Lost);
             assert!(refusal.text.contains("these tables: m, n"), "{refusal}");
         }
         // The same holds for a server that is killed again.
         ring.kill(0);
     }
-    ring.settle();
+    ring.run_to_idle();
     // A new program creates the tables again, and gets an error for those that it does not create.
     let mut new = Client::default();
     let core = &ring.all[0].core;
-    let refusal = core.make(&call(&new, vec![add()])).0.remove(0).unwrap_err();
+    let refusal = core.execute(&call(&new, vec![add()])).0.remove(0).unwrap_err();
     assert!(refusal.kind == RefusalKind::Lost && refusal.text.contains("m, n"), "{refusal}");
     new.sequence = 1;
-    let made = core.make(&call(&new, vec![create("n"), add()])).0;
+    let made = core.execute(&call(&new, vec![create("n"), add()])).0;
     assert!(made.iter().all(Result::is_ok), "{made:?}");
     // The same holds for each client after a job was begun.
     let core = &ring.all[0].core;
     new.sequence = 3;
-    core.make(&call(&new, vec![Request::BeginJob { job: 1 }])).0.remove(0).unwrap();
+    core.execute(&call(&new, vec![Request::BeginJob { job: 1 }])).0.remove(0).unwrap();
     let old = Call { client: 8, ..call(&ring.clients[0], vec![add()]) };
-    assert!(core.make(&old).0[0].is_ok());
+    assert!(core.execute(&old).0[0].is_ok());
 }
 
 #[test]
@@ -327,16 +328,16 @@ fn a_server_begins_with_the_newer_state_and_with_none_where_that_is_lost() {
     let found = |life, log| Position { life, log, ..Position::default() };
     for (own, found, seen, expected) in [
         ((0, 0), found(0, 0), 0, Start::Own),
-        ((0, 0), found(3, 0), 3, Start::Taken),
+        ((0, 0), found(3, 0), 3, Start::Fetched),
         ((3, 10), found(3, 10), 3, Start::Own),
-        ((3, 10), found(3, 11), 3, Start::Taken),
+        ((3, 10), found(3, 11), 3, Start::Fetched),
         ((4, 10), found(3, 11), 3, Start::Own),
         // There is only a partial copy of a greater life, or there was a copy.
-        ((0, 0), found(0, 0), 3, Start::Lost),
-        ((2, 10), found(0, 0), 3, Start::Lost),
+        ((0, 0), found(0, 0), 3, Start::LostTables),
+        ((2, 10), found(0, 0), 3, Start::LostTables),
         ((3, 10), found(0, 0), 3, Start::Own),
         // A complete copy has all acknowledged changes, even while a newer one was being sent.
-        ((0, 0), found(3, 0), 4, Start::Taken),
+        ((0, 0), found(3, 0), 4, Start::Fetched),
     ] {
         assert_eq!(start(own, &found, seen), expected, "{own:?} {found:?} {seen}");
     }

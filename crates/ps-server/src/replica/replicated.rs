@@ -1,53 +1,55 @@
-//! A server with its follower, and the server that it follows.
+//! A server with its follower, and with a copy of the server that it follows.
 
-use super::asking::Asking;
-use super::feeder::Feeder;
+use super::copy_requester::CopyRequester;
 use super::mirror::Replicas;
+use super::sender::ChangeSender;
 use crate::store::{Core, Store};
 use distribute_cluster::Task;
 use distribute_rpc::ClientBuilder;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-/// A store that sends its changes to a follower, and requests its copy from the server that it follows; both
-/// are optional.
+/// A store that sends its changes to a follower, and requests a copy of the server that it follows. Both servers are
+/// optional.
 #[derive(Debug)]
 pub(crate) struct Replicated {
     store: Store,
-    feeder: OnceLock<Feeder>,
-    asking: OnceLock<Asking>,
+    sender: OnceLock<ChangeSender>,
+    copy_requester: OnceLock<CopyRequester>,
 }
 
 impl Replicated {
     /// Creates a store without a follower.
     pub fn new(store: Store) -> Self {
-        Self { store, feeder: OnceLock::new(), asking: OnceLock::new() }
+        Self { store, sender: OnceLock::new(), copy_requester: OnceLock::new() }
     }
 
     pub fn core(&self) -> &Core {
         self.store.core()
     }
 
-    /// Adds a follower, unless there is one.
+    /// Adds a follower, unless there already is one. `by` contains the clients that connect to it, its task, and the
+    /// number of this server.
     pub fn follow(&self, by: (ClientBuilder, Task, u64)) -> io::Result<()> {
-        if self.feeder.get().is_none() {
-            let _ = self.feeder.set(Feeder::start(self.store.core(), by)?);
+        if self.sender.get().is_none() {
+            let _ = self.sender.set(ChangeSender::start(self.store.core(), by)?);
         }
         Ok(())
     }
 
-    /// Returns the copies of the servers that this one follows, and begins to request the copy of `of`, one of
-    /// these.
+    /// Returns the copies of the servers that this one follows, and begins to request the copy of task `of`, which is
+    /// one of these servers.
     pub fn replicas(self: &Arc<Self>, clients: ClientBuilder, of: Task) -> io::Result<Replicas> {
         let replicas = Replicas::beside(self.clone(), self.core().follows().clone());
-        if self.asking.get().is_none() {
-            let _ = self.asking.set(Asking::start(clients, of, replicas.run())?);
+        if self.copy_requester.get().is_none() {
+            let _ = self.copy_requester.set(CopyRequester::start(clients, of, replicas.run())?);
         }
         Ok(replicas)
     }
 
-    /// Records that a task requests its copy of server `number`, and returns whether it follows this server.
+    /// Records that task `by` has started as process `run`, and requests its copy of server `number`. Returns whether
+    /// the task is the follower of this server.
     pub fn asked(&self, by: (&Task, u64), run: u64) -> bool {
-        self.feeder.get().is_some_and(|feeder| feeder.asked(by, run))
+        self.sender.get().is_some_and(|sender| sender.asked(by, run))
     }
 }

@@ -1,32 +1,32 @@
-//! The state of a server, as it is transferred to and from its follower.
+//! The parts of a server's state that are transferred to and from its follower.
 
 use super::Core;
-use super::aside::set_aside;
+use super::backup::back_up;
 use super::follower::Follower;
 use super::life::{read_life, write_life};
 use crate::OpenError;
 use crate::log::{Record, path};
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use distribute_ps_tables::{ClientPushes, Result, TableImage};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// The parts of a server's state that are not tables.
+/// The state of a server without its tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Known {
-    /// The changes that clients have made.
+pub(crate) struct StateHeader {
+    /// The changes that were applied for clients.
     pub clients: Vec<ClientPushes>,
-    /// The greatest job that has begun.
+    /// The greatest number of a job that has begun.
     pub job: u64,
     /// The names of all tables of the state.
     pub tables: Vec<String>,
-    /// The names of tables that were lost before, for errors.
+    /// The names of tables that were lost earlier, for errors.
     pub lost: Vec<String>,
 }
 
 impl Core {
-    /// Sends changes to a follower from now on.
+    /// Sends all further changes to a follower.
     pub(crate) fn follow(&self, follower: Arc<Follower>) {
         // Only one follower is supported; the first one stays.
         let _ = self.follower.set(follower);
@@ -37,8 +37,7 @@ impl Core {
         self.orders.iter().map(|order| order.lock()).collect()
     }
 
-    /// Returns the counter of servers of which this one has a complete copy. It is updated by the owner of the
-    /// copies.
+    /// Returns the counter of the servers of which this server has a complete copy. The owner of the copies updates it.
     pub(crate) fn follows(&self) -> &Arc<AtomicU64> {
         &self.follows
     }
@@ -51,10 +50,10 @@ impl Core {
         self.tables.image(name)
     }
 
-    /// Returns the state except the tables.
-    pub(crate) fn known(&self) -> Known {
+    /// Returns the state without the tables.
+    pub(crate) fn header(&self) -> StateHeader {
         let (clients, job) = (self.ledger.clients(), self.tables.job());
-        Known { clients, job, tables: self.tables.names(), lost: self.lost.names() }
+        StateHeader { clients, job, tables: self.tables.names(), lost: self.lost.names() }
     }
 
     /// Returns the number of the next record of the log; 0 without a log.
@@ -72,30 +71,34 @@ impl Core {
     }
 
     /// Copies the files of the folder before another state replaces them.
-    fn set_aside(&self) -> std::result::Result<(), OpenError> {
+    fn back_up(&self) -> std::result::Result<(), OpenError> {
         let Some(log) = self.log.as_ref().filter(|log| log.journal.next() > 0) else { return Ok(()) };
         let folder = log.journal.folder();
-        let io = || OpenError::io("setting aside the state in", folder);
+        let io = || OpenError::io("backing up the state in", folder);
         // Nothing is appended to the next file before it is copied.
         let _all = self.orders();
         let next = log.journal.rotate().map_err(io())?;
-        let aside = set_aside(folder, read_life(folder)?, &path(folder, next)).map_err(io())?;
-        if let Some(aside) = aside {
-            heard(|| {
+        let backup = back_up(folder, read_life(folder)?, &path(folder, next)).map_err(io())?;
+        if let Some(backup) = backup {
+            warn_or_stderr(|| {
                 tracing::warn!(
-                    "the state that was in this server's folder is replaced, and set aside in {}: it is not needed if the \
-                     training goes on well",
-                    aside.display()
+                    "the state in this server's folder is replaced, and was backed up in {}: it is not \
+                     needed if the training continues",
+                    backup.display()
                 );
             });
         }
         Ok(())
     }
 
-    /// Replaces all tables and the rest of the state, also in the folder.
-    pub(crate) fn replace(&self, images: Vec<TableImage>, known: Known) -> std::result::Result<(), String> {
-        let Known { clients, job, lost, .. } = known;
-        self.set_aside().map_err(|error| error.to_string())?;
+    /// Replaces all tables and the rest of the state, both in memory and in the folder.
+    pub(crate) fn replace(
+        &self,
+        images: Vec<TableImage>,
+        header: StateHeader,
+    ) -> std::result::Result<(), String> {
+        let StateHeader { clients, job, lost, .. } = header;
+        self.back_up().map_err(|error| error.to_string())?;
         {
             let _all = self.orders();
             self.tables.clear();

@@ -7,66 +7,67 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The time that a call waits for the follower. Its client may time out earlier, and retries.
+/// The maximum time that a call waits for the follower. Its client may time out earlier, and retry.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The approximate number of bytes of changes that are sent at once.
+/// The approximate maximum size in bytes of the changes in one request.
 const AT_ONCE: usize = 16 << 20;
 
-/// A change, and its number in the log of its server; 0 without a log.
+/// A change, with its number in the log of its server; the number is 0 if there is no log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub record: Record,
     pub log: u64,
 }
 
-/// The changes that have not arrived at the follower yet, and the threads that wait for them.
+/// The changes that have not reached the follower yet, and the threads that wait until they have.
 #[derive(Debug, Default)]
 pub(crate) struct Follower {
-    state: Mutex<Underway>,
+    state: Mutex<Pending>,
     changed: Condvar,
 }
 
-/// Changes that were made, and that the follower may not have.
+/// The changes that were applied, and that the follower may not have received.
 #[derive(Debug, Default)]
-pub(crate) struct Underway {
-    /// The life of this server; 0 until it has the newer state of its own and its follower's.
+pub(crate) struct Pending {
+    /// The number of this server's life; 0 until the server has adopted its own state or its follower's, whichever is
+    /// newer.
     pub life: u64,
-    /// The number of the first of the changes: all earlier ones have arrived.
+    /// The number of the first of these changes. All earlier ones have been received.
     pub first: u64,
     pub changes: VecDeque<Change>,
-    /// Whether the follower has a complete copy of this server, except these changes.
+    /// Whether the follower has a complete copy of this server, except for these changes.
     pub is_copied: bool,
-    /// The number of the connection to the follower, and the reason if it is lost.
+    /// The number of the current connection to the follower.
     pub connection: u64,
     pub lost: Option<String>,
-    /// The run of the follower that has last requested its copy.
+    /// The random number of the follower's process that last requested its copy.
     pub asked: Option<u64>,
-    /// The reason why no change arrives, if there is a problem.
-    pub trouble: Option<String>,
+    /// The reason why changes do not reach the follower, if there is a problem.
+    pub last_error: Option<String>,
     /// Whether the server is stopping.
     pub over: bool,
 }
 
-impl Underway {
+impl Pending {
     pub fn next(&self) -> u64 {
         self.first + self.changes.len() as u64
     }
 
-    /// Returns whether the follower has a complete copy, with all changes before a number.
+    /// Returns whether the follower has a complete copy, with all changes before number `next`.
     pub fn has(&self, next: u64) -> bool {
         self.is_copied && self.first >= next
     }
 
-    /// Records that all changes before a number have arrived.
+    /// Records that the follower has received all changes before number `before`.
     pub fn arrived(&mut self, before: u64) {
         let count = before.saturating_sub(self.first).min(self.changes.len() as u64);
         self.changes.drain(..count as usize);
         self.first += count;
     }
 
-    /// Returns the first changes, approximately the amount that fits in one message.
-    pub fn some(&self) -> Vec<Change> {
+    /// Returns the first of the changes, approximately as many bytes as one message should contain.
+    pub fn next_batch(&self) -> Vec<Change> {
         let mut bytes = 0;
         let fits = |change: &&Change| {
             let before = bytes;
@@ -78,11 +79,11 @@ impl Underway {
 }
 
 impl Follower {
-    /// Waits until this server has its state.
+    /// Waits until this server has its state, and can execute requests.
     pub fn await_ready(&self) -> Result<(), Refusal> {
         self.wait(
             |state| state.life > 0,
-            "this server has started, and does not know yet whether its follower has more than it has",
+            "this server has started, and does not know yet whether its follower has a newer state",
         )
     }
 
@@ -95,7 +96,7 @@ impl Follower {
     /// Waits until the follower has a complete copy with all changes that were added so far.
     pub fn await_arrived(&self) -> Result<(), Refusal> {
         let next = self.state.lock().next();
-        let what = "the change was made, but is on this server alone";
+        let what = "the change was applied, but only on this server";
         self.wait(|state| state.has(next), what)
     }
 
@@ -109,15 +110,15 @@ impl Follower {
         }
     }
 
-    fn wait(&self, is: impl Fn(&Underway) -> bool, what: &str) -> Result<(), Refusal> {
+    fn wait(&self, is: impl Fn(&Pending) -> bool, what: &str) -> Result<(), Refusal> {
         let mut deadline = Deadline::after(PATIENCE);
         let mut state = self.state.lock();
         while !is(&state) {
             let slice = deadline.look();
             if slice.is_zero() || state.over {
-                let why = state.trouble.as_deref().unwrap_or("it does not answer");
+                let why = state.last_error.as_deref().unwrap_or("it does not answer");
                 let text = format!(
-                    "{what}, and has waited {PATIENCE:?} for the server that follows it: {why}; see that one's log"
+                    "{what}, and has waited {PATIENCE:?} for its follower: {why}; see the follower's log"
                 );
                 return Err(Refusal::new(RefusalKind::Busy, text));
             }
@@ -127,15 +128,15 @@ impl Follower {
         Ok(())
     }
 
-    /// Waits for changes, for the loss of the connection, or for a while.
-    pub(crate) fn await_changes(&self, patience: Duration) -> MutexGuard<'_, Underway> {
-        let idle = |state: &mut Underway| state.changes.is_empty() && state.lost.is_none() && !state.over;
+    /// Waits for changes or the loss of the connection, for at most `patience`.
+    pub(crate) fn await_changes(&self, patience: Duration) -> MutexGuard<'_, Pending> {
+        let idle = |state: &mut Pending| state.changes.is_empty() && state.lost.is_none() && !state.over;
         let mut state = self.state.lock();
         self.changed.wait_while_for(&mut state, idle, patience);
         state
     }
 
-    /// Waits for a while, and returns whether the server is stopping.
+    /// Waits until the server is stopping, for at most `patience`. Returns whether it is stopping.
     pub(crate) fn pause(&self, patience: Duration) -> bool {
         let mut state = self.state.lock();
         self.changed.wait_while_for(&mut state, |state| !state.over, patience);
@@ -150,7 +151,7 @@ impl Follower {
         state.connection
     }
 
-    /// Records that a connection is lost: the follower's copy may be lost as well.
+    /// Records that a connection was lost, and that the follower's copy may be lost as well.
     pub(crate) fn disconnected(&self, connection: u64, reason: &str) {
         self.update(|state| {
             if state.connection == connection {
@@ -160,7 +161,7 @@ impl Follower {
         });
     }
 
-    pub(crate) fn update(&self, update: impl FnOnce(&mut Underway)) {
+    pub(crate) fn update(&self, update: impl FnOnce(&mut Pending)) {
         update(&mut self.state.lock());
         self.changed.notify_all();
     }
@@ -169,7 +170,7 @@ impl Follower {
         self.update(|state| state.over = true);
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Underway> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Pending> {
         self.state.lock()
     }
 }

@@ -10,7 +10,8 @@ fn path(folder: &Path) -> PathBuf {
     folder.join("life")
 }
 
-/// Returns the life stored in a folder; 0 if there is none, as in a folder created without a follower.
+/// Returns the life stored in a folder; 0 if there is none, which is the case if the folder was created without a
+/// follower.
 pub(crate) fn read_life(folder: &Path) -> Result<u64, OpenError> {
     let path = path(folder);
     match std::fs::read_to_string(&path) {
@@ -23,7 +24,7 @@ pub(crate) fn read_life(folder: &Path) -> Result<u64, OpenError> {
     }
 }
 
-/// Writes the number atomically.
+/// Writes the number of a life to a folder, atomically.
 pub(crate) fn write_life(folder: &Path, life: u64) -> Result<(), OpenError> {
     let path = path(folder);
     WholeFile::write(&path, life.to_string().as_bytes()).map_err(OpenError::io("writing", path))

@@ -1,4 +1,4 @@
-//! Requests about tables that a server has lost.
+//! Requests for tables that a server has lost.
 
 use super::names::listed;
 use distribute_ps_tables::{Refusal, RefusalKind, Request};
@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 
 /// The names of tables that a server has lost before this life, if they are known.
 #[derive(Debug, Default)]
-pub(crate) struct Lost(Mutex<Vec<String>>);
+pub(crate) struct LostTables(Mutex<Vec<String>>);
 
-impl Lost {
+impl LostTables {
     pub fn set(&self, names: Vec<String>) {
         *self.0.lock() = names;
     }
@@ -17,7 +17,7 @@ impl Lost {
         self.0.lock().clone()
     }
 
-    /// Returns the refusal of a request whose client relies on lost state.
+    /// Returns the response that rejects a request whose client relies on lost state.
     pub fn refusal(&self, request: &Request) -> Refusal {
         let names = self.0.lock();
         let lost = if names.is_empty() {
@@ -26,15 +26,16 @@ impl Lost {
             format!("and these tables: {}", listed(&names))
         };
         let text = format!(
-            "{}: this server has lost changes that it had acknowledged, {lost}: it and the server that follows it were ended one after \
-             the other, before there were two copies again. Start the chief again, from a checkpoint",
+            "{}: this server has lost changes that it had acknowledged, {lost}: it and its follower exited \
+             one after the other, before there were two copies again. Start the chief again, from a \
+             checkpoint",
             request.describe()
         );
         Refusal::new(RefusalKind::Lost, text)
     }
 
-    /// Replaces the refusal of a request if its table was lost.
-    pub fn explained(&self, request: &Request, refusal: Refusal) -> Refusal {
+    /// Returns a rejection that explains the loss if the table of the request was lost; otherwise `refusal`.
+    pub fn with_explanation(&self, request: &Request, refusal: Refusal) -> Refusal {
         let is_lost = |name: &str| self.0.lock().iter().any(|lost| lost == name);
         if refusal.kind == RefusalKind::NoSuchTable && request.table().is_some_and(is_lost) {
             return self.refusal(request);

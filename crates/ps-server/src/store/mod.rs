@@ -3,48 +3,55 @@
 //! | file | contents |
 //! |---|---|
 //! | `open` | the restart of a server: the snapshot, and the changes after it |
-//! | `keeper` | the threads that save tables and sync the log |
+//! | `persister` | the threads that save tables and sync the log |
 //! | `follower` | changes in flight to the follower, and the threads that wait for them |
 //! | `followed` | the server's state, as it is transferred to and from its follower |
-//! | `aside` | copies of a state that is replaced |
+//! | `backup` | copies of a state that is replaced |
 //! | `life` | the number of a life, in a folder |
 //! | `lost` | requests about tables that were lost |
 //! | `names` | lists of names for messages |
 
-mod aside;
+// - **INV-53** A change is in the log before it is made, and as durable as requested before it is acknowledged.
+//   Changes of a table are made in the order of the log. A restarted server therefore has the same state, whenever
+//   its tables were saved. Tests: `ps-server/src/store/tests/`, `ps-server/tests/it/killed.rs`.
+// - INV-28: a parameter server takes at most 16,384 requests in a call, and reads no more for a call once its
+//   answers have 64 MiB. It creates no table, rows or slots for which its tables have no memory left, which is
+//   checked before a change is logged. Tests: `ps-server/src/store/tests/fuzz.rs`, `ps-server/tests/it/service.rs`.
+
+mod backup;
 mod followed;
 mod follower;
-mod keeper;
 mod life;
 mod lost;
 mod names;
 mod open;
+mod persister;
 #[cfg(test)]
 mod tests;
 
-use crate::codec::{Call, Sent};
-use crate::ledger::{Ledger, Turn};
+use crate::codec::{Call, EncodedRequest};
+use crate::ledger::{Decision, Ledger};
 use crate::log::{Journal, Opens, Record};
 use crate::{OpenError, ServerOptions};
 use distribute_files::LockFile;
 use distribute_ps_tables::{Refusal, RefusalKind, Request, Response, State, Tables, Usage};
 use distribute_tensor::HostTensor;
-pub(crate) use followed::Known;
+pub(crate) use followed::StateHeader;
 pub(crate) use follower::{Change, Follower};
-pub(crate) use keeper::End;
-use keeper::Keeper;
-use lost::Lost;
+use lost::LostTables;
 pub(crate) use names::listed;
 pub(crate) use open::{files, hold};
 use parking_lot::{Mutex, MutexGuard};
+use persister::Persister;
+pub(crate) use persister::StopSignal;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The number of bytes of a call's responses after which no more is read for it, because they are in memory
-/// together.
-const MOST_ANSWERED: usize = 64 << 20;
+/// The maximum size in bytes of the responses to a call, which are all in memory at the same time. If it is exceeded,
+/// further reads of the call are rejected.
+const MAX_ANSWERED: usize = 64 << 20;
 
 /// The number of locks for the order of changes, which are assigned to tables by name.
 const ORDERS: usize = 64;
@@ -53,47 +60,48 @@ const ORDERS: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Store {
     core: Arc<Core>,
-    _keeper: Option<Keeper>,
+    _persister: Option<Persister>,
 }
 
-/// The state that requests are executed on.
+/// The state of a server, with which requests are executed.
 #[derive(Debug)]
 pub(crate) struct Core {
-    tables: Tables,
+    tables: Arc<Tables>,
     ledger: Ledger,
-    /// The locks for the order of changes. A change of a table that is logged or replicated holds one of these,
-    /// so that changes of a table are applied in the order of the log, and reach the follower in this order.
+    /// The locks for the order of changes, each of which several tables share. A change that is logged or replicated
+    /// holds the lock of its table. The changes of a table are therefore applied, and reach the follower, in the order
+    /// of the log.
     orders: Vec<Mutex<()>>,
-    log: Option<Kept>,
+    log: Option<Persistence>,
     follower: OnceLock<Arc<Follower>>,
-    lost: Lost,
-    /// The current job when tables were found in the folder; `None` if there were none.
+    lost: LostTables,
+    /// The number of the job that had begun when tables were found in the folder; `None` if there were no tables.
     found: Option<u64>,
-    /// The number of servers of which this one has a complete copy.
+    /// The number of servers of which this server has a complete copy.
     follows: Arc<AtomicU64>,
 }
 
 /// The persistence of a server.
-pub(crate) struct Kept {
+pub(crate) struct Persistence {
     journal: Journal,
-    /// Held while tables are saved.
+    /// A lock that is held while tables are saved.
     saving: Mutex<()>,
     options: ServerOptions,
-    /// Keeps other servers out of the folder.
+    /// The lock that prevents other servers from using the folder.
     _lock: LockFile,
 }
 
 impl Store {
-    /// Creates a store in memory.
+    /// Creates a store that keeps its tables only in memory.
     pub fn in_memory() -> Self {
-        Self { core: Arc::new(Core::in_memory()), _keeper: None }
+        Self { core: Arc::new(Core::in_memory()), _persister: None }
     }
 
     /// Opens a store in a folder.
     pub fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let core = Arc::new(Core::open(options, opens)?);
-        let keeper = Keeper::start(&core).map_err(|source| OpenError::Thread { source })?;
-        Ok(Self { core, _keeper: Some(keeper) })
+        let persister = Persister::start(&core).map_err(|source| OpenError::Thread { source })?;
+        Ok(Self { core, _persister: Some(persister) })
     }
 
     pub fn core(&self) -> &Arc<Core> {
@@ -102,40 +110,40 @@ impl Store {
 }
 
 impl Core {
-    /// Creates a core in memory.
+    /// Creates a core that keeps its tables only in memory.
     pub(crate) fn in_memory() -> Self {
         Self::new(None)
     }
 
-    fn new(log: Option<Kept>) -> Self {
+    fn new(log: Option<Persistence>) -> Self {
         let orders = (0..ORDERS).map(|_| Mutex::default()).collect();
-        let (tables, ledger) = (Tables::new(), Ledger::default());
+        let (tables, ledger) = (Arc::new(Tables::new()), Ledger::default());
         Self {
             tables,
             ledger,
             orders,
             log,
             follower: OnceLock::new(),
-            lost: Lost::default(),
+            lost: LostTables::default(),
             found: None,
             follows: Arc::default(),
         }
     }
 
-    pub(crate) fn tables(&self) -> &Tables {
+    pub(crate) fn tables(&self) -> &Arc<Tables> {
         &self.tables
     }
 
     /// Responds to each request of a call, after all of its changes are as safe as the durability requires.
     pub fn answer(&self, call: &Call) -> Vec<Result<Response, Refusal>> {
-        let is_usage = |sent: &Sent| matches!(sent.request, Request::Usage);
+        let is_usage = |sent: &EncodedRequest| matches!(sent.request, Request::Usage);
         if let Some(follower) = self.follower.get()
             && !call.requests.iter().all(is_usage)
             && let Err(refusal) = follower.await_ready()
         {
             return call.requests.iter().map(|_| Err(refusal.clone())).collect();
         }
-        let (mut answers, changed) = self.make(call);
+        let (mut answers, changed) = self.execute(call);
         if changed && let Err(refusal) = self.commit() {
             // They are applied, but may be lost at a power failure.
             for (answer, sent) in answers.iter_mut().zip(&call.requests) {
@@ -147,13 +155,14 @@ impl Core {
         answers
     }
 
-    /// Executes a call, and returns whether anything was changed that is not acknowledged yet.
-    pub(crate) fn make(&self, call: &Call) -> (Vec<Result<Response, Refusal>>, bool) {
+    /// Executes a call, and returns the responses. The flag is `true` if the call contains changes that must be
+    /// committed first.
+    pub(crate) fn execute(&self, call: &Call) -> (Vec<Result<Response, Refusal>>, bool) {
         // INV-57
         if self.has_lost(call) {
             return (call.requests.iter().map(|sent| Err(self.lost.refusal(&sent.request))).collect(), false);
         }
-        if self.is_of_others(call) {
+        if self.belongs_to_others(call) {
             return (call.requests.iter().map(|sent| Err(self.other_folder(&sent.request))).collect(), false);
         }
         let mut sequence = call.first;
@@ -166,7 +175,7 @@ impl Core {
                 let answer = self.change(call.client, sequence, sent);
                 sequence = sequence.wrapping_add(1);
                 answer
-            } else if bytes >= MOST_ANSWERED {
+            } else if bytes >= MAX_ANSWERED {
                 Err(too_large(&sent.request, bytes))
             } else {
                 let answer = self.read(&sent.request);
@@ -177,29 +186,31 @@ impl Core {
         (answers, changed)
     }
 
-    /// Returns whether a change that was acknowledged to a client is lost: the client is unknown, and no job
-    /// was begun since.
+    /// Returns whether a change that was acknowledged to a client is lost. This is the case if the client is unknown,
+    /// and no job was begun since.
     fn has_lost(&self, call: &Call) -> bool {
         call.acknowledged
             && self.follower.get().is_some()
             && self.tables.job() == 0
-            && !self.ledger.may_know(call.client)
+            && !self.ledger.may_remember(call.client)
     }
 
-    /// Returns whether a client had changes acknowledged here, but the folder that this server began with has
-    /// tables and none of its changes. A job that was begun since has restored its state.
-    fn is_of_others(&self, call: &Call) -> bool {
+    /// Returns whether the folder of this server belongs to other clients: it contains tables, but none of the changes
+    /// that were acknowledged to this client. Returns `false` if a job was begun since, because beginning a job has
+    /// restored the state.
+    fn belongs_to_others(&self, call: &Call) -> bool {
         call.acknowledged
             && self.found.is_some_and(|job| job == self.tables.job())
-            && !self.ledger.may_know(call.client)
+            && !self.ledger.may_remember(call.client)
     }
 
     fn other_folder(&self, request: &Request) -> Refusal {
         let folder =
             self.log.as_ref().map_or_else(String::new, |log| log.journal.folder().display().to_string());
         let text = format!(
-            "{}: this server had acknowledged changes of this program, and its folder {folder} has none of them: it is another training's, or \
-             another server's. Put its own folder back, and start the server again; or start the chief again, from a checkpoint",
+            "{}: this server had acknowledged changes of this program, and its folder {folder} has none of \
+             them: it belongs to another training or another server. Restore the right folder, and start \
+             the server again; or start the chief again, from a checkpoint",
             request.describe()
         );
         Refusal::new(RefusalKind::Lost, text)
@@ -214,14 +225,14 @@ impl Core {
                 Ok(Response::Usage(Usage { has_folder, copies, follows, ..usage }))
             }
             Ok(answer) => Ok(answer),
-            Err(error) => Err(self.lost.explained(request, error.into())),
+            Err(error) => Err(self.lost.with_explanation(request, error.into())),
         }
     }
 
     /// Applies a change, unless an earlier attempt has applied it.
-    fn change(&self, client: u64, sequence: u64, sent: &Sent) -> Result<Response, Refusal> {
+    fn change(&self, client: u64, sequence: u64, sent: &EncodedRequest) -> Result<Response, Refusal> {
         // INV-52
-        if self.ledger.begin(client, sequence)? == Turn::Applied {
+        if self.ledger.begin(client, sequence)? == Decision::Applied {
             return Ok(self.tables.repeated(&sent.request));
         }
         // INV-28: checked before it is logged, because a restarted server applies it again.
@@ -246,8 +257,8 @@ impl Core {
                 }
             }
         }
-        let answer = self.tables.carry_out(&sent.request);
-        let answer = answer.map_err(|error| self.lost.explained(&sent.request, error.into()));
+        let answer = self.tables.execute(&sent.request);
+        let answer = answer.map_err(|error| self.lost.with_explanation(&sent.request, error.into()));
         if let (Some(follower), Ok(_)) = (follower, &answer) {
             follower.add(Change { record: record(), log: number });
         }
@@ -260,7 +271,7 @@ impl Core {
         answer
     }
 
-    /// Waits until all changes are as safe as the durability requires, and on the follower.
+    /// Waits until all changes are as safe as the durability requires, and have reached the follower.
     fn commit(&self) -> Result<(), Refusal> {
         // INV-57
         self.follower.get().map_or(Ok(()), |follower| follower.await_arrived())?;
@@ -268,8 +279,8 @@ impl Core {
         log.journal.commit(log.journal.next()).map_err(|error| {
             let folder = log.journal.folder().display();
             let text = format!(
-                "the change was made, but the disk of {folder} fails, and the change may be gone when the machine loses its power: \
-                 {error}"
+                "the change was applied, but the disk of {folder} fails, and the change may be lost in a \
+                 power failure: {error}"
             );
             Refusal::new(RefusalKind::Storage, text)
         })
@@ -283,10 +294,10 @@ impl Core {
     }
 }
 
-impl Kept {
+impl Persistence {
     fn full(&self, request: &Request, error: &io::Error) -> Refusal {
         let text = format!(
-            "{}: the log in {} cannot be written to: {error}; nothing was changed. Make room there",
+            "{}: the log in {} cannot be written to: {error}; nothing was changed. Free space there",
             request.describe(),
             self.journal.folder().display()
         );
@@ -296,14 +307,14 @@ impl Kept {
 
 fn too_large(request: &Request, bytes: usize) -> Refusal {
     let text = format!(
-        "{}: the answers to the requests before it, in the same call, have {bytes} bytes, and no more are read once there are \
-         {MOST_ANSWERED}; ask for less at once",
+        "{}: the answers to the requests before it, in the same call, have {bytes} bytes, but \
+         the maximum is {MAX_ANSWERED}; request less at once",
         request.describe()
     );
     Refusal::new(RefusalKind::TooLarge, text)
 }
 
-/// Returns the approximate number of bytes of a response in memory.
+/// Returns the approximate size of a response in memory, in bytes.
 fn bytes_of(answer: &Response) -> usize {
     let all = |values: &HostTensor, slots: &[(String, HostTensor)]| {
         values.memory() + slots.iter().map(|(_, slot)| slot.memory()).sum::<usize>()
@@ -319,7 +330,7 @@ fn bytes_of(answer: &Response) -> usize {
     }
 }
 
-impl std::fmt::Debug for Kept {
+impl std::fmt::Debug for Persistence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Kept({})", self.journal.folder().display())
     }

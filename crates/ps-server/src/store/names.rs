@@ -1,12 +1,12 @@
 //! Lists of names for messages.
 
 /// The maximum number of names in a list.
-const MOST: usize = 10;
+const MAX: usize = 10;
 
-/// Returns a list of names, or of the first of many.
+/// Returns a text that lists names. If there are many, it contains only the first ones.
 pub(crate) fn listed(names: &[String]) -> String {
-    let first = names.iter().take(MOST).cloned().collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(MOST) {
+    let first = names.iter().take(MAX).cloned().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(MAX) {
         0 => first,
         more => format!("{first} and {more} more"),
     }

@@ -1,15 +1,15 @@
 //! The restart of a server: the snapshot, and the changes after it.
 
-use super::{Core, Kept};
-use crate::codec::Sent;
+use super::{Core, Persistence};
+use crate::codec::EncodedRequest;
 use crate::format;
 use crate::ledger::Ledger;
-use crate::log::{self, Journal, Known, LogFile, Opens, ReadError, Record, Torn};
+use crate::log::{self, Journal, LogFacts, LogFile, Opens, ReadError, Record, Torn};
 use crate::snapshot::{self, Manifest};
 use crate::{OpenError, ServerOptions};
 use bytes::Bytes;
 use distribute_files::LockFile;
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use distribute_ps_tables::Tables;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use std::fs;
 use std::path::Path;
 
 impl Core {
-    /// Resumes from a folder, which is created if it does not exist. On an error, nothing in it has changed.
+    /// Resumes from a folder, which is created if it does not exist. After an error, nothing in it has changed.
     pub(super) fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let folder = &options.folder;
         distribute_files::create_private_folder(folder).map_err(OpenError::io("making", folder))?;
@@ -33,11 +33,11 @@ impl Core {
         }
         let (start, in_snapshot) = (replay.next, replay.in_snapshot.is_some());
         let (before, firsts) = files(folder, in_snapshot.then_some(start))?;
-        let known = Known { start, begun: is_begun };
+        let known = LogFacts { start, begun: is_begun };
         let refuse = |damage| Err(ReadError::Damaged(damage));
         let tail = log::read(folder, &firsts, known, |number, record| replay.record(number, record), refuse)?;
         // The whole log was readable. Only now files are removed, and the torn end is set aside.
-        replay.failed.iter().try_for_each(|failed| failed.set_aside(folder))?;
+        replay.failed.iter().try_for_each(|failed| failed.back_up(folder))?;
         snapshot::remove_others(folder, in_snapshot.then_some(start))?;
         for path in before.into_iter().map(|first| log::path(folder, first)) {
             fs::remove_file(&path).map_err(OpenError::io("removing", path))?;
@@ -59,12 +59,13 @@ impl Core {
         core.tables.set_memory(memory);
         let journal = Journal::new(folder, opens, options.durability, file);
         core.found = (!core.tables.names().is_empty()).then(|| core.tables.job());
-        core.log = Some(Kept { journal, saving: Mutex::default(), options, _lock: held });
+        core.log = Some(Persistence { journal, saving: Mutex::default(), options, _lock: held });
         Ok(core)
     }
 }
 
-/// Returns the files of a log: those before its first record, and the others.
+/// Returns the numbers of a log's files: first those of the files before the snapshot, then those of the files to
+/// replay.
 ///
 /// # Errors
 /// - [`OpenError::Snapshot`]: there is no snapshot, but the log continues after one.
@@ -90,11 +91,12 @@ pub(crate) fn hold(folder: &Path) -> Result<LockFile, OpenError> {
 struct Replay<'a> {
     tables: &'a Tables,
     ledger: &'a Ledger,
-    /// The number of the first record of the log.
+    /// The number of the first record of the log to replay.
     next: u64,
-    /// The first record that is not in each table of the snapshot, if there is one.
+    /// The name of each table of the snapshot, with the number of the first record that it does not contain; `None` if
+    /// there is no snapshot.
     in_snapshot: Option<BTreeMap<String, u64>>,
-    /// The changes that cannot be replayed, and were not revoked by the log.
+    /// The changes that cannot be replayed, and that the log does not revoke.
     failed: Vec<Failed>,
 }
 
@@ -108,17 +110,18 @@ struct Failed {
 }
 
 impl Failed {
-    /// Copies the bytes of the change, and logs a warning.
-    fn set_aside(&self, folder: &Path) -> Result<(), OpenError> {
+    /// Copies the bytes of the change to the folder for removed data, and logs a warning.
+    fn back_up(&self, folder: &Path) -> Result<(), OpenError> {
         let Self { number, head, body, reason, .. } = self;
         let bytes = [&head[..], &body[..]].concat();
-        let kept = log::keep_once(folder, &format!("change-{number}"), &bytes);
-        let kept = kept.map_err(OpenError::io("setting aside a change of", folder))?;
-        heard(|| {
+        let backup = log::back_up_once(folder, &format!("change-{number}"), &bytes);
+        let backup = backup.map_err(OpenError::io("backing up a change of", folder))?;
+        warn_or_stderr(|| {
             tracing::warn!(
-                "change {number} of the log in {} cannot be made again, and is left out: {reason}; it is set aside in {}",
+                "change {number} of the log in {} cannot be replayed, and is skipped: {reason}; it was \
+                 backed up in {}",
                 folder.display(),
-                kept.display()
+                backup.display()
             );
         });
         Ok(())
@@ -152,7 +155,7 @@ impl<'a> Replay<'a> {
         let refused = record.is_refusal();
         let mut applied = !refused;
         if !refused {
-            let sent = Sent::decode(record.head.clone(), record.body.clone())
+            let sent = EncodedRequest::decode(record.head.clone(), record.body.clone())
                 .map_err(|error| format!("cannot be read ({error}): was it written by another version?"))?;
             let table = sent.request.table().unwrap_or_default();
             // INV-53
@@ -168,7 +171,7 @@ impl<'a> Replay<'a> {
         } else {
             self.failed.retain(|failed| failed.of != (client, sequence));
         }
-        self.ledger.note(client, sequence, applied);
+        self.ledger.record(client, sequence, applied);
         Ok(())
     }
 }
@@ -186,21 +189,21 @@ impl From<ReadError> for OpenError {
     }
 }
 
-/// Copies the torn end of a file, and cuts it off.
+/// Copies the torn end of a file, and removes it from the file.
 fn cut(path: &Path, end: u64, torn: &Torn) -> Result<(), OpenError> {
-    let kept = log::set_aside(path, end).map_err(OpenError::io("setting aside the end of", path))?;
+    let backup = log::back_up(path, end).map_err(OpenError::io("backing up the end of", path))?;
     let why = if torn.is_prefix {
-        "the server ended while it wrote this, and had not acknowledged it"
+        "the server exited while it wrote this, and had not acknowledged it"
     } else {
-        "the machine has ended since, and did not have it on the disk"
+        "the machine was restarted before this was on the disk"
     };
-    heard(|| {
+    warn_or_stderr(|| {
         tracing::warn!(
-            "{} {} at byte {end}: {why}; the last {} bytes are set aside in {}",
+            "{} {} at byte {end}: {why}; the last {} bytes were backed up in {}",
             path.display(),
             torn.what,
             torn.bytes,
-            kept.display()
+            backup.display()
         );
     });
     let cut = distribute_files::open_own(path, true).and_then(|file| {

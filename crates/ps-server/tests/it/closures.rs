@@ -17,7 +17,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const TEST: &str = "closures::changes_of_closures_are_made_once_over_the_lives_of_a_server";
+const TEST: &str = "closures::changes_of_closures_are_applied_once_over_restarts_of_a_server";
 const SERVERS: usize = 2;
 const WORKERS: usize = 3;
 
@@ -26,7 +26,7 @@ const CHANGES: u64 = 2;
 
 /// The way in which a server keeps its tables.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kept {
+enum Persistence {
     /// A folder.
     Folder,
     /// A replica on the next server. The server's own folder is emptied.
@@ -60,7 +60,7 @@ fn serve(part: &str) -> ! {
 
 /// The state of closures, shared by all threads that run them.
 #[derive(Debug, Default)]
-struct Known {
+struct Closures {
     /// Closures that no execution has finished, with the number of their remaining runs.
     open: BTreeMap<u64, usize>,
     next: u64,
@@ -68,7 +68,7 @@ struct Known {
     made: [BTreeSet<(u64, u64)>; SERVERS],
 }
 
-impl Known {
+impl Closures {
     /// Returns the next closure, whether this is its last run, and the number below which all closures have ended.
     /// Several threads may run one closure at the same time.
     fn take(&mut self, random: &mut SplitMix) -> (u64, bool, u64) {
@@ -89,7 +89,7 @@ impl Known {
 
 /// Kills one of the servers this number of times while workers run closures, many of them two or three times. Then
 /// compares the counts.
-fn account(kills: u64, seed: u64, kept: Kept) {
+fn account(kills: u64, seed: u64, kept: Persistence) {
     let folder = tempfile::tempdir().unwrap();
     let ports: Vec<Port> = (0..SERVERS).map(|_| Port::reserve()).collect();
     let cluster = cluster(&ports);
@@ -99,7 +99,7 @@ fn account(kills: u64, seed: u64, kept: Kept) {
     };
     let of = |number: usize| folder.path().join(number.to_string());
     let process = |number: usize| {
-        let followed = if kept == Kept::Replica { "followed" } else { "alone" };
+        let followed = if kept == Persistence::Replica { "followed" } else { "alone" };
         let part = format!("{number}\n{text}\n{}\n{followed}", of(number).display());
         let mut child = Killed(command(TEST, &part).spawn().unwrap());
         let mut out = BufReader::new(child.0.stdout.take().unwrap()).lines().map_while(Result::ok);
@@ -118,7 +118,7 @@ fn account(kills: u64, seed: u64, kept: Kept) {
         server.call(dynamic("ids"), PATIENCE).unwrap();
         assert_eq!(server.call(Request::BeginJob { job: 3 }, PATIENCE), Ok(Response::Job { newest: 3 }));
     }
-    let (known, stop) = (Mutex::new(Known::default()), AtomicBool::new(false));
+    let (known, stop) = (Mutex::new(Closures::default()), AtomicBool::new(false));
     let lock = || known.lock().unwrap();
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..WORKERS)
@@ -169,7 +169,7 @@ fn account(kills: u64, seed: u64, kept: Kept) {
             until("progress", || lock().next >= before + some || threads.iter().any(|one| one.is_finished()));
             let number = random.below(SERVERS);
             drop(running[number].take());
-            if kept == Kept::Replica {
+            if kept == Persistence::Replica {
                 std::fs::remove_dir_all(of(number)).unwrap();
             }
             running[number] = Some(process(number));
@@ -211,13 +211,13 @@ fn account(kills: u64, seed: u64, kept: Kept) {
 
 // INV-59
 #[test]
-fn changes_of_closures_are_made_once_over_the_lives_of_a_server() {
+fn changes_of_closures_are_applied_once_over_restarts_of_a_server() {
     if let Some(part) = part() {
         serve(&part);
     }
     let kills: u64 = std::env::var("DISTRIBUTE_TEST_KILLS").map_or(20, |kills| kills.parse().unwrap());
     for round in 0..kills.div_ceil(20) {
-        watched(move || account(kills.min(20) / 2, round, Kept::Folder));
-        watched(move || account(kills.min(20).div_ceil(2), round, Kept::Replica));
+        watched(move || account(kills.min(20) / 2, round, Persistence::Folder));
+        watched(move || account(kills.min(20).div_ceil(2), round, Persistence::Replica));
     }
 }

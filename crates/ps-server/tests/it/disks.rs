@@ -20,7 +20,7 @@ use std::path::Path;
 use std::process::{ChildStdout, Stdio};
 use std::time::Duration;
 
-const TEST: &str = "disks::a_server_without_room_says_so_to_its_callers_and_goes_on_when_there_is_some";
+const TEST: &str = "disks::a_server_with_a_full_disk_fails_calls_and_continues_after_space_is_freed";
 
 /// Runs in its own process: a server that saves its tables on request, and whose disk becomes full on request.
 fn serve(part: &str) -> ! {
@@ -71,7 +71,7 @@ impl Process {
         answer.unwrap_or_else(|| panic!("the server has ended"))
     }
 
-    fn tell(&mut self, what: &str) -> String {
+    fn request(&mut self, what: &str) -> String {
         writeln!(self.child.0.stdin.as_mut().unwrap(), "{what}").unwrap();
         self.answer()
     }
@@ -95,7 +95,7 @@ fn until_refused(ps: &Connection, counted: &mut i64) -> String {
 
 // INV-12, INV-53, INV-54
 #[test]
-fn a_server_without_room_says_so_to_its_callers_and_goes_on_when_there_is_some() {
+fn a_server_with_a_full_disk_fails_calls_and_continues_after_space_is_freed() {
     if let Some(part) = part() {
         serve(&part);
     }
@@ -112,28 +112,28 @@ fn a_server_without_room_says_so_to_its_callers_and_goes_on_when_there_is_some()
             if std::env::var_os(TMPFS).is_some() { "No space left on device" } else { "File too large" };
 
         ps.call(counters("n", 1), PATIENCE).unwrap();
-        assert_eq!(process.tell("save"), "saved");
+        assert_eq!(process.request("save"), "saved");
         // Where nothing has changed there is nothing to save.
         ps.call(count("n", 0), PATIENCE).unwrap();
         let mut counted = 1;
 
         for _ in 0..2 {
-            process.tell("fill");
+            process.request("fill");
             let text = until_refused(&ps, &mut counted);
             let log = format!("the log in {} cannot be written to: {cause}", folder.path().display());
-            assert!(text.contains(&log) && text.contains("nothing was changed. Make room there"), "{text}");
-            let text = process.tell("save");
+            assert!(text.contains(&log) && text.contains("nothing was changed. Free space there"), "{text}");
+            let text = process.request("save");
             assert!(text.starts_with("snapshot: ") && text.contains(cause), "{text}");
             assert!(text.contains(folder.path().to_str().unwrap()), "{text}");
             // It was not the end of the server, nor of the connection; one that is made now is as good.
             until_refused(&ps, &mut counted);
             assert_eq!([&ps, &connect()].map(counted_there), [counted; 2]);
 
-            process.tell("free");
+            process.request("free");
             ps.call(count("n", 0), PATIENCE).unwrap();
             counted += 1;
             assert_eq!(counted_there(&ps), counted);
-            assert_eq!(process.tell("save"), "saved");
+            assert_eq!(process.request("save"), "saved");
             ps.call(count("n", 0), PATIENCE).unwrap();
             counted += 1;
         }

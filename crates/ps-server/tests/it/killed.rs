@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-const TEST: &str = "killed::a_killed_server_comes_back_with_all_that_it_has_acknowledged";
+const TEST: &str = "killed::a_killed_server_restarts_with_all_acknowledged_changes";
 
 /// The longest time until a change is acknowledged again.
 const AWAY: Duration = Duration::from_secs(10);
@@ -99,7 +99,7 @@ fn account(kills: u64, seed: u64) -> Vec<Duration> {
 
 // INV-53
 #[test]
-fn a_killed_server_comes_back_with_all_that_it_has_acknowledged() {
+fn a_killed_server_restarts_with_all_acknowledged_changes() {
     if let Some(part) = part() {
         serve(&part);
     }

@@ -26,7 +26,7 @@ impl Servers {
         let normal = |name| Initializer::new(Distribution::Normal { mean: 0., stdev: 1. }, 7, name);
         let servers = Self(servers);
         for shard in 0..count {
-            let dense = Contents::Drawn {
+            let dense = Contents::Initialized {
                 shape: vec![ROWS, WIDTH],
                 dtype: DType::F32,
                 initializer: normal("w"),
@@ -160,7 +160,7 @@ impl Servers {
 
 // CKPT-4
 #[test]
-fn ckpt_4_what_is_saved_on_some_servers_goes_on_with_the_same_bits_on_any_number() {
+fn ckpt_4_a_checkpoint_resumes_bit_identically_on_any_number_of_servers() {
     let whole = Servers::new(1);
     whole.train(0..6);
     let before = whole.values();

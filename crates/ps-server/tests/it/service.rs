@@ -12,7 +12,7 @@ use distribute_ps_tables::{
     Channel, ChannelError, LocalChannel, Push, RefusalKind, Request, Response, TableSpec, Tables, Version,
 };
 use distribute_rpc::{Call, ClientBuilder, Reply, Server, Service};
-use distribute_tensor::{HostTensor, Write};
+use distribute_tensor::{HostTensor, Wire, Write};
 use distribute_testing::watched;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -38,14 +38,18 @@ fn requests() -> Vec<Request> {
         push("nothing", 0),
         Request::ReadRows { table: w(), rows: vec![199, 0, 0] },
         Request::ReadRows { table: ids(), rows: vec![-9, 9] },
-        Request::Read { table: w(), known: None },
-        Request::Read { table: w(), known: Some(Version { made: 0, writes: 0 }) },
+        Request::Read { table: w(), known: None, may_round: false },
+        Request::Read { table: w(), known: Some(Version { created: 0, writes: 0 }), may_round: false },
         Request::SetRule { table: w(), rule: RuleSpec::Sgd(Sgd) },
         Request::StateRows { table: w(), rows: 5..7 },
         Request::StatePart { table: ids(), part: 7 },
         Request::Evict { table: ids(), now: 1 },
         Request::List,
-        Request::Batch(vec![push("ids", 3), Request::Read { table: ids(), known: None }, Request::List]),
+        Request::Batch(vec![
+            push("ids", 3),
+            Request::Read { table: ids(), known: None, may_round: false },
+            Request::List,
+        ]),
         Request::Remove { table: w() },
         Request::Batch(vec![Request::Batch(vec![])]),
         Request::Batch(vec![]),
@@ -95,7 +99,7 @@ fn large_bodies_are_the_same_through_shared_memory_and_sockets() {
             ps.call(Request::Push { table: "w".into(), push, gradient: matrix(&values, 4) }, PATIENCE)
                 .unwrap();
             let half: Vec<f32> = values.iter().map(|x| x / 2.).collect();
-            let read = || Request::Read { table: "w".into(), known: None };
+            let read = || Request::Read { table: "w".into(), known: None, may_round: false };
             let value = |answer: Response| match answer {
                 Response::Value(read) => assert_eq!(read.value, matrix(&half, 4)),
                 other => panic!("{other:?}"),
@@ -159,11 +163,11 @@ fn a_thread_may_start_more_than_there_is_room_for_before_it_waits() {
 }
 
 #[test]
-fn bfloat16_halves_what_is_sent_of_rows_and_gradients() {
+fn rows_and_gradients_are_sent_in_the_type_of_the_connection() {
     watched(|| {
         let server = server(cluster(0), ParameterServer::new(), Identity::None);
         let clients = clients(server.cluster(), 0, Identity::None);
-        let half = Connection::builder(clients).bfloat16(true).open(ps());
+        let half = Connection::builder(clients).wire(Wire::Bf16).open(ps());
         let third = 1f32 / 3.;
         let create = TableSpec::values("w", matrix(&[third; 4], 2)).rule(RuleSpec::Sgd(Sgd));
         half.call(Request::Create(create), PATIENCE).unwrap();
@@ -180,7 +184,7 @@ fn bfloat16_halves_what_is_sent_of_rows_and_gradients() {
 
 // INV-52
 #[test]
-fn a_server_that_goes_and_comes_back_is_waited_for_and_nothing_is_done_twice() {
+fn calls_wait_for_a_restarting_server_and_are_executed_once() {
     watched(|| {
         let tables = ParameterServer::new();
         let mut server = Some(support::server(cluster(0), tables.clone(), Identity::None));
@@ -233,7 +237,7 @@ fn a_server_that_goes_and_comes_back_is_waited_for_and_nothing_is_done_twice() {
 }
 
 #[test]
-fn a_server_that_stays_away_is_an_error_at_the_deadline() {
+fn a_server_that_does_not_restart_is_an_error_at_the_deadline() {
     watched(|| {
         let server = server(cluster(0), ParameterServer::new(), Identity::None);
         let ps = connection(server.cluster(), 0);
@@ -245,8 +249,8 @@ fn a_server_that_stays_away_is_an_error_at_the_deadline() {
                 for _ in 0..threads {
                     scope.spawn(|| {
                         let error = ps.call(count("n", 0), Duration::from_millis(600)).unwrap_err();
-                        assert!(matches!(error, ChannelError::Late { .. }), "{error}");
-                        let says = "add of table n: no answer of ps 0 within 600ms: ";
+                        assert!(matches!(error, ChannelError::TimedOut { .. }), "{error}");
+                        let says = "add of table n: no answer from ps 0 within 600ms: ";
                         assert!(error.to_string().starts_with(says), "{error}");
                     });
                 }
@@ -257,7 +261,7 @@ fn a_server_that_stays_away_is_an_error_at_the_deadline() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_before_it_is_sent() {
+fn impossible_requests_fail_before_they_are_sent() {
     watched(|| {
         let server = server(cluster(0), ParameterServer::new(), Identity::None);
         let clients = clients(server.cluster(), 0, Identity::None);
@@ -266,8 +270,8 @@ fn what_cannot_be_done_is_said_before_it_is_sent() {
         let many = ps.call(Request::Batch(vec![count("n", 0); 1025]), PATIENCE).unwrap_err();
         assert_eq!(
             many.to_string(),
-            "batch of 1025, the first of them add of table n, for ps 0: the number of changes is 1025, and may be 1024 at most; ask for \
-             less at once"
+            "batch of 1025, the first of them add of table n, for ps 0: the number of changes is 1025, but \
+             the maximum is 1024; request less at once"
         );
         ps.call(Request::Batch(vec![count("n", 0); 1024]), PATIENCE).unwrap();
         assert_eq!(rows(&ps, "n", vec![0]).to_vec::<i64>().unwrap(), [1024]);
@@ -285,7 +289,7 @@ impl Service for Silent {
 }
 
 #[test]
-fn where_nothing_is_answered_nothing_more_is_sent_and_each_waits_as_long_as_it_has_time() {
+fn without_answers_nothing_more_is_sent_and_each_call_waits_until_its_deadline() {
     watched(|| {
         let server =
             Server::builder(cluster(0)).task(ps()).credentials(Identity::None).settings(support::patient());
@@ -294,23 +298,23 @@ fn where_nothing_is_answered_nothing_more_is_sent_and_each_waits_as_long_as_it_h
         let ps = Connection::builder(clients).calls(2).open(ps());
         let calls = [800, 900].map(|ms| ps.start(count("n", 0), Duration::from_millis(ms)).unwrap());
         let full = ps.start(count("n", 0), Duration::from_millis(50)).unwrap_err().to_string();
-        assert!(full.contains("there is no room for it while 2 requests are under way"), "{full}");
+        assert!(full.contains("there is no room for it while 2 requests are in flight"), "{full}");
         // That it had no time takes nothing away from those.
         for (call, ms) in calls.into_iter().zip([800, 900]) {
             let error = call.wait().unwrap_err().to_string();
-            assert!(error.contains(&format!("no answer of ps 0 within {ms}ms")), "{error}");
+            assert!(error.contains(&format!("no answer from ps 0 within {ms}ms")), "{error}");
         }
     });
 }
 
 // INV-28: a small call cannot take the memory of a server.
 #[test]
-fn a_call_whose_answers_are_too_large_together_is_refused_the_rest() {
+fn a_call_whose_answers_exceed_the_limit_together_is_refused_the_rest() {
     watched(|| {
         let server = server(cluster(0), ParameterServer::new(), Identity::None);
         let ps = connection(server.cluster(), 0);
         ps.call(counters("n", 4 << 20), PATIENCE).unwrap();
-        let read = || Request::Read { table: "n".into(), known: None };
+        let read = || Request::Read { table: "n".into(), known: None, may_round: false };
         let mut requests = vec![read(); 8];
         requests.insert(3, count("n", 0));
         let Response::Batch(answers) = ps.call(Request::Batch(requests), PATIENCE).unwrap() else {
@@ -349,7 +353,7 @@ fn a_request_for_which_a_server_has_no_room_is_refused_as_busy() {
 
 // INV-28
 #[test]
-fn what_is_no_request_is_refused_and_the_server_goes_on() {
+fn invalid_requests_are_refused_and_the_server_continues() {
     watched(|| {
         let server = server(cluster(0), ParameterServer::new(), Identity::None);
         let clients = clients(server.cluster(), 2, Identity::None);
@@ -357,7 +361,7 @@ fn what_is_no_request_is_refused_and_the_server_goes_on() {
         for message in [Message::default(), Message::new("garbage", "more"), Message::new("\u{1}\u{1}", "")] {
             let answer = stranger.call(SERVICE, message, PATIENCE).unwrap();
             let text = String::from_utf8_lossy(&answer.head).into_owned();
-            assert!(text.contains("what worker 2 sent is no request: it has "), "{text}");
+            assert!(text.contains("worker 2 sent something other than a request: it has "), "{text}");
         }
         let ps = connection(server.cluster(), 0);
         let error = ps.call(
@@ -373,7 +377,7 @@ fn what_is_no_request_is_refused_and_the_server_goes_on() {
 
 // INV-81
 #[test]
-fn no_task_but_the_chief_begins_a_job() {
+fn only_the_chief_starts_a_job() {
     watched(|| {
         let server = server(cluster(0), ParameterServer::new(), Identity::None);
         let begin = |task: Task, job| {

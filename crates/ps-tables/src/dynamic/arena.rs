@@ -1,14 +1,15 @@
-//! Memory for rows that are added and removed.
+//! Memory for rows that can be added and removed.
 
-/// The number of rows that are allocated at once. Rows never move, and little memory is left unused.
+/// The number of rows that are allocated together. The number is small so that little memory is left unused. Rows never
+/// move.
 pub(crate) const CHUNK: usize = 128;
 
-/// Rows of one width. The numbers of removed rows are reused.
+/// Rows of the same width. Indices of removed rows are reused.
 #[derive(Debug)]
 pub(super) struct Arena<T> {
     width: usize,
     chunks: Vec<Vec<T>>,
-    /// The number of row numbers that were given out, and the unused ones among them.
+    /// The number of row indices that were ever assigned, including those in `free`.
     rows: u32,
     free: Vec<u32>,
 }
@@ -18,7 +19,7 @@ impl<T: Copy + Default> Arena<T> {
         Self { width, chunks: Vec::new(), rows: 0, free: Vec::new() }
     }
 
-    /// Returns the number of a row to be filled, or `None` if all numbers are in use.
+    /// Returns the index of a row for the caller to fill, or `None` if all indices are in use.
     pub(super) fn add(&mut self) -> Option<u32> {
         if let Some(row) = self.free.pop() {
             return Some(row);
@@ -31,22 +32,22 @@ impl<T: Copy + Default> Arena<T> {
         Some(row)
     }
 
-    pub(super) fn give_back(&mut self, row: u32) {
+    pub(super) fn free_row(&mut self, row: u32) {
         self.free.push(row);
     }
 
     pub(super) fn row(&self, row: u32) -> &[T] {
-        let (chunk, at) = self.place(row);
+        let (chunk, at) = self.location(row);
         &self.chunks[chunk][at..at + self.width]
     }
 
     pub(super) fn row_mut(&mut self, row: u32) -> &mut [T] {
-        let (chunk, at) = self.place(row);
+        let (chunk, at) = self.location(row);
         &mut self.chunks[chunk][at..at + self.width]
     }
 
-    /// Returns the number of rows that can be added before memory is allocated.
-    pub(super) fn room(&self) -> usize {
+    /// Returns the number of rows that can be added before more memory is allocated.
+    pub(super) fn spare_rows(&self) -> usize {
         self.free.len() + self.chunks.len() * CHUNK - self.rows as usize
     }
 
@@ -55,7 +56,7 @@ impl<T: Copy + Default> Arena<T> {
         rows + self.free.capacity() * std::mem::size_of::<u32>()
     }
 
-    fn place(&self, row: u32) -> (usize, usize) {
+    fn location(&self, row: u32) -> (usize, usize) {
         (row as usize / CHUNK, row as usize % CHUNK * self.width)
     }
 }
@@ -65,12 +66,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_keep_what_is_in_them_and_come_again() {
+    fn rows_keep_their_values_and_are_reused() {
         let mut arena = Arena::new(3);
         let rows: Vec<u32> = (0..300).map(|_| arena.add().unwrap()).collect();
         assert_eq!(rows, (0..300).collect::<Vec<_>>());
         rows.iter().for_each(|row| arena.row_mut(*row).fill(*row as f32));
-        arena.give_back(17);
+        arena.free_row(17);
         assert_eq!(arena.add(), Some(17));
         assert_eq!(arena.add(), Some(300));
         assert!((18..300).all(|row| arena.row(row) == [row as f32; 3]));

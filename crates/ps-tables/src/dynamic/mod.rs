@@ -1,4 +1,12 @@
 //! Tables whose rows are 64-bit ids, created on demand.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `segment`, `arena` | the rows under one lock, and their memory |
+//! | `uses` | when and how often a row was pushed |
+//! | `waiting` | counts of ids that have no row yet |
+//! | `update` | gradients of ids |
+//! | `state` | ids, values and slots, saved and restored |
 
 mod arena;
 mod segment;
@@ -6,11 +14,12 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod update;
+mod uses;
 mod waiting;
 
 pub(crate) use arena::CHUNK;
 pub use state::{DynamicState, WaitingCounts};
-pub use update::Pushed;
+pub use update::PushResult;
 
 use crate::partition::Split;
 use crate::steps::Steps;
@@ -19,36 +28,58 @@ use distribute_optim::{Rule, SlotSpec};
 use distribute_tensor::random::mix;
 use distribute_tensor::{DType, Element, HostTensor};
 use parking_lot::RwLock;
-use segment::{Number, Segment, stamp};
+use segment::{Number, Segment};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, OnceLock};
 
-/// The number of locks. With this many, a batch of a thousand ids has several ids for each lock.
+/// The number of segments, each with its own lock. A batch of a thousand ids has several ids for each lock.
 const SEGMENTS: usize = 64;
 
-/// The approximate number of bytes that an id takes in addition to its row.
-const ENTRY: usize = 32;
+/// The approximate memory in bytes that an id occupies in addition to its row.
+const ENTRY: usize = 40;
 
-/// The admission and eviction settings of a dynamic table. By default all ids get a row, and no row is evicted.
+/// The admission and eviction settings of a dynamic table. By default every id gets a row, and no row is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DynamicOptions {
-    /// The number of pushes in which an id must occur before it gets a row; at least 1. Earlier gradients are
+    /// The number of pushes in which an id must occur before it gets a row; at least 1. Gradients of earlier pushes are
     /// dropped.
     pub admit_after: u32,
-    /// The approximate number of ids without a row whose occurrences are counted; at least 2. Rare ids are
-    /// forgotten first.
+    /// The approximate number of ids without a row for which occurrences are counted; at least 2. The counts of rare
+    /// ids are discarded first.
     pub waiting: usize,
-    /// The maximum number of rows on this shard; at least 1. If there would be more, the least recently pushed
-    /// rows are evicted.
+    /// The maximum number of rows on this shard; at least 1, and `None` means no limit. If the limit would be exceeded,
+    /// rows are evicted in the order of [`eviction`](Self::eviction).
     pub max_rows: Option<usize>,
-    /// The number of steps, plus up to an eighth, for which a row is kept without a push; see
-    /// [`DynamicTable::evict`].
+    /// The number of steps for which a row is kept without a push; `None` means forever. Eviction may be late by up to
+    /// an eighth of this number: see [`DynamicTable::evict`].
     pub max_age: Option<u64>,
+    /// The rows that are evicted first if there are too many; by default the least recently pushed ones.
+    pub eviction: Eviction,
+}
+
+/// The order in which rows are evicted if there would be too many. Rows of the current push are not evicted, and of
+/// rows that are otherwise equal, the smallest ids are evicted first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Eviction {
+    /// The rows whose last push is longest ago.
+    #[default]
+    LeastRecent,
+    /// The rows with the smallest number of pushes; of these, those whose last push is longest ago. A push with several
+    /// gradients for an id counts once. Counts do not decrease: set a
+    /// [`max_age`](DynamicOptions::max_age), so that rows that were frequent long ago are evicted as well.
+    #[doc(alias = "LFU")]
+    LeastFrequent,
 }
 
 impl Default for DynamicOptions {
     fn default() -> Self {
-        Self { admit_after: 1, waiting: 1 << 20, max_rows: None, max_age: None }
+        Self {
+            admit_after: 1,
+            waiting: 1 << 20,
+            max_rows: None,
+            max_age: None,
+            eviction: Eviction::default(),
+        }
     }
 }
 
@@ -58,16 +89,17 @@ struct Limits {
     admit_after: u32,
     waiting: usize,
     rows: Option<usize>,
+    eviction: Eviction,
 }
 
 /// An embedding table of 64-bit ids, or the shard of one. Rows are created on demand and may be evicted.
 ///
-/// An id without a row reads as its initial value, which is a function of (seed, name, id). Reading therefore
-/// creates no row, and the result does not depend on the shard. The first push of an id creates its row. With
-/// limits ([`DynamicOptions`]), a later push may create it instead, or the row may be evicted. An evicted row
-/// starts again from its initial value.
+/// Reading an id that has no row returns its initial value, which is a function of (seed, name, id). Reading therefore
+/// creates no row, and the result does not depend on the shard. The first push of an id creates its row. With limits
+/// ([`DynamicOptions`]), a later push may create it instead, or the row may be evicted. An evicted row starts again
+/// from its initial value.
 ///
-/// Any number of threads may call methods at once; each row is locked while it is read or changed.
+/// Any number of threads may call methods at the same time; each row is locked while it is read or changed.
 ///
 /// ```
 /// use distribute_optim::{Sgd, Step};
@@ -93,7 +125,7 @@ pub struct DynamicTable {
     options: DynamicOptions,
     segments: Segments,
     rule: OnceLock<Bound>,
-    /// The steps of all workers.
+    /// The number of the last counted step, shared by all workers.
     pub(crate) steps: Steps,
 }
 
@@ -110,7 +142,7 @@ enum Segments {
     F64(Vec<RwLock<Segment<f64>>>),
 }
 
-/// Evaluates an expression with the segments of either dtype.
+/// Evaluates an expression with the segments, whatever their dtype is.
 macro_rules! with_segments {
     ($segments:expr, $all:ident => $body:expr) => {
         match $segments {
@@ -156,6 +188,7 @@ impl DynamicTable {
             admit_after: options.admit_after,
             waiting: options.waiting / segments,
             rows: options.max_rows.map(|rows| rows / segments),
+            eviction: options.eviction,
         };
         fn all<T: Number>(count: usize, width: usize, limits: Limits) -> Vec<RwLock<Segment<T>>> {
             (0..count).map(|_| RwLock::new(Segment::new(width, limits))).collect()
@@ -205,17 +238,17 @@ impl DynamicTable {
         self.len() == 0
     }
 
-    /// Returns the number of ids without a row whose occurrences are counted.
+    /// Returns the number of ids without a row for which occurrences are counted.
     pub fn waiting(&self) -> usize {
         with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().waiting()).sum())
     }
 
-    /// Returns the number of bytes that rows, slots and the index take.
+    /// Returns the size of rows, slots and index in bytes.
     pub fn bytes(&self) -> usize {
         with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().bytes()).sum())
     }
 
-    /// Returns the rows of these ids, in the same order. An id without a row has its initial value.
+    /// Returns the rows of the given ids, in the same order. An id without a row has its initial value.
     #[doc(alias = "embedding_lookup")]
     pub fn read_rows(&self, ids: &[i64]) -> Result<HostTensor> {
         fn fill<T: Number>(
@@ -247,14 +280,14 @@ impl DynamicTable {
         Ok(out)
     }
 
-    /// Evicts the rows that were not pushed to in the [`max_age`](DynamicOptions::max_age) steps before `now`,
-    /// and returns their number. Without that limit, no row is evicted.
+    /// Evicts the rows that received no push in the [`max_age`](DynamicOptions::max_age) steps before `now`, and
+    /// returns the number of evicted rows. If `max_age` is `None`, no row is evicted.
     ///
-    /// Pushes also do this, once for each eighth of `max_age` steps. Segments are locked one after another.
+    /// Pushes also evict rows, once every `max_age / 8` steps. Segments are locked one after another.
     pub fn evict(&self, now: u64) -> usize {
         let Some(oldest) = self.options.max_age.and_then(|age| now.checked_sub(age)) else { return 0 };
         with_segments!(&self.segments, all => {
-            all.iter().map(|segment| segment.write().evict_unused_since(stamp(oldest))).sum()
+            all.iter().map(|segment| segment.write().evict_unused_since(oldest)).sum()
         })
     }
 
@@ -271,18 +304,18 @@ impl DynamicTable {
         self.rule.get().map(|bound| &bound.rule)
     }
 
-    /// Returns the bytes of values of some rows.
+    /// Returns the size of the values of `rows` rows in bytes.
     pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
         self.width().saturating_mul(self.dtype().bytes().unwrap_or(8)).saturating_mul(rows)
     }
 
-    /// Returns the bytes that the slots of a rule take.
+    /// Returns the size of `slots` slots of all rows in bytes.
     pub(crate) fn bytes_of_slots(&self, slots: usize) -> usize {
         self.bytes_of_rows(self.len().next_multiple_of(CHUNK)).saturating_mul(slots)
     }
 
-    /// Returns the bytes that new rows for these ids would take: an upper bound or, if `exact`, the exact
-    /// number, which needs a lookup of each id.
+    /// Returns the size in bytes of the rows that would be created for the given ids. If `exact` is `false`, the result
+    /// is an upper bound; the exact size requires a lookup of each id.
     pub(crate) fn bytes_of_new(&self, ids: &[i64], exact: bool) -> usize {
         let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
         let rows = with_segments!(&self.segments, all => {
@@ -302,12 +335,12 @@ impl DynamicTable {
         self.row_shape.iter().product()
     }
 
-    /// Returns the shape of this many rows.
+    /// Returns the shape of a tensor with `rows` rows.
     fn rows_shape(&self, rows: usize) -> Vec<usize> {
         [rows].iter().chain(&self.row_shape).copied().collect()
     }
 
-    /// Checks that `values` has a row for each of these ids.
+    /// Checks that `values` has the table's dtype, and contains one row for each of the ids.
     fn check_rows(&self, operation: &'static str, ids: &[i64], values: &HostTensor) -> Result<()> {
         let (expected, table) = (self.rows_shape(ids.len()), self.name.clone());
         if values.dims() != expected {
@@ -325,17 +358,17 @@ fn split(segments: usize, ids: &[i64]) -> Split<i64> {
     Split::new(segments, &places)
 }
 
-/// Returns the segment of an id. It uses bits of the hash that the index of a segment uses last.
+/// Returns the index of an id's segment. It is computed from bits of the hash that a segment's hash table uses last.
 fn segment_of(segments: usize, id: i64) -> usize {
     (hash(id) >> 40) as usize & (segments - 1)
 }
 
-/// Hashes an id, with a different function than the one that partitions ids over shards.
+/// Hashes an id. The function differs from the one that partitions ids over shards.
 fn hash(id: i64) -> u64 {
     mix(id.cast_unsigned() ^ 0x6a09_e667_f3bc_c909)
 }
 
-/// Returns the elements of a tensor whose dtype was checked.
+/// Returns the elements of a tensor whose dtype was already checked.
 fn elements<T: Element>(tensor: &HostTensor) -> &[T] {
     tensor.as_slice().unwrap_or_default()
 }

@@ -1,17 +1,18 @@
 //! A part of a dynamic table, under one lock.
 
 use super::arena::{Arena, CHUNK};
+use super::uses::Uses;
 use super::waiting::Waiting;
-use super::{Limits, Pushed, hash};
+use super::{Limits, PushResult, hash};
 use crate::Initializer;
 use distribute_optim::{Float, Rule, RuleExt, SlotSpec, Step, UpdateError};
 use distribute_tensor::Element;
 use distribute_tensor::kernel::RowMerge;
-use distribute_tensor::random::Drawn;
+use distribute_tensor::random::RandomElement;
 use hashbrown::HashTable;
 
-/// An element of a dynamic table.
-pub(super) trait Number: Float + Element + Drawn + Into<f64> {}
+/// The element type of a dynamic table.
+pub(super) trait Number: Float + Element + RandomElement + Into<f64> {}
 
 impl Number for f32 {}
 impl Number for f64 {}
@@ -21,11 +22,10 @@ impl Number for f64 {}
 pub(super) struct Entry {
     pub(super) id: i64,
     row: u32,
-    /// The step of the last push. All steps from 2³² on are the same.
-    pub(super) used: u32,
+    pub(super) used: Uses,
 }
 
-/// The update that a push applies to each of its ids.
+/// The update that a push applies to its ids.
 pub(super) struct Update<'a, T> {
     pub(super) rule: &'a dyn Rule,
     pub(super) step: Step,
@@ -33,7 +33,7 @@ pub(super) struct Update<'a, T> {
     pub(super) initializer: &'a Initializer,
 }
 
-/// The rows of some ids, each with its slots after its values.
+/// The rows of some ids. Each row consists of its values, followed by its slots.
 #[derive(Debug)]
 pub(super) struct Segment<T> {
     index: HashTable<Entry>,
@@ -70,14 +70,14 @@ impl<T: Number> Segment<T> {
         self.index.allocation_size() + self.rows.bytes() + self.waiting.bytes()
     }
 
-    /// Returns the number of rows for which memory would be allocated if these ids get rows.
+    /// Returns the number of rows for which memory would be allocated to create rows for the given ids.
     pub(super) fn chunk_rows(&self, ids: &[i64]) -> usize {
         let is_new = |id: &&i64| self.row(**id).is_none();
-        let new = ids.iter().filter(is_new).count().saturating_sub(self.rows.room());
+        let new = ids.iter().filter(is_new).count().saturating_sub(self.rows.spare_rows());
         new.next_multiple_of(CHUNK)
     }
 
-    /// Returns the values and slots of an id, in this order.
+    /// Returns the values of an id, followed by its slots.
     pub(super) fn row(&self, id: i64) -> Option<&[T]> {
         self.index.find(hash(id), |entry| entry.id == id).map(|entry| self.rows.row(entry.row))
     }
@@ -86,7 +86,7 @@ impl<T: Number> Segment<T> {
         self.index.iter().map(|entry| (entry, self.rows.row(entry.row)))
     }
 
-    /// Creates slots for the existing rows, and drops the previous slots.
+    /// Replaces the slots of the existing rows by new ones.
     pub(super) fn set_slots(&mut self, specs: &[SlotSpec]) {
         let mut rows = Arena::new(self.width * (1 + specs.len()));
         for entry in self.index.iter_mut() {
@@ -100,25 +100,25 @@ impl<T: Number> Segment<T> {
         (self.rows, self.slots) = (rows, specs.to_vec());
     }
 
-    /// Applies the gradients at `positions`, one for each of `ids`.
+    /// Applies the gradients at `positions`, one for each element of `ids`.
     pub(super) fn push(
         &mut self,
         ids: &[i64],
         positions: &[usize],
         update: &Update<'_, T>,
-    ) -> Result<Pushed, UpdateError> {
-        let now = stamp(update.step.number());
+    ) -> Result<PushResult, UpdateError> {
+        let (now, eviction) = (update.step.number(), self.limits.eviction);
         let mut order: Vec<(i64, usize)> = ids.iter().copied().zip(positions.iter().copied()).collect();
         // Gradients of the same id are summed in the order of the request.
         order.sort_unstable();
-        let mut pushed = Pushed::default();
+        let mut pushed = PushResult::default();
 
         // The row of each id, and the ids that get a new row.
         let (mut found, mut new) = (Vec::with_capacity(order.len()), Vec::new());
         for id in order.chunk_by(|a, b| a.0 == b.0).filter_map(|same| same.first()).map(|(id, _)| *id) {
             let entry = self.index.find_mut(hash(id), |entry| entry.id == id);
             if let Some(entry) = entry {
-                entry.used = now.max(entry.used);
+                entry.used = entry.used.again(eviction, now);
                 found.push(Some(entry.row));
                 continue;
             }
@@ -130,14 +130,14 @@ impl<T: Number> Segment<T> {
             found.push(None);
         }
         pushed.evicted =
-            self.make_room(new.len(), |id| order.binary_search_by_key(&id, |(id, _)| *id).is_ok());
+            self.evict_for(new.len(), |id| order.binary_search_by_key(&id, |(id, _)| *id).is_ok());
         for (id, at) in new {
-            found[at] = self.insert(id, now, |values, slots, specs| {
+            found[at] = self.insert(id, Uses::first(eviction, now), |values, slots, specs| {
                 update.initializer.fill_row(id, values);
                 fill_slots(slots, values.len(), specs);
             });
             match found[at] {
-                Some(_) => pushed.made += 1,
+                Some(_) => pushed.created += 1,
                 None => pushed.full += 1,
             }
         }
@@ -155,7 +155,7 @@ impl<T: Number> Segment<T> {
         Ok(pushed)
     }
 
-    /// Copies rows out, updates them all at once, and copies them back.
+    /// Copies rows to a buffer, updates all of them in one call of the rule, and copies them back.
     fn update(
         &mut self,
         rows: &[u32],
@@ -184,12 +184,12 @@ impl<T: Number> Segment<T> {
         Ok(())
     }
 
-    /// Creates a row for an id that has none. `fill` receives its values, its slots and their specifications.
-    /// Returns `None` if there is no room.
+    /// Creates a row for an id that has none. `fill` receives the row's values, its slots and their specifications.
+    /// Returns `None` if the segment is full.
     pub(super) fn insert(
         &mut self,
         id: i64,
-        used: u32,
+        used: Uses,
         fill: impl FnOnce(&mut [T], &mut [T], &[SlotSpec]),
     ) -> Option<u32> {
         if self.limits.rows.is_some_and(|limit| self.index.len() >= limit) {
@@ -199,12 +199,13 @@ impl<T: Number> Segment<T> {
         let (values, slots) = self.rows.row_mut(row).split_at_mut(self.width);
         fill(values, slots, &self.slots);
         self.index.insert_unique(hash(id), Entry { id, row, used }, |entry| hash(entry.id));
-        self.waiting.forget(id);
+        self.waiting.remove(id);
         Some(row)
     }
 
-    /// Stores a row of values and slots. Returns false if there is no room.
-    pub(super) fn put(&mut self, id: i64, used: u32, row: &[T]) -> bool {
+    /// Stores a row of values and slots. Returns `false` if the segment is full.
+    pub(super) fn put(&mut self, id: i64, used: u64, row: &[T]) -> bool {
+        let used = Uses::restored(self.limits.eviction, used);
         if let Some(entry) = self.index.find_mut(hash(id), |entry| entry.id == id) {
             entry.used = used;
             self.rows.row_mut(entry.row).copy_from_slice(row);
@@ -218,46 +219,51 @@ impl<T: Number> Segment<T> {
         .is_some()
     }
 
-    /// Stores a part of a row, from element `at` on, and keeps the rest. A new row has initial slots, and
-    /// values from `initial`. Returns false if there is no room.
+    /// Stores a part of a row, beginning with element `at`, and keeps the rest. A new row gets initial slots, and
+    /// values from `initial`. Returns `false` if the segment is full.
     pub(super) fn put_part(
         &mut self,
         id: i64,
-        used: Option<u32>,
+        used: Option<u64>,
         at: usize,
         part: &[T],
         initial: impl FnOnce(&mut [T]),
     ) -> bool {
+        let used = used.map(|used| Uses::restored(self.limits.eviction, used));
         let entry = self.index.find_mut(hash(id), |entry| entry.id == id).map(|entry| {
             entry.used = used.unwrap_or(entry.used);
             entry.row
         });
         let row = entry.or_else(|| {
-            self.insert(id, used.unwrap_or(0), |values, slots, specs| {
-                initial(values);
-                fill_slots(slots, values.len(), specs);
-            })
+            self.insert(
+                id,
+                used.unwrap_or(Uses::restored(self.limits.eviction, 0)),
+                |values, slots, specs| {
+                    initial(values);
+                    fill_slots(slots, values.len(), specs);
+                },
+            )
         });
         let Some(row) = row else { return false };
         self.rows.row_mut(row)[at..at + part.len()].copy_from_slice(part);
         true
     }
 
-    /// Removes the rows of some ids, and returns their number.
+    /// Removes the rows for whose ids `gone` returns `true`, and returns their number.
     pub(super) fn remove(&mut self, gone: impl Fn(i64) -> bool) -> usize {
         self.evict(|entry| gone(entry.id))
     }
 
-    /// Evicts the least recently used rows, so that `new` more fit; among equally old rows, the smallest ids.
-    /// Rows that are `kept` are not evicted.
-    pub(super) fn make_room(&mut self, new: usize, kept: impl Fn(i64) -> bool) -> usize {
+    /// Evicts the rows with the smallest [`Uses`], so that `new` more rows fit. Of equal ones, those with the smallest
+    /// ids are evicted first. Rows for which `kept` returns `true` are not evicted. Returns the number of evicted rows.
+    pub(super) fn evict_for(&mut self, new: usize, kept: impl Fn(i64) -> bool) -> usize {
         let Some(limit) = self.limits.rows else { return 0 };
         let excess = (self.index.len() + new).saturating_sub(limit);
         if excess == 0 {
             return 0;
         }
         let free = |entry: &&Entry| !kept(entry.id);
-        let mut ages: Vec<(u32, i64)> = self.index.iter().filter(free).map(|e| (e.used, e.id)).collect();
+        let mut ages: Vec<(Uses, i64)> = self.index.iter().filter(free).map(|e| (e.used, e.id)).collect();
         // Evicts more rows than necessary, so that not every new row has to compare all others.
         let evict = excess.max(limit / 16).min(ages.len());
         if evict == 0 {
@@ -268,27 +274,22 @@ impl<T: Number> Segment<T> {
         self.evict(|entry| (entry.used, entry.id) <= last && !kept(entry.id))
     }
 
-    /// Evicts the rows that were last used before a step.
-    pub(super) fn evict_unused_since(&mut self, step: u32) -> usize {
-        self.evict(|entry| entry.used < step)
+    /// Evicts the rows that were last used before `step`, and returns their number.
+    pub(super) fn evict_unused_since(&mut self, step: u64) -> usize {
+        self.evict(|entry| entry.used.before(step))
     }
 
     fn evict(&mut self, gone: impl Fn(&Entry) -> bool) -> usize {
         let mut evicted = 0;
         for entry in self.index.extract_if(|entry| gone(entry)) {
-            self.rows.give_back(entry.row);
+            self.rows.free_row(entry.row);
             evicted += 1;
         }
         evicted
     }
 }
 
-/// Converts a step to the form that entries store.
-pub(super) fn stamp(step: u64) -> u32 {
-    u32::try_from(step).unwrap_or(u32::MAX)
-}
-
-fn fill_slots<T: Drawn>(slots: &mut [T], width: usize, specs: &[SlotSpec]) {
+fn fill_slots<T: RandomElement>(slots: &mut [T], width: usize, specs: &[SlotSpec]) {
     for (slot, spec) in slots.chunks_exact_mut(width.max(1)).zip(specs) {
         slot.fill(T::of_f64(spec.initial));
     }

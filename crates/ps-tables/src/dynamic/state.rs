@@ -1,6 +1,6 @@
 //! Saving and restoring a dynamic table.
 
-use super::segment::{Number, Segment, stamp};
+use super::segment::{Number, Segment};
 use super::{DynamicTable, Segments, elements, segment_of, with_segments};
 use crate::{Error, Result};
 use distribute_tensor::HostTensor;
@@ -8,25 +8,27 @@ use parking_lot::RwLock;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashSet};
 
-/// The number of occurrences of ids without a row: recent counts, and older ones.
+/// The numbers of occurrences of ids without a row: first those of recently counted ids, then those of ids that were
+/// counted earlier.
 pub type WaitingCounts = [Vec<(i64, u32)>; 2];
 
-/// The rows of some ids, with their slots. The counts of ids without a row are not part of it, see
+/// The rows of some ids, with their slots. It does not contain the counts of ids without a row: see
 /// [`DynamicTable::waiting_counts`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct DynamicState {
     /// The ids, in ascending order.
     pub ids: Vec<i64>,
-    /// The step in which each id was last pushed to.
+    /// The step of each id's last push. With [`Eviction::LeastFrequent`](super::Eviction::LeastFrequent), the upper 32
+    /// bits contain the number of pushes.
     pub used: Vec<u64>,
-    /// A row of values for each id.
+    /// The values, one row for each id.
     pub values: HostTensor,
-    /// The name of each slot of the table's rule, and a row of it for each id.
+    /// The name of each slot of the table's rule, with one row of the slot for each id.
     pub slots: Vec<(String, HostTensor)>,
 }
 
 impl DynamicState {
-    /// Returns the entries at some positions, for example those that belong to another shard.
+    /// Returns the entries at the given positions, for example the entries that belong to a different shard.
     pub fn take(&self, positions: &[usize]) -> Result<Self> {
         Ok(Self {
             values: self.values.take_rows(positions)?,
@@ -47,14 +49,18 @@ impl DynamicTable {
         with_segments!(&self.segments, all => all.len())
     }
 
-    /// Returns a part of the table, as it is between two pushes. Every id is in one part. Beyond
-    /// [`parts`](Self::parts) this returns an empty state.
+    /// Returns a part of the table as it is between two pushes. Every id is in exactly one part. Returns an empty state
+    /// if `part` is not less than [`parts`](Self::parts).
     pub fn state(&self, part: usize) -> Result<DynamicState> {
         let slots = self.rule.get().map_or(&[][..], |bound| &bound.slots);
         let (width, names) = (self.width(), slots.iter().map(|slot| slot.name.to_string()));
-        fn sorted<T: Number>(segment: Option<&RwLock<Segment<T>>>) -> Vec<(i64, u32, Vec<T>)> {
+        fn sorted<T: Number>(segment: Option<&RwLock<Segment<T>>>) -> Vec<(i64, u64, Vec<T>)> {
             let rows = |segment: &RwLock<Segment<T>>| {
-                segment.read().entries().map(|(entry, row)| (entry.id, entry.used, row.to_vec())).collect()
+                segment
+                    .read()
+                    .entries()
+                    .map(|(entry, row)| (entry.id, entry.used.saved(), row.to_vec()))
+                    .collect()
             };
             let mut rows: Vec<_> = segment.map(rows).unwrap_or_default();
             rows.sort_unstable_by_key(|(id, ..)| *id);
@@ -70,15 +76,16 @@ impl DynamicTable {
             };
             Ok(DynamicState {
                 ids: rows.iter().map(|(id, ..)| *id).collect(),
-                used: rows.iter().map(|(_, used, _)| u64::from(*used)).collect(),
+                used: rows.iter().map(|(_, used, _)| *used).collect(),
                 values: of(0)?,
                 slots: names.enumerate().map(|(i, name)| Ok((name, of(1 + i)?))).collect::<Result<_>>()?,
             })
         })
     }
 
-    /// Restores rows, which may come from any shards. Existing rows of these ids are replaced. If the maximum
-    /// number of rows is exceeded, the least recently pushed rows are left out; returns their number.
+    /// Restores rows, which may come from any shards. Existing rows of these ids are replaced. If the maximum number of
+    /// rows is exceeded, the rows that would be evicted first are not restored. Returns the number of rows that were
+    /// not restored.
     ///
     /// # Errors
     /// - [`Error::Shape`]: values or slots have a wrong shape.
@@ -93,19 +100,19 @@ impl DynamicTable {
         let slots = self.checked(OPERATION, &state.ids, &state.slots)?;
         self.check_used(OPERATION, &state.ids, &state.used)?;
         let parts: Vec<&HostTensor> = std::iter::once(&state.values).chain(slots).collect();
-        // The most recently used rows come first, so that they are kept if not all fit.
+        // The rows that are evicted last come first, so that they are kept if not all fit.
         let mut order: Vec<usize> = (0..state.ids.len()).collect();
         order.sort_unstable_by_key(|i| (Reverse(state.used[*i]), Reverse(state.ids[*i])));
         Ok(with_segments!(&self.segments, all => {
             self.put(all, &state.ids, &order, &parts, |segment, i, row| {
-                segment.put(state.ids[i], stamp(state.used[i]), row)
+                segment.put(state.ids[i], state.used[i], row)
             })
         }))
     }
 
-    /// Restores the slots of some ids and keeps the values, also those that other threads push at the same
-    /// time. An id without a row gets one with its initial values. Returns the number of rows for which there
-    /// was no room.
+    /// Restores the slots of some ids, and keeps the values, including concurrent changes by other threads. An id
+    /// without a row gets a row with its initial values. Returns the number of rows that were not created because the
+    /// table is full.
     ///
     /// # Errors
     /// Returns the errors of [`restore`](Self::restore).
@@ -121,40 +128,40 @@ impl DynamicTable {
         }))
     }
 
-    /// Restores the values of some ids and keeps their slots. Rows that are created have initial slots. Returns
-    /// the number of rows for which there was no room.
+    /// Restores the values of some ids, and keeps their slots. `used` contains the [uses](DynamicState::used) of each
+    /// id. New rows get initial slots. Returns the number of rows that were not created because the table is full.
     ///
     /// # Errors
     /// Returns the errors of [`restore`](Self::restore).
     pub fn restore_values(&self, ids: &[i64], used: &[u64], values: &HostTensor) -> Result<usize> {
         const OPERATION: &str = "restore";
         self.check_rows(OPERATION, ids, values)?;
-        self.check_once(ids)?;
+        self.check_unique(ids)?;
         self.check_used(OPERATION, ids, used)?;
         let order: Vec<usize> = (0..ids.len()).collect();
         Ok(with_segments!(&self.segments, all => {
             self.put(all, ids, &order, &[values], |segment, i, row| {
-                segment.put_part(ids[i], Some(stamp(used[i])), 0, row, |_| {})
+                segment.put_part(ids[i], Some(used[i]), 0, row, |_| {})
             })
         }))
     }
 
-    /// Removes the rows whose ids are in an inclusive range but not in `ids`, and returns their number.
+    /// Removes the rows whose ids are in an inclusive range but not in `ids`, and returns the number of removed rows.
     pub fn keep(&self, (first, last): (i64, i64), ids: &[i64]) -> usize {
         let kept: HashSet<i64> = ids.iter().copied().collect();
         let gone = |id: i64| (first..=last).contains(&id) && !kept.contains(&id);
         with_segments!(&self.segments, all => all.iter().map(|segment| segment.write().remove(gone)).sum())
     }
 
-    /// Returns the counts of ids of a [part](Self::parts) that have no row yet, for a server that is restarted.
-    /// Other shards cannot use these counts; there, counting starts again.
+    /// Returns the counts of a [part](Self::parts)'s ids that have no row yet, so that a restarted server can continue
+    /// with them. Other shards cannot use these counts, so counting starts again there.
     pub fn waiting_counts(&self, part: usize) -> WaitingCounts {
         with_segments!(&self.segments, all => {
             all.get(part).map(|segment| segment.read().waiting_counts()).unwrap_or_default()
         })
     }
 
-    /// Restores the counts of ids without a row.
+    /// Replaces the counts of a part's ids that have no row yet.
     pub fn restore_waiting(&self, part: usize, counts: &WaitingCounts) {
         with_segments!(&self.segments, all => {
             if let Some(segment) = all.get(part) {
@@ -163,8 +170,8 @@ impl DynamicTable {
         });
     }
 
-    /// Stores rows in the given order, and returns the number of rows for which `put` had no room. A row is the
-    /// concatenation of its rows in all `parts`.
+    /// Stores rows in the given order, and returns the number of rows that `put` could not store because the segment is
+    /// full. A row is the concatenation of its rows in all `parts`: values and slots.
     fn put<T: Number>(
         &self,
         all: &[RwLock<Segment<T>>],
@@ -186,7 +193,7 @@ impl DynamicTable {
         left_out
     }
 
-    /// Returns the slots in the order of the rule, after checking them and that ids are unique.
+    /// Returns the slots in the order of the rule, after checking that they are complete and that ids are unique.
     fn checked<'a>(
         &self,
         operation: &'static str,
@@ -194,7 +201,7 @@ impl DynamicTable {
         slots: &'a [(String, HostTensor)],
     ) -> Result<Vec<&'a HostTensor>> {
         slots.iter().try_for_each(|(_, slot)| self.check_rows(operation, ids, slot))?;
-        self.check_once(ids)?;
+        self.check_unique(ids)?;
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
         let of = |name: &str| slots.iter().find(|(found, _)| found == name).map(|(_, slot)| slot);
         let sorted: Option<Vec<&HostTensor>> = specs.iter().map(|spec| of(spec.name)).collect();
@@ -210,7 +217,7 @@ impl DynamicTable {
         if expected == found { Ok(()) } else { Err(Error::Rows { operation, expected, found }) }
     }
 
-    fn check_once(&self, ids: &[i64]) -> Result<()> {
+    fn check_unique(&self, ids: &[i64]) -> Result<()> {
         // Saved ids are in ascending order.
         let ascend = ids.is_sorted_by(|a, b| a < b);
         let mut seen = BTreeSet::new();

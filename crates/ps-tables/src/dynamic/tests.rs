@@ -1,6 +1,6 @@
 //! Comparison of dynamic tables with a map of rows.
 
-use super::{DynamicOptions, Pushed};
+use super::{DynamicOptions, Eviction, PushResult};
 use crate::{DynamicTable, HashPartition, Initializer, Push};
 use distribute_optim::{Adagrad, Adam, Ftrl, Momentum, Rule, RuleExt, Sgd, Step};
 use distribute_tensor::random::Distribution;
@@ -43,6 +43,7 @@ struct Row {
     values: Vec<f32>,
     slots: Vec<Vec<f32>>,
     used: u64,
+    pushes: u64,
 }
 
 /// The simplest model of a dynamic table of one segment.
@@ -62,17 +63,18 @@ impl Model {
         values
     }
 
-    fn push(&mut self, step: Step, ids: &[i64], gradient: &[f32]) -> Pushed {
+    fn push(&mut self, step: Step, ids: &[i64], gradient: &[f32]) -> PushResult {
         let mut sums: BTreeMap<i64, Vec<f32>> = BTreeMap::new();
         for (id, gradient) in ids.iter().zip(gradient.chunks(self.width)) {
             let sum = sums.entry(*id).or_insert_with(|| vec![0.; self.width]);
             sum.iter_mut().zip(gradient).for_each(|(sum, x)| *sum += x);
         }
-        let mut pushed = Pushed::default();
+        let mut pushed = PushResult::default();
         let mut new = Vec::new();
         for id in sums.keys() {
             if let Some(row) = self.rows.get_mut(id) {
                 row.used = step.number();
+                row.pushes += 1;
                 continue;
             }
             if self.options.admit_after > 1 {
@@ -91,7 +93,7 @@ impl Model {
                 .rows
                 .iter()
                 .filter(|(id, _)| !sums.contains_key(id))
-                .map(|(id, row)| (row.used, *id))
+                .map(|(id, row)| (row.saved(self.options), *id))
                 .collect();
             ages.sort_unstable();
             ages.truncate(if excess > 0 { excess.max(limit / 16) } else { 0 });
@@ -104,9 +106,9 @@ impl Model {
                 continue;
             }
             let slots = self.rule.slots().iter().map(|slot| vec![slot.initial as f32; self.width]).collect();
-            self.rows.insert(id, Row { values: self.first(id), slots, used: step.number() });
+            self.rows.insert(id, Row { values: self.first(id), slots, used: step.number(), pushes: 1 });
             self.came.remove(&id);
-            pushed.made += 1;
+            pushed.created += 1;
         }
         for (id, sum) in &sums {
             if let Some(row) = self.rows.get_mut(id) {
@@ -121,6 +123,16 @@ impl Model {
             pushed.evicted += self.evict(step.number());
         }
         pushed
+    }
+}
+
+impl Row {
+    /// Returns the uses as they are saved, which is also the order of eviction.
+    fn saved(&self, options: DynamicOptions) -> u64 {
+        match options.eviction {
+            Eviction::LeastRecent => self.used,
+            Eviction::LeastFrequent => self.pushes << 32 | self.used,
+        }
     }
 }
 
@@ -149,7 +161,7 @@ fn check(table: &DynamicTable, model: &Model) -> Result<(), TestCaseError> {
         prop_assert!(state.ids.is_sorted_by(|a, b| a < b));
         for (i, id) in state.ids.iter().enumerate() {
             let row = &model.rows[id];
-            prop_assert_eq!(state.used[i], row.used);
+            prop_assert_eq!(state.used[i], row.saved(model.options));
             for ((_, slot), expected) in state.slots.iter().zip(&row.slots) {
                 let slot = &slot.as_slice::<f32>().unwrap()[i * model.width..(i + 1) * model.width];
                 prop_assert_eq!(bits(slot), bits(expected));
@@ -166,18 +178,19 @@ proptest! {
 
     // INV-8
     #[test]
-    fn rows_come_are_updated_and_go_as_told(
+    fn rows_are_created_updated_and_removed(
         width in 1usize..5,
         rule in 0usize..5,
         admit_after in 1u32..4,
         // Up to 127 rows, there is one segment.
         max_rows in prop_oneof![Just(None), (1usize..40).prop_map(Some)],
         max_age in prop_oneof![Just(None), (1u64..6).prop_map(Some), Just(Some(17))],
+        eviction in prop_oneof![Just(Eviction::LeastRecent), Just(Eviction::LeastFrequent)],
         seed: u64,
     ) {
         let mut random = SplitMix(seed);
         let rule = rules()[rule].clone();
-        let options = DynamicOptions { admit_after, max_rows, max_age, ..DynamicOptions::default() };
+        let options = DynamicOptions { admit_after, max_rows, max_age, eviction, ..DynamicOptions::default() };
         let mut table = table(width, seed, &rule, options);
         let (rows_of, came) = (BTreeMap::new(), BTreeMap::new());
         let mut model = Model { rule: rule.clone(), initializer: normal(seed), options, width, rows: rows_of, came };
@@ -295,4 +308,37 @@ fn a_rule_that_comes_later_finds_the_rows_that_were_restored() {
     let expected = model.read_rows(&ids).unwrap();
     let pairs = found.as_slice::<f32>().unwrap().iter().zip(expected.as_slice::<f32>().unwrap());
     assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-5));
+}
+
+#[test]
+fn frequent_rows_stay_and_a_restored_table_keeps_their_counts() {
+    let options =
+        DynamicOptions { max_rows: Some(3), eviction: Eviction::LeastFrequent, ..DynamicOptions::default() };
+    let (mut step, rule) = (0, &rules()[0]);
+    let mut push = |table: &DynamicTable, ids: &[i64]| {
+        step += 1;
+        let gradient = rows(vec![1.; 2 * ids.len()], 2);
+        table.push_rows(Push::at(Step::after(step, 0.1)), ids, &gradient).unwrap()
+    };
+    let ids = |table: &DynamicTable| table.state(0).unwrap().ids;
+    let table = self::table(2, 1, rule, options);
+    // A push with two gradients for an id counts once.
+    for some in [&[1, 2][..], &[1, 3], &[1], &[2, 2]] {
+        push(&table, some);
+    }
+    assert_eq!(push(&table, &[4]).evicted, 1);
+    assert_eq!(ids(&table), [1, 2, 4], "3 was pushed once");
+    assert_eq!(push(&table, &[5]).evicted, 1);
+    assert_eq!(ids(&table), [1, 2, 5], "4 was pushed once, and 5 is new");
+    let copy = self::table(2, 1, rule, options);
+    assert_eq!(copy.restore(&table.state(0).unwrap()).unwrap(), 0);
+    for _ in 0..2 {
+        push(&copy, &[5]);
+    }
+    push(&copy, &[6]);
+    assert_eq!(ids(&copy), [1, 5, 6], "2 was pushed less often than 1 and 5");
+    // A smaller table restores the most frequent rows.
+    let small = self::table(2, 1, rule, DynamicOptions { max_rows: Some(1), ..options });
+    assert_eq!(small.restore(&table.state(0).unwrap()).unwrap(), 2);
+    assert_eq!(ids(&small), [1]);
 }

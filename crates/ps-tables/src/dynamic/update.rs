@@ -1,4 +1,4 @@
-//! Gradients of ids.
+//! Pushes of gradients for ids.
 
 use super::segment::{Number, Segment, Update};
 use super::{Bound, DynamicTable, Segments, elements, split, with_segments};
@@ -11,24 +11,24 @@ use std::sync::Arc;
 
 /// The effects of a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pushed {
-    /// The number of rows that were updated, each once.
+pub struct PushResult {
+    /// The number of different rows that were updated.
     pub rows: usize,
     /// The number of rows that were created.
-    pub made: usize,
-    /// The number of ids that have not occurred often enough for a row yet.
+    pub created: usize,
+    /// The number of ids that have not yet occurred often enough to get a row.
     pub waiting: usize,
-    /// The number of ids that got no row because the push has more ids than the maximum number of rows.
+    /// The number of ids without a row because the push contains more ids than the maximum number of rows.
     pub full: usize,
-    /// The number of rows that were evicted to make room.
+    /// The number of rows that were evicted to make space.
     pub evicted: usize,
 }
 
-impl Pushed {
+impl PushResult {
     fn plus(self, other: Self) -> Self {
         Self {
             rows: self.rows + other.rows,
-            made: self.made + other.made,
+            created: self.created + other.created,
             waiting: self.waiting + other.waiting,
             full: self.full + other.full,
             evicted: self.evicted + other.evicted,
@@ -42,7 +42,7 @@ impl DynamicTable {
     /// Setting the same rule again does nothing.
     ///
     /// # Errors
-    /// - [`Error::RuleSet`]: the table has another rule.
+    /// - [`Error::RuleSet`]: the table has a different rule.
     /// - [`Error::Rule`]: a hyper-parameter of the rule is out of range.
     /// - [`Error::MovesAbsentRows`]: the rule changes rows without a gradient.
     pub fn set_rule(&self, rule: Arc<dyn Rule>) -> Result<()> {
@@ -63,17 +63,17 @@ impl DynamicTable {
         }
     }
 
-    /// Applies the gradient of some ids; `gradient` has a row for each. Gradients of the same id are summed
-    /// first, in the order of `ids`. Ids get rows and rows are evicted according to the
-    /// [options](super::DynamicOptions).
+    /// Applies the gradient of some ids; `gradient` contains one row for each id. Gradients of the same id are first
+    /// summed, in the order of `ids`. Rows are created and evicted according to the [options](super::DynamicOptions).
     ///
     /// # Errors
     /// - [`Error::NoRule`]: the table has no rule.
     /// - [`Error::Shape`]: the gradient has a wrong shape.
     /// - [`Error::DType`]: the gradient has a wrong dtype.
-    /// - [`Error::NotFinite`]: the gradient is NaN or infinite, and the push refuses that.
+    /// - [`Error::NotFinite`]: the gradient contains a NaN or infinite value, and the push [rejects](Push::finite) such
+    ///   gradients.
     /// - [`Error::Update`]: the rule does not accept the learning rate.
-    pub fn push_rows(&self, push: Push, ids: &[i64], gradient: &HostTensor) -> Result<Pushed> {
+    pub fn push_rows(&self, push: Push, ids: &[i64], gradient: &HostTensor) -> Result<PushResult> {
         const OPERATION: &str = "push_rows";
         let (operation, table) = (OPERATION, || self.name.clone());
         let bound = self.rule.get().ok_or_else(|| Error::NoRule { operation, table: table() })?;
@@ -95,15 +95,15 @@ impl DynamicTable {
         bound: &Bound,
         ids: &[i64],
         gradient: &[T],
-    ) -> Result<Pushed, UpdateError> {
+    ) -> Result<PushResult, UpdateError> {
         let (rule, step) = (&*bound.rule, self.steps.of(push));
         // The rule is tried on no rows first, so that an error creates no rows.
         let mut nothing: Vec<&mut [T]> = bound.slots.iter().map(|_| <&mut [T]>::default()).collect();
-        let refused = |_: &UpdateError| self.steps.take_back(push, step);
+        let refused = |_: &UpdateError| self.steps.undo(push, step);
         rule.update(step, &mut [], &[], &mut nothing).inspect_err(refused)?;
         let split = split(all.len(), ids);
         let update = Update { rule, step, gradient, initializer: &self.initializer };
-        let mut pushed = Pushed::default();
+        let mut pushed = PushResult::default();
         for (i, segment) in all.iter().enumerate() {
             if !split.of(i).is_empty() {
                 pushed = pushed.plus(segment.write().push(split.of(i), split.positions(i), &update)?);

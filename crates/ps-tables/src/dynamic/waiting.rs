@@ -3,8 +3,8 @@
 use super::hash;
 use hashbrown::HashTable;
 
-/// A bounded counter of ids. Half of the room is for recently counted ids. When it is full, these become the
-/// older ones, and the previous older ones are forgotten.
+/// A bounded counter of ids. Half of its capacity is for recently counted ids. When that half is full, its ids become
+/// the older ones, and the previous older ones are discarded.
 #[derive(Debug)]
 pub(super) struct Waiting {
     recent: HashTable<(i64, u32)>,
@@ -13,12 +13,12 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Creates a counter with room for `limit` ids, at least two.
+    /// Creates a counter with capacity for `limit` ids, at least two.
     pub(super) fn new(limit: usize) -> Self {
         Self { recent: HashTable::new(), older: HashTable::new(), limit: limit.max(2) }
     }
 
-    /// Counts an id, and returns its count.
+    /// Counts an occurrence of an id, and returns its count so far.
     pub(super) fn count(&mut self, id: i64) -> u32 {
         let hash_of = |entry: &(i64, u32)| hash(entry.0);
         if let Some((_, count)) = self.recent.find_mut(hash(id), |entry| entry.0 == id) {
@@ -34,8 +34,8 @@ impl Waiting {
         count
     }
 
-    /// Forgets an id that has a row now.
-    pub(super) fn forget(&mut self, id: i64) {
+    /// Removes the count of an id that has a row now.
+    pub(super) fn remove(&mut self, id: i64) {
         take(&mut self.recent, id);
         take(&mut self.older, id);
     }
@@ -114,7 +114,7 @@ mod tests {
     fn who_has_a_row_begins_anew() {
         let mut waiting = Waiting::new(10);
         assert_eq!((waiting.count(4), waiting.count(4), waiting.count(-4)), (1, 2, 1));
-        waiting.forget(4);
+        waiting.remove(4);
         assert_eq!((waiting.count(4), waiting.len()), (1, 2));
     }
 }

@@ -5,8 +5,8 @@ use distribute_tensor::random::mix;
 
 /// The ids of a dynamic table, partitioned over shards by their hash.
 ///
-/// The number of rows is not fixed: every id has a shard, and shards are about equally large, however ids are
-/// chosen.
+/// The number of rows is not fixed: every id belongs to a shard, and shards are about equally large, whatever the ids
+/// are.
 ///
 /// ```
 /// use distribute_ps_tables::HashPartition;
@@ -30,7 +30,7 @@ impl HashPartition {
         self.shards
     }
 
-    /// Returns the shard of an id. It is the same in every process and version.
+    /// Returns the shard of an id, which is the same in every process and in every version of this crate.
     pub fn shard(&self, id: i64) -> usize {
         // The hash as a fraction of its range (Lemire, "Fast random integer generation in an interval", 2019).
         let hash = mix(id.cast_unsigned().wrapping_add(0x9e37_79b9_7f4a_7c15));

@@ -1,4 +1,11 @@
-//! Partitions of rows and ids over shards, and the requests that a batch sends to each shard.
+//! Partitions of rows and ids over shards, and the split of a batch into requests to the shards. This module contains
+//! only pure functions and values.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `rows`, `hashed` | partitions of a fixed number of rows, and of 64-bit ids |
+//! | `unique`, `split` | the ids of a batch without duplicates, and sorted by shard |
+//! | `moves` | the moves from one partition to another |
 
 mod hashed;
 mod moves;
@@ -8,6 +15,6 @@ mod unique;
 
 pub use hashed::HashPartition;
 pub use moves::{Move, Moves};
-pub use rows::{PartitionStrategy, Place, RowPartition};
+pub use rows::{PartitionStrategy, RowLocation, RowPartition};
 pub use split::Split;
 pub use unique::UniqueIds;

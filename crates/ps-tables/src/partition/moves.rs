@@ -1,19 +1,19 @@
 //! The moves from one partition to another.
 
-use super::{Place, RowPartition};
+use super::{RowLocation, RowPartition};
 
 /// A run of rows that is contiguous in both partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// The current place of the first row.
-    pub from: Place,
-    /// The new place of the first row.
-    pub to: Place,
+    /// The location of the first row in the old partition.
+    pub from: RowLocation,
+    /// The location of the first row in the new partition.
+    pub to: RowLocation,
     /// The number of rows.
     pub rows: usize,
 }
 
-/// An iterator over all moves from one partition to another, by ascending rows of the table; see
+/// An iterator over all moves from one partition to another, in ascending order of the table's rows; see
 /// [`RowPartition::moves`].
 #[derive(Clone, Debug)]
 pub struct Moves {
@@ -35,7 +35,7 @@ impl Iterator for Moves {
         if self.next >= self.from.rows() {
             return None;
         }
-        let (from, to) = (self.from.place(self.next), self.to.place(self.next));
+        let (from, to) = (self.from.location(self.next), self.to.location(self.next));
         let rows = self.from.run(self.next).min(self.to.run(self.next));
         self.next += rows;
         Some(Move { from, to, rows })
@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn ranges_are_moved_whole() {
         let moves: Vec<_> = RowPartition::div(10, 2).moves(RowPartition::div(10, 3)).unwrap().collect();
-        let at = |shard, row| Place { shard, row };
+        let at = |shard, row| RowLocation { shard, row };
         assert_eq!(
             moves,
             [
@@ -78,8 +78,8 @@ mod tests {
             let moves: Vec<_> = from.moves(to).unwrap().collect();
             for Move { from: source, to: target, rows } in &moves {
                 for i in 0..*rows {
-                    let row = from.row(Place { row: source.row + i, ..*source });
-                    prop_assert_eq!(to.row(Place { row: target.row + i, ..*target }), row);
+                    let row = from.row(RowLocation { row: source.row + i, ..*source });
+                    prop_assert_eq!(to.row(RowLocation { row: target.row + i, ..*target }), row);
                     prop_assert!(source.row + i < from.len(source.shard) && target.row + i < to.len(target.shard));
                     seen.push(row);
                 }

@@ -5,10 +5,10 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// The way in which rows are assigned to shards.
+/// The assignment of rows to shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PartitionStrategy {
-    /// Contiguous ranges: with 13 rows, 5 shards have 3, 3, 3, 2 and 2.
+    /// Contiguous ranges: 5 shards of 13 rows have 3, 3, 3, 2 and 2 rows.
     #[doc(alias = "div")]
     #[default]
     Div,
@@ -20,11 +20,11 @@ pub enum PartitionStrategy {
 /// The rows of a table, partitioned over shards.
 ///
 /// ```
-/// use distribute_ps_tables::{Place, RowPartition};
+/// use distribute_ps_tables::{RowLocation, RowPartition};
 ///
 /// let table = RowPartition::div(13, 5);
 /// assert_eq!(table.ranges().collect::<Vec<_>>(), [0..3, 3..6, 6..9, 9..11, 11..13]);
-/// assert_eq!(table.place(10), Place { shard: 3, row: 1 });
+/// assert_eq!(table.location(10), RowLocation { shard: 3, row: 1 });
 ///
 /// let ids = table.split("embedding_lookup", &[12, 0, 10, 0])?;
 /// assert_eq!((ids.of(0), ids.of(3), ids.of(4)), (&[0, 0][..], &[1][..], &[1][..]));
@@ -51,22 +51,23 @@ impl From<(PartitionStrategy, usize, usize)> for RowPartition {
     }
 }
 
-/// The place of a row: its shard, and its number on that shard.
+/// The location of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
-    /// The shard.
+pub struct RowLocation {
+    /// The index of the shard.
     pub shard: usize,
-    /// The row, counted from the first row of the shard.
+    /// The index of the row on the shard.
     pub row: usize,
 }
 
 impl RowPartition {
-    /// Partitions `rows` over `shards`. There is at least one shard, and there are no more shards than rows.
+    /// Creates a partition of `rows` rows over `shards` shards. There is at least one shard, and there are no more
+    /// shards than rows.
     pub fn new(strategy: PartitionStrategy, rows: usize, shards: usize) -> Self {
         Self { strategy, rows, shards: shards.min(rows).max(1) }
     }
 
-    /// Partitions `rows` into contiguous ranges.
+    /// Creates a partition of `rows` rows into contiguous ranges.
     pub fn div(rows: usize, shards: usize) -> Self {
         Self::new(PartitionStrategy::Div, rows, shards)
     }
@@ -96,75 +97,76 @@ impl RowPartition {
         self.rows == 0
     }
 
-    /// Returns for each shard its first row and the one after its last. With [`PartitionStrategy::Mod`], rows
-    /// of other shards are in between.
+    /// Returns, for each shard, the range from its first row to its last. With [`PartitionStrategy::Mod`], the range
+    /// includes rows of other shards.
     pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         let partition = *self;
         (0..partition.shards).map(move |shard| match (partition.strategy, partition.len(shard)) {
             (PartitionStrategy::Div, len) => {
-                let start = partition.row(Place { shard, row: 0 });
+                let start = partition.row(RowLocation { shard, row: 0 });
                 start..start + len
             }
             (PartitionStrategy::Mod, 0) => shard..shard,
-            (PartitionStrategy::Mod, len) => shard..partition.row(Place { shard, row: len - 1 }) + 1,
+            (PartitionStrategy::Mod, len) => shard..partition.row(RowLocation { shard, row: len - 1 }) + 1,
         })
     }
 
-    /// Returns the place of a row, which must be a row of the table. Otherwise the result is not a row of the
-    /// shard.
-    pub fn place(&self, row: usize) -> Place {
+    /// Returns the location of a row. If the table has no such row, the location is invalid.
+    pub fn location(&self, row: usize) -> RowLocation {
         let (base, extra) = (self.base(), self.extra());
         match self.strategy {
-            PartitionStrategy::Mod => Place { shard: row % self.shards, row: row / self.shards },
+            PartitionStrategy::Mod => RowLocation { shard: row % self.shards, row: row / self.shards },
             // The first `extra` shards have one row more.
             PartitionStrategy::Div if row < extra * (base + 1) => {
-                Place { shard: row / (base + 1), row: row % (base + 1) }
+                RowLocation { shard: row / (base + 1), row: row % (base + 1) }
             }
             PartitionStrategy::Div => {
                 let row = row - extra * (base + 1);
-                Place { shard: extra + row / base.max(1), row: row % base.max(1) }
+                RowLocation { shard: extra + row / base.max(1), row: row % base.max(1) }
             }
         }
     }
 
-    /// Returns the row at a place.
-    pub fn row(&self, place: Place) -> usize {
+    /// Returns the row at a location.
+    pub fn row(&self, location: RowLocation) -> usize {
         match self.strategy {
-            PartitionStrategy::Mod => place.row * self.shards + place.shard,
-            PartitionStrategy::Div => place.shard * self.base() + place.shard.min(self.extra()) + place.row,
+            PartitionStrategy::Mod => location.row * self.shards + location.shard,
+            PartitionStrategy::Div => {
+                location.shard * self.base() + location.shard.min(self.extra()) + location.row
+            }
         }
     }
 
-    /// Sorts ids by shard. The result has the rows of each shard, in the order of the ids.
+    /// Sorts ids by shard. The result contains the rows of each shard, in the order of the ids.
     ///
     /// # Errors
-    /// - [`Error::Id`]: an id is not a row of the table.
+    /// - [`Error::Id`]: an id is not the index of a row of the table.
     pub fn split(&self, operation: &'static str, ids: &[i64]) -> Result<Split<usize>> {
         let mut places = Vec::with_capacity(ids.len());
         for (position, id) in ids.iter().enumerate() {
             let row = usize::try_from(*id).ok().filter(|row| *row < self.rows);
             let outside = || Error::Id { operation, id: *id, position, rows: self.rows };
-            let Place { shard, row } = self.place(row.ok_or_else(outside)?);
+            let RowLocation { shard, row } = self.location(row.ok_or_else(outside)?);
             places.push((shard, row));
         }
         Ok(Split::new(self.shards, &places))
     }
 
-    /// Returns the number of rows, beginning with this one, that are contiguous on its shard.
+    /// Returns the number of consecutive rows, beginning with `row`, that are also consecutive on one shard.
     pub(crate) fn run(&self, row: usize) -> usize {
         match self.strategy {
             PartitionStrategy::Mod if self.shards > 1 => 1,
             _ => {
-                let place = self.place(row);
-                self.len(place.shard) - place.row
+                let location = self.location(row);
+                self.len(location.shard) - location.row
             }
         }
     }
 
-    /// Returns the moves from this partition to another one.
+    /// Returns the moves of rows that convert this partition into `to`.
     ///
-    /// The moves cover every row once, in runs of maximum length. They are computed lazily. If both partitions
-    /// are [`Div`](PartitionStrategy::Div), there are fewer moves than shards of both together.
+    /// The moves cover every row once, in runs of maximum length, and are computed lazily. If both partitions are
+    /// [`Div`](PartitionStrategy::Div), the number of moves is less than the total number of their shards.
     ///
     /// # Errors
     /// - [`Error::Rows`]: the other partition has a different number of rows.
@@ -176,7 +178,7 @@ impl RowPartition {
         }
     }
 
-    /// Checks that a variable of this shape has this shard. A scalar is one row.
+    /// Checks that a variable of shape `shape` has a shard `shard`. A scalar is treated as one row.
     pub(crate) fn require_shard(&self, shape: &[usize], shard: usize) -> Result<()> {
         let rows = shape.first().copied().unwrap_or(1);
         if self.rows != rows {
@@ -219,7 +221,7 @@ mod tests {
     #[test]
     fn mod_deals_in_turn() {
         let partition = RowPartition::new(Mod, 7, 3);
-        assert_eq!(partition.place(5), Place { shard: 2, row: 1 });
+        assert_eq!(partition.location(5), RowLocation { shard: 2, row: 1 });
         assert_eq!(partition.ranges().collect::<Vec<_>>(), [0..7, 1..5, 2..6]);
     }
 
@@ -248,10 +250,10 @@ mod tests {
             let partition = RowPartition::new(strategy, rows, shards);
             let mut model: Vec<Vec<usize>> = vec![Vec::new(); partition.shards()];
             for row in 0..rows {
-                let place = partition.place(row);
-                prop_assert_eq!(partition.row(place), row);
-                prop_assert_eq!(place.row, model[place.shard].len());
-                model[place.shard].push(row);
+                let location = partition.location(row);
+                prop_assert_eq!(partition.row(location), row);
+                prop_assert_eq!(location.row, model[location.shard].len());
+                model[location.shard].push(row);
             }
             for (shard, (rows, range)) in model.iter().zip(partition.ranges()).enumerate() {
                 prop_assert_eq!(partition.len(shard), rows.len());
@@ -266,7 +268,7 @@ mod tests {
                 for row in 0..rows {
                     // The formula of the specification.
                     let assignment = (row / (base + 1)).max(row.saturating_sub(extra) / base);
-                    prop_assert_eq!(partition.place(row).shard, assignment);
+                    prop_assert_eq!(partition.location(row).shard, assignment);
                 }
             }
         }
@@ -284,7 +286,7 @@ mod tests {
             let mut found = vec![-1; ids.len()];
             for shard in 0..split.shards() {
                 let answer: Vec<i64> =
-                    split.of(shard).iter().map(|row| partition.row(Place { shard, row: *row }) as i64).collect();
+                    split.of(shard).iter().map(|row| partition.row(RowLocation { shard, row: *row }) as i64).collect();
                 prop_assert!(split.positions(shard).is_sorted());
                 prop_assert_eq!(split.take(shard, &ids, 1), answer.clone());
                 split.put(shard, &answer, 1, &mut found);

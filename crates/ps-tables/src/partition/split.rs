@@ -12,7 +12,7 @@ pub struct Split<K> {
 }
 
 impl<K: Copy> Split<K> {
-    /// Sorts pairs of a shard and a key on that shard.
+    /// Creates the split from the shard of each id, and the id's key on that shard.
     pub(crate) fn new(shards: usize, places: &[(usize, K)]) -> Self {
         let mut starts = vec![0; shards + 1];
         for (shard, _) in places {
@@ -53,8 +53,8 @@ impl<K: Copy> Split<K> {
         taken
     }
 
-    /// Writes a shard's response, `width` values for each of its ids, to their positions in the response to the
-    /// whole request.
+    /// Writes a shard's response, `width` values for each of the shard's ids, to the corresponding positions of
+    /// `whole`, the response to the complete request.
     pub fn put<T: Clone>(&self, shard: usize, answer: &[T], width: usize, whole: &mut [T]) {
         for (i, at) in self.positions(shard).iter().enumerate() {
             whole[at * width..(at + 1) * width].clone_from_slice(&answer[i * width..(i + 1) * width]);

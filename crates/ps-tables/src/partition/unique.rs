@@ -4,8 +4,7 @@ use distribute_tensor::kernel::{RowMerge, Sum};
 use distribute_tensor::random::mix;
 use hashbrown::HashTable;
 
-/// The ids of a batch without duplicates, for requests to servers, and the mapping from their rows back to the
-/// batch.
+/// The ids of a batch without duplicates, for requests to servers, and the mapping from their rows back to the batch.
 ///
 /// ```
 /// use distribute_ps_tables::UniqueIds;
@@ -32,13 +31,13 @@ impl UniqueIds {
         let mut index: HashTable<(i64, usize)> = HashTable::with_capacity(batch.len());
         for id in batch {
             let entry = index.entry(hash(*id), |(found, _)| found == id, |(found, _)| hash(*found));
-            let (_, place) = *entry
+            let (_, location) = *entry
                 .or_insert_with(|| {
                     ids.push(*id);
                     (*id, ids.len() - 1)
                 })
                 .get();
-            places.push(place);
+            places.push(location);
         }
         Self { ids, places }
     }
@@ -48,17 +47,17 @@ impl UniqueIds {
         &self.ids
     }
 
-    /// Returns the rows of the batch from those of [`ids`](Self::ids), with `width` elements each.
+    /// Returns a row for each id of the batch, given the rows of [`ids`](Self::ids) with `width` elements each.
     pub fn spread<T: Clone>(&self, rows: &[T], width: usize) -> Vec<T> {
         let mut batch = Vec::with_capacity(self.places.len() * width);
-        for place in &self.places {
-            batch.extend_from_slice(&rows[place * width..(place + 1) * width]);
+        for location in &self.places {
+            batch.extend_from_slice(&rows[location * width..(location + 1) * width]);
         }
         batch
     }
 
-    /// Returns the gradient of [`ids`](Self::ids) from that of the batch, with `width` elements for each id.
-    /// Gradients of the same id are summed in the order of the batch, like a table does, so the result is
+    /// Returns the gradient of [`ids`](Self::ids), given that of the batch with `width` elements for each id. Gradients
+    /// of the same id are summed in the order of the batch. A table uses the same order, so the result is
     /// bit-identical.
     pub fn sum<T: Sum>(&self, gradient: &[T], width: usize) -> Vec<T> {
         let mut sums = vec![T::ZERO; self.ids.len() * width];

@@ -1,4 +1,4 @@
-//! The display of a placement as a table.
+//! The display of a placement as a text table.
 
 use super::{Placed, Placement};
 use std::fmt;

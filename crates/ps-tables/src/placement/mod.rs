@@ -1,4 +1,5 @@
-//! The assignment of variables and shards to servers.
+//! The assignment of variables and shards to servers. `policy` chooses the next server, and `display` formats the table
+//! of assignments.
 
 mod display;
 mod policy;
@@ -11,10 +12,11 @@ use policy::Choice;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The variables of a job and their servers. It assigns a server to each new variable, and prints all
-/// assignments.
+/// A record of the variables of a job and their servers. It assigns a server to each new variable, and can be displayed
+/// as a table.
 ///
-/// The result depends on the calls alone: the same variables created in the same order get the same servers.
+/// The result depends only on the calls: if the same variables are created in the same order, they get the same
+/// servers.
 ///
 /// ```
 /// use distribute_ps_tables::{Placement, PlacementPolicy, RowPartition};
@@ -46,9 +48,9 @@ pub struct Placement {
     by_name: BTreeMap<String, Range<usize>>,
 }
 
-/// A state of a placement, see [`Placement::mark`].
+/// A state of a placement that can be restored: see [`Placement::mark`].
 #[derive(Clone, Debug)]
-pub struct Mark {
+pub struct PlacementSnapshot {
     choice: Choice,
     placed: usize,
 }
@@ -56,17 +58,17 @@ pub struct Mark {
 /// A variable on a server, or a shard of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
-    /// The name of the variable; for a shard, followed by `/part_` and its number.
+    /// The name of the variable. The name of a shard is followed by `/part_` and the shard's number.
     pub name: String,
-    /// The rows of the variable that the shard has; `None` for the whole variable.
+    /// The rows of the variable that the shard contains; `None` if the variable is not split.
     pub rows: Option<Range<usize>>,
-    /// Its shape.
+    /// The shape of the variable or shard.
     pub shape: Vec<usize>,
-    /// Its dtype.
+    /// The dtype of the variable.
     pub dtype: DType,
-    /// The number of bytes of the values, with 16 for a string. Slots are not counted.
+    /// The size of the values in bytes, assuming 16 bytes for each string. Slots are not included.
     pub bytes: u64,
-    /// The server on which it is placed.
+    /// The index of the server.
     pub server: usize,
 }
 
@@ -86,7 +88,7 @@ impl Placement {
     ///
     /// # Errors
     /// - [`Error::PlacedTwice`]: the name is in use.
-    /// - [`Error::Rows`]: the partition has another number of rows.
+    /// - [`Error::Rows`]: the partition has a different number of rows.
     pub fn place(
         &mut self,
         name: &str,
@@ -98,8 +100,8 @@ impl Placement {
         self.add(name, parts, |choice, part| choice.next(&part.name, part.bytes))
     }
 
-    /// Places a new variable on the server of another one; if that has shards, on the server of the last. The
-    /// new variable is not split. The round-robin order does not change.
+    /// Places a new variable on the server of variable `with`. If that variable has shards, the server of its last
+    /// shard is used. The new variable is not split. The round-robin order does not change.
     ///
     /// # Errors
     /// - [`Error::PlacedTwice`]: the name is in use.
@@ -111,12 +113,11 @@ impl Placement {
         self.place_on(name, shape, dtype, server)
     }
 
-    /// Places a new variable on the given server. The variable is not split. The round-robin order does not
-    /// change.
+    /// Places a new variable on the given server. The new variable is not split. The round-robin order does not change.
     ///
     /// # Errors
     /// - [`Error::PlacedTwice`]: the name is in use.
-    /// - [`Error::NoSuchServer`]: there is no server with this number.
+    /// - [`Error::NoSuchServer`]: there is no server with this index.
     pub fn place_on(&mut self, name: &str, shape: &[usize], dtype: DType, server: usize) -> Result<usize> {
         if server >= self.servers() {
             return Err(Error::NoSuchServer { server, servers: self.servers() });
@@ -131,8 +132,8 @@ impl Placement {
     /// # Errors
     /// Returns the errors of [`place`](Self::place), and:
     /// - [`Error::Partitions`]: the number of servers differs from the number of shards.
-    /// - [`Error::NoSuchServer`]: there is no server with this number.
-    pub fn note(
+    /// - [`Error::NoSuchServer`]: there is no server with this index.
+    pub fn record(
         &mut self,
         name: &str,
         shape: &[usize],
@@ -151,7 +152,8 @@ impl Placement {
         Ok(())
     }
 
-    /// Returns the current state, to [undo](Placement::undo) placements if a variable could not be created.
+    /// Returns the current state, so that later placements can be [undone](Placement::undo) if a variable cannot be
+    /// created.
     ///
     /// ```
     /// use distribute_ps_tables::{Placement, PlacementPolicy};
@@ -165,12 +167,12 @@ impl Placement {
     /// assert!(placement.of("bias").is_none());
     /// # Ok::<(), distribute_ps_tables::Error>(())
     /// ```
-    pub fn mark(&self) -> Mark {
-        Mark { choice: self.choice.clone(), placed: self.placed.len() }
+    pub fn mark(&self) -> PlacementSnapshot {
+        PlacementSnapshot { choice: self.choice.clone(), placed: self.placed.len() }
     }
 
-    /// Undoes all placements since a mark.
-    pub fn undo(&mut self, to: Mark) {
+    /// Undoes all placements since [`mark`](Self::mark) returned `to`.
+    pub fn undo(&mut self, to: PlacementSnapshot) {
         self.choice = to.choice;
         self.placed.truncate(to.placed);
         self.by_name.retain(|_, range| range.end <= to.placed);
@@ -181,7 +183,7 @@ impl Placement {
         &self.placed
     }
 
-    /// Returns the entries of one variable: one, or one for each shard.
+    /// Returns the entries of a variable, one for each shard; `None` if it was not placed.
     pub fn of(&self, name: &str) -> Option<&[Placed]> {
         self.by_name.get(name).and_then(|range| self.placed.get(range.clone()))
     }
@@ -215,7 +217,7 @@ impl Placement {
     }
 }
 
-/// Returns the shards of a variable, with servers still to be chosen.
+/// Returns the shards of a variable, for which servers are still to be chosen.
 fn parts(name: &str, shape: &[usize], dtype: DType, partition: Option<RowPartition>) -> Result<Vec<Placed>> {
     let part = |name, rows, shape: Vec<usize>| {
         let element = dtype.bytes().unwrap_or(16) as u64;
@@ -272,28 +274,28 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_already_is_noted_where_it_is() {
+    fn existing_tables_are_recorded_with_their_server() {
         let mut placement = placement(3, PlacementPolicy::default());
         let two = Some(RowPartition::div(10, 2));
-        placement.note("a", &[10], DType::F32, (two, &[2, 1])).unwrap();
+        placement.record("a", &[10], DType::F32, (two, &[2, 1])).unwrap();
         assert_eq!(placement.of("a").unwrap()[0].server, 2);
         assert_eq!(placement.loads(), [0, 20, 20]);
         // The round-robin order does not change.
         assert_eq!(placement.place("b", &[], DType::F32, None).unwrap(), [0]);
-        let again = placement.note("a", &[10], DType::F32, (two, &[2, 1]));
+        let again = placement.record("a", &[10], DType::F32, (two, &[2, 1]));
         assert!(matches!(again, Err(Error::PlacedTwice { .. })));
         for servers in [&[0][..], &[0, 3]] {
-            assert!(placement.note("c", &[10], DType::F32, (two, servers)).is_err());
+            assert!(placement.record("c", &[10], DType::F32, (two, servers)).is_err());
         }
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_and_places_nothing() {
+    fn a_table_that_does_not_fit_is_refused_and_not_placed() {
         assert!(matches!(Placement::new(0, PlacementPolicy::RoundRobin), Err(Error::NoServers)));
         let mut placement = placement(2, PlacementPolicy::RoundRobin);
         placement.place("a", &[4], DType::F32, None).unwrap();
         let twice = placement.place("a", &[4], DType::F32, None).unwrap_err();
-        assert_eq!(twice.to_string(), "placement: there is a variable named \"a\" already; names are unique");
+        assert_eq!(twice.to_string(), "placement: a variable named \"a\" exists already; names are unique");
         assert!(matches!(placement.colocate("b", &[], DType::F32, "c"), Err(Error::NotPlaced { .. })));
         let rows = placement.place("b", &[4], DType::F32, Some(RowPartition::div(5, 2)));
         assert!(matches!(rows, Err(Error::Rows { .. })));

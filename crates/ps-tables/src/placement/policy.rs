@@ -4,18 +4,18 @@ use distribute_cluster::fnv1a;
 use distribute_tensor::random::mix;
 use serde::{Deserialize, Serialize};
 
-/// The way in which servers are chosen for new variables and shards.
+/// The policy that chooses servers for new variables and shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PlacementPolicy {
-    /// Round-robin, in the order of creation.
+    /// The next server in round-robin order, for variables in the order of their creation.
     #[default]
     RoundRobin,
-    /// The server with the fewest bytes so far, and the first of several.
+    /// The server with the fewest bytes so far. If there are several, the first of them is chosen.
     #[doc(alias = "GreedyLoadBalancingStrategy")]
     #[doc(alias = "byte_size_load_fn")]
     GreedyByBytes,
-    /// A hash of the name: independent of the order of creation and of other variables. If a server is added,
-    /// only variables that are assigned to it move.
+    /// A server that is chosen by a hash of the name, independently of the order of creation and of other variables. If
+    /// a server is added, only the variables that are now assigned to it move.
     ByHash,
 }
 
@@ -55,7 +55,7 @@ impl Choice {
         self.take(server, bytes)
     }
 
-    /// Records a placement on a given server.
+    /// Records a placement of `bytes` bytes on a given server, and returns the server.
     pub(super) fn take(&mut self, server: usize, bytes: u64) -> usize {
         self.loads[server] = self.loads[server].saturating_add(bytes);
         server

@@ -4,7 +4,7 @@ use distribute_files::memory;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The number of bytes that tables may take, and the number that is reserved since the last count.
+/// The maximum size of the tables in bytes, and the number of bytes that is reserved.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: AtomicUsize,
@@ -29,11 +29,11 @@ impl Budget {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Reserves bytes. Reservations are never released: if there is no room left, `count` returns the number of
-    /// bytes that tables take now.
+    /// Reserves memory for `bytes` bytes. Reservations are not released individually: when the limit is reached,
+    /// `count` is called to determine the number of bytes that tables occupy.
     ///
     /// # Errors
-    /// Returns the number of bytes that are taken, if there is no room for these in addition.
+    /// Returns the number of bytes in use if another `bytes` bytes would exceed the limit.
     pub fn reserve(&self, bytes: usize, count: impl FnOnce() -> usize) -> Result<(), usize> {
         let limit = self.limit();
         let add = |taken: usize| taken.checked_add(bytes).filter(|taken| *taken <= limit);
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_room_up_to_the_limit_and_what_was_given_back_is_counted() {
+    fn reservations_are_limited_and_released_bytes_are_counted() {
         let budget = Budget::default();
         assert!(budget.limit() > 1 << 20);
         budget.set_limit(100);

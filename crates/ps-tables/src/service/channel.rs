@@ -8,7 +8,8 @@ use std::time::Duration;
 
 /// A connection to one parameter server, in this process or another one.
 ///
-/// Calls to several servers overlap if all of them are [started](Self::start) before the first is waited for.
+/// Calls to several servers overlap if all of them are [started](Self::start) before the caller waits for the first
+/// response.
 ///
 /// ```
 /// use distribute_ps_tables::{Channel, LocalChannel, Request, Response, Tables};
@@ -28,14 +29,17 @@ pub trait Channel: Send + Sync + fmt::Debug {
     /// Returns the name of the server in errors, for example `ps 1`.
     fn server(&self) -> &str;
 
-    /// Sends a request. The caller waits for the response later. The timeout applies to both together.
+    /// Sends a request. The caller waits for the response later. The timeout includes both sending and waiting.
     ///
-    /// A change is applied at most once, even if the request is sent several times. After a response, it has
-    /// been applied.
+    /// A change is applied at most once, even if the channel sends the request several times. When the response
+    /// arrives, the change has been applied.
     ///
     /// # Errors
     /// Returns a [`ChannelError`] if the request fails immediately.
     fn start(&self, request: Request, timeout: Duration) -> Result<Started, ChannelError>;
+
+    /// Closes the connection, if there is one. The next request may open another one.
+    fn close(&self) {}
 
     /// Sends a request, and waits for the response.
     ///
@@ -46,13 +50,13 @@ pub trait Channel: Send + Sync + fmt::Debug {
     }
 }
 
-/// A request in flight. If it is dropped, the server still executes it, unless the connection is lost before
-/// the request has arrived.
-pub struct Started(Box<dyn Waiting>);
+/// A request in flight. If the handle is dropped, the server still executes the request, unless the connection is lost
+/// before the request arrives.
+pub struct Started(Box<dyn WaitForResponse>);
 
-/// The implementation of [`Started`] by a [`Channel`]: it waits for the response to a request.
-pub trait Waiting: Send {
-    /// Waits until the deadline of the request.
+/// The part of [`Started`] that a [`Channel`] implements: it waits for the response to a request.
+pub trait WaitForResponse: Send {
+    /// Waits for the response until the deadline of the request.
     ///
     /// # Errors
     /// Returns a [`ChannelError`] if there is no response.
@@ -61,7 +65,7 @@ pub trait Waiting: Send {
 
 impl Started {
     /// Creates the handle of a request that was sent.
-    pub fn new(waiting: impl Waiting + 'static) -> Self {
+    pub fn new(waiting: impl WaitForResponse + 'static) -> Self {
         Self(Box::new(waiting))
     }
 
@@ -80,49 +84,49 @@ impl fmt::Debug for Started {
     }
 }
 
-/// The reason why a request has no response. All variants name the server and the request;
-/// [`Refused`](Self::Refused) names the request in its message.
+/// The reason why a request has no response. All variants contain the names of the server and the request; that of
+/// [`Refused`](Self::Refused) has the request in its message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {
-    /// The server has refused the request.
+    /// The server has rejected the request.
     #[error("{server}: {refusal}")]
     Refused {
-        /// The server.
+        /// The name of the server.
         server: String,
-        /// The refusal.
+        /// The reason why it was rejected.
         refusal: Refusal,
     },
-    /// There was no response in time. A change may have been applied, or may still be applied.
-    #[error("{request}: no answer of {server} within {:?}: {reason}", distribute_cluster::rounded(*timeout))]
-    Late {
-        /// The server.
+    /// There was no response before the timeout. A change may have been applied, or may still be applied.
+    #[error("{request}: no answer from {server} within {:?}: {reason}", distribute_cluster::rounded(*timeout))]
+    TimedOut {
+        /// The name of the server.
         server: String,
         /// A description of the request.
         request: String,
-        /// The timeout.
+        /// The timeout that has passed.
         timeout: Duration,
-        /// The result of the last attempt, and advice.
+        /// The result of the last attempt, and a remedy.
         reason: String,
     },
     /// The server cannot be reached, and a retry would not help.
     #[error("{request}: {server} cannot be reached: {reason}")]
     Unreachable {
-        /// The server.
+        /// The name of the server.
         server: String,
         /// A description of the request.
         request: String,
-        /// The cause.
+        /// The reason why the server cannot be reached.
         reason: String,
     },
-    /// The request is larger than the channel can send at once.
-    #[error("{request}, for {server}: {what} is {found}, and may be {limit} at most; ask for less at once")]
+    /// The request is too large for the channel.
+    #[error("{request}, for {server}: {what} is {found}, but the maximum is {limit}; request less at once")]
     TooLarge {
-        /// The server.
+        /// The name of the server.
         server: String,
         /// A description of the request.
         request: String,
-        /// The quantity that is too large.
+        /// The name of the quantity that is too large.
         what: &'static str,
         /// The size of the request.
         found: u64,
@@ -132,11 +136,11 @@ pub enum ChannelError {
     /// The response does not match the request.
     #[error("{request}: {server} answers {found}: are both of the same build?")]
     Answer {
-        /// The server.
+        /// The name of the server.
         server: String,
         /// A description of the request.
         request: String,
-        /// The response.
+        /// A description of the response.
         found: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The memory that a request takes, computed before it is executed.
+//! The memory that a request requires, computed before the request is executed.
 
 use super::entry::Entry;
 use super::request::{Request, State};
@@ -7,26 +7,26 @@ use super::tables::Tables;
 use crate::{Error, Result};
 use distribute_tensor::{DType, HostTensor};
 
-/// The approximate number of bytes that a table takes in addition to its rows.
+/// The approximate memory in bytes that a table occupies in addition to its rows.
 const TABLE: usize = 4096;
 
 impl Tables {
-    /// Sets the number of bytes that the tables may take; three quarters of the memory by default.
+    /// Sets the maximum size of the tables in bytes. The default is three quarters of the memory.
     pub fn set_memory(&self, bytes: usize) {
         self.budget.set_limit(bytes);
     }
 
-    /// Returns the number of bytes that the tables may take.
+    /// Returns the maximum size of the tables in bytes.
     pub fn memory(&self) -> usize {
         self.budget.limit()
     }
 
     // INV-28
-    /// Checks that there is memory for a request, and reserves it. [`handle`](Self::handle) does this itself. A
-    /// server with a log calls this before it writes a change, and [`carry_out`](Self::carry_out) afterwards.
+    /// Checks that there is enough memory for a request, and reserves it. [`handle`](Self::handle) calls this; a server
+    /// with a log calls it before it writes a change to the log, and calls [`execute`](Self::execute) afterwards.
     ///
     /// # Errors
-    /// - [`Error::Budget`]: the tables would take more memory than they may.
+    /// - [`Error::Budget`]: the tables would exceed the memory limit.
     /// - [`Error::Rows`], [`Error::NoShard`]: a table to be created is not a shard of its variable.
     pub fn check(&self, request: &Request) -> Result<()> {
         let operation = request.operation();
@@ -68,7 +68,7 @@ impl Tables {
 }
 
 impl TableSpec {
-    /// Returns the number of bytes that the table takes, with the slots of its rule.
+    /// Returns the number of bytes that the table occupies, including the slots of its rule.
     fn bytes(&self) -> Result<usize> {
         let row = |shape: &[usize], dtype: DType| {
             let width = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size))?;
@@ -76,7 +76,7 @@ impl TableSpec {
         };
         let bytes = match &self.contents {
             Contents::Values(values) => Some(bytes_of(values)),
-            Contents::Drawn { shape, dtype, partition, shard, .. } => {
+            Contents::Initialized { shape, dtype, partition, shard, .. } => {
                 partition.require_shard(shape, *shard)?;
                 let row = row(shape.get(1..).unwrap_or_default(), *dtype);
                 // A row without elements takes time, although no memory.
@@ -93,7 +93,8 @@ impl TableSpec {
 }
 
 impl Entry {
-    /// Returns the number of bytes that a request takes in addition: an upper bound, or the `exact` number.
+    /// Returns the number of additional bytes that a request requires. If `exact` is `false`, the result is an upper
+    /// bound.
     fn cost(&self, request: &Request, exact: bool) -> usize {
         match (request, &self.table) {
             (Request::SetRule { rule, .. }, AnyTable::Dense(table)) if table.rule().is_none() => {
@@ -121,7 +122,7 @@ impl Entry {
         }
     }
 
-    /// Returns the number of bytes that the table takes, including slots that are not created yet.
+    /// Returns the number of bytes that the table occupies, including slots that are not created yet.
     fn taken(&self) -> usize {
         let table = match &self.table {
             AnyTable::Dense(table) => table.taken(),
@@ -131,7 +132,7 @@ impl Entry {
     }
 }
 
-/// Returns the number of bytes of a tensor, including the contents of strings.
+/// Returns the size of a tensor in bytes, including the contents of strings.
 fn bytes_of(values: &HostTensor) -> usize {
     // A row without elements takes time, although no memory.
     values.memory().max(values.dims().first().copied().unwrap_or(1))
@@ -150,7 +151,7 @@ mod tests {
         let spec = || TableSpec::values("w", HostTensor::vector(vec![0f32; 100_000]));
         let adam = RuleSpec::Adam(Adam::lazy());
         let is_refused = |request| matches!(tables.handle(&request), Err(Error::Budget { .. }));
-        assert!(is_refused(Request::Create(spec().rule(adam))));
+        assert!(is_refused(Request::Create(spec().rule(adam.clone()))));
         tables.handle(&Request::Create(spec())).unwrap();
         assert!(is_refused(Request::SetRule { table: "w".into(), rule: adam }));
         let rule = RuleSpec::Momentum(Momentum::new(0.5));
@@ -159,7 +160,7 @@ mod tests {
 
     // INV-28
     #[test]
-    fn strings_are_counted_with_what_they_hold() {
+    fn strings_are_counted_with_their_content() {
         let tables = Tables::new();
         tables.set_memory(1 << 20);
         let is_refused = |request: &Request| matches!(tables.handle(request), Err(Error::Budget { .. }));

@@ -1,25 +1,25 @@
 //! One table of a server, and the execution of its requests.
 
+use super::exactly_once::ExactlyOnce;
 use super::image::TableImage;
-use super::once::Once;
 use super::request::{Request, State};
 use super::response::{Response, TableInfo, TableKind, Version, VersionedValue};
 use super::spec::{AnyTable, TableSpec};
-use crate::{DynamicTable, Error, Pushed, Result, Table};
+use crate::{DynamicTable, Error, PushResult, Result, Table};
 
-/// Advice for a dense table that is given ids.
+/// The remedy in error messages if ids are used with a dense table.
 const ROWS: &str = "give it rows";
 
 #[derive(Debug)]
 pub(super) struct Entry {
     pub table: AnyTable,
-    /// See [`Version::made`].
-    pub made: u64,
-    /// The value of [`TableSpec::fingerprint`], and a description of the specification.
+    /// The sequence number of the table: see [`Version::created`].
+    pub created: u64,
+    /// The hash of the specification: see [`TableSpec::fingerprint`].
     pub fingerprint: u64,
     pub described: String,
     /// The changes that closures have made.
-    pub once: Once,
+    pub exactly_once: ExactlyOnce,
 }
 
 impl Entry {
@@ -36,13 +36,13 @@ impl Entry {
             }
             Request::Read { known, .. } => {
                 let table = self.dense(operation, "read its rows by their ids")?;
-                let known = known.filter(|known| known.made == self.made).map(|known| known.writes);
+                let known = known.filter(|known| known.created == self.created).map(|known| known.writes);
                 let read = match known {
                     Some(known) => table.read_if_changed(known)?,
                     None => Some(table.read()?),
                 };
                 Ok(read.map_or(Response::Unchanged, |read| {
-                    let version = Version { made: self.made, writes: read.version };
+                    let version = Version { created: self.created, writes: read.version };
                     Response::Value(VersionedValue { version, value: read.value })
                 }))
             }
@@ -51,11 +51,11 @@ impl Entry {
                 AnyTable::Dynamic(table) => table.read_rows(rows)?,
             })),
             Request::Write { how, value, .. } => {
-                self.dense(operation, "its rows are changed by gradients alone")?.write(*how, value)?;
+                self.dense(operation, "its rows are only changed by gradients")?.write(*how, value)?;
                 Ok(Response::Done)
             }
             Request::WriteRows { how, rows, values, .. } => {
-                let table = self.dense(operation, "its rows are changed by gradients alone")?;
+                let table = self.dense(operation, "its rows are only changed by gradients")?;
                 table.write_rows(*how, &rows_of(operation, table, rows)?, values)?;
                 Ok(Response::Done)
             }
@@ -66,7 +66,7 @@ impl Entry {
             Request::PushRows { push, rows, gradient, .. } => Ok(Response::Pushed(match &self.table {
                 AnyTable::Dense(table) => {
                     table.push_rows(*push, &rows_of(operation, table, rows)?, gradient)?;
-                    Pushed::default()
+                    PushResult::default()
                 }
                 AnyTable::Dynamic(table) => table.push_rows(*push, rows, gradient)?,
             })),
@@ -122,13 +122,14 @@ impl Entry {
 
     /// Returns an image of the table.
     pub fn image(&self) -> Result<TableImage> {
-        TableImage::of(&self.table, (self.fingerprint, self.described.clone()), self.once.changes())
+        TableImage::of(&self.table, (self.fingerprint, self.described.clone()), self.exactly_once.changes())
     }
 
-    /// Returns the response to a request that creates the table again.
+    /// Returns the response to a request that creates the table again: an error if `spec` is different from the table's
+    /// specification.
     pub fn same(&self, spec: &TableSpec, fingerprint: u64) -> Result<Response> {
         if self.fingerprint == fingerprint {
-            return Ok(Response::Made { new: false });
+            return Ok(Response::Created { new: false });
         }
         let (table, present, found) = (spec.name.clone(), self.described.clone(), spec.describe());
         Err(Error::Exists { table, present, found })
@@ -180,7 +181,7 @@ impl Entry {
     }
 }
 
-/// Converts rows to the indices of a dense table.
+/// Converts ids to row indices of a dense table.
 fn rows_of(operation: &'static str, table: &Table, rows: &[i64]) -> Result<Vec<usize>> {
     let row = |(position, id): (usize, &i64)| {
         usize::try_from(*id).map_err(|_| Error::Id { operation, id: *id, position, rows: table.rows() })

@@ -11,9 +11,9 @@ use distribute_tensor::DType;
 /// An image of a table: everything that a server saves to restore it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableImage {
-    /// Its name.
+    /// The name of the table.
     pub name: String,
-    /// A hash of the specification, which identifies it.
+    /// A hash that identifies the specification.
     pub fingerprint: u64,
     /// A description of the specification.
     pub described: String,
@@ -36,7 +36,7 @@ pub enum ImageContents {
     Dynamic {
         /// The shape of a row.
         row_shape: Vec<usize>,
-        /// The dtype.
+        /// The dtype of the table.
         dtype: DType,
         /// The initial values of new rows.
         initializer: Initializer,
@@ -73,11 +73,11 @@ impl TableImage {
         Ok(Self { name: name.to_owned(), fingerprint, described, rule, contents, steps, closures })
     }
 
-    pub(super) fn make(&self) -> Result<AnyTable> {
+    pub(super) fn create(&self) -> Result<AnyTable> {
         match &self.contents {
             ImageContents::Dense(state) => {
                 let table = Table::new(self.name.as_str(), state.values.clone())?;
-                if let Some(rule) = self.rule {
+                if let Some(rule) = &self.rule {
                     table.set_rule(rule.rule())?;
                 }
                 table.restore(&state.values, &state.slots)?;
@@ -87,7 +87,7 @@ impl TableImage {
             ImageContents::Dynamic { row_shape, dtype, initializer, options, parts } => {
                 let name = self.name.as_str();
                 let table = DynamicTable::new(name, row_shape, *dtype, *initializer, *options)?;
-                if let Some(rule) = self.rule {
+                if let Some(rule) = &self.rule {
                     table.set_rule(rule.rule())?;
                 }
                 for (part, (state, waiting)) in parts.iter().enumerate() {

@@ -1,15 +1,15 @@
 //! A parameter server inside this process.
 
-use super::channel::{Channel, ChannelError, Started, Waiting};
+use super::channel::{Channel, ChannelError, Started, WaitForResponse};
 use super::request::Request;
 use super::response::Response;
 use super::tables::Tables;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A channel to tables in this process, for clusters whose tasks are threads, and for tests.
+/// A channel to tables in this process. It is used in clusters whose tasks are threads, and in tests.
 ///
-/// Requests are executed on the thread that starts them.
+/// Each request is executed on the thread that starts it.
 #[derive(Clone, Debug)]
 pub struct LocalChannel {
     name: String,
@@ -22,7 +22,7 @@ impl LocalChannel {
         Self { name: format!("ps {index}"), tables }
     }
 
-    /// Returns the tables.
+    /// Returns the tables to which requests are sent.
     pub fn tables(&self) -> &Arc<Tables> {
         &self.tables
     }
@@ -36,16 +36,16 @@ impl Channel for LocalChannel {
     fn start(&self, request: Request, _timeout: Duration) -> Result<Started, ChannelError> {
         let answer = self.tables.handle(&request);
         let server = || self.name.clone();
-        Ok(Started::new(Answered(
+        Ok(Started::new(ReadyResponse(
             answer.map_err(|error| ChannelError::Refused { server: server(), refusal: error.into() }),
         )))
     }
 }
 
 /// A response that is already available.
-struct Answered(Result<Response, ChannelError>);
+struct ReadyResponse(Result<Response, ChannelError>);
 
-impl Waiting for Answered {
+impl WaitForResponse for ReadyResponse {
     fn wait(self: Box<Self>) -> Result<Response, ChannelError> {
         self.0
     }

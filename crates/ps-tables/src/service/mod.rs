@@ -1,12 +1,27 @@
-//! The protocol of a parameter server, and its execution without a socket.
+//! The protocol of a parameter server, and the execution of its requests without a socket.
+//!
+//! To add a request, add a variant to [`Request`] and to [`Response`], its cost, its rejections, a match arm in
+//! `entry`, headers in the codec of `distribute-ps-server`, and a case in the test of that crate that compares the
+//! results with those of tables in memory.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `request`, `response`, `refusal` | requests and answers, as data |
+//! | `spec`, `cost` | the specification of a table; the memory that a request takes |
+//! | `tables` | [`Tables`]: all tables of a server |
+//! | `entry` | one table, and the execution of its requests |
+//! | `exactly_once` | changes that closures make, each applied once |
+//! | `image` | the image of a table, from which another process can continue |
+//! | `usage`, `budget` | the usage of a server, and the memory limit of its tables |
+//! | `channel`, `local` | [`Channel`]: the client's view of a server; a server inside this process |
 
 mod budget;
 mod channel;
 mod cost;
 mod entry;
+mod exactly_once;
 mod image;
 mod local;
-mod once;
 mod refusal;
 mod request;
 mod response;
@@ -16,7 +31,7 @@ mod tables;
 mod tests;
 mod usage;
 
-pub use channel::{Channel, ChannelError, Started, Waiting};
+pub use channel::{Channel, ChannelError, Started, WaitForResponse};
 pub use image::{ImageContents, TableImage};
 pub use local::LocalChannel;
 pub use refusal::{Refusal, RefusalKind};

@@ -1,53 +1,52 @@
-//! Refusals of a server, as data that can be sent.
+//! Rejections of requests by a server, as data that can be sent.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The kinds of refusals.
+/// The reason why a server rejects a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum RefusalKind {
-    /// There is no table of this name.
+    /// There is no table with this name.
     NoSuchTable,
-    /// There is a table of this name with another specification.
+    /// There is a table with this name, but with a different specification.
     Exists,
-    /// An argument does not fit the table: a shape, a dtype, a row or id, a slot, or a learning rate.
+    /// An argument does not match the table: a shape, a dtype, a row or id, a slot, or a learning rate.
     Argument,
-    /// A gradient is NaN or infinite.
+    /// A gradient contains a NaN or infinite value.
     NotFinite,
-    /// The table has no rule, or another one.
+    /// The table has no rule, or a different one.
     Rule,
     /// There is not enough memory for the table.
     NoMemory,
-    /// The server no longer knows whether a repeated change was applied.
+    /// The server no longer has a record of whether a repeated change was applied.
     Expired,
-    /// The server could not write a change to its disk, so it does not acknowledge it.
+    /// The server could not write a change to its disk, so it does not acknowledge the change.
     Storage,
-    /// The server is busy with the same change, or has too many clients. The request can be retried.
+    /// The server is busy with the same change, or has too many clients. The client can retry the request.
     Busy,
-    /// The bytes are not a request.
+    /// The bytes are not a valid request.
     Malformed,
-    /// The responses to the previous requests of a batch are too large to add another one. The request can be
-    /// sent alone.
+    /// The responses to the previous requests of a batch are so large that no other response fits. The client can send
+    /// the request separately.
     TooLarge,
-    /// The change belongs to a closure that has ended, or to a job before the current one: its sender was
+    /// The change belongs to a closure that has ended, or to a job before the current one, because its sender was
     /// replaced.
     Stale,
-    /// The server has lost tables with acknowledged changes. It and the server that replicates it exited one
-    /// after the other, before there were two copies again. Restart the program and restore the tables from a
-    /// checkpoint.
+    /// The server has lost tables with acknowledged changes. It exited, and so did the server that replicates it,
+    /// before there were two copies of the tables again. Restart the program and restore the tables from a checkpoint.
     Lost,
     /// Only the chief may send this request, but another task has sent it.
     NotAllowed,
 }
 
-/// A server's refusal of a request. Nothing has changed, unless the message says otherwise.
+/// A server's rejection of a request. Nothing has changed, unless the message says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// The kind of the refusal.
     pub kind: RefusalKind,
-    /// The message: the operation, the table, the expected value, and advice.
+    /// The message: the operation, the table, the expected value, and a remedy.
     pub text: String,
 }
 
@@ -90,7 +89,7 @@ mod tests {
 
     // INV-62
     #[test]
-    fn what_a_terminal_obeys_is_written_out() {
+    fn control_characters_are_escaped() {
         let refusal = Refusal::new(RefusalKind::Argument, "no\x1b[2J\u{9b}");
         assert_eq!(refusal.to_string(), r"no\u{1b}[2J\u{9b}");
     }

@@ -13,83 +13,86 @@ use std::ops::Range;
 #[non_exhaustive]
 pub enum Request {
     /// Creates a table, unless it exists with the same specification. The response is
-    /// [`Response::Made`](super::Response::Made).
+    /// [`Response::Created`](super::Response::Created).
     Create(TableSpec),
     /// Removes a table, if there is one. The response is [`Response::Done`](super::Response::Done).
     Remove {
-        /// The table.
+        /// The name of the table.
         table: String,
     },
     /// Lists the tables. The response is [`Response::Tables`](super::Response::Tables).
     List,
     /// Sets the rule that applies gradients: see [`Table::set_rule`](crate::Table::set_rule).
     SetRule {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The rule.
+        /// The rule that applies gradients.
         rule: RuleSpec,
     },
-    /// Reads all of a dense table. The response is [`Response::Value`](super::Response::Value) or, if the table
-    /// has not changed since version `known`, [`Response::Unchanged`](super::Response::Unchanged).
+    /// Reads a complete dense table. The response is [`Response::Value`](super::Response::Value) or, if the table has
+    /// not changed since version `known`, [`Response::Unchanged`](super::Response::Unchanged).
     Read {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The version that the client has.
+        /// The version of the value that the client already has.
         known: Option<super::Version>,
+        /// Whether the client only computes with the value, so that a connection may round it. Otherwise the response
+        /// is exact.
+        may_round: bool,
     },
-    /// Reads rows, in this order. The response is [`Response::Rows`](super::Response::Rows).
+    /// Reads rows, in the given order. The response is [`Response::Rows`](super::Response::Rows).
     ReadRows {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The rows or ids.
+        /// The indices or ids of the rows.
         rows: Vec<i64>,
     },
-    /// Writes a value into all of a dense table: see [`Table::write`](crate::Table::write).
+    /// Writes a value to a complete dense table: see [`Table::write`](crate::Table::write).
     Write {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The way of writing.
+        /// The operation that combines the old and new values, such as assignment or addition.
         how: Write,
-        /// The value.
+        /// The value that is written to the table.
         value: HostTensor,
     },
-    /// Writes rows of a dense table: see [`Table::write_rows`](crate::Table::write_rows).
+    /// Writes values to rows of a dense table: see [`Table::write_rows`](crate::Table::write_rows).
     WriteRows {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The way of writing.
+        /// The operation that combines the old and new values, such as assignment or addition.
         how: Write,
-        /// The rows.
+        /// The indices of the rows.
         rows: Vec<i64>,
-        /// A row of values for each.
+        /// The values, one row for each element of `rows`.
         values: HostTensor,
     },
-    /// Applies a gradient of all of a dense table: see [`Table::push`](crate::Table::push).
+    /// Applies a gradient of a complete dense table: see [`Table::push`](crate::Table::push).
     Push {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The way in which the gradient is applied.
+        /// The options for applying the gradient.
         push: Push,
-        /// The gradient.
+        /// The gradient of the complete table.
         gradient: HostTensor,
     },
     /// Applies a gradient of rows: see [`Table::push_rows`](crate::Table::push_rows) and
     /// [`DynamicTable::push_rows`](crate::DynamicTable::push_rows). The response is
     /// [`Response::Pushed`](super::Response::Pushed).
     PushRows {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The way in which the gradient is applied.
+        /// The options for applying the gradient.
         push: Push,
-        /// The rows or ids.
+        /// The indices or ids of the rows.
         rows: Vec<i64>,
-        /// A row of the gradient for each.
+        /// The gradient, one row for each element of `rows`.
         gradient: HostTensor,
     },
     /// Reads values and slots of some rows of a dense table, for saving. The response is
     /// [`Response::State`](super::Response::State).
     StateRows {
-        /// The table.
+        /// The name of the table.
         table: String,
         /// The range of rows.
         rows: Range<usize>,
@@ -97,65 +100,65 @@ pub enum Request {
     /// Reads one of the [parts](crate::TableInfo::parts) of a dynamic table, for saving. The response is
     /// [`Response::State`](super::Response::State).
     StatePart {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The number of the part.
+        /// The index of the part.
         part: usize,
     },
     /// Restores saved rows and slots. The response is [`Response::Restored`](super::Response::Restored).
     Restore {
-        /// The table.
+        /// The name of the table.
         table: String,
         /// The saved state.
         state: State,
     },
-    /// Evicts rows of a dynamic table that have not been used for long: see
+    /// Evicts rows of a dynamic table that have not been pushed to for too long: see
     /// [`DynamicTable::evict`](crate::DynamicTable::evict). The response is
     /// [`Response::Evicted`](super::Response::Evicted).
     Evict {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// The number of the step.
+        /// The current step, from which the age of rows is computed.
         now: u64,
     },
     /// Removes the rows of a dynamic table whose ids are in an inclusive range but not in a list. The response
     /// is [`Response::Evicted`](super::Response::Evicted).
     Keep {
-        /// The table.
+        /// The name of the table.
         table: String,
         /// The first and the last id of the range.
         between: (i64, i64),
-        /// The ids whose rows stay.
+        /// The ids whose rows are kept.
         ids: Vec<i64>,
     },
-    /// Makes a change for a closure, unless it was made for an earlier execution of the same closure, on any
-    /// worker. The response is that of the change. If the change was made before, it is an empty response of
-    /// the same kind.
+    /// Applies a change for a closure, unless it was already applied for an earlier execution of the same closure, on
+    /// any worker. The response is that of the change. If the change was already applied, the response contains no
+    /// effects.
     ///
-    /// A change that is refused has not been made, and is not recorded.
+    /// A change that is rejected has not been applied, and is not recorded.
     Once {
         /// The closure that makes the change.
         origin: Origin,
-        /// The number of the change among the closure's changes of this table.
+        /// The index of the change among the closure's changes to this table.
         number: u64,
-        /// The change, which must change the contents of one table.
+        /// The change, which must modify the contents of one table.
         change: Box<Request>,
     },
-    /// Begins a job: from now on only its closures may change tables, unless a job with a greater number has
-    /// begun. The response, [`Response::Job`](super::Response::Job), has the greatest number. Once it is sent,
-    /// changes of earlier jobs have been made or never will be. The number 0 begins no job, and only asks for
-    /// the greatest number.
+    /// Begins a job. From then on, only closures of this job may change tables, unless a job with a greater number has
+    /// begun. The response, [`Response::Job`](super::Response::Job), contains the greatest number. Once it is sent,
+    /// every change of an earlier job either has been applied or never will be. If the number is 0, no job begins, and
+    /// the request only reads the greatest number.
     ///
-    /// A coordinator that starts begins a job whose number is greater than all before. Workers that still run
-    /// closures of a previous coordinator are then [refused](crate::RefusalKind::Stale).
+    /// A coordinator that starts begins a job whose number is greater than all previous ones. Requests of workers that
+    /// still run closures of a previous coordinator are then [rejected](crate::RefusalKind::Stale).
     BeginJob {
         /// The number of the job.
         job: u64,
     },
     /// Reads the usage of the server. The response is [`Response::Usage`](super::Response::Usage).
     Usage,
-    /// Executes several requests, in this order. The response is [`Response::Batch`](super::Response::Batch). A
-    /// refused request does not affect the others.
+    /// Executes several requests in the given order. The response is [`Response::Batch`](super::Response::Batch). A
+    /// rejected request does not affect the others.
     Batch(Vec<Request>),
 }
 
@@ -165,36 +168,36 @@ pub enum Request {
 pub enum State {
     /// Rows of a dense table.
     Rows {
-        /// The first of the rows.
+        /// The index of the first row.
         first: usize,
-        /// The values.
+        /// The values of the rows.
         values: HostTensor,
         /// The name of each slot, and its contents.
         slots: Vec<(String, HostTensor)>,
     },
     /// Rows of a dynamic table.
     Ids(DynamicState),
-    /// Only the slots of rows of a dense table. Restoring them keeps the values.
+    /// Only the slots of rows of a dense table. Restoring them does not change the values.
     Slots {
-        /// The first of the rows.
+        /// The index of the first row.
         first: usize,
         /// The name of each slot, and its contents.
         slots: Vec<(String, HostTensor)>,
     },
-    /// Only the slots of rows of a dynamic table. An id without a row gets one with its initial values.
+    /// Only the slots of rows of a dynamic table. An id without a row gets a row with its initial values.
     IdSlots {
-        /// The ids.
+        /// The ids of the rows.
         ids: Vec<i64>,
-        /// The name of each slot, and a row of it for each id.
+        /// The name of each slot, with one row of the slot for each id.
         slots: Vec<(String, HostTensor)>,
     },
-    /// Only the values of rows of a dynamic table. Slots are kept, and new rows have initial slots.
+    /// Only the values of rows of a dynamic table. Slots are kept, and new rows get initial slots.
     IdValues {
-        /// The ids.
+        /// The ids of the rows.
         ids: Vec<i64>,
-        /// The step in which each id was last pushed to.
+        /// The step of each id's last push.
         used: Vec<u64>,
-        /// A row of values for each.
+        /// The values, one row for each id.
         values: HostTensor,
     },
 }
@@ -223,7 +226,8 @@ impl Request {
         }
     }
 
-    /// Returns the table of the request, or `None` for a list, a usage, a batch or a job.
+    /// Returns the name of the request's table; `None` for [`List`](Self::List), [`Usage`](Self::Usage),
+    /// [`Batch`](Self::Batch) and [`BeginJob`](Self::BeginJob).
     pub fn table(&self) -> Option<&str> {
         match self {
             Self::Create(spec) => Some(&spec.name),
@@ -250,23 +254,23 @@ impl Request {
     ///
     /// # Errors
     /// - [`Error::NestedBatch`]: a batch contains a batch.
-    /// - [`Error::NotOnce`]: the change cannot be made for a closure.
+    /// - [`Error::NotOnce`]: the change cannot be applied exactly once for a closure.
     pub fn check(&self) -> Result<()> {
         match self {
             Self::Batch(all) => match all.iter().position(|one| matches!(one, Self::Batch(_))) {
                 Some(position) => Err(Error::NestedBatch { position }),
                 None => Ok(()),
             },
-            Self::Once { change, .. } if !change.can_be_once() => {
+            Self::Once { change, .. } if !change.can_be_exactly_once() => {
                 Err(Error::NotOnce { operation: change.operation() })
             }
             _ => Ok(()),
         }
     }
 
-    /// Returns whether the request can be made [once](Self::Once) for a closure, because it changes the
-    /// contents of one table. Creating a table, setting its rule and removing it are idempotent.
-    pub fn can_be_once(&self) -> bool {
+    /// Returns whether the request can be executed [once](Self::Once) for a closure, because it changes the contents of
+    /// one table. Creating a table, setting its rule and removing it are idempotent.
+    pub fn can_be_exactly_once(&self) -> bool {
         match self {
             Self::Write { .. }
             | Self::WriteRows { .. }
@@ -290,7 +294,7 @@ impl Request {
         }
     }
 
-    /// Returns whether the request changes the server's state, so that it must not be repeated.
+    /// Returns whether the request changes the server's state, so that it must not be executed twice.
     pub fn is_change(&self) -> bool {
         match self {
             Self::List
@@ -315,7 +319,7 @@ impl Request {
         }
     }
 
-    /// Describes the operation and the table, for errors.
+    /// Returns a text with the operation and the table, for errors.
     pub fn describe(&self) -> String {
         match (self, self.table()) {
             (Self::Batch(all), _) => match &all[..] {

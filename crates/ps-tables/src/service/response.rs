@@ -3,7 +3,7 @@
 use super::refusal::Refusal;
 use super::request::{Request, State};
 use super::usage::Usage;
-use crate::Pushed;
+use crate::PushResult;
 use distribute_optim::RuleSpec;
 use distribute_tensor::{DType, HostTensor};
 use serde::{Deserialize, Serialize};
@@ -15,33 +15,33 @@ pub enum Response {
     /// The request was executed.
     Done,
     /// The table exists.
-    Made {
-        /// Whether it was created by this request.
+    Created {
+        /// Whether this request created the table.
         new: bool,
     },
-    /// All tables, by name.
+    /// All tables, sorted by name.
     Tables(Vec<TableInfo>),
-    /// A value.
+    /// The value of the table, with its version.
     Value(VersionedValue),
-    /// The value has not changed since the version of the client.
+    /// The value has not changed since the version that the client has.
     Unchanged,
-    /// Rows.
+    /// The requested rows.
     Rows(HostTensor),
-    /// The effects of a gradient of rows. All counts are zero for a dense table, whose rows are fixed, and for
-    /// a push that an earlier attempt has applied.
-    Pushed(Pushed),
+    /// The effects of a gradient of rows. All counts are 0 for a dense table, whose rows are fixed, and for a push that
+    /// was already applied.
+    Pushed(PushResult),
     /// Rows with their slots.
     State(State),
-    /// Rows were restored, except those that exceed the maximum of a dynamic table.
+    /// Rows were restored, except for those that exceed the maximum number of rows of a dynamic table.
     Restored {
-        /// The number of rows that were left out.
+        /// The number of rows that were not restored.
         left_out: usize,
     },
     /// The number of rows that were removed.
     Evicted(usize),
     /// The greatest job that has begun.
     Job {
-        /// Its number; 0 if there is none.
+        /// The number of the job; 0 if there is none.
         newest: u64,
     },
     /// The tables of the server, and the use of their rows.
@@ -52,13 +52,13 @@ pub enum Response {
 
 /// A version of the value of a table.
 ///
-/// The value is the same as long as the version is the same. A table that is created again, by another client
-/// or after a restart of its server, has other versions than before.
+/// Reads with the same version return the same value. If a table is created again, by another client or after a restart
+/// of its server, its versions differ from all previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
-    /// The number of the table among all tables of this name.
-    pub made: u64,
-    /// The number of writes.
+    /// A number that distinguishes the table from all others with the same name.
+    pub created: u64,
+    /// The number of writes to the table.
     pub writes: u64,
 }
 
@@ -67,16 +67,16 @@ pub struct Version {
 pub struct VersionedValue {
     /// The version at the time of reading: the value includes all writes up to this version.
     pub version: Version,
-    /// The value.
+    /// The value that has this version.
     pub value: HostTensor,
 }
 
 /// A table of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableInfo {
-    /// Its name.
+    /// The name of the table.
     pub name: String,
-    /// Its kind.
+    /// The kind of the table.
     pub kind: TableKind,
     /// The shape of a dense table, or of a row of a dynamic table.
     pub shape: Vec<usize>,
@@ -85,9 +85,9 @@ pub struct TableInfo {
     pub dtype: DType,
     /// The number of rows.
     pub rows: usize,
-    /// The number of parts in which a dynamic table is saved; 0 for a dense table, which is saved by rows.
+    /// The number of parts in which a dynamic table is saved; 0 for a dense table, which is saved in ranges of rows.
     pub parts: usize,
-    /// The number of bytes of values and slots.
+    /// The size of values and slots in bytes.
     pub bytes: usize,
     /// The rule that applies gradients, if there is one.
     pub rule: Option<RuleSpec>,
@@ -103,24 +103,25 @@ pub enum TableKind {
 }
 
 impl Response {
-    /// Returns the response to a change that was already made. The effects of the first time are not known any
-    /// more.
-    pub(super) fn repeated(change: &Request) -> Self {
+    /// Returns the response to a change that was already applied, or that another client applies. It contains no
+    /// effects, because these are unknown here.
+    #[doc(hidden)]
+    pub fn repeated(change: &Request) -> Self {
         match change {
             Request::Once { change, .. } => Self::repeated(change),
-            Request::Create(_) => Self::Made { new: false },
-            Request::PushRows { .. } => Self::Pushed(Pushed::default()),
+            Request::Create(_) => Self::Created { new: false },
+            Request::PushRows { .. } => Self::Pushed(PushResult::default()),
             Request::Restore { .. } => Self::Restored { left_out: 0 },
             Request::Evict { .. } | Request::Keep { .. } => Self::Evicted(0),
             _ => Self::Done,
         }
     }
 
-    /// Returns the name of the response, for errors.
+    /// Returns the name of the variant, for errors.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Done => "done",
-            Self::Made { .. } => "made",
+            Self::Created { .. } => "created",
             Self::Tables(_) => "tables",
             Self::Value(_) => "a value",
             Self::Unchanged => "unchanged",
@@ -136,7 +137,7 @@ impl Response {
     }
 }
 
-/// The serialization of a dtype by its name.
+/// Serializes a dtype as its name.
 mod dtype {
     use distribute_tensor::DType;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

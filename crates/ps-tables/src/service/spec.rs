@@ -5,14 +5,14 @@ use distribute_optim::RuleSpec;
 use distribute_tensor::{DType, HostTensor, codec, random::mix};
 
 /// The maximum length of the name of a table, in bytes.
-const LONGEST_NAME: usize = 4096;
+const MAX_NAME: usize = 4096;
 
-/// The table in which a server stores its [`Layout`](crate::Layout). It is an ordinary table, so that it is in
-/// logs, in snapshots and on replicas.
+/// The name of the table in which a server stores its [`Layout`](crate::Layout). Because it is an ordinary table, logs,
+/// snapshots and replicas contain it.
 pub const LAYOUT_TABLE: &str = "~layout";
 
-/// The specification of a table of a server. Creating a table again with the same specification does nothing;
-/// with another one it is refused.
+/// The specification of a table of a server. Creating a table again with the same specification does nothing, and with
+/// a different one it is an error.
 ///
 /// ```
 /// use distribute_optim::{Adam, RuleSpec};
@@ -36,27 +36,27 @@ pub struct TableSpec {
 /// The contents of a new table.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Contents {
-    /// These values.
+    /// The given values.
     Values(HostTensor),
-    /// A shard of a variable, with the initial values of the whole variable at its position: see
-    /// [`Table::drawn`].
-    Drawn {
-        /// The shape of the whole variable.
+    /// A shard of a variable. Its values are those of the shard's rows in the complete variable: see
+    /// [`Table::initialized`].
+    Initialized {
+        /// The shape of the complete variable.
         shape: Vec<usize>,
-        /// The dtype.
+        /// The dtype of the variable.
         dtype: DType,
         /// The initial values.
         initializer: Initializer,
         /// The partition of the variable.
         partition: RowPartition,
-        /// The number of this shard.
+        /// The index of this shard.
         shard: usize,
     },
     /// A dynamic table without rows: see [`DynamicTable::new`].
     Dynamic {
         /// The shape of a row.
         row_shape: Vec<usize>,
-        /// The dtype.
+        /// The dtype of the table.
         dtype: DType,
         /// The initial values of new rows.
         initializer: Initializer,
@@ -73,26 +73,26 @@ pub(super) enum AnyTable {
 }
 
 impl TableSpec {
-    /// Creates the specification of a table with these values.
+    /// Creates the specification of a table with the given initial values.
     pub fn values(name: impl Into<String>, values: HostTensor) -> Self {
         Self { name: name.into(), contents: Contents::Values(values), rule: None }
     }
 
-    /// Adds a rule to the specification.
+    /// Sets the rule that applies gradients.
     pub fn rule(self, rule: RuleSpec) -> Self {
         Self { rule: Some(rule), ..self }
     }
 
     /// Creates the table.
-    pub(super) fn make(&self) -> Result<AnyTable> {
-        if self.name.is_empty() || self.name.len() > LONGEST_NAME {
-            return Err(Error::TableName { length: self.name.len(), limit: LONGEST_NAME });
+    pub(super) fn create(&self) -> Result<AnyTable> {
+        if self.name.is_empty() || self.name.len() > MAX_NAME {
+            return Err(Error::TableName { length: self.name.len(), limit: MAX_NAME });
         }
         let name = self.name.as_str();
         let table = match &self.contents {
             Contents::Values(values) => AnyTable::Dense(Table::new(name, values.clone())?),
-            Contents::Drawn { shape, dtype, initializer, partition, shard } => {
-                AnyTable::Dense(Table::drawn(name, shape, *dtype, initializer, (*partition, *shard))?)
+            Contents::Initialized { shape, dtype, initializer, partition, shard } => {
+                AnyTable::Dense(Table::initialized(name, shape, *dtype, initializer, (*partition, *shard))?)
             }
             Contents::Dynamic { row_shape, dtype, initializer, options } => {
                 AnyTable::Dynamic(DynamicTable::new(name, row_shape, *dtype, *initializer, *options)?)
@@ -104,7 +104,7 @@ impl TableSpec {
         Ok(table)
     }
 
-    /// Returns a hash of the specification, including values.
+    /// Returns a hash of the specification, including the values.
     pub(super) fn fingerprint(&self) -> u64 {
         let text = match &self.contents {
             Contents::Values(values) => values.describe(),
@@ -118,16 +118,16 @@ impl TableSpec {
         hash
     }
 
-    /// Describes the specification: dtype, shape and rule.
+    /// Returns a text with the dtype, the shape and the rule.
     pub(super) fn describe(&self) -> String {
         let table = match &self.contents {
             Contents::Values(values) => values.describe(),
-            Contents::Drawn { shape, dtype, partition, shard, .. } => {
+            Contents::Initialized { shape, dtype, partition, shard, .. } => {
                 format!("shard {shard} of {} of {dtype}{shape:?}", partition.shards())
             }
             Contents::Dynamic { row_shape, dtype, .. } => format!("dynamic rows of {dtype}{row_shape:?}"),
         };
-        let rule = self.rule.map_or("no rule".to_owned(), |rule| rule.rule().name().to_owned());
+        let rule = self.rule.as_ref().map_or("no rule".to_owned(), |rule| rule.rule().name().to_owned());
         format!("{table} with {rule}")
     }
 }
@@ -141,7 +141,7 @@ impl AnyTable {
     }
 }
 
-/// Hashes bytes, eight at a time.
+/// Hashes bytes, eight at a time, starting from `hash`.
 fn hashed(hash: u64, bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let hash = words.iter().fold(hash, |hash, word| mix(hash ^ u64::from_le_bytes(*word)).wrapping_add(1));

@@ -2,8 +2,8 @@
 
 use super::budget::Budget;
 use super::entry::Entry;
+use super::exactly_once::ExactlyOnce;
 use super::image::TableImage;
-use super::once::Once;
 use super::request::Request;
 use super::response::Response;
 use super::spec::{LAYOUT_TABLE, TableSpec};
@@ -15,16 +15,16 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The upper bits of a job's number count jobs, and continue from the greatest number of all servers. The lower
-/// bits are random.
-const TURN: u32 = 32;
+/// The number of low-order bits of a job's number, which are random. The other bits count jobs, continuing from the
+/// greatest number on any server.
+const JOB_RANDOM_BITS: u32 = 32;
 
-/// The number of jobs that may have begun on other servers since the last one on this server.
-const FURTHEST: u64 = 1 << 16;
+/// The maximum number of jobs that may have begun on other servers since the last one on this server.
+const MAX_JOB_DISTANCE: u64 = 1 << 16;
 
-/// The tables of one parameter server, by name: the server's implementation, without a socket.
+/// The tables of one parameter server, by name. This is the implementation of the server, without a socket.
 ///
-/// Any number of threads may send requests at once. Each request is executed on the calling thread.
+/// Any number of threads may send requests at the same time. Each request is executed on the calling thread.
 ///
 /// ```
 /// use distribute_ps_tables::{Request, Response, TableSpec, Tables};
@@ -32,8 +32,8 @@ const FURTHEST: u64 = 1 << 16;
 ///
 /// let tables = Tables::new();
 /// let create = Request::Create(TableSpec::values("bias", HostTensor::vector(vec![1f32, 2.])));
-/// assert_eq!(tables.handle(&create)?, Response::Made { new: true });
-/// assert_eq!(tables.handle(&create)?, Response::Made { new: false });
+/// assert_eq!(tables.handle(&create)?, Response::Created { new: true });
+/// assert_eq!(tables.handle(&create)?, Response::Created { new: false });
 /// let rows = Request::ReadRows { table: "bias".into(), rows: vec![1] };
 /// assert_eq!(tables.handle(&rows)?, Response::Rows(HostTensor::vector(vec![2f32])));
 /// # Ok::<(), distribute_ps_tables::Error>(())
@@ -41,9 +41,10 @@ const FURTHEST: u64 = 1 << 16;
 #[derive(Debug)]
 pub struct Tables {
     pub(super) all: RwLock<BTreeMap<String, Arc<Entry>>>,
-    /// The next [`Version::made`]. It starts at a random number, so that no other process has used it.
-    made: AtomicU64,
-    /// The greatest job that has begun. It is written with `all` locked.
+    /// The next [`Version::created`]. It starts at a random number, so that it differs from the numbers of all other
+    /// processes.
+    created: AtomicU64,
+    /// The greatest number of a job that has begun. It is only changed while `all` is locked.
     job: AtomicU64,
     counters: Counters,
     pub(super) budget: Budget,
@@ -51,9 +52,9 @@ pub struct Tables {
 
 impl Default for Tables {
     fn default() -> Self {
-        let made = AtomicU64::new(RandomState::new().build_hasher().finish());
+        let created = AtomicU64::new(RandomState::new().build_hasher().finish());
         let (counters, budget) = (Counters::default(), Budget::default());
-        Self { all: RwLock::default(), made, job: AtomicU64::new(0), counters, budget }
+        Self { all: RwLock::default(), created, job: AtomicU64::new(0), counters, budget }
     }
 }
 
@@ -66,21 +67,21 @@ impl Tables {
     /// Executes a request.
     ///
     /// # Errors
-    /// - [`Error::NoSuchTable`]: there is no such table.
-    /// - [`Error::Exists`]: the table exists with another specification.
+    /// - [`Error::NoSuchTable`]: there is no table with this name.
+    /// - [`Error::Exists`]: the table exists with a different specification.
     /// - The errors of the table's operation and of [`check`](Self::check).
     ///
     /// After an error nothing has changed.
     pub fn handle(&self, request: &Request) -> Result<Response> {
         self.check(request)?;
-        self.carry_out(request)
+        self.execute(request)
     }
 
     /// Executes a request that was [checked](Self::check) before.
     ///
     /// # Errors
     /// Returns the errors of [`handle`](Self::handle), except those of [`check`](Self::check).
-    pub fn carry_out(&self, request: &Request) -> Result<Response> {
+    pub fn execute(&self, request: &Request) -> Result<Response> {
         let operation = request.operation();
         match request {
             Request::Batch(all) => {
@@ -100,7 +101,7 @@ impl Tables {
             Request::BeginJob { job } => {
                 let newest = self.job();
                 // INV-59: the highest numbers would leave none for later jobs.
-                if (job >> TURN).saturating_sub(newest >> TURN) > FURTHEST {
+                if (job >> JOB_RANDOM_BITS).saturating_sub(newest >> JOB_RANDOM_BITS) > MAX_JOB_DISTANCE {
                     return Err(Error::JobTooGreat { job: *job, newest });
                 }
                 Ok(Response::Job { newest: self.begin_job(*job) })
@@ -108,11 +109,11 @@ impl Tables {
             Request::Once { origin, number, change } => {
                 request.check()?;
                 let entry = self.entry(operation, change.table().unwrap_or_default())?;
-                let made = entry.once.make(*origin, *number, || entry.handle(change))?;
-                if made.is_some() {
+                let applied = entry.exactly_once.apply(*origin, *number, || entry.handle(change))?;
+                if applied.is_some() {
                     self.count(change);
                 }
-                Ok(made.unwrap_or_else(|| Response::repeated(change)))
+                Ok(applied.unwrap_or_else(|| Response::repeated(change)))
             }
             of_a_table => {
                 let done = self.entry(operation, request.table().unwrap_or_default())?.handle(of_a_table)?;
@@ -122,7 +123,7 @@ impl Tables {
         }
     }
 
-    /// Returns the response to a change that was already made for the same request.
+    /// Returns the response to a request whose change was already applied.
     pub fn repeated(&self, request: &Request) -> Response {
         match request {
             Request::BeginJob { .. } => Response::Job { newest: self.job() },
@@ -130,21 +131,21 @@ impl Tables {
         }
     }
 
-    /// Returns the greatest job that has begun; 0 if there is none.
+    /// Returns the greatest number of a job that has begun; 0 if there is none.
     pub fn job(&self) -> u64 {
         self.job.load(Ordering::Acquire)
     }
 
-    /// Restores the greatest job that has begun.
+    /// Restores the greatest number of a job that has begun.
     pub fn restore_job(&self, job: u64) {
         self.begin_job(job);
     }
 
-    /// Returns a number for the job after `newest`. If two programs begin a job at the same time, the lower
-    /// 32 bits of `drawn` differ.
-    pub fn job_after(newest: u64, drawn: u64) -> u64 {
-        let turn = (newest >> TURN).saturating_add(1).min(u64::MAX >> TURN);
-        turn << TURN | drawn & ((1 << TURN) - 1)
+    /// Returns a number for the job after `newest`. Its lower 32 bits are those of `random`, so
+    /// that two programs that begin a job at the same time get different numbers.
+    pub fn job_after(newest: u64, random: u64) -> u64 {
+        let turn = (newest >> JOB_RANDOM_BITS).saturating_add(1).min(u64::MAX >> JOB_RANDOM_BITS);
+        turn << JOB_RANDOM_BITS | random & ((1 << JOB_RANDOM_BITS) - 1)
     }
 
     fn begin_job(&self, job: u64) -> u64 {
@@ -154,17 +155,17 @@ impl Tables {
             let newest = self.job.fetch_max(job, Ordering::AcqRel).max(job);
             (newest, all.values().cloned().collect::<Vec<_>>())
         };
-        all.iter().for_each(|entry| entry.once.begin(newest));
+        all.iter().for_each(|entry| entry.exactly_once.begin(newest));
         newest
     }
 
-    /// Returns the number of bytes of all tables, values and slots.
+    /// Returns the size in bytes of the values and slots of all tables.
     pub fn bytes(&self) -> usize {
         let all: Vec<_> = self.all.read().values().cloned().collect();
         all.iter().map(|entry| entry.info().bytes).sum()
     }
 
-    /// Returns the tables, and the number of rows that were read and pushed since this was created.
+    /// Returns the usage: the tables, and the numbers of rows that were read and pushed since this value was created.
     pub fn usage(&self) -> Usage {
         let all: Vec<_> = self.all.read().values().cloned().collect();
         let infos: Vec<_> =
@@ -182,7 +183,7 @@ impl Tables {
         usage
     }
 
-    /// Counts the rows of an executed request.
+    /// Counts the rows that an executed request has read or pushed.
     fn count(&self, request: &Request) {
         match request {
             Request::ReadRows { rows, .. } => Counters::add(&self.counters.read, rows.len()),
@@ -200,26 +201,28 @@ impl Tables {
     /// included.
     ///
     /// # Errors
-    /// - [`Error::Tensor`]: there is not enough memory for it.
+    /// - [`Error::Tensor`]: there is not enough memory for the image.
     pub fn image(&self, name: &str) -> Result<Option<TableImage>> {
         let entry = self.all.read().get(name).cloned();
         entry.map(|entry| entry.image()).transpose()
     }
 
-    /// Restores a table, in place of one of the same name. It gets a new [version](super::Version::made).
+    /// Restores a table from an image, and replaces the table with the same name, if there is one. It gets a new
+    /// [version](super::Version::created).
     ///
     /// # Errors
     /// Returns the errors of creating a table and of restoring it.
     pub fn restore_image(&self, image: TableImage) -> Result<()> {
-        let table = image.make()?;
-        let made = self.made.fetch_add(1, Ordering::Relaxed);
+        let table = image.create()?;
+        let created = self.created.fetch_add(1, Ordering::Relaxed);
         let TableImage { name, fingerprint, described, closures, .. } = image;
-        let entry = Entry { table, made, fingerprint, described, once: Once::new(closures) };
+        let entry =
+            Entry { table, created, fingerprint, described, exactly_once: ExactlyOnce::new(closures) };
         self.all.write().insert(name, Arc::new(entry));
         Ok(())
     }
 
-    /// Removes all tables, and forgets which job has begun.
+    /// Removes all tables, and resets the number of the job to 0.
     pub fn clear(&self) {
         let mut all = self.all.write();
         all.clear();
@@ -233,16 +236,16 @@ impl Tables {
         }
         // Created without the lock, because this takes long for a large table. If several threads create it,
         // one table is kept.
-        let table = spec.make()?;
+        let table = spec.create()?;
         let mut all = self.all.write();
         if let Some(entry) = all.get(&spec.name) {
             return entry.same(spec, fingerprint);
         }
-        let made = self.made.fetch_add(1, Ordering::Relaxed);
-        let once = Once::new(ClosureChanges::new(self.job()));
-        let entry = Entry { table, made, fingerprint, described: spec.describe(), once };
+        let created = self.created.fetch_add(1, Ordering::Relaxed);
+        let exactly_once = ExactlyOnce::new(ClosureChanges::new(self.job()));
+        let entry = Entry { table, created, fingerprint, described: spec.describe(), exactly_once };
         all.insert(spec.name.clone(), Arc::new(entry));
-        Ok(Response::Made { new: true })
+        Ok(Response::Created { new: true })
     }
 
     pub(super) fn find(&self, name: &str) -> Option<Arc<Entry>> {

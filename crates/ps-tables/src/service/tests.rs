@@ -28,28 +28,28 @@ fn a_table_is_made_once_and_by_one_specification() {
     let tables = Tables::new();
     let spec = TableSpec::values("w", matrix(&[1., 2., 3., 4.], 2)).rule(RuleSpec::Sgd(Sgd));
     let create = |spec: &TableSpec| tables.handle(&Request::Create(spec.clone()));
-    assert_eq!(create(&spec).unwrap(), Response::Made { new: true });
+    assert_eq!(create(&spec).unwrap(), Response::Created { new: true });
     let ones = matrix(&[1.; 4], 2);
     let request = Request::Push { table: "w".into(), push: push(0), gradient: ones };
     assert_eq!(tables.handle(&request).unwrap(), Response::Done);
     // The table keeps its current value, not its initial one.
-    assert_eq!(create(&spec).unwrap(), Response::Made { new: false });
+    assert_eq!(create(&spec).unwrap(), Response::Created { new: false });
     let rows = Request::ReadRows { table: "w".into(), rows: vec![1, 0] };
     assert_eq!(tables.handle(&rows).unwrap(), Response::Rows(matrix(&[2.5, 3.5, 0.5, 1.5], 2)));
 
     let initializer = Initializer::new(Distribution::Constant(1.), 7, "w");
     let (shape, partition) = (vec![2, 2], RowPartition::div(2, 1));
-    let drawn = Contents::Drawn { shape, dtype: DType::F32, initializer, partition, shard: 0 };
+    let initialized = Contents::Initialized { shape, dtype: DType::F32, initializer, partition, shard: 0 };
     for other in [
         TableSpec::values("w", matrix(&[1., 2., 3., 5.], 2)).rule(RuleSpec::Sgd(Sgd)),
         TableSpec::values("w", matrix(&[1., 2., 3., 4.], 4)).rule(RuleSpec::Sgd(Sgd)),
         TableSpec::values("w", matrix(&[1., 2., 3., 4.], 2)),
-        TableSpec { contents: drawn, ..spec.clone() },
+        TableSpec { contents: initialized, ..spec.clone() },
         dynamic("w"),
     ] {
         let error = create(&other).unwrap_err();
         assert!(
-            error.to_string().starts_with("create: there is a table w already, float32[2, 2] with sgd, and "),
+            error.to_string().starts_with("create: table w exists already, float32[2, 2] with sgd, but "),
             "{error}"
         );
     }
@@ -60,16 +60,16 @@ fn a_table_is_made_once_and_by_one_specification() {
     assert!(matches!(create(&bad), Err(Error::Rule(_))));
     assert_eq!(tables.handle(&Request::Remove { table: "w".into() }).unwrap(), Response::Done);
     assert_eq!(tables.handle(&Request::List).unwrap(), Response::Tables(Vec::new()));
-    assert_eq!(create(&dynamic("w")).unwrap(), Response::Made { new: true });
+    assert_eq!(create(&dynamic("w")).unwrap(), Response::Created { new: true });
 }
 
 // INV-51
 #[test]
-fn what_is_unchanged_is_not_sent_and_a_new_table_is_another_one() {
+fn an_unchanged_table_is_not_sent_and_a_new_one_is_different() {
     let tables = Tables::new();
     let create = Request::Create(TableSpec::values("w", matrix(&[1.; 4], 2)));
     tables.handle(&create).unwrap();
-    let read = |known| tables.handle(&Request::Read { table: "w".into(), known }).unwrap();
+    let read = |known| tables.handle(&Request::Read { table: "w".into(), known, may_round: false }).unwrap();
     let Response::Value(first) = read(None) else { panic!("no value") };
     assert_eq!(read(Some(first.version)), Response::Unchanged);
     let value = matrix(&[2.; 4], 2);
@@ -94,14 +94,14 @@ fn a_batch_answers_each_request_by_itself() {
         Request::ReadRows { table: "a".into(), rows: vec![-1] },
     ];
     let Response::Batch(answers) = tables.handle(&Request::Batch(batch)).unwrap() else { panic!("no batch") };
-    assert_eq!(answers[0], Ok(Response::Made { new: true }));
+    assert_eq!(answers[0], Ok(Response::Created { new: true }));
     let refusal = answers[1].as_ref().unwrap_err();
     assert_eq!(refusal.kind, RefusalKind::NoSuchTable);
     assert_eq!(refusal.to_string(), "read_rows: there is no table b; create it first, on this server");
     assert_eq!(answers[3], Ok(Response::Rows(matrix(&[1., 1.], 2))));
     let refusal = answers[4].as_ref().unwrap_err();
     assert_eq!(refusal.kind, RefusalKind::Argument);
-    assert!(refusal.text.starts_with("read_rows: id -1 at position 0 is outside of the table"), "{refusal}");
+    assert!(refusal.text.starts_with("read_rows: id -1 at position 0 is outside the table"), "{refusal}");
     let nested = Request::Batch(vec![Request::List, Request::Batch(Vec::new())]);
     assert!(matches!(tables.handle(&nested), Err(Error::NestedBatch { position: 1 })));
 }
@@ -166,14 +166,14 @@ fn tables_are_saved_and_restored_in_pieces() {
 }
 
 #[test]
-fn what_a_kind_of_table_has_not_is_refused_with_what_to_do() {
+fn unsupported_operations_of_a_table_are_refused_with_advice() {
     let tables = Tables::new();
     tables.handle(&Request::Create(dynamic("ids"))).unwrap();
     tables.handle(&Request::Create(TableSpec::values("w", HostTensor::scalar(1f32)))).unwrap();
     let (ids, w) = (|| "ids".to_owned(), || "w".to_owned());
     for (request, says) in [
         (
-            Request::Read { table: ids(), known: None },
+            Request::Read { table: ids(), known: None, may_round: false },
             "read is not defined for dynamic table ids; read its rows",
         ),
         (
@@ -196,7 +196,9 @@ fn what_a_kind_of_table_has_not_is_refused_with_what_to_do() {
     let write = Request::Write { table: w(), how: Write::Assign, value: HostTensor::scalar(5f32) };
     tables.handle(&write).unwrap();
     tables.handle(&Request::Restore { table: w(), state }).unwrap();
-    let Response::Value(read) = tables.handle(&Request::Read { table: w(), known: None }).unwrap() else {
+    let Response::Value(read) =
+        tables.handle(&Request::Read { table: w(), known: None, may_round: false }).unwrap()
+    else {
         panic!("no value")
     };
     assert_eq!(read.value, HostTensor::scalar(1f32));
@@ -210,7 +212,7 @@ fn rows_of_ids_are_evicted_when_they_are_asked_to_be() {
         let (table, gradient) = ("ids".into(), matrix(&[1., 1.], 2));
         let rows = vec![i64::from(step == 0) - 9];
         let answer = tables.handle(&Request::PushRows { table, push: push(step), rows, gradient }).unwrap();
-        assert!(matches!(answer, Response::Pushed(pushed) if pushed.made == 1), "{answer:?}");
+        assert!(matches!(answer, Response::Pushed(pushed) if pushed.created == 1), "{answer:?}");
     }
     let evict = |now| tables.handle(&Request::Evict { table: "ids".into(), now }).unwrap();
     assert_eq!([evict(3), evict(4), evict(9)], [0, 1, 1].map(Response::Evicted));
@@ -228,7 +230,7 @@ fn a_channel_in_memory_names_the_server() {
 }
 
 #[test]
-fn changes_are_told_from_reads() {
+fn changes_are_distinguished_from_reads() {
     let read = Request::ReadRows { table: "w".into(), rows: vec![0] };
     let remove = Request::Remove { table: "w".into() };
     assert!(!read.is_change() && remove.is_change());
@@ -281,6 +283,6 @@ fn a_table_goes_on_from_its_image() {
         assert!(same(a, b), "{a:?}\n{b:?}");
     }
     // It is identified by its specification.
-    assert_eq!(other.handle(&Request::Create(ids)).unwrap(), Response::Made { new: false });
+    assert_eq!(other.handle(&Request::Create(ids)).unwrap(), Response::Created { new: false });
     assert_eq!(other.image("none").unwrap(), None);
 }

@@ -3,16 +3,16 @@
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The tables of a parameter server, and the use of their rows since it started.
+/// The tables of a parameter server, and the numbers of rows that were read and pushed since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// The number of tables.
     pub tables: u64,
     /// The number of rows of all tables.
     pub rows: u64,
-    /// The number of bytes of values and slots.
+    /// The size of values and slots in bytes.
     pub bytes: u64,
-    /// The number of rows that were read by their ids, counting repeated reads.
+    /// The number of rows that were read by their ids; a row that is read twice counts twice.
     pub rows_read: u64,
     /// The number of rows of gradients that were applied.
     pub rows_pushed: u64,
@@ -24,23 +24,24 @@ pub struct Usage {
     pub follows: u64,
 }
 
-/// The number of copies of a server's tables. It is two if another server replicates it, but not at all times.
+/// The number of copies of a server's tables. There are two if another server replicates it, except while the replica
+/// is incomplete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Copies {
     /// One copy: no server replicates this one.
     #[default]
     One,
-    /// The server has started, and has not yet reached its replica, which may have its tables.
+    /// The server has started, and has not yet reached its replica, which may have copies of its tables.
     Starting,
-    /// One copy, because the replica is unavailable or still receives its copy. Changes wait until the copy is
+    /// One copy, because the replica is unavailable or is still receiving its copy. Changes wait until the copy is
     /// complete.
     Alone,
     /// Two copies.
     Two,
 }
 
-/// The numbers of rows that were read and of gradient rows that were pushed.
+/// The number of rows that were read, and the number of gradient rows that were pushed.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub read: AtomicU64,

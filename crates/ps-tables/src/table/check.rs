@@ -5,12 +5,12 @@ use crate::{Error, Result};
 use distribute_tensor::HostTensor;
 
 impl Table {
-    /// Checks a value for the whole table.
+    /// Checks the shape and dtype of a value for the complete table.
     pub(super) fn check_whole(&self, operation: &'static str, value: &HostTensor) -> Result<()> {
         self.check(operation, &self.shape, value)
     }
 
-    /// Checks rows, and that `values` has a row for each of them.
+    /// Checks that the table contains all of the rows, and that `values` contains one row for each.
     pub(super) fn check_rows(
         &self,
         operation: &'static str,
@@ -20,10 +20,10 @@ impl Table {
         let row = self.shape.get(1..).unwrap_or_default();
         let expected: Vec<usize> = [rows.len()].iter().chain(row).copied().collect();
         self.check(operation, &expected, values)?;
-        self.check_are_here(operation, rows)
+        self.check_rows_exist(operation, rows)
     }
 
-    pub(super) fn check_are_here(&self, operation: &'static str, rows: &[usize]) -> Result<()> {
+    pub(super) fn check_rows_exist(&self, operation: &'static str, rows: &[usize]) -> Result<()> {
         let all = self.rows();
         match rows.iter().position(|row| *row >= all) {
             None => Ok(()),

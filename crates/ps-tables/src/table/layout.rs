@@ -2,22 +2,22 @@
 
 use std::ops::Range;
 
-/// The maximum number of locks of a table. Threads of a machine rarely wait for each other, and a batch of a
-/// thousand rows has several rows for each lock.
+/// The maximum number of locks of a table. It is large enough that threads rarely wait for each other, and small enough
+/// that a batch of a thousand rows has several rows for each lock.
 const STRIPES: usize = 128;
 
-/// The size of a range in bytes, unless a row is larger. It is two pages, so that whole tables are read and
+/// The target size of a range in bytes, unless a row is larger. It is two pages, so that complete tables are read and
 /// written in long runs.
 const RANGE_BYTES: usize = 8 << 10;
 
 /// The rows of a table, split into ranges that are assigned to *stripes* round-robin. Each stripe has one lock.
 ///
-/// The most requested rows are often the first ones. If each stripe were one contiguous range, all threads
-/// would wait for the lock of the first.
+/// The most frequently requested rows are often the first ones. If each stripe were one contiguous range, all threads
+/// would wait for the lock of the first stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     rows: usize,
-    /// The binary logarithm of the number of rows of a range.
+    /// The binary logarithm of the number of rows in a range.
     range: u32,
     /// The binary logarithm of the number of stripes.
     stripes: u32,
@@ -25,7 +25,7 @@ pub(super) struct Layout {
 
 /// A range of rows: their indices in the table, and in their stripe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stretch {
+pub(super) struct StripeRange {
     pub(super) rows: Range<usize>,
     pub(super) local: Range<usize>,
 }
@@ -63,12 +63,12 @@ impl Layout {
     }
 
     /// Returns the ranges of a stripe, in ascending order.
-    pub(super) fn stretches(&self, stripe: usize) -> impl Iterator<Item = Stretch> + use<> {
+    pub(super) fn stripe_ranges(&self, stripe: usize) -> impl Iterator<Item = StripeRange> + use<> {
         let layout = *self;
         let first = stripe << layout.range;
         (first..layout.rows).step_by(1 << (layout.range + layout.stripes)).map(move |row| {
             let (end, local) = (layout.rows.min(row + (1 << layout.range)), layout.local(row));
-            Stretch { rows: row..end, local: local..local + (end - row) }
+            StripeRange { rows: row..end, local: local..local + (end - row) }
         })
     }
 }
@@ -96,7 +96,7 @@ mod tests {
             let mut seen = vec![0; rows];
             for stripe in 0..layout.stripes() {
                 let mut next = 0;
-                for Stretch { rows, local } in layout.stretches(stripe) {
+                for StripeRange { rows, local } in layout.stripe_ranges(stripe) {
                     prop_assert_eq!((local.start, local.len()), (next, rows.len()));
                     next = local.end;
                     for (row, local) in rows.zip(local) {

@@ -1,4 +1,14 @@
-//! The rows of one variable, or of one shard of it, on one server.
+//! The rows of one variable, or of one shard of it, on one server, with the slots next to them.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `stripes`, `layout` | the memory and its locks; the lock of each row, a pure function |
+//! | `check` | checks of arguments, before anything is written |
+//! | `read`, `write`, `update` | values; assignments and additions; gradients, which a rule applies |
+//! | `state` | values and slots, saved and restored |
+
+// - **INV-51** A value that was read includes all writes up to its version: the version is read before the value,
+//   and is incremented after the write. Tests: `ps-tables/tests/it/threads.rs`.
 
 mod check;
 mod layout;
@@ -14,7 +24,7 @@ pub use read::Versioned;
 pub use state::TableState;
 
 use crate::steps::Steps;
-use crate::{Error, Initializer, Place, Result, RowPartition};
+use crate::{Error, Initializer, Result, RowLocation, RowPartition};
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{DType, HostTensor, with_buffer};
 use layout::Layout;
@@ -25,12 +35,12 @@ use update::Bound;
 
 /// A variable, or a shard of one, on its server: the values, and the slots of the rule that updates them.
 ///
-/// Any number of threads may call methods at once. Operations on the whole variable ([`read`](Table::read),
-/// [`write`](Table::write), [`push`](Table::push)) are atomic with respect to each other. Operations on rows
-/// are atomic for each row. If two of them share several rows, their order may differ between rows, as in
-/// TensorFlow. An operation on the whole variable may see a part of an operation on rows.
+/// Any number of threads may call methods at the same time. Operations on the complete variable ([`read`](Table::read),
+/// [`write`](Table::write), [`push`](Table::push)) are atomic with respect to each other. Operations on rows are atomic
+/// for each row. If two of them share several rows, their order may differ between rows, as in TensorFlow. An operation
+/// on the complete variable may observe an operation on rows that is only partly done.
 ///
-/// A refused operation has changed nothing.
+/// An operation that returns an error has changed nothing.
 ///
 /// ```
 /// use distribute_optim::{Momentum, Step};
@@ -53,23 +63,23 @@ pub struct Table {
     shape: Vec<usize>,
     dtype: DType,
     stripes: Stripes,
-    /// The number of writes. It is incremented after each write, before the write returns.
+    /// The number of writes to the table. It is incremented after each write, before the write returns.
     version: AtomicU64,
     rule: OnceLock<Bound>,
-    /// The steps of all workers.
+    /// The number of the last counted step, shared by all workers.
     pub(crate) steps: Steps,
 }
 
 impl Table {
-    /// Creates a table with these values. A scalar is one row of one element.
+    /// Creates a table with the given values. A scalar is treated as one row of one element.
     pub fn new(name: impl Into<String>, value: HostTensor) -> Result<Self> {
         let (shape, dtype) = (value.dims().to_vec(), value.dtype());
-        Self::made(name.into(), shape, dtype, |layout, width| {
-            Stripes::new(layout, |rows, stretches| {
+        Self::build(name.into(), shape, dtype, |layout, width| {
+            Stripes::new(layout, |rows, stripe_ranges| {
                 with_buffer!(value.buffer(), v => {
                     let mut values = Vec::with_capacity(rows * width);
-                    for stretch in stretches {
-                        let rows = stretch.rows;
+                    for stripe_range in stripe_ranges {
+                        let rows = stripe_range.rows;
                         values.extend_from_slice(&v[rows.start * width..rows.end * width]);
                     }
                     distribute_tensor::Element::into_buffer(values)
@@ -78,15 +88,15 @@ impl Table {
         })
     }
 
-    /// Creates a shard of a variable of shape `shape`. It has the initial values that `initializer` defines for
-    /// its rows, which are independent of the partition.
+    /// Creates a shard of a variable of shape `shape`. Its values are those that `initializer` defines for its rows,
+    /// independently of the partition.
     ///
     /// # Errors
-    /// - [`Error::Rows`]: the partition has another number of rows.
-    /// - [`Error::NoShard`]: the partition has fewer shards.
+    /// - [`Error::Rows`]: the partition has a different number of rows.
+    /// - [`Error::NoShard`]: the partition has no shard with this index.
     /// - [`Error::Tensor`]: the dtype cannot be initialized.
     /// - [`Error::NoMemory`]: the table does not fit into memory.
-    pub fn drawn(
+    pub fn initialized(
         name: impl Into<String>,
         shape: &[usize],
         dtype: DType,
@@ -104,17 +114,17 @@ impl Table {
         if let Some(rows) = shape.first_mut() {
             *rows = partition.len(shard);
         }
-        Self::made(name.into(), shape, dtype, |layout, width| {
-            Stripes::new(layout, |rows, stretches| {
+        Self::build(name.into(), shape, dtype, |layout, width| {
+            Stripes::new(layout, |rows, stripe_ranges| {
                 let mut values = Buffer::zeros(dtype, rows * width);
                 if width == 0 {
                     return values;
                 }
-                for stretch in stretches {
-                    let (mut row, mut local) = (stretch.rows.start, stretch.local.start);
-                    while row < stretch.rows.end {
-                        let first = partition.row(Place { shard, row });
-                        let run = partition.run(first).min(stretch.rows.end - row);
+                for stripe_range in stripe_ranges {
+                    let (mut row, mut local) = (stripe_range.rows.start, stripe_range.local.start);
+                    while row < stripe_range.rows.end {
+                        let first = partition.row(RowLocation { shard, row });
+                        let run = partition.run(first).min(stripe_range.rows.end - row);
                         let at = local * width..(local + run) * width;
                         initializer.fill(first as u64 * width as u64, &mut values, at);
                         (row, local) = (row + run, local + run);
@@ -125,7 +135,7 @@ impl Table {
         })
     }
 
-    fn made(
+    fn build(
         name: String,
         shape: Vec<usize>,
         dtype: DType,
@@ -152,7 +162,7 @@ impl Table {
         })
     }
 
-    /// Checks that there is memory for this many additional elements.
+    /// Checks that there is memory for `elements` additional elements.
     fn require_memory(&self, elements: usize) -> Result<()> {
         let bytes = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
         if elements.checked_mul(bytes).is_some_and(has_memory) {
@@ -181,9 +191,9 @@ impl Table {
         self.stripes.layout.rows()
     }
 
-    /// Returns the number of writes. As long as it is the same, the value is the same.
+    /// Returns the number of writes to the table. While the number is the same, the values are the same.
     ///
-    /// If a table is created again because its server was restarted, the count starts again.
+    /// If the table is created again, for example after a restart of its server, the count starts again at zero.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -193,7 +203,7 @@ impl Table {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns the number of bytes of values and slots, without the contents of strings.
+    /// Returns the size of values and slots in bytes, without the contents of strings.
     pub fn bytes(&self) -> usize {
         let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
         let mut elements = 0;
@@ -201,8 +211,8 @@ impl Table {
         elements * size
     }
 
-    /// Returns the number of bytes of values and slots, including slots that the first update creates, and the
-    /// contents of strings.
+    /// Returns the size of values and slots in bytes, including the contents of strings and slots that the first update
+    /// creates.
     pub(crate) fn taken(&self) -> usize {
         let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
         let mut texts = 0;
@@ -216,13 +226,13 @@ impl Table {
         self.bytes_of_rows(self.rows()).saturating_mul(1 + slots).saturating_add(texts)
     }
 
-    /// Returns the number of bytes of some rows. A row without elements counts as one byte.
+    /// Returns the size of `rows` rows in bytes. A row without elements is treated as one byte.
     pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
         let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
         self.width().saturating_mul(size).max(1).saturating_mul(rows)
     }
 
-    /// Returns the number of bytes of the slots of a rule.
+    /// Returns the size of `slots` slots in bytes.
     pub(crate) fn bytes_of_slots(&self, slots: usize) -> usize {
         self.bytes_of_rows(self.rows()).saturating_mul(slots)
     }
@@ -233,7 +243,8 @@ impl Table {
     }
 }
 
-/// A failed allocation aborts the process, so large ones are tried first.
+/// Returns whether `bytes` bytes can be allocated. A failed allocation would abort the process, so large allocations
+/// are tried with this first.
 fn has_memory(bytes: usize) -> bool {
     Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }

@@ -1,7 +1,7 @@
-//! Reads of whole tables and of rows.
+//! Reads of complete tables and of rows.
 
 use super::Table;
-use super::layout::Stretch;
+use super::layout::StripeRange;
 use super::stripes::Stripe;
 use crate::Result;
 use distribute_tensor::dtype::Buffer;
@@ -10,35 +10,35 @@ use distribute_tensor::{Element, HostTensor, with_buffer};
 /// A value with its version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Versioned {
-    /// The value of [`Table::version`] before reading. The value includes all writes up to this version, and
+    /// The version of the table before the value was read. The value includes all writes up to this version, and
     /// perhaps some later ones.
     pub version: u64,
-    /// The value.
+    /// The value that was read.
     pub value: HostTensor,
 }
 
 impl Table {
-    /// Reads the whole table.
+    /// Reads the complete table, with its version.
     pub fn read(&self) -> Result<Versioned> {
         // The version is read before the value: after a concurrent write the value looks older than it is,
         // never newer.
         let version = self.version();
-        Ok(Versioned { version, value: self.whole(|stripe| &stripe.values)? })
+        Ok(Versioned { version, value: self.concatenate(|stripe| &stripe.values)? })
     }
 
-    /// Reads the whole table, unless its version is still `known`.
+    /// Reads the complete table, or returns `None` if its version is still `known`.
     pub fn read_if_changed(&self, known: u64) -> Result<Option<Versioned>> {
         if self.version() == known { Ok(None) } else { self.read().map(Some) }
     }
 
-    /// Reads rows, in this order; a row may occur more than once. A scalar has row 0, of shape `[]`.
+    /// Returns the given rows, in the given order; a row may occur more than once. A scalar has row 0, of shape `[]`.
     ///
     /// # Errors
-    /// - [`Error::Row`](crate::Error::Row): there is no such row.
+    /// - [`Error::Row`](crate::Error::Row): the table does not contain one of the rows.
     /// - [`Error::Tensor`](crate::Error::Tensor): there is not enough memory for the result.
     #[doc(alias = "tf.gather")]
     pub fn read_rows(&self, rows: &[usize]) -> Result<HostTensor> {
-        self.check_are_here("read_rows", rows)?;
+        self.check_rows_exist("read_rows", rows)?;
         let mut shape = self.shape.clone();
         match shape.first_mut() {
             Some(height) => *height = rows.len(),
@@ -63,22 +63,22 @@ impl Table {
         Ok(out)
     }
 
-    /// Concatenates one buffer of each stripe.
-    pub(super) fn whole(&self, of: impl Fn(&Stripe) -> &Buffer) -> Result<HostTensor> {
-        let mut whole = Whole::new(self)?;
-        self.stripes.read_all(|stripe, stretches| whole.put(of(stripe), stretches));
+    /// Concatenates one buffer of each stripe, in the order of the table's rows.
+    pub(super) fn concatenate(&self, of: impl Fn(&Stripe) -> &Buffer) -> Result<HostTensor> {
+        let mut whole = WholeBuffer::new(self)?;
+        self.stripes.read_all(|stripe, stripe_ranges| whole.put(of(stripe), stripe_ranges));
         whole.finish()
     }
 }
 
-/// A buffer of all rows that is assembled from those of stripes.
-pub(super) struct Whole {
+/// A buffer for all rows, which is filled from the buffers of the stripes.
+pub(super) struct WholeBuffer {
     shape: Vec<usize>,
     width: usize,
     buffer: Buffer,
 }
 
-impl Whole {
+impl WholeBuffer {
     pub(super) fn new(table: &Table) -> Result<Self> {
         let width = table.width();
         table.require_memory(table.rows() * width)?;
@@ -86,16 +86,16 @@ impl Whole {
         Ok(Self { shape: table.shape.clone(), width, buffer })
     }
 
-    pub(super) fn put(&mut self, from: &Buffer, stretches: &mut dyn Iterator<Item = Stretch>) {
+    pub(super) fn put(&mut self, from: &Buffer, stripe_ranges: &mut dyn Iterator<Item = StripeRange>) {
         let width = self.width;
         fn like<'a, T: Element>(_: &[T], buffer: &'a Buffer) -> &'a [T] {
             T::slice(buffer).unwrap_or_default()
         }
         with_buffer!(&mut self.buffer, to => {
             let from = like(to, from);
-            for stretch in stretches {
-                to[stretch.rows.start * width..stretch.rows.end * width]
-                    .clone_from_slice(&from[stretch.local.start * width..stretch.local.end * width]);
+            for stripe_range in stripe_ranges {
+                to[stripe_range.rows.start * width..stripe_range.rows.end * width]
+                    .clone_from_slice(&from[stripe_range.local.start * width..stripe_range.local.end * width]);
             }
         })
     }

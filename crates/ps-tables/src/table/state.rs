@@ -1,8 +1,8 @@
 //! Saving and restoring a table: consistent values and slots.
 
 use super::Table;
-use super::layout::Stretch;
-use super::read::Whole;
+use super::layout::StripeRange;
+use super::read::WholeBuffer;
 use super::stripes::initial;
 use super::write::part;
 use crate::{Error, Result};
@@ -10,36 +10,40 @@ use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{Element, HostTensor, Write, with_buffer};
 use std::ops::Range;
 
-/// Values and slots of the same moment.
+/// The values and slots of a table at one point in time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableState {
-    /// The table's version.
+    /// The version of the table when the state was read.
     pub version: u64,
-    /// The values.
+    /// The values of all rows.
     pub values: HostTensor,
-    /// The name of each slot of the table's rule, and its contents, in the shape of the values.
+    /// The name and contents of each slot of the table's rule. The contents have the shape of the values.
     pub slots: Vec<(String, HostTensor)>,
 }
 
 impl Table {
-    /// Returns values and slots, as they are between two pushes of the whole table.
+    /// Returns all values and slots as they are between two pushes to the complete table.
     pub fn state(&self) -> Result<TableState> {
         let version = self.version();
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
-        let mut values = Whole::new(self)?;
-        let mut slots: Vec<Whole> = specs.iter().map(|_| Whole::new(self)).collect::<Result<_>>()?;
-        self.stripes.read_all(|stripe, stretches| {
-            let stretches: Vec<_> = stretches.collect();
-            values.put(&stripe.values, &mut stretches.iter().cloned());
+        let mut values = WholeBuffer::new(self)?;
+        let mut slots: Vec<WholeBuffer> =
+            specs.iter().map(|_| WholeBuffer::new(self)).collect::<Result<_>>()?;
+        self.stripes.read_all(|stripe, stripe_ranges| {
+            let stripe_ranges: Vec<_> = stripe_ranges.collect();
+            values.put(&stripe.values, &mut stripe_ranges.iter().cloned());
             for (i, (slot, spec)) in slots.iter_mut().zip(specs).enumerate() {
                 match stripe.slots.get(i) {
-                    Some(made) => slot.put(made, &mut stretches.iter().cloned()),
-                    None => slot.put(&initial(&stripe.values, spec.initial), &mut stretches.iter().cloned()),
+                    Some(created) => slot.put(created, &mut stripe_ranges.iter().cloned()),
+                    None => {
+                        slot.put(&initial(&stripe.values, spec.initial), &mut stripe_ranges.iter().cloned())
+                    }
                 }
             }
         });
-        let named =
-            |(slot, spec): (Whole, &distribute_optim::SlotSpec)| Ok((spec.name.to_string(), slot.finish()?));
+        let named = |(slot, spec): (WholeBuffer, &distribute_optim::SlotSpec)| {
+            Ok((spec.name.to_string(), slot.finish()?))
+        };
         let slots = slots.into_iter().zip(specs).map(named).collect::<Result<_>>()?;
         Ok(TableState { version, values: values.finish()?, slots })
     }
@@ -59,9 +63,9 @@ impl Table {
         slots.iter().try_for_each(|(_, slot)| self.check_whole(OPERATION, slot))?;
         let sorted = self.sorted(slots)?;
         let width = self.width();
-        let done = self.stripes.write_all(|_, stripe, stretches| {
-            let stretches: Vec<_> = stretches.collect();
-            let part = |whole: &HostTensor| part(whole.buffer(), width, &mut stretches.iter().cloned());
+        let done = self.stripes.write_all(|_, stripe, stripe_ranges| {
+            let stripe_ranges: Vec<_> = stripe_ranges.collect();
+            let part = |whole: &HostTensor| part(whole.buffer(), width, &mut stripe_ranges.iter().cloned());
             stripe.values.write(Write::Assign, &part(values))?;
             stripe.slots = sorted.iter().map(|slot| part(slot)).collect();
             Ok(())
@@ -70,11 +74,11 @@ impl Table {
         done
     }
 
-    /// Returns values and slots of some rows, each row as it is between two operations on it. The value of a
-    /// scalar is row 0. This is for tables that are too large to be copied at once.
+    /// Returns values and slots of a range of rows, for tables that are too large to be copied at once. The state of
+    /// each row is that between two operations on the row. A scalar has one row, whose index is 0.
     ///
     /// # Errors
-    /// - [`Error::Row`]: there are no such rows.
+    /// - [`Error::Row`]: the table does not contain all of these rows.
     pub fn state_rows(&self, rows: Range<usize>) -> Result<TableState> {
         self.check_range("state", &rows)?;
         let version = self.version();
@@ -82,8 +86,8 @@ impl Table {
         let (width, len) = (self.width(), rows.len() * self.width());
         self.require_memory(len.saturating_mul(1 + specs.len()))?;
         let mut parts = vec![Buffer::zeros(self.dtype, len); 1 + specs.len()];
-        self.stripes.read_all(|stripe, stretches| {
-            for (from, to) in stretches.filter_map(|stretch| within(&stretch, &rows)) {
+        self.stripes.read_all(|stripe, stripe_ranges| {
+            for (from, to) in stripe_ranges.filter_map(|stripe_range| within(&stripe_range, &rows)) {
                 let [from, to] = [from, to].map(|at| at.start * width..at.end * width);
                 for (i, part) in parts.iter_mut().enumerate() {
                     match i.checked_sub(1).map(|slot| (stripe.slots.get(slot), specs.get(slot))) {
@@ -108,11 +112,11 @@ impl Table {
         Ok(TableState { version, values, slots: named.collect::<Result<_>>()? })
     }
 
-    /// Restores values and slots of some rows, from row `first` on, and keeps the others.
+    /// Restores values and slots of consecutive rows, beginning with row `first`, and keeps the other rows.
     ///
     /// # Errors
     /// Returns the errors of [`restore`](Self::restore), and:
-    /// - [`Error::Row`]: there are no such rows.
+    /// - [`Error::Row`]: the table does not contain all of these rows.
     pub fn restore_rows(
         &self,
         first: usize,
@@ -120,14 +124,14 @@ impl Table {
         slots: &[(String, HostTensor)],
     ) -> Result<()> {
         const OPERATION: &str = "restore";
-        let (rows, shape) = self.stretch(OPERATION, first, values)?;
+        let (rows, shape) = self.row_range(OPERATION, first, values)?;
         self.check(OPERATION, &shape, values)?;
         slots.iter().try_for_each(|(_, slot)| self.check(OPERATION, &shape, slot))?;
         self.put_rows(&rows, Some(values), &self.sorted(slots)?)
     }
 
-    /// Restores slots of some rows, from row `first` on, and keeps the values, also those that other threads
-    /// write at the same time.
+    /// Restores slots of consecutive rows, beginning with row `first`. Values are kept, including concurrent changes by
+    /// other threads.
     ///
     /// # Errors
     /// Returns the errors of [`restore_rows`](Self::restore_rows).
@@ -135,13 +139,14 @@ impl Table {
         const OPERATION: &str = "restore";
         let sorted = self.sorted(slots)?;
         let Some(some) = sorted.first() else { return Ok(()) };
-        let (rows, shape) = self.stretch(OPERATION, first, some)?;
+        let (rows, shape) = self.row_range(OPERATION, first, some)?;
         slots.iter().try_for_each(|(_, slot)| self.check(OPERATION, &shape, slot))?;
         self.put_rows(&rows, None, &sorted)
     }
 
-    /// Returns the rows from `first` on that correspond to a tensor, and the shape that the tensor must have.
-    fn stretch(
+    /// Returns the range of rows that a tensor covers if its first row is row `first`, and the shape that the tensor
+    /// must have.
+    fn row_range(
         &self,
         operation: &'static str,
         first: usize,
@@ -157,7 +162,7 @@ impl Table {
         Ok((rows, shape))
     }
 
-    /// Writes the slots of some rows, and their values if given.
+    /// Writes the slots of some rows, and their values if they are given.
     fn put_rows(
         &self,
         rows: &Range<usize>,
@@ -166,8 +171,8 @@ impl Table {
     ) -> Result<()> {
         let width = self.width();
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
-        let done = self.stripes.write_all(|_, stripe, stretches| {
-            let mut parts = stretches.filter_map(|stretch| within(&stretch, rows)).peekable();
+        let done = self.stripes.write_all(|_, stripe, stripe_ranges| {
+            let mut parts = stripe_ranges.filter_map(|stripe_range| within(&stripe_range, rows)).peekable();
             if parts.peek().is_some() {
                 stripe.make_slots(specs);
             }
@@ -210,11 +215,11 @@ impl Table {
     }
 }
 
-/// Returns the intersection of a stretch with some rows: the rows of the stripe, and their indices among
-/// `rows`.
-fn within(stretch: &Stretch, rows: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
-    let (start, end) = (stretch.rows.start.max(rows.start), stretch.rows.end.min(rows.end));
-    let local = stretch.local.start + start.checked_sub(stretch.rows.start)?;
+/// Returns the part of a stripe's range that is in `rows`: its indices in the stripe, and its indices relative to the
+/// start of `rows`.
+fn within(stripe_range: &StripeRange, rows: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
+    let (start, end) = (stripe_range.rows.start.max(rows.start), stripe_range.rows.end.min(rows.end));
+    let local = stripe_range.local.start + start.checked_sub(stripe_range.rows.start)?;
     (start < end).then(|| (local..local + (end - start), start - rows.start..end - rows.start))
 }
 

@@ -1,16 +1,20 @@
 //! The memory of a table, and its locks.
 
-use super::layout::{Layout, Stretch};
+// - **INV-50** Two operations on all of a table have the same order for every row: a thread that goes through its
+//   locks acquires the next one before it releases one. A thread that needs rows holds one lock at a time. Tests:
+//   `ps-tables/tests/it/threads.rs`.
+
+use super::layout::{Layout, StripeRange};
 use crate::Result;
 use distribute_optim::SlotSpec;
 use distribute_tensor::dtype::Buffer;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The rows that one lock guards, and their slots.
+/// The rows that are protected by one lock, and their slots.
 #[derive(Debug)]
 pub(super) struct Stripe {
     pub(super) values: Buffer,
-    /// The slots, each of the length of `values`; none before the first update.
+    /// The slots, each as long as `values`. It is empty before the first update.
     pub(super) slots: Vec<Buffer>,
 }
 
@@ -23,7 +27,8 @@ impl Stripe {
     }
 }
 
-/// Returns a buffer of the same length and dtype, filled with `value`; zeros for dtypes that are not trained.
+/// Returns a buffer with the length and dtype of `like`, filled with `value`. For dtypes that cannot be trained, it is
+/// filled with zeros.
 pub(super) fn initial(like: &Buffer, value: f64) -> Buffer {
     match like {
         Buffer::F32(v) => Buffer::F32(vec![value as f32; v.len()]),
@@ -34,9 +39,9 @@ pub(super) fn initial(like: &Buffer, value: f64) -> Buffer {
 
 /// All stripes of a table.
 ///
-/// Operations on some rows lock one stripe after another, and never two at once. Operations on all rows lock
-/// the stripes in order, and keep each lock until they have the next. They therefore cannot overtake each
-/// other: of two that read or write the whole variable, one comes first on every stripe.
+/// Operations on some rows lock one stripe after another, and never two at once. Operations on all rows lock the
+/// stripes in order, and release each lock only when they have acquired the next. They therefore cannot overtake each
+/// other: the operation that is first on one stripe is first on every stripe.
 #[derive(Debug)]
 pub(super) struct Stripes {
     pub(super) layout: Layout,
@@ -44,13 +49,13 @@ pub(super) struct Stripes {
 }
 
 impl Stripes {
-    /// Creates the values of each stripe from the ranges of its rows.
+    /// Creates the stripes. `make` creates the values of a stripe from the ranges of its rows.
     pub(super) fn new(
         layout: Layout,
-        mut make: impl FnMut(usize, &mut dyn Iterator<Item = Stretch>) -> Buffer,
+        mut make: impl FnMut(usize, &mut dyn Iterator<Item = StripeRange>) -> Buffer,
     ) -> Self {
         let stripe = |stripe| {
-            let values = make(layout.len(stripe), &mut layout.stretches(stripe));
+            let values = make(layout.len(stripe), &mut layout.stripe_ranges(stripe));
             RwLock::new(Stripe { values, slots: Vec::new() })
         };
         Self { layout, stripes: (0..layout.stripes()).map(stripe).collect() }
@@ -64,31 +69,31 @@ impl Stripes {
         self.stripes[stripe].write()
     }
 
-    /// Reads the whole table, as it is between two writes of the whole table.
-    pub(super) fn read_all(&self, mut then: impl FnMut(&Stripe, &mut dyn Iterator<Item = Stretch>)) {
+    /// Calls `then` for each stripe, with the values of the table as they are between two writes to the complete table.
+    pub(super) fn read_all(&self, mut then: impl FnMut(&Stripe, &mut dyn Iterator<Item = StripeRange>)) {
         let mut held = None;
         for (i, stripe) in self.stripes.iter().enumerate() {
             // The next stripe is locked before the previous one is released.
-            then(held.insert(stripe.read()), &mut self.layout.stretches(i));
+            then(held.insert(stripe.read()), &mut self.layout.stripe_ranges(i));
         }
     }
 
-    /// Changes the whole table, atomically with respect to other operations on the whole table. Stops at the
-    /// first error.
+    /// Calls `then` for each stripe to change the complete table, atomically with respect to other operations on the
+    /// complete table. Stops at the first error.
     pub(super) fn write_all(
         &self,
-        mut then: impl FnMut(usize, &mut Stripe, &mut dyn Iterator<Item = Stretch>) -> Result<()>,
+        mut then: impl FnMut(usize, &mut Stripe, &mut dyn Iterator<Item = StripeRange>) -> Result<()>,
     ) -> Result<()> {
         let mut held = None;
         for (i, stripe) in self.stripes.iter().enumerate() {
             let stripe: &mut RwLockWriteGuard<'_, Stripe> = held.insert(stripe.write());
-            then(i, stripe, &mut self.layout.stretches(i))?;
+            then(i, stripe, &mut self.layout.stripe_ranges(i))?;
         }
         Ok(())
     }
 
-    /// Sorts the positions of rows by stripe. The order within a stripe is kept.
-    pub(super) fn by_stripe(&self, rows: &[usize]) -> ByStripe {
+    /// Sorts the positions of rows by stripe, and keeps their order within each stripe.
+    pub(super) fn by_stripe(&self, rows: &[usize]) -> RowsByStripe {
         let mut starts = vec![0; self.layout.stripes() + 1];
         for row in rows {
             starts[self.layout.stripe(*row) + 1] += 1;
@@ -103,23 +108,23 @@ impl Stripes {
             positions[*next] = position;
             *next += 1;
         }
-        ByStripe { positions, starts }
+        RowsByStripe { positions, starts }
     }
 }
 
-/// Positions of rows in a request, by stripe.
-pub(super) struct ByStripe {
+/// The positions of rows in a request, sorted by stripe.
+pub(super) struct RowsByStripe {
     positions: Vec<usize>,
     starts: Vec<usize>,
 }
 
-impl ByStripe {
+impl RowsByStripe {
     /// Returns the positions of one stripe.
     pub(super) fn of(&self, stripe: usize) -> &[usize] {
         &self.positions[self.starts[stripe]..self.starts[stripe + 1]]
     }
 
-    /// Returns the stripes that have positions, and the positions.
+    /// Returns an iterator over the stripes that have positions, with their positions.
     pub(super) fn each(&self) -> impl Iterator<Item = (usize, &[usize])> {
         let each = self.starts.windows(2).enumerate();
         each.filter(|(_, at)| at[0] < at[1]).map(|(stripe, at)| (stripe, &self.positions[at[0]..at[1]]))

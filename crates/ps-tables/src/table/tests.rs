@@ -1,7 +1,10 @@
 //! Comparison of tables with plain vectors, and of shards with whole tables; many threads at once.
 
-use crate::{Error, Initializer, PartitionStrategy, Place, Push, RowPartition, Table, TableState};
-use distribute_optim::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, RuleExt, Sgd, Step, merge_rows};
+use crate::{Error, Initializer, PartitionStrategy, Push, RowLocation, RowPartition, Table, TableState};
+use distribute_optim::{
+    Adagrad, Adam, AdamW, Averaged, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, RuleExt, Sgd, Step,
+    merge_rows,
+};
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, IndexedSlices, Write};
 use distribute_testing::SplitMix;
@@ -19,10 +22,14 @@ fn rules() -> Vec<Arc<dyn Rule>> {
         Arc::new(Adagrad::default()),
         Arc::new(RmsProp { momentum: 0.5, ..RmsProp::default() }),
         Arc::new(Ftrl { l1: 0.01, l2: 0.1, ..Ftrl::default() }),
+        Arc::new(NAdam::default()),
+        Arc::new(Lion { lazy: true, ..Lion::default() }),
+        Arc::new(Averaged { rule: Arc::new(Adam::lazy()), momentum: 0.9 }),
+        Arc::new(Averaged { rule: Arc::new(Adam::default()), momentum: 0.9 }),
     ]
 }
 
-/// The numbers and widths of rows: a scalar, rows of which many share a lock, and rows larger than a range.
+/// Returns the numbers and widths of rows: a scalar, rows of which many share a lock, and rows larger than a range.
 fn sizes() -> impl Strategy<Value = (usize, usize)> {
     prop_oneof![
         Just((1, 1)),
@@ -88,7 +95,7 @@ proptest! {
 
     // INV-11
     #[test]
-    fn a_table_does_what_one_process_does((rows, width) in sizes(), rule in 0usize..9, seed: u64) {
+    fn a_table_equals_one_process((rows, width) in sizes(), rule in 0usize..9, seed: u64) {
         let mut random = SplitMix(seed);
         let start = values(&mut random, rows * width);
         let rule = rules()[rule].clone();
@@ -141,7 +148,7 @@ proptest! {
 
     // INV-8
     #[test]
-    fn shards_do_what_the_whole_does_and_move_to_others(
+    fn shards_equal_the_complete_table_and_can_be_moved(
         (rows, width) in sizes(),
         rule in 0usize..9,
         from in prop_oneof![Just(1usize), Just(2), Just(3), Just(5), Just(8)],
@@ -158,7 +165,7 @@ proptest! {
         };
         let make = |partition: RowPartition| -> Vec<Table> {
             let shard = |i| {
-                let table = Table::drawn("t", &[rows, width], DType::F32, &normal, (partition, i)).unwrap();
+                let table = Table::initialized("t", &[rows, width], DType::F32, &normal, (partition, i)).unwrap();
                 table.set_rule(rule.clone()).unwrap();
                 table
             };
@@ -189,7 +196,7 @@ proptest! {
             for (i, table) in tables.iter().enumerate() {
                 let state = table.state().unwrap();
                 let rows: Vec<usize> =
-                    (0..partition.len(i)).map(|row| partition.row(Place { shard: i, row })).collect();
+                    (0..partition.len(i)).map(|row| partition.row(RowLocation { shard: i, row })).collect();
                 prop_assert_eq!(bits(&state.values), bits(&expected.values.take_rows(&rows).unwrap()));
                 for ((_, mine), (_, whole)) in state.slots.iter().zip(&expected.slots) {
                     prop_assert_eq!(bits(mine), bits(&whole.take_rows(&rows).unwrap()));

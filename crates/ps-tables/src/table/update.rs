@@ -1,4 +1,4 @@
-//! Gradients, which a rule applies to the values.
+//! Gradients, and the rule that applies them to the values.
 
 use super::Table;
 use super::stripes::Stripe;
@@ -16,12 +16,12 @@ pub(super) struct Bound {
 }
 
 impl Table {
-    /// Sets the rule that applies gradients. Slots are created with the first gradient.
+    /// Sets the rule that applies gradients. Slots are created when the first gradient is pushed.
     ///
     /// Setting the same rule again does nothing.
     ///
     /// # Errors
-    /// - [`Error::RuleSet`]: the table has another rule.
+    /// - [`Error::RuleSet`]: the table has a different rule.
     /// - [`Error::Rule`]: a hyper-parameter of the rule is out of range.
     /// - [`Error::UnsupportedDType`]: the table is neither `float32` nor `float64`.
     pub fn set_rule(&self, rule: Arc<dyn Rule>) -> Result<()> {
@@ -40,13 +40,14 @@ impl Table {
         }
     }
 
-    /// Applies a gradient of the whole table.
+    /// Applies a gradient that contains one row for every row of the table.
     ///
     /// # Errors
     /// - [`Error::NoRule`]: the table has no rule.
     /// - [`Error::Shape`]: the gradient has a wrong shape.
     /// - [`Error::DType`]: the gradient has a wrong dtype.
-    /// - [`Error::NotFinite`]: the gradient is NaN or infinite, and the push [refuses](Push::finite) that.
+    /// - [`Error::NotFinite`]: the gradient contains a NaN or infinite value, and the push [rejects](Push::finite) such
+    ///   gradients.
     /// - [`Error::Update`]: the rule does not accept the learning rate.
     pub fn push(&self, push: Push, gradient: &HostTensor) -> Result<()> {
         const OPERATION: &str = "push";
@@ -59,17 +60,16 @@ impl Table {
         }
     }
 
-    /// Applies a gradient of some rows; `gradient` has a row for each of `rows`. Gradients of the same row are
-    /// summed first, in the order of `rows`. The result is bit-identical to that of one process with the same
-    /// gradient.
+    /// Applies a gradient of some rows; `gradient` contains one row for each element of `rows`. Gradients of the same
+    /// row are first summed, in the order of `rows`. The result is bit-identical to that of a single process with the
+    /// same gradient.
     ///
-    /// Other rows stay unchanged, unless the rule [moves absent
-    /// rows](distribute_optim::Rule::moves_absent_rows). In that case each shard must receive every step, with
-    /// no rows if it has none.
+    /// Other rows do not change, unless the rule [moves absent rows](distribute_optim::Rule::moves_absent_rows). In
+    /// that case, every shard must receive a push in every step, even if the gradient contains none of its rows.
     ///
     /// # Errors
     /// Returns the errors of [`push`](Table::push), and:
-    /// - [`Error::Row`]: there is no such row.
+    /// - [`Error::Row`]: the table does not contain one of the rows.
     #[doc(alias = "tf.IndexedSlices")]
     #[doc(alias = "IndexedSlices")]
     pub fn push_rows(&self, push: Push, rows: &[usize], gradient: &HostTensor) -> Result<()> {
@@ -92,19 +92,19 @@ impl Table {
     ) -> Result<()> {
         self.check_finite(operation, push, gradient)?;
         let (step, width) = (self.steps.of(push), self.width());
-        let done = self.stripes.write_all(|_, stripe, stretches| {
+        let done = self.stripes.write_all(|_, stripe, stripe_ranges| {
             let (values, mut slots) = stripe.open::<F>(&bound.slots);
-            for stretch in stretches {
-                let at = stretch.local.start * width..stretch.local.end * width;
+            for stripe_range in stripe_ranges {
+                let at = stripe_range.local.start * width..stripe_range.local.end * width;
                 let mut slots: Vec<&mut [F]> = slots.iter_mut().map(|slot| &mut slot[at.clone()]).collect();
-                let gradient = &gradient[stretch.rows.start * width..stretch.rows.end * width];
+                let gradient = &gradient[stripe_range.rows.start * width..stripe_range.rows.end * width];
                 let updated = bound.rule.update(step, &mut values[at], gradient, &mut slots);
                 updated.map_err(|source| self.not_applied(operation, source))?;
             }
             Ok(())
         });
         self.changed();
-        done.inspect_err(|_| self.steps.take_back(push, step))
+        done.inspect_err(|_| self.steps.undo(push, step))
     }
 
     fn push_rows_as<F: Float + Element + Into<f64>>(
@@ -145,7 +145,7 @@ impl Table {
         if !rows.is_empty() || bound.rule.moves_absent_rows() {
             self.changed();
         }
-        done.inspect_err(|_| self.steps.take_back(push, step))
+        done.inspect_err(|_| self.steps.undo(push, step))
     }
 
     /// Returns the rule that applies gradients, if there is one.
@@ -177,7 +177,7 @@ impl Table {
 }
 
 impl Stripe {
-    /// Opens values and slots for changes, and creates the slots if they do not exist yet.
+    /// Returns values and slots for modification, and creates the slots if they do not exist yet.
     fn open<F: Element>(&mut self, specs: &[SlotSpec]) -> (&mut [F], Vec<&mut [F]>) {
         self.make_slots(specs);
         fn open<F: Element>(buffer: &mut distribute_tensor::dtype::Buffer) -> &mut [F] {

@@ -1,16 +1,16 @@
-//! Writes of whole tables and of rows: assignment, addition, and the other operations of [`Write`].
+//! Writes to complete tables and to rows: assignment, addition, and the other operations of [`Write`].
 
 use super::Table;
-use super::layout::Stretch;
+use super::layout::StripeRange;
 use crate::{Error, Result};
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{Element, HostTensor, Write, with_buffer};
 
 impl Table {
-    /// Writes a value of the same shape and dtype into the whole table, element by element.
+    /// Writes a value of the same shape and dtype to the complete table, element by element, with the operation `how`.
     ///
-    /// Integers wrap around, and division by 0 is an error. Bool and string can only be assigned. Complex
-    /// numbers have no minimum and maximum.
+    /// Integers wrap around, and division by 0 is an error. Booleans and strings can only be assigned. Complex numbers
+    /// have no minimum and maximum.
     #[doc(alias = "assign")]
     #[doc(alias = "assign_add")]
     #[doc(alias = "assign_sub")]
@@ -18,17 +18,17 @@ impl Table {
         self.check_whole(how.name(), value)?;
         self.check_values(how, value)?;
         let width = self.width();
-        let done = self.stripes.write_all(|_, stripe, stretches| {
-            let part = part(value.buffer(), width, stretches);
+        let done = self.stripes.write_all(|_, stripe, stripe_ranges| {
+            let part = part(value.buffer(), width, stripe_ranges);
             stripe.values.write(how, &part).map_err(|e| self.refused(how, e))
         });
         self.changed();
         done
     }
 
-    /// Writes rows, one after another: a row that occurs twice is written twice.
+    /// Writes values to rows, one after another, with the operation `how`. A row that occurs twice is written twice.
     ///
-    /// `values` has a row for each of `rows`. The errors are those of [`write`](Table::write), and
+    /// `values` contains one row for each element of `rows`. The errors are those of [`write`](Table::write), and
     /// [`Error::Row`].
     #[doc(alias = "scatter_add")]
     #[doc(alias = "scatter_sub")]
@@ -55,7 +55,7 @@ impl Table {
         done
     }
 
-    /// Finds errors that depend only on values and dtype before the first write.
+    /// Checks before the first write for errors that depend only on the values and the dtype.
     fn check_values(&self, how: Write, value: &HostTensor) -> Result<()> {
         let checked = if how == Write::Div {
             HostTensor::zeros(self.dtype, value.dims()).and_then(|mut zeros| zeros.write(how, value))
@@ -77,18 +77,22 @@ impl Table {
     }
 }
 
-/// Concatenates the rows of some ranges.
-pub(super) fn part(values: &Buffer, width: usize, stretches: &mut dyn Iterator<Item = Stretch>) -> Buffer {
+/// Returns the rows of some ranges, concatenated.
+pub(super) fn part(
+    values: &Buffer,
+    width: usize,
+    stripe_ranges: &mut dyn Iterator<Item = StripeRange>,
+) -> Buffer {
     with_buffer!(values, values => {
         let mut part = Vec::new();
-        for Stretch { rows, .. } in stretches {
+        for StripeRange { rows, .. } in stripe_ranges {
             part.extend_from_slice(&values[rows.start * width..rows.end * width]);
         }
         Element::into_buffer(part)
     })
 }
 
-/// Concatenates the rows at some positions.
+/// Returns the rows at some positions, concatenated.
 fn taken(values: &Buffer, width: usize, positions: &[usize]) -> Buffer {
     with_buffer!(values, values => {
         let mut taken = Vec::with_capacity(positions.len() * width);

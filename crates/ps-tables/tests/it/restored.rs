@@ -19,7 +19,7 @@ fn tables() -> Tables {
     let (row_shape, dtype, options) = (vec![2], DType::F32, DynamicOptions::default());
     let contents = Contents::Dynamic { row_shape, dtype, initializer, options };
     let rule = RuleSpec::Momentum(Momentum::new(0.5));
-    let ids = TableSpec { name: "ids".into(), contents, rule: Some(rule) };
+    let ids = TableSpec { name: "ids".into(), contents, rule: Some(rule.clone()) };
     for spec in [TableSpec::values("w", matrix(&[1.; 4])).rule(rule), ids] {
         tables.handle(&Request::Create(spec)).unwrap();
     }
@@ -66,7 +66,7 @@ fn restore(tables: &Tables, table: &str, state: State) -> Response {
 }
 
 #[test]
-fn slots_that_are_put_back_leave_what_was_pushed_meanwhile() {
+fn restored_slots_keep_concurrent_pushes() {
     let tables = tables();
     push(&tables, "w", 0, &[0, 1], 1.);
     let (_, saved) = dense(&tables);
@@ -85,7 +85,7 @@ fn slots_that_are_put_back_leave_what_was_pushed_meanwhile() {
 }
 
 #[test]
-fn rows_that_are_put_back_keep_their_slots_and_others_go_where_they_are_told_to() {
+fn restored_rows_keep_their_slots_and_others_are_placed_as_requested() {
     let tables = tables();
     push(&tables, "ids", 0, &[-3, 5, 9, i64::MIN, i64::MAX], 1.);
     let keep = |between, ids: &[i64]| {
@@ -100,7 +100,7 @@ fn rows_that_are_put_back_keep_their_slots_and_others_go_where_they_are_told_to(
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_nothing_has_changed() {
+fn mismatched_values_are_refused_and_nothing_has_changed() {
     let tables = tables();
     push(&tables, "w", 0, &[0, 1], 1.);
     push(&tables, "ids", 0, &[5], 1.);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 // PSV2-8
 #[test]
-fn additions_of_many_threads_are_all_there() {
+fn additions_of_many_threads_are_all_applied() {
     watched(|| {
         let table = Arc::new(Table::new("t", HostTensor::zeros(DType::I64, [40, 500]).unwrap()).unwrap());
         let threads: Vec<_> = (0..4)
@@ -88,7 +88,7 @@ fn a_value_is_at_least_as_new_as_its_version() {
 }
 
 #[test]
-fn pushes_of_many_threads_are_all_there() {
+fn pushes_of_many_threads_are_all_applied() {
     watched(|| {
         let zeros = Initializer::new(Distribution::Constant(0.), 0, "users");
         let table = DynamicTable::new("users", &[4], DType::F64, zeros, DynamicOptions::default()).unwrap();

@@ -9,18 +9,18 @@ use distribute_cluster::{ClusterSpec, Task};
 use distribute_net::Message;
 use std::time::Duration;
 
-/// The maximum number of tasks for which all pairs are measured. With more, each task measures the link to
+/// The maximum number of tasks for which all pairs are measured. If there are more, each task measures only the link to
 /// the next one.
-const FEW: usize = 16;
+const MAX_ALL_PAIRS: usize = 16;
 
-/// The maximum number of tasks to connect to at once.
-const AT_ONCE: usize = 32;
+/// The maximum number of tasks to which connections are established at the same time.
+const MAX_CONCURRENT: usize = 32;
 
 /// Measures the links between all tasks of a cluster.
 ///
-/// Connects task `me` to the servers of all other tasks and measures these links. Those tasks then measure
-/// the links between each other. Links are measured in sequence, so that none affects another. A task may be
-/// unreachable for `patience`. `seen` is called for each link.
+/// Connects task `me` to the servers of all other tasks and measures these links. Those tasks then measure the links
+/// between each other. Links are measured in sequence, so that none affects another. Each task must be reachable within
+/// `patience`. `seen` is called with the result of each link.
 ///
 /// Tasks without a server can run `distribute doctor --listen`.
 pub fn examine(
@@ -40,7 +40,7 @@ pub fn examine(
     };
     let tasks: Vec<Task> = cluster.tasks().map(|(task, _)| task).filter(|task| task != me).collect();
     let mut open = Vec::new();
-    for some in tasks.chunks(AT_ONCE) {
+    for some in tasks.chunks(MAX_CONCURRENT) {
         for (task, reached) in some.iter().zip(reach_all(&clients, some, patience)) {
             match reached {
                 Ok(client) => {
@@ -62,7 +62,7 @@ pub fn examine(
     Report::new(links)
 }
 
-/// Connects to several tasks at once. Each missing task takes the full patience.
+/// Connects to several tasks at the same time. If a task is missing, this takes the full `patience`.
 fn reach_all(clients: &ClientBuilder, tasks: &[Task], patience: Duration) -> Vec<Result<Client, State>> {
     std::thread::scope(|scope| {
         let reach = |task| {
@@ -79,7 +79,7 @@ fn reach_all(clients: &ClientBuilder, tasks: &[Task], patience: Duration) -> Vec
     })
 }
 
-/// Asks a task to measure its link to another one.
+/// Makes a task measure its link to another task, and returns the result.
 fn probe(client: &Client, to: &Task, patience: Duration) -> State {
     let patience_ms = patience.as_millis().try_into().unwrap_or(u64::MAX);
     let broken = |why: String| State::Broken { why };
@@ -90,14 +90,14 @@ fn probe(client: &Client, to: &Task, patience: Duration) -> State {
     // That task connects and makes some calls, each with this patience.
     match client.call(NAME, Message::new(ask, ""), patience.saturating_mul(4)) {
         Ok(answer) => serde_json::from_slice(&answer.body)
-            .unwrap_or_else(|error| broken(format!("what it said cannot be read: {error}"))),
+            .unwrap_or_else(|error| broken(format!("its answer cannot be decoded: {error}"))),
         Err(error) => broken(error.to_string()),
     }
 }
 
-/// Returns the pairs of tasks that measure their links, for this number of tasks.
+/// Returns the pairs of tasks that measure their links, for the given number of tasks.
 fn pairs(tasks: usize) -> Vec<(usize, usize)> {
-    if tasks <= FEW {
+    if tasks <= MAX_ALL_PAIRS {
         (0..tasks).flat_map(|from| (from + 1..tasks).map(move |to| (from, to))).collect()
     } else {
         (0..tasks).map(|from| (from, (from + 1) % tasks)).collect()

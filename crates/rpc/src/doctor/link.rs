@@ -24,32 +24,32 @@ pub enum State {
     Open {
         /// The median round trip of a small message, in seconds.
         round_trip: f64,
-        /// The bandwidth in one direction, in bytes a second: the best of a few attempts.
+        /// The bandwidth in one direction, in bytes per second: the best of a few attempts.
         bandwidth: f64,
     },
-    /// No process answers.
+    /// No process answers at the address.
     Closed {
         /// The result of the last attempt.
         why: String,
     },
-    /// One side refuses the other.
+    /// One side has rejected the other.
     Refused {
-        /// The cause in a word: `secret`, `version`, `address`, …
+        /// The cause, in one word: `secret`, `version`, `address`, …
         what: String,
-        /// The cause in full, and advice.
+        /// A description of the cause, and a remedy.
         why: String,
     },
-    /// The other side is a worker of a running training. It answers no calls.
+    /// The other side is a worker that is currently training, so it does not answer calls.
     Training,
-    /// The link failed during the measurement, or the task that had to measure it could not.
+    /// The link failed during the measurement, or the task that was to measure it failed.
     Broken {
-        /// The cause.
+        /// A description of the failure.
         why: String,
     },
 }
 
 impl State {
-    /// Returns the state in a word.
+    /// Returns the state as one word.
     pub fn word(&self) -> &str {
         match self {
             State::Open { .. } => "open",

@@ -1,4 +1,4 @@
-//! Measurements of the link to one task.
+//! The measurement of the link to one task.
 
 use super::link::State;
 use crate::client::{Client, ClientBuilder};
@@ -11,19 +11,20 @@ use std::time::Duration;
 /// The name of the service that echoes messages.
 pub(crate) const NAME: &str = "doctor";
 
-/// The number of small messages that are measured, and of those before that are not.
+/// The number of small messages whose round trip is measured. Before them, [`WARM`] messages are sent that are not
+/// measured.
 const ROUND_TRIPS: usize = 50;
 const WARM: usize = 5;
 
-/// The sizes of messages that measure bandwidth. The next one is used if the one before took less than
-/// [`SHORT`] seconds.
+/// The sizes in bytes of the messages with which bandwidth is measured. Each size is used only if the previous one took
+/// less than [`SHORT`] seconds.
 const SIZES: [usize; 3] = [64 << 10, 1 << 20, 8 << 20];
 const SHORT: f64 = 0.1;
 
 /// The number of messages of each size.
 const TIMES: usize = 3;
 
-/// Connects to a task, whose server must be up within `patience`.
+/// Connects to a task, whose server must be running within `patience`.
 pub(super) fn reach(clients: &ClientBuilder, to: &Task, patience: Duration) -> Result<Client, State> {
     // The network is measured, even if both tasks are on one machine.
     let clients = clients.clone().shared_memory(SharedMemory::Never);
@@ -81,7 +82,7 @@ fn not_connected(error: ConnectError) -> State {
     }
 }
 
-/// Returns the cause of a refusal in a word.
+/// Returns the cause of a refusal as one word.
 fn what(reason: Reason, text: &str) -> &'static str {
     match reason {
         Reason::Secret if text.starts_with("TLS") => "certificate",
@@ -103,7 +104,7 @@ mod tests {
     use distribute_net::handshake::Refusal;
 
     #[test]
-    fn refusals_are_named_by_what_to_look_at() {
+    fn refusals_name_the_setting_to_check() {
         let of = |reason, text: &str| {
             let (task, address) = (Job::Ps.task(0), "a:1".to_owned());
             not_connected(ConnectError::Refused { task, address, refusal: Refusal::new(reason, text) })
@@ -111,7 +112,7 @@ mod tests {
         for (reason, text, word) in [
             (Reason::Secret, "the secrets differ", "secret"),
             (Reason::Secret, "TLS: unknown issuer", "certificate"),
-            (Reason::Certificate, "its certificate is that of ps/1", "certificate"),
+            (Reason::Certificate, "its certificate names ps/1", "certificate"),
             (Reason::User, "x", "user"),
             (Reason::Version, "x", "version"),
             (Reason::Rank, "it is ps 0, not ps 1", "address"),

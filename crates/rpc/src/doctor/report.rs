@@ -1,6 +1,6 @@
-//! Results as a table and as JSON.
+//! The results as a table and as JSON.
 
-use super::judge::{Finding, findings, micros, rate};
+use super::findings::{Finding, findings, micros, rate};
 use super::link::{Link, State};
 use serde::Serialize;
 
@@ -14,19 +14,19 @@ pub struct Report {
 }
 
 impl Report {
-    /// Creates the report of these links.
+    /// Creates the report on the given links, with their problems.
     pub fn new(links: Vec<Link>) -> Self {
         let findings = findings(&links);
         Self { links, findings }
     }
 
-    /// Whether there are no problems.
-    pub fn is_well(&self) -> bool {
+    /// Returns whether there are no problems.
+    pub fn is_healthy(&self) -> bool {
         self.findings.is_empty()
     }
 
-    /// Returns the links as lines of a table. `colour` adds a colour to the word of a state. Its second
-    /// argument is whether the link works.
+    /// Returns the links as lines of a table. `colour` adds a color to the word of a state. Its second argument is
+    /// `true` if the link works.
     pub fn table(&self, colour: impl Fn(&str, bool) -> String) -> Vec<String> {
         let head = ["from", "to", "address", "state", "round trip", "bandwidth"].map(str::to_owned);
         let rows: Vec<[String; 6]> = std::iter::once(head).chain(self.links.iter().map(row)).collect();
@@ -40,7 +40,7 @@ impl Report {
                 line += &" ".repeat(if right { room } else { 0 });
                 // Colours have no width.
                 line += &if at == 3 && number > 0 {
-                    colour(cell, self.links[number - 1].is_well())
+                    colour(cell, self.links[number - 1].is_healthy())
                 } else {
                     cell.clone()
                 };
@@ -53,8 +53,8 @@ impl Report {
 }
 
 impl Link {
-    /// Whether the link works, or is not expected to.
-    fn is_well(&self) -> bool {
+    /// Returns whether the link works, or need not work because the other side is training.
+    fn is_healthy(&self) -> bool {
         matches!(self.state, State::Open { .. } | State::Training)
     }
 }
@@ -88,7 +88,7 @@ mod tests {
             link(0, State::Open { round_trip: 85e-6, bandwidth: 1.25e9 }),
             link(10, State::Refused { what: "secret".into(), why: "the secrets differ".into() }),
         ]);
-        assert!(!report.is_well());
+        assert!(!report.is_healthy());
         let plain = report.table(|word, _| word.to_owned());
         assert_eq!(
             plain,

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A request to measure the link to another task. Calls with other heads are echoed.
+/// A request to measure the link to another task. Calls whose head is not such a request are echoed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) struct Probe {
-    /// The other task.
+    /// The task at the other end of the link.
     pub probe: Task,
-    /// The maximum time until the server is up, and of each call, in milliseconds.
+    /// The maximum time to reach the other task's server, and for each call, in milliseconds.
     pub patience_ms: u64,
 }
 
@@ -42,12 +42,12 @@ impl Service for Examiner {
         }
         let probe: Probe = match serde_json::from_slice(&call.message.head) {
             Ok(probe) => probe,
-            Err(error) => return reply.fail(format!("what {NAME} is asked cannot be read: {error}")),
+            Err(error) => return reply.fail(format!("the request to {NAME} cannot be decoded: {error}")),
         };
         if self.is_busy.swap(true, Ordering::AcqRel) {
             return reply.fail("another link is being measured from here: ask again");
         }
-        let (clients, busy) = (self.clients.clone(), Busy(self.is_busy.clone()));
+        let (clients, busy) = (self.clients.clone(), BusyGuard(self.is_busy.clone()));
         let thread = std::thread::Builder::new().name("distribute-doctor".to_owned());
         // Without a thread, the reply is dropped, which notifies the caller.
         let _ = thread.spawn(move || {
@@ -59,16 +59,16 @@ impl Service for Examiner {
             drop(busy);
             match serde_json::to_vec(&state) {
                 Ok(text) => reply.answer("", text),
-                Err(error) => reply.fail(format!("the link cannot be told: {error}")),
+                Err(error) => reply.fail(format!("the link cannot be encoded: {error}")),
             }
         });
     }
 }
 
-/// A guard that permits the next measurement when it is dropped, even by a panic.
-struct Busy(Arc<AtomicBool>);
+/// A guard for a measurement. When it is dropped, even by a panic, the next measurement may begin.
+struct BusyGuard(Arc<AtomicBool>);
 
-impl Drop for Busy {
+impl Drop for BusyGuard {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }

@@ -6,7 +6,8 @@ use distribute_cluster::{ClusterSpec, Deadline, Job, Task};
 use distribute_net::{Certificates, ConnectError, Credentials, Identity, Message, Secret};
 use distribute_rpc::doctor::{State, examine};
 use distribute_rpc::{
-    Call, CallError, Client, ClientBuilder, End, FaultKind, Reply, Server, ServerBuilder, ServerError,
+    Call, CallError, Client, ClientBuilder, FaultKind, Reply, Server, ServerBuilder, ServerError,
+    ShutdownReason,
 };
 use distribute_testing::{SplitMix, watched};
 use std::sync::{Arc, Mutex, mpsc};
@@ -17,7 +18,7 @@ fn text(answer: Message) -> String {
 }
 
 #[test]
-fn services_are_called_by_name_and_know_who_calls() {
+fn services_are_called_by_name_and_get_their_caller() {
     watched(|| {
         let greet = |call: Call, reply: Reply| {
             let text = format!("{} says {}", call.caller, String::from_utf8_lossy(&call.message.body));
@@ -109,7 +110,7 @@ fn a_service_that_fails_panics_or_lets_go_fails_the_call_alone() {
             ("fail", FaultKind::Failed, "failed: the table has no row 7"),
             ("panic", FaultKind::Panicked, "moody panicked: see the log of ps 0"),
             ("panic later", FaultKind::Panicked, "moody panicked: see the log of ps 0"),
-            ("drop", FaultKind::Dropped, "moody of ps 0 let go of the call without an answer"),
+            ("drop", FaultKind::Dropped, "moody of ps 0 dropped the call without an answer"),
         ] {
             let error = call(body).unwrap_err();
             let CallError::Failed { fault, .. } = &error else { panic!("{error}") };
@@ -122,7 +123,7 @@ fn a_service_that_fails_panics_or_lets_go_fails_the_call_alone() {
 
 // INV-33
 #[test]
-fn a_late_call_keeps_its_room_until_it_is_answered() {
+fn a_timed_out_call_keeps_its_slot_until_it_is_answered() {
     watched(|| {
         let (keep, kept) = kept();
         let server = server(|builder| builder.service("later", keep));
@@ -131,13 +132,13 @@ fn a_late_call_keeps_its_room_until_it_is_answered() {
         let soon = Duration::from_millis(30);
         for _ in 0..2 {
             let error = client.call("later", Message::default(), soon).unwrap_err();
-            assert!(matches!(error, CallError::Late { .. }), "{error}");
+            assert!(matches!(error, CallError::TimedOut { .. }), "{error}");
             let at = server.address();
             let text = format!("later of ps 0 at {at} has not answered in 0.");
             assert!(error.to_string().starts_with(&text), "{error}");
         }
         let error = client.call("later", Message::default(), soon).unwrap_err();
-        assert!(matches!(error, CallError::Room { window: 2, .. }), "{error}");
+        assert!(matches!(error, CallError::WindowFull { window: 2, .. }), "{error}");
         assert!(error.to_string().contains("2 calls of this connection wait for answers"), "{error}");
         // What comes too late makes room, and is nobody's answer.
         let (_, reply) = kept.recv_timeout(PATIENCE).unwrap();
@@ -151,7 +152,7 @@ fn a_late_call_keeps_its_room_until_it_is_answered() {
 
 // INV-33
 #[test]
-fn a_lost_connection_fails_all_calls_at_once_also_those_that_wait_for_room() {
+fn a_lost_connection_fails_all_calls_at_once_including_those_waiting_for_the_window() {
     watched(|| {
         let (keep, kept) = kept();
         let server = server(|builder| builder.service("later", keep));
@@ -185,24 +186,24 @@ fn a_lost_connection_fails_all_calls_at_once_also_those_that_wait_for_room() {
 }
 
 #[test]
-fn replies_know_that_their_caller_is_gone() {
+fn replies_detect_that_their_caller_is_disconnected() {
     watched(|| {
         let (keep, kept) = kept();
         let server = server(|builder| builder.service("later", keep));
         let client = client(&server, Job::Chief.task(0));
         drop(client.start("later", Message::default(), PATIENCE).unwrap());
         let (_, reply) = kept.recv_timeout(PATIENCE).unwrap();
-        assert!(reply.is_wanted());
+        assert!(reply.is_connected());
         drop(client);
         support::until("the connection's end", || server.connections() == 0);
-        assert!(!reply.is_wanted());
+        assert!(!reply.is_connected());
         reply.answer("", "to nobody");
     });
 }
 
 // SRV-1
 #[test]
-fn srv_1_a_server_listens_when_made_answers_when_started_and_ends_when_told() {
+fn srv_1_a_server_listens_when_created_answers_when_started_and_stops_on_request() {
     watched(|| {
         let local = Server::create_local_server().unwrap();
         assert_eq!(local.task(), &Task::new("local", 0));
@@ -221,13 +222,13 @@ fn srv_1_a_server_listens_when_made_answers_when_started_and_ends_when_told() {
         let join = std::thread::spawn(move || stopper.join().unwrap());
         drop(client(&server, chief));
         server.stop();
-        assert_eq!(join.join().unwrap(), End::Stopped);
-        assert_eq!(server.join().unwrap(), End::Stopped);
+        assert_eq!(join.join().unwrap(), ShutdownReason::Stopped);
+        assert_eq!(server.join().unwrap(), ShutdownReason::Stopped);
 
         let server = Server::new(cluster(), Some(Job::Ps), Some(0)).unwrap();
         let stopper = server.stopper();
         drop(server);
-        assert_eq!(stopper.join().unwrap(), End::Dropped);
+        assert_eq!(stopper.join().unwrap(), ShutdownReason::Dropped);
     });
 }
 
@@ -236,7 +237,7 @@ fn builder(cluster: ClusterSpec) -> ServerBuilder {
 }
 
 #[test]
-fn a_server_that_nobody_needs_any_more_ends() {
+fn an_unneeded_server_exits() {
     watched(|| {
         let lease = Duration::from_millis(300);
         let server = server(|builder| builder.lease(lease));
@@ -245,26 +246,26 @@ fn a_server_that_nobody_needs_any_more_ends() {
         // Those of its own job come and go for other reasons.
         let _peer = client(&server, Job::Ps.task(1));
         drop(chief);
-        assert_eq!(server.join().unwrap(), End::Left(lease));
+        assert_eq!(server.join().unwrap(), ShutdownReason::Left(lease));
 
         let server = support::server(|builder| builder.lease(lease));
-        assert_eq!(server.join().unwrap(), End::Left(lease));
+        assert_eq!(server.join().unwrap(), ShutdownReason::Left(lease));
     });
 }
 
 #[test]
-fn the_chief_ends_servers_and_nobody_else() {
+fn the_chief_stops_servers_and_no_other_task() {
     watched(|| {
         let server = server(|builder| builder);
         let worker = client(&server, Job::Worker.task(0));
         let error = worker.stop_server(PATIENCE).unwrap_err();
         let CallError::Failed { fault, .. } = &error else { panic!("{error}") };
         assert_eq!(fault.kind, FaultKind::NotAllowed);
-        assert!(error.to_string().contains("worker 0 may not end this server"), "{error}");
+        assert!(error.to_string().contains("worker 0 may not stop this server"), "{error}");
         assert_eq!(server.join_timeout(Duration::from_millis(20)).unwrap(), None);
         let chief = client(&server, Job::Chief.task(0));
         chief.stop_server(PATIENCE).unwrap();
-        assert_eq!(server.join().unwrap(), End::Chief(Job::Chief.task(0)));
+        assert_eq!(server.join().unwrap(), ShutdownReason::Chief(Job::Chief.task(0)));
         // The connections of the others end.
         support::until("the connection's end", || server.connections() == 0);
         let error = worker.call("doctor", Message::default(), PATIENCE).unwrap_err();
@@ -283,7 +284,7 @@ fn srv_2_workers_and_parameter_servers_serve_and_others_do_not() {
     of(Job::Worker.task(1)).unwrap();
     assert_eq!(
         of(Job::Chief.task(0)).unwrap_err(),
-        "this process is chief 0, and servers are started by workers and parameter servers alone"
+        "this process is chief 0, but only workers and parameter servers start servers"
     );
     let alone = SimpleClusterResolver::new(ClusterSpec::new());
     let error = Server::of_resolver(&alone).unwrap_err();
@@ -291,9 +292,9 @@ fn srv_2_workers_and_parameter_servers_serve_and_others_do_not() {
 }
 
 #[test]
-fn what_can_not_be_a_server_or_a_call_is_refused_before_anything_is_sent() {
+fn invalid_servers_and_calls_are_refused_before_sending() {
     watched(|| {
-        for (name, says) in [("", "1 to 255 bytes"), ("doctor", "one of this name already")] {
+        for (name, says) in [("", "1 to 255 bytes"), ("doctor", "a service of this name exists already")] {
             let error = builder(cluster()).service(name, support::echo).start().unwrap_err();
             assert!(error.to_string().contains(says), "{error}");
         }
@@ -317,7 +318,7 @@ fn what_can_not_be_a_server_or_a_call_is_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn secrets_and_certificates_decide_who_calls() {
+fn secrets_and_certificates_decide_which_peers_may_call() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let secret = |digit: &str| Identity::Secret(Secret::from_hex(&digit.repeat(64), "a test").unwrap());
@@ -388,7 +389,7 @@ fn calls_that_wait_take_no_more_memory_than_they_may_and_leave_some_for_other_ca
 
 // INV-28
 #[test]
-fn calls_of_a_caller_that_has_gone_take_no_memory() {
+fn calls_of_a_disconnected_caller_take_no_memory() {
     watched(|| {
         let (busy, begun) = mpsc::channel();
         let (go, goes) = mpsc::channel::<()>();
@@ -416,13 +417,13 @@ fn calls_of_a_caller_that_has_gone_take_no_memory() {
 }
 
 #[test]
-fn a_server_takes_as_many_connections_as_it_is_told() {
+fn a_server_accepts_the_configured_number_of_connections() {
     watched(|| {
         let server = server(|builder| builder.max_connections(1));
         let first = client(&server, Job::Chief.task(0));
         let connect = |patience| support::clients(&server, Job::Worker.task(0)).connect(&ps(), patience);
         let error = connect(Duration::from_millis(300)).unwrap_err().to_string();
-        assert!(error.contains("all connections that this server may have are taken"), "{error}");
+        assert!(error.contains("this server has reached its maximum number of connections"), "{error}");
         drop(first);
         connect(PATIENCE).unwrap().call("doctor", Message::default(), PATIENCE).unwrap();
     });
@@ -436,7 +437,7 @@ fn no_caller_takes_all_connections_of_a_server() {
         let connect = |from, patience| support::clients(&server, from).connect(&ps(), patience);
         let greedy: Vec<_> = (0..5).map(|_| connect(Job::Chief.task(0), PATIENCE).unwrap()).collect();
         let error = connect(Job::Chief.task(0), Duration::from_millis(300)).unwrap_err().to_string();
-        assert!(error.contains("the others are kept for others"), "{error}");
+        assert!(error.contains("has reached its share of this server's connections"), "{error}");
         let other = connect(Job::Worker.task(0), PATIENCE).unwrap();
         other.call("doctor", Message::default(), PATIENCE).unwrap();
         drop(greedy);
@@ -490,7 +491,7 @@ fn a_job_of_another_name_is_refused_and_the_doctor_is_not() {
 
 // INV-81
 #[test]
-fn a_certificate_that_names_a_task_speaks_for_no_other() {
+fn a_certificate_for_one_task_is_refused_for_another() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let owners =
@@ -503,10 +504,7 @@ fn a_certificate_that_names_a_task_speaks_for_no_other() {
         };
         // A worker that would end the server as the chief.
         let error = connect(Job::Chief.task(0), &of_worker).unwrap_err().to_string();
-        assert!(
-            error.contains("its certificate is that of worker/0, and it says that it is chief 0"),
-            "{error}"
-        );
+        assert!(error.contains("its certificate names worker/0, but it claims to be chief 0"), "{error}");
         for (task, identity) in [
             (Job::Worker.task(0), &of_worker),
             (Job::Chief.task(0), &of_chief),
@@ -519,9 +517,6 @@ fn a_certificate_that_names_a_task_speaks_for_no_other() {
         let server = support::server(|builder| builder.credentials(of_worker.clone()));
         let error = support::clients(&server, Job::Chief.task(0)).credentials(of_chief);
         let error = error.connect(&ps(), PATIENCE).unwrap_err().to_string();
-        assert!(
-            error.contains("its certificate is that of worker/0, and it says that it is ps 0"),
-            "{error}"
-        );
+        assert!(error.contains("its certificate names worker/0, but it claims to be ps 0"), "{error}");
     });
 }

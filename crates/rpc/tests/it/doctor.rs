@@ -3,7 +3,7 @@
 use crate::support::{PATIENCE, patient};
 use distribute_cluster::{ClusterSpec, Job, Task, World};
 use distribute_net::{Identity, Listener, Receiver, Rendezvous, Secret};
-use distribute_rpc::doctor::{Link, State, examine, together};
+use distribute_rpc::doctor::{Link, State, examine, participate};
 use distribute_rpc::{Client, ClientBuilder, Server};
 use distribute_testing::{Port, watched};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn clients(cluster: &ClusterSpec, identity: Identity) -> ClientBuilder {
 }
 
 #[test]
-fn all_links_are_measured_also_those_between_the_others() {
+fn all_links_are_measured_including_those_between_other_workers() {
     watched(|| {
         let (cluster, _ports) = cluster(2, 1);
         let _servers: Vec<_> = cluster.tasks().map(|(task, _)| server(&cluster, task, secret("a"))).collect();
@@ -68,7 +68,7 @@ fn tasks_that_all_run_the_doctor_end_together_and_one_has_the_report() {
                 let builder = Server::builder(cluster.clone()).task(task.clone()).credentials(secret("a"));
                 let clients = ClientBuilder::new(cluster.clone(), task.clone()).credentials(secret("a"));
                 scope.spawn(move || {
-                    let report = together(builder, &clients, &task, PATIENCE, &mut |_: &Link| {});
+                    let report = participate(builder, &clients, &task, PATIENCE, &mut |_: &Link| {});
                     (task, report.unwrap())
                 })
             };
@@ -89,11 +89,11 @@ struct Nobody;
 
 impl Receiver for Nobody {
     fn deliver(&self, _from: usize, _message: distribute_net::Message) {}
-    fn lose(&self, _from: usize, _reason: String) {}
+    fn mark_lost(&self, _from: usize, _reason: String) {}
 }
 
 #[test]
-fn what_is_closed_refused_or_in_training_is_told_apart() {
+fn closed_refusing_and_training_processes_are_distinguished() {
     watched(|| {
         let (cluster, _ports) = cluster(4, 0);
         let at = |index| cluster.task_address(&Job::Worker, index).unwrap().to_string();
@@ -118,7 +118,7 @@ fn what_is_closed_refused_or_in_training_is_told_apart() {
             findings[0].starts_with("doctor 0 → worker 1 is refused: ") && findings[0].contains("secret")
         );
         let closed =
-            format!("doctor 0 → worker 3 is closed: nobody answers at {} (connection refused)", at(3));
+            format!("doctor 0 → worker 3 is closed: no process answers at {} (connection refused)", at(3));
         assert!(findings[1].starts_with(&closed), "{}", findings[1]);
         assert!(training.join().unwrap().is_err());
     });
@@ -134,7 +134,7 @@ fn a_server_measures_only_tasks_of_its_cluster_and_reads_any_bytes() {
             |head: &'static str| client.call("doctor", distribute_net::Message::new(head, "x"), PATIENCE);
         assert_eq!(ask("anything").unwrap().body, "x");
         for head in ["{", "{}", r#"{"probe": 7, "patience_ms": 1}"#] {
-            assert!(ask(head).unwrap_err().to_string().contains("cannot be read"), "{head}");
+            assert!(ask(head).unwrap_err().to_string().contains("cannot be decoded"), "{head}");
         }
         let none = ask(r#"{"probe": {"type": "ps", "index": 9}, "patience_ms": 100}"#).unwrap();
         let State::Refused { why, .. } = serde_json::from_slice(&none.body).unwrap() else { panic!() };

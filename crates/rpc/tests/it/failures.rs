@@ -2,7 +2,7 @@
 
 use crate::support::{self, PATIENCE, client, patient, ps, server};
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};
-use distribute_net::handshake::{Caller, Hearing, Hello, Purpose, caller};
+use distribute_net::handshake::{Caller, HandshakeDecoder, Hello, Purpose, caller};
 use distribute_net::{Identity, Message, Settings, job_name};
 use distribute_rpc::{CallError, Client, ClientBuilder, Server};
 use distribute_testing::child::{Killed, command, part};
@@ -69,8 +69,11 @@ fn a_stopped_server_is_lost_after_its_silence() {
         serve_for_ever();
     }
     watched(|| {
-        let settings =
-            Settings { silence: Duration::from_secs(1), farewell: Duration::from_millis(100), ..patient() };
+        let settings = Settings {
+            silence: Duration::from_secs(1),
+            shutdown_idle_timeout: Duration::from_millis(100),
+            ..patient()
+        };
         let (process, client) = process("failures::a_stopped_server_is_lost_after_its_silence", settings);
         let pid = process.0.id().to_string();
         assert!(std::process::Command::new("kill").args(["-STOP", &pid]).status().unwrap().success());
@@ -88,13 +91,13 @@ fn authenticated(server: &Server) -> TcpStream {
     let hello = Hello { job, generation: 0, rank: 0, workers: 0, replicas: 0, digest: [0; 32], purpose };
     let mut caller = Caller::new(hello, 0, None, [1; 32]);
     socket.write_all(&caller.first()).unwrap();
-    let mut hearing = Hearing::default();
+    let mut hearing = HandshakeDecoder::default();
     loop {
         let read = socket.read(hearing.buffer()).unwrap();
         assert_ne!(read, 0);
         if let Some(words) = hearing.advance(read).unwrap() {
-            match caller.hear(words).unwrap() {
-                caller::Answer::Say(words) => socket.write_all(&words).unwrap(),
+            match caller.receive(words).unwrap() {
+                caller::Answer::Send(words) => socket.write_all(&words).unwrap(),
                 caller::Answer::Welcome => return socket,
             }
         }
@@ -108,7 +111,7 @@ fn frame(kind: u8, head: u32, body: u64, rest: &[u8]) -> Vec<u8> {
 
 // INV-28
 #[test]
-fn garbage_of_strangers_and_members_ends_their_connection_alone() {
+fn garbage_closes_only_the_connection_that_sent_it() {
     watched(|| {
         let server = server(|builder| builder);
         let client = client(&server, Job::Worker.task(0));

@@ -1,10 +1,10 @@
-//! Calls of a coordinator: as bytes, and as executed by a worker.
+//! Calls of a coordinator: their encoding, and their execution by a worker.
 
 use bytes::Bytes;
 use distribute_coordinator::dispatch::Task;
 use distribute_coordinator::{Argument, Call, Origin, ResourceId};
 
-/// The task of an execution.
+/// The task that an execution performs.
 #[derive(Clone, Debug)]
 pub enum Doing {
     Closure { origin: Origin, which: usize, resources: Vec<ResourceId> },
@@ -12,7 +12,7 @@ pub enum Doing {
 }
 
 impl Doing {
-    /// Returns the coordinator's name of the task.
+    /// Returns the id that the coordinator uses for the task.
     pub fn task(&self) -> Task {
         match self {
             Self::Closure { origin, .. } => Task::Closure(origin.closure),
@@ -21,7 +21,7 @@ impl Doing {
     }
 }
 
-/// Returns the number of the closure or resource of a call in the program.
+/// Returns the index, in the program, of the closure or resource that a call executes.
 pub fn which(call: &Call) -> usize {
     match call.arguments.first() {
         Some(Argument::Value(bytes)) => number(bytes) as usize,
@@ -29,7 +29,7 @@ pub fn which(call: &Call) -> usize {
     }
 }
 
-/// Returns a number as bytes.
+/// Encodes a number as bytes.
 pub fn bytes(number: u64) -> Bytes {
     Bytes::copy_from_slice(&number.to_le_bytes())
 }

@@ -11,18 +11,19 @@ use distribute_coordinator::dispatch::{Outcome, Task};
 use distribute_coordinator::{Call, ClosureId, Done, Failure, FailureKind, Origin, Work};
 use std::collections::BTreeSet;
 
-/// The maximum number of times that a thread finds work without a result.
+/// The maximum number of times that a worker's thread may find work without returning a result.
 const IDLE: u32 = 64;
 
-/// The recorded results.
+/// The results of a coordinator's cluster, and the rules that were broken.
 #[derive(Debug, Default)]
 pub struct Checks {
-    /// The broken rules.
+    /// The rules that were broken.
     pub broken: Vec<String>,
-    /// The number of closures that have succeeded, and that have failed.
+    /// The number of closures that have succeeded. The next field is the number that have failed.
     pub well: usize,
     pub otherwise: usize,
-    /// The changes made: server, coordinator, closure and number.
+    /// The changes that servers have made. Each entry contains the server, the coordinator, the closure and the
+    /// change's number.
     made: BTreeSet<(usize, u64, ClosureId, u64)>,
 }
 
@@ -31,7 +32,7 @@ impl Checks {
         self.broken.push(what);
     }
 
-    /// Checks that the resources of a call have been made in its session.
+    /// Checks that the resources which a call uses have been created in its session.
     pub fn uses_made(&mut self, session: &Session, call: &Call) {
         if let Some(missing) = call.resources().find(|id| !session.has_made(*id)) {
             self.breaks(format!("{missing} has not been made"));
@@ -40,7 +41,7 @@ impl Checks {
 }
 
 impl World {
-    /// Returns the coordinator of a session, if both still have the connection.
+    /// Returns the coordinator of a session if both ends still have the connection open.
     fn lives(&self, session: usize) -> Option<usize> {
         let Session { job, conn, process, .. } = self.sessions[session];
         let chief = job as usize - 1;
@@ -49,7 +50,7 @@ impl World {
         (lives && !self.chiefs[chief].is_gone).then_some(chief)
     }
 
-    /// Returns the session over a connection.
+    /// Returns the session that uses a connection.
     fn session_over(&self, conn: Conn) -> Option<usize> {
         self.sessions.iter().rposition(|session| session.conn == conn)
     }
@@ -76,7 +77,7 @@ impl World {
         }
         let Some(chief) = self.lives(session) else { return };
         let worker = self.workers[process].number;
-        if !self.chiefs[chief].dispatch.had(worker).any(|(id, _)| id == closure) {
+        if !self.chiefs[chief].dispatch.assigned(worker).any(|(id, _)| id == closure) {
             self.checks.breaks(format!("worker {worker} begins {closure}, which it was not given"));
         }
         let twice = self.executions.iter().any(|execution| {
@@ -107,7 +108,7 @@ impl World {
                 let session = self.executions[execution].session;
                 let worker = self.workers[self.sessions[session].process].number;
                 let is_given = |chief: usize| {
-                    self.chiefs[chief].dispatch.had(worker).any(|(id, _)| id == origin.closure)
+                    self.chiefs[chief].dispatch.assigned(worker).any(|(id, _)| id == origin.closure)
                 };
                 let chief = self.lives(session).filter(|chief| chief + 1 == self.chiefs.len());
                 if chief.is_some_and(is_given) {
@@ -123,7 +124,7 @@ impl World {
             matches!(self.chiefs[chief].follows[worker], Follow::Works { conn: of, .. } if of == conn);
         match done {
             Done::Returned(_) => {}
-            Done::Made { resource, result } => {
+            Done::Created { resource, result } => {
                 let position = self.execution(conn, Task::Resource(*resource));
                 let position = position.map(|execution| match self.executions[execution].task {
                     Doing::Resource { position, .. } => position,
@@ -143,7 +144,7 @@ impl World {
                 }
             }
             Done::Called { closure, result, .. } => {
-                if !self.chiefs[chief].dispatch.had(worker).any(|(id, _)| id == *closure) {
+                if !self.chiefs[chief].dispatch.assigned(worker).any(|(id, _)| id == *closure) {
                     return;
                 }
                 if !lives {
@@ -217,7 +218,7 @@ impl World {
                 let is_right = match failure.kind {
                     FailureKind::Function => asked.end == End::Fails || !is_last,
                     FailureKind::Panicked => asked.end == End::Panics,
-                    FailureKind::Cancelled => state.dispatch.is_settling(),
+                    FailureKind::Cancelled => state.dispatch.is_cancelling(),
                     FailureKind::WorkersLost => losses > self.plan.limits.losses,
                     FailureKind::Resource => !asked.uses.is_empty(),
                     _ => true,
@@ -248,26 +249,26 @@ impl World {
         if state.idle[worker] > IDLE {
             self.checks.breaks(format!("worker {worker} seems to have something to do, and has nothing"));
         }
-        let had = state.dispatch.had(worker).count();
+        let had = state.dispatch.assigned(worker).count();
         if had > self.plan.limits.window {
             self.checks.breaks(format!("worker {worker} has {had} closures"));
         }
         for work in work {
-            let Work::Make { resource, makes_variables, .. } = work else { continue };
+            let Work::Create { resource, creates_variables, .. } = work else { continue };
             let Some((by, made)) = state.variables.get_mut(resource) else { continue };
-            if *makes_variables == *made || by.is_some() {
+            if *creates_variables == *made || by.is_some() {
                 let text = format!(
-                    "{resource} on worker {worker}: makes variables {makes_variables}; {by:?}, {made}"
+                    "{resource} on worker {worker}: makes variables {creates_variables}; {by:?}, {made}"
                 );
                 self.checks.breaks(text);
             }
-            if *makes_variables {
+            if *creates_variables {
                 *by = Some(worker);
             }
         }
     }
 
-    /// Checks that a worker that seems to have no work has none.
+    /// Checks that a worker which seems to have no work really has none.
     pub fn check_quiet(&mut self, chief: usize, worker: usize) {
         let state = &mut self.chiefs[chief];
         if !state.dispatch.has_work(worker) {
@@ -276,7 +277,7 @@ impl World {
         }
     }
 
-    /// Checks that a task that times out has begun, and hangs.
+    /// Checks that a task which times out has begun, and hangs.
     pub fn check_late(&mut self, chief: usize, worker: usize, task: Task, is_cancelled: bool) {
         let Follow::Works { conn, .. } = self.chiefs[chief].follows[worker] else { return };
         let begun =

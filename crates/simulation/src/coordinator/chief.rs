@@ -1,4 +1,4 @@
-//! Coordinators: their program, and the threads that follow their workers.
+//! Coordinators: their programs, and the threads that follow their workers.
 
 use super::calls::bytes;
 use super::plan::{CANCEL, CLOSURE, ms};
@@ -13,13 +13,13 @@ use distribute_coordinator::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// The delay until a worker is connected to again.
+/// The time after which the coordinator connects to a lost worker again.
 const RETRY: Duration = ms(200);
 
-/// The time after which a worker is considered not to answer.
+/// The time within which a worker must answer a connection attempt.
 const ANSWERED: Duration = ms(5_000);
 
-/// A process of the coordinator.
+/// A process that is a coordinator.
 #[derive(Debug)]
 pub struct Chief {
     pub host: usize,
@@ -28,31 +28,31 @@ pub struct Chief {
     pub follows: Vec<Follow>,
     /// Whether the program has finished.
     pub has_finished: bool,
-    /// The closures that have not ended, with their numbers in the program.
+    /// The closures that have not ended, with their indices in the program.
     pub open: BTreeMap<ClosureId, usize>,
-    /// The resources, by their numbers in the program.
+    /// The resources, by their indices in the program; `None` if a resource does not exist.
     pub resources: Vec<Option<ResourceId>>,
     /// The first failure that has not been reported to the program.
     pub first: Option<Failure>,
-    /// The positions of streams, from the closures whose results were taken.
+    /// The position of each stream on each worker, according to the closures whose results were accepted.
     pub consumed: BTreeMap<(ResourceId, usize), u64>,
-    /// The worker that makes the variables of each resource, and whether they have been made.
+    /// The worker that creates the variables of each resource, and whether it has created them.
     pub variables: BTreeMap<ResourceId, (Option<usize>, bool)>,
-    /// The number of lost workers that each closure was given to.
+    /// The number of workers that were lost while they had each closure.
     pub losses: BTreeMap<ClosureId, u32>,
     pid: Pid,
     pub is_gone: bool,
     /// The servers that have not registered this coordinator yet.
     pub beginning: BTreeSet<usize>,
-    /// The next act of the program. An earlier coordinator has handled the closures before `skipped`.
+    /// The index of the program's next act. An earlier coordinator has handled the closures before `skipped`.
     pub next: usize,
     pub skipped: usize,
-    /// The current task of each worker, and its start.
+    /// The current task of each worker, and the time at which it began.
     pub busy: Vec<Option<(Task, Duration)>>,
     sending: Vec<bool>,
-    /// The number of times that a worker's thread found work without a result.
+    /// The number of times that each worker's thread found work without returning a result.
     pub idle: Vec<u32>,
-    /// The end of the program's rest.
+    /// The time until which the program rests.
     pub rests: Duration,
 }
 
@@ -64,7 +64,7 @@ pub enum Follow {
     Works { conn: Conn, session: u64 },
 }
 
-/// Creates a call of the closure or resource with this number in the program.
+/// Creates a call of the closure or resource with this index in the program.
 pub fn call(number: usize, resources: impl Iterator<Item = ResourceId>) -> Call {
     let function = FunctionId { name: "f".to_owned(), source: 0 };
     let number = Argument::Value(bytes(number as u64));
@@ -72,14 +72,14 @@ pub fn call(number: usize, resources: impl Iterator<Item = ResourceId>) -> Call 
 }
 
 impl Chief {
-    /// Returns a description of the state, for a simulation that does not end.
+    /// Describes the state, for the error of a simulation that does not end.
     pub fn describe(&self) -> String {
         let Self { next, open, follows, busy, dispatch, .. } = self;
-        let (queued, settling) = (dispatch.queued(), dispatch.is_settling());
+        let (queued, settling) = (dispatch.queued(), dispatch.is_cancelling());
         format!("at act {next}, {queued} queued, settling: {settling}, {open:?}, {follows:?}, busy: {busy:?}")
     }
 
-    /// Records when a worker's current task began.
+    /// Records the time at which a worker's current task began.
     fn look_at(&mut self, worker: usize, now: Duration) {
         let task = self.dispatch.running(worker).map(|(task, _)| task);
         if self.busy[worker].map(|(task, _)| task) != task {
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// Kills a coordinator.
+    /// Kills a coordinator's process.
     pub fn kill_chief(&mut self, chief: usize) {
         self.note(Who::Chief(chief), || "is gone".to_owned());
         let state = &mut self.chiefs[chief];
@@ -145,8 +145,8 @@ impl World {
         }
     }
 
-    /// Registers a coordinator on a server, whose changes come from its closures from now on. Workers are
-    /// connected to after that.
+    /// Registers a coordinator on a server, which then accepts only changes by this coordinator's closures. The
+    /// coordinator connects to workers after it is registered on all servers.
     pub fn begin_job(&mut self, chief: usize, server: usize) {
         let state = &self.chiefs[chief];
         if state.is_gone || !state.beginning.contains(&server) {
@@ -187,14 +187,14 @@ impl World {
         self.agenda.at(at, Event::Unanswered { chief, worker, conn });
     }
 
-    /// Loses a worker if it has not answered.
+    /// Marks a worker as lost if it has not answered the connection attempt.
     pub fn unanswered(&mut self, chief: usize, worker: usize, conn: Conn) {
         if self.chiefs[chief].follows[worker] == Follow::Asked(conn) {
-            self.lose(chief, worker, "it does not answer");
+            self.mark_lost(chief, worker, "it does not answer");
         }
     }
 
-    /// Handles an arrival at a coordinator from a worker, or from its connection.
+    /// Handles an arrival at a coordinator from a worker.
     pub fn chief_hears(&mut self, chief: usize, conn: Conn, what: Arrival<Words>) {
         let worker = self.network.leads_to(conn);
         let follow = self.chiefs[chief].follows[worker];
@@ -217,7 +217,7 @@ impl World {
                 self.note(Who::Chief(chief), || format!("worker {worker} works"));
                 let state = &mut self.chiefs[chief];
                 state.follows[worker] = Follow::Works { conn, session };
-                state.dispatch.joined(worker);
+                state.dispatch.worker_joined(worker);
                 state.busy[worker] = None;
                 self.ask(chief, conn, Words::Collect { session });
             }
@@ -227,15 +227,15 @@ impl World {
                     self.ask(chief, conn, Words::Collect { session });
                 }
             }
-            Arrival::Message(Words::Refused) => self.lose(chief, worker, "it refuses"),
-            Arrival::Message(Words::Over) => self.lose(chief, worker, "the session is over"),
-            Arrival::Closed(why) => self.lose(chief, worker, &why),
+            Arrival::Message(Words::Refused) => self.mark_lost(chief, worker, "it refuses"),
+            Arrival::Message(Words::Over) => self.mark_lost(chief, worker, "the session is over"),
+            Arrival::Closed(why) => self.mark_lost(chief, worker, &why),
             _ => {}
         }
         self.stir(chief);
     }
 
-    /// Handles an arrival over a closed connection. It must be ignored.
+    /// Handles an arrival over a closed connection, which must have no effect.
     pub fn late_words(&mut self, conn: Conn, what: Arrival<Words>) {
         let worker = self.network.leads_to(conn);
         let Arrival::Message(Words::Collected(done)) = what else { return };
@@ -261,8 +261,8 @@ impl World {
                 Done::Called { closure, .. } if self.has(Planted::OutcomeTwice) => Some(*closure),
                 _ => None,
             };
-            let cancelled = self.chiefs[chief].dispatch.is_settling();
-            self.chiefs[chief].dispatch.done(worker, done);
+            let cancelled = self.chiefs[chief].dispatch.is_cancelling();
+            self.chiefs[chief].dispatch.record_result(worker, done);
             self.take_outcomes(chief);
             if let Some(closure) = ended.filter(|_| cancelled) {
                 let result = Err(Failure::new(FailureKind::Cancelled, "planted"));
@@ -274,31 +274,31 @@ impl World {
         self.check_positions(chief, worker);
     }
 
-    /// Disconnects from a worker.
-    fn lose(&mut self, chief: usize, worker: usize, why: &str) {
+    /// Marks a worker as lost, and disconnects from it.
+    fn mark_lost(&mut self, chief: usize, worker: usize, why: &str) {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];
         let follow = std::mem::replace(&mut state.follows[worker], Follow::Away);
         if let Follow::Works { conn, .. } | Follow::Asked(conn) = follow {
             self.network.forget(state.pid, conn);
         }
-        let had = state.dispatch.had(worker).next().map(|(id, _)| id);
+        let had = state.dispatch.assigned(worker).next().map(|(id, _)| id);
         if matches!(follow, Follow::Works { .. }) && self.planted != Some(Planted::LossUntold) {
             if let Some(had) = had {
                 *state.losses.entry(had).or_default() += 1;
             }
-            state.dispatch.lost(worker, why);
+            state.dispatch.worker_lost(worker, why);
             state.busy[worker] = None;
             state.idle[worker] = 0;
             state.variables.values_mut().for_each(|(by, _)| _ = by.take_if(|by| *by == worker));
         }
-        self.note(Who::Chief(chief), || format!("worker {worker} is lost: {why}"));
+        self.note(Who::Chief(chief), || format!("worker {worker} was lost: {why}"));
         self.agenda.at(now + RETRY, Event::Connect { chief, worker });
         self.take_outcomes(chief);
         self.stir(chief);
     }
 
-    /// Checks for workers that are silent, or busy for too long.
+    /// Checks for workers that are silent or have been busy for too long.
     pub fn look(&mut self, chief: usize) {
         let now = self.agenda.now();
         for worker in 0..self.plan.workers {
@@ -309,13 +309,13 @@ impl World {
             match state.follows[worker] {
                 Follow::Away => {}
                 Follow::Asked(conn) | Follow::Works { conn, .. } if self.is_silent(chief, worker, conn) => {
-                    self.lose(chief, worker, "it is silent");
+                    self.mark_lost(chief, worker, "it is silent");
                 }
                 Follow::Works { .. } => {
                     self.check_quiet(chief, worker);
                     let state = &self.chiefs[chief];
                     let Some((task, since)) = state.busy[worker] else { continue };
-                    let is_cancelled = matches!(task, Task::Closure(_)) && state.dispatch.is_settling();
+                    let is_cancelled = matches!(task, Task::Closure(_)) && state.dispatch.is_cancelling();
                     if now - since >= if is_cancelled { CANCEL } else { CLOSURE } {
                         self.give_up(chief, worker, task, is_cancelled);
                     }
@@ -330,7 +330,9 @@ impl World {
         self.note(Who::Chief(chief), || format!("worker {worker} is given up for {task}"));
         self.check_late(chief, worker, task, is_cancelled);
         let state = &mut self.chiefs[chief];
-        state.dispatch.late(worker, Failure::new(FailureKind::Late, "it has not ended in time"));
+        state
+            .dispatch
+            .worker_timed_out(worker, Failure::new(FailureKind::TimedOut, "it has not ended in time"));
         let follow = std::mem::replace(&mut state.follows[worker], Follow::Away);
         if let Follow::Works { conn, .. } = follow {
             self.network.forget(state.pid, conn);
@@ -342,7 +344,7 @@ impl World {
         self.take_outcomes(chief);
     }
 
-    /// Takes the outcomes of closures.
+    /// Handles the outcomes of closures.
     pub fn take_outcomes(&mut self, chief: usize) {
         let outcomes: Vec<_> = self.chiefs[chief].dispatch.outcomes().collect();
         for outcome in outcomes {
@@ -351,7 +353,7 @@ impl World {
         }
     }
 
-    /// Continues the program, and wakes the threads that have something to send.
+    /// Continues the program, and wakes the threads that have work to send.
     pub fn stir(&mut self, chief: usize) {
         self.proceed(chief);
         let now = self.agenda.now();
@@ -390,14 +392,14 @@ impl World {
             Some(Planted::CancelUnsent) => work.retain(|work| !matches!(work, Work::Cancel(_))),
             Some(Planted::VariablesTwice) => {
                 for work in &mut work {
-                    if let Work::Make { makes_variables, .. } = work {
-                        *makes_variables = true;
+                    if let Work::Create { creates_variables, .. } = work {
+                        *creates_variables = true;
                     }
                 }
             }
             Some(Planted::PositionForgotten) => {
                 for work in &mut work {
-                    if let Work::Make { position, .. } = work {
+                    if let Work::Create { position, .. } = work {
                         *position = None;
                     }
                 }
@@ -412,19 +414,19 @@ impl World {
         self.stir(chief);
     }
 
-    /// Treats resources as made that were made in an earlier session.
+    /// Records resources as created if they were created in an earlier session.
     fn keep_made(&mut self, chief: usize, worker: usize, work: &mut Vec<Work>) {
         let state = &mut self.chiefs[chief];
         let mut made = Vec::new();
         work.retain(|work| match work {
-            Work::Make { resource, .. } if state.consumed.contains_key(&(*resource, worker)) => {
+            Work::Create { resource, .. } if state.consumed.contains_key(&(*resource, worker)) => {
                 made.push(*resource);
                 false
             }
             _ => true,
         });
         for resource in made {
-            state.dispatch.done(worker, Done::Made { resource, result: Ok(()) });
+            state.dispatch.record_result(worker, Done::Created { resource, result: Ok(()) });
         }
     }
 }

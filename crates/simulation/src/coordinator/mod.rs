@@ -1,7 +1,7 @@
-//! A coordinator, its workers, and the servers that they change.
+//! A coordinator, its workers, and the servers that store their changes.
 //!
-//! The decisions are those of real processes: [`Dispatch`](distribute_coordinator::dispatch::Dispatch) in the
-//! coordinator, and a [`Queue`](distribute_coordinator::queue::Queue) in each worker. The threads around them
+//! The decisions are made by the code of real processes: [`Dispatch`](distribute_coordinator::dispatch::Dispatch) in
+//! the coordinator, and a [`Queue`](distribute_coordinator::queue::Queue) in each worker. The threads that use them
 //! (`follow`, `Session`), the closures and the servers are simulated.
 
 mod calls;
@@ -18,7 +18,7 @@ use crate::world::Report;
 use distribute_testing::SplitMix;
 pub use plan::Weather;
 
-/// Simulates the plan of a seed.
+/// Simulates the plan that is derived from a seed.
 pub fn run(weather: Weather, mut draw: SplitMix, planted: Option<Planted>, kept: bool) -> Report {
     let plan = plan::Plan::new(weather, &mut draw);
     world::World::new(draw.bits(), plan, planted, kept).run()

@@ -1,4 +1,4 @@
-//! The program of a simulated coordinator, and the faults of its cluster, as a function of a seed.
+//! The program of a simulated coordinator, and the faults in its cluster, as functions of a seed.
 
 use distribute_coordinator::dispatch::Limits;
 use distribute_testing::SplitMix;
@@ -13,26 +13,26 @@ pub const CANCEL: Duration = Duration::from_secs(5);
 /// A step of a closure. Steps run one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Computes for this time, and checks for cancellation regularly.
+    /// Computes for the given time, and regularly checks for cancellation.
     Compute(Duration),
-    /// Takes `count` elements of the stream in this argument.
+    /// Takes `count` elements of the stream that this argument refers to.
     Take { argument: usize, count: u64 },
-    /// Changes a value on a server without waiting for the answer.
+    /// Changes a value on a server, without waiting for the response.
     Push { server: usize },
-    /// Waits for the answers.
+    /// Waits for the responses of all servers.
     Wait,
 }
 
-/// The end of a closure, or of the creation of a resource.
+/// The way in which a closure, or the creation of a resource, ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Success.
+    /// It succeeds.
     Well,
-    /// An error of its own.
+    /// It returns an error.
     Fails,
-    /// A panic.
+    /// It panics.
     Panics,
-    /// It never ends.
+    /// It hangs.
     Hangs,
     /// It kills its process.
     Kills,
@@ -41,28 +41,28 @@ pub enum End {
 /// A closure of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closure {
-    /// The resources among its arguments.
+    /// The indices of the resources among its arguments.
     pub uses: Vec<usize>,
-    /// The steps.
+    /// The steps of the closure.
     pub steps: Vec<Step>,
-    /// The end, after the steps.
+    /// The way in which the closure ends after its steps.
     pub end: End,
-    /// Whether it never checks for cancellation.
+    /// Whether the closure never checks for cancellation.
     pub deaf: bool,
 }
 
 /// A resource of the program: a stream of elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
-    /// The resources among its arguments.
+    /// The indices of the resources among its arguments.
     pub uses: Vec<usize>,
     /// The time that its creation takes.
     pub takes: Duration,
-    /// The end of its creation.
+    /// The way in which its creation ends.
     pub end: End,
 }
 
-/// An act of the program.
+/// An action of the coordinator's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     /// Creates a resource.
@@ -73,70 +73,70 @@ pub enum Act {
     Schedule(usize),
     /// Waits for all closures.
     Join,
-    /// Rests for this time.
+    /// Does nothing for the given time.
     Rest(Duration),
 }
 
-/// A fault.
+/// A fault in a coordinator's cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A worker is killed.
     Kill(usize),
     /// The machine of a worker fails silently.
     Vanish(usize),
-    /// A worker is stopped for this time.
+    /// A worker is stopped for the given time.
     Pause(usize, Duration),
     /// The connections of a worker break.
     Break(usize),
-    /// The network between hosts of two sides is cut for a time, in both directions or one.
+    /// The network between two sets of hosts is interrupted for a time, in one or both directions.
     Cut { sides: Vec<bool>, one_way: bool, lasts: Duration },
-    /// A server does not answer for this time.
+    /// A server does not respond for the given time.
     Down(usize, Duration),
-    /// The coordinator is killed, and another one started after this time.
+    /// The coordinator is killed, and another one is started after the given time.
     Restart(Duration),
-    /// Another coordinator is started while the current one runs.
+    /// Another coordinator is started while the current one is still running.
     Twin,
 }
 
-/// The parameters of a simulation, fixed before it begins.
+/// The parameters of a simulation, which are fixed before it begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub workers: usize,
     pub servers: usize,
     pub limits: Limits,
-    /// The shortest and the longest delay of the network.
+    /// The minimum and maximum delay of a message.
     pub delay: [Duration; 2],
-    /// The number of changes per thousand that fail as if a server had not answered.
+    /// The number of changes per thousand that fail as if a server had not responded.
     pub unanswered: usize,
     pub closures: Vec<Closure>,
     pub resources: Vec<Resource>,
     pub acts: Vec<Act>,
     pub faults: Vec<(Duration, Fault)>,
-    /// The time at which everything must have ended.
+    /// The time by which everything must have ended.
     pub until: Duration,
 }
 
-/// The faults in the cluster of a plan.
+/// The kinds of faults that a plan contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weather {
-    /// Only the closures of the program cause failures.
+    /// Only closures of the program fail.
     Fair,
     /// Workers and servers fail.
     Rough,
-    /// Coordinators fail as well.
+    /// Workers, servers and coordinators fail.
     Storm,
 }
 
 impl Plan {
-    /// The maximum number of coordinators.
+    /// The maximum number of coordinators in a simulation.
     pub const CHIEFS: usize = 5;
 
-    /// Returns the number of hosts: of workers, servers and coordinators.
+    /// Returns the number of hosts for workers, servers and coordinators.
     pub fn hosts(&self) -> usize {
         self.workers + self.servers + Self::CHIEFS
     }
 
-    /// Creates the plan of these random bits.
+    /// Creates a plan from random bits.
     pub fn new(weather: Weather, draw: &mut SplitMix) -> Self {
         let (workers, servers) = (1 + draw.below(4), 1 + draw.below(3));
         let limits = Limits {
@@ -260,8 +260,8 @@ impl Plan {
         }
     }
 
-    /// Returns the time at which everything must have ended, with all repetitions. It is far more than
-    /// needed, because other rules detect a late end.
+    /// Returns the time by which everything must have ended, including all retries. It is much longer than necessary,
+    /// because other rules detect a task that ends too late.
     fn bound(&self) -> Duration {
         let faults = self.faults.iter().map(|(at, _)| *at).max().unwrap_or_default();
         let attempts = 2 + self.limits.losses + self.limits.server_failures;

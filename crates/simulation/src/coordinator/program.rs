@@ -7,7 +7,7 @@ use distribute_coordinator::ResourceId;
 use distribute_coordinator::dispatch::Refusal;
 
 impl World {
-    /// Continues the program until it has to wait.
+    /// Continues the program until it must wait.
     pub fn proceed(&mut self, chief: usize) {
         loop {
             let now = self.agenda.now();
@@ -44,7 +44,7 @@ impl World {
         }
     }
 
-    /// Returns the resources with these numbers in the program, if all exist.
+    /// Returns the resources with these indices in the program, or `None` if one of them does not exist.
     fn resources(&self, chief: usize, uses: &[usize]) -> Option<Vec<ResourceId>> {
         uses.iter().map(|which| self.chiefs[chief].resources[*which]).collect()
     }
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// Schedules a closure. Returns whether this is done.
+    /// Schedules a closure. Returns `true` if the program can continue.
     fn schedule(&mut self, chief: usize, which: usize) -> bool {
         let Some(uses) = self.resources(chief, &self.plan.closures[which].uses) else { return true };
         let state = &mut self.chiefs[chief];
@@ -91,17 +91,17 @@ impl World {
         self.chiefs[chief].dispatch.is_idle()
     }
 
-    /// Ends all closures because one has failed. Returns whether all have ended.
+    /// Ends all closures because one has failed. Returns `true` if all have ended.
     fn settle(&mut self, chief: usize) -> bool {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];
-        if !state.dispatch.is_settling() {
+        if !state.dispatch.is_cancelling() {
             state.dispatch.cancel();
             // Running closures get some time from now on.
             state.busy.iter_mut().flatten().for_each(|(_, since)| *since = now);
             self.take_outcomes(chief);
         }
-        let told = self.chiefs[chief].dispatch.settle();
+        let told = self.chiefs[chief].dispatch.take_failure();
         if let Some(failure) = &told {
             self.check_told(chief, failure);
         }

@@ -1,4 +1,4 @@
-//! Servers of variables. They remember the changes of closures that they have made, as parameter servers do.
+//! Servers of variables. Like parameter servers, they record the changes that they have made for closures.
 
 use distribute_coordinator::Origin;
 use std::collections::BTreeSet;
@@ -6,34 +6,33 @@ use std::collections::BTreeSet;
 /// A server.
 #[derive(Debug, Default)]
 pub struct Server {
-    /// The coordinator whose closures change this server.
+    /// The coordinator whose closures may change this server.
     job: u64,
     /// The first closure that may still change this server. All closures before it have ended.
     floor: u64,
     made: BTreeSet<(u64, u64)>,
 }
 
-/// The reaction of a server to a change.
+/// The response of a server to a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It makes the change.
+    /// The server makes the change.
     Made,
-    /// It has made the change before.
+    /// The server has already made the change.
     Known,
-    /// It refuses the change, because the closure or coordinator may not make changes any more.
+    /// The server rejects the change, because the closure or coordinator may not make changes any more.
     Refused,
 }
 
 impl Server {
-    /// Accepts changes of this coordinator's closures from now on, if it is later than the previous
-    /// coordinator.
+    /// Accepts only changes by this coordinator's closures from now on, if it is later than the previous coordinator.
     pub fn begin(&mut self, job: u64) {
         if job > self.job {
             *self = Self { job, ..Self::default() };
         }
     }
 
-    /// Handles a change with this number among the changes of its closure.
+    /// Handles a change. `number` is the index of the change among the changes of its closure.
     pub fn change(&mut self, origin: Origin, number: u64) -> Change {
         if origin.job != self.job {
             return Change::Refused;

@@ -1,4 +1,4 @@
-//! Workers: the tasks of a session with a coordinator, and their end when the session is over.
+//! Workers: the tasks of a session with a coordinator, and how they end when the session is over.
 
 use super::calls::{Doing, bytes, number, which};
 use super::plan::{End, Resource, Step, ms};
@@ -15,24 +15,24 @@ use std::time::Duration;
 /// The time between two checks for cancellation.
 const SLICE: Duration = ms(100);
 
-/// The time without an answer after which a change is sent again.
+/// The time without a response after which a change is sent again.
 const AGAIN: Duration = ms(400);
 
-/// The time without an answer after which a server is considered failed.
+/// The time without a response after which a server is considered failed.
 const PATIENCE: Duration = ms(3_000);
 
-/// The maximum number of bytes of results in one message. It has room for two results.
+/// The maximum size in bytes of the results in one message. It is enough for two results.
 const BYTES: usize = 20;
 
-/// A process of a worker.
+/// A process that is a worker.
 #[derive(Debug)]
 pub struct Worker {
-    /// The number of the worker.
+    /// The index of the worker.
     pub number: usize,
     pub pid: Pid,
-    /// The time at which it was killed.
+    /// The time at which the process was killed.
     pub gone: Option<Duration>,
-    /// The times at which it was stopped and resumes.
+    /// The times at which the process was stopped and resumes.
     pub stopped: Option<(Duration, Duration)>,
     job: u64,
     /// The coordinator of the last session.
@@ -41,10 +41,10 @@ pub struct Worker {
     session: Option<usize>,
 }
 
-/// The work for one coordinator, since it connected.
+/// A session: the work for one coordinator since it connected.
 #[derive(Debug)]
 pub struct Session {
-    /// The number of the session on its worker.
+    /// The sequence number of the session on its worker.
     id: u64,
     pub process: usize,
     pub job: u64,
@@ -53,47 +53,47 @@ pub struct Session {
     collector: bool,
     is_over: bool,
     running: Option<usize>,
-    /// The resources that have been made.
+    /// The resources that have been created in the session.
     made: BTreeMap<ResourceId, Stream>,
-    /// The tasks that have begun. Each may have timed out.
+    /// The tasks that have begun. Any of these may time out.
     pub begun: BTreeSet<Task>,
 }
 
-/// The position of a stream, and the position in the last report.
+/// The position of a stream, and the position that was last reported.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     at: u64,
     told: u64,
 }
 
-/// One attempt at a task.
+/// An attempt at a task.
 #[derive(Debug)]
 pub struct Execution {
     pub session: usize,
     pub task: Doing,
     cancellation: Cancellation,
     began: Duration,
-    /// The next step.
+    /// The index of the next step.
     step: usize,
-    /// The computing time in this step.
+    /// The time already spent computing in this step.
     computed: Duration,
     is_waiting: bool,
-    /// The number of changes that have begun.
+    /// The number of changes that have been sent.
     pushed: u64,
-    /// The changes without an answer, and the times at which they were made.
+    /// The changes without a response, with the times at which they were first sent.
     unanswered: BTreeMap<u64, (Push, Duration)>,
-    /// The elements taken: resource, first and end position.
+    /// The elements that were taken: the resource, the first position, and the end position.
     pub took: Vec<(ResourceId, u64, u64)>,
     pub is_over: bool,
 }
 
 impl World {
-    /// Returns the running process of a worker.
+    /// Returns the running process of the worker with the given index.
     pub fn present(&self, number: usize) -> Option<usize> {
         self.workers.iter().rposition(|worker| worker.number == number && worker.gone.is_none())
     }
 
-    /// Starts a worker, unless it is running.
+    /// Starts a process of a worker, unless one is already running.
     pub fn start_worker(&mut self, number: usize) {
         if self.present(number).is_some() {
             return;
@@ -105,7 +105,7 @@ impl World {
         self.note(Who::Worker(process), || format!("starts as worker {number}"));
     }
 
-    /// Handles a message from a coordinator to a worker.
+    /// Handles a message from a coordinator at a worker.
     pub fn worker_hears(&mut self, process: usize, conn: Conn, words: Words) {
         match words {
             Words::Hello(hello) => self.hello(process, conn, &hello),
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    /// Returns the session of this number, unless it is over.
+    /// Returns the session with this sequence number, unless it is over.
     fn session(&self, process: usize, id: u64) -> Option<usize> {
         let session = self.workers[process].session;
         session.filter(|session| self.sessions[*session].id == id || self.has(Planted::AnySession))
@@ -160,7 +160,7 @@ impl World {
         self.agenda.at(at, Event::Started { process, id, conn, job: hello.job });
     }
 
-    /// Begins the session, after the executor of a coordinator's calls has started.
+    /// Begins the session, after the executor of the coordinator's calls has started.
     pub fn started(&mut self, process: usize, id: u64, conn: Conn, job: u64) {
         if self.workers[process].sessions != id {
             return self.say(process, conn, Words::Refused);
@@ -221,7 +221,7 @@ impl World {
                     state.queue.finish(None);
                     continue;
                 }
-                queue::Task::Make { resource, call, makes_variables: _, position } => {
+                queue::Task::Create { resource, call, creates_variables: _, position } => {
                     self.checks.uses_made(&self.sessions[session], &call);
                     let position = position.as_ref().map_or(0, number);
                     Doing::Resource { id: resource, which: which(&call), position }
@@ -290,7 +290,7 @@ impl World {
                 Ok(())
             }
         };
-        self.finish(execution, Done::Made { resource: id, result });
+        self.finish(execution, Done::Created { resource: id, result });
     }
 
     fn go_on(&mut self, execution: usize, origin: Origin, which: usize, resources: &[ResourceId]) {
@@ -379,7 +379,7 @@ impl World {
         }
     }
 
-    /// Handles the answer of a server.
+    /// Handles the response of a server.
     pub fn answered(&mut self, push: Push, change: Change) {
         let state = &mut self.executions[push.execution];
         if state.is_over || state.unanswered.remove(&push.number).is_none() {
@@ -394,7 +394,7 @@ impl World {
         }
     }
 
-    /// Sends a change again if the server has not answered, or fails.
+    /// Sends a change again if the server has not responded. Fails the closure if the server takes too long.
     pub fn push_again(&mut self, push: Push) {
         let now = self.agenda.now();
         let state = &mut self.executions[push.execution];
@@ -406,7 +406,7 @@ impl World {
         self.agenda.at(now + AGAIN, Event::Again(push));
     }
 
-    /// Ends an execution after its code has ended.
+    /// Ends an execution with the result of its code.
     fn ended(&mut self, execution: usize, result: Result<(), Failure>) {
         let state = &self.executions[execution];
         let Doing::Closure { origin, .. } = state.task else { return };
@@ -441,12 +441,12 @@ impl World {
         self.begin_next(session);
     }
 
-    /// Returns the process of an execution.
+    /// Returns the process that an execution runs in.
     pub fn process(&self, execution: usize) -> usize {
         self.sessions[self.executions[execution].session].process
     }
 
-    /// Whether a session is the current one of its process.
+    /// Returns `true` if a session is the current session of its process.
     pub fn is_present(&self, process: usize, session: usize) -> bool {
         self.workers[process].session == Some(session)
     }
@@ -455,7 +455,7 @@ impl World {
         self.workers[self.process(execution)].number
     }
 
-    /// Returns a running closure to the coordinator.
+    /// Returns a running closure to the coordinator. This is the effect of a planted bug.
     fn give_back_running(&mut self, process: usize, work: &[Work]) {
         let Some(session) = self.workers[process].session else { return };
         let Session { running: Some(execution), conn, .. } = self.sessions[session] else { return };
@@ -468,17 +468,17 @@ impl World {
 }
 
 impl Session {
-    /// Whether a resource has been made in this session.
+    /// Returns `true` if a resource has been created in this session.
     pub fn has_made(&self, id: ResourceId) -> bool {
         self.made.contains_key(&id)
     }
 
-    /// Returns the execution that is running, if any.
+    /// Returns the execution that is running; `None` if there is none.
     pub fn running(&self) -> Option<usize> {
         self.running
     }
 
-    /// Whether the session is over.
+    /// Returns `true` if the session is over.
     pub fn is_over(&self) -> bool {
         self.is_over
     }

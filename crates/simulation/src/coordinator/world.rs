@@ -18,13 +18,13 @@ use std::time::Duration;
 /// The interval at which coordinators check for timeouts and silence.
 const LOOK: Duration = ms(200);
 
-/// The simulated time after the last coordinator has finished. Orphaned tasks may still make changes.
+/// The time that is simulated after the last coordinator has finished, because orphaned tasks may still make changes.
 const AFTER: Duration = ms(10_000);
 
-/// The maximum number of events. A simulation with more does not end.
+/// The maximum number of events. If there are more, the simulation is considered not to end.
 const EVENTS: usize = 2_000_000;
 
-/// A message between coordinator and worker.
+/// A message between a coordinator and a worker.
 #[derive(Clone, Debug)]
 pub enum Words {
     Hello(Hello),
@@ -45,7 +45,7 @@ pub struct Push {
     pub number: u64,
 }
 
-/// A process.
+/// The owner of a process id in the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     Chief(usize),
@@ -53,7 +53,7 @@ pub enum Who {
     Servers,
 }
 
-/// An event.
+/// An event in a coordinator's cluster.
 #[derive(Clone, Debug)]
 pub enum Event {
     Reach {
@@ -67,7 +67,7 @@ pub enum Event {
     Fault(usize),
     StartWorker(usize),
     StartChief,
-    /// A server registers a coordinator, and the coordinator receives the answer.
+    /// A server registers a coordinator, which then receives the response.
     Begin {
         chief: usize,
         server: usize,
@@ -76,7 +76,7 @@ pub enum Event {
         chief: usize,
         server: usize,
     },
-    /// A coordinator connects to a worker, and checks for the answer.
+    /// A coordinator connects to a worker, and later checks whether it has answered.
     Connect {
         chief: usize,
         worker: usize,
@@ -88,7 +88,7 @@ pub enum Event {
     },
     /// The program of a coordinator continues.
     Act(usize),
-    /// A thread of a coordinator sends a worker its work.
+    /// A coordinator's thread sends a worker its work.
     Send {
         chief: usize,
         worker: usize,
@@ -105,7 +105,7 @@ pub enum Event {
     Go(usize),
     Push(Push),
     Answer(Push, Change),
-    /// A server may not have answered.
+    /// A server may not have responded to a change.
     Again(Push),
 }
 
@@ -121,7 +121,7 @@ impl Carries for Event {
     }
 }
 
-/// A simulated cluster.
+/// A simulated cluster of a coordinator.
 pub struct World {
     pub agenda: Agenda<Event>,
     pub network: Network,
@@ -132,7 +132,7 @@ pub struct World {
     pub chiefs: Vec<Chief>,
     pub workers: Vec<Worker>,
     pub servers: Vec<Server>,
-    /// The times until which servers do not answer.
+    /// The time until which each server does not respond.
     pub down: Vec<Duration>,
     pub sessions: Vec<Session>,
     pub executions: Vec<Execution>,
@@ -141,7 +141,7 @@ pub struct World {
 }
 
 impl World {
-    /// Creates a simulation. The history is only recorded if `kept` is set.
+    /// Creates a simulation. The history is only recorded if `kept` is `true`.
     pub fn new(seed: u64, plan: Plan, planted: Option<Planted>, kept: bool) -> Self {
         let mut random = SplitMix(seed);
         let mut agenda = Agenda::default();
@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// Runs the simulation.
+    /// Runs the simulation to its end.
     pub fn run(mut self) -> Report {
         let mut events = 0;
         let mut ended = None;
@@ -263,7 +263,7 @@ impl World {
         }
     }
 
-    /// Returns the process of a worker to which an event happens.
+    /// Returns the worker's process to which an event belongs.
     fn process_of(&self, event: &Event) -> Option<usize> {
         match event {
             Event::Started { process, .. } => Some(*process),
@@ -318,7 +318,7 @@ impl World {
         }
     }
 
-    /// Kills the process of a worker. Another one replaces it.
+    /// Kills the process of a worker. Another process replaces it.
     pub fn kill(&mut self, number: usize, silently: bool) {
         let Some(process) = self.present(number) else { return };
         let now = self.agenda.now();
@@ -336,7 +336,7 @@ impl World {
         self.agenda.at(now + away, Event::StartWorker(number));
     }
 
-    /// Whether a worker and a coordinator have been silent for so long that the connection is closed.
+    /// Returns `true` if a worker and a coordinator have been silent for so long that the connection is closed.
     pub fn is_silent(&self, chief: usize, worker: usize, conn: Conn) -> bool {
         let now = self.agenda.now();
         let host = self.chiefs[chief].host;
@@ -353,7 +353,7 @@ impl World {
         since.is_some_and(|since| now >= since + SILENCE)
     }
 
-    /// Returns the arrival time of a message that is sent now, unless it is lost.
+    /// Returns the arrival time of a message that is sent now, or `None` if it is lost.
     pub fn way(&mut self, from: usize, to: usize) -> Option<Duration> {
         let now = self.agenda.now();
         let cut = self.network.is_cut(now, from, to).is_some();
@@ -365,13 +365,13 @@ impl World {
         self.plan.workers + server
     }
 
-    /// Registers a new process in the network, and returns its number.
+    /// Registers a new process in the network, and returns its id.
     pub fn pid(&mut self, who: Who) -> Pid {
         self.pids.push(who);
         self.pids.len() - 1
     }
 
-    /// Whether this bug is planted.
+    /// Returns `true` if this bug is planted.
     pub fn has(&self, planted: Planted) -> bool {
         self.planted == Some(planted)
     }

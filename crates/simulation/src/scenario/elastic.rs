@@ -1,4 +1,4 @@
-//! Plans for workers of worlds that grow and shrink.
+//! Plans with worlds that grow and shrink.
 
 use super::trainings::{sometime, train};
 use super::{Scenario, cut, ms, of};
@@ -7,7 +7,7 @@ use crate::plan::{Elastic, Fault, Plan, When};
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// Adds an elastic training to a plan, in worlds of some of its workers, and faults.
+/// Adds an elastic training run and faults to a plan. Its worlds consist of some of the plan's workers.
 pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) {
     let workers = plan.workers;
     train(plan, draw, &[&[true], &[false, true]]);

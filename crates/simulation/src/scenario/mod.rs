@@ -1,4 +1,5 @@
-//! Scenarios: kinds of programs and faults, from which a seed creates a plan.
+//! Scenarios: kinds of programs and faults, from which a seed creates a plan. `trainings` contains the scenarios with
+//! training runs, and `elastic` those whose worlds grow and shrink.
 
 mod elastic;
 mod trainings;
@@ -12,66 +13,66 @@ use crate::world::{Report, Simulation};
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// A kind of plans.
+/// A kind of program and faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Scenario {
     /// Workers start at any time, in any order.
     Starts,
     /// A worker is started twice, by mistake.
     Twins,
-    /// Workers are killed, and links break, while the world is being made.
+    /// Workers are killed, and links break, while the world is being formed.
     Joining,
     /// Workers make different calls.
     Calls,
-    /// Workers fail between calls, leave, and end sessions.
+    /// Workers fail between calls, leave sessions, and end sessions.
     Declines,
-    /// Messages and workers are delayed, by about the timeout of a call.
+    /// Messages and workers are delayed, by approximately the timeout of a call.
     Delays,
-    /// A worker is stopped for longer than the timeout of a call, but not long enough to be lost.
+    /// A worker is stopped for longer than the timeout of a call, but not long enough to be considered lost.
     Pause,
-    /// A worker is stopped, possibly long enough to be lost.
+    /// A worker is stopped, possibly for long enough to be considered lost.
     Stop,
-    /// A worker is killed in a call, or its machine fails silently.
+    /// A worker is killed during a call, or its machine fails silently.
     CrashInCall,
     /// A worker is killed between two calls.
     CrashBetween,
-    /// A part of the network is cut for a while, in one direction or both.
+    /// A part of the network is interrupted for a time, in one or both directions.
     Partition,
     /// A connection breaks.
     Break,
-    /// Processes of an earlier generation come back.
+    /// Processes of an earlier generation return.
     Revenants,
-    /// All of these.
+    /// All of the above.
     Storm,
     /// 64 workers, of which two are killed.
     Crowd,
-    /// Workers that train are killed.
+    /// Workers of a training run are killed.
     TrainKilled,
-    /// Workers are killed during the transfer of a state after a rendezvous.
+    /// Workers are killed while a state is transferred after a rendezvous.
     TrainHandover,
-    /// Workers are killed in steps of several updates.
+    /// Workers are killed in steps that make several updates.
     TrainHalves,
-    /// Workers that train are stopped, cut off, or fail silently.
+    /// Workers of a training run are stopped or cut off, or fail silently.
     TrainParted,
-    /// A worker that cannot be reached is replaced, and comes back.
+    /// A worker that cannot be reached is replaced, and then returns.
     TrainSupplanted,
-    /// All of these.
+    /// All of the above, in training runs.
     TrainStorm,
-    /// 64 workers that train, of which some are killed.
+    /// A training run with 64 workers, some of which are killed.
     TrainCrowd,
-    /// Workers that train start late: the world begins with fewer, and grows.
+    /// Some workers of a training run start late: the world begins small and grows.
     ElasticStarts,
-    /// Workers are killed, and replaced after a while: the world shrinks and grows.
+    /// Workers are killed, and replaced after some time: the world shrinks and grows.
     ElasticKilled,
-    /// The first worker is lost, and its replacement starts, possibly before the others have noticed.
+    /// The first worker is lost, and its replacement may start before the others have noticed.
     ElasticLeader,
-    /// All of these.
+    /// All of the above, in elastic training runs.
     ElasticStorm,
     /// A coordinator schedules closures, some of which fail.
     Coordinator,
     /// Workers and servers of a coordinator are lost, stopped and cut off.
     CoordinatorLosses,
-    /// Coordinators are lost as well.
+    /// Coordinators, workers and servers are lost.
     CoordinatorStorm,
 }
 
@@ -109,7 +110,7 @@ impl Scenario {
         Scenario::CoordinatorStorm,
     ];
 
-    /// Simulates the plan of a seed.
+    /// Simulates the plan that is derived from a seed.
     pub fn run(self, seed: u64, planted: Option<Planted>, kept: bool) -> Report {
         match self.weather() {
             Some(weather) => coordinator::run(weather, self.draw(seed), planted, kept),
@@ -117,7 +118,7 @@ impl Scenario {
         }
     }
 
-    /// Returns the faults in the cluster of a coordinator, if this is such a scenario.
+    /// Returns the kinds of faults in a coordinator's cluster; `None` if the scenario has no coordinator.
     fn weather(self) -> Option<Weather> {
         match self {
             Scenario::Coordinator => Some(Weather::Fair),
@@ -131,7 +132,7 @@ impl Scenario {
         SplitMix(seed ^ (self as u64) << 56)
     }
 
-    /// Creates the plan of a seed.
+    /// Creates the plan for a seed.
     fn plan(self, seed: u64) -> Plan {
         let mut draw = self.draw(seed);
         let seed = draw.bits();
@@ -314,7 +315,7 @@ impl Scenario {
     }
 }
 
-/// The deeds of workers that replace the others' call.
+/// The actions that may replace a worker's call.
 const ODDITIES: [Deed; 4] = [Deed::Call { other: true }, Deed::Decline, Deed::Abandon, Deed::Leave];
 
 fn ms(ms: u64) -> Duration {
@@ -325,7 +326,7 @@ fn of(draw: &mut SplitMix, all: &[u64]) -> u64 {
     draw.of(all)
 }
 
-/// Returns a time in some worker's call.
+/// Returns a time during a random worker's call.
 fn in_call(draw: &mut SplitMix, plan: &Plan) -> When {
     let (rank, after) = (draw.below(plan.workers), Duration::from_micros(draw.below(40_000) as u64));
     let [step, call] = [plan.script.steps, plan.script.calls].map(|most| 1 + draw.bits() % most);

@@ -1,4 +1,4 @@
-//! Plans for workers that train.
+//! Plans with training runs.
 
 use super::{Scenario, cut, ms, of};
 use crate::checks::Certain;
@@ -7,7 +7,7 @@ use crate::plan::{Fault, Plan, When};
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// Adds a training to a plan, and faults.
+/// Adds a training run and faults to a plan.
 pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) {
     let workers = plan.workers;
     match scenario {
@@ -105,7 +105,7 @@ pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) 
     }
 }
 
-/// Adds a training to the plan, in steps of one of these kinds.
+/// Adds a training run to the plan. The calls of its steps are chosen from `kinds`.
 pub(super) fn train(plan: &mut Plan, draw: &mut SplitMix, kinds: &[&[bool]]) {
     (plan.certain, plan.one_blame) = (Certain::NobodyLate, false);
     plan.course = Some(Course {
@@ -117,7 +117,7 @@ pub(super) fn train(plan: &mut Plan, draw: &mut SplitMix, kinds: &[&[bool]]) {
     });
 }
 
-/// Returns a time in some worker's call of a step of a training.
+/// Returns a time during a random worker's call in a step of a training run.
 fn in_training(draw: &mut SplitMix, plan: &Plan, generation: u64) -> When {
     let (steps, calls) =
         plan.course.as_ref().map_or((1, 1), |course| (course.steps, course.calls.len() as u64));
@@ -126,7 +126,7 @@ fn in_training(draw: &mut SplitMix, plan: &Plan, generation: u64) -> When {
     When::InCall { generation, rank, step, call, after }
 }
 
-/// Returns any time in a training: in a call, during the agreement after a rendezvous, or independent of
+/// Returns a random time in a training run: during a call, during the agreement after a rendezvous, or independent of
 /// calls.
 pub(super) fn sometime(draw: &mut SplitMix, plan: &Plan) -> When {
     let generation = 1 + draw.below(3) as u64;

@@ -23,7 +23,7 @@ impl Simulation {
         self.replace();
     }
 
-    /// Returns the latest process of a worker, if it is running.
+    /// Returns the latest process of a worker, if it is running or stopped.
     fn last_of(&self, rank: usize) -> Option<Pid> {
         self.processes.iter().rposition(|process| process.name.rank == rank && process.lives())
     }
@@ -97,7 +97,7 @@ impl Simulation {
         }
     }
 
-    /// Returns the addresses of the workers.
+    /// Returns the addresses of all workers.
     fn table(&self) -> Vec<(usize, Address)> {
         let at = |rank| self.last_of(rank).map_or(0, |pid| self.processes[pid].port);
         let all = (0..self.surroundings.plan.workers)
@@ -112,7 +112,7 @@ impl Simulation {
         }
     }
 
-    /// Returns the time since which a connection is silent, because of a fault at the other end.
+    /// Returns the time since which a connection has been silent because of a fault at the other end.
     fn silent_since(&self, pid: Pid, conn: Conn) -> Option<Duration> {
         let (there, host) = self.surroundings.network.peer(conn, pid)?;
         let other = there.map(|there| &self.processes[there]);
@@ -122,7 +122,7 @@ impl Simulation {
         [gone, cut].into_iter().flatten().min()
     }
 
-    /// Disconnects processes from others that are silent.
+    /// Disconnects processes from others that have been silent for too long.
     pub(super) fn look(&mut self) {
         let now = self.now();
         let mut more = false;

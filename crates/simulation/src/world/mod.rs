@@ -20,27 +20,27 @@ use distribute_testing::SplitMix;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The maximum number of generations. All faults are over before it is reached.
+/// The maximum number of generations. All faults have occurred before it is reached.
 const GENERATIONS: u64 = 40;
 
 /// The maximum number of started processes.
 const STARTS: usize = 1_000;
 
-/// The maximum number of events. A simulation with more does not end.
+/// The maximum number of events. If there are more, the simulation is considered not to end.
 const EVENTS: usize = 2_000_000;
 
 /// The result of a simulation.
 #[derive(Debug)]
 pub struct Report {
-    /// The broken rules.
+    /// The rules that were broken.
     pub broken: Vec<String>,
-    /// The history, if it was kept.
+    /// The lines of the history, if it was recorded.
     pub history: Vec<String>,
     /// The number of generations.
     pub generations: u64,
-    /// The number of rounds in which all have agreed, and in which they have not.
+    /// The number of rounds in which all workers agreed, and the number of those in which they did not.
     pub rounds: (usize, usize),
-    /// The time at which the last process ended, in virtual time.
+    /// The virtual time at which the last process ended.
     pub lasted: Duration,
     /// The number of events.
     pub events: usize,
@@ -52,9 +52,9 @@ pub struct Simulation {
     surroundings: Surroundings,
     random: SplitMix,
     endings: Vec<(Pid, Ending)>,
-    /// The time at which the last process ended.
+    /// The virtual time at which the last process ended.
     ended: Duration,
-    /// Whether each fault has happened.
+    /// Whether each fault has occurred.
     happened: Vec<bool>,
     /// Whether a process of each worker is about to start.
     starting: Vec<bool>,
@@ -66,7 +66,7 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Creates a simulation. The history is only recorded if `kept` is set.
+    /// Creates a simulation. The history is only recorded if `kept` is `true`.
     pub fn new(seed: u64, plan: Plan, planted: Option<Planted>, kept: bool) -> Self {
         let mut random = SplitMix(seed);
         let mut agenda = Agenda::default();
@@ -100,7 +100,7 @@ impl Simulation {
         }
     }
 
-    /// Runs the simulation.
+    /// Runs the simulation to its end.
     pub fn run(mut self) -> Report {
         let mut events = 0;
         while self.surroundings.checks.hold() && events < EVENTS {
@@ -160,7 +160,7 @@ impl Simulation {
         }
     }
 
-    /// Whether there is a world in which all workers have finished their program.
+    /// Returns `true` if there is a world in which all workers have finished their program.
     fn is_over(&self) -> bool {
         let done = self.endings.iter().filter(|(_, ending)| *ending == Ending::Done);
         let done: Vec<_> = done.map(|(pid, _)| &self.processes[*pid]).collect();
@@ -208,7 +208,7 @@ impl Simulation {
         }
     }
 
-    /// Lets a process act.
+    /// Makes a process act.
     fn act(&mut self, pid: Pid, act: impl FnOnce(&mut Process, &mut Context<'_>) -> Option<Ending>) {
         let process = &mut self.processes[pid];
         let ending = act(process, &mut self.surroundings.of(process.name));
@@ -364,7 +364,7 @@ impl Simulation {
         wrong.into_iter().for_each(|wrong| self.broken(wrong));
     }
 
-    /// Checks that all workers resume from the furthest state.
+    /// Checks that all workers resume from the most advanced state.
     fn compare_states(&mut self) {
         for (pid, generation, updates) in self.surroundings.checks.take_met() {
             let members = self
@@ -399,7 +399,7 @@ impl Simulation {
         }
     }
 
-    /// Checks that a worker waits to join for one step at most.
+    /// Checks that a worker waits for at most one step before it can join.
     fn compare_steps(&mut self) {
         for pid in self.surroundings.checks.take_begun() {
             let (now, name) = (self.now(), self.processes[pid].name);
@@ -414,8 +414,8 @@ impl Simulation {
         }
     }
 
-    /// Whether the others need a process. Not needed are processes that were started by mistake, and
-    /// processes that such a process has replaced.
+    /// Returns `true` if the others need a process. Processes that were started by mistake, and processes that such a
+    /// process has replaced, are not needed.
     fn is_needed(&self, pid: Pid) -> bool {
         let process = &self.processes[pid];
         let done = |other: &Process| self.endings.contains(&(other.name.pid, Ending::Done));
@@ -429,7 +429,7 @@ impl Simulation {
         (!process.mistaken || process.generation > 0) && !self.processes.iter().any(has_its_place)
     }
 
-    /// Starts replacements for processes that have ended: all workers have to come to a rendezvous.
+    /// Starts replacements for processes that have ended, because all workers must take part in a rendezvous.
     fn replace(&mut self) {
         let away = match self.surroundings.plan.elastic {
             Some(_) if self.is_over() => return,

@@ -23,7 +23,7 @@ macro_rules! scenarios {
         $(#[test] fn $name() { seeds(Scenario::$scenario, $seeds, $disturbed) })*
 
         #[test]
-        fn none_is_left_out() {
+        fn no_scenario_is_omitted() {
             assert_eq!([$(Scenario::$scenario),*], Scenario::ALL);
         }
     };
@@ -63,7 +63,7 @@ scenarios! {
 }
 
 #[test]
-fn a_seed_settles_everything() {
+fn a_seed_determines_everything() {
     for scenario in [Scenario::Storm, Scenario::Joining, Scenario::TrainStorm, Scenario::CoordinatorStorm] {
         for seed in 0..20 {
             let [first, second] = [0, 1].map(|_| scenario.run(seed, None, true).history);

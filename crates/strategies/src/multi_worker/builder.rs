@@ -1,20 +1,25 @@
-//! Workers that are processes: who takes part, and how they find each other.
+//! The builder of a strategy over several processes.
 
 use super::elastic::Elastic;
-use super::joining::Joining;
-use super::{MultiWorker, MultiWorkerMirroredStrategy, cpus};
+use super::join::JoinSettings;
+use super::table_options::{TableHosts, TableOptions};
+use super::tables::{ServerSettings, ServiceSettings, SharedTables};
+use super::{MultiWorker, cpus};
 use distribute_base::{Error, Result};
+use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::{self, ClusterResolver};
-use distribute_cluster::{ClusterError, World};
+use distribute_cluster::{ClusterError, ClusterSpec, Job, Task, World};
 use distribute_collective::group::Group;
-use distribute_core::internal::{CHECK_DRIFT_EVERY, alone, check_count, prepare, resolve};
-use distribute_core::{CommunicationImplementation, CommunicationOptions};
+use distribute_core::internal::{CHECK_DRIFT_EVERY, check_count, prepare, resolve, warn_single};
+use distribute_core::strategy::Wire;
+use distribute_core::{CommunicationImplementation, CommunicationOptions, Strategy};
 use distribute_net::{Credentials, SharedMemory};
 use std::time::Duration;
 
 const OPERATION: &str = "MultiWorkerMirroredStrategy";
 
-/// The settings of a [`MultiWorkerMirroredStrategy`] over processes; see [`MultiWorkerMirroredStrategy::builder`].
+/// A builder of a strategy over several processes. See
+/// [`MultiWorkerMirroredStrategy::builder`](super::MultiWorkerMirroredStrategy::builder).
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -25,11 +30,12 @@ const OPERATION: &str = "MultiWorkerMirroredStrategy";
 /// assert_eq!(strategy.world().to_string(), "2 replicas");
 /// # Ok::<(), distribute::Error>(())
 /// ```
+#[must_use = "a builder does nothing until `build` is called"]
 #[derive(Default)]
-pub struct MultiWorkerBuilder {
+pub struct MultiWorkerMirroredStrategyBuilder {
     resolver: Option<Box<dyn ClusterResolver>>,
     group: Option<Group>,
-    replicas: Option<usize>,
+    pub(super) replicas: Option<usize>,
     devices: Option<Vec<String>>,
     options: CommunicationOptions,
     credentials: Credentials,
@@ -38,21 +44,38 @@ pub struct MultiWorkerBuilder {
     join_timeout: Option<Duration>,
     shared_memory: SharedMemory,
     check_drift_every: Option<u64>,
+    wire: Wire,
     min_workers: Option<usize>,
     shrink_after: Option<Duration>,
+    tables: TableOptions,
+    /// The parameter servers that store tables, for a group that was passed.
+    servers: Option<ServerSettings>,
 }
 
-impl MultiWorkerBuilder {
-    /// Sets the resolver of the cluster. By default the cluster is read from the environment: `TF_CONFIG`, MPI, Slurm
-    /// or SageMaker. Without any of these, there is one worker.
+impl std::fmt::Debug for MultiWorkerMirroredStrategyBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MultiWorkerMirroredStrategyBuilder")
+            .field("replicas", &self.replicas)
+            .field("devices", &self.devices)
+            .field("options", &self.options)
+            .field("wire", &self.wire)
+            .field("min_workers", &self.min_workers)
+            .field("tables", &self.tables)
+            .finish_non_exhaustive()
+    }
+}
+
+impl MultiWorkerMirroredStrategyBuilder {
+    /// Sets the resolver of the cluster. By default the cluster is read from the environment: `TF_CONFIG`, MPI,
+    /// Slurm or SageMaker. If none of these is set, there is a single worker.
     pub fn cluster_resolver(mut self, resolver: impl ClusterResolver + 'static) -> Self {
         self.resolver = Some(Box::new(resolver));
         self
     }
 
-    /// Uses workers that are linked already, by something other than this builder: by MPI, with the crate
-    /// `distribute-mpi`. The group's world says the number of replicas, no cluster is resolved, and no option about
-    /// links can be set.
+    /// Sets a group of workers that are already connected, for example over MPI with the crate `distribute-mpi`. The
+    /// group's world determines the number of replicas. No cluster is resolved, and options for connections cannot be
+    /// set.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -68,20 +91,20 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// Sets the number of CPU replicas of each worker; 1 by default. It is the same on all workers.
+    /// Sets the number of CPU replicas of each worker; 1 by default. It must be the same on all workers.
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.replicas = Some(replicas);
         self
     }
 
-    /// Puts a replica on each of these devices of this worker, such as `["gpu:0", "gpu:1"]`, instead of CPUs. Workers
-    /// may have different devices, but the same number of them.
+    /// Puts a replica on each of the given devices of this worker, such as `["gpu:0", "gpu:1"]`, instead of on
+    /// CPUs. Workers may have different devices, but must have the same number of them.
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// # let cluster: distribute::ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
-    /// # let worker = distribute::Job::Worker.task(0);
-    /// # let resolver = || distribute::SimpleClusterResolver::new(cluster.clone()).with_task(worker.clone());
+    /// # use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
+    /// # let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
+    /// # let resolver = || SimpleClusterResolver::new(cluster.clone()).with_task(Job::Worker.task(0));
     /// let builder = || MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver());
     /// let strategy = builder().devices(["cpu:0", "cpu:1"]).build()?;
     /// assert_eq!(strategy.world().to_string(), "2 replicas");
@@ -94,60 +117,64 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// Sets the time that a replica waits for those of all workers in one exchange; 60 s by default.
+    /// Sets the maximum time that a replica waits for the replicas of all workers in one exchange; 60 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = Some(timeout);
         self
     }
 
-    /// Sets the options of collectives. Options left at their defaults keep their previous values.
-    /// [`Ring`](CommunicationImplementation::Ring) uses sockets, also between workers of one machine.
+    /// Sets the options of collectives. Options left at their defaults keep their previous values. With
+    /// [`Ring`](CommunicationImplementation::Ring), even workers on the same machine communicate through sockets.
     pub fn communication_options(mut self, options: CommunicationOptions) -> Self {
         self.options = options.over(self.options);
         self
     }
 
-    /// Sets the time to wait until all workers have joined; a minute by default. Workers may start in any order.
+    /// Sets the maximum time to wait until all workers have joined; one minute by default. Workers may start in any
+    /// order.
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
         self.join_timeout = Some(timeout);
         self
     }
 
-    /// Sets the name of the job, which is the same on all workers: a process of another job that connects to an
-    /// address of this one is refused, also without a secret. `DISTRIBUTE_JOB` is used if the program sets no name,
-    /// and the name of the program's file without either. Two jobs of one program that might get each other's
-    /// addresses need names of their own.
+    /// Sets the name of the job, which must be the same on all workers. Connections from processes of a job with a
+    /// different name are rejected, even if no secret is used. The default is the value of `DISTRIBUTE_JOB` or, if that
+    /// is not set, the file name of the program. Set different names if two jobs of the same program could reach each
+    /// other's addresses.
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.job = Some(name.into());
         self
     }
 
-    /// Sets the credentials by which the tasks of the job recognise each other and protect connections between
-    /// machines, for all connections of a task. By default they are the secret in `DISTRIBUTE_SECRET`, if it is set.
+    /// Sets the credentials for all connections of this task. Tasks of the job use them to authenticate each other
+    /// and to protect connections between machines. By default, the secret in `DISTRIBUTE_SECRET` is used, if it is
+    /// set.
     pub fn credentials(mut self, credentials: impl Into<Credentials>) -> Self {
         self.credentials = credentials.into();
         self
     }
 
-    /// Sets whether workers of one machine exchange messages through shared memory; by default they do if they can.
+    /// Sets whether workers on the same machine exchange messages through shared memory. By default they do if it
+    /// is available.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
     }
 
-    /// Sets the number of steps within which each variable that is the same on all workers has been compared between
-    /// them; 100 by default, 0 for never. It is the same on all workers.
+    /// Sets the number of steps within which all variables that are equal on all workers are compared between them; 100
+    /// by default. 0 disables the comparison. The setting must be the same on all workers.
     ///
-    /// In each step workers compare the checksum of that fraction of all bytes of variables. For a model whose step
-    /// reads all of its variables this takes less than 0.1 % of the time at 100 steps; a step that reads a few rows
-    /// of large tables is short, and may use a larger number. If a variable differs,
-    /// [`run`](distribute_core::Strategy::run) returns [`Error::Drift`](distribute_base::Error::Drift) on all
-    /// workers.
+    /// With a setting of N, the workers compare a checksum of one Nth of the variables' bytes in each step. With the
+    /// default of 100, if a step reads all variables of the model, the comparison takes less than 0.1 % of its time.
+    /// Steps that read only a few rows of large tables are short, so a larger number may be appropriate for them.
+    /// If a variable differs, [`run`](distribute_core::Strategy::run) returns
+    /// [`Error::Drift`](distribute_base::Error::Drift) on all workers.
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// # let cluster: distribute::ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
-    /// # let resolver = distribute::SimpleClusterResolver::new(cluster).with_task(distribute::Job::Worker.task(0));
+    /// # use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
+    /// # let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
+    /// # let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
     /// let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver);
     /// let strategy = builder.check_drift_every(1000).build()?;
     /// # Ok::<(), distribute::Error>(())
@@ -157,22 +184,91 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// Sets the minimum number of workers. It defaults to all workers of the cluster, which is also the maximum.
+    /// Sets the type in which optimizers send the gradients of `f32` variables; [`Wire::Full`] by default. The other
+    /// types halve the bytes. The setting must be the same on all workers, which compare it in the first step.
     ///
-    /// The workers that have joined train. The first worker of the cluster has to be one of them, because the others
-    /// connect to its address. If a worker fails and no replacement joins within
-    /// [`shrink_after`](Self::shrink_after), the others continue without it; workers that join are admitted between
-    /// two steps. The group then re-forms, new workers receive the state, and the rest of the input is repartitioned:
-    /// every example of an epoch is used once. [`world`](distribute_core::Strategy::world) changes then; the global
-    /// batch stays the same. The program uses a `Training`.
+    /// The gradients of each replica are rounded once, those of tables by row as well. They are added in `f32`, and the
+    /// sum of dense gradients is rounded again. Transforms before the reduction see exact gradients, and those after it
+    /// the rounded sum. Weights and slots keep all bits, and so do all other collectives, losses, metrics and
+    /// checkpoints.
     ///
-    /// The environment variable `DISTRIBUTE_MIN_WORKERS` is used if the program sets no number;
-    /// `distribute launch --min-workers` sets it.
+    /// All workers have the same bits, and the result still depends only on the number of replicas: 4 workers with one
+    /// replica compute the same as 2 workers with two, or as 1 worker with four. Therefore a single worker rounds as
+    /// well, and so does a replica that shares its worker. For a number of replicas per worker that is a power of two,
+    /// such as 2 or 4, a worker sends the sum of its replicas' dense gradients, which is not rounded and takes as many
+    /// bytes as before. To halve these bytes, use one replica with several threads.
+    ///
+    /// [`Wire::Bf16`] has the range of `f32`. With [`Wire::F16`], gradients from 65,520 on become infinite, which
+    /// [`on_not_finite`] finds as in `f32`. Those below 3e-8 become zero. With a [sharded state], the new weights,
+    /// which are half of the bytes, are sent unchanged.
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// # let cluster: distribute::ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
-    /// # let resolver = distribute::SimpleClusterResolver::new(cluster).with_task(distribute::Job::Worker.task(0));
+    /// # use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
+    /// # let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
+    /// # let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
+    /// use distribute::strategy::Wire;
+    /// let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver);
+    /// let strategy = builder.wire(Wire::Bf16).build()?;
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// [`on_not_finite`]:
+    /// https://docs.rs/distribute/latest/distribute/optimizer/struct.Optimizer.html#method.on_not_finite
+    /// [sharded state]:
+    /// https://docs.rs/distribute/latest/distribute/optimizer/struct.Optimizer.html#method.shard_state
+    #[doc(alias = "bf16_compress_hook")]
+    #[doc(alias = "fp16_compress_hook")]
+    pub fn wire(mut self, wire: Wire) -> Self {
+        self.wire = wire;
+        self
+    }
+
+    /// Sets where the tables of models are stored: the weights of layers that look up rows, such as
+    /// [`embedding`](https://docs.rs/distribute/latest/distribute/nn/fn.embedding.html). By default, each worker has a
+    /// copy of each table. With [`TableHosts::Workers`], each worker stores a share of the rows, and their slots. A
+    /// step reads the rows of its ids from their owners, and sends them the gradients of these rows. The results are
+    /// the same to the bit. All workers must set the same options.
+    ///
+    /// If a table is not only used by layers that look up rows, each worker fetches all of it in each step. The minimum
+    /// number of workers cannot be set. If a worker is lost, its share is lost as well, and the training continues from
+    /// the last checkpoint.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
+    /// # let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
+    /// # let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
+    /// use distribute::strategy::TableHosts;
+    /// let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver);
+    /// let strategy = builder.tables(TableHosts::Workers).build()?;
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "HybridStrategy")]
+    #[doc(alias = "TPUEmbedding")]
+    pub fn tables(mut self, tables: impl Into<TableOptions>) -> Self {
+        self.tables = tables.into();
+        self
+    }
+
+    /// Sets the minimum number of workers, which makes the training run elastic. It defaults to the number of workers
+    /// in the cluster, which is also the maximum.
+    ///
+    /// Training starts with the workers that have joined. The first worker of the cluster must be one of them, because
+    /// the others connect to its address. If a worker fails and no replacement joins within
+    /// [`shrink_after`](Self::shrink_after), the others continue without it. Workers that join later are admitted
+    /// between two steps. The group then re-forms, new workers receive the state, and the rest of the input is
+    /// repartitioned: every example of an epoch is used once. [`world`](distribute_core::Strategy::world) changes, but
+    /// the global batch size stays the same. The program must use a `Training`.
+    ///
+    /// The default can be set with the environment variable `DISTRIBUTE_MIN_WORKERS`, which `distribute launch
+    /// --min-workers` sets.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// # use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
+    /// # let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
+    /// # let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
     /// let strategy = MultiWorkerMirroredStrategy::builder().min_workers(1).cluster_resolver(resolver).build()?;
     /// # Ok::<(), distribute::Error>(())
     /// ```
@@ -181,35 +277,59 @@ impl MultiWorkerBuilder {
         self
     }
 
-    /// Sets the time to wait for more workers once there are [enough](Self::min_workers), counted from the last one
-    /// that joined; 30 s by default. `DISTRIBUTE_SHRINK_AFTER`, in seconds, is used if the program sets no time.
+    /// Sets how long to wait for more workers after [enough](Self::min_workers) have joined; 30 s by default. The time
+    /// restarts with each worker that joins. The environment variable `DISTRIBUTE_SHRINK_AFTER`, in seconds, changes
+    /// the default.
     pub fn shrink_after(mut self, wait: Duration) -> Self {
         self.shrink_after = Some(wait);
         self
     }
 
-    /// Sets the address that this worker listens on, `host:port`, if it is not its address in the cluster:
-    /// `0.0.0.0:2222` in a container.
+    /// Sets the address that this worker listens on, as `host:port`. This is only needed if it differs from the
+    /// worker's address in the cluster, for example `0.0.0.0:2222` in a container.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
         self
     }
 
-    /// Waits until all workers have joined, and builds the strategy. While workers are missing, it logs their names
-    /// once a second.
+    /// Returns the parameter servers of the cluster, if they store tables.
     ///
     /// # Errors
-    /// - [`Error::Cluster`]: the cluster is malformed or this process is not one of its workers, for example a
-    ///   parameter server. A program that was started as one of several never trains alone.
-    /// - [`Error::Join`]: a worker is missing after the join timeout, workers refuse each other, or links over the
-    ///   network would not be protected.
+    /// The errors of the cluster resolver.
+    pub(super) fn table_servers(&self) -> Result<Option<ServerSettings>> {
+        let Some(resolver) = self.resolver.as_deref().filter(|_| self.tables.hosts == TableHosts::Servers)
+        else {
+            return Ok(None);
+        };
+        let of = (resolver.cluster_spec()?, Job::Worker.task(0));
+        Ok(Some(server_settings(of, &self.job, &self.credentials, self.join_timeout)))
+    }
+
+    /// Returns a builder with the same settings for a worker of a group, without those of the cluster and of
+    /// connections.
+    pub(super) fn of_group(&self, group: Group, servers: Option<ServerSettings>) -> Self {
+        let Self { options, check_drift_every, wire, tables, .. } = *self;
+        Self { group: Some(group), options, check_drift_every, wire, tables, servers, ..Self::default() }
+    }
+
+    /// Waits until all workers have joined, and builds the strategy. While workers are missing, their names are
+    /// logged once a second.
+    ///
+    /// # Errors
+    /// - [`Error::Cluster`]: the cluster is malformed, or this process is not one of its workers but, for example, a
+    ///   parameter server. A program that was started as one of several workers never trains alone.
+    /// - [`Error::Join`]: a worker has not joined before the join timeout, a worker rejects another, or connections
+    ///   over the network would be unprotected.
     /// - [`Error::Device`]: this build cannot use a device.
-    /// - [`Error::InvalidArgument`]: there are no replicas, another number of devices, or fewer workers than the
-    ///   minimum; a group is combined with a cluster resolver or another number of replicas; or an option of
-    ///   [`CommunicationOptions`] is out of range.
+    /// - [`Error::InvalidArgument`]: there are no replicas, the numbers of devices and replicas differ, or the cluster
+    ///   has fewer workers than the minimum; a group is combined with a cluster resolver or a different number of
+    ///   replicas; an option of [`CommunicationOptions`] is out of range; or tables are stored on workers that may be
+    ///   missing.
+    /// - [`Error::Failed`]: this worker cannot offer its share of tables to the others.
     #[track_caller]
-    pub fn build(self) -> Result<MultiWorkerMirroredStrategy> {
-        let devices = self.devices.map(|names| resolve(names.iter().map(String::as_str))).transpose()?;
+    pub fn build(self) -> Result<Strategy> {
+        let devices =
+            self.devices.map(|names| resolve(OPERATION, names.iter().map(String::as_str))).transpose()?;
         let asked = self.replicas.or(devices.as_ref().map(Vec::len));
         let replicas = match &self.group {
             Some(group) => group.world().replicas(),
@@ -220,7 +340,8 @@ impl MultiWorkerBuilder {
             && devices.len() != replicas
         {
             let reason = format!(
-                "{} devices for {replicas} replicas: a device holds one replica; leave out replicas, or name as many devices",
+                "{} devices for {replicas} replicas: a device holds one replica; leave out replicas, or name this \
+                 number of devices",
                 devices.len()
             );
             return Err(Error::invalid(OPERATION, reason));
@@ -228,7 +349,7 @@ impl MultiWorkerBuilder {
         let devices = devices.map_or_else(|| cpus(replicas), Ok)?;
         let (mut options, mut shared_memory) = (self.options, self.shared_memory);
         if options.implementation == CommunicationImplementation::Ring {
-            // That is said of the links, which are made once for all calls.
+            // The implementation is a property of the connections, which are made once for all calls.
             (options.implementation, shared_memory) =
                 (CommunicationImplementation::Auto, SharedMemory::Never);
         }
@@ -236,19 +357,20 @@ impl MultiWorkerBuilder {
         let check_drift_every = self.check_drift_every.unwrap_or(CHECK_DRIFT_EVERY);
         if let Some(group) = self.group {
             if self.min_workers.is_some() {
-                let reason =
-                    "a group was given, whose workers are those that have met: leave out min_workers";
+                let reason = "a group was passed, whose workers are already fixed: leave out min_workers";
                 return Err(Error::invalid(OPERATION, reason));
             }
             if self.resolver.is_some() || asked.is_some_and(|asked| asked != replicas) {
-                let reason = "a group was given, which says who takes part and how many replicas each worker has: leave out \
+                let reason = "a group was passed, which has the workers and their number of replicas: leave out \
                               cluster_resolver and replicas";
                 return Err(Error::invalid(OPERATION, reason));
             }
             prepare(replicas);
-            alone::joined();
+            warn_single::suppress();
+            let settings = (ServiceSettings::default(), self.servers);
+            let tables = shared_tables(Some(&group), self.tables, settings, options.timeout)?;
             let worker = MultiWorker::new(devices, Some(group), options)?;
-            return MultiWorkerMirroredStrategy::of(MultiWorker { check_drift_every, ..worker });
+            return Strategy::new(MultiWorker { check_drift_every, wire: self.wire, tables, ..worker });
         }
         let resolver = match self.resolver {
             Some(resolver) => resolver,
@@ -260,17 +382,29 @@ impl MultiWorkerBuilder {
             None => World::alone(replicas).map_err(ClusterError::from)?,
         };
         let elastic = Elastic::new(self.min_workers, self.shrink_after, world.workers())?;
+        let servers = match &membership {
+            Some((cluster, task)) if self.tables.hosts == TableHosts::Servers => {
+                let of = (cluster.clone(), task.clone());
+                Some(server_settings(of, &self.job, &self.credentials, self.join_timeout))
+            }
+            _ => None,
+        };
+        if self.tables.hosts != TableHosts::Mirrored && elastic.min_workers < world.workers() {
+            let reason = "the workers share tables, so none of them may be missing: leave out min_workers and \
+                          DISTRIBUTE_MIN_WORKERS, or leave out tables";
+            return Err(Error::invalid(OPERATION, reason));
+        }
         // Before threads are started.
         prepare(replicas);
         let joining = match &membership {
             Some((cluster, task)) if world.is_multi_worker() => {
                 let (tasks, addresses) =
                     cluster.workers().into_iter().map(|(task, address)| (task, address.to_string())).unzip();
-                Some(Joining {
+                Some(JoinSettings {
                     all: world,
                     job: self.job.unwrap_or_else(|| self.credentials.job_name()),
                     credentials: self.credentials,
-                    least: elastic.least,
+                    min_workers: elastic.min_workers,
                     shrink_after: elastic.shrink_after,
                     task: task.clone(),
                     addresses,
@@ -278,23 +412,68 @@ impl MultiWorkerBuilder {
                     listen: self.listen,
                     shared_memory,
                     timeout: self.join_timeout,
+                    tables: self.tables,
                 })
             }
             _ => None,
         };
         if membership.is_none() {
-            alone::warn_without_srun();
+            warn_single::warn_without_srun();
         }
-        let group = joining.as_ref().map(Joining::join).transpose()?;
+        let group = joining.as_ref().map(JoinSettings::join).transpose()?;
         if group.is_some() {
-            alone::joined();
+            warn_single::suppress();
         }
+        let settings = joining.as_ref().map(JoinSettings::table_service).transpose()?.unwrap_or_default();
+        let tables = shared_tables(group.as_ref(), self.tables, (settings, servers), options.timeout)?;
         let worker = MultiWorker::new(devices, group, options)?;
-        MultiWorkerMirroredStrategy::of(MultiWorker {
+        Strategy::new(MultiWorker {
             resolver: Some(resolver),
             joining,
             check_drift_every,
+            wire: self.wire,
+            tables,
             ..worker
         })
+    }
+}
+
+/// Returns the settings with which a task uses the parameter servers of its cluster.
+fn server_settings(
+    (cluster, task): (ClusterSpec, Task),
+    job: &Option<String>,
+    credentials: &Credentials,
+    join_timeout: Option<Duration>,
+) -> ServerSettings {
+    let credentials = match job {
+        Some(job) => credentials.clone().job(job.clone()),
+        None => credentials.clone(),
+    };
+    ServerSettings { cluster, task, credentials, patience: join_timeout.unwrap_or(DEFAULT_TIMEOUT) }
+}
+
+/// Prepares the tables that the workers of a group store together, if they do.
+fn shared_tables(
+    group: Option<&Group>,
+    options: TableOptions,
+    (service, servers): (ServiceSettings, Option<ServerSettings>),
+    timeout: Option<Duration>,
+) -> Result<Option<SharedTables>> {
+    let (timeout, group) =
+        (timeout.unwrap_or(DEFAULT_TIMEOUT), group.filter(|group| group.world().is_multi_worker()));
+    match (options.hosts, group, servers) {
+        (TableHosts::Workers, Some(group), _) => {
+            SharedTables::on_workers(group, options, service, timeout).map(Some)
+        }
+        (TableHosts::Servers, group, Some(servers)) => {
+            SharedTables::on_servers(group, options, servers, timeout).map(Some)
+        }
+        (TableHosts::Servers, _, None) => {
+            let reason = "tables are to be stored on servers, but there is no cluster: pass a cluster_resolver, or \
+                          use TableHosts::Workers";
+            Err(Error::invalid(OPERATION, reason))
+        }
+        (TableHosts::Workers, None, _) => SharedTables::of_one(options, World::default(), timeout).map(Some),
+        (TableHosts::Mirrored, ..) => Ok(None),
     }
 }

@@ -1,37 +1,39 @@
-//! The number of workers of an elastic training, from the program or the environment.
+//! Settings of elastic training, from the program or the environment.
 
 use distribute_base::{Error, Result};
 use std::time::Duration;
 
 const OPERATION: &str = "MultiWorkerMirroredStrategy";
-const LEAST: &str = "DISTRIBUTE_MIN_WORKERS";
-const WAIT: &str = "DISTRIBUTE_SHRINK_AFTER";
+const MIN_WORKERS: &str = "DISTRIBUTE_MIN_WORKERS";
+const SHRINK_AFTER_SECONDS: &str = "DISTRIBUTE_SHRINK_AFTER";
 
-/// The shortest wait: workers that are there knock each half a second.
+/// The minimum of [`Elastic::shrink_after`]. Waiting workers retry every half second, so each has a chance to join.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// The default time to wait for more workers: long enough for a worker that is restarted on a slow machine.
+/// The default time to wait for more workers. It is long enough for a worker to restart on a slow machine.
 const SHRINK_AFTER: Duration = Duration::from_secs(30);
 
-/// The minimum number of workers of an elastic training.
+/// The settings of elastic training.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Elastic {
-    pub least: usize,
-    /// The time to wait for more workers.
+    pub min_workers: usize,
+    /// The time to wait for more workers after `min_workers` workers have joined.
     pub shrink_after: Duration,
 }
 
 impl Elastic {
-    /// Returns the number that the program sets, or the environment; all of `workers` by default.
+    /// Returns the program's settings, or those of the environment if the program sets none. The default of
+    /// `min_workers` is `workers`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a number that is not from 1 to `workers`, and a variable that has no number.
-    pub fn new(least: Option<usize>, shrink_after: Option<Duration>, workers: usize) -> Result<Self> {
-        Self::of(least, shrink_after, workers, |name| std::env::var(name).ok())
+    /// - [`Error::InvalidArgument`]: the minimum is not between 1 and `workers`, the time is too short, or an
+    ///   environment variable is not a number.
+    pub fn new(min_workers: Option<usize>, shrink_after: Option<Duration>, workers: usize) -> Result<Self> {
+        Self::of(min_workers, shrink_after, workers, |name| std::env::var(name).ok())
     }
 
     fn of(
-        least: Option<usize>,
+        min_workers: Option<usize>,
         shrink_after: Option<Duration>,
         workers: usize,
         variable: impl Fn(&str) -> Option<String>,
@@ -43,29 +45,29 @@ impl Elastic {
             };
             variable(name).map(number).transpose()
         };
-        let least = match least {
-            Some(least) => least,
-            None => number(LEAST, "a number of workers")?.map_or(workers, |least| least as usize),
+        let min_workers = match min_workers {
+            Some(min_workers) => min_workers,
+            None => number(MIN_WORKERS, "a number of workers")?.map_or(workers, |count| count as usize),
         };
-        if !(1..=workers).contains(&least) {
+        if !(1..=workers).contains(&min_workers) {
             let reason = format!(
-                "the cluster has {workers} workers, of which {least} cannot be the least (min_workers, {LEAST}): take 1 to \
-                 {workers}, and name in the cluster as many as there may be"
+                "the cluster has {workers} workers, so the minimum cannot be {min_workers} (min_workers, {MIN_WORKERS}): use 1 to \
+                 {workers}, and list the maximum number of workers in the cluster"
             );
             return Err(Error::invalid(OPERATION, reason));
         }
         let shrink_after = match shrink_after {
             Some(wait) => wait,
-            None => number(WAIT, "a number of seconds")?
+            None => number(SHRINK_AFTER_SECONDS, "a number of seconds")?
                 .map_or(SHRINK_AFTER, |wait| Duration::from_secs(wait.into())),
         };
         if shrink_after < SHORTEST {
             let reason = format!(
-                "{shrink_after:?} is too short to wait for more workers (shrink_after, {WAIT}): a second at least"
+                "{shrink_after:?} is too short to wait for more workers (shrink_after, {SHRINK_AFTER_SECONDS}): use at least a second"
             );
             return Err(Error::invalid(OPERATION, reason));
         }
-        Ok(Self { least, shrink_after })
+        Ok(Self { min_workers, shrink_after })
     }
 }
 
@@ -75,23 +77,23 @@ mod tests {
 
     #[test]
     fn the_program_counts_more_than_the_environment_and_without_both_all_are_needed() {
-        let of = |least, variables: &'static [(&str, &str)]| {
+        let of = |min_workers, variables: &'static [(&str, &str)]| {
             let value =
                 |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into());
-            Elastic::of(least, None, 4, value)
+            Elastic::of(min_workers, None, 4, value)
         };
-        let elastic = |least, wait| Elastic { least, shrink_after: Duration::from_secs(wait) };
+        let elastic = |min_workers, wait| Elastic { min_workers, shrink_after: Duration::from_secs(wait) };
         assert_eq!(of(None, &[]).unwrap(), elastic(4, 30));
-        assert_eq!(of(None, &[(LEAST, "2"), (WAIT, "5")]).unwrap(), elastic(2, 5));
-        assert_eq!(of(Some(3), &[(LEAST, "2")]).unwrap(), elastic(3, 30));
-        for (least, variables, text) in [
-            (Some(0), &[][..], "of which 0 cannot be the least"),
-            (Some(5), &[], "has 4 workers, of which 5"),
-            (None, &[(LEAST, "two")], "DISTRIBUTE_MIN_WORKERS is \"two\""),
-            (None, &[(WAIT, "-1")], "DISTRIBUTE_SHRINK_AFTER is \"-1\""),
-            (None, &[(WAIT, "0")], "0ns is too short"),
+        assert_eq!(of(None, &[(MIN_WORKERS, "2"), (SHRINK_AFTER_SECONDS, "5")]).unwrap(), elastic(2, 5));
+        assert_eq!(of(Some(3), &[(MIN_WORKERS, "2")]).unwrap(), elastic(3, 30));
+        for (min_workers, variables, text) in [
+            (Some(0), &[][..], "has 4 workers, so the minimum cannot be 0 "),
+            (Some(5), &[], "has 4 workers, so the minimum cannot be 5 "),
+            (None, &[(MIN_WORKERS, "two")], "DISTRIBUTE_MIN_WORKERS is \"two\""),
+            (None, &[(SHRINK_AFTER_SECONDS, "-1")], "DISTRIBUTE_SHRINK_AFTER is \"-1\""),
+            (None, &[(SHRINK_AFTER_SECONDS, "0")], "0ns is too short"),
         ] {
-            let error = of(least, variables).unwrap_err().to_string();
+            let error = of(min_workers, variables).unwrap_err().to_string();
             assert!(error.contains(text), "{error}");
         }
     }

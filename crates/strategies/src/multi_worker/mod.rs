@@ -1,36 +1,54 @@
-//! Several workers that train one model in lock step.
+//! Strategies over several workers that train one model synchronously.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `builder` | workers that are processes: their settings, and how they find each other |
+//! | `join` | the rendezvous, at the start and after a failure |
+//! | `elastic` | the minimum number of workers in elastic training |
+//! | `on_threads` | workers that are threads of one process |
+//! | `table_options`, `tables` | the location of tables; tables that the workers store together |
 
 mod builder;
 mod elastic;
-mod joining;
+mod join;
 mod on_threads;
+mod table_options;
+mod tables;
 
-pub use builder::MultiWorkerBuilder;
+pub use builder::MultiWorkerMirroredStrategyBuilder;
+pub use table_options::{TableHosts, TableOptions};
 
 use distribute_base::{DeviceName, Result};
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::Group;
 use distribute_core::internal::CHECK_DRIFT_EVERY;
-use distribute_core::{CommunicationOptions, Strategy, StrategyExtended, Threads, VariablePlacement, handle};
-use joining::Joining;
+use distribute_core::strategy::Wire;
+use distribute_core::{CommunicationOptions, Strategy, StrategyExtended, Threads, VariablePlacement};
+use distribute_ps_client::ParameterServers;
+use join::JoinSettings;
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
+use tables::SharedTables;
 
-/// The implementation, on one of the workers.
+/// The implementation of the strategy on one of the workers.
 struct MultiWorker {
     devices: Vec<DeviceName>,
-    /// The group, if there are several workers.
+    /// The group of all workers; `None` if this is the only worker.
     group: Option<Group>,
     options: CommunicationOptions,
     resolver: Option<Box<dyn ClusterResolver>>,
-    /// The rendezvous, if this process can join it again.
-    joining: Option<Joining>,
+    /// The settings for another rendezvous; `None` if this process cannot join again.
+    joining: Option<JoinSettings>,
     check_drift_every: u64,
+    wire: Wire,
+    /// The tables that the workers store together; `None` if each worker has a copy of each table.
+    tables: Option<SharedTables>,
 }
 
 impl MultiWorker {
-    /// Creates a worker with a replica on each device, without a resolver, which joins the group once.
+    /// Creates a worker with a replica on each device. It has no resolver and cannot join the group again.
     fn new(devices: Vec<DeviceName>, group: Option<Group>, options: CommunicationOptions) -> Result<Self> {
         options.check("MultiWorkerMirroredStrategy")?;
         Ok(Self {
@@ -40,16 +58,18 @@ impl MultiWorker {
             resolver: None,
             joining: None,
             check_drift_every: CHECK_DRIFT_EVERY,
+            wire: Wire::Full,
+            tables: None,
         })
     }
 }
 
-/// Returns this number of logical CPU devices.
+/// Returns `replicas` logical CPU devices.
 fn cpus(replicas: usize) -> Result<Vec<DeviceName>> {
     match replicas {
         0 => Err(distribute_base::Error::invalid(
             "MultiWorkerMirroredStrategy",
-            "no replicas: a worker has one at least",
+            "no replicas: a worker needs at least one",
         )),
         _ => Ok((0..replicas).map(DeviceName::cpu).collect()),
     }
@@ -72,13 +92,23 @@ impl StrategyExtended for MultiWorker {
         self.joining.as_ref()?.elastic()
     }
     fn rejoin(&self, patience: Duration, leaving: &[usize], once_more: bool) -> Option<Result<()>> {
+        if self.tables.is_some() {
+            // The shares of a lost worker are lost.
+            return None;
+        }
         Some(self.joining.as_ref()?.rejoin(self.group.as_ref()?, patience, leaving, once_more))
+    }
+    fn parameter_servers(&self) -> Option<&Arc<ParameterServers>> {
+        self.tables.as_ref().map(|tables| &tables.servers)
     }
     fn communication_options(&self) -> CommunicationOptions {
         self.options
     }
     fn check_drift_every(&self) -> u64 {
         self.check_drift_every
+    }
+    fn wire(&self) -> Wire {
+        self.wire
     }
     fn threads(&self) -> Option<&Threads> {
         None
@@ -97,16 +127,17 @@ impl fmt::Debug for MultiWorker {
     }
 }
 
-/// Synchronous training over several workers with equally many replicas: [`MirroredStrategy`](super::MirroredStrategy)
-/// beyond one process. Every worker runs the same program on its part of each batch and has a copy of all variables;
-/// after each step all copies are equal.
+/// Constructors of a [`Strategy`] that trains synchronously on several workers with the same number of replicas
+/// each: a [`MirroredStrategy`](super::MirroredStrategy) across processes. Every worker runs the same program on
+/// its share of each batch and has a copy of all variables. All copies are equal after each step.
 ///
-/// Workers are processes, on one machine or several. [`new`](Self::new) finds out from the environment which of them
-/// this process is, and where the others are: `distribute launch --workers 4 -- program` starts it four times on this
-/// machine, schedulers start it on several. For tests, and to try out a program, [`on_threads`](Self::on_threads) makes
-/// the workers threads of one process. [`world`](Strategy::world) tells a program which worker it is.
+/// Workers are processes on one or several machines. [`new`](Self::new) reads from the environment which worker this
+/// process is and how to reach the others. `distribute launch --workers 4 -- program` starts four processes on this
+/// machine; schedulers start them on several machines. For tests and experiments, [`on_threads`](Self::on_threads) runs
+/// the workers as threads of one process. [`world`](Strategy::world) returns the index of this worker.
 ///
-/// What takes a `&Strategy` needs no change, and trains to the bits of one process with as many replicas in all:
+/// Code that takes a `&Strategy` needs no change. Its results are bit-identical to those of one process with the
+/// same total number of replicas:
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -126,7 +157,7 @@ impl fmt::Debug for MultiWorker {
 ///     model.variables.sha256()
 /// }
 ///
-/// let workers = MultiWorkerMirroredStrategy::on_threads(2, 2, |strategy| train(strategy))?;
+/// let workers = MultiWorkerMirroredStrategy::on_threads(2, 2, train)?;
 /// let one_process = MirroredStrategy::cpus(4)?;
 /// let alone = train(&one_process)?;
 /// assert!(workers.iter().all(|weights| *weights == alone));
@@ -135,39 +166,40 @@ impl fmt::Debug for MultiWorker {
 ///
 /// # What workers do together
 ///
-/// Workers meet, in the same order on all, in [`run`](Strategy::run) and in what its closures do together; in
-/// [`reduce`](Strategy::reduce), [`reduce_to`](Strategy::reduce_to) and [`gather`](Strategy::gather); where models and
-/// variables are made, datasets distributed and their steps taken, checkpoints saved and restored. A merge function is
-/// that of one worker, and what it reduces goes over all. Steps go one after another: a second `run` while one lasts is
-/// refused.
+/// All workers make the following calls together, in the same order: [`run`](Strategy::run) and the collectives in its
+/// closures; [`reduce`](Strategy::reduce), [`reduce_to`](Strategy::reduce_to) and [`gather`](Strategy::gather);
+/// creating models and variables; distributing datasets and taking their batches; saving and restoring checkpoints. A
+/// merge function runs once on each worker, and its reductions include all workers. Only one step can run at a time: a
+/// second concurrent `run` returns an error.
 ///
-/// Of what only one worker may do, such as writing summaries, [`should_save_summary`](Strategy::should_save_summary)
-/// tells which one; checkpoints see to it themselves. Variables that are written outside of `run` are written by each
-/// worker: by all in the same way.
+/// Some work, such as writing summaries, is done only by the [chief](Strategy::is_chief). Checkpoints do this
+/// automatically. Outside `run`, each worker writes variables itself, and all workers must write the same values.
 ///
 /// # Errors of workers
 ///
-/// Where a worker makes another call, fails, ends, or is later than the timeout, all workers get one
-/// [`Error::Collective`](distribute_base::Error::Collective), which names its replicas by their global ids; where its
-/// data or its part of a checkpoint fails, [`Error::Worker`](distribute_base::Error::Worker). The next step works,
-/// unless the worker has ended.
+/// If a worker fails, exits, makes a different call or times out, all workers get the same
+/// [`Error::Collective`](distribute_base::Error::Collective). It names that worker's replicas by their global ids. If a
+/// worker cannot read its data or its component of a checkpoint, all workers get
+/// [`Error::Worker`](distribute_base::Error::Worker). The next step succeeds again, unless the worker has exited.
 ///
 /// # Variables that drift apart
 ///
-/// Variables are the same on all workers, unless a program writes them on some of them only, or a machine errs. In each
-/// step workers compare the checksum of a part of them, so that all are compared within 100 steps
-/// ([`check_drift_every`](MultiWorkerBuilder::check_drift_every)): where one differs, no step begins any more, and all
-/// workers get [`Error::Drift`](distribute_base::Error::Drift), which names the variable and the workers.
+/// Variables have the same values on all workers, unless a program writes them on only some workers or a machine
+/// computes a wrong result. In each step, workers compare a checksum of some of the variables, so that all
+/// variables are compared within 100 steps
+/// ([`check_drift_every`](MultiWorkerMirroredStrategyBuilder::check_drift_every)). If a checksum differs, no
+/// further step begins, and all workers get [`Error::Drift`](distribute_base::Error::Drift), which names the
+/// variable and the workers.
 #[doc(alias = "tf.distribute.MultiWorkerMirroredStrategy")]
 #[doc(alias = "tf.distribute.experimental.MultiWorkerMirroredStrategy")]
 #[doc(alias = "CollectiveAllReduceStrategy")]
-#[derive(Clone, Debug)]
-pub struct MultiWorkerMirroredStrategy(Strategy);
-handle!(MultiWorkerMirroredStrategy);
+#[derive(Debug)]
+pub enum MultiWorkerMirroredStrategy {}
 
 impl MultiWorkerMirroredStrategy {
-    /// Joins the workers of the cluster that the environment names, with one replica on each:
-    /// [`builder`](Self::builder) has settings, and tells where the cluster is looked for.
+    /// Creates the strategy of this worker with one replica on each worker, and joins the other workers of the
+    /// cluster in the environment. [`builder`](Self::builder) has more settings, and
+    /// [`cluster_resolver`](MultiWorkerMirroredStrategyBuilder::cluster_resolver) lists the supported environments.
     ///
     /// ```no_run
     /// # use distribute::prelude::*;
@@ -176,20 +208,16 @@ impl MultiWorkerMirroredStrategy {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`MultiWorkerBuilder::build`].
+    /// Returns the errors of [`MultiWorkerMirroredStrategyBuilder::build`].
     #[track_caller]
-    pub fn new() -> Result<Self> {
+    #[expect(clippy::new_ret_no_self, reason = "the type is a namespace of constructors")]
+    pub fn new() -> Result<Strategy> {
         Self::builder().build()
     }
 
-    /// A builder, for another cluster than that of the environment, several replicas on each worker, and certificates.
-    pub fn builder() -> MultiWorkerBuilder {
-        MultiWorkerBuilder::default()
-    }
-
-    /// The strategy of this worker.
-    #[track_caller]
-    fn of(worker: MultiWorker) -> Result<Self> {
-        Strategy::new(worker).map(Self)
+    /// Returns a builder, for example for a cluster that is not in the environment, several replicas on each
+    /// worker, or certificates.
+    pub fn builder() -> MultiWorkerMirroredStrategyBuilder {
+        MultiWorkerMirroredStrategyBuilder::default()
     }
 }

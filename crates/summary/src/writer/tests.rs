@@ -33,7 +33,7 @@ fn scalars(path: &Path) -> Vec<(String, i64, f32)> {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn events_round_trip() {
     let folder = tempfile::tempdir().unwrap();
     let before = wall_clock().as_secs_f64();
     let summaries = SummaryWriter::create(folder.path().join("a/run")).unwrap();
@@ -110,7 +110,7 @@ fn a_writer_writes_where_its_condition_holds_and_one_without_a_file_nowhere() {
 }
 
 #[test]
-fn what_cannot_be_shown_is_refused_and_leaves_the_file_as_it_was() {
+fn an_invalid_summary_is_refused_and_leaves_the_file_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let summaries = SummaryWriter::create(folder.path()).unwrap().flush_every(Duration::ZERO);
     let error = summaries.histogram("weights", [1., f64::NEG_INFINITY], 7).unwrap_err();
@@ -127,7 +127,7 @@ fn what_cannot_be_shown_is_refused_and_leaves_the_file_as_it_was() {
 /// The system limits the size of the file, like a full disk.
 #[cfg(unix)]
 #[test]
-fn a_full_disk_is_an_error_once_and_again_and_what_was_flushed_is_there() {
+fn a_full_disk_is_an_error_each_time_and_flushed_events_remain() {
     if let Some(folder) = child::part() {
         let summaries = SummaryWriter::create(&folder).unwrap().flush_every(Duration::ZERO);
         let failed = (0..).find_map(|step| summaries.scalar("a", 1., step).err()).unwrap();
@@ -135,7 +135,7 @@ fn a_full_disk_is_an_error_once_and_again_and_what_was_flushed_is_there() {
             matches!(&failed, Error::Write(source) if matches!(**source, distribute_data::Error::Write { .. })),
             "{failed:?}"
         );
-        assert!(failed.to_string().contains("Make room"), "{failed}");
+        assert!(failed.to_string().contains("Free space"), "{failed}");
         assert!(matches!(summaries.scalar("a", 2., 9), Err(Error::Write(_))));
         let written = scalars(summaries.path().unwrap()).len();
         assert!((50..200).contains(&written), "{written}");
@@ -143,7 +143,7 @@ fn a_full_disk_is_an_error_once_and_again_and_what_was_flushed_is_there() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let name = "writer::tests::a_full_disk_is_an_error_once_and_again_and_what_was_flushed_is_there";
+    let name = "writer::tests::a_full_disk_is_an_error_each_time_and_flushed_events_remain";
     let this = child::command(name, folder.path().to_str().unwrap());
     let mut limited = Command::new("sh");
     limited
@@ -156,7 +156,7 @@ fn a_full_disk_is_an_error_once_and_again_and_what_was_flushed_is_there() {
 
 /// Uses TensorBoard's own reader, if Python has it: set DISTRIBUTE_PYTHON to that of a virtual environment.
 #[test]
-fn tensorboard_reads_what_is_written() {
+fn tensorboard_reads_the_files() {
     let python = std::env::var("DISTRIBUTE_PYTHON").unwrap_or_else(|_| "python3".into());
     let has_it = Command::new(&python)
         .args(["-c", "import tensorboard.backend.event_processing.event_accumulator"])

@@ -7,13 +7,13 @@ use num_complex::Complex;
 use num_traits::AsPrimitive;
 
 impl HostTensor {
-    /// Converts the elements to another dtype, as Rust's `as` does.
+    /// Converts the elements to the given dtype, with the rules of Rust's `as`.
     ///
-    /// Floats lose their fraction and saturate when they become integers; integers wrap. A bool becomes 0 or
-    /// 1, and a number becomes true unless it is 0. A complex number loses its imaginary part.
+    /// When floats are converted to integers, the fraction is dropped, and values out of range saturate. Integers wrap.
+    /// A bool becomes 0 or 1, and any number other than 0 becomes `true`. A complex number loses its imaginary part.
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`] if only one of the dtypes is string.
+    /// - [`Error::UnsupportedDType`]: only one of the two dtypes is string.
     pub fn cast(&self, dtype: DType) -> Result<HostTensor> {
         if dtype == self.dtype() {
             return Ok(self.clone());

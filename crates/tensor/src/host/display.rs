@@ -1,17 +1,17 @@
-//! Tensors as text, in the style of numpy.
+//! Formatting of tensors as text, in the style of numpy.
 
 use crate::{HostTensor, with_buffer};
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 use std::fmt::{Display, Formatter, Result, Write};
 
-/// The maximum number of elements of a tensor that is printed completely.
+/// The maximum number of elements with which a tensor is printed completely.
 const ALL: usize = 1000;
-/// The number of entries at each end of a shortened axis.
+/// The number of entries that are printed at each end of a shortened axis.
 const EDGE: usize = 3;
 
-/// Prints `<Tensor: shape=(6,), dtype=int32, data=[1, 2, 3, 1, 2, 3]>`. Matrices take several lines. Of more
-/// than 1000 elements, only the first and last three along each axis are printed.
+/// Prints a tensor, for example as `<Tensor: shape=(6,), dtype=int32, data=[1, 2, 3, 1, 2, 3]>`. Matrices take several
+/// lines. If there are more than 1000 elements, only the first and last three along each axis are printed.
 impl Display for HostTensor {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.write_str("<Tensor: shape=")?;
@@ -22,7 +22,7 @@ impl Display for HostTensor {
     }
 }
 
-/// Prints a shape: `()`, `(6,)`, `(2, 3)`.
+/// Prints a shape, such as `()`, `(6,)` or `(2, 3)`.
 pub(crate) fn shape(f: &mut impl Write, dims: &[usize]) -> Result {
     let list = dims.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     write!(f, "({list}{})", if dims.len() == 1 { "," } else { "" })
@@ -63,7 +63,7 @@ fn nested<T: Show>(
     f.write_char(']')
 }
 
-/// The text form of one element.
+/// An element that can be printed.
 trait Show {
     fn show(&self, f: &mut impl Write) -> Result;
 }

@@ -1,4 +1,4 @@
-//! Indexing in the style of Python: `t[3]`, `t[2:8:3]`, `t[..., 0]`.
+//! Indexing as in Python: `t[3]`, `t[2:8:3]`, `t[..., 0]`.
 
 use super::{HostTensor, count};
 use crate::{Element, Error, Result, with_buffer};
@@ -6,8 +6,8 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeTo};
 
 const OPERATION: &str = "index";
 
-/// An index of one axis of a tensor, by the rules of Python. Negative numbers count from the end, and slices
-/// are clamped to the axis.
+/// An index for one axis of a tensor, with Python's rules. Negative positions count from the end, and slices are
+/// clamped to the axis.
 ///
 /// ```
 /// use distribute_tensor::{HostTensor, Index};
@@ -22,18 +22,19 @@ const OPERATION: &str = "index";
 #[doc(alias = "slice")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Index {
-    /// One position; the axis is removed.
+    /// A single position. The axis is removed.
     At(i64),
-    /// Every `step`-th position from `start` up to, but excluding, `stop`; backwards if the step is negative.
+    /// Every `step`-th position from `start` up to, but not including, `stop`. If `step` is negative, positions are in
+    /// descending order.
     Slice {
-        /// The first position. By default, the end of the axis where the step begins.
+        /// The first position. `None` means the first or, with a negative step, the last position of the axis.
         start: Option<i64>,
-        /// The end, excluded. By default, all positions are included.
+        /// The position before which the slice stops. `None` means that the slice extends to the end of the axis.
         stop: Option<i64>,
-        /// The distance between positions; not 0.
+        /// The distance between positions. It must not be 0.
         step: i64,
     },
-    /// All axes that the other indices do not use. At most one.
+    /// All axes that no other index selects. It may occur only once.
     #[doc(alias = "...")]
     Ellipsis,
     /// A new axis of size 1.
@@ -78,11 +79,11 @@ impl From<RangeFull> for Index {
     }
 }
 
-/// The selection of indices from a tensor of a given shape. With it, rows stored elsewhere can be fetched
-/// selectively.
+/// A selection of elements by indices, for a tensor with a given shape. If the tensor is stored elsewhere, the
+/// selection allows fetching only the necessary rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
-    /// The selected positions of each axis.
+    /// The selected positions along each axis.
     picks: Vec<Vec<usize>>,
     /// The shape of the result.
     shape: Vec<usize>,
@@ -90,7 +91,7 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Creates the selection of `indices` from a tensor of shape `dims`. Other axes are selected completely.
+    /// Creates the selection of `indices` from a tensor of shape `dims`. Axes without an index are selected completely.
     ///
     /// # Errors
     /// - [`Error::Index`]: a position is outside its axis.
@@ -138,15 +139,15 @@ impl Selection {
         Ok(Self { picks, shape, dims: dims.to_vec() })
     }
 
-    /// Returns the selected rows (positions of axis 0), in order. Empty for a scalar.
+    /// Returns the selected rows (positions along axis 0), in order. The list is empty for a scalar.
     pub fn rows(&self) -> &[usize] {
         self.picks.first().map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the result from the selected [`rows`](Self::rows), in their order.
+    /// Computes the result from the selected [`rows`](Self::rows), which must be in the same order.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] if `rows` has another shape.
+    /// - [`Error::ShapeMismatch`]: `rows` has a different shape.
     pub fn of_rows(&self, rows: &HostTensor) -> Result<HostTensor> {
         let (mut picks, mut dims) = (self.picks.clone(), self.dims.clone());
         if let (Some(pick), Some(size)) = (picks.first_mut(), dims.first_mut()) {
@@ -156,10 +157,10 @@ impl Selection {
         Self { picks, dims, shape: self.shape.clone() }.of(rows)
     }
 
-    /// Returns the result from the entire tensor.
+    /// Computes the result from the complete tensor.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] if `whole` has another shape.
+    /// - [`Error::ShapeMismatch`]: `whole` has a different shape.
     pub fn of(&self, whole: &HostTensor) -> Result<HostTensor> {
         if whole.dims() != self.dims {
             let (expected, found) = (self.dims.clone(), whole.dims().to_vec());
@@ -203,11 +204,10 @@ fn positions(start: Option<i64>, stop: Option<i64>, step: i64, size: usize) -> V
 }
 
 impl HostTensor {
-    /// Returns the elements that `indices` select, by the rules of Python. Other axes are selected
-    /// completely.
+    /// Returns the elements that `indices` select, with Python's rules. Axes without an index are selected completely.
     ///
     /// # Errors
-    /// The errors of [`Selection::new`].
+    /// Returns the errors of [`Selection::new`].
     ///
     /// ```
     /// use distribute_tensor::{HostTensor, Index};
@@ -250,7 +250,7 @@ mod tests {
 
     // SV-2, SV-3
     #[test]
-    fn what_is_no_index_is_refused() {
+    fn an_invalid_index_is_refused() {
         let t = numbers(&[2, 2]);
         for outside in [2, -3, i64::MIN, i64::MAX] {
             let error = t.index(&[Index::At(outside)]).unwrap_err();
@@ -276,7 +276,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rows_alone_give_what_the_whole_gives(
+        fn separate_rows_give_the_result_of_the_complete_tensor(
             shape in prop::collection::vec(1usize..5, 1..4),
             indices in prop::collection::vec(indices(), 0..4),
         ) {

@@ -1,4 +1,4 @@
-//! Sums and means.
+//! Sums and means of host tensors.
 
 use super::{axis_of, check_same, sizes};
 use crate::dtype::{Buffer, with_summable};
@@ -11,25 +11,25 @@ use num_complex::Complex;
 const REDUCE: &str = "reduce";
 
 impl HostTensor {
-    /// Returns the element-wise sum or mean of tensors of one shape and dtype, in the order of
-    /// [`kernel::fold`].
+    /// Returns the element-wise sum or mean of tensors with the same shape and dtype. Elements are added in the order
+    /// of [`kernel::fold`].
     ///
-    /// A SUM of integers wraps. A MEAN divides the sum, so the mean of integers is a float, see
-    /// [`DType::mean`](crate::DType::mean). Integers of a MEAN are accumulated in a wider type, which does
-    /// not wrap. Floats of 16 bits are accumulated and divided as `f32`, and rounded once.
+    /// A SUM of integers wraps. A MEAN divides the sum, so the mean of integers is a float. See
+    /// [`DType::mean`](crate::DType::mean). Integers are then accumulated in a wider type, which does not wrap. Floats
+    /// of 16 bits are accumulated and divided as `f32`, and rounded once.
     ///
     /// # Errors
     /// - [`Error::Empty`]: `tensors` is empty.
-    /// - [`Error::Differs`]: a tensor does not match the first one in dtype or shape.
+    /// - [`Error::Differs`]: a tensor has a different dtype or shape than the first one.
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string, even for a single tensor.
     pub fn reduce(op: ReduceOp, tensors: &[&HostTensor]) -> Result<HostTensor> {
         Self::reduce_with(op, tensors, &Alone)
     }
 
-    /// Reduces as [`HostTensor::reduce`], with elements computed by `folder`. The result is bit-identical.
+    /// Acts like [`HostTensor::reduce`], but `folder` computes the elements. The result is bit-identical.
     ///
     /// # Errors
-    /// The errors of [`HostTensor::reduce`].
+    /// Returns the errors of [`HostTensor::reduce`].
     pub fn reduce_with(op: ReduceOp, tensors: &[&HostTensor], folder: &impl Folder) -> Result<HostTensor> {
         let [first, rest @ ..] = tensors else { return Err(Error::Empty { operation: REDUCE }) };
         for (i, tensor) in rest.iter().enumerate() {
@@ -83,10 +83,10 @@ impl HostTensor {
         }
     }
 
-    /// Returns the sum over these axes, which are removed.
+    /// Returns the sum over the given axes, which are removed.
     ///
-    /// Integers wrap. Floats of 16 bits are summed in `f32` and rounded once. The order is that of
-    /// [`kernel::sum_axis`], from the last axis to the first. An empty axis gives zeros.
+    /// Integers wrap. Floats of 16 bits are summed in `f32` and rounded once. Axes are summed from the last to the
+    /// first, each in the order of [`kernel::sum_axis`]. The sum over an empty axis is zero.
     ///
     /// # Errors
     /// - [`Error::Axis`]: an axis is not less than the rank.
@@ -110,11 +110,11 @@ impl HostTensor {
         }
     }
 
-    /// Divides every element. This is a true division, so integers become floats, see
-    /// [`DType::mean`](crate::DType::mean). Division by 0 gives NaN or an infinity.
+    /// Divides every element by `by`. Integers become floats. See [`DType::mean`](crate::DType::mean). Division by 0
+    /// results in NaN or infinity.
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`] if the dtype is bool or string.
+    /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
     pub fn divide(&self, by: f64) -> Result<HostTensor> {
         fn map<T, U>(v: &[T], f: impl Fn(&T) -> U) -> Vec<U> {
             v.iter().map(f).collect()
@@ -143,7 +143,7 @@ impl HostTensor {
     }
 }
 
-/// Returns the dtype, if its values can be summed.
+/// Returns the dtype if its values can be summed, otherwise an error.
 pub(crate) fn summable(dtype: DType) -> Result<DType> {
     match dtype.mean() {
         Some(_) => Ok(dtype),
@@ -151,7 +151,7 @@ pub(crate) fn summable(dtype: DType) -> Result<DType> {
     }
 }
 
-/// Returns the axes in order. Each is less than the rank, and none occurs twice.
+/// Returns the axes in ascending order. Returns an error if an axis is not less than the rank, or occurs twice.
 pub(crate) fn check_axes(operation: &'static str, axes: &[usize], dims: &[usize]) -> Result<Vec<usize>> {
     let mut sorted = axes.to_vec();
     sorted.sort_unstable();
@@ -164,7 +164,7 @@ pub(crate) fn check_axes(operation: &'static str, axes: &[usize], dims: &[usize]
     Ok(sorted)
 }
 
-/// Returns the sum over sorted axes, from the last to the first, and its shape.
+/// Sums over the given axes, which are in ascending order, from the last to the first. Returns the sum and its shape.
 pub(crate) fn sum_over<T: Summand>(elements: &[T], dims: &[usize], axes: &[usize]) -> (Vec<T>, Vec<usize>) {
     let mut shape = dims.to_vec();
     let mut current: Option<Vec<T::Sum>> = None;

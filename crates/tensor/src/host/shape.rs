@@ -1,8 +1,8 @@
-//! Joining, slicing and selecting along axes. All dtypes, including strings and bools.
+//! Joining, slicing and selecting along axes, for all dtypes, including string and bool.
 
 use crate::{DType, Element, Error, HostTensor, Result, kernel, with_buffer};
 
-/// Returns an axis less than the rank, or an error.
+/// Returns `axis` if it is less than the rank, otherwise an error.
 pub(crate) fn axis_of(operation: &'static str, axis: usize, dims: &[usize]) -> Result<usize> {
     if axis < dims.len() {
         return Ok(axis);
@@ -11,21 +11,22 @@ pub(crate) fn axis_of(operation: &'static str, axis: usize, dims: &[usize]) -> R
     Err(Error::Axis { operation, axis: shown, rank: dims.len(), shape: dims.to_vec() })
 }
 
-/// Returns the number of elements outside an axis, along it and inside it.
+/// Returns the product of the sizes before an axis, the size of the axis, and the product of the sizes after it.
 pub(crate) fn sizes(dims: &[usize], axis: usize) -> (usize, usize, usize) {
     (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
 }
 
-/// Returns the number of elements of a shape. `None` on overflow.
+/// Returns the number of elements of a shape, or `None` on overflow.
 ///
-/// An empty axis does not hide the others: with `[usize::MAX, 2, 0]`, slicing along the last axis would
-/// multiply sizes that overflow. Such a shape is refused for every order of its axes.
+/// Even if an axis is empty, the product of the other axes' sizes must not overflow. With `[usize::MAX, 2, 0]`, for
+/// example, slicing along the last axis would multiply sizes that overflow. Such shapes are rejected for every order of
+/// the axes.
 pub(crate) fn count(shape: &[usize]) -> Option<usize> {
     let others = shape.iter().try_fold(1usize, |n, size| n.checked_mul((*size).max(1)))?;
     Some(if shape.contains(&0) { 0 } else { others })
 }
 
-/// Checks that a tensor may have this shape.
+/// Checks that the number of elements of a shape does not overflow.
 fn check_count(operation: &'static str, shape: &[usize]) -> Result<()> {
     match count(shape) {
         Some(_) => Ok(()),
@@ -33,7 +34,7 @@ fn check_count(operation: &'static str, shape: &[usize]) -> Result<()> {
     }
 }
 
-/// Checks that `start..start + len` lies within an axis.
+/// Checks that `start..start + len` is within an axis of the given size.
 pub(crate) fn check_range(operation: &'static str, start: usize, len: usize, size: usize) -> Result<()> {
     match start.checked_add(len) {
         Some(end) if end <= size => Ok(()),
@@ -44,7 +45,7 @@ pub(crate) fn check_range(operation: &'static str, start: usize, len: usize, siz
     }
 }
 
-/// Checks that all rows exist.
+/// Checks that all row indices are less than `len`.
 pub(crate) fn check_rows(operation: &'static str, rows: &[usize], len: usize) -> Result<()> {
     match rows.iter().find(|r| **r >= len) {
         Some(row) => Err(Error::Index { operation, index: i64::try_from(*row).unwrap_or(i64::MAX), len }),
@@ -52,7 +53,7 @@ pub(crate) fn check_rows(operation: &'static str, rows: &[usize], len: usize) ->
     }
 }
 
-/// Checks that dtype and shape equal those of the first value.
+/// Checks that two values have the same dtype and shape.
 pub(crate) fn check_same(
     operation: &'static str,
     expected: (DType, &[usize]),
@@ -71,7 +72,8 @@ pub(crate) fn check_same(
     Ok(())
 }
 
-/// Checks that a piece can be joined to the first one: dtype, rank and the sizes of all other axes are equal.
+/// Checks that a tensor can be joined to the first one. The dtype, the rank and the sizes of all other axes must be
+/// equal.
 pub(crate) fn check_pieces(
     operation: &'static str,
     axis: usize,
@@ -93,12 +95,11 @@ pub(crate) fn check_pieces(
 }
 
 impl HostTensor {
-    /// Joins tensors along an axis, in order. They may differ in size only along that axis. Tensors may be
-    /// empty.
+    /// Joins tensors along an axis, in order. Their sizes may differ only along that axis. Tensors may be empty.
     ///
     /// # Errors
     /// - [`Error::Empty`]: `tensors` is empty.
-    /// - [`Error::Axis`]: `axis` is not less than the rank, as for any axis of a scalar.
+    /// - [`Error::Axis`]: `axis` is not less than the rank. A scalar has no axis.
     /// - [`Error::Differs`]: a tensor does not match the first one.
     pub fn concat(tensors: &[&HostTensor], axis: usize) -> Result<HostTensor> {
         const OPERATION: &str = "concat";
@@ -120,7 +121,7 @@ impl HostTensor {
         with_buffer!(first.buffer(), v => HostTensor::new(join(v, tensors, &chunks)?, shape))
     }
 
-    /// Stacks tensors of one shape and dtype along a new axis 0.
+    /// Stacks tensors with the same shape and dtype along a new axis 0.
     ///
     /// # Errors
     /// - [`Error::Empty`]: `tensors` is empty.
@@ -140,7 +141,7 @@ impl HostTensor {
         with_buffer!(first.buffer(), v => HostTensor::new(join(v, tensors)?, shape))
     }
 
-    /// Returns `len` indices of an axis, beginning at `start`.
+    /// Returns `len` entries along an axis, beginning at index `start`.
     ///
     /// # Errors
     /// - [`Error::Axis`]: `axis` is not less than the rank.
@@ -159,7 +160,7 @@ impl HostTensor {
         })
     }
 
-    /// Returns these rows (indices of axis 0), in this order. A row may be taken more than once.
+    /// Returns the given rows (indices along axis 0), in the given order. A row may occur more than once.
     ///
     /// # Errors
     /// - [`Error::Axis`]: the tensor is a scalar.
@@ -179,7 +180,7 @@ impl HostTensor {
         with_buffer!(self.buffer(), v => HostTensor::new(take(v, rows, inner), shape))
     }
 
-    /// Returns row `index` of axis 0, with that axis removed.
+    /// Returns the row at `index` along axis 0, without that axis.
     ///
     /// # Errors
     /// - [`Error::Axis`]: the tensor is a scalar.
@@ -193,10 +194,10 @@ impl HostTensor {
         })
     }
 
-    /// Returns the same elements in another shape. They stay shared.
+    /// Returns a tensor with the same elements, which remain shared, and the given shape.
     ///
     /// # Errors
-    /// [`Error::ElementCount`] if the shape has another number of elements.
+    /// - [`Error::ElementCount`]: the shape has a different number of elements.
     pub fn reshape(&self, shape: impl Into<Vec<usize>>) -> Result<HostTensor> {
         let shape = shape.into();
         if count(&shape) != Some(self.len()) {
@@ -206,7 +207,7 @@ impl HostTensor {
     }
 }
 
-/// Concatenates the elements of tensors of one dtype.
+/// Concatenates the elements of tensors with the same dtype.
 pub(crate) fn joined(tensors: &[&HostTensor]) -> Result<HostTensor> {
     fn all<T: Element>(_: &[T], tensors: &[&HostTensor]) -> Result<HostTensor> {
         let parts = tensors.iter().map(|tensor| tensor.typed::<T>("join")).collect::<Result<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! Writes into a tensor.
+//! Writes to a tensor, with arithmetic operations.
 
 use super::check_same;
 use crate::dtype::Buffer;
@@ -7,13 +7,13 @@ use crate::with_buffer;
 use crate::{Element, Error, HostTensor, Result};
 
 impl HostTensor {
-    /// Writes another tensor of the same dtype and shape into this one, element by element. After an error,
-    /// the tensor is unchanged.
+    /// Writes `value`, which must have the same dtype and shape, to this tensor element by element. After an error,
+    /// this tensor is unchanged.
     ///
     /// # Errors
-    /// - [`Error::ShapeMismatch`], [`Error::DTypeMismatch`]: `value` has another shape or dtype.
-    /// - [`Error::UnsupportedDType`]: the dtype lacks this operation. Bool and string can only be assigned;
-    ///   complex numbers have no minimum and maximum.
+    /// - [`Error::ShapeMismatch`], [`Error::DTypeMismatch`]: `value` has a different shape or dtype.
+    /// - [`Error::UnsupportedDType`]: the dtype does not support this operation. Bool and string can only be
+    ///   assigned; complex numbers have no minimum and maximum.
     /// - [`Error::DivisionByZero`]: an integer would be divided by 0.
     pub fn write(&mut self, how: Write, value: &HostTensor) -> Result<()> {
         check_same(how.name(), (self.dtype(), self.dims()), (value.dtype(), value.dims()))?;
@@ -22,40 +22,40 @@ impl HostTensor {
 }
 
 impl Buffer {
-    /// Writes the same number of elements of the same dtype into these, one by one. After an error, the
+    /// Writes the elements of `from`, which must have the same dtype, to this buffer one by one. After an error, the
     /// buffer is unchanged.
     ///
     /// # Errors
-    /// The errors of [`HostTensor::write`].
+    /// Returns the errors of [`HostTensor::write`].
     ///
     /// # Panics
-    /// If the number of elements differs.
+    /// Panics if the number of elements differs.
     pub fn write(&mut self, how: Write, from: &Buffer) -> Result<()> {
         into(how, self, from, None)
     }
 
-    /// Writes rows of the same dtype into these, one after another: a row that occurs twice is written twice.
-    /// The width of a row is the number of elements divided by the number of `rows`. After an error, the
-    /// buffer is unchanged.
+    /// Writes rows, which must have the same dtype, to this buffer one after another. A row that occurs twice is
+    /// written twice. The width of a row is the number of elements in `from`, divided by the number of `rows`. After an
+    /// error, the buffer is unchanged.
     ///
     /// # Errors
-    /// The errors of [`HostTensor::write`].
+    /// Returns the errors of [`HostTensor::write`].
     ///
     /// # Panics
-    /// If a row does not exist.
+    /// Panics if a row does not exist.
     pub fn write_rows(&mut self, how: Write, rows: &[usize], from: &Buffer) -> Result<()> {
         into(how, self, from, Some(rows))
     }
 }
 
 impl HostTensor {
-    /// Returns summand `index` of `of` summands whose sum is this tensor.
+    /// Splits this tensor into `of` summands whose sum is the tensor, and returns the summand with the given index.
     ///
-    /// For integers the sum is exact: if there is a remainder, the first summands get one more (or less).
-    /// Floats are divided, so their sum is rounded unless `of` is a power of two.
+    /// For integers, the sum is exact: if there is a remainder, the first summands are larger (or smaller) by one.
+    /// Floats are divided, so the sum may be rounded unless `of` is a power of two.
     ///
     /// # Errors
-    /// [`Error::UnsupportedDType`] if the dtype is bool or string.
+    /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
     pub fn share(&self, index: usize, of: usize) -> Result<HostTensor> {
         macro_rules! by_type {
             ($($variant:ident)*) => {
@@ -71,7 +71,8 @@ impl HostTensor {
         by_type!(I8 U8 I16 U16 I32 U32 I64 U64)
     }
 
-    /// Whether dtype, shape and all bits are the same: NaN equals itself, and 0 does not equal -0.
+    /// Returns whether the dtypes, the shapes and all bits are equal. NaN equals a NaN with the same bits, and 0 does
+    /// not equal -0.
     pub fn same_bits(&self, other: &HostTensor) -> bool {
         if self.dims() != other.dims() {
             return false;
@@ -101,7 +102,7 @@ fn integer_share(value: i128, index: i128, of: i128) -> i128 {
 }
 
 impl Write {
-    /// Returns the name, as in errors.
+    /// Returns the name of the operation, for errors.
     pub const fn name(self) -> &'static str {
         match self {
             Write::Assign => "assign",
@@ -114,10 +115,10 @@ impl Write {
         }
     }
 
-    /// Checks the values before a write.
+    /// Checks the new values before anything is written.
     ///
     /// # Errors
-    /// [`Error::DivisionByZero`] if an integer would be divided by 0.
+    /// - [`Error::DivisionByZero`]: an integer would be divided by 0.
     pub fn check<T: Arithmetic>(self, values: &[T]) -> Result<()> {
         if self == Write::Div && values.iter().any(|value| T::default().divided(*value).is_none()) {
             Err(Error::DivisionByZero { operation: self.name() })
@@ -145,7 +146,7 @@ fn into(how: Write, to: &mut Buffer, from: &Buffer, rows: Option<&[usize]>) -> R
     by_type!(F16 Bf16 F32 F64 I8 U8 I16 U16 I32 U32 I64 U64 C64 C128)
 }
 
-/// Writes elements that support arithmetic. Returns `None` if they lack the operation.
+/// Writes elements that support arithmetic. Returns `None` if they do not support the operation `how`.
 fn calculated<T: Arithmetic>(how: Write, to: &mut [T], from: &[T], rows: Option<&[usize]>) -> Option<()> {
     fn each<T: Copy>(to: &mut [T], from: &[T], rows: Option<&[usize]>, operation: impl Fn(T, T) -> T) {
         match rows {
@@ -163,7 +164,7 @@ fn calculated<T: Arithmetic>(how: Write, to: &mut [T], from: &[T], rows: Option<
     Some(())
 }
 
-/// Assigns elements that do not support arithmetic.
+/// Assigns elements that do not support arithmetic. Returns `None` if `from` has a different dtype.
 fn assign<T: Element>(to: &mut [T], from: &Buffer, rows: Option<&[usize]>) -> Option<()> {
     let from = T::slice(from)?;
     match rows {

@@ -1,18 +1,18 @@
-//! The sum along one axis of one tensor.
+//! Sums of a tensor along one axis.
 
 use super::{Sum, Summand};
 
-/// The number of rows that are added one after another before the sums of such runs are paired.
+/// The number of rows in a run. Within a run, rows are added one after another. The sums of runs are added in pairs.
 const RUN: usize = 64;
 
-/// Sums along the middle axis of `[outer, len, inner]` into `[outer, inner]`.
+/// Sums an array of shape `[outer, len, inner]` along the middle axis. The result has shape `[outer, inner]`.
 ///
-/// Runs of 64 rows are summed in order, then neighbouring runs are paired (as [`fold`](super::fold) pairs
-/// slices). The error of a long sum therefore grows with its logarithm. Integers wrap. An empty axis gives
-/// zeros. Sums of 16-bit floats are `f32`.
+/// The rows of each run of 64 are summed in order. Then neighbouring runs are added in pairs, as [`fold`](super::fold)
+/// does with slices, so the error of a long sum grows only with the logarithm of its length. Integers wrap. The sum
+/// over an empty axis is zero. Sums of 16-bit floats are `f32`.
 ///
 /// # Panics
-/// If the length of `input` or `out` does not match these sizes.
+/// Panics if the length of `input` or `out` does not match these sizes.
 pub fn sum_axis<T: Summand>(input: &[T], outer: usize, len: usize, inner: usize, out: &mut [T::Sum]) {
     assert_eq!(input.len(), outer * len * inner, "the input of a sum along an axis");
     assert_eq!(out.len(), outer * inner, "the output of a sum along an axis");
@@ -24,7 +24,7 @@ pub fn sum_axis<T: Summand>(input: &[T], outer: usize, len: usize, inner: usize,
     }
 }
 
-/// Sums rows of `inner` elements; there is at least one.
+/// Sums rows of `inner` elements. There must be at least one row.
 fn sum_rows<T: Summand>(rows: &[T], inner: usize, out: &mut [T::Sum]) {
     let count = rows.len() / inner;
     if count <= RUN {

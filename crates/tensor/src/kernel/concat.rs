@@ -1,13 +1,13 @@
-//! Joining along an axis, and slicing.
+//! Joining and slicing along an axis.
 //!
-//! A tensor of shape `[outer…, n, inner…]` consists of `outer` runs of `n * inner` elements; that length is
-//! its chunk. A join along the axis of size `n` takes a chunk of each piece in turn.
+//! A tensor of shape `[outer…, n, inner…]` consists of `outer` chunks of `n * inner` elements. To join tensors along
+//! the axis of size `n`, one chunk of each tensor is copied in turn.
 
-/// Joins `pieces`. Piece `i` is a sequence of chunks of `chunks[i]` elements. A piece whose chunk is 0 is
+/// Joins `pieces`. Piece `i` consists of chunks with `chunks[i]` elements each. If `chunks[i]` is 0, the piece is
 /// empty.
 ///
 /// # Panics
-/// If `chunks` and `pieces` differ in length, or the pieces do not have the same number of chunks.
+/// Panics if `chunks` and `pieces` differ in length, or if the pieces do not have the same number of chunks.
 pub fn concat<T: Clone>(pieces: &[&[T]], chunks: &[usize]) -> Vec<T> {
     assert_eq!(pieces.len(), chunks.len(), "one chunk size for each piece");
     let outer = pieces.iter().zip(chunks).find(|(_, c)| **c > 0).map_or(0, |(p, c)| p.len() / c);
@@ -23,10 +23,10 @@ pub fn concat<T: Clone>(pieces: &[&[T]], chunks: &[usize]) -> Vec<T> {
     out
 }
 
-/// Returns the `chunk` elements that begin at `start` of each run of `stride` elements.
+/// Returns `chunk` elements of each run of `stride` elements, beginning at position `start` in the run.
 ///
 /// # Panics
-/// If `whole` does not consist of complete runs, or the chunk exceeds a run.
+/// Panics if `whole` does not consist of complete runs, or if the requested elements exceed a run.
 pub fn narrow<T: Clone>(whole: &[T], stride: usize, start: usize, chunk: usize) -> Vec<T> {
     if stride == 0 {
         assert!(whole.is_empty(), "elements without runs");

@@ -1,36 +1,41 @@
-//! Sums of several slices in one fixed order: the hot kernels of all-reduce.
+//! Sums of several slices in a fixed order. These are the hot kernels of all-reduce.
 //!
-//! The order is a balanced binary tree over the list: neighbours with stride 1, then 2, then 4, and so on. Three
-//! slices give `(a + b) + c`, five give `((a + b) + (c + d)) + e`. Equivalently, a list of more than one is split at
-//! the largest power of two below its length, and the two sums are added. The code works this way, block by
-//! block, so that partial sums stay in the first cache. Floats of 16 bits are accumulated as `f32`, and each
-//! sum is rounded once.
+//! The order is a balanced binary tree over the list: neighbours with stride 1, then 2, then 4, and so on. Three slices
+//! are added as `(a + b) + c`, five as `((a + b) + (c + d)) + e`. Equivalently, a list of more than one slice is split
+//! at the largest power of two below its length, and the two sums are added. The code uses this second form, block by
+//! block, so that partial sums stay in the first-level cache. Floats of 16 bits are accumulated as `f32`, and each sum
+//! is rounded once.
+
+// - INV-7: floats of 16 bits are summed as `f32`, and rounded once (`DType::of_sum`, `Summand`). Rows are summed in
+//   the same order. Vectors that workers sum in `Order::Fast`, on request, are close to this order, with the same
+//   bits on all workers. Tests: `tensor/src/kernel/reduce.rs`, `row_sum.rs`, `row_fold.rs`, `tensor/src/pack.rs`,
+//   `tensor/tests/it/leaf.rs`, `computing/cross_device/`, `collective/tests/it/conformance/mod.rs`.
 
 use super::{Scale, Sum, Summand};
 use std::ops::Range;
 
-/// The number of elements of one block: 4 KiB of `f32`.
+/// The number of elements in a block: 4 KiB of `f32`.
 const BLOCK: usize = 1024;
 
-/// Writes the element-wise sum of `inputs` to `out`. Without inputs it writes zeros.
+/// Writes the element-wise sum of `inputs` to `out`. If there are no inputs, writes zeros.
 ///
 /// # Panics
-/// If the length of an input differs from that of `out`.
+/// Panics if the length of an input differs from that of `out`.
 pub fn fold<T: Summand>(inputs: &[&[T]], out: &mut [T]) {
     fold_then(inputs, out, keep);
 }
 
-/// Writes sums as [`fold`] does, and applies `last` to each sum before it is rounded: the division of a MEAN,
-/// in the same pass.
+/// Acts like [`fold`], and applies `last` to each sum before it is rounded. This allows the division of a MEAN in the
+/// same pass.
 ///
 /// # Panics
-/// If the length of an input differs from that of `out`.
+/// Panics if the length of an input differs from that of `out`.
 pub fn fold_then<T: Summand>(inputs: &[&[T]], out: &mut [T], last: impl Fn(T::Sum) -> T::Sum) {
     blocks(inputs, out, &|_, x: T| x.widen(), &|sum| T::narrow(last(sum)));
 }
 
-/// Returns the elements of [`fold_then`] of two slices, for memory that is not cleared before it is written.
-/// Ends with the shorter slice.
+/// Returns an iterator over the elements that [`fold_then`] would compute for two slices. With an iterator, memory need
+/// not be zeroed before it is written. The iterator ends with the shorter slice.
 pub fn fold_two<'a, T: Summand>(
     a: &'a [T],
     b: &'a [T],
@@ -42,7 +47,8 @@ pub fn fold_two<'a, T: Summand>(
 /// Writes the element-wise sum of `weights[r] * inputs[r]` to `out`, in the order of [`fold`].
 ///
 /// # Panics
-/// If the length of an input differs from that of `out`, or the number of weights from that of inputs.
+/// Panics if the length of an input differs from that of `out`, or if the number of weights differs from the number of
+/// inputs.
 pub fn fold_scaled<F: Scale>(inputs: &[&[F]], weights: &[F], out: &mut [F]) {
     assert_eq!(inputs.len(), weights.len(), "one weight for each input");
     blocks(inputs, out, &|r, x: F| x.times(weights[r]), &keep);
@@ -82,13 +88,13 @@ fn keep<T>(sum: T) -> T {
     sum
 }
 
-/// Returns the number of blocks of partial sums that [`tree`] holds at once for `n` inputs.
+/// Returns the number of blocks of partial sums that [`tree`] needs at the same time for `n` inputs.
 fn depth(n: usize) -> usize {
     // Each split leaves a right part of at most half the next power of two; parts of 4 need no scratch.
     (n.next_power_of_two().trailing_zeros() as usize).saturating_sub(2)
 }
 
-/// Sums one block of all inputs. The list is split at a power of two.
+/// Sums one block of all inputs by splitting the list at a power of two.
 fn tree<T: Copy, S: Sum>(
     inputs: &[&[T]],
     first: usize,

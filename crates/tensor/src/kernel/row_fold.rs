@@ -1,18 +1,19 @@
-//! The rows of several replicas side by side, so that they can be summed in the fixed order of sums.
+//! Iteration over the rows of several replicas, so that equal rows can be added in the fixed order of sums.
 
-/// Calls `then` with each row that any replica has, in ascending order, and its values on each replica: zeros
-/// if a replica does not have the row. [`fold_scaled`](super::fold_scaled) of them is bit-identical to that
-/// of dense tensors, because a replica without the row keeps its position in the tree of sums.
+/// Calls `then` with each row that at least one replica has, in ascending order, and with the row's values on each
+/// replica. If a replica does not have the row, its values are zeros. Adding the values with
+/// [`fold_scaled`](super::fold_scaled) is bit-identical to adding dense tensors, because a replica without the row
+/// keeps its position in the tree of sums.
 ///
-/// `parts` contain, for each replica, the indices of its rows, ascending and without duplicates, as
-/// [`RowMerge::rows`](super::RowMerge::rows) returns them, and `width` values for each. Nothing is copied,
-/// and the values are in the cache when `then` is called.
+/// For each replica, `parts` contains the indices of its rows, in ascending order and without duplicates, as returned
+/// by [`RowMerge::rows`](super::RowMerge::rows), and `width` values for each row. Nothing is copied, and the values are
+/// in the cache when `then` is called.
 ///
 /// # Errors
-/// The first error of `then`, after which no more rows are passed.
+/// Returns the first error of `then`, after which no more rows are processed.
 ///
 /// # Panics
-/// If the rows of a replica do not ascend, or there are not `width` values for each.
+/// Panics if the rows of a replica are not in ascending order, or do not have `width` values each.
 pub fn each_row<T: Copy + Default, E>(
     parts: &[(&[usize], &[T])],
     width: usize,

@@ -1,29 +1,29 @@
-//! The sum of the rows of several replicas, in the fixed order of sums. Rows may be in any order, with
-//! duplicates.
+//! Sums of the rows of several replicas, in the fixed order of sums. Rows may be in any order and may have duplicates.
 
 use super::{RowMerge, Sum, fold_then};
 
-/// The plan of a sum of rows: the rows that any replica has, and the rows that need the tree. It depends only
-/// on indices.
+/// The plan of a sum of rows: the rows that at least one replica has, and which of them must be added in the order of
+/// the tree. It depends only on indices.
 ///
-/// Each replica's rows with one index are added first, then the replicas' sums in the order of
-/// [`fold`](super::fold). A replica without the row counts as zero. The result is bit-identical to that of
-/// dense tensors.
+/// Rows with the same index are first added within each replica, and then over the replicas in the order of
+/// [`fold`](super::fold). A replica without the row is treated as zero. The result is bit-identical to that of dense
+/// tensors.
 #[derive(Clone, Debug)]
 pub struct RowSum {
     merge: RowMerge,
-    /// The start of each replica's indices; the last entry is the number of indices.
+    /// The position at which each replica's indices start. The last entry is the total number of indices.
     starts: Vec<usize>,
-    /// Whether a row needs the tree, because adding one value after another would give another sum. This is
-    /// so if three replicas have the row, or one that is not the first has it twice.
+    /// Whether a row must be added in the order of the tree, because adding its values one after another would produce
+    /// a different sum. This is the case if three replicas have the row, or if a replica other than the first has it
+    /// twice.
     in_tree: Vec<bool>,
-    /// The rows that need the tree, ascending, each with the start of its positions; and the positions.
+    /// The rows that need the tree, in ascending order, each with the start of its range in `positions`.
     trees: Vec<(usize, usize)>,
     positions: Vec<usize>,
 }
 
 impl RowSum {
-    /// Creates the plan from the indices of replicas, in the order of their ids.
+    /// Creates the plan from the indices of each replica, in the order of replica ids.
     pub fn new(lists: &[&[usize]]) -> Self {
         let merge = RowMerge::new(&lists.concat());
         let ends = lists.iter().scan(0, |end, list| {
@@ -51,20 +51,19 @@ impl RowSum {
         Self { merge, starts, in_tree, trees, positions }
     }
 
-    /// Returns the rows that any replica has, in ascending order.
+    /// Returns the rows that at least one replica has, in ascending order.
     pub fn rows(&self) -> &[usize] {
         self.merge.rows()
     }
 
     /// Sums the rows of all replicas.
     ///
-    /// `parts` contain, for each replica, a row of `width` values for each of its indices. The sums have a
-    /// row for each of [`rows`](Self::rows). `out` is filled with the elements of the sums that begin at
-    /// `start`, so several threads can share the work. The bits do not depend on the partition. They are
-    /// those of replicas that have added their rows to zeros, so no sum is -0.
+    /// For each replica, `parts` contains a row of `width` values for each index. The sums have one row for each of
+    /// [`rows`](Self::rows). `out` receives the elements of the sums from position `start`, so several threads can
+    /// share the work without changing the result. No sum is -0, because all replicas' rows are added to zeros.
     ///
     /// # Panics
-    /// If a part does not match its replica's indices, or `out` exceeds the sums.
+    /// Panics if a part does not match the indices of its replica, or if `out` exceeds the sums.
     pub fn sum<T: Sum>(&self, parts: &[&[T]], width: usize, start: usize, out: &mut [T]) {
         let end = start + out.len();
         assert!(end <= self.rows().len() * width, "the sums end before the output does");
@@ -103,7 +102,8 @@ impl RowSum {
         }
     }
 
-    /// Sums the rows that need no tree: of one replica, or of two if the second has one value.
+    /// Sums the rows that do not need the tree: rows of one replica, or of two replicas if the second has a single
+    /// value.
     fn one_after_another<T: Sum>(&self, parts: &[&[T]], width: usize, start: usize, out: &mut [T]) {
         let end = start + out.len();
         let (first, last) = (start / width, (end - 1) / width);
@@ -127,7 +127,7 @@ impl RowSum {
     }
 }
 
-/// Returns the rows that need the tree, each with the start of its positions, and the positions.
+/// Returns the rows that need the tree, each with the start of its range of positions; and all positions.
 fn of_trees(in_tree: &[bool], ranks: &[usize]) -> (Vec<(usize, usize)>, Vec<usize>) {
     let mut count = vec![0; if in_tree.contains(&true) { in_tree.len() } else { 0 }];
     if count.is_empty() {

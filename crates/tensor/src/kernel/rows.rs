@@ -1,13 +1,13 @@
-//! The merged rows of one replica: each index once, in ascending order, and the values of equal indices
-//! summed.
+//! The merge of rows on one replica. Each index then occurs once, in ascending order, with the sum of all its values.
 
 use super::Sum;
 
-/// The maximum ratio of table rows to merged rows for which the merge scans the entire table. Above it, the
-/// merge sorts indices.
+/// The maximum ratio of table rows to merged rows at which a merge scans the complete table. Above this ratio, the
+/// merge sorts the indices.
 ///
-/// Both methods have the same result, so this only affects the time. Measured on one core of a shared Xeon
-/// (AVX-512), float32, random indices, medians of the merge with its sums in µs, "sorted / entire table":
+/// Both methods have the same result, so the choice only affects the time. It was measured on one core of a shared Xeon
+/// (AVX-512) with float32 and random indices. The table below contains the median time in µs of the merge and its sums,
+/// as "sorted / complete table":
 ///
 /// | table | rows merged | table for each | width 1 | 8 | 32 | 128 |
 /// |---|---|---|---|---|---|---|
@@ -25,19 +25,19 @@ use super::Sum;
 /// | 1 000 000 | 1 000 | 1000 | 16 / 28 | 16 / 29 | 20 / 32 | 39 / 52 |
 const SPARSE: usize = 32;
 
-/// The plan of a merge: its rows, and the row of each index. It depends only on indices.
+/// The plan of a merge: the merged rows, and the row to which each index belongs. It depends only on indices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowMerge {
-    /// The indices that occur, ascending.
+    /// The indices that occur, in ascending order without duplicates.
     rows: Vec<usize>,
     /// The position of each index in `rows`.
     ranks: Vec<usize>,
 }
 
 impl RowMerge {
-    /// Creates the plan from the indices of rows, in the order in which their values are to be added.
+    /// Creates the plan from the indices of rows, in the order in which their values will be added.
     ///
-    /// Takes 16 to 40 bytes for each index, independent of the size of the table.
+    /// The plan takes 16 to 40 bytes per index, regardless of the size of the table.
     pub fn new(indices: &[usize]) -> Self {
         if indices.is_sorted() {
             return Self::of_sorted(indices.iter().copied().enumerate(), indices.len());
@@ -50,7 +50,7 @@ impl RowMerge {
         }
     }
 
-    /// Creates the plan from pairs of position and index, sorted by index.
+    /// Creates the plan from pairs of position and index, which are sorted by index.
     fn of_sorted(pairs: impl Iterator<Item = (usize, usize)>, count: usize) -> Self {
         let (mut rows, mut ranks) = (Vec::with_capacity(count), vec![0; count]);
         for (position, index) in pairs {
@@ -62,7 +62,7 @@ impl RowMerge {
         Self { rows, ranks }
     }
 
-    /// Creates the plan with a bit for each row of the table.
+    /// Creates the plan with a bitmap that has one bit per row of the table.
     fn of_whole_table(indices: &[usize], height: usize) -> Self {
         const BITS: usize = u64::BITS as usize;
         let mut words = vec![0u64; height.div_ceil(BITS)];
@@ -86,17 +86,17 @@ impl RowMerge {
         Self { ranks: indices.iter().map(rank).collect(), rows }
     }
 
-    /// Returns the indices that occur, in ascending order.
+    /// Returns the indices that occur, in ascending order without duplicates.
     pub fn rows(&self) -> &[usize] {
         &self.rows
     }
 
-    /// Returns the indices that occur, in ascending order.
+    /// Converts the plan to the indices that occur, in ascending order without duplicates.
     pub fn into_rows(self) -> Vec<usize> {
         self.rows
     }
 
-    /// Whether the indices ascend without duplicates: then the values are their own sums.
+    /// Returns whether the indices are already in ascending order without duplicates, so there is nothing to sum.
     pub fn is_identity(&self) -> bool {
         self.rows.len() == self.ranks.len() && self.ranks.is_sorted()
     }
@@ -106,25 +106,24 @@ impl RowMerge {
         &self.ranks
     }
 
-    /// Sums the values of equal indices, one after another in the order of the indices.
+    /// Sums the values with equal indices, in the order in which they occur.
     ///
-    /// `values` contain a row of `width` for each index. The sums have a row for each of
-    /// [`rows`](Self::rows). `out` is filled with the elements of the sums that begin at `start`, so several
-    /// threads can share the work. The bits do not depend on the partition. They are those of adding the rows
-    /// to zeros, so no sum is -0.
+    /// `values` contains a row of `width` elements for each index. The sums have one row for each of
+    /// [`rows`](Self::rows). `out` receives the elements of the sums from position `start`, so several threads can
+    /// share the work without changing the result. No sum is -0, because rows are added to zeros.
     ///
     /// # Panics
-    /// If there is not a row for each index, or `out` exceeds the sums.
+    /// Panics if `values` does not contain a row for each index, or if `out` exceeds the sums.
     pub fn sum<T: Sum>(&self, values: &[T], width: usize, start: usize, out: &mut [T]) {
         assert_eq!(values.len(), self.ranks.len() * width, "a row of values for each index");
         self.add_up(|position| position, values, width, start, out);
     }
 
-    /// Sums as [`sum`](Self::sum), with rows of values that indices may share: `sources` contain the row of
-    /// each index. The result is bit-identical to `sum` with copies of the rows.
+    /// Acts like [`sum`](Self::sum), but several indices may share a row of values: `sources` contains the row of
+    /// `values` for each index. The result is bit-identical to that of `sum` with copies of the rows.
     ///
     /// # Panics
-    /// If there is not a source for each index, or a source exceeds `values`, or `out` exceeds the sums.
+    /// Panics if there is no source for an index, if a source exceeds `values`, or if `out` exceeds the sums.
     pub fn sum_shared<T: Sum>(
         &self,
         sources: &[usize],
@@ -168,7 +167,7 @@ impl RowMerge {
     }
 }
 
-/// Returns the pairs of position and index, sorted by index and then by position.
+/// Returns pairs of position and index, sorted by index and then by position.
 fn sorted(indices: &[usize]) -> Vec<(usize, usize)> {
     // Counting sort by digits, from the lowest: for an embedding's batch of 8192 rows of 100 000, merging
     // takes half the time of a comparison sort. For short lists the counters cost more than they save.
@@ -207,7 +206,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// Returns each index once, ascending, and the values added one after another.
+    /// Returns the distinct indices in ascending order, and for each of them the sum of its values, which are added one
+    /// after another.
     fn expected(indices: &[usize], values: &[f32], width: usize) -> (Vec<usize>, Vec<f32>) {
         let mut rows: BTreeMap<usize, Vec<f32>> = BTreeMap::new();
         for (i, index) in indices.iter().enumerate() {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_merged_already_is_told() {
+    fn merged_rows_are_recognized() {
         assert!(RowMerge::new(&[1, 5, 9]).is_identity());
         assert!(!RowMerge::new(&[1, 5, 5]).is_identity());
         assert!(!RowMerge::new(&[5, 1]).is_identity());

@@ -1,34 +1,33 @@
-//! Elements that can be added or weighted.
+//! Elements that can be added and multiplied by weights.
 
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 
-/// A number type for sums: floats of 32 bits and more, integers (which wrap) and complex numbers.
+/// A number type in which sums are computed: floats of at least 32 bits, integers (which wrap) and complex numbers.
 pub trait Sum: Copy + Default + Send + Sync + 'static {
-    /// The sum of zero elements.
+    /// The zero of this type, which is the sum of no elements.
     const ZERO: Self;
     /// Returns `self + other`; integers wrap.
     fn plus(self, other: Self) -> Self;
 }
 
-/// An element that can be summed: every [`Sum`], and 16-bit floats, but neither bool nor string.
+/// An element that can be summed: every [`Sum`] and 16-bit floats, but not bool and string.
 ///
-/// Floats of 16 bits have no `plus`: they are accumulated as `f32`, and the sum is rounded once. A sum that
-/// is rounded after each addition loses small numbers (256 + 1 + 1 is 256 in `bf16`), and overflows before a
-/// mean is divided.
+/// 16-bit floats have no `plus`. They are accumulated as `f32`, and the sum is rounded once. Rounding after each
+/// addition would lose small numbers (256 + 1 + 1 is 256 in `bf16`), and could overflow before the division of a mean.
 pub trait Summand: Copy + Default + Send + Sync + 'static {
-    /// The type of sums of such elements.
+    /// The type in which these elements are summed.
     type Sum: Sum;
-    /// Converts the element to the type of sums.
+    /// Converts the element to the type of its sums.
     fn widen(self) -> Self::Sum;
-    /// Rounds a sum to the nearest element, ties to even.
+    /// Rounds a sum to the nearest element; ties go to the even one.
     fn narrow(sum: Self::Sum) -> Self;
 }
 
-/// An element that can be multiplied by a weight of its own type.
+/// An element that can be multiplied by a weight of the same type.
 pub trait Scale: Sum {
-    /// Returns `self * weight`, rounded once. It is never fused with an addition, so all machines get the
-    /// same bits.
+    /// Returns `self * weight`, rounded once. The product is never fused with an addition, so the result is the same on
+    /// all machines.
     fn times(self, weight: Self) -> Self;
 }
 
@@ -60,7 +59,7 @@ impl Summand for f16 {
     }
 }
 
-/// The conversions have no branches, so that loops vectorize.
+/// Converts without branches, so that loops can be vectorized.
 impl Summand for bf16 {
     type Sum = f32;
 

@@ -1,25 +1,25 @@
-//! Writes into a tensor: assignment, addition, and other operations on each element.
+//! Writes to a tensor: assignment, addition and other operations on each element.
 
 use super::{Sum, Summand};
 use half::{bf16, f16};
 use num_complex::{Complex32, Complex64};
 
-/// The operation of a write on each element and its new value.
+/// An operation that a write applies to an existing element and a new value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Write {
-    /// Replaces the element.
+    /// Assigns the new value.
     Assign,
-    /// Adds the value; integers wrap.
+    /// Adds the new value to the element; integers wrap.
     Add,
-    /// Subtracts the value; integers wrap.
+    /// Subtracts the new value from the element; integers wrap.
     Sub,
-    /// Multiplies by the value; integers wrap.
+    /// Multiplies the element by the new value; integers wrap.
     Mul,
-    /// Divides by the value; integers round towards zero.
+    /// Divides the element by the new value; integers round towards zero.
     Div,
-    /// Keeps the smaller of the two.
+    /// Keeps the smaller of the element and the new value.
     Min,
-    /// Keeps the larger of the two.
+    /// Keeps the larger of the element and the new value.
     Max,
 }
 
@@ -34,14 +34,14 @@ pub trait Arithmetic: Summand {
     fn minus(self, other: Self) -> Self;
     /// Returns `self * other`; integers wrap.
     fn multiplied(self, other: Self) -> Self;
-    /// Returns `self / other`. `None` if an integer would be divided by 0.
+    /// Returns `self / other`, or `None` if an integer would be divided by 0.
     fn divided(self, other: Self) -> Option<Self>;
-    /// Whether `self < other`. `None` for complex numbers, which have no order.
+    /// Returns whether `self < other`, or `None` for complex numbers, which have no order.
     fn less(self, other: Self) -> Option<bool>;
 }
 
 impl Write {
-    /// Returns the operation for this element type. `None` if the type lacks it.
+    /// Returns the operation for elements of type `T`, or `None` if the type does not support it.
     pub fn of<T: Arithmetic>(self) -> Option<fn(T, T) -> T> {
         let ordered = T::default().less(T::default()).is_some();
         Some(match self {
@@ -58,19 +58,19 @@ impl Write {
     }
 }
 
-/// Writes `from` into `to`, element by element.
+/// Applies `operation` to each pair of elements in `to` and `from`, and stores the results in `to`.
 ///
 /// # Panics
-/// If the lengths differ.
+/// Panics if the lengths differ.
 pub fn write<T: Copy>(to: &mut [T], from: &[T], operation: impl Fn(T, T) -> T) {
     assert_eq!(to.len(), from.len(), "both sides of a write");
     to.iter_mut().zip(from).for_each(|(to, from)| *to = operation(*to, *from));
 }
 
-/// Writes rows into a table, one after another: a row that occurs twice is written twice.
+/// Applies `operation` to rows of a table and new rows, one after another. A row that occurs twice is written twice.
 ///
 /// # Panics
-/// If a row does not exist.
+/// Panics if a row index is outside the table.
 pub fn write_rows<T: Copy>(table: &mut [T], rows: &[usize], from: &[T], operation: impl Fn(T, T) -> T) {
     let width = from.len().checked_div(rows.len()).unwrap_or(0);
     for (i, row) in rows.iter().enumerate() {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operation_does_what_it_says() {
+    fn each_operation_has_its_effect() {
         let (to, from) = (vec![7i32, -7, 3], [2, 2, 5]);
         for (operation, expected) in [
             (Write::Assign, [2, 2, 5]),

@@ -1,10 +1,10 @@
-//! Support code for `#[derive(Nest)]`: the fields of a struct.
+//! Support for code that `#[derive(Nest)]` generates: access to the fields of a struct.
 
 use super::mismatch;
 use crate::{Error, Leaf, Nest, Result, Tree};
 use std::collections::BTreeMap;
 
-/// The fields of a struct, taken one after another. For code that `#[derive(Nest)]` generates.
+/// The fields of a struct, which are taken one after another. Code that `#[derive(Nest)]` generates uses this type.
 #[derive(Debug)]
 pub struct Fields {
     named: BTreeMap<String, Tree<Leaf>>,
@@ -12,10 +12,10 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// Takes the fields of a map with exactly these names.
+    /// Creates the fields from a map that must have exactly the given names.
     ///
     /// # Errors
-    /// [`Error::Structure`] if a name is missing or unexpected.
+    /// - [`Error::Structure`]: a name is missing or unexpected.
     pub fn named(tree: Tree<Leaf>, names: &[&str]) -> Result<Self> {
         let named = match tree {
             Tree::Dict(items) => items,
@@ -33,10 +33,10 @@ impl Fields {
         Ok(Self { named, unnamed: Vec::new().into_iter().enumerate() })
     }
 
-    /// Takes the fields of a tuple of this length.
+    /// Creates the fields from a tuple that must have `count` values.
     ///
     /// # Errors
-    /// [`Error::Structure`] for another length or structure.
+    /// - [`Error::Structure`]: the tree is not a tuple of that length.
     pub fn unnamed(tree: Tree<Leaf>, count: usize) -> Result<Self> {
         match tree {
             Tree::Tuple(items) if items.len() == count => {
@@ -46,19 +46,19 @@ impl Fields {
         }
     }
 
-    /// Takes the field of this name.
+    /// Takes the field named `name`.
     ///
     /// # Errors
-    /// The errors of [`Nest::from_tree`], with the path of the field.
+    /// Returns the errors of [`Nest::from_tree`], with the path of the field.
     pub fn take<T: Nest>(&mut self, name: &str) -> Result<T> {
         let tree = self.named.remove(name).ok_or_else(|| absent(name))?;
         T::from_tree(tree).map_err(|e| e.within(format_args!(".{name}")))
     }
 
-    /// Takes the next field.
+    /// Takes the next field of a tuple.
     ///
     /// # Errors
-    /// The errors of [`Nest::from_tree`], with the path of the field.
+    /// Returns the errors of [`Nest::from_tree`], with the path of the field.
     #[allow(clippy::should_implement_trait)]
     pub fn next<T: Nest>(&mut self) -> Result<T> {
         let (i, tree) = self.unnamed.next().ok_or(Error::Empty { operation: "from_tree" })?;

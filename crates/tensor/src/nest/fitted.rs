@@ -1,9 +1,9 @@
-//! Conversion of leaves to the kind that a Rust type has.
+//! Conversion of leaves to the kind that a Rust type requires.
 
 use crate::{Leaf, Nest, Tree};
 
-/// Replaces host tensors by candle tensors if `T` has those. For leaves created from a description, which
-/// does not contain their kind.
+/// Converts host tensors to candle tensors if `T` requires them. This is for leaves that were created from a
+/// description, which does not contain the kind of leaf.
 #[cfg(feature = "candle")]
 pub fn fitted<T: Nest>(tree: Tree<Leaf>) -> Tree<Leaf> {
     let (mut leaves, structure) = tree.clone().flatten();
@@ -24,7 +24,7 @@ pub fn fitted<T: Nest>(tree: Tree<Leaf>) -> Tree<Leaf> {
     structure.fill(leaves).unwrap_or(tree)
 }
 
-/// Returns the tree unchanged: there are no other kinds.
+/// Returns the tree unchanged, because this build does not support candle tensors.
 #[cfg(not(feature = "candle"))]
 pub fn fitted<T: Nest>(tree: Tree<Leaf>) -> Tree<Leaf> {
     tree

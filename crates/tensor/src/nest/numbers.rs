@@ -1,9 +1,10 @@
-//! [`Nest`] for plain numbers, booleans and strings: scalars.
+//! [`Nest`] for plain numbers, booleans and strings, which are scalars.
 
 use super::{leaf, mismatch};
 use crate::{DType, Element, HostTensor, Leaf, Nest, Result, Tree};
 
-/// Returns the only element of a scalar. A dtype mismatch is an error: a MEAN of integers is a float.
+/// Returns the element of a scalar. A different dtype is an error, for example the float that results from a MEAN of
+/// integers.
 fn scalar<T: Element>(tree: Tree<Leaf>) -> Result<T> {
     match leaf("a scalar", tree)? {
         Leaf::Host(tensor) => match (tensor.as_slice::<T>(), tensor.dims()) {

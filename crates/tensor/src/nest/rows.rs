@@ -1,12 +1,12 @@
-//! Batches: nests whose leaves all have their rows on axis 0.
+//! Batches: nests whose leaves all have rows along axis 0.
 
 use crate::{Error, Leaf, Nest, Result, Tree};
 
 impl Tree<Leaf> {
-    /// Returns the number of rows that all leaves have, the size of axis 0.
+    /// Returns the number of rows, which is the size of axis 0. It must be the same for all leaves.
     ///
     /// # Errors
-    /// - [`Error::Empty`]: there is no leaf.
+    /// - [`Error::Empty`]: there are no leaves.
     /// - [`Error::At`]: a leaf is a scalar.
     /// - [`Error::Rows`]: two leaves have different numbers of rows.
     pub fn rows(&self) -> Result<usize> {
@@ -32,18 +32,18 @@ impl Tree<Leaf> {
         first.map(|(_, rows)| rows).ok_or(Error::Empty { operation: "rows" })
     }
 
-    /// Stacks elements into a batch: each leaf of the result has a new axis 0 (see [`Leaf::stack`]).
+    /// Stacks elements into a batch. Each leaf of the result has a new axis 0, see [`Leaf::stack`].
     ///
     /// # Errors
-    /// The errors of [`Tree::zip`] and [`Leaf::stack`], with the path of the leaf.
+    /// Returns the errors of [`Tree::zip`] and [`Leaf::stack`], with the path of the leaf.
     pub fn stack(elements: Vec<Tree<Leaf>>) -> Result<Tree<Leaf>> {
         Tree::zip(elements)?.try_map_at(&mut |leaves: &Vec<Leaf>| Leaf::stack(leaves))
     }
 
-    /// Joins batches: the leaves are joined on axis 0 (see [`Leaf::concat`]).
+    /// Joins batches along axis 0, see [`Leaf::concat`].
     ///
     /// # Errors
-    /// The errors of [`Tree::zip`] and [`Leaf::concat`], with the path of the leaf.
+    /// Returns the errors of [`Tree::zip`] and [`Leaf::concat`], with the path of the leaf.
     pub fn concat_rows(batches: Vec<Tree<Leaf>>) -> Result<Tree<Leaf>> {
         Tree::zip(batches)?.try_map_at(&mut |leaves: &Vec<Leaf>| {
             Leaf::concat(leaves, 0).map_err(|error| match error {
@@ -53,34 +53,34 @@ impl Tree<Leaf> {
         })
     }
 
-    /// Returns `len` rows of every leaf, beginning at `start`.
+    /// Returns `len` rows of every leaf, beginning at index `start`.
     ///
     /// # Errors
-    /// The errors of [`Leaf::narrow`], with the path of the leaf.
+    /// Returns the errors of [`Leaf::narrow`], with the path of the leaf.
     pub fn narrow_rows(&self, start: usize, len: usize) -> Result<Tree<Leaf>> {
         self.try_map_at(&mut |leaf| leaf.narrow(0, start, len))
     }
 
-    /// Returns a batch like this one without rows. It does not keep the memory of the rows.
+    /// Returns a batch with the same leaves, but without rows. It does not share the memory of the original.
     ///
     /// # Errors
-    /// The errors of [`Leaf::without_rows`], with the path of the leaf.
+    /// Returns the errors of [`Leaf::without_rows`], with the path of the leaf.
     pub fn without_rows(&self) -> Result<Tree<Leaf>> {
         self.try_map_at(&mut |leaf| leaf.without_rows())
     }
 
-    /// Returns these rows of every leaf, in this order.
+    /// Returns the given rows of every leaf, in the given order.
     ///
     /// # Errors
-    /// The errors of [`Leaf::take_rows`], with the path of the leaf.
+    /// Returns the errors of [`Leaf::take_rows`], with the path of the leaf.
     pub fn take_rows(&self, rows: &[usize]) -> Result<Tree<Leaf>> {
         self.try_map_at(&mut |leaf| leaf.take_rows(rows))
     }
 
-    /// Returns one element of the batch: a row of every leaf, with axis 0 removed.
+    /// Returns one element of the batch: the row at `index` of every leaf, without axis 0.
     ///
     /// # Errors
-    /// The errors of [`Leaf::row`], with the path of the leaf.
+    /// Returns the errors of [`Leaf::row`], with the path of the leaf.
     pub fn row(&self, index: usize) -> Result<Tree<Leaf>> {
         self.try_map_at(&mut |leaf| leaf.row(index))
     }
@@ -89,31 +89,31 @@ impl Tree<Leaf> {
 /// Calls [`Tree::rows`] for any nest.
 ///
 /// # Errors
-/// The errors of [`Tree::rows`].
+/// Returns the errors of [`Tree::rows`].
 pub fn rows<N: Nest>(nest: N) -> Result<usize> {
     nest.into_tree().rows()
 }
 
-/// Calls [`Tree::stack`] for nests of one type.
+/// Calls [`Tree::stack`] for nests of the same type.
 ///
 /// # Errors
-/// The errors of [`Tree::stack`].
+/// Returns the errors of [`Tree::stack`].
 pub fn stack<N: Nest>(elements: Vec<N>) -> Result<N> {
     N::from_tree(Tree::stack(elements.into_iter().map(N::into_tree).collect())?)
 }
 
-/// Calls [`Tree::concat_rows`] for nests of one type.
+/// Calls [`Tree::concat_rows`] for nests of the same type.
 ///
 /// # Errors
-/// The errors of [`Tree::concat_rows`].
+/// Returns the errors of [`Tree::concat_rows`].
 pub fn concat_rows<N: Nest>(batches: Vec<N>) -> Result<N> {
     N::from_tree(Tree::concat_rows(batches.into_iter().map(N::into_tree).collect())?)
 }
 
-/// Joins the leaves of nests on an axis, see [`Leaf::concat`].
+/// Joins the leaves of nests along an axis, see [`Leaf::concat`].
 ///
 /// # Errors
-/// The errors of [`Tree::zip`] and [`Leaf::concat`], with the path of the leaf.
+/// Returns the errors of [`Tree::zip`] and [`Leaf::concat`], with the path of the leaf.
 pub fn concat<N: Nest>(nests: Vec<N>, axis: usize) -> Result<N> {
     let trees = nests.into_iter().map(N::into_tree).collect();
     N::from_tree(Tree::zip(trees)?.try_map_at(&mut |leaves: &Vec<Leaf>| Leaf::concat(leaves, axis))?)
@@ -122,7 +122,7 @@ pub fn concat<N: Nest>(nests: Vec<N>, axis: usize) -> Result<N> {
 /// Calls [`Tree::narrow_rows`] for any nest.
 ///
 /// # Errors
-/// The errors of [`Tree::narrow_rows`].
+/// Returns the errors of [`Tree::narrow_rows`].
 pub fn narrow_rows<N: Nest>(batch: N, start: usize, len: usize) -> Result<N> {
     N::from_tree(batch.into_tree().narrow_rows(start, len)?)
 }
@@ -130,7 +130,7 @@ pub fn narrow_rows<N: Nest>(batch: N, start: usize, len: usize) -> Result<N> {
 /// Calls [`Tree::take_rows`] for any nest.
 ///
 /// # Errors
-/// The errors of [`Tree::take_rows`].
+/// Returns the errors of [`Tree::take_rows`].
 pub fn take_rows<N: Nest>(batch: N, rows: &[usize]) -> Result<N> {
     N::from_tree(batch.into_tree().take_rows(rows)?)
 }
@@ -201,6 +201,6 @@ mod tests {
             "{text}"
         );
         let text = narrow_rows(batches, 1, 2).unwrap_err().to_string();
-        assert_eq!(text, "at value[0][0]: narrow: index 2 is outside of [0, 2)");
+        assert_eq!(text, "at value[0][0]: narrow: index 2 is outside [0, 2)");
     }
 }

@@ -34,7 +34,7 @@ fn same(candle: distribute_tensor::Result<Leaf>, host: distribute_tensor::Result
 }
 
 #[test]
-fn every_operation_gives_what_host_tensors_give() {
+fn every_operation_agrees_with_host_tensors() {
     for dtype in SHARED {
         let (hosts, candles): (Vec<_>, Vec<_>) =
             [1, 50, 100].map(|from| both(of(dtype, &[4, 3], from))).into_iter().unzip();
@@ -161,7 +161,7 @@ fn gradients_flow_through_operations_on_one_leaf_only() {
 }
 
 #[test]
-fn sparse_3_slices_beside_candle_tensors_become_candle_tensors() {
+fn sparse_3_slices_next_to_candle_tensors_become_candle_tensors() {
     let dense = Leaf::Candle(Tensor::new(&[[1f32], [1.0], [1.0]], &Device::Cpu).unwrap());
     let rows = HostTensor::new(vec![2f32], [1, 1]).unwrap();
     let sparse = Leaf::Slices(IndexedSlices::new(rows, HostTensor::vector(vec![1i32]), None).unwrap());
@@ -171,7 +171,7 @@ fn sparse_3_slices_beside_candle_tensors_become_candle_tensors() {
 }
 
 #[test]
-fn errors_name_the_replica_and_what_candle_lacks() {
+fn errors_name_the_replica_and_the_missing_operation_of_candle() {
     let leaf = |t: HostTensor| both(t).1;
     let (a, b) = (leaf(of(DType::F32, &[2], 0)), leaf(of(DType::F32, &[3], 0)));
     let text = Leaf::reduce(ReduceOp::Sum, &[a.clone(), b]).unwrap_err().to_string();
@@ -194,13 +194,13 @@ fn errors_name_the_replica_and_what_candle_lacks() {
     let tiny =
         Tensor::zeros(2, CandleDType::F32, &Device::Cpu).unwrap().to_dtype(CandleDType::F8E4M3).unwrap();
     let text = Leaf::Candle(tiny.clone()).dtype().unwrap_err().to_string();
-    assert!(text.contains("candle's dtype f8e4m3 has no counterpart"), "{text}");
+    assert!(text.contains("candle's dtype f8e4m3 is not supported"), "{text}");
     assert_eq!(Leaf::Candle(tiny).describe(), "f8e4m3[2]");
 }
 
 // ITER-2
 #[test]
-fn what_has_no_elements_has_some_memory_and_keeps_no_more() {
+fn tensors_without_elements_have_minimal_memory() {
     let memory_of = |tensor: &Tensor| match &*tensor.storage_and_layout().0 {
         Storage::Cpu(CpuStorage::I64(all)) => all.len(),
         _ => panic!("not int64 on the CPU"),

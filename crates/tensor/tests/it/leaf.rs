@@ -216,7 +216,7 @@ fn sparse_1_and_2_rows_are_merged_in_replica_order() {
 }
 
 #[test]
-fn sparse_1_one_replica_has_its_rows_merged_too() {
+fn sparse_1_rows_of_one_replica_are_merged() {
     let own = Leaf::Slices(slices(vec![1.0, 2.0, 4.0], vec![2, 0, 2], Some(3)));
     for op in [ReduceOp::Sum, ReduceOp::Mean] {
         let Leaf::Slices(merged) = Leaf::reduce(op, std::slice::from_ref(&own)).unwrap() else {
@@ -245,7 +245,7 @@ fn sparse_1_a_mean_of_integers_is_a_float_and_the_indices_keep_their_dtype() {
 
 // Pain 16: what an all-gather of rows would take grows with the replicas.
 #[test]
-fn sparse_1_the_sum_of_many_replicas_has_no_more_rows_than_the_whole() {
+fn sparse_1_the_sum_of_many_replicas_has_no_more_rows_than_the_dense_shape() {
     let of =
         |replica: i64| slices(vec![1.0; 50], (0..50).map(|i| (i * 7 + replica) % 40).collect(), Some(40));
     let all: Vec<_> = (0..64).map(of).collect();
@@ -269,7 +269,7 @@ fn sparse_1_concat_keeps_duplicates_and_order() {
 }
 
 #[test]
-fn sparse_3_beside_dense_leaves_slices_become_dense() {
+fn sparse_3_next_to_dense_leaves_slices_become_dense() {
     let dense = Leaf::Host(HostTensor::new(vec![1.0f32; 6], [3, 2]).unwrap());
     let sparse = Leaf::Slices(slices(vec![1.0, 2.0, 3.0, 4.0], vec![2, 2], None));
     for leaves in [[dense.clone(), sparse.clone()], [sparse.clone(), dense.clone()]] {
@@ -278,7 +278,7 @@ fn sparse_3_beside_dense_leaves_slices_become_dense() {
     }
     let wrong = Leaf::Slices(slices(vec![1.0, 2.0], vec![5], None));
     let text = Leaf::reduce(ReduceOp::Sum, &[dense, wrong]).unwrap_err().to_string();
-    assert_eq!(text, "replica 1 differs from replica 0: to_dense: index 5 is outside of [0, 3)");
+    assert_eq!(text, "replica 1 differs from replica 0: to_dense: index 5 is outside [0, 3)");
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn host_tensors_convert() {
 
 /// An empty axis must not hide the others: multiplying them would wrap.
 #[test]
-fn shapes_beyond_all_numbers_are_refused_in_whatever_order() {
+fn shapes_that_overflow_are_refused_in_any_order() {
     const MOST: usize = usize::MAX;
     let none = || HostTensor::vector(Vec::<f32>::new());
     for shape in [[0, MOST, 2], [MOST, 0, 2], [MOST, 2, 0], [MOST / 2 + 1, 0, 2], [2, 0, MOST / 2 + 1]] {
@@ -414,7 +414,7 @@ fn float_bits(tensor: &HostTensor) -> Vec<u32> {
 proptest! {
     // INV-7: one order of sums, for rows as for dense tensors.
     #[test]
-    fn sparse_1_rows_are_reduced_to_the_bits_of_dense_tensors_and_of_workers_that_reduce_first(
+    fn sparse_1_rows_are_reduced_bit_identically_to_dense_tensors_and_per_worker_sums(
         counts in prop::collection::vec(0usize..12, 1..9),
         seed: u64,
         mean: bool,

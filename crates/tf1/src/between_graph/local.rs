@@ -4,7 +4,7 @@ use super::KIND;
 use distribute_base::DeviceName;
 use distribute_core::{CommunicationOptions, IndependentWorker, StrategyExtended, VariablePlacement};
 
-/// The strategy of a process that trains alone.
+/// The implementation of a strategy for a process that trains alone.
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) devices: Vec<DeviceName>,

@@ -3,54 +3,59 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `roles` | the role of this process: a pure function of the cluster |
+//! | `membership` | whether this process trains alone or as one of several workers: a pure function of the cluster |
 //! | `local` | training without a cluster |
-//! | `progress` | whether the chief is ready, and which workers have finished |
+//! | `progress` | a record of whether the chief is ready, and of the workers that have finished |
 
 mod local;
+mod membership;
 mod progress;
-mod roles;
 
 use distribute_base::{Result, VariableAggregation};
 use distribute_cluster::resolver::ClusterResolver;
-use distribute_core::internal::{alone, prepare};
-use distribute_core::{IndependentWorker, Strategy, Variable, handle};
-use distribute_parameter_server::internal::{Assembled, Members, Role as Task, Servers};
-use distribute_parameter_server::{ParameterServerBuilder, Serve};
+use distribute_core::checkpoint::{Reader, Restore, Writer};
+use distribute_core::internal::{prepare, warn_single};
+use distribute_core::{Checkpointed, IndependentWorker, Strategy, Variable};
+use distribute_parameter_server::internal::{Assembled, Members, TaskSettings};
+use distribute_parameter_server::{ParameterServerStrategyBuilder, Role, ServeBuilder};
 use distribute_ps_client::ParameterServers;
-use distribute_ps_client::internal::Makes;
+use distribute_ps_client::internal::{CreationPolicy, Servers};
 use distribute_ps_tables::Placement;
 use local::Local;
+use membership::Membership;
 use progress::Progress;
-use roles::Role;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-const KIND: &str = "between_graph::ParameterServerStrategy";
+const KIND: &str = "between_graph::AsyncWorkerStrategy";
 
 /// The strategy of an independent worker, which runs the complete program with variables on shared parameter servers.
 ///
-/// There is no coordinator. The replicas of this process train synchronously: their gradients become one
-/// update, which the servers apply. Workers do not wait for each other, and see the changes of other workers
-/// when their next step begins. So `num_replicas_in_sync` is the number of replicas of this process. Anything
-/// done once in a step, such as incrementing [`global_step`](Self::global_step), happens once in a step of
-/// each worker.
+/// There is no coordinator. The replicas of this process train synchronously: their gradients are combined into one
+/// update, which the servers apply. Workers do not wait for each other. The changes of other workers become visible
+/// when a worker's next step begins. `num_replicas_in_sync` is therefore the number of replicas of this process.
+/// Anything done once per step, such as incrementing [`global_step`](Self::global_step), is done once per step of each
+/// worker.
 ///
-/// The chief, or worker 0 if the cluster has none, creates variables; the others wait until these exist. A
-/// variable is identified by its name, so a restarted worker finds the existing one. Without a cluster,
-/// variables are in this process: on its device or, if it has several, on `cpu:0`.
+/// The chief (worker 0 if the cluster has no chief) creates variables, and the others wait until these exist. Variables
+/// are identified by name, so a restarted worker finds the existing ones. Without a cluster, variables are stored in
+/// this process: on its device or, if it has several, on `cpu:0`.
+///
+/// It dereferences to [`Strategy`], whose methods (`scope`, `replicate`, `run`, …) can be called on it directly. Pass
+/// `&strategy` to functions that take a `&Strategy`. Clones refer to the same strategy.
 ///
 /// ```
 /// # use distribute::prelude::*;
-/// use distribute::{Job, LocalCluster, ParameterServerStrategy, Variable, between_graph};
+/// use distribute::{LocalCluster, ParameterServerStrategy, Variable, between_graph, cluster::Job};
 /// use std::time::Duration;
 ///
 /// let cluster = LocalCluster::new(2, 1)?;                                     // tasks of this process
 /// let worker = |index| {
 ///     let resolver = cluster.resolver_of(Job::Worker.task(index));
 ///     let settings = ParameterServerStrategy::builder().cluster_resolver(resolver);
-///     let strategy = between_graph::ParameterServerStrategy::of(settings.devices(["cpu:0", "cpu:1"]))?;
+///     let strategy = between_graph::AsyncWorkerStrategy::of(settings.devices(["cpu:0", "cpu:1"]))?;
 ///     let steps = strategy.global_step()?;                                    // made by worker 0, found by worker 1
 ///     while steps.read::<i64>()? < 10 {
 ///         strategy.run((), |_ctx, ()| steps.assign_add(1i64))?;               // once for both replicas
@@ -68,83 +73,111 @@ const KIND: &str = "between_graph::ParameterServerStrategy";
 #[doc(alias = "tf.contrib.distribute.ParameterServerStrategy")]
 #[doc(alias = "tf.compat.v1.distribute.experimental.ParameterServerStrategy")]
 #[derive(Clone)]
-pub struct ParameterServerStrategy(Strategy, Arc<Behind>);
-handle!(ParameterServerStrategy);
+pub struct AsyncWorkerStrategy(Strategy, Arc<Inner>);
 
-/// The state of this strategy in addition to the common handle.
-struct Behind {
-    /// The settings, which `configure` reuses.
-    settings: ParameterServerBuilder,
+impl Deref for AsyncWorkerStrategy {
+    type Target = Strategy;
+
+    fn deref(&self) -> &Strategy {
+        &self.0
+    }
+}
+
+impl From<AsyncWorkerStrategy> for Strategy {
+    fn from(strategy: AsyncWorkerStrategy) -> Strategy {
+        strategy.0
+    }
+}
+
+impl Checkpointed for AsyncWorkerStrategy {
+    fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        Checkpointed::save(&self.0, prefix, writer)
+    }
+
+    fn restore<'a>(&'a self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
+        Checkpointed::restore(&self.0, prefix, from)
+    }
+
+    fn strategy(&self) -> Option<&Strategy> {
+        Some(&self.0)
+    }
+}
+
+/// The state that this strategy has in addition to the common [`Strategy`].
+struct Inner {
+    /// The settings from which [`AsyncWorkerStrategy::configure`] creates another strategy.
+    settings: ParameterServerStrategyBuilder,
     worker: Option<Worker>,
 }
 
-/// The state of a worker that trains with servers.
+/// The state of a worker that trains with parameter servers.
 struct Worker {
     servers: Arc<ParameterServers>,
-    /// The servers in other processes, if there are any.
+    /// The servers in other processes; `None` if there are none.
     others: Option<Servers>,
     of: IndependentWorker,
     progress: Progress,
 }
 
-impl ParameterServerStrategy {
+impl AsyncWorkerStrategy {
     // PSV1-1, PSV1-3
-    /// Creates the strategy of this process in the cluster of the environment.
+    /// Creates the strategy of this process in the cluster from the environment.
     ///
-    /// The process has a replica on each of its first `num_gpus_per_worker` GPUs, or one on the CPU if the
-    /// number is 0.
+    /// The process has a replica on each of its first `num_gpus_per_worker` GPUs. If `num_gpus_per_worker` is 0, it has
+    /// a single replica on the CPU.
     ///
     /// # Errors
     /// Returns the errors of [`of`](Self::of).
     #[track_caller]
     pub fn new(num_gpus_per_worker: usize) -> Result<Self> {
-        Self::of(ParameterServerBuilder::default().gpus_per_worker(num_gpus_per_worker))
+        Self::of(ParameterServerStrategyBuilder::default().gpus_per_worker(num_gpus_per_worker))
     }
 
-    /// Creates the strategy of this process with other settings: the cluster, the devices, the partitioner and
-    /// placement of variables, and timeouts.
+    /// Creates the strategy of this process with the given settings: the cluster, the devices, the partitioner and
+    /// the placement of variables, and timeouts.
     ///
-    /// All workers need the same partitioner and placement.
+    /// All workers must use the same partitioner and placement.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the task of this process in the
-    ///   cluster is unknown, or is a parameter server or an evaluator.
-    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): servers cannot be reached. The
-    ///   error names them.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the task of this process in the cluster
+    ///   is unknown, or is a parameter server or an evaluator.
+    /// - [`ErrorKind::ServerUnavailable`](distribute_base::ErrorKind::ServerUnavailable): servers cannot be
+    ///   reached. The error names them.
     /// - [`Error::Cluster`](distribute_base::Error::Cluster): the cluster has no parameter servers, or has
     ///   unexpected tasks.
     /// - [`Error::Device`](distribute_base::Error::Device): this build does not support a device.
     #[track_caller]
-    pub fn of(settings: ParameterServerBuilder) -> Result<Self> {
+    pub fn of(settings: ParameterServerStrategyBuilder) -> Result<Self> {
         let (devices, options) = (settings.resolved_devices()?, settings.options()?);
         let resolver = settings.resolver()?;
         let spec = resolver.cluster_spec()?;
-        match Role::of(&spec, resolver.task())? {
-            Role::Local => {
-                alone::warn(KIND);
+        match Membership::of(&spec, resolver.task())? {
+            Membership::Local => {
+                warn_single::warn(KIND);
                 prepare(devices.len());
                 let strategy = Strategy::new(Local { devices, options })?;
-                Ok(Self(strategy, Arc::new(Behind { settings, worker: None })))
+                Ok(Self(strategy, Arc::new(Inner { settings, worker: None })))
             }
-            Role::Worker(task, of) => {
+            Membership::Worker(task, of) => {
                 let members = Members::of_worker(spec, task, of.workers)?;
                 // Workers wait for the variables that the chief creates.
-                let makes = if of.worker == 0 { Makes::Missing } else { Makes::None };
-                let role = Task { kind: KIND, makes, independent: Some(of) };
-                let assembled = settings.clone().assemble(devices, resolver, &members, role)?;
+                let creation_policy =
+                    if of.worker == 0 { CreationPolicy::CreateMissing } else { CreationPolicy::Wait };
+                let task_settings = TaskSettings { kind: KIND, creation_policy, independent: Some(of) };
+                let assembled = settings.clone().assemble(devices, resolver, &members, task_settings)?;
                 let Assembled { strategy, servers, others } = assembled;
-                servers.share();
-                let progress = Progress::begin(servers.links(), of)?;
+                servers.enable_sharing();
+                let progress = Progress::begin(servers.channels(), of)?;
                 let worker = Some(Worker { servers, others, of, progress });
-                Ok(Self(strategy, Arc::new(Behind { settings, worker })))
+                Ok(Self(strategy, Arc::new(Inner { settings, worker })))
             }
         }
     }
 
     // PSV1-13
-    /// Creates the strategy of this process in another cluster, with the settings and devices of this one.
+    /// Creates a strategy with the settings and devices of this one, for a different cluster.
     ///
-    /// TensorFlow does this in place. The variables of this strategy do not move.
+    /// Unlike in TensorFlow, this strategy itself does not change. Its variables are not moved.
     ///
     /// # Errors
     /// Returns the errors of [`of`](Self::of).
@@ -158,7 +191,7 @@ impl ParameterServerStrategy {
         self.1.worker.as_ref().map_or(1, |worker| worker.of.workers)
     }
 
-    /// Returns the number of this worker. The chief is 0.
+    /// Returns the index of this worker. The chief has index 0.
     pub fn worker(&self) -> usize {
         self.1.worker.as_ref().map_or(0, |worker| worker.of.worker)
     }
@@ -169,42 +202,41 @@ impl ParameterServerStrategy {
     }
 
     // PSV1-4
-    /// Returns the number of steps of all workers together: a variable `global_step`, which the program increments.
+    /// Returns the variable `global_step`, which counts the steps of all workers. The program must increment it.
     ///
-    /// In `run`, it grows by the value that replica 0 adds.
+    /// In `run`, only the value that replica 0 adds counts.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
-    /// - A server fails, or the chief has not created the variable.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
+    /// - An error of a server, or an error if the chief has not created the variable.
     #[doc(alias = "tf.compat.v1.train.get_or_create_global_step")]
     #[track_caller]
     pub fn global_step(&self) -> Result<Variable> {
         let step = Variable::builder("global_step", 0i64).aggregation(VariableAggregation::OnlyFirstReplica);
-        self.scope(|| step.trainable(false).get_or_create())
+        self.scope(|| step.not_trainable().get_or_create())
     }
 
-    /// Signals, on the chief, that the training is prepared: variables are created and restored. Waits for
-    /// this signal on the other workers.
+    /// Signals, on the chief, that variables have been created and restored. On the other workers, waits for this
+    /// signal.
     ///
-    /// The wait is at most `patience`. It ensures that no worker makes steps that are overwritten.
+    /// Waits no longer than `patience`. This prevents workers from making steps that the chief would overwrite.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the chief is not ready within
-    ///   `patience`.
+    /// - [`ErrorKind::TimedOut`](distribute_base::ErrorKind::TimedOut): the chief is not ready within `patience`.
     /// - The error of a server.
     pub fn ready(&self, patience: Duration) -> Result<()> {
         self.1.worker.as_ref().map_or(Ok(()), |worker| worker.progress.ready(patience))
     }
 
-    /// Signals that this worker has finished with the servers, after its updates have been applied.
+    /// Waits until the servers have applied this worker's updates, and signals that this worker has finished.
     ///
-    /// Each worker calls this at the end of the program. The chief then waits for all workers, at most for
-    /// `patience`, and shuts down the servers in other processes.
+    /// Each worker must call this at the end of the program. The chief then waits for at most `patience` until all
+    /// workers have finished, and shuts down the servers in other processes.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): workers have not finished within
+    /// - [`ErrorKind::TimedOut`](distribute_base::ErrorKind::TimedOut): workers have not finished within
     ///   `patience`. The error names them.
-    /// - The error of a server, or of an update that it did not receive.
+    /// - The error of a server, or of an update that a server has not applied.
     pub fn finish(&self, patience: Duration) -> Result<()> {
         let Some(Worker { servers, others, of, progress }) = &self.1.worker else { return Ok(()) };
         servers.session().flush()?;
@@ -217,18 +249,19 @@ impl ParameterServerStrategy {
     }
 }
 
-/// Serves variables until the chief [finishes](ParameterServerStrategy::finish), if this process is a
-/// parameter server of `resolver`.
+/// Serves variables until the chief [finishes](AsyncWorkerStrategy::finish), if this process is a parameter server of
+/// the cluster. On workers, returns immediately.
 ///
-/// Returns true if it was one; in that case the program should exit. On workers it returns false immediately.
+/// Returns the role of this process. If it [has served](Role::has_served), the program
+/// should exit.
 ///
 /// ```no_run
-/// use distribute::{TfConfigClusterResolver, between_graph};
+/// use distribute::{between_graph, cluster::resolver::TfConfigClusterResolver};
 /// # fn main() -> distribute::Result<()> {
-/// if between_graph::serve(&TfConfigClusterResolver::from_env()?)? {
+/// if between_graph::serve(&TfConfigClusterResolver::from_env()?)?.has_served() {
 ///     return Ok(());
 /// }
-/// let strategy = between_graph::ParameterServerStrategy::new(0)?;
+/// let strategy = between_graph::AsyncWorkerStrategy::new(0)?;
 /// // … train …
 /// strategy.finish(std::time::Duration::from_secs(600))?;
 /// # Ok(())
@@ -236,12 +269,12 @@ impl ParameterServerStrategy {
 /// ```
 ///
 /// # Errors
-/// Returns the errors of [`Serve::run`].
-pub fn serve(resolver: &dyn ClusterResolver) -> Result<bool> {
-    Serve::new().parameter_servers_alone().run(resolver)
+/// Returns the errors of [`ServeBuilder::run`].
+pub fn serve(resolver: &dyn ClusterResolver) -> Result<Role> {
+    ServeBuilder::new().parameter_servers_only().run(resolver)
 }
 
-impl fmt::Debug for ParameterServerStrategy {
+impl fmt::Debug for AsyncWorkerStrategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut tuple = f.debug_tuple(KIND);
         tuple.field(&self.0);

@@ -1,38 +1,40 @@
-//! The progress of the workers on a parameter server: whether the chief has prepared the training, and which
-//! workers have finished.
+//! The progress of the workers, which is stored on a parameter server: whether the chief is ready, and which workers
+//! have finished.
 
 use super::KIND;
-use distribute_base::{Error, Result};
+use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::Deadline;
 use distribute_core::IndependentWorker;
-use distribute_ps_client::internal::{Ask, Links, unexpected};
+use distribute_ps_client::internal::{Channels, ServerRequest, unexpected};
 use distribute_ps_tables::{Request, Response, TableSpec};
 use distribute_tensor::{HostTensor, Write};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-const READY: &str = "between_graph::ParameterServerStrategy::ready";
-const FINISH: &str = "between_graph::ParameterServerStrategy::finish";
+const READY: &str = "between_graph::AsyncWorkerStrategy::ready";
+const FINISH: &str = "between_graph::AsyncWorkerStrategy::finish";
 
-/// A table on server 0 with a flag for each worker that has finished, and a last one for a ready chief.
+/// The name of a table on server 0. It contains one flag per worker, which is set when the worker has finished, and a
+/// final flag, which is set when the chief is ready.
 ///
-/// All workers create it in the same way; the first one succeeds.
+/// Every worker requests the table's creation in the same way. Only the first request creates it.
 const TABLE: &str = "between_graph/progress";
 
-/// The first and the longest interval between two requests of a waiting worker.
+/// The initial and the maximum interval between two requests of a waiting worker.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
 
-/// The progress of the workers, written by each of them.
+/// The progress of the workers. Each worker writes its own flag.
 pub(super) struct Progress {
-    links: Arc<Links>,
+    channels: Arc<Channels>,
     of: IndependentWorker,
 }
 
 impl Progress {
-    /// Resets the flags of this worker, when it starts or restarts.
-    pub(super) fn begin(links: &Arc<Links>, of: IndependentWorker) -> Result<Self> {
-        let progress = Self { links: links.clone(), of };
+    /// Creates the table if necessary, and resets the flags of this worker. It is called when the worker starts or
+    /// restarts.
+    pub(super) fn begin(channels: &Arc<Channels>, of: IndependentWorker) -> Result<Self> {
+        let progress = Self { channels: channels.clone(), of };
         let none = HostTensor::vector(vec![0i64; of.workers.saturating_add(1)]);
         progress.ask(KIND, Request::Create(TableSpec::values(TABLE, none)))?;
         progress.note(KIND, of.worker, false)?;
@@ -42,10 +44,10 @@ impl Progress {
         Ok(progress)
     }
 
-    /// Signals that the chief has prepared the training; other workers wait for it.
+    /// Signals, on the chief, that it is ready. On other workers, waits for that signal.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the chief is not ready within `patience`.
+    /// - [`Error::Failed`]: the chief is not ready within `patience`.
     /// - The error of the server.
     pub(super) fn ready(&self, patience: Duration) -> Result<()> {
         if self.of.worker == 0 {
@@ -54,14 +56,14 @@ impl Progress {
         let missing = || Ok(self.noted(READY)?.last().is_none_or(|ready| *ready == 0).then_some(()));
         let late = |()| {
             format!(
-                "the chief has not called ready within {patience:?}: it makes variables, and restores what was saved, before the others train; \
-                 see its own errors, or give it more time"
+                "the chief has not called ready within {patience:?}: it creates and restores variables before the \
+                 others train; check its errors, or wait longer"
             )
         };
         wait(READY, patience, missing, late)
     }
 
-    /// Signals that this worker has finished.
+    /// Sets the flag that indicates that this worker has finished.
     pub(super) fn finish(&self) -> Result<()> {
         self.note(FINISH, self.of.worker, true)
     }
@@ -69,7 +71,7 @@ impl Progress {
     /// Waits until all workers have finished.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: workers have not finished within `patience`. The error names them.
+    /// - [`Error::Failed`]: workers have not finished within `patience`. The error names them.
     /// - The error of the server.
     pub(super) fn wait_for_all(&self, patience: Duration) -> Result<()> {
         let missing = || {
@@ -98,12 +100,13 @@ impl Progress {
 
     fn ask(&self, operation: &'static str, request: Request) -> Result<Response> {
         let bytes = 8 * (self.of.workers + 1);
-        let answers = self.links.ask(operation, vec![Ask { server: 0, request, bytes }])?;
+        let answers = self.channels.ask(operation, vec![ServerRequest { server: 0, request, bytes }])?;
         answers.into_iter().next().ok_or_else(|| Error::invalid(operation, "there is no parameter server"))
     }
 }
 
-/// Waits until `missing` returns `None`. After `patience`, returns an error about its last result.
+/// Waits until `missing` returns `None`. After `patience`, returns an error that describes the last result of
+/// `missing`.
 fn wait<T>(
     operation: &'static str,
     patience: Duration,
@@ -114,7 +117,7 @@ fn wait<T>(
     let [mut pause, longest] = PAUSES;
     while let Some(missing) = missing()? {
         if deadline.has_passed() {
-            return Err(Error::invalid(operation, late(missing)));
+            return Err(Error::failed(ErrorKind::TimedOut, operation, late(missing)));
         }
         std::thread::park_timeout(pause.min(deadline.remaining()));
         pause = longest.min(pause * 2);
@@ -122,7 +125,7 @@ fn wait<T>(
     Ok(())
 }
 
-/// Returns the error message about the workers that have not finished.
+/// Returns an error message that lists the workers that have not finished.
 fn late(missing: &[usize], workers: usize, patience: Duration) -> String {
     let mut names = String::new();
     for (position, worker) in missing.iter().enumerate() {
@@ -130,8 +133,8 @@ fn late(missing: &[usize], workers: usize, patience: Duration) -> String {
     }
     let (who, are) = if missing.len() == 1 { ("worker", "has") } else { ("workers", "have") };
     format!(
-        "{who} {names} of {workers}, where the chief is 0, {are} not called finish within {patience:?}; see their own errors, start those again \
-         that are gone, or give more time to those that still train. The servers have not been ended"
+        "{who} {names} of {workers}, where the chief is 0, {are} not called finish within {patience:?}; check their \
+         errors, restart those that have exited, or wait longer for those that still train. The servers were not stopped"
     )
 }
 

@@ -1,26 +1,41 @@
-//! Iterators that are initialized, and the results of input functions.
+//! Iterators that can be restarted, and the sources that input functions return.
 
-use distribute_base::Result;
+use distribute_base::{Error, Result};
 use distribute_core::{Distributed, DistributedDataset, DistributedIterator, PerReplica};
 use distribute_data::{Dataset, ElementSpec};
 use distribute_tensor::Nest;
 use std::sync::Arc;
 
-/// An iterator that can be restarted.
+/// An iterator over a distributed dataset that can be restarted.
 ///
-/// [`DistributedDataset`] supports the same with Rust's iterators.
+/// For current programs, a [`DistributedDataset`] does the same with Rust's iterators.
 #[doc(alias = "tf.distribute.InputIterator")]
 pub struct InputIterator<T> {
     dataset: DistributedDataset<T>,
     pass: DistributedIterator<T>,
 }
 
-/// The result of the function passed to [`Legacy::make_input_fn_iterator`](super::Legacy::make_input_fn_iterator).
+impl<T> std::fmt::Debug for InputIterator<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InputIterator").field("pass", &self.pass).finish_non_exhaustive()
+    }
+}
+
+/// The return type of the function passed to [`Legacy::make_input_fn_iterator`](super::Legacy::make_input_fn_iterator).
 pub enum InputSource<T> {
-    /// A dataset of which each replica receives one element in each step.
+    /// A dataset. Each replica receives one element of it in each step.
     Dataset(Dataset<T>),
-    /// A callable that is called for each replica in each step, in order, until it returns `None`.
+    /// A function that is called once for each replica in each step, in order, until it returns `None`.
     Callable(Arc<dyn Fn() -> Result<Option<T>> + Send + Sync>),
+}
+
+impl<T> std::fmt::Debug for InputSource<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            InputSource::Dataset(dataset) => f.debug_tuple("Dataset").field(dataset).finish(),
+            InputSource::Callable(_) => f.debug_tuple("Callable").finish_non_exhaustive(),
+        }
+    }
 }
 
 impl<T> From<Dataset<T>> for InputSource<T> {
@@ -30,7 +45,8 @@ impl<T> From<Dataset<T>> for InputSource<T> {
 }
 
 impl<T: Nest + 'static> InputSource<T> {
-    /// Creates a source from a function that is called for each replica in each step; `None` ends the pass.
+    /// Creates a source from a function that is called once for each replica in each step. If it returns `None`, the
+    /// epoch ends.
     pub fn callable(call: impl Fn() -> Result<Option<T>> + Send + Sync + 'static) -> Self {
         InputSource::Callable(Arc::new(call))
     }
@@ -52,31 +68,32 @@ impl<T: Nest> InputIterator<T> {
         Self { dataset, pass }
     }
 
-    /// Restarts the iterator with the next epoch.
+    /// Restarts the iterator at the beginning of the next epoch.
     #[doc(alias = "initializer")]
     pub fn initialize(&mut self) {
         self.pass = self.dataset.iter();
     }
 
-    /// Returns the elements of the next step.
+    /// Returns the elements of the next step, one for each replica.
     ///
     /// # Errors
-    /// Returns the errors of [`DistributedIterator::get_next`].
+    /// - [`Error::OutOfRange`]: the iterator is at its end.
+    /// - The errors of [`DistributedIterator`].
     #[track_caller]
     pub fn get_next(&mut self) -> Result<PerReplica<T>> {
-        self.pass.get_next()
+        self.get_next_as_optional()?.ok_or(Error::OutOfRange { operation: "InputIterator::get_next" })
     }
 
-    /// Returns the elements of the next step; `None` at the end.
+    /// Returns the elements of the next step, one for each replica. Returns `None` at the end.
     ///
     /// # Errors
-    /// Returns the errors of [`DistributedIterator::get_next_as_optional`].
+    /// Returns the errors of [`DistributedIterator`].
     #[track_caller]
     pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
-        self.pass.get_next_as_optional()
+        self.pass.next().transpose()
     }
 
-    /// Returns the dtypes and shapes of each replica's elements, if the pipeline defines them.
+    /// Returns the dtypes and shapes of each replica's elements; `None` if the pipeline does not define them.
     #[doc(alias = "output_shapes")]
     #[doc(alias = "output_types")]
     pub fn element_spec(&self) -> Option<PerReplica<ElementSpec>> {
@@ -84,15 +101,15 @@ impl<T: Nest> InputIterator<T> {
     }
 }
 
-/// The inputs of a step in [`Legacy::experimental_run`](super::Legacy::experimental_run): those of an
-/// [`InputIterator`], or `()` for none.
+/// The inputs of a step in [`Legacy::experimental_run`](super::Legacy::experimental_run): the next elements of an
+/// [`InputIterator`], or nothing for `()`.
 pub trait Inputs {
-    /// The input of a replica.
+    /// The input of one replica.
     type Element;
     /// The inputs of all replicas.
     type Step: Distributed<Local = Self::Element>;
 
-    /// Returns the inputs of one step.
+    /// Takes the inputs of one step.
     ///
     /// # Errors
     /// Returns the errors of [`InputIterator::get_next`].

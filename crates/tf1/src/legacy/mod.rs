@@ -1,5 +1,5 @@
-//! TensorFlow's older names, for programs that are ported without changes. Each item's documentation names the
-//! current one.
+//! TensorFlow's older names, for programs that are ported without changes. The documentation of each item names its
+//! current equivalent.
 //!
 //! | older name | current name |
 //! |---|---|
@@ -33,16 +33,15 @@ use distribute_tensor::Nest;
 pub trait Legacy {
     /// Creates an iterator over a batched dataset.
     ///
-    /// With a strategy for [training between graphs](crate::between_graph::ParameterServerStrategy), a batch
-    /// is for *one replica*: each replica receives the next batch, and workers take batches in turn. With
-    /// other strategies, a batch is a *global* batch and is split, as by
-    /// [`distribute_dataset`](Strategy::distribute_dataset).
+    /// With a strategy for [between-graph training](crate::between_graph::AsyncWorkerStrategy), each batch is for *one
+    /// replica*: every replica receives the next batch, and workers take turns. With other strategies, each batch is a
+    /// *global* batch, which is split as in [`distribute_dataset`](Strategy::distribute_dataset).
     ///
     /// # Errors
     /// Returns the errors of [`distribute_dataset`](Strategy::distribute_dataset).
     ///
     /// ```
-    /// # use distribute::prelude::*;
+    /// # use distribute::{cluster::{ClusterSpec, resolver::SimpleClusterResolver}, prelude::*};
     /// use distribute::legacy::Legacy;
     /// use distribute::{between_graph, data::Dataset};
     /// # let none = SimpleClusterResolver::new(ClusterSpec::new());
@@ -54,7 +53,7 @@ pub trait Legacy {
     /// inputs.initialize();
     /// assert_eq!(inputs.get_next()?.map(ids).values(), [[0, 1], [2, 3]]);
     ///
-    /// let between = between_graph::ParameterServerStrategy::of(two)?;
+    /// let between = between_graph::AsyncWorkerStrategy::of(two)?;
     /// let mut inputs = between.make_dataset_iterator(Dataset::range(8).batch(2))?;
     /// assert_eq!(inputs.get_next()?.map(ids).values(), [[0, 1], [2, 3]]);
     /// # Ok::<(), distribute::Error>(())
@@ -62,9 +61,10 @@ pub trait Legacy {
     #[doc(alias = "tf.distribute.Strategy.make_dataset_iterator")]
     fn make_dataset_iterator<T: Nest + 'static>(&self, dataset: Dataset<T>) -> Result<InputIterator<T>>;
 
-    /// Creates an iterator over [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function).
+    /// Creates an iterator over the dataset that
+    /// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function) creates from `input_fn`.
     ///
-    /// The function returns a dataset, or a callable that returns one element at a time.
+    /// `input_fn` returns a dataset, or a function that returns one element at a time.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the mode is not [`PerWorker`](InputReplicationMode::PerWorker).
@@ -72,7 +72,7 @@ pub trait Legacy {
     ///
     /// ```
     /// # use distribute::prelude::*;
-    /// use distribute::InputReplicationMode;
+    /// use distribute::input::InputReplicationMode;
     /// use distribute::legacy::{InputSource, Legacy};
     /// use std::sync::atomic::{AtomicI64, Ordering};
     /// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
@@ -94,13 +94,14 @@ pub trait Legacy {
         replication_mode: InputReplicationMode,
     ) -> Result<InputIterator<T>>;
 
-    /// Creates a dataset of the rows of a nest of arrays: [`Dataset::from_slices`] under TensorFlow's name.
+    /// Creates a dataset from the rows of a nest of arrays. This is [`Dataset::from_slices`] under TensorFlow's name.
     ///
-    /// The arrays are shared, not copied. A `Vec` of arrays is a structure: each element is a `Vec` of rows.
+    /// The arrays are shared, not copied. With a `Vec` of arrays, each element is a `Vec` with one row of each
+    /// array.
     ///
     /// # Errors
     /// - [`Error::Data`]: an array is a scalar, or the arrays have different numbers of rows.
-    /// - [`Error::WrongContext`]: the call is inside `run`.
+    /// - [`Error::WrongContext`]: called inside `run`.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -115,9 +116,9 @@ pub trait Legacy {
     #[doc(alias = "tf.distribute.Strategy.experimental_make_numpy_dataset")]
     fn make_numpy_dataset<T: Nest>(&self, arrays: T) -> Result<Dataset<T>>;
 
-    /// Creates a [`make_numpy_dataset`](Legacy::make_numpy_dataset) from the arrays in a file.
+    /// Creates a dataset like [`make_numpy_dataset`](Legacy::make_numpy_dataset), from the arrays in a file.
     ///
-    /// For a `.npy`, `T` is a tensor; for a `.npz`, whose arrays have names, a map or a tree.
+    /// For a `.npy` file, `T` is a tensor. The arrays in a `.npz` file have names, so `T` is a map or a tree.
     ///
     /// # Errors
     /// - The errors of `make_numpy_dataset`.
@@ -137,7 +138,7 @@ pub trait Legacy {
     /// ```
     fn make_numpy_dataset_from_file<T: Nest>(&self, file: impl Into<Location>) -> Result<Dataset<T>>;
 
-    /// Makes a step with the next inputs of an iterator, one for each replica, or without inputs for `()`.
+    /// Runs a step with the next inputs of an iterator, one for each replica. If `inputs` is `()`, there are no inputs.
     ///
     /// # Errors
     /// - [`Error::OutOfRange`]: the iterator is at its end.
@@ -163,7 +164,7 @@ pub trait Legacy {
         inputs: I,
     ) -> Result<PerReplica<R>>;
 
-    /// Calls [`Strategy::run`], with its arguments in their older order.
+    /// Calls [`Strategy::run`] with the older order of arguments.
     ///
     /// # Errors
     /// Returns the errors of [`Strategy::run`].
@@ -182,7 +183,7 @@ pub trait Legacy {
         args: A,
     ) -> Result<PerReplica<R>>;
 
-    /// Returns the settings of a session for this strategy: see [`SessionConfig`]. The given settings do not change.
+    /// Returns a copy of `config` with the settings that this strategy needs in a session. See [`SessionConfig`].
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -232,7 +233,7 @@ impl Legacy for Strategy {
     }
 
     fn make_numpy_dataset<T: Nest>(&self, arrays: T) -> Result<Dataset<T>> {
-        require_outside_of_run("make_numpy_dataset", "make datasets before run")?;
+        require_outside_of_run("make_numpy_dataset", "create datasets before run")?;
         Ok(Dataset::from_slices(arrays)?)
     }
 

@@ -1,4 +1,4 @@
-//! The session settings that strategies need: pure functions, for programs that keep such settings.
+//! The session settings of strategies, as pure functions, for programs that pass such settings on.
 
 use distribute_base::Result;
 use distribute_cluster::{ClusterError, ClusterSpec, Job, Task};
@@ -6,12 +6,11 @@ use distribute_core::{Strategy, VariablePlacement};
 
 /// The settings of a session that depend on the strategy.
 ///
-/// There are no sessions here. Programs that keep such settings, to pass them on, get the same settings as
-/// from TensorFlow's strategies.
+/// This crate has no sessions. Programs that pass such settings on get the same values as from TensorFlow's strategies.
 ///
 /// ```
 /// use distribute::legacy::SessionConfig;
-/// use distribute::{ClusterSpec, Job};
+/// use distribute::cluster::{ClusterSpec, Job};
 /// let cluster: ClusterSpec = r#"{"worker": ["a:1", "b:1"], "ps": ["c:1"]}"#.parse()?;
 /// let config = SessionConfig::default().of_parameter_servers(Some((&cluster, &Job::Worker.task(1))));
 /// assert_eq!(config.device_filters, ["/job:worker/task:1", "/job:ps"]);
@@ -21,11 +20,11 @@ use distribute_core::{Strategy, VariablePlacement};
 #[doc(alias = "ConfigProto")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionConfig {
-    /// Whether sessions of one server have separate variables.
+    /// Whether the sessions of a server have separate variables.
     pub isolate_session_state: bool,
-    /// The devices that a session can use; all if empty.
+    /// The devices that a session may use. If the list is empty, it may use all devices.
     pub device_filters: Vec<String>,
-    /// The task that leads collectives of several workers.
+    /// The task that leads the collectives of several workers; empty if there is none.
     pub collective_group_leader: String,
     /// The operations whose memory is allocated together.
     pub scoped_allocator_ops: Vec<String>,
@@ -33,16 +32,16 @@ pub struct SessionConfig {
 
 impl SessionConfig {
     // STR-4
-    /// Returns the settings of a mirrored strategy: sessions do not share variables.
+    /// Returns the settings for a mirrored strategy, in which sessions do not share variables.
     pub fn of_mirrored(&self) -> Self {
         Self { isolate_session_state: true, ..self.clone() }
     }
 
     // PSV1-7
-    /// Returns the settings of an independent task with parameter servers.
+    /// Returns the settings for an independent task with parameter servers. `None` means that there is no cluster.
     ///
-    /// The task sees its own devices and those of the servers, an evaluator only its own. Variables are
-    /// shared, except without a cluster.
+    /// A chief or worker has access to its own devices and those of the servers; an evaluator only to its own. Sessions
+    /// share variables, except without a cluster.
     pub fn of_parameter_servers(&self, cluster: Option<(&ClusterSpec, &Task)>) -> Self {
         let Some((_, task)) = cluster else { return self.of_mirrored() };
         let mut device_filters = vec![filter(task)];
@@ -55,9 +54,10 @@ impl SessionConfig {
     }
 
     // MW-12
-    /// Returns the settings of one of several synchronous workers.
+    /// Returns the settings for one of several synchronous workers. `None` means that there is no cluster.
     ///
-    /// Memory of reductions is allocated together, the leader is named, and the worker sees only its own devices.
+    /// The memory of reductions is allocated together. In a cluster, the leader is set, and the worker has access only
+    /// to its own devices.
     ///
     /// # Errors
     /// - [`ClusterError`]: the task is not in the cluster.
@@ -71,12 +71,12 @@ impl SessionConfig {
     }
 }
 
-/// Returns the devices of a task.
+/// Returns the device filter that matches the devices of a task.
 fn filter(task: &Task) -> String {
     format!("/job:{}/task:{}", task.job, task.index)
 }
 
-/// Returns the settings for a strategy.
+/// Returns a copy of `config` with the settings that a strategy needs.
 pub(super) fn updated(strategy: &Strategy, config: &SessionConfig) -> Result<SessionConfig> {
     let extended = strategy.extended();
     // Other strategies do not need the task: a coordinator may be outside its cluster.

@@ -1,4 +1,4 @@
-//! The fraction of examples whose label has the largest logit.
+//! [`Accuracy`]: the fraction of examples whose label has the largest logit.
 
 use super::counts::Counts;
 use candle_core::Tensor;
@@ -8,17 +8,18 @@ use distribute_nn::loss;
 
 /// The fraction of examples whose label has the largest logit or probability; 0 without examples.
 ///
-/// The first of several equal logits counts as the largest. See [the module](super) for an example.
+/// If several logits are equally large, the first of them is treated as the largest. See [the module](super) for an
+/// example.
 #[doc(alias = "tf.keras.metrics.SparseCategoricalAccuracy")]
 #[doc(alias = "SparseCategoricalAccuracy")]
 #[derive(Clone, Debug)]
 pub struct Accuracy {
-    /// The number of correct examples, and of all.
+    /// The number of correct examples and the number of all examples.
     counts: Counts,
 }
 
 impl Accuracy {
-    /// Creates an empty metric, whose variable has this name.
+    /// Creates an empty metric whose variable is named `name`.
     ///
     /// # Errors
     /// Returns the errors of [`Mean::new`](super::Mean::new).
@@ -26,16 +27,17 @@ impl Accuracy {
         Ok(Self { counts: Counts::new(strategy, name, &[2])? })
     }
 
-    /// Adds examples: logits or probabilities `[n, classes]`, and integer labels `[n]`.
+    /// Adds examples: `logits` are logits or probabilities of shape `[n, classes]`, `labels` are integers of shape
+    /// `[n]`.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the shapes do not fit.
+    /// - [`Error::InvalidArgument`]: the shapes do not match.
     /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, logits: &Tensor, labels: &Tensor) -> Result<()> {
         if logits.rank() != 2 || labels.dims() != &logits.dims()[..1] {
             let reason = format!(
-                "logits are of shape {:?}, labels of {:?}; give [n, classes] and [n]",
+                "logits have shape {:?}, labels {:?}; pass [n, classes] and [n]",
                 logits.dims(),
                 labels.dims()
             );
@@ -48,7 +50,7 @@ impl Accuracy {
     /// Returns the fraction of correct examples, over all replicas.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
     pub fn result(&self) -> Result<f64> {
         let counts = self.counts.total("Accuracy::result")?;
         Ok(counts[0] / counts[1].max(1.))
@@ -57,13 +59,14 @@ impl Accuracy {
     /// Resets the counts on all replicas.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
     #[track_caller]
     pub fn reset(&self) -> Result<()> {
         self.counts.reset("Accuracy::reset")
     }
 
-    /// Returns the counts, f64: correct examples, then all examples.
+    /// Returns the variable with the counts, of dtype f64: the number of correct examples, followed by the number of
+    /// all examples.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }

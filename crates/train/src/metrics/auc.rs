@@ -1,18 +1,19 @@
-//! The area under the receiver operating characteristic, from counts at fixed thresholds.
+//! [`Auc`]: the area under the ROC curve, computed from counts at fixed thresholds.
 
-use super::counts::{Counts, pairs};
+use super::counts::{Counts, pairs, require_probability};
 use candle_core::Tensor;
 use distribute_base::{Error, Result};
 use distribute_core::{Strategy, Variable};
 
-/// The distance of the first threshold below 0, and of the last above 1, as in TensorFlow.
+/// The distance by which the first threshold is below 0 and the last is above 1, as in TensorFlow.
 const EDGE: f64 = 1e-7;
 
 /// The area under the ROC curve: the probability that a positive example has a larger prediction than a negative one.
 ///
-/// By default it is computed as in TensorFlow: from true and false positive rates at 200 even thresholds from
-/// 0 to 1, with linear interpolation. Predictions between the same thresholds count as equal, so the error is
-/// small unless predictions cluster. Without positive or without negative examples the area is 0.
+/// The area is computed as in TensorFlow: from true and false positive rates at evenly spaced thresholds from 0 to 1
+/// (200 by default), with linear interpolation. Predictions between the same two thresholds are treated as equal, so
+/// the error is small unless many predictions are close together. Without positive examples, or without negative
+/// examples, the area is 0.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -31,13 +32,13 @@ const EDGE: f64 = 1e-7;
 #[derive(Clone, Debug)]
 pub struct Auc {
     thresholds: Vec<f64>,
-    /// The number of predictions above each threshold and not above the next: of negative examples, then of
-    /// positive ones.
+    /// The number of predictions above each threshold and not above the next one: first for negative examples, then for
+    /// positive examples.
     counts: Counts,
 }
 
 impl Auc {
-    /// Creates an empty metric with 200 thresholds, whose variable has this name.
+    /// Creates an empty metric with 200 thresholds, whose variable is named `name`.
     ///
     /// # Errors
     /// Returns the errors of [`Mean::new`](super::Mean::new).
@@ -45,14 +46,14 @@ impl Auc {
         Self::with_thresholds(strategy, name, 200)
     }
 
-    /// Creates an empty metric with another number of thresholds.
+    /// Creates an empty metric with the given number of thresholds.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: there are fewer than 2 thresholds.
     /// - The errors of [`Auc::new`].
     pub fn with_thresholds(strategy: &Strategy, name: &str, thresholds: usize) -> Result<Self> {
         if thresholds < 2 {
-            let reason = format!("{thresholds} thresholds make no curve; give 2 or more");
+            let reason = format!("{thresholds} thresholds do not make a curve; use at least 2");
             return Err(Error::invalid("Auc::with_thresholds", reason));
         }
         Ok(Self {
@@ -61,12 +62,13 @@ impl Auc {
         })
     }
 
-    /// Adds examples: predictions from 0 to 1, and labels of the same shape, which are positive unless they are 0.
+    /// Adds examples. `predictions` are between 0 and 1. `labels` have the same shape, and are positive unless they are
+    /// 0.
     ///
     /// # Errors
     /// Nothing is counted after an error.
     /// - [`Error::InvalidArgument`]: the shapes differ.
-    /// - [`Error::InvalidArgument`]: a prediction is out of range. The error names the first.
+    /// - [`Error::InvalidArgument`]: a prediction is out of range. The error names the first such prediction.
     /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, predictions: &Tensor, labels: &Tensor) -> Result<()> {
@@ -74,12 +76,7 @@ impl Auc {
         let mut counts = vec![0.; 2 * self.thresholds.len()];
         let pairs = pairs(OPERATION, ["predictions", "labels"], predictions, labels)?;
         for (place, (prediction, label)) in pairs.enumerate() {
-            if !(0. ..=1.).contains(&prediction) {
-                let reason = format!(
-                    "prediction {place} is {prediction}; give probabilities from 0 to 1, such as a sigmoid's"
-                );
-                return Err(Error::invalid(OPERATION, reason));
-            }
+            require_probability(OPERATION, place, prediction)?;
             // The first threshold is below every prediction.
             let below = self.thresholds.partition_point(|threshold| *threshold < prediction) - 1;
             counts[below + if label == 0. { 0 } else { self.thresholds.len() }] += 1.;
@@ -90,7 +87,7 @@ impl Auc {
     /// Returns the area, over the examples of all replicas.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
     pub fn result(&self) -> Result<f64> {
         let counts = self.counts.total("Auc::result")?;
         let (negative, positive) = counts.split_at(self.thresholds.len());
@@ -100,13 +97,14 @@ impl Auc {
     /// Resets the counts on all replicas.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
     #[track_caller]
     pub fn reset(&self) -> Result<()> {
         self.counts.reset("Auc::reset")
     }
 
-    /// Returns the counts, f64 `[2, thresholds]`: negative and positive examples between thresholds.
+    /// Returns the variable with the counts of negative and positive examples between thresholds, f64 `[2,
+    /// thresholds]`.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }
@@ -118,9 +116,9 @@ fn thresholds(count: usize) -> Vec<f64> {
     std::iter::once(-EDGE).chain(between.map(|t| f64::from(t as f32))).chain([1. + EDGE]).collect()
 }
 
-/// Returns the area under the curve by trapezoids, from the last threshold to the first.
+/// Computes the area under the curve with the trapezoidal rule, from the last threshold to the first.
 ///
-/// `negative` and `positive` are the numbers of examples of each class between thresholds.
+/// `negative` and `positive` contain the number of examples of each class between thresholds.
 fn area(negative: &[f64], positive: &[f64]) -> f64 {
     let (negatives, positives) = (negative.iter().sum::<f64>(), positive.iter().sum::<f64>());
     if negatives == 0. || positives == 0. {

@@ -1,4 +1,4 @@
-//! The confusion matrix of predicted classes.
+//! [`ConfusionMatrix`]: counts of examples by label and predicted class.
 
 use super::counts::{Counts, pairs};
 use candle_core::{Device, Tensor};
@@ -28,24 +28,24 @@ pub struct ConfusionMatrix {
 }
 
 impl ConfusionMatrix {
-    /// Creates an empty matrix for this number of classes, whose variable has this name.
+    /// Creates an empty matrix for the given number of classes, whose variable is named `name`.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the number of classes is 0.
+    /// - [`Error::InvalidArgument`]: `classes` is 0.
     /// - The errors of [`Mean::new`](super::Mean::new).
     pub fn new(strategy: &Strategy, name: &str, classes: usize) -> Result<Self> {
         if classes == 0 {
-            return Err(Error::invalid("ConfusionMatrix::new", "no classes; give their number"));
+            return Err(Error::invalid("ConfusionMatrix::new", "there are no classes; pass their number"));
         }
         Ok(Self { classes, counts: Counts::new(strategy, name, &[classes, classes])? })
     }
 
-    /// Adds examples: predicted classes, and labels of the same shape.
+    /// Adds examples. `predictions` are the predicted classes; `labels` have the same shape.
     ///
     /// # Errors
     /// Nothing is counted after an error.
     /// - [`Error::InvalidArgument`]: the shapes differ.
-    /// - [`Error::InvalidArgument`]: a number is not one of the classes. The error names the first.
+    /// - [`Error::InvalidArgument`]: a prediction or label is not one of the classes. The error names the first.
     /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, predictions: &Tensor, labels: &Tensor) -> Result<()> {
@@ -57,7 +57,7 @@ impl ConfusionMatrix {
                 _ if class >= 0. && class < self.classes as f64 && class.fract() == 0. => Ok(class as usize),
                 _ => {
                     let reason = format!(
-                        "{what} {place} is {class}, which is none of the classes 0 to {}",
+                        "{what} {place} is {class}, which is not one of the classes 0 to {}",
                         self.classes - 1
                     );
                     Err(Error::invalid(OPERATION, reason))
@@ -68,10 +68,11 @@ impl ConfusionMatrix {
         self.counts.add(counts)
     }
 
-    /// Returns the matrix over the examples of all replicas: i64 `[classes, classes]`, labels by predictions.
+    /// Returns the matrix over the examples of all replicas, i64 `[classes, classes]`. There is a row for each label
+    /// and a column for each prediction.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
     pub fn result(&self) -> Result<Tensor> {
         let counts = self.counts.total("ConfusionMatrix::result")?.into_iter().map(|count| count as i64);
         Ok(Tensor::from_vec(counts.collect(), (self.classes, self.classes), &Device::Cpu)?)
@@ -80,13 +81,13 @@ impl ConfusionMatrix {
     /// Resets the counts on all replicas.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
     #[track_caller]
     pub fn reset(&self) -> Result<()> {
         self.counts.reset("ConfusionMatrix::reset")
     }
 
-    /// Returns the counts, f64 `[classes, classes]`.
+    /// Returns the variable with the counts, f64 `[classes, classes]`.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }

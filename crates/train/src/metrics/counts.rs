@@ -1,4 +1,4 @@
-//! The sums that all metrics consist of, to which replicas add.
+//! Sums that replicas add to. All metrics consist of such sums.
 
 use candle_core::{DType, Tensor};
 use distribute_base::internal::to_host;
@@ -14,14 +14,14 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Creates counts that are zeros.
+    /// Creates sums of shape `dims` that are all 0.
     pub(super) fn new(strategy: &Strategy, name: &str, dims: &[usize]) -> Result<Self> {
         let zeros = HostTensor::zeros(distribute_tensor::DType::F64, dims)?;
         let create = || {
             Variable::builder(name, zeros)
                 .synchronization(VariableSynchronization::OnRead)
                 .aggregation(VariableAggregation::Sum)
-                .trainable(false)
+                .not_trainable()
                 .create()
         };
         Ok(Self { variable: strategy.scope(create)? })
@@ -40,7 +40,7 @@ impl Counts {
                     operation: "update of a metric",
                     required: ContextKind::Replica,
                     found: ContextKind::CrossReplica,
-                    advice: "each replica counts its own examples: call it in the closure of run",
+                    advice: "each replica counts its own examples: call it in the closure passed to run",
                 }
             }
             (error, _) => error,
@@ -60,7 +60,71 @@ impl Counts {
     }
 }
 
-/// Refuses reads in a replica, which has only its own copy.
+/// The counts of a binary classifier at a threshold.
+#[derive(Clone, Debug)]
+pub(super) struct Confusion {
+    threshold: f64,
+    /// True positives, false positives, false negatives.
+    counts: Counts,
+}
+
+impl Confusion {
+    pub(super) fn new(
+        operation: &'static str,
+        strategy: &Strategy,
+        name: &str,
+        threshold: f64,
+    ) -> Result<Self> {
+        if !(0. ..=1.).contains(&threshold) {
+            return Err(Error::invalid(operation, format!("a threshold of {threshold} is not in [0, 1]")));
+        }
+        Ok(Self { threshold, counts: Counts::new(strategy, name, &[3])? })
+    }
+
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    #[track_caller]
+    pub(super) fn update(
+        &self,
+        operation: &'static str,
+        predictions: &Tensor,
+        labels: &Tensor,
+    ) -> Result<()> {
+        let mut counts = vec![0.; 3];
+        let pairs = pairs(operation, ["predictions", "labels"], predictions, labels)?;
+        for (place, (prediction, label)) in pairs.enumerate() {
+            require_probability(operation, place, prediction)?;
+            match (prediction > self.threshold, label != 0.) {
+                (true, true) => counts[0] += 1.,
+                (true, false) => counts[1] += 1.,
+                (false, true) => counts[2] += 1.,
+                (false, false) => {}
+            }
+        }
+        self.counts.add(counts)
+    }
+
+    /// Returns the true positives, false positives and false negatives of all replicas.
+    pub(super) fn total(&self, operation: &'static str) -> Result<[f64; 3]> {
+        let counts = self.counts.total(operation)?;
+        Ok([counts[0], counts[1], counts[2]])
+    }
+}
+
+/// Returns an error if a prediction is not a probability.
+pub(super) fn require_probability(operation: &'static str, place: usize, prediction: f64) -> Result<()> {
+    if (0. ..=1.).contains(&prediction) {
+        return Ok(());
+    }
+    let reason = format!(
+        "prediction {place} is {prediction}; pass probabilities from 0 to 1, such as those of a sigmoid"
+    );
+    Err(Error::invalid(operation, reason))
+}
+
+/// Returns an error if called in a replica, because a replica can only read its own copy.
 fn outside(operation: &'static str) -> Result<()> {
     let (found, replica) = (current_kind(), get_replica_context());
     if found == ContextKind::CrossReplica || replica.is_some_and(|replica| replica.strategy().is_default()) {
@@ -70,12 +134,13 @@ fn outside(operation: &'static str) -> Result<()> {
     Err(Error::WrongContext { operation, required: ContextKind::CrossReplica, found, advice })
 }
 
-/// Returns the elements of a tensor of any shape, in order.
+/// Returns the elements of a tensor of any shape as f64, in order.
 pub(super) fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
     Ok(to_host(tensor)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
 }
 
-/// Returns the pairs of elements of two tensors of the same shape.
+/// Returns the pairs of corresponding elements of two tensors. `first` and `second` name the tensors in the error
+/// if their shapes differ.
 pub(super) fn pairs(
     operation: &'static str,
     [first, second]: [&str; 2],
@@ -84,7 +149,7 @@ pub(super) fn pairs(
 ) -> Result<impl Iterator<Item = (f64, f64)> + use<>> {
     if a.dims() != b.dims() {
         let reason = format!(
-            "{first} are of shape {:?}, {second} of {:?}; give as many of the one as of the other",
+            "{first} have shape {:?}, {second} {:?}; pass the same number of both",
             a.dims(),
             b.dims()
         );

@@ -1,11 +1,12 @@
-//! The mean of numbers, with or without weights.
+//! [`Mean`]: the mean of numbers, with or without weights.
 
 use super::counts::{Counts, numbers, pairs};
 use candle_core::Tensor;
 use distribute_base::Result;
 use distribute_core::{Strategy, Variable};
 
-/// The mean of all numbers that replicas have added: Σ wᵢ xᵢ / Σ wᵢ. Without numbers it is 0, as in TensorFlow.
+/// The weighted mean of all numbers that replicas have added: Σ wᵢ xᵢ / Σ wᵢ. Without any numbers it is 0, as in
+/// TensorFlow.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -26,12 +27,12 @@ use distribute_core::{Strategy, Variable};
 #[doc(alias = "tf.keras.metrics.Mean")]
 #[derive(Clone, Debug)]
 pub struct Mean {
-    /// The weighted sum, and the sum of weights.
+    /// The weighted sum of the numbers, and the sum of the weights.
     counts: Counts,
 }
 
 impl Mean {
-    /// Creates an empty mean, whose variable has this name.
+    /// Creates an empty mean whose variable is named `name`.
     ///
     /// # Errors
     /// - [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies),
@@ -40,7 +41,7 @@ impl Mean {
         Ok(Self { counts: Counts::new(strategy, name, &[2])? })
     }
 
-    /// Adds each element of `values`, of any shape and dtype, with weight 1.
+    /// Adds each element of `values` with weight 1. `values` may have any shape and dtype.
     ///
     /// # Errors
     /// Returns the errors of writing a variable: see [`Variable`].
@@ -52,7 +53,7 @@ impl Mean {
 
     /// Adds each element of `values` with its weight in `weights`.
     ///
-    /// An element with weight 0 is ignored, even if it is NaN, like the loss of an empty per-replica batch.
+    /// An element with weight 0 is ignored, even if it is NaN, for example the loss of an empty per-replica batch.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the shapes differ.
@@ -72,7 +73,7 @@ impl Mean {
     /// Returns the mean over all replicas.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
     pub fn result(&self) -> Result<f64> {
         let counts = self.counts.total("Mean::result")?;
         Ok(if counts[1] == 0. { 0. } else { counts[0] / counts[1] })
@@ -81,13 +82,13 @@ impl Mean {
     /// Resets the mean on all replicas.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
     #[track_caller]
     pub fn reset(&self) -> Result<()> {
         self.counts.reset("Mean::reset")
     }
 
-    /// Returns the weighted sum and the sum of weights, f64.
+    /// Returns the variable with the weighted sum and the sum of weights, of dtype f64.
     pub fn variable(&self) -> &Variable {
         self.counts.variable()
     }

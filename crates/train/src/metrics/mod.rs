@@ -1,11 +1,13 @@
-//! Metrics over all replicas: updated in [`run`](distribute_core::Strategy::run) without communication, read
-//! outside it.
+//! Metrics over all replicas. They are updated in [`run`](distribute_core::Strategy::run) without communication, and
+//! read outside it.
 //!
 //! A metric is an ON_READ variable with aggregation SUM: each replica adds to its own copy, and
-//! [`result`](Mean::result) sums the copies. So a metric costs a step only local arithmetic, and replicas may
-//! update it any number of times. N replicas give the same result as one. Counts are f64: exact up to 2^53.
+//! [`result`](Mean::result) sums the copies. Updating a metric therefore costs only local arithmetic, and a replica may
+//! update it any number of times in a step. N replicas produce the same result as one. Counts are of dtype f64, which
+//! is exact up to 2^53.
 //!
-//! Call `update` in `run`, and `result` and `reset` outside it. A per-replica batch without rows changes nothing.
+//! Call `update` in `run`, and call `result` and `reset` outside it. An `update` with an empty per-replica batch
+//! changes nothing.
 //!
 //! ```
 //! # use distribute::prelude::*;
@@ -31,6 +33,9 @@ mod auc;
 mod confusion_matrix;
 mod counts;
 mod mean;
+mod precision;
+mod recall;
+mod top_k_accuracy;
 
 #[doc(alias = "tf.keras.metrics.SparseCategoricalAccuracy")]
 #[doc(alias = "SparseCategoricalAccuracy")]
@@ -41,3 +46,11 @@ pub use auc::Auc;
 pub use confusion_matrix::ConfusionMatrix;
 #[doc(alias = "tf.keras.metrics.Mean")]
 pub use mean::Mean;
+#[doc(alias = "tf.keras.metrics.Precision")]
+pub use precision::Precision;
+#[doc(alias = "tf.keras.metrics.Recall")]
+pub use recall::Recall;
+#[doc(alias = "tf.keras.metrics.SparseTopKCategoricalAccuracy")]
+#[doc(alias = "SparseTopKCategoricalAccuracy")]
+#[doc(alias = "tf.math.in_top_k")]
+pub use top_k_accuracy::TopKAccuracy;

@@ -1,6 +1,6 @@
-//! Reports of a strategy and a coordinator.
+//! Reports on a strategy and a coordinator, for the monitor.
 
-use super::waits::{self, Awaited};
+use super::waits::{self, WaitingCall};
 use distribute_cluster::{RecordedCall, Stopwatch};
 use distribute_collective::group::Group;
 use distribute_coordinator::{Status, WorkerStatus};
@@ -18,20 +18,21 @@ use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// The time that a server has to report its usage. The report of a slower one is taken from the placement.
-const SOON: Duration = Duration::from_millis(300);
+/// The time within which a server must report its usage. If a server is slower, its report is computed from the
+/// placement.
+const USAGE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// The watched job. It does not keep the strategy or the coordinator alive.
 pub(super) struct Job {
     strategy: WeakStrategy,
     coordinator: Option<Weak<Scheduler>>,
     watch: Watch,
-    /// The time since each worker of the coordinator was first seen as missing.
+    /// The coordinator's missing workers by name, with the time since each was first seen to be missing.
     away: BTreeMap<String, Stopwatch>,
-    /// The status of the coordinator, and the staleness of values, when closures last ended.
+    /// The status of the coordinator and the staleness of values when a closure last finished.
     status: Option<Status>,
     staleness: Option<f64>,
-    /// The last report, which is kept when the job is gone.
+    /// The last report, which is shown after the job no longer exists.
     last: Report,
 }
 
@@ -67,8 +68,10 @@ impl Job {
     fn coordinator(&mut self) -> Option<Coordinator> {
         let scheduler = self.coordinator.as_ref()?.upgrade()?;
         let status = scheduler.status();
-        self.away.retain(|name, _| status.workers.iter().any(|it| it.name == *name && it.away.is_some()));
-        for worker in status.workers.iter().filter(|worker| worker.away.is_some()) {
+        self.away.retain(|name, _| {
+            status.workers.iter().any(|it| it.name == *name && it.disconnect_reason.is_some())
+        });
+        for worker in status.workers.iter().filter(|worker| worker.disconnect_reason.is_some()) {
             self.away.entry(worker.name.clone()).or_insert_with(Stopwatch::start);
         }
         let worker = |worker: &WorkerStatus| self.worker(worker);
@@ -91,7 +94,7 @@ impl Job {
         Worker {
             name: worker.name.clone(),
             address: None,
-            away: worker.away.clone(),
+            away: worker.disconnect_reason.clone(),
             does: does.or_else(makes).or_else(|| Some("nothing to do".into())),
             seconds: running.map(|(.., time)| time.as_secs_f64()).or_else(since),
             closures: Some(worker.closures as u64),
@@ -101,7 +104,7 @@ impl Job {
 }
 
 impl Source for Job {
-    fn look(&mut self) -> Report {
+    fn report(&mut self) -> Report {
         let Some(strategy) = self.strategy.upgrade() else {
             // The training is over, but its results can still be read.
             self.last.replicas.iter_mut().for_each(|replica| replica.now = None);
@@ -112,11 +115,11 @@ impl Source for Job {
         let awaited = group.and_then(Group::awaited);
         let replicas = self.replicas(&strategy);
         let coordinator = self.coordinator();
-        let servers = strategy.extended().parameter_servers().map(|servers| of_servers(servers));
-        let pulse = strategy.pulse();
-        let (examples, loss) = (pulse.examples(), pulse.loss());
+        let servers = strategy.extended().parameter_servers().map(|servers| server_reports(servers));
+        let step_stats = strategy.step_stats();
+        let (examples, loss) = (step_stats.examples(), step_stats.loss());
         let world = world(&strategy, group, awaited.as_ref());
-        let of_group = awaited.as_ref().map(|(call, workers)| Awaited {
+        let of_group = awaited.as_ref().map(|(call, workers)| WaitingCall {
             me: world.worker,
             workers,
             call: call.call.to_string(),
@@ -125,7 +128,7 @@ impl Source for Job {
         let report = Report {
             strategy: strategy.extended().kind().into(),
             progress: Progress {
-                steps: strategy.steps().max(pulse.steps()),
+                steps: strategy.steps().max(step_stats.steps()),
                 examples,
                 loss: loss.filter(|loss| loss.is_finite()),
                 diverged: loss.is_some_and(|loss| !loss.is_finite()),
@@ -143,8 +146,13 @@ impl Source for Job {
     }
 }
 
-/// Reports the workers of the training.
-fn world(strategy: &Strategy, group: Option<&Group>, awaited: Option<&(RecordedCall, Vec<usize>)>) -> World {
+/// Returns reports on all workers of the world. `awaited` contains the current call of this worker, and the workers
+/// that it waits for.
+pub(super) fn world(
+    strategy: &Strategy,
+    group: Option<&Group>,
+    awaited: Option<&(RecordedCall, Vec<usize>)>,
+) -> World {
     let world = group.map_or_else(|| strategy.world(), Group::world);
     let worker = |worker: usize| {
         let awaited = awaited.filter(|(_, workers)| workers.contains(&worker));
@@ -167,8 +175,8 @@ fn world(strategy: &Strategy, group: Option<&Group>, awaited: Option<&(RecordedC
     }
 }
 
-/// Reports the contents of each server.
-fn of_servers(servers: &ParameterServers) -> Vec<ParameterServer> {
+/// Returns a report on the contents of each server.
+fn server_reports(servers: &ParameterServers) -> Vec<ParameterServer> {
     let placement = servers.placement();
     let mut all: Vec<_> = (0..placement.servers())
         .map(|server| ParameterServer { name: format!("ps {server}"), ..ParameterServer::default() })
@@ -180,7 +188,7 @@ fn of_servers(servers: &ParameterServers) -> Vec<ParameterServer> {
             server.bytes += placed.bytes;
         }
     }
-    for (server, usage) in all.iter_mut().zip(servers.usage_within(SOON)) {
+    for (server, usage) in all.iter_mut().zip(servers.usage_within(USAGE_TIMEOUT)) {
         let Some(usage) = usage else { continue };
         // Includes tables of ids, and tables of other tasks.
         (server.tables, server.rows, server.bytes) = (usage.tables, usage.rows, usage.bytes);

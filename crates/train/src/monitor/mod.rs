@@ -1,11 +1,15 @@
-//! The monitor of a running job: a page for browsers, JSON for programs and `distribute status`, metrics for
+//! The monitor of a running job: a page for browsers, JSON for programs and `distribute status`, and metrics for
 //! Prometheus.
+//!
+//! [`Monitor::start`] starts it. It shows which replicas and workers wait, for whom, and where the time of each goes.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `job` | reports of a strategy and a coordinator |
-//! | `waits` | which replica or worker waits for which, and why; a pure function |
+//! | `health` | reports of a worker that has no page, for probes |
+//! | `waits` | replicas and workers that wait, and for what; a pure function |
 
+mod health;
 mod job;
 mod waits;
 
@@ -20,21 +24,29 @@ use distribute_core::Strategy;
 use distribute_core::internal::WeakStrategy;
 use distribute_monitor::Server;
 use distribute_parameter_server::ClusterCoordinator;
+use health::Health;
 use job::Job;
 use std::net::SocketAddr;
 
-/// A server that shows the status of a job until it is dropped. It does not keep the strategy or the
+/// The environment variable with the address for probes.
+const HEALTH: &str = "DISTRIBUTE_HEALTH";
+
+/// A server that shows the status of a job until the `Monitor` is dropped. It does not keep the strategy or the
 /// coordinator alive.
 ///
-/// A page at its address shows the workers, the speed, the loss, the call of each replica, and waits with
-/// their reasons. It also shows the queue of a coordinator and the rows on parameter servers. The same is
-/// available as JSON at `/status.json`, which `distribute status` prints as a table. Metrics for Prometheus
-/// are at `/metrics`. By default, other machines cannot reach it.
+/// The page at its address shows the workers, the speed, the loss, the current call of each replica, and which workers
+/// wait for which others and why. It also shows the queue of a coordinator and the rows on parameter servers. The same
+/// data is available as JSON at `/status.json`, which `distribute status` prints as a table. Metrics for Prometheus are
+/// at `/metrics`. By default, other machines cannot connect to the server.
 ///
-/// Loss and examples are those of [`minimize`](distribute_optimizer::Optimizer::minimize). The calls of
-/// replicas come from the spans of a [timeline](distribute_trace), which cost about a microsecond each while a
-/// monitor exists. A program with its own `tracing` subscriber has to add
-/// [`trace::layer`](distribute_trace::layer()) to it.
+/// `/healthz` and `/readyz` answer probes with 200 or 503. A process is healthy if it has reported its status in the
+/// last minute, also while it waits for others. It is ready if the job has all of its workers or, with a coordinator,
+/// at least one. [`MonitorBuilder::health`] opens another port for these two, which each worker has.
+///
+/// The loss and the number of examples come from [`minimize`](distribute_optimizer::Optimizer::minimize). The calls
+/// of replicas come from the spans of a [timeline](distribute_trace). While a monitor exists, each span costs about
+/// a microsecond. A program with its own `tracing` subscriber must add [`trace::layer`](distribute_trace::layer())
+/// to it.
 ///
 /// ```
 /// use distribute::{monitor::Monitor, prelude::*};
@@ -48,28 +60,33 @@ use std::net::SocketAddr;
 /// ```
 ///
 /// # Failures
-/// A client has five seconds to send its request and five to read the response, and there can be 16 clients at
-/// a time. A client that hangs does not affect the job. If the job itself hangs, the page shows the last known
-/// status and its age.
+/// A client has five seconds to send its request and another five to read the response. At most 16 clients are served
+/// at a time. A client that hangs does not affect the job. If the job itself hangs, the page shows the last status that
+/// was received, and the age of that status.
 #[derive(Debug)]
-#[must_use = "dropped, nobody can watch the job"]
+#[must_use = "the monitor stops when this is dropped"]
 pub struct Monitor {
     strategy: WeakStrategy,
-    /// The server; `None` on workers other than the chief.
+    /// The server of the page; `None` on workers other than the chief.
     server: Option<Server>,
+    /// The server for probes of a worker that has no page.
+    health: Option<Server>,
+    health_address: Option<SocketAddr>,
 }
 
 /// The settings of a [`Monitor`].
+#[must_use = "a builder does nothing until `start` is called"]
 #[derive(Debug)]
 pub struct MonitorBuilder {
     strategy: Strategy,
     coordinator: Option<ClusterCoordinator>,
     address: String,
     network: bool,
+    health: Option<String>,
 }
 
 impl Monitor {
-    /// Starts showing a job at [`DEFAULT_ADDRESS`].
+    /// Starts a monitor of the strategy's job at [`DEFAULT_ADDRESS`].
     ///
     /// # Errors
     /// Returns the errors of [`MonitorBuilder::start`].
@@ -77,19 +94,25 @@ impl Monitor {
         Self::builder(strategy).start()
     }
 
-    /// Creates a builder for a monitor with other settings.
+    /// Returns a builder for a monitor with different settings.
     pub fn builder(strategy: &Strategy) -> MonitorBuilder {
         MonitorBuilder {
             strategy: strategy.clone(),
             coordinator: None,
             address: DEFAULT_ADDRESS.into(),
             network: false,
+            health: std::env::var(HEALTH).ok().filter(|address| !address.is_empty()),
         }
     }
 
-    /// Returns the address of the page; `None` on workers other than the chief.
+    /// Returns the address of the page, including the port that is in use; `None` on workers other than the chief.
     pub fn address(&self) -> Option<SocketAddr> {
         self.server.as_ref().map(Server::address)
+    }
+
+    /// Returns the address for probes, with the port that is in use; `None` if there is none.
+    pub fn health_address(&self) -> Option<SocketAddr> {
+        self.health_address
     }
 
     /// Returns the current report; `None` on workers other than the chief.
@@ -97,48 +120,67 @@ impl Monitor {
         self.server.as_ref().map(Server::report)
     }
 
-    /// Counts a step that was made elsewhere, such as by a closure of a coordinator, with its number of
-    /// examples and its loss.
+    /// Records a step that was not made by this strategy's optimizers but, for example, by a closure of a coordinator.
+    /// `examples` is the number of examples in the step.
     ///
-    /// Steps of this strategy's optimizers are counted automatically.
+    /// Steps of this strategy's optimizers are recorded automatically.
     pub fn record(&self, examples: usize, loss: f64) {
         if let Some(strategy) = self.strategy.upgrade() {
-            strategy.pulse().beat(examples as f64, Some(loss));
+            strategy.step_stats().record_step(examples as f64, Some(loss));
         }
     }
 }
 
 impl MonitorBuilder {
-    /// Adds the queue and the workers of this coordinator to the page.
+    /// Adds the queue and the workers of `coordinator` to the page.
     pub fn coordinator(mut self, coordinator: &ClusterCoordinator) -> Self {
         self.coordinator = Some(coordinator.clone());
         self
     }
 
-    /// Sets the address of the page, instead of [`DEFAULT_ADDRESS`]. Port 0 selects a free port.
+    /// Sets the address of the page; [`DEFAULT_ADDRESS`] by default. Port 0 selects a free port.
     pub fn address(mut self, address: impl Into<String>) -> Self {
         self.address = address.into();
         self
     }
 
-    /// Allows an address that other machines can reach. They can then read the status of the job, and nothing
-    /// is encrypted.
+    /// Permits an address to which other machines can connect. They can then read the status of the job without
+    /// authentication and without encryption.
     pub fn allow_plain_text_on_the_network(mut self) -> Self {
         self.network = true;
         self
     }
 
-    /// Starts the monitor. Does nothing on workers other than the chief.
+    /// Opens an address for probes, such as `0.0.0.0:6071`, on each worker. By default it is the value of the
+    /// environment variable `DISTRIBUTE_HEALTH`, if there is one.
+    ///
+    /// Any machine that reaches the address can ask for `/healthz` and `/readyz`, and for nothing else. The responses
+    /// contain no data of the job, except how many workers are lost.
+    pub fn health(mut self, address: impl Into<String>) -> Self {
+        self.health = Some(address.into());
+        self
+    }
+
+    /// Starts the monitor. Only the chief has a page. Other workers have a server only for probes, if an address for
+    /// them is set.
     ///
     /// # Errors
     /// - [`Error::Monitor`](distribute_base::Error::Monitor): the address is in use.
-    /// - [`Error::Monitor`](distribute_base::Error::Monitor): other machines can reach the address, and that
-    ///   is not allowed.
+    /// - [`Error::Monitor`](distribute_base::Error::Monitor): other machines can connect to the address, and this
+    ///   was not allowed.
     pub fn start(self) -> Result<Monitor> {
-        let Self { strategy, coordinator, address, network } = self;
-        let chief = strategy.should_save_summary();
-        let serve = || Server::start(&address, network, Job::new(&strategy, coordinator.as_ref()));
-        let server = chief.then(serve).transpose()?;
-        Ok(Monitor { strategy: strategy.downgrade(), server })
+        let Self { strategy, coordinator, address, network, health } = self;
+        let mut monitor =
+            Monitor { strategy: strategy.downgrade(), server: None, health: None, health_address: None };
+        if strategy.is_chief() {
+            let mut server = Server::start(&address, network, Job::new(&strategy, coordinator.as_ref()))?;
+            monitor.health_address = health.map(|address| server.add_health(&address)).transpose()?;
+            monitor.server = Some(server);
+        } else if let Some(address) = health {
+            let server = Server::start_health(&address, Health::new(&strategy))?;
+            monitor.health_address = Some(server.address());
+            monitor.health = Some(server);
+        }
+        Ok(monitor)
     }
 }

@@ -1,26 +1,26 @@
-//! The waits of replicas and workers with their reasons: a pure function of their calls.
+//! The current waits of replicas and workers, and the reasons for them, computed from their calls by a pure function.
 
 use distribute_monitor::{Coordinator, Replica, Wait};
 
-/// The duration in seconds below which a wait is part of a normal step.
+/// The minimum duration, in seconds, of a wait that is reported. Shorter waits occur in normal steps.
 const SHORT: f64 = 0.5;
 
-/// A call in which a worker waits for others of its world.
-pub(super) struct Awaited<'a> {
+/// A call in which this worker waits for other workers of its world.
+pub(super) struct WaitingCall<'a> {
     pub(super) me: usize,
     pub(super) workers: &'a [usize],
     pub(super) call: String,
     pub(super) seconds: f64,
 }
 
-/// Returns the waits that last.
+/// Returns all waits that have lasted longer than in a normal step.
 pub(super) fn all(
     replicas: &[Replica],
-    group: Option<&Awaited<'_>>,
+    group: Option<&WaitingCall<'_>>,
     coordinator: Option<&Coordinator>,
 ) -> Vec<Wait> {
     let mut waits = Vec::new();
-    if let Some(Awaited { me, workers, call, seconds }) = group
+    if let Some(WaitingCall { me, workers, call, seconds }) = group
         && *seconds >= SHORT
         && !workers.is_empty()
     {
@@ -34,10 +34,11 @@ pub(super) fn all(
             continue;
         };
         let (awaits, why) = match &*now.what {
-            "input" => ("input".into(), "the next batch is being made".into()),
-            "servers" => {
-                ("parameter servers".into(), "values of variables, or that gradients have arrived".into())
-            }
+            "input" => ("input".into(), "the next batch".into()),
+            "servers" => (
+                "parameter servers".into(),
+                "values of variables, or the acknowledgement of gradients".into(),
+            ),
             // If all replicas of this worker wait for each other, one of them calls the other workers: see above.
             _ if busy.is_empty() && group.is_some() => continue,
             _ if busy.is_empty() => {
@@ -68,15 +69,15 @@ fn waits_in(what: &str) -> bool {
     matches!(what, "waiting" | "input" | "servers")
 }
 
-/// Returns the first names, and the number of the others.
+/// Returns a text with the first names and the number of the omitted ones.
 fn list(names: impl ExactSizeIterator<Item = String>) -> String {
-    const TOLD: usize = 4;
-    let more = names.len().saturating_sub(TOLD);
-    let mut told: Vec<_> = names.take(TOLD).collect();
+    const LISTED: usize = 4;
+    let more = names.len().saturating_sub(LISTED);
+    let mut listed: Vec<_> = names.take(LISTED).collect();
     if more > 0 {
-        told.push(format!("{more} more"));
+        listed.push(format!("{more} more"));
     }
-    told.join(", ")
+    listed.join(", ")
 }
 
 #[cfg(test)]
@@ -89,16 +90,16 @@ mod tests {
         Replica { replica, now: Some(Activity { what: what.into(), call, seconds }), ..Replica::default() }
     }
 
-    fn told(waits: &[Wait]) -> Vec<String> {
+    fn texts(waits: &[Wait]) -> Vec<String> {
         waits.iter().map(|it| format!("{} for {}: {}", it.who, it.awaits, it.why)).collect()
     }
 
     #[test]
     fn replicas_wait_for_those_that_do_something_else() {
-        let all = |replicas: &[Replica]| told(&super::all(replicas, None, None));
+        let all = |replicas: &[Replica]| texts(&super::all(replicas, None, None));
         let replicas = [replica(0, "waiting", 2.), replica(1, "forward", 3.), replica(2, "waiting", 0.1)];
         assert_eq!(all(&replicas), ["replica 0 for replica 1 (in forward): all_reduce at a.rs:1:2"]);
-        assert_eq!(all(&[replica(0, "input", 1.)]), ["replica 0 for input: the next batch is being made"]);
+        assert_eq!(all(&[replica(0, "input", 1.)]), ["replica 0 for input: the next batch"]);
         assert!(all(&[replica(0, "servers", 1.)])[0].starts_with("replica 0 for parameter servers: "));
         assert!(all(&[replica(0, "forward", 60.), Replica::default()]).is_empty());
         let many: Vec<_> =
@@ -107,11 +108,12 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_waits_for_those_that_it_has_not_heard_of() {
+    fn a_worker_waits_for_those_that_have_not_answered() {
         let workers = [2, 3];
-        let awaited = |seconds| Awaited { me: 0, workers: &workers, call: "run at a.rs:3:4".into(), seconds };
+        let awaited =
+            |seconds| WaitingCall { me: 0, workers: &workers, call: "run at a.rs:3:4".into(), seconds };
         let replicas = [replica(0, "waiting", 2.), replica(1, "waiting", 2.)];
-        let all = |seconds| told(&super::all(&replicas, Some(&awaited(seconds)), None));
+        let all = |seconds| texts(&super::all(&replicas, Some(&awaited(seconds)), None));
         assert_eq!(all(2.), ["worker 0 for worker 2, worker 3: run at a.rs:3:4"]);
         assert!(all(0.1).is_empty());
     }
@@ -125,7 +127,7 @@ mod tests {
         };
         let workers = vec![worker("worker 0", None), worker("worker 1", Some("the connection was lost"))];
         let coordinator = Coordinator { workers, ..Coordinator::default() };
-        let waits = told(&super::all(&[], None, Some(&coordinator)));
+        let waits = texts(&super::all(&[], None, Some(&coordinator)));
         assert_eq!(waits, ["the coordinator for worker 1: the connection was lost"]);
     }
 }

@@ -1,7 +1,7 @@
-//! Graceful shutdown on preemption: all workers save one checkpoint after the same step, within the grace period.
+//! Graceful shutdown on preemption: all workers save a checkpoint after the same step, within the grace period.
 //!
-//! `distribute-core` has the notice itself (`strategy/notice.rs`), and decides which workers exit after it
-//! (`strategy/departure.rs`). `sigterm.rs` makes SIGTERM such a notice.
+//! `distribute-core` stores the notice itself and decides which workers exit after it. The module `sigterm` triggers
+//! the notice on SIGTERM.
 
 mod sigterm;
 
@@ -10,33 +10,33 @@ pub(crate) use sigterm::Sigterm;
 use distribute_base::{Error, Result};
 use distribute_checkpoint::CheckpointManager;
 use distribute_cluster::deadline::Stopwatch;
-use distribute_core::internal::{Departure, Heard};
+use distribute_core::internal::{Departure, NoticeDecision};
 use distribute_core::{Checkpoint, Strategy};
-use distribute_log::told;
+use distribute_log::info_or_stderr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The time between SIGTERM and SIGKILL on Kubernetes.
+/// The default grace period: the time between SIGTERM and SIGKILL on Kubernetes.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// A watch for the notice that a process of the training will be killed soon.
+/// A watch for a notice that a process of the training run will be killed soon.
 ///
-/// The notice is SIGTERM, which schedulers send some time before SIGKILL. A notice to one worker counts for
-/// all. The call at the start of the next step carries it, so all workers receive it in the same step. After
-/// that step, they leave their loops and save one checkpoint. A training that is restarted from this
-/// checkpoint resumes as if it had never stopped. A worker that exits in this way does not count as failed.
+/// The notice is SIGTERM, which schedulers send some time before SIGKILL. A notice to one worker applies to all
+/// workers. It is sent with the call at the start of the next step, so all workers receive it in the same step. After
+/// that step, they leave their loops and save a single checkpoint. A training run that is restarted from this
+/// checkpoint continues as if it had not been interrupted. A worker that exits in this way is not considered failed.
 ///
-/// If fewer workers are enough (`MultiWorkerBuilder::min_workers`) and there is a
-/// [`Training`](crate::Training), only the workers that received the notice leave:
-/// [`requested`](Self::requested) is true on these alone. The others have the complete state, re-form the
-/// group immediately and continue. All workers save and exit if too few would remain, or if the first worker
-/// leaves, whose address is used for the rendezvous.
+/// In elastic training (`MultiWorkerMirroredStrategyBuilder::min_workers`) with a [`Training`](crate::Training), only
+/// the workers that received the notice leave: [`requested`](Self::requested) returns `true` only on these. The others
+/// have the complete state, so they re-form the group immediately and continue. All workers save and exit if too few
+/// would remain. They also do so if the first worker received the notice, because the rendezvous takes place at its
+/// address.
 ///
 /// ```
 /// # use distribute::prelude::*;
 /// use candle_nn::Init;
-/// use distribute::{Checkpoint, CheckpointManager, Preemption};
+/// use distribute::{Checkpoint, checkpoint::CheckpointManager, training::Preemption};
 ///
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let folder = folder.path();
@@ -64,14 +64,15 @@ const GRACE: Duration = Duration::from_secs(30);
 /// # Ok::<(), distribute::Error>(())
 /// ```
 ///
-/// SIGTERM does not kill the process while a `Preemption` or one of its clones exists. Afterwards it does again.
+/// While a `Preemption` or one of its clones exists, SIGTERM does not kill the process. After the last one is dropped,
+/// it does.
 ///
 /// # Failures
 ///
-/// If a worker fails before all have received the notice, the step of the others fails as usual, and they
-/// resume from the previous checkpoint. The same happens if a worker is killed while the chief writes; the
-/// others wait for the chief up to the strategy's timeout. A step that takes longer than the grace period is
-/// ended by SIGKILL.
+/// If a worker fails before all workers have received the notice, the step fails on the others as usual, and they
+/// resume from the previous checkpoint. The same happens if a worker is killed while the chief writes the checkpoint.
+/// The others then wait for the chief until the strategy's timeout. If a step takes longer than the grace period,
+/// SIGKILL interrupts it.
 #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
 #[doc(alias = "PreemptionCheckpointHandler")]
 #[doc(alias = "tf.distribute.experimental.TerminationConfig")]
@@ -86,83 +87,90 @@ pub struct Preemption {
 }
 
 impl Preemption {
-    /// Starts watching for SIGTERM to this process. All workers have to call this.
+    /// Starts watching for SIGTERM in this process. All workers must call this.
     ///
     /// # Errors
-    /// - [`Error::Io`]: the system refuses the handler or the thread.
+    /// - [`Error::Io`]: the operating system cannot install the handler or start the thread.
     #[doc(alias = "termination_watcher_fn")]
     pub fn watch(strategy: &Strategy) -> Result<Self> {
-        let then = "this worker ends after this step or the next; all save a checkpoint and end, unless the others can go on";
+        let then = "this worker exits after this step or the next; all workers save a checkpoint and exit, unless the \
+                    others can continue";
         let sigterm = Arc::new(Sigterm::watch(strategy.notice().clone(), then)?);
         Ok(Self { strategy: strategy.clone(), grace: GRACE, _sigterm: sigterm })
     }
 
-    /// Sets the time that the scheduler waits between the notice and SIGKILL: by default 30 s, as on Kubernetes.
+    /// Sets the grace period, which is the time between the notice and SIGKILL. It is 30 s by default, as on
+    /// Kubernetes.
     ///
-    /// On Slurm it is `KillWait`. For [`distribute launch`](https://docs.rs/distribute-launch) it is
-    /// `--grace`, 10 s by default.
+    /// On Slurm this is `KillWait`. With [`distribute launch`](https://docs.rs/distribute-launch) it is the value
+    /// of `--grace`, 10 s by default.
     pub fn grace_period(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// Triggers the notice, like SIGTERM. Use this if the notice arrives in another way, such as from the
-    /// metadata service of a cloud. Any thread on any worker may call it.
+    /// Triggers the notice, as SIGTERM does. Use this if the notice arrives in a different way, for example from the
+    /// metadata service of a cloud. It may be called from any thread on any worker.
     pub fn notify(&self) {
-        self.strategy.notice().give();
+        self.strategy.notice().receive();
     }
 
-    /// Whether the training has to stop here.
+    /// Returns `true` if this worker must stop training at this point.
     ///
-    /// The result is the same on all workers if all ask after the same step. With several workers, a notice
-    /// takes effect once a step has begun after it.
+    /// The result is the same on all workers if all of them call this after the same step. With several workers, a
+    /// notice takes effect when the next step has begun.
     ///
-    /// If only the workers that received the notice leave, the result is true on these. From then on such a
-    /// worker makes no calls with the others, and its steps are refused. It has to return from the closure of
-    /// [`Training::run`](crate::Training::run), and exit.
+    /// If only the workers that received the notice leave, the result is `true` only on these. Such a worker takes part
+    /// in no further calls, and its further steps return an error. It must return from the closure of
+    /// [`Training::run`](crate::Training::run) and exit.
     pub fn requested(&self) -> bool {
-        let Some(heard) = self.heard() else { return false };
+        let Some(decision) = self.decision() else { return false };
         let strategy = &self.strategy;
-        if strategy.has_left() || heard.departure == Departure::All {
+        if strategy.has_left() || decision.departure == Departure::All {
             return true;
         }
         let world = strategy.world();
-        let leaves = heard.workers.contains(&world.worker());
+        let leaves = decision.workers.contains(&world.worker());
         if leaves {
             strategy.leave();
-            let (step, others) = (strategy.steps(), world.workers() - heard.workers.len());
-            let others =
-                if others == 1 { "the other one goes".into() } else { format!("the other {others} go") };
-            told(|| tracing::info!("this worker leaves after step {step}, as it was told to; {others} on"));
+            let (step, others) = (strategy.steps(), world.workers() - decision.workers.len());
+            let others = if others == 1 {
+                "the other one continues".into()
+            } else {
+                format!("the other {others} continue")
+            };
+            info_or_stderr(|| {
+                tracing::info!("this worker leaves after step {step}, because of its notice; {others}")
+            });
         }
         leaves
     }
 
-    /// Saves the checkpoint from which the training resumes, as the next one in the manager's folder, and logs it.
+    /// Saves a checkpoint from which training can resume, as the next one in the manager's folder, and logs its path.
     ///
-    /// All workers make this call after [`requested`](Self::requested); the chief writes. Returns the
-    /// checkpoint's path, or `None` on a worker that leaves while the others continue: they have its complete
-    /// state.
+    /// All workers make this call after [`requested`](Self::requested) has returned `true`. Only the chief writes.
+    /// Returns the path of the checkpoint, or `None` on a worker that leaves while the others continue, because they
+    /// have its complete state.
     ///
     /// # Errors
-    /// - [`Error::GracePeriod`]: the checkpoint is complete, but took longer than the grace period. This
-    ///   checkpoint is valid, but the scheduler may kill the process during the next one.
+    /// - [`Error::GracePeriod`]: writing took longer than the grace period. This checkpoint is complete and valid, but
+    ///   the scheduler may kill the process before another one is written.
     /// - The errors of [`Checkpoint::save_to`].
     #[track_caller]
     pub fn save(&self, training: &Checkpoint<'_>, manager: &CheckpointManager) -> Result<Option<PathBuf>> {
         if self.strategy.has_left() {
             return Ok(None);
         }
-        let heard = self.heard();
-        let since = heard.as_ref().map_or_else(Stopwatch::start, |heard| heard.since);
+        let decision = self.decision();
+        let since = decision.as_ref().map_or_else(Stopwatch::start, |decision| decision.since);
         let path = training.save_to(manager)?;
         let (took, step) = (since.elapsed(), self.strategy.steps());
         if took > self.grace {
             return Err(Error::GracePeriod { step, saved: path, took, grace: self.grace });
         }
-        if self.strategy.should_save_summary() {
-            let to = heard.map(|heard| self.to(&heard.workers)).unwrap_or_default();
-            told(|| {
+        if self.strategy.is_chief() {
+            let to = decision.map(|decision| self.describe_workers(&decision.workers)).unwrap_or_default();
+            info_or_stderr(|| {
                 let (path, took, grace) = (path.display(), took.as_secs_f64(), self.grace.as_secs_f64());
                 tracing::info!(
                     "saved {path} after step {step}, {took:.1} s of {grace:.0} s after the notice{to}"
@@ -172,18 +180,18 @@ impl Preemption {
         Ok(Some(path))
     }
 
-    fn heard(&self) -> Option<Heard> {
+    fn decision(&self) -> Option<NoticeDecision> {
         let notice = self.strategy.notice();
         // A single worker has no others to notify.
         if !self.strategy.world().is_multi_worker() {
-            notice.hear(std::iter::once(notice.is_given()), None);
+            notice.record_decision(std::iter::once(notice.is_received()), None);
         }
-        notice.heard()
+        notice.decision()
     }
 
-    /// Returns the workers that received a notice, as text.
-    fn to(&self, workers: &[usize]) -> String {
-        let each: Vec<_> = workers.iter().map(|worker| self.strategy.named(*worker)).collect();
+    /// Returns the names of the workers that received a notice, for the log.
+    fn describe_workers(&self, workers: &[usize]) -> String {
+        let each: Vec<_> = workers.iter().map(|worker| self.strategy.describe_worker(*worker)).collect();
         format!(" to {}", each.join(", "))
     }
 }

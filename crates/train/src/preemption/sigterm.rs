@@ -1,38 +1,37 @@
-//! SIGTERM as a notice, while there is a watch for it.
+//! SIGTERM, handled as a notice while at least one watch exists.
 
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_core::internal::Notice;
-use distribute_log::told;
+use distribute_log::info_or_stderr;
 use signal_hook::consts::SIGTERM;
 use signal_hook::flag::register_conditional_default;
 use signal_hook::iterator::{Handle, Signals};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A watch that triggers a notice at SIGTERM until it is dropped.
+/// A watch that triggers a notice on SIGTERM until the watch is dropped.
 #[derive(Debug)]
 pub(crate) struct Sigterm(Handle);
 
-/// The number of watches in this process, and whether the signal kills the process, as it does by default
-/// without a watch.
+/// The number of watches in this process. If there are none, SIGTERM kills the process, as it does by default.
 ///
-/// A handler cannot be removed, so a second handler is needed that kills the process.
-struct Watches {
+/// A signal handler cannot be removed. Instead, a second handler kills the process if the flag `ends` is set.
+struct Watchers {
     count: usize,
     ends: Option<Arc<AtomicBool>>,
 }
 
-static WATCHES: Mutex<Watches> = Mutex::new(Watches { count: 0, ends: None });
+static WATCHERS: Mutex<Watchers> = Mutex::new(Watchers { count: 0, ends: None });
 
 impl Sigterm {
-    /// Starts a watch. `then` describes the process's reaction in the log.
+    /// Starts a watch for SIGTERM. `then` describes, for the log, how the process reacts.
     ///
     /// # Errors
-    /// - [`Error::Io`]: the system refuses a handler or a thread.
+    /// - [`Error::Io`]: the operating system cannot install a handler or start a thread.
     pub(crate) fn watch(notice: Arc<Notice>, then: &'static str) -> Result<Self> {
         let io = |source| Error::Io { operation: "listening for SIGTERM".into(), source };
-        let mut watches = lock(&WATCHES);
+        let mut watches = lock(&WATCHERS);
         let ends = match &watches.ends {
             Some(ends) => ends.clone(),
             None => {
@@ -49,8 +48,8 @@ impl Sigterm {
         drop(watches);
         let listen = move || {
             for _ in signals.forever() {
-                if notice.give() {
-                    told(|| tracing::info!("SIGTERM: {then}"));
+                if notice.receive() {
+                    info_or_stderr(|| tracing::info!("SIGTERM: {then}"));
                 }
             }
         };
@@ -62,7 +61,7 @@ impl Sigterm {
 impl Drop for Sigterm {
     fn drop(&mut self) {
         self.0.close();
-        let mut watches = lock(&WATCHES);
+        let mut watches = lock(&WATCHERS);
         watches.count -= 1;
         if let (0, Some(ends)) = (watches.count, &watches.ends) {
             ends.store(true, Ordering::SeqCst);

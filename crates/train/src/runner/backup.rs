@@ -1,4 +1,4 @@
-//! The checkpoints of a training: its state, from which a restart resumes, and its best weights.
+//! Checkpoints of a training run: its complete state, from which a restart resumes, and its best weights.
 
 use super::{Epoch, Trainer};
 use distribute_base::Result;
@@ -6,16 +6,16 @@ use distribute_checkpoint::CheckpointManager;
 use distribute_core::{Checkpoint, Replicated};
 use std::path::{Path, PathBuf};
 
-/// The metadata key that is `true` in the last checkpoint of a training, after which an
-/// [`Evaluator`](super::Evaluator) exits.
+/// The metadata key that is `true` in the last checkpoint of a training run. An [`Evaluator`](super::Evaluator) exits
+/// after this checkpoint.
 ///
-/// [`run`](super::run) sets it; a custom loop sets it by [`metadata(runner::LAST, true)`](Checkpoint::metadata).
+/// [`run`](super::run) sets it. A custom loop sets it with [`metadata(runner::LAST, true)`](Checkpoint::metadata).
 pub const LAST: &str = "training:last";
 
-/// The metadata key of the number of steps in a checkpoint, which an [`Evaluator`](super::Evaluator) writes
-/// with its results.
+/// The metadata key for the number of steps that were made before a checkpoint. An [`Evaluator`](super::Evaluator)
+/// writes this number with its results.
 ///
-/// [`run`](super::run) sets it; a custom loop sets it by [`metadata(runner::STEP, step)`](Checkpoint::metadata).
+/// [`run`](super::run) sets it. A custom loop sets it with [`metadata(runner::STEP, step)`](Checkpoint::metadata).
 pub const STEP: &str = "training:step";
 
 /// The folder and the components of backups.
@@ -31,7 +31,7 @@ impl<'a> Backup<'a> {
         Ok(Some(Self { manager, parts: parts.clone() }))
     }
 
-    /// Restores the latest backup, if there is one.
+    /// Restores the latest backup, if the folder has one.
     #[track_caller]
     pub fn restore(&self) -> Result<()> {
         self.parts.restore_latest(&self.manager).map(drop)
@@ -43,11 +43,11 @@ impl<'a> Backup<'a> {
     }
 }
 
-/// The folder of the best weights.
+/// The checkpoints of the best weights so far.
 pub(super) struct Best<'a> {
     folder: &'a Path,
-    /// The manager also keeps the previous best: an interrupted training may resume from a point at which that
-    /// was the best.
+    /// The manager of the folder. It also keeps the previous best weights, because an interrupted run may resume from a
+    /// point at which those were the best.
     manager: CheckpointManager,
     weights: Checkpoint<'a>,
 }
@@ -59,7 +59,7 @@ impl<'a> Best<'a> {
         Ok(Some(Self { folder, manager, weights: Checkpoint::new().part("model", &model.variables) }))
     }
 
-    /// Saves the weights as those of this epoch, and returns the name of the checkpoint.
+    /// Saves the weights after the given epoch, and returns the name of the checkpoint.
     #[track_caller]
     pub fn save(&self, epoch: &Epoch) -> Result<String> {
         let weights = self.weights.clone().metadata("epoch", epoch.epoch);
@@ -68,7 +68,7 @@ impl<'a> Best<'a> {
         Ok(saved.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
     }
 
-    /// Restores the model's weights from this checkpoint.
+    /// Restores the model's weights from the checkpoint named `name`.
     #[track_caller]
     pub fn restore(&self, name: &str) -> Result<()> {
         self.weights.restore(self.folder.join(name)).map(drop)

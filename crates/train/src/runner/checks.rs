@@ -1,21 +1,20 @@
-//! Checks for contradictory settings of a [`Trainer`].
+//! Checks of a [`Trainer`]'s settings.
 
 use super::Trainer;
 use distribute_base::{Error, Result};
-use distribute_cluster::Job;
 use distribute_core::Strategy;
 use distribute_data::InputContext;
 
 impl Trainer<'_> {
     // GNN-4, GNN-7
-    /// Checks the settings.
+    /// Checks that the settings are valid and do not contradict each other.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: settings contradict each other.
     /// - [`Error::Data`]: the global batch cannot be divided equally over the replicas.
-    pub(super) fn check(&self, strategy: &Strategy, validates: bool) -> Result<()> {
+    pub(super) fn check(&self, strategy: &Strategy, validates: bool, has_ema: bool) -> Result<()> {
         self.counts()?;
-        self.fit(validates)?;
+        self.fit(validates, has_ema)?;
         self.workers(strategy)?;
         let num_replicas_in_sync = strategy.num_replicas_in_sync();
         InputContext { num_replicas_in_sync, ..Default::default() }
@@ -24,20 +23,21 @@ impl Trainer<'_> {
     }
 
     // PSV1-1
-    /// Refuses settings that do not fit independent or scheduled workers.
+    /// Returns an error for settings that are not supported with independent workers or with workers of a coordinator.
     ///
-    /// Independent workers are at different steps. A backup of one worker is not the state of the others, and
+    /// Independent workers are at different steps. One worker's backup does not contain the state of the others, and
     /// restoring it would overwrite their updates. Workers that wait for a coordinator would wait forever.
     fn workers(&self, strategy: &Strategy) -> Result<()> {
         let Some(of) = strategy.extended().independent() else {
-            return match scheduled_workers(strategy)? {
+            return match strategy.scheduled_workers()? {
                 ..=1 => Ok(()),
                 _ => Err(Error::NotSupported {
                     operation: "runner::run",
                     strategy: "ParameterServerStrategy",
-                    what: "training on several workers, which only do what a ClusterCoordinator schedules: this process would train alone",
-                    advice: "schedule steps by a ClusterCoordinator, run the program on each worker with \
-                             between_graph::ParameterServerStrategy, or make the cluster with one worker",
+                    what: "training on several workers, which only run functions that a ClusterCoordinator schedules: \
+                           this process would train alone",
+                    advice: "schedule steps with a ClusterCoordinator, run the program on each worker with \
+                             between_graph::AsyncWorkerStrategy, or use a cluster with one worker",
                 }),
             };
         };
@@ -45,17 +45,19 @@ impl Trainer<'_> {
             (self.backup.is_some(), "backup"),
             (self.best.is_some(), "save_best"),
             (self.recovers.is_some(), "recover"),
+            (self.validates_ema, "validate_ema"),
         ];
         match asked.into_iter().find(|(asked, _)| of.workers > 1 && *asked) {
             Some((_, what)) => refused(format!(
-                "Trainer::{what} under workers that train by themselves, which have no step in common to go back to; save a Checkpoint on \
-                 the chief in Trainer::on_epoch, and restore it there before ParameterServerStrategy::ready"
+                "Trainer::{what} with workers that train independently, which have no common step to resume from; \
+                 save a Checkpoint on the chief in Trainer::on_epoch, and restore it there before \
+                 AsyncWorkerStrategy::ready"
             )),
             None => Ok(()),
         }
     }
 
-    /// Checks that no count is 0.
+    /// Returns an error if a count is 0.
     fn counts(&self) -> Result<()> {
         let counts = [
             (Some(self.global_batch), "Trainer::new: a global batch"),
@@ -68,33 +70,40 @@ impl Trainer<'_> {
             (Some(self.keep), "Trainer::keep_backups: a number of backups"),
         ];
         match counts.into_iter().find(|(count, _)| *count == Some(0)) {
-            Some((_, what)) => refused(format!("{what} of 0; it is 1 at least")),
+            Some((_, what)) => refused(format!("{what} of 0; use at least 1")),
             None if self.min_delta >= 0. && self.min_delta.is_finite() => Ok(()),
-            None => refused(format!("Trainer::min_delta: {} is no least difference", self.min_delta)),
+            None => refused(format!("Trainer::min_delta: {} is not a minimum difference", self.min_delta)),
         }
     }
 
-    /// Checks that each setting has the other settings that it needs.
-    fn fit(&self, validates: bool) -> Result<()> {
-        let examples = "no examples to validate with; give them by Datasets::validation";
+    /// Returns an error if a setting requires another setting that is missing.
+    fn fit(&self, validates: bool, has_ema: bool) -> Result<()> {
+        let examples = "there are no examples to validate with; set them with Datasets::validation";
         let (steps, backup) =
-            ("give Trainer::steps_per_epoch", "no folder for backups; give one by Trainer::backup");
+            ("set Trainer::steps_per_epoch", "there is no folder for backups; set one with Trainer::backup");
         for (asked, given, what, advice) in [
             (self.validation_steps.is_some(), validates, "validation_steps", examples),
             (self.patience.is_some(), validates, "patience", examples),
             (self.best.is_some(), validates, "save_best", examples),
+            (self.validates_ema, validates, "validate_ema", examples),
+            (
+                self.validates_ema,
+                has_ema,
+                "validate_ema",
+                "the optimizer keeps no averages of the weights; create it with Optimizer::with_ema",
+            ),
             (
                 self.restores_best,
                 self.best.is_some(),
                 "restore_best",
-                "no folder with the best weights; give one by Trainer::save_best",
+                "there is no folder with the best weights; set one with Trainer::save_best",
             ),
             (self.validate_per_epoch.is_some(), self.steps_per_epoch.is_some(), "validate_per_epoch", steps),
             (
                 self.validate_per_epoch.is_some(),
                 self.validate_every.is_none(),
                 "validate_per_epoch",
-                "not with Trainer::validate_every; give one of the two",
+                "it conflicts with Trainer::validate_every; set one of the two",
             ),
             (self.backup_every.is_some(), self.backup.is_some(), "backup_every", backup),
             (self.grace.is_some(), self.backup.is_some(), "save_on_notice", backup),
@@ -105,26 +114,19 @@ impl Trainer<'_> {
         }
         match (self.steps_per_epoch, self.validate_per_epoch) {
             (Some(steps), Some(times)) if !steps.is_multiple_of(times) => refused(format!(
-                "Trainer::validate_per_epoch: {times} parts of an epoch of {steps} steps are not equal; give a number that divides it"
+                "Trainer::validate_per_epoch: {times} parts of an epoch of {steps} steps are not equal; use a number \
+                 that divides it"
             )),
             _ => Ok(()),
         }
     }
 
-    /// Returns the number of epochs, counting each of their parts as one, and the number of steps of each.
+    /// Returns the number of epochs and the number of steps in each. If an epoch is divided by validations, each part
+    /// is counted as an epoch.
     pub(super) fn parts(&self) -> (usize, Option<usize>) {
         let parts = self.validate_per_epoch.unwrap_or(1);
         (self.epochs.saturating_mul(parts), self.steps_per_epoch.map(|steps| steps / parts.max(1)))
     }
-}
-
-/// Returns the number of workers that wait for calls from a coordinator.
-fn scheduled_workers(strategy: &Strategy) -> Result<usize> {
-    let extended = strategy.extended();
-    let (Some(_), Some(resolver)) = (extended.parameter_servers(), extended.cluster_resolver()) else {
-        return Ok(0);
-    };
-    Ok(resolver.cluster_spec()?.num_tasks(&Job::Worker).unwrap_or(0))
 }
 
 fn refused(reason: String) -> Result<()> {

@@ -1,4 +1,4 @@
-//! [`Datasets`]: functions that create each worker's examples, and the way of batching them.
+//! [`Datasets`]: functions that create the examples of each worker, and how they are batched.
 
 use super::Trainer;
 use distribute_base::{Error, Result};
@@ -10,18 +10,18 @@ use std::sync::Arc;
 type Provider<T> = Arc<dyn Fn(InputContext) -> Result<Dataset<T>> + Send + Sync>;
 type Batched<T, B> = Arc<dyn Fn(Dataset<T>, Batching) -> Result<Dataset<B>> + Send + Sync>;
 
-/// The sizes of a replica's batches.
+/// The sizes of per-replica batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Batching {
-    /// The number of examples of a replica in a step: its share of the trainer's global batch.
+    /// The number of examples per replica in a step. All replicas together process the trainer's global batch.
     pub per_replica: usize,
-    /// Whether a smaller last batch is dropped.
+    /// Whether the last batch is dropped if it is smaller than the others.
     pub drop_remainder: bool,
 }
 
-/// The functions that create the examples of each worker, without batching. The context tells a worker which
-/// files or rows to read.
+/// Functions that create the examples of each worker, without batching. They receive a context from which a worker can
+/// determine which files or rows to read.
 ///
 /// [`run`](super::run) calls them on each worker, and batches their datasets.
 #[doc(alias = "tfgnn.runner.DatasetProvider")]
@@ -32,16 +32,22 @@ pub struct Datasets<T: Nest, B = <T as Nest>::Batch> {
     batched: Batched<T, B>,
 }
 
+impl<T: Nest, B> std::fmt::Debug for Datasets<T, B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Datasets").field("validation", &self.validation.is_some()).finish_non_exhaustive()
+    }
+}
+
 impl<T: Nest + 'static> Datasets<T> {
-    /// Creates datasets from a function that returns examples to train on, without batching.
+    /// Creates datasets from a function that returns the training examples, without batching.
     ///
-    /// [`run`](super::run) returns [`Error::InvalidArgument`] if the dataset is batched already.
+    /// [`run`](super::run) returns [`Error::InvalidArgument`] if the dataset is already batched.
     pub fn new(training: impl Fn(InputContext) -> Result<Dataset<T>> + Send + Sync + 'static) -> Self {
         let batched = |examples: Dataset<T>, Batching { per_replica, drop_remainder }| {
             if let data::Batching::Batches(size) = examples.batching() {
                 let reason = format!(
-                    "the dataset gives batches of {size} already, and the runner makes those of {per_replica} for each replica: give it the \
-                     examples, without batch; where a batch is an example, batch these by Datasets::batched"
+                    "the dataset already yields batches of {size}, but the runner makes batches of {per_replica} for \
+                     each replica: pass the examples without batch; if a batch is one example, use Datasets::batched"
                 );
                 return Err(Error::invalid("runner::run", reason));
             }
@@ -52,7 +58,7 @@ impl<T: Nest + 'static> Datasets<T> {
 }
 
 impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
-    /// Sets a function that returns examples to validate with.
+    /// Sets the function that returns the validation examples.
     #[doc(alias = "valid_ds_provider")]
     pub fn validation(
         self,
@@ -61,8 +67,8 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
         Self { validation: Some(Arc::new(validation)), ..self }
     }
 
-    /// Sets the function that makes batches, if stacking examples is not enough: for padding to the size of a
-    /// replica's batch, or for merging graphs into one.
+    /// Sets the function that creates batches if stacking examples is not sufficient. It may, for example, pad to the
+    /// size of a per-replica batch, or merge graphs into one.
     ///
     /// `batched` receives the examples and the sizes of the batches.
     ///
@@ -92,7 +98,7 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
         self.validation.is_some()
     }
 
-    /// Returns the batches to train on. They are infinite if the trainer sets the number of steps of an epoch.
+    /// Returns the training batches. They repeat forever if the trainer sets the number of steps of an epoch.
     #[track_caller]
     pub(super) fn to_train(
         &self,
@@ -103,11 +109,11 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
         let batches = self.batches(strategy, trainer, &self.training, move |examples, _| {
             if repeated { examples.repeat_forever() } else { examples }
         })?;
-        ends(&batches, repeated, "say how many steps an epoch has, by Trainer::steps_per_epoch")?;
+        ends(&batches, repeated, "set the number of steps of an epoch with Trainer::steps_per_epoch")?;
         Ok(batches)
     }
 
-    /// Returns the batches of one validation, if there is any.
+    /// Returns the batches of one validation; `None` if there are no validation examples.
     #[track_caller]
     pub(super) fn to_validate(
         &self,
@@ -121,12 +127,12 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
             Some(steps) => examples.repeat_forever().take(steps * step),
             None => examples,
         })?;
-        ends(&batches, false, "say how many steps a validation has, by Trainer::validation_steps")?;
+        ends(&batches, false, "set the number of steps of a validation with Trainer::validation_steps")?;
         Ok(Some(batches))
     }
 
-    /// Batches the dataset of a provider for each replica. `limit` receives the number of examples of a
-    /// worker's step.
+    /// Batches a provider's dataset for each replica. `limit` transforms the dataset before it is batched; its second
+    /// argument is the number of examples that a worker processes in a step.
     #[track_caller]
     fn batches(
         &self,
@@ -158,5 +164,8 @@ fn ends<T: Nest>(batches: &DistributedDataset<T>, may_be_infinite: bool, advice:
     if may_be_infinite || batches.cardinality() != Cardinality::Infinite {
         return Ok(());
     }
-    Err(Error::invalid("runner::run", format!("the dataset has no end, and so a pass over it; {advice}")))
+    Err(Error::invalid(
+        "runner::run",
+        format!("the dataset is infinite, so a pass over it has no end; {advice}"),
+    ))
 }

@@ -8,9 +8,9 @@ use distribute_tensor::ReduceOp;
 
 /// Computes the mean loss of a model over all examples of a dataset.
 ///
-/// `loss` is called on each replica with its model and its per-replica batch, and returns the mean loss and
-/// its number of examples. All workers make this call together and get the same result, under every strategy.
-/// The call works inside and outside the strategy's scope.
+/// `loss` is called on each replica with its model and its per-replica batch, and returns the mean loss and the
+/// number of examples. All workers must make this call together, and all get the same result. The call works with
+/// every strategy, inside and outside its scope.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -50,20 +50,21 @@ pub fn evaluate<M: Send + Sync, B: Nest + Send>(
         examples += strategy.reduce(ReduceOp::Sum, counts, None)?;
     }
     if examples == 0. {
-        let reason = "a validation without an example; is the dataset empty?";
+        let reason = "the validation had no example; is the dataset empty?";
         return Err(Error::invalid("runner::evaluate", reason));
     }
     Ok(sum / examples)
 }
 
-/// Computes the outputs of a model for all examples of a dataset, as a tensor with one row for each example.
+/// Computes the outputs of a model for all examples of a dataset. Returns a tensor with one row per example.
 ///
-/// Rows have the order of the dataset if [`distribute_dataset`](distribute_core::Strategy::distribute_dataset)
-/// has split its batches. If each worker reads its own data, rows are ordered by step, then by replica. All
-/// workers make this call together and get the same result.
+/// Rows have the order of the dataset if its batches are split by
+/// [`distribute_dataset`](distribute_core::Strategy::distribute_dataset). If each worker reads its own data, rows are
+/// ordered by step, and by replica within a step. All workers must make this call together, and all get the same
+/// result.
 ///
-/// `outputs` is called on each replica with its model and its per-replica batch, and returns a tensor with the
-/// same number of rows. The batch may have no rows. The call works inside and outside the strategy's scope.
+/// `outputs` is called on each replica with its model and its per-replica batch, which may be empty. It returns a
+/// tensor with one row for each row of the batch. The call works inside and outside the strategy's scope.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -81,7 +82,7 @@ pub fn evaluate<M: Send + Sync, B: Nest + Send>(
 ///
 /// # Errors
 /// - [`Error::InvalidArgument`]: there are no examples.
-/// - [`Error::Tensor`]: the shapes of outputs differ in more than their rows.
+/// - [`Error::Tensor`]: the shapes of outputs differ in more than the number of rows.
 /// - The errors of the dataset and of `outputs`.
 #[doc(alias = "tf.keras.Model.predict")]
 #[track_caller]

@@ -1,4 +1,4 @@
-//! [`History`]: the results of a training, epoch by epoch, and their form in a backup.
+//! [`History`]: the results of a training run by epoch, and their format in a backup.
 
 use distribute_checkpoint::Value;
 
@@ -6,44 +6,47 @@ use distribute_checkpoint::Value;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Epoch {
-    /// The number of the epoch, from 0.
+    /// The index of the epoch, counted from 0.
     pub epoch: usize,
-    /// The number of its steps.
+    /// The number of steps in the epoch.
     pub steps: usize,
-    /// The mean of its steps' losses, each of which is the mean over the global batch.
+    /// The mean of the losses of all steps. The loss of a step is the mean over the global batch.
     pub loss: f64,
-    /// The mean loss over all examples of the validation, if the epoch ended with one.
+    /// The mean loss over all validation examples; `None` if the epoch did not end with a validation.
     pub validation_loss: Option<f64>,
+    /// The learning rate of the last step. If the optimizer has a schedule, it is the rate of the next step.
+    pub learning_rate: f64,
 }
 
-/// Compares losses as bits, so that NaN equals itself.
+/// Compares losses and rates by their bits, so that NaN equals itself.
 impl PartialEq for Epoch {
     fn eq(&self, other: &Self) -> bool {
         let bits = |epoch: &Self| {
-            (epoch.epoch, epoch.steps, epoch.loss.to_bits(), epoch.validation_loss.map(f64::to_bits))
+            let losses = (epoch.loss.to_bits(), epoch.validation_loss.map(f64::to_bits));
+            (epoch.epoch, epoch.steps, losses, epoch.learning_rate.to_bits())
         };
         bits(self) == bits(other)
     }
 }
 
-/// The reason why a training ended.
+/// The reason why a training run ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {
     /// All epochs are complete.
     #[default]
     Epochs,
-    /// The validations have not improved for [a number of times](super::Trainer::patience).
+    /// The validation loss has not improved for [the given number of validations](super::Trainer::patience).
     Patience,
-    /// A callback ended the training.
+    /// A callback returned [`ControlFlow::Break`](std::ops::ControlFlow::Break).
     Callback,
-    /// The process [received a notice](super::Trainer::save_on_notice): the training is incomplete, and has to
-    /// be started again.
+    /// The process [received a notice](super::Trainer::save_on_notice). The training run is incomplete and must be
+    /// started again.
     Notice,
 }
 
 impl End {
-    /// Returns the name in a backup, if this reason is stored.
+    /// Returns the name under which a backup stores this reason; `None` if it is not stored.
     pub(super) fn name(self) -> Option<&'static str> {
         match self {
             End::Patience => Some("patience"),
@@ -57,19 +60,19 @@ impl End {
     }
 }
 
-/// The epochs of a training, including those before an interruption.
+/// The epochs of a training run, including those before an interruption.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "tf.keras.callbacks.History")]
 pub struct History {
     /// The epochs, in order.
     pub epochs: Vec<Epoch>,
-    /// The reason why there are no more.
+    /// The reason why the run ended after these epochs.
     pub end: End,
 }
 
 impl History {
-    /// Returns the first epoch with the lowest validation loss; `None` if no validation loss is a number.
+    /// Returns the first epoch with the lowest validation loss; `None` if there is no validation loss other than NaN.
     pub fn best(&self) -> Option<&Epoch> {
         let validated = self.epochs.iter().filter_map(|epoch| Some((epoch, epoch.validation_loss?)));
         let best = validated
@@ -78,7 +81,7 @@ impl History {
         best.map(|(epoch, _)| epoch)
     }
 
-    /// Returns the number of validations since the last that was better than all before by more than `min_delta`.
+    /// Returns the number of validations since the validation loss last improved by more than `min_delta`.
     #[doc(alias = "tf.keras.callbacks.EarlyStopping")]
     #[doc(alias = "EarlyStopping")]
     pub(super) fn validations_since_better(&self, min_delta: f64) -> usize {
@@ -91,8 +94,8 @@ impl History {
     }
 }
 
-/// Converts epochs to metadata of a checkpoint. Losses are stored as bits, because JSON has no NaN and may
-/// lose digits.
+/// Converts epochs to checkpoint metadata. Losses are stored as the bits of an f64, because JSON cannot represent NaN
+/// and may lose digits.
 pub(super) fn to_value(epochs: &[Epoch]) -> Value {
     let each = epochs.iter().map(|epoch| {
         let validation = epoch.validation_loss.map(f64::to_bits);
@@ -100,21 +103,24 @@ pub(super) fn to_value(epochs: &[Epoch]) -> Value {
             Value::from(epoch.steps),
             Value::from(epoch.loss.to_bits()),
             validation.map_or(Value::Null, Value::from),
+            Value::from(epoch.learning_rate.to_bits()),
         ])
     });
     Value::from(each.collect::<Vec<_>>())
 }
 
-/// Converts metadata that [`to_value`] has stored; `None` for other metadata.
+/// Converts metadata that was created by [`to_value`] back to epochs. Returns `None` for any other metadata.
 pub(super) fn from_value(value: &Value) -> Option<Vec<Epoch>> {
     let each = value.as_array()?.iter().enumerate().map(|(epoch, stored)| {
-        let [steps, loss, validation] = &stored.as_array()?[..] else { return None };
+        let [steps, loss, validation, rate] = &stored.as_array()?[..] else { return None };
         let validation_loss = match validation {
             Value::Null => None,
             bits => Some(f64::from_bits(bits.as_u64()?)),
         };
         let steps = usize::try_from(steps.as_u64()?).ok()?;
-        Some(Epoch { epoch, steps, loss: f64::from_bits(loss.as_u64()?), validation_loss })
+        let [loss, learning_rate] = [loss, rate].map(Value::as_u64);
+        let (loss, learning_rate) = (f64::from_bits(loss?), f64::from_bits(learning_rate?));
+        Some(Epoch { epoch, steps, loss, validation_loss, learning_rate })
     });
     each.collect()
 }
@@ -124,7 +130,7 @@ mod tests {
     use super::*;
 
     fn epoch(epoch: usize, loss: f64, validation_loss: Option<f64>) -> Epoch {
-        Epoch { epoch, steps: 3, loss, validation_loss }
+        Epoch { epoch, steps: 3, loss, validation_loss, learning_rate: 0.1 }
     }
 
     #[test]
@@ -133,7 +139,9 @@ mod tests {
         let text = to_value(&epochs).to_string();
         let value: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(from_value(&value), Some(epochs));
-        for wrong in ["{}", "[1]", "[[1, 2]]", "[[1, 2, \"x\"]]", "[[-1, 2, 3]]"] {
+        for wrong in
+            ["{}", "[1]", "[[1, 2, 3]]", "[[1, 2, \"x\", 4]]", "[[-1, 2, 3, 4]]", "[[1, 2, 3, null]]"]
+        {
             assert_eq!(from_value(&serde_json::from_str(wrong).unwrap()), None, "{wrong}");
         }
     }

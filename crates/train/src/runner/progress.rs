@@ -1,4 +1,10 @@
-//! [`Progress`]: the position of a training, a component of its backups and of the state transferred after a failure.
+//! [`Progress`]: the position of a training run. It is a component of backups, and of the state that is transferred
+//! after a failure.
+
+// - **INV-66** The progress of a training run in one call is stored only in its components (`Progress`, datasets,
+//   optimizer). A training that resumes from a backup, also within an epoch, or after the loss of a worker, therefore
+//   has the same history and weights as one without interruption, bit for bit. Tests: `computing/runner/backups.rs`,
+//   `clusters/recovery/runner.rs`.
 
 use super::STEP;
 use super::history::{self, End, Epoch, History};
@@ -8,7 +14,7 @@ use distribute_checkpoint::{Reader, Value, Writer};
 use distribute_core::{Checkpointed, Restore, Strategy};
 use std::sync::Mutex;
 
-/// The position of a training, which is the same on all workers between two steps.
+/// The position of a training run. Between two steps it is equal on all workers.
 pub(super) struct Progress {
     strategy: Strategy,
     global_batch: usize,
@@ -20,21 +26,24 @@ struct State {
     epochs: Vec<Epoch>,
     /// The name of the checkpoint with the best weights.
     best: Option<String>,
-    at: Point,
-    /// The first position after an update: the number of updates, and the position itself.
-    anchor: Option<(u64, Point)>,
+    at: Position,
+    /// The first position after the latest update, and the number of updates before it. `None` before the first call of
+    /// [`anchor`](Progress::anchor).
+    anchor: Option<(u64, Position)>,
 }
 
-/// A position in a training.
+/// A position in a training run.
 #[derive(Clone, Copy, Debug, Default)]
-struct Point {
+struct Position {
     /// The number of complete epochs.
     epochs: usize,
-    /// The number of complete steps of the next epoch.
+    /// The number of complete steps in the current epoch.
     steps: usize,
-    /// The sum of the losses of these steps.
+    /// The sum of the losses of the complete steps in the current epoch.
     sum: f64,
-    /// The reason why the training ended before its last epoch.
+    /// The learning rate of the last step, if it does not follow a schedule.
+    rate: Option<f64>,
+    /// The reason why training ended before its last epoch; `None` if it did not end early.
     ended: Option<End>,
 }
 
@@ -43,21 +52,21 @@ impl Progress {
         Self { strategy: strategy.clone(), global_batch, state: Mutex::default() }
     }
 
-    /// Returns the number of complete epochs, and of complete steps of the next one.
-    pub fn place(&self) -> (usize, usize) {
+    /// Returns the number of complete epochs, and the number of complete steps in the current epoch.
+    pub fn position(&self) -> (usize, usize) {
         let at = lock(&self.state).at;
         (at.epochs, at.steps)
     }
 
-    /// Returns the number of steps of all epochs.
+    /// Returns the total number of complete steps.
     pub fn steps(&self) -> usize {
         let state = lock(&self.state);
         state.epochs.iter().map(|epoch| epoch.steps).sum::<usize>() + state.at.steps
     }
 
-    /// Marks the position before a batch is taken, or after the steps of an epoch.
+    /// Marks a position to return to. Call this before a batch is taken, and after the last step of an epoch.
     ///
-    /// Operations after this position are repeated if a worker fails before the next update.
+    /// If a worker fails before the next update, everything after this position is repeated.
     pub fn anchor(&self) {
         let updates = self.strategy.updates();
         let mut state = lock(&self.state);
@@ -67,11 +76,12 @@ impl Progress {
         }
     }
 
-    /// Counts a step.
-    pub fn stepped(&self, loss: f64) {
+    /// Records a step, and adds its loss to the epoch. `rate` is its learning rate, if that does not follow a schedule.
+    pub fn record_step(&self, loss: f64, rate: Option<f64>) {
         let at = &mut lock(&self.state).at;
         at.steps += 1;
         at.sum += loss;
+        at.rate = rate;
     }
 
     /// Returns the mean loss of the current epoch so far.
@@ -80,19 +90,26 @@ impl Progress {
         at.sum / at.steps as f64
     }
 
-    /// Adds a complete epoch.
+    /// Returns the learning rate of the last step of the current epoch, if it does not follow a schedule.
+    ///
+    /// Callbacks may have set the rate of the optimizer to that of the next step.
+    pub fn rate(&self) -> Option<f64> {
+        lock(&self.state).at.rate
+    }
+
+    /// Adds the results of a complete epoch. `ended` is the reason to end training after it, if there is one.
     pub fn push(&self, epoch: Epoch, ended: Option<End>) {
         let mut state = lock(&self.state);
         state.epochs.push(epoch);
-        state.at = Point { epochs: state.epochs.len(), ended, ..Default::default() };
+        state.at = Position { epochs: state.epochs.len(), ended, ..Default::default() };
     }
 
-    /// Returns the reason why the training ended before its last epoch, if it has.
+    /// Returns the reason why training ended before its last epoch; `None` if it did not end early.
     pub fn ended(&self) -> Option<End> {
         lock(&self.state).at.ended
     }
 
-    /// Returns the name of the checkpoint with the best weights.
+    /// Returns the name of the checkpoint with the best weights; `None` if no weights have been saved.
     pub fn best(&self) -> Option<String> {
         lock(&self.state).best.clone()
     }
@@ -110,11 +127,12 @@ impl Checkpointed for Progress {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let State { epochs, best, at, .. } = lock(&self.state).clone();
         let ended = at.ended.and_then(End::name).map_or(Value::Null, Value::from);
-        let values: [(&str, Value); 6] = [
+        let values: [(&str, Value); 7] = [
             ("global_batch", self.global_batch.into()),
             ("history", history::to_value(&epochs)),
             ("steps", at.steps.into()),
             ("sum", at.sum.to_bits().into()),
+            ("rate", at.rate.map(f64::to_bits).map_or(Value::Null, Value::from)),
             ("ended", ended),
             ("best", best.map_or(Value::Null, Value::from)),
         ];
@@ -134,17 +152,18 @@ impl Checkpointed for Progress {
                 name => Some(End::of_name(name.as_str()?)?),
             };
             let sum = f64::from_bits(get("sum")?.as_u64()?);
-            let at = Point { epochs: epochs.len(), steps: count("steps")?, sum, ended };
+            let rate = get("rate")?.as_u64().map(f64::from_bits);
+            let at = Position { epochs: epochs.len(), steps: count("steps")?, sum, rate, ended };
             let best = get("best")?.as_str().map(String::from);
             Some((count("global_batch")?, State { epochs, best, at, anchor: None }))
         };
         let (global_batch, state) = read().ok_or_else(|| {
-            Error::invalid("runner::run", format!("{path} is no backup of a runner; use another folder"))
+            Error::invalid("runner::run", format!("{path} is not a backup of a runner; use another folder"))
         })?;
         if global_batch != self.global_batch {
             let reason = format!(
-                "{path} is the backup of a training with a global batch of {global_batch}, and this one has {}: its places in the \
-                 datasets are counted in batches; train with {global_batch}, or use another folder",
+                "{path} is the backup of a training with a global batch of {global_batch}, but this one has {}: \
+                 positions in datasets are counted in batches; train with {global_batch}, or use another folder",
                 self.global_batch
             );
             return Err(Error::invalid("runner::run", reason));

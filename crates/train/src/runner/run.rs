@@ -1,6 +1,7 @@
 //! [`run`]: the loop over epochs and steps.
 
 use super::backup::{Backup, Best};
+use super::callbacks::{Callback, CallbackContext, ProgressBar};
 use super::evaluate::{evaluate, scalar};
 use super::progress::Progress;
 use super::{Datasets, End, Epoch, History, Step, Trainer};
@@ -11,23 +12,24 @@ use distribute_base::{Error, Result};
 use distribute_core::{
     Checkpoint, DistributedDataset, DistributedIterator, PerReplica, Replicated, Strategy,
 };
+use distribute_data::Cardinality;
 use distribute_optim::Rule;
-use distribute_optimizer::Optimizer;
+use distribute_optimizer::{Optimizer, ReplacedWeights};
 use distribute_tensor::Nest;
 use std::ops::ControlFlow;
 use std::panic::Location;
 
-/// The purpose of a batch.
+/// The purpose for which the loss function is called with a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The weights are updated with the batch.
+    /// The weights are updated with the gradients for the batch.
     Training,
     /// Only the loss of the batch is computed.
     Validation,
 }
 
 impl Phase {
-    /// Whether this is the training phase, for `forward_t`.
+    /// Returns `true` in the training phase. This is the argument that `forward_t` takes.
     pub fn is_training(self) -> bool {
         self == Phase::Training
     }
@@ -35,19 +37,18 @@ impl Phase {
 
 /// Trains a model, and returns the results of each epoch.
 ///
-/// `loss` is called on each replica with its model and its per-replica batch, and returns the mean loss and
-/// its number of examples. The trainer's global batch is divided equally over the replicas. Examples are
-/// batched here, and [`Datasets`] defines which of them a worker reads. Losses and weights are bit-identical
-/// to those of a custom loop with
-/// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), [`run`](Strategy::run)
+/// `loss` is called on each replica with its model and its per-replica batch, and returns the mean loss and the number
+/// of examples. The trainer's global batch is divided equally over the replicas. This function batches the examples,
+/// and [`Datasets`] defines which examples a worker reads. Losses and weights are bit-identical to those of a custom
+/// loop with [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), [`run`](Strategy::run)
 /// and [`minimize`](Optimizer::minimize).
 ///
-/// With [`Trainer::backup`], calling this again resumes an interrupted training after the last backup, with
-/// the same history as without the interruption. A complete training is not repeated. All workers make this
-/// call together.
+/// With [`Trainer::backup`], another call resumes an interrupted run after its last backup, and returns the same
+/// history as a run without interruption. A run that is already complete is not repeated. All workers must make
+/// this call together.
 ///
-/// Independent workers (`between_graph::ParameterServerStrategy`) each make it at their own pace, with
-/// separate global batches, histories and early stopping.
+/// Independent workers (`between_graph::AsyncWorkerStrategy`) make this call at their own pace. Each has its own
+/// global batches, history and early stopping.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -76,22 +77,23 @@ impl Phase {
 ///
 /// # Errors
 /// - [`Error::NotSupported`]: the strategy is a
-///   [`ParameterServerStrategy`](distribute_parameter_server::ParameterServerStrategy) of several workers,
-///   which would stay idle.
+///   [`ParameterServerStrategy`](distribute_parameter_server::ParameterServerStrategy) with several workers, which
+///   would remain idle.
 /// - [`Error::InvalidArgument`]: the settings of the trainer contradict each other.
-/// - [`Error::InvalidArgument`]: a dataset is infinite and needs an end, or an epoch or a validation has no
-///   examples.
-/// - [`Error::InvalidArgument`]: the folder contains checkpoints of another program, or a backup with another
-///   global batch.
-/// - [`Error::InvalidArgument`]: several independent workers would save backups.
+/// - [`Error::InvalidArgument`]: a dataset is infinite but must end, or there are no examples for an epoch or a
+///   validation.
+/// - [`Error::InvalidArgument`]: the folder contains checkpoints of a different program, or a backup with a
+///   different global batch.
+/// - [`Error::InvalidArgument`]: there are several independent workers, and backups are enabled.
 /// - [`Error::Data`]: the global batch cannot be divided equally over the replicas.
-/// - [`Error::GracePeriod`]: as for [`Preemption::save`].
+/// - [`Error::GracePeriod`]: see [`Preemption::save`].
 /// - The errors of the datasets, of `loss` and of the callbacks.
 ///
-/// If a worker fails, the others get the error of the step, which names the failed worker, unless
-/// [`Trainer::recover`] is set. To resume, call this again on all workers, with a backup.
+/// If a worker fails and [`Trainer::recover`] is not set, the others get the error of the step, which names the
+/// failed worker. To resume, call this again on all workers, with a backup.
 #[doc(alias = "tfgnn.runner.run")]
 #[doc(alias = "tf.keras.Model.fit")]
+#[doc(alias = "Model.fit")]
 #[doc(alias = "tf.keras.Model.compile")]
 #[track_caller]
 pub fn run<M, R, T, B>(
@@ -108,7 +110,7 @@ where
     B: Nest + Send + 'static,
 {
     let strategy = model.variables.strategy();
-    trainer.check(strategy, datasets.has_validation())?;
+    trainer.check(strategy, datasets.has_validation(), optimizer.has_ema())?;
     let batches = datasets.to_train(strategy, trainer)?;
     let validation = datasets.to_validate(strategy, trainer)?;
     let progress = Progress::new(strategy, trainer.global_batch);
@@ -130,6 +132,11 @@ where
     let best = Best::new(trainer, model)?;
     let (notice, validation, progress) = (notice.transpose()?, validation.as_ref(), &progress);
     let (batches, loss) = (&batches, &loss);
+    let steps = match (trainer.parts().1, batches.cardinality()) {
+        (None, Cardinality::Finite(steps)) => Some(steps),
+        (steps, _) => steps,
+    };
+    let bar = if trainer.shows_progress { ProgressBar::new(strategy.is_chief()) } else { None };
     let epochs = Epochs {
         trainer,
         strategy,
@@ -141,21 +148,28 @@ where
         backup,
         best,
         notice,
+        steps,
+        bar,
         loss,
         at: Location::caller(),
     };
-    let Some(patience) = trainer.recovers else { return Ok(progress.history(epochs.all()?)) };
-    let training = Training::new(parts)?.patience(patience);
+    let Some(patience) = trainer.recovers else {
+        epochs.begin()?;
+        let end = epochs.all()?;
+        return epochs.end(end);
+    };
+    let training = Training::builder(parts).patience(patience).build()?;
     training.begin();
+    epochs.begin()?;
     loop {
-        if let Some(end) = training.attempted(epochs.all(), epochs.at)? {
-            return Ok(progress.history(end));
+        if let Some(end) = training.finish_attempt(epochs.all(), epochs.at)? {
+            return epochs.end(end);
         }
     }
 }
 
-/// The objects that epochs use. Only `progress` and the datasets have the position: after a failure, all
-/// workers restart from it.
+/// The objects that the loop uses. After a failure all workers restart from a position that only `progress` and the
+/// datasets contain.
 struct Epochs<'a, M, R: Rule, B, L> {
     trainer: &'a Trainer<'a>,
     strategy: &'a Strategy,
@@ -167,8 +181,11 @@ struct Epochs<'a, M, R: Rule, B, L> {
     backup: Option<Backup<'a>>,
     best: Option<Best<'a>>,
     notice: Option<Preemption>,
+    /// The number of steps in an epoch, if it is known.
+    steps: Option<usize>,
+    bar: Option<ProgressBar>,
     loss: &'a L,
-    /// The location of the call to `run`, which errors of its steps name.
+    /// The source location of the call to `run`, for the errors of its steps.
     at: &'static Location<'static>,
 }
 
@@ -179,14 +196,55 @@ where
     B: Nest + Send,
     L: Fn(&M, B, Phase) -> Result<(Tensor, usize)> + Sync,
 {
-    /// Runs the remaining epochs.
+    /// Calls the callbacks before the first step of this process.
+    fn begin(&self) -> Result<()> {
+        self.call(&self.progress.history(End::default()), |callback, context| callback.on_begin(context))
+    }
+
+    /// Calls the callbacks at the end. Returns the history.
+    fn end(&self, end: End) -> Result<History> {
+        self.hide_progress();
+        let history = self.progress.history(end);
+        self.call(&history, |callback, context| callback.on_end(context))?;
+        Ok(history)
+    }
+
+    /// Removes the bar while code of users runs that may print.
+    fn hide_progress(&self) {
+        if let Some(bar) = &self.bar {
+            bar.hide();
+        }
+    }
+
+    /// Passes each callback to `call`, the display of the progress first.
+    fn call(
+        &self,
+        history: &History,
+        mut call: impl FnMut(&dyn Callback, &CallbackContext<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (epochs, _) = self.trainer.parts();
+        let context = CallbackContext {
+            history,
+            variables: &self.model.variables,
+            rate: self.optimizer,
+            epochs,
+            steps_per_epoch: self.steps.or_else(|| Some(history.epochs.last()?.steps)),
+            has_validation: self.validation.is_some(),
+        };
+        if let Some(bar) = &self.bar {
+            call(bar, &context)?;
+        }
+        self.trainer.callbacks.iter().try_for_each(|callback| call(&**callback, &context))
+    }
+
+    /// Runs the remaining epochs. Returns the reason why training ended.
     #[track_caller]
     fn all(&self) -> Result<End> {
         let (epochs, steps) = self.trainer.parts();
         // With a set number of steps, one pass spans all epochs.
         let mut pass = None;
         let end = loop {
-            let (epoch, _) = self.progress.place();
+            let (epoch, _) = self.progress.position();
             match self.progress.ended() {
                 Some(end) => break end,
                 None if epoch >= epochs => break End::Epochs,
@@ -203,15 +261,17 @@ where
         Ok(end)
     }
 
-    /// Makes the remaining steps of an epoch. Breaks if the process has to exit.
+    /// Runs the remaining steps of the current epoch. Returns `Break` if the process must exit.
     #[track_caller]
     fn train(
         &self,
         pass: &mut Option<DistributedIterator<B>>,
         steps: Option<usize>,
     ) -> Result<ControlFlow<()>> {
+        // The epochs before this one.
+        let history = self.progress.history(End::default());
         loop {
-            let (epoch, step) = self.progress.place();
+            let (epoch, step) = self.progress.position();
             self.progress.anchor();
             if steps.is_some_and(|steps| step >= steps) {
                 break;
@@ -222,24 +282,24 @@ where
             };
             let loss = self.step(batch?)?;
             let made = Step { epoch, step, loss };
-            self.trainer.on_step.iter().try_for_each(|call| call(&made))?;
+            self.call(&history, |callback, context| callback.on_step(context, &made))?;
             let steps = self.progress.steps();
             if let Some(backup) = &self.backup
                 && self.trainer.backup_every.is_some_and(|every| steps.is_multiple_of(every))
             {
                 backup.save(false)?;
             }
-            if self.told()? {
+            if self.save_on_notice()? {
                 return Ok(ControlFlow::Break(()));
             }
         }
-        match self.progress.place() {
-            (_, 0) => Err(Error::invalid("runner::run", "an epoch without a batch; is the dataset empty?")),
+        match self.progress.position() {
+            (_, 0) => Err(Error::invalid("runner::run", "the epoch had no batch; is the dataset empty?")),
             _ => Ok(ControlFlow::Continue(())),
         }
     }
 
-    /// Makes a step, and returns the loss of its global batch.
+    /// Runs one step, and returns the loss of its global batch.
     #[track_caller]
     fn step(&self, batch: PerReplica<B>) -> Result<f64> {
         let Self { strategy, model, optimizer, progress, loss, at, .. } = *self;
@@ -249,7 +309,7 @@ where
             let loss = scalar(&optimizer.minimize_at(ctx, loss, examples, at)?)?;
             // Counted with the update, not after the step: if a worker fails between the two, both were made.
             if Some(ctx.replica_id_in_sync_group()) == first {
-                progress.stepped(loss);
+                progress.record_step(loss, optimizer.constant_learning_rate());
             }
             Ok(loss)
         })?;
@@ -257,30 +317,45 @@ where
         Ok(losses.values().first().copied().unwrap_or(f64::NAN))
     }
 
-    /// Validates, calls the callbacks, and saves the results of the epoch. Breaks if the process has to exit.
+    /// Validates, calls the callbacks and saves the results at the end of an epoch. Returns `Break` if the process
+    /// must exit.
     #[track_caller]
     fn finish(&self, epoch: usize, epochs: usize) -> Result<ControlFlow<()>> {
         let validates = (epoch + 1).is_multiple_of(self.trainer.validate_every.unwrap_or(1));
         let validation = self.validation.filter(|_| validates);
-        let (_, steps) = self.progress.place();
+        let (_, steps) = self.progress.position();
         let loss = self.progress.loss();
         let of_all = self.loss;
         let of_validation = |model: &M, batch| of_all(model, batch, Phase::Validation);
+        if let (Some(bar), true) = (&self.bar, validation.is_some()) {
+            bar.show_validation(epoch, epochs);
+        }
         let validation_loss = match validation {
-            Some(batches) => Some(evaluate(self.model, batches, of_validation)?),
+            Some(batches) => {
+                let replaced = self.begin_validated()?;
+                let loss = evaluate(self.model, batches, of_validation);
+                end_validated(replaced)?;
+                Some(loss?)
+            }
             None => None,
         };
-        let epoch = Epoch { epoch, steps, loss, validation_loss };
-        let mut ended = None;
-        for call in &self.trainer.on_epoch {
-            if call(&epoch)?.is_break() {
-                ended = Some(End::Callback);
-            }
-        }
+        let learning_rate = self.progress.rate().unwrap_or_else(|| self.optimizer.learning_rate());
+        let epoch = Epoch { epoch, steps, loss, validation_loss, learning_rate };
         let mut so_far = self.progress.history(End::default());
         so_far.epochs.push(epoch);
+        let mut ended = None;
+        self.hide_progress();
+        self.call(&so_far, |callback, context| {
+            if callback.on_epoch(context, &epoch)?.is_break() {
+                ended = Some(End::Callback);
+            }
+            Ok(())
+        })?;
         if let Some(best) = self.best.as_ref().filter(|_| so_far.best() == Some(&epoch)) {
-            self.progress.set_best(best.save(&epoch)?);
+            let replaced = self.begin_validated()?;
+            let saved = best.save(&epoch);
+            end_validated(replaced)?;
+            self.progress.set_best(saved?);
         }
         let since = so_far.validations_since_better(self.trainer.min_delta);
         if validation.is_some() && self.trainer.patience.is_some_and(|patience| since >= patience) {
@@ -291,12 +366,18 @@ where
         if let Some(backup) = &self.backup {
             backup.save(last)?;
         }
-        Ok(if !last && self.told()? { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        Ok(if !last && self.save_on_notice()? { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
-    /// Whether this process received a notice. If so, saves the training.
+    /// Gives the model the averages of its weights, if these are validated.
     #[track_caller]
-    fn told(&self) -> Result<bool> {
+    fn begin_validated(&self) -> Result<Option<ReplacedWeights<'_>>> {
+        if self.trainer.validates_ema { self.optimizer.begin_ema().map(Some) } else { Ok(None) }
+    }
+
+    /// Saves the state of the training run if this process has received a notice. Returns `true` if it has.
+    #[track_caller]
+    fn save_on_notice(&self) -> Result<bool> {
         let (Some(notice), Some(backup)) = (&self.notice, &self.backup) else { return Ok(false) };
         if !notice.requested() {
             return Ok(false);
@@ -304,4 +385,8 @@ where
         notice.save(&backup.parts, &backup.manager)?;
         Ok(true)
     }
+}
+
+fn end_validated(replaced: Option<ReplacedWeights<'_>>) -> Result<()> {
+    replaced.map_or(Ok(()), ReplacedWeights::restore)
 }

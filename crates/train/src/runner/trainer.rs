@@ -1,30 +1,29 @@
-//! [`Trainer`]: the settings of a training.
+//! [`Trainer`]: the settings of a training run.
 
 use super::Epoch;
+use super::callbacks::{Callback, OnEpoch, OnStep};
 use distribute_base::Result;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-type OnEpoch<'a> = Box<dyn Fn(&Epoch) -> Result<ControlFlow<()>> + 'a>;
-type OnStep<'a> = Box<dyn Fn(&Step) -> Result<()> + 'a>;
-
-/// A completed step of a training.
+/// A completed step of a training run, as passed to callbacks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Step {
-    /// The number of the epoch, from 0.
+    /// The index of the epoch, counted from 0.
     pub epoch: usize,
-    /// The number of the step in the epoch, from 0.
+    /// The index of the step in its epoch, counted from 0.
     pub step: usize,
-    /// The mean loss over the global batch.
+    /// The loss of the step: the mean over the global batch.
     pub loss: f64,
 }
 
-/// The settings of a training: its length, its batches, and the location of its backups.
+/// The settings of a training run: its length, its batches, and the location of its backups.
 #[doc(alias = "tfgnn.runner.Trainer")]
 #[doc(alias = "tfgnn.runner.KerasTrainer")]
 #[doc(alias = "KerasTrainer")]
+#[must_use]
 pub struct Trainer<'a> {
     pub(super) global_batch: usize,
     pub(super) epochs: usize,
@@ -32,6 +31,7 @@ pub struct Trainer<'a> {
     pub(super) validation_steps: Option<usize>,
     pub(super) validate_every: Option<usize>,
     pub(super) validate_per_epoch: Option<usize>,
+    pub(super) validates_ema: bool,
     pub(super) drop_remainder: bool,
     pub(super) patience: Option<usize>,
     pub(super) min_delta: f64,
@@ -42,12 +42,23 @@ pub struct Trainer<'a> {
     pub(super) keep: usize,
     pub(super) grace: Option<Duration>,
     pub(super) recovers: Option<Duration>,
-    pub(super) on_epoch: Vec<OnEpoch<'a>>,
-    pub(super) on_step: Vec<OnStep<'a>>,
+    pub(super) callbacks: Vec<Box<dyn Callback + 'a>>,
+    pub(super) shows_progress: bool,
+}
+
+impl std::fmt::Debug for Trainer<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trainer")
+            .field("global_batch", &self.global_batch)
+            .field("epochs", &self.epochs)
+            .field("backup", &self.backup)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a> Trainer<'a> {
-    /// Creates the settings for one epoch, in global batches of this size (over all replicas).
+    /// Creates settings for a single epoch. `global_batch` is the number of examples in a step on all replicas
+    /// together.
     #[doc(alias = "global_batch_size")]
     pub fn new(global_batch: usize) -> Self {
         Self {
@@ -57,6 +68,7 @@ impl<'a> Trainer<'a> {
             validation_steps: None,
             validate_every: None,
             validate_per_epoch: None,
+            validates_ema: false,
             drop_remainder: false,
             patience: None,
             min_delta: 0.,
@@ -67,8 +79,8 @@ impl<'a> Trainer<'a> {
             keep: 2,
             grace: None,
             recovers: None,
-            on_epoch: Vec::new(),
-            on_step: Vec::new(),
+            callbacks: Vec::new(),
+            shows_progress: true,
         }
     }
 
@@ -78,35 +90,47 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Sets the number of steps of an epoch, over a repeated dataset. By default, an epoch is a pass over the
-    /// dataset.
+    /// Sets the number of steps in an epoch. The dataset is then repeated as often as needed. By default, an epoch
+    /// is one pass over the dataset.
     pub fn steps_per_epoch(mut self, steps: usize) -> Self {
         self.steps_per_epoch = Some(steps);
         self
     }
 
-    /// Sets the number of steps of a validation. Each validation starts at the first example; a shorter
-    /// dataset is repeated. By default, a validation is a pass over the dataset.
+    /// Sets the number of steps in a validation. Each validation starts at the first example, and a shorter dataset
+    /// is repeated. By default, a validation is one pass over the dataset.
     pub fn validation_steps(mut self, steps: usize) -> Self {
         self.validation_steps = Some(steps);
         self
     }
 
-    /// Sets the number of epochs between validations; 1 by default.
+    /// Sets the number of epochs from one validation to the next; 1 by default.
     #[doc(alias = "validation_freq")]
     pub fn validate_every(mut self, epochs: usize) -> Self {
         self.validate_every = Some(epochs);
         self
     }
 
-    /// Validates `times` times in each epoch, at equal distances, the last time at its end.
+    /// Sets the number of validations per epoch. They are made at equal intervals, the last one at the end of the
+    /// epoch.
     ///
-    /// Each epoch is divided into this number of parts, which the [`History`](super::History) and callbacks
-    /// treat as epochs. This requires [`steps_per_epoch`](Self::steps_per_epoch), which has to be a multiple
-    /// of `times`.
+    /// Each epoch is divided into `times` parts, which the [`History`](super::History) and the callbacks treat as
+    /// epochs. This requires [`steps_per_epoch`](Self::steps_per_epoch), which must be a multiple of `times`, and
+    /// conflicts with [`validate_every`](Self::validate_every).
     #[doc(alias = "validation_per_epoch")]
     pub fn validate_per_epoch(mut self, times: usize) -> Self {
         self.validate_per_epoch = Some(times);
+        self
+    }
+
+    /// Validates with the averages of the weights that the optimizer keeps by [`Optimizer::with_ema`], and
+    /// [`save_best`](Self::save_best) saves these averages. Training continues with the weights.
+    ///
+    /// [`Optimizer::with_ema`]: distribute_optimizer::Optimizer::with_ema
+    #[doc(alias = "tf.keras.callbacks.SwapEMAWeights")]
+    #[doc(alias = "SwapEMAWeights")]
+    pub fn validate_ema(mut self) -> Self {
+        self.validates_ema = true;
         self
     }
 
@@ -116,10 +140,10 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Ends the training after this number of consecutive validations without improvement by more than
-    /// [`min_delta`](Self::min_delta).
+    /// Ends training if the validation loss has not improved by more than [`min_delta`](Self::min_delta) in the given
+    /// number of consecutive validations.
     ///
-    /// A training that resumes from a backup continues the count.
+    /// A run that resumes from a backup continues this count.
     #[doc(alias = "tf.keras.callbacks.EarlyStopping")]
     #[doc(alias = "EarlyStopping")]
     pub fn patience(mut self, validations: usize) -> Self {
@@ -127,17 +151,17 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Sets the minimum decrease of the validation loss, from the last improvement, that counts as an
+    /// Sets the amount by which the validation loss must fall below its previous minimum to be considered an
     /// improvement; 0 by default.
     pub fn min_delta(mut self, loss: f64) -> Self {
         self.min_delta = loss;
         self
     }
 
-    /// Saves the weights into this folder after each validation that is the best so far.
+    /// Saves the weights to `folder` after each validation whose loss is the lowest so far.
     ///
-    /// The checkpoint has the component `model` and the metadata `epoch` and `validation_loss`. The last two
-    /// checkpoints are kept. All workers pass the same folder.
+    /// The checkpoint contains the component `model` and the metadata `epoch` and `validation_loss`. The last two
+    /// checkpoints are kept. All workers must pass the same folder.
     #[doc(alias = "tf.keras.callbacks.ModelCheckpoint")]
     #[doc(alias = "ModelCheckpoint")]
     #[doc(alias = "tfgnn.runner.KerasTrainerCheckpointOptions")]
@@ -147,7 +171,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Restores the weights [saved as the best](Self::save_best) at the end of the training. This requires
+    /// At the end of training, restores the weights that [`save_best`](Self::save_best) has saved. Requires
     /// `save_best`.
     #[doc(alias = "restore_best_weights")]
     pub fn restore_best(mut self) -> Self {
@@ -155,8 +179,8 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Saves the training into this folder after each epoch, and resumes an interrupted training from it. All
-    /// workers pass the same folder.
+    /// Saves a backup to `folder` after each epoch. If the folder already contains a backup, the run resumes from it.
+    /// All workers must pass the same folder.
     #[doc(alias = "tf.keras.callbacks.BackupAndRestore")]
     #[doc(alias = "BackupAndRestore")]
     #[doc(alias = "backup_dir")]
@@ -165,25 +189,26 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Sets the number of steps between additional backups within epochs.
+    /// Saves a backup every `steps` steps, in addition to the backup after each epoch.
     #[doc(alias = "save_freq")]
     pub fn backup_every(mut self, steps: usize) -> Self {
         self.backup_every = Some(steps);
         self
     }
 
-    /// Sets the number of backups that are kept; 2 by default. An [`Evaluator`](super::Evaluator) that is
-    /// slower than the training needs more.
+    /// Sets the number of backups to keep; 2 by default. Keep more if an [`Evaluator`](super::Evaluator) is slower
+    /// than training.
     #[doc(alias = "max_to_keep")]
     pub fn keep_backups(mut self, count: usize) -> Self {
         self.keep = count;
         self
     }
 
-    /// Saves a backup after the current step and returns [`End::Notice`](super::End::Notice) on all workers,
-    /// at SIGTERM or another notice by a [`Preemption`](crate::Preemption) of the same strategy.
+    /// Saves a backup after the current step if a worker receives SIGTERM or another notice from a
+    /// [`Preemption`](crate::Preemption) of the same strategy. All workers then return
+    /// [`End::Notice`](super::End::Notice).
     ///
-    /// `grace` is the time that the scheduler waits before it kills the process.
+    /// `grace` is the time between the notice and the moment at which the scheduler kills the process.
     #[doc(alias = "save_before_preemption")]
     #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
     #[doc(alias = "PreemptionCheckpointHandler")]
@@ -192,28 +217,50 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Resumes after another worker fails, like [`Training`](crate::Training). The others wait up to
-    /// `patience` for a replacement.
+    /// Resumes training after another worker fails, as [`Training`](crate::Training) does. The remaining workers wait
+    /// for a replacement for at most `patience`.
     pub fn recover(mut self, patience: Duration) -> Self {
         self.recovers = Some(patience);
         self
     }
 
-    /// Adds a callback after each epoch, before the backup.
+    /// Adds a callback. Callbacks are called in the order in which they were added.
     ///
-    /// If it returns [`ControlFlow::Break`], the training ends. It receives the same epoch on all workers, and
-    /// has to return the same value on all. All callbacks are called, even after one of them breaks.
+    /// If one of them ends training after an epoch, the others are called nevertheless.
     #[doc(alias = "callbacks")]
-    #[doc(alias = "tf.keras.callbacks.Callback.on_epoch_end")]
-    pub fn on_epoch(mut self, call: impl Fn(&Epoch) -> Result<ControlFlow<()>> + 'a) -> Self {
-        self.on_epoch.push(Box::new(call));
+    pub fn callback(mut self, callback: impl Callback + 'a) -> Self {
+        self.callbacks.push(Box::new(callback));
         self
     }
 
-    /// Adds a callback after each step of the training.
+    /// Adds a closure as a [callback](Callback::on_epoch) that is called after each epoch, before its backup is saved.
+    ///
+    /// The closure receives the same epoch on all workers and must return the same value on all of them. If it
+    /// returns [`ControlFlow::Break`], training ends.
+    #[doc(alias = "tf.keras.callbacks.Callback.on_epoch_end")]
+    #[doc(alias = "tf.keras.callbacks.LambdaCallback")]
+    #[doc(alias = "LambdaCallback")]
+    pub fn on_epoch(self, call: impl Fn(&Epoch) -> Result<ControlFlow<()>> + 'a) -> Self {
+        self.callback(OnEpoch(call))
+    }
+
+    /// Adds a closure as a [callback](Callback::on_step) that is called after each training step.
     #[doc(alias = "tf.keras.callbacks.Callback.on_train_batch_end")]
-    pub fn on_step(mut self, call: impl Fn(&Step) -> Result<()> + 'a) -> Self {
-        self.on_step.push(Box::new(call));
+    pub fn on_step(self, call: impl Fn(&Step) -> Result<()> + 'a) -> Self {
+        self.callback(OnStep(call))
+    }
+
+    /// Disables the display of the progress.
+    ///
+    /// By default, the chief shows a bar on a terminal, and writes a line for each epoch: as an event of level INFO
+    /// to the program's `tracing` subscriber, or to standard error if there is none. The bar is removed before the
+    /// callbacks of an epoch, so that they can print. Warnings of this library appear above it. For a subscriber that
+    /// writes to the terminal, use [`runner::stderr`](super::stderr) as its writer.
+    #[doc(alias = "tf.keras.callbacks.ProgbarLogger")]
+    #[doc(alias = "ProgbarLogger")]
+    #[doc(alias = "verbose")]
+    pub fn without_progress(mut self) -> Self {
+        self.shows_progress = false;
         self
     }
 }

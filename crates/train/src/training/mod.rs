@@ -1,23 +1,23 @@
 //! Training that resumes after a worker fails.
 //!
-//! `distribute_collective::recovery`, which is pure, decides after which failures to resume, in which rounds,
-//! and from which worker's state.
+//! `distribute_collective::recovery` makes the decisions, as pure functions: after which failures to resume, in which
+//! rounds, and from which worker's state.
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`loss`] | the errors after which a training can resume |
-//! | [`handover`] | the agreement on the position of the training, and the transfer of its state |
+//! | [`failures`] | the errors after which training can resume |
+//! | [`state_transfer`] | the agreement on the position of the training run, and the transfer of its state |
 
-mod handover;
-mod loss;
+mod failures;
+mod state_transfer;
 
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Deadline, Fingerprint, Operation, Stopwatch};
-use distribute_collective::recovery::{Losses, Report};
+use distribute_collective::recovery::{RecoveryLimit, Report};
 use distribute_core::{Checkpoint, Strategy};
-use distribute_log::told;
-use handover::Handover;
+use distribute_log::info_or_stderr;
+use state_transfer::StateTransfer;
 use std::panic::Location;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,20 +26,20 @@ use std::time::Duration;
 /// The default time to wait for other workers.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A training over several workers that resumes after one of them fails.
+/// A training run on several workers that resumes after a worker fails.
 ///
-/// When a worker fails, the others get an error that names it. In [`run`](Self::run) they then re-form the
-/// group, together with the replacement that `distribute launch --max-restarts`, Slurm or Kubernetes starts.
-/// The replacement builds its model, creates a `Training`, and receives the state of the most advanced worker.
-/// All workers resume after the last update of the weights that this worker has completed. No example is
-/// skipped or used twice, and the weights are bit-identical to those of a training without interruption.
+/// When a worker fails, the others get an error that names it. In [`run`](Self::run) they then re-form the group,
+/// together with the replacement that `distribute launch --max-restarts`, Slurm or Kubernetes starts. The replacement
+/// builds its model, creates a `Training`, and receives the state of the worker that has made the most progress. All
+/// workers resume after the last update of the weights that this worker has completed. No example is skipped or used
+/// twice, and the weights are bit-identical to those of an uninterrupted run.
 ///
-/// Workers that join a training with fewer than the maximum (`MultiWorkerBuilder::min_workers`) are admitted
-/// in the same way: the group is re-formed between two steps, and new workers receive the state. If a failed
-/// worker is not replaced, such a training continues with fewer.
+/// In elastic training (`MultiWorkerMirroredStrategyBuilder::min_workers`), there may be fewer workers than the
+/// maximum. Workers that join later are admitted in the same way: the group is re-formed between two steps, and the
+/// new workers receive the state. If a failed worker is not replaced, the others continue without it.
 ///
-/// The state is that of the components of a [`Checkpoint`]: the strategy, the variables, optimizers and
-/// datasets, and any other state that the program depends on.
+/// The state consists of the components of a [`Checkpoint`]: the strategy, the variables, optimizers and datasets,
+/// and any other state that the program depends on.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -55,7 +55,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// let batches = strategy.distribute_dataset(Dataset::from_slices(points)?.shuffle(16, 7).batch(4))?;
 ///
 /// let parts = Checkpoint::new()
-///     .part("strategy", &*strategy)
+///     .part("strategy", &strategy)
 ///     .part("model", &model.variables)
 ///     .part("optimizer", &optimizer)
 ///     .part("batches", &batches);
@@ -79,70 +79,73 @@ const PATIENCE: Duration = Duration::from_secs(300);
 ///
 /// # Rules for programs
 ///
-/// - Between creating the strategy and `Training::new`, create models, optimizers and datasets, but make no
-///   steps: a replacement does this alone, while the others wait. Restore from disk before `Training::new`,
+/// - After creating the strategy, create models, optimizers and datasets before calling `Training::new`, but do not run
+///   any steps: a replacement does this alone while the others wait. Also restore from disk before `Training::new`,
 ///   because the state received from other workers takes precedence.
-/// - The closure of [`run`](Self::run) depends on the state only: on the number of steps of the optimizer, and
-///   on the epoch of the dataset. After a failure it is called again on all workers, and resumes from the
-///   state. Everything since the last update, such as an evaluation between two epochs, is repeated.
-/// - A custom loop calls [`recover`](Self::recover) with the error of a step.
+/// - The closure of [`run`](Self::run) must depend only on the state, such as the optimizer's number of steps and the
+///   dataset's epoch. After a failure it is called again on all workers, and resumes from the state. Everything since
+///   the last update is repeated, for example an evaluation between two epochs.
+/// - A custom loop must call [`recover`](Self::recover) with the error of a failed step.
 ///
-/// # Differences from a training without interruption
+/// # Differences from a run without interruption
 ///
-/// Running statistics of batch-norm on the replicas of a replaced worker start from the mean of those of the
-/// worker that sends its state. On the other workers, the interrupted step counts twice. Weights do not depend
-/// on them. Metrics count an interrupted step twice if they were updated before the failure;
-/// [`generation`](Self::generation) shows that this has happened.
+/// On the replicas of a replaced worker, the running statistics of batch norm start from the mean of those on the
+/// worker that sent its state. On the other workers, the interrupted step counts twice in these statistics. Weights do
+/// not depend on them. Metrics count an interrupted step twice if they were updated before the failure. A change of
+/// [`generation`](Self::generation) indicates that a step was interrupted.
 pub struct Training<'a> {
     strategy: Strategy,
     parts: Checkpoint<'a>,
     patience: Duration,
-    /// Whether this process has participated in the training.
+    /// Whether this process has already taken part in the training run.
     begun: AtomicBool,
-    /// The generation in which this process last agreed with the others.
+    /// The last generation in which this process agreed with the other workers on the position.
     agreed: AtomicU64,
-    losses: Mutex<Losses>,
+    failures: Mutex<RecoveryLimit>,
 }
 
 impl<'a> Training<'a> {
-    /// Creates the training of these components.
+    /// Creates a training run with the given components. It waits for other workers for at most five minutes. Use
+    /// [`builder`](Self::builder) to change this time.
     ///
-    /// All workers make this call together. If the training is already running, this process receives the
-    /// state of the others.
+    /// All workers must make this call together. If training is already in progress, this process receives the state of
+    /// the other workers.
     ///
     /// # Errors
     /// Returns the errors of [`recover`](Self::recover).
     #[track_caller]
     pub fn new(parts: Checkpoint<'a>) -> Result<Self> {
-        let strategy = parts.together("Training::new")?;
-        let (begun, agreed, losses) = Default::default();
-        let training = Self { strategy, parts, patience: PATIENCE, begun, agreed, losses };
-        training.strategy.set_survives(true);
-        match training.meet(PATIENCE, Location::caller()) {
-            Ok(()) => {}
-            Err(error) => training.recover(error)?,
-        }
-        Ok(training)
+        Self::builder(parts).build()
     }
 
-    /// Sets the time to wait, after a worker fails, until a replacement has received the state; five minutes
-    /// by default.
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
-        self
+    /// Returns a builder of a training run with the given components.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use std::time::Duration;
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// let state = Checkpoint::new().part("strategy", &strategy);
+    /// let training = Training::builder(state).patience(Duration::from_secs(30)).build()?;
+    /// assert_eq!(training.generation(), 1);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn builder(parts: Checkpoint<'a>) -> TrainingBuilder<'a> {
+        TrainingBuilder { parts, patience: PATIENCE }
     }
 
-    /// Returns the number of rendezvous: 1 at first, and one more each time the group was re-formed.
+    /// Returns the number of times that the group has formed: 1 at first, and one more each time it re-forms.
     pub fn generation(&self) -> u64 {
         self.strategy.generation()
     }
 
-    /// Calls `train` until it succeeds on all workers. Calls it again each time another worker has failed or joined.
+    /// Calls `train` until it has succeeded on all workers. Calls it again each time another worker has failed or
+    /// joined.
     ///
-    /// A worker that [received a notice](crate::Preemption) while the others continue returns as soon as its
-    /// closure does.
+    /// If this worker [received a notice](crate::Preemption) and the others continue, this returns as soon as `train`
+    /// returns.
     ///
-    /// Once `run` has succeeded, replacements are no longer admitted; a process started later gets [`Error::Join`].
+    /// After `run` has succeeded, no more replacements are admitted. A process that is started later gets
+    /// [`Error::Join`].
     ///
     /// # Errors
     /// - `train` returns an error that is not the failure of another worker.
@@ -152,23 +155,27 @@ impl<'a> Training<'a> {
         let at = Location::caller();
         self.begin();
         loop {
-            if let Some(result) = self.attempted(train(), at)? {
+            if let Some(result) = self.finish_attempt(train(), at)? {
                 return Ok(result);
             }
         }
     }
 
-    /// Lets this process resume after failures of other workers from now on.
+    /// Allows this process to survive failures of other workers from now on, so that it can resume.
     pub(crate) fn begin(&self) {
-        self.strategy.set_over(false);
+        self.strategy.set_finished(false);
         self.strategy.set_survives(true);
     }
 
-    /// Returns the result of an attempt if all workers have finished, and `None` if the attempt has to be repeated.
+    /// Returns the result of an attempt if all workers have finished, or `None` if the attempt must be repeated.
     ///
     /// # Errors
     /// Returns the errors of [`recover`](Self::recover).
-    pub(crate) fn attempted<R>(&self, made: Result<R>, at: &'static Location<'static>) -> Result<Option<R>> {
+    pub(crate) fn finish_attempt<R>(
+        &self,
+        made: Result<R>,
+        at: &'static Location<'static>,
+    ) -> Result<Option<R>> {
         let (result, error) = match made {
             Ok(result) => match self.end_at(at) {
                 Ok(()) => return Ok(Some(result)),
@@ -178,17 +185,18 @@ impl<'a> Training<'a> {
         };
         match (self.recover(error), result) {
             // All workers have finished, but this worker missed it because of one that failed afterwards.
-            (Err(error), Some(result)) if loss::is_end_of_all(&error) => Ok(Some(result)),
+            (Err(error), Some(result)) if failures::have_others_finished(&error) => Ok(Some(result)),
             (recovered, _) => recovered.map(|()| None),
         }
     }
 
-    /// Waits until all workers have finished, so that none waits for one that has.
+    /// Waits until all workers have finished. Otherwise a worker could wait for one that has already exited.
     ///
-    /// [`run`](Self::run) calls this. A custom loop calls it as the last operation that is repeated after a failure.
+    /// [`run`](Self::run) calls this. A custom loop must call it last, inside the part that is repeated after a
+    /// failure.
     ///
     /// # Errors
-    /// - [`Error::Collective`]: another worker fails, times out or makes another call.
+    /// - [`Error::Collective`]: another worker fails, times out or makes a different call.
     #[track_caller]
     pub fn end(&self) -> Result<()> {
         self.end_at(Location::caller())
@@ -200,18 +208,18 @@ impl<'a> Training<'a> {
             return Ok(());
         }
         let call = || Fingerprint::new(Operation::Barrier, "the end of the training", at);
-        self.strategy.among_workers("Training::end", call, |mut calling| calling.barrier("the end"))?;
-        self.strategy.set_over(true);
+        self.strategy.worker_call("Training::end", call, |mut calling| calling.barrier("the end"))?;
+        self.strategy.set_finished(true);
         self.strategy.set_survives(false);
         Ok(())
     }
 
-    /// Re-forms the group, including new workers, if an error means that another worker failed, timed out or
-    /// waits to participate.
+    /// Re-forms the group if `error` means that another worker failed or timed out, or that workers are waiting to
+    /// join. New workers are included.
     ///
-    /// When this returns, all workers have the same state: that after the last update completed by the most
-    /// advanced worker. Start new passes over datasets that were being iterated; they resume at the position
-    /// of the training.
+    /// After this has returned, all workers have the same state: the state after the last update that the most advanced
+    /// worker has completed. Call `iter` again on datasets that were being iterated over. The new iterators continue at
+    /// the position of the training run.
     ///
     /// ```no_run
     /// # use distribute::prelude::*;
@@ -227,13 +235,14 @@ impl<'a> Training<'a> {
     /// ```
     ///
     /// # Errors
-    /// - The same error: it is not a failure of another worker, for example an error in this worker's own data.
-    /// - The same error: a worker has timed out a second time without an update in between.
-    /// - The same error: the program has connected its workers (`MultiWorkerBuilder::group`, `on_threads`), so
-    ///   only the program can do that again.
-    /// - [`Error::Join`]: a worker does not join within the [patience](Self::patience).
-    /// - [`Error::InvalidArgument`]: no worker has a complete state, because a step makes several updates and
-    ///   only some of them were made.
+    /// - `error` itself: it was not caused by the failure of another worker but, for example, by this worker's own
+    ///   data.
+    /// - `error` itself: a worker timed out a second time, with no update between the two timeouts.
+    /// - `error` itself: the program connected the workers (with `on_threads`, or with
+    ///   `MultiWorkerMirroredStrategyBuilder::group`), so only the program can connect them again.
+    /// - [`Error::Join`]: a worker does not join within the [patience](TrainingBuilder::patience).
+    /// - [`Error::Failed`] of the kind `RestoreNeeded`: no worker has a complete state, because a step makes several
+    ///   updates and only some of them were applied.
     /// - The error of a component whose state cannot be saved or restored.
     #[track_caller]
     pub fn recover(&self, error: Error) -> Result<()> {
@@ -241,15 +250,15 @@ impl<'a> Training<'a> {
         let mut deadline = Deadline::after(self.patience);
         let (mut lost, mut once_more) = (error, false);
         loop {
-            if deadline.has_passed() || !self.goes_on(&lost) {
+            if deadline.has_passed() || !self.can_continue(&lost) {
                 return Err(lost);
             }
             let steps = self.strategy.steps();
-            told(|| {
+            info_or_stderr(|| {
                 if lost.is_waiting() {
-                    tracing::info!("all workers meet again after step {steps}: others wait to take part");
+                    tracing::info!("the group re-forms after step {steps}: new workers wait to join");
                 } else if self.has_left(&lost) {
-                    tracing::info!("the others meet again after step {steps}: {lost}");
+                    tracing::info!("the others re-form the group after step {steps}: {lost}");
                 } else {
                     tracing::warn!("the training stops after step {steps}: {lost}");
                 }
@@ -258,7 +267,7 @@ impl<'a> Training<'a> {
                 Some(met) => met?,
                 None => return Err(lost),
             }
-            match self.meet(deadline.remaining(), at) {
+            match self.synchronize(deadline.remaining(), at) {
                 Ok(()) => break,
                 // Another worker failed during the rendezvous.
                 Err(error) => lost = error,
@@ -270,13 +279,13 @@ impl<'a> Training<'a> {
             }
         }
         let seconds = watch.seconds();
-        told(|| {
-            tracing::info!("the training goes on after step {}, {seconds:.1} s later", self.strategy.steps())
+        info_or_stderr(|| {
+            tracing::info!("the training resumes after step {}, {seconds:.1} s later", self.strategy.steps())
         });
         Ok(())
     }
 
-    /// Whether an error only means that workers have left after a notice.
+    /// Returns `true` if only workers that have left after a notice caused the error.
     fn has_left(&self, error: &Error) -> bool {
         let (world, leaving) = (self.strategy.world(), self.strategy.notice().leaving());
         let of_leaving =
@@ -284,12 +293,18 @@ impl<'a> Training<'a> {
         error.blame().is_some_and(|blame| blame.culprits.iter().all(of_leaving))
     }
 
-    fn goes_on(&self, error: &Error) -> bool {
-        loss::goes_on(error, self.strategy.world(), &mut lock(&self.losses), self.strategy.updates())
+    fn can_continue(&self, error: &Error) -> bool {
+        failures::can_continue(
+            error,
+            self.strategy.world(),
+            &mut lock(&self.failures),
+            self.strategy.updates(),
+        )
     }
 
-    /// Agrees with the other workers of the rendezvous on the position of the training.
-    fn meet(&self, patience: Duration, at: &'static Location<'static>) -> Result<()> {
+    /// Agrees with the other workers of the rendezvous on the position of the training run, and receives the state if
+    /// necessary.
+    fn synchronize(&self, patience: Duration, at: &'static Location<'static>) -> Result<()> {
         let was_begun = self.begun.load(Ordering::Relaxed);
         let rewind = || self.strategy.rewind_steps().and_then(|()| self.parts.rewind());
         let torn = if was_begun { rewind() } else { Ok(()) };
@@ -298,11 +313,11 @@ impl<'a> Training<'a> {
                 let torn = torn.err().map(|error| error.to_string());
                 let agreed = self.agreed.load(Ordering::Relaxed);
                 let Self { strategy, parts, begun, .. } = self;
-                let handover = Handover { strategy, parts, begun, session, patience, at };
-                let source = handover.make(Report {
+                let transfer = StateTransfer { strategy, parts, begun, session, patience, at };
+                let source = transfer.run(Report {
                     begun: was_begun,
                     agreed,
-                    numbers: self.strategy.numbers(),
+                    counters: self.strategy.counters(),
                     torn,
                 })?;
                 if let Some(source) = source {
@@ -312,13 +327,48 @@ impl<'a> Training<'a> {
             // This is the only worker, and uses its own state.
             None => {
                 torn?;
-                self.strategy.set_numbers(self.strategy.numbers());
+                self.strategy.set_counters(self.strategy.counters());
             }
         }
         self.begun.store(true, Ordering::Relaxed);
         self.agreed.store(self.strategy.generation(), Ordering::Relaxed);
-        self.strategy.settle();
+        self.strategy.finish_catching_up();
         Ok(())
+    }
+}
+
+/// A builder of a [`Training`]. See [`Training::builder`].
+#[must_use = "a builder does nothing until `build` is called"]
+#[derive(Debug)]
+pub struct TrainingBuilder<'a> {
+    parts: Checkpoint<'a>,
+    patience: Duration,
+}
+
+impl<'a> TrainingBuilder<'a> {
+    /// Sets the maximum time to wait for other workers; five minutes by default. This applies to [`build`](Self::build)
+    /// and, after a failure, to the time until a replacement has received the state.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Creates the training run, together with all other workers. See [`Training::new`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Training::recover`].
+    #[track_caller]
+    pub fn build(self) -> Result<Training<'a>> {
+        let Self { parts, patience } = self;
+        let strategy = parts.joint_strategy("Training::new")?;
+        let (begun, agreed, failures) = Default::default();
+        let training = Training { strategy, parts, patience, begun, agreed, failures };
+        training.strategy.set_survives(true);
+        match training.synchronize(patience, Location::caller()) {
+            Ok(()) => {}
+            Err(error) => training.recover(error)?,
+        }
+        Ok(training)
     }
 }
 

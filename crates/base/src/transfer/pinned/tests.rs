@@ -3,12 +3,12 @@
 
 use super::*;
 use crate::device::DeviceName;
-use crate::transfer::{held, to_device};
+use crate::transfer::{hold_gpu, to_device};
 use candle_core::{DType, Device};
 use distribute_testing::{child, skipped, watched};
 use std::time::Duration;
 
-/// Returns the GPU, and a copier with this number of buffers.
+/// Returns the GPU, and a copier with the given number of buffers.
 fn gpu(buffers: usize) -> Option<(Device, Pinned)> {
     match DeviceName::gpu(0).to_candle() {
         Ok(Device::Cuda(device)) => {
@@ -60,7 +60,8 @@ fn copies_do_not_wait_for_computations() {
     watched(|| {
         let Some((_, pinned)) = gpu(2) else { return };
         // More copies than buffers, so that some wait for a buffer.
-        let bring = || (0..10).map(|number| pinned.carry(&piece(number, 5000)).unwrap()).collect::<Vec<_>>();
+        let bring =
+            || (0..10).map(|number| pinned.copy_tensor(&piece(number, 5000)).unwrap()).collect::<Vec<_>>();
         let check = |brought: Vec<Tensor>| {
             for (number, there) in brought.iter().enumerate() {
                 assert_eq!(numbers(there), numbers(&piece(number, 5000)));
@@ -68,7 +69,7 @@ fn copies_do_not_wait_for_computations() {
         };
         // CUDA may wait while buffers are made.
         check(bring());
-        let (go, said) = held(&pinned.device);
+        let (go, said) = hold_gpu(&pinned.device);
         let brought = bring();
         go.send(()).unwrap();
         check(brought);
@@ -80,7 +81,7 @@ fn copies_do_not_wait_for_computations() {
 fn without_pinned_memory_candle_copies_and_the_log_says_so_once() {
     if child::part().is_none() {
         let (out, err) = by_itself("without_pinned_memory_candle_copies_and_the_log_says_so_once", true);
-        let times = err.matches("not copied from pinned memory").count();
+        let times = err.matches("not copied through pinned memory").count();
         // Other GPUs have some.
         assert!(times == 1 || !out.contains("on soft CUDA"), "{err}");
         return;
@@ -117,13 +118,13 @@ fn pieces_of_all_types_and_layouts_arrive_with_their_numbers_while_the_gpu_compu
             let (rows, columns) = (all.narrow(0, 3, 9).unwrap(), all.narrow(1, 2, 3).unwrap());
             for host in [all.clone(), rows, columns, all.t().unwrap()] {
                 let _work = busy(&device);
-                let there = pinned.carry(&host).unwrap();
+                let there = pinned.copy_tensor(&host).unwrap();
                 assert!(there.device().same_device(&device));
                 assert_eq!((there.dims(), there.dtype()), (host.dims(), dtype));
                 assert_eq!(numbers(&there), numbers(&host), "{dtype:?}");
             }
         }
-        assert!(!pinned.has_told.load(Ordering::Relaxed));
+        assert!(!pinned.has_warned.load(Ordering::Relaxed));
     });
 }
 
@@ -132,12 +133,12 @@ fn other_tensors_are_left_to_candle() {
     watched(|| {
         let Some((device, pinned)) = gpu(1) else { return };
         let variable = candle_core::Var::zeros((2,), DType::F32, &Device::Cpu).unwrap();
-        assert!(pinned.carry(variable.as_tensor()).is_none());
-        assert!(pinned.carry(&Tensor::zeros((2,), DType::F32, &device).unwrap()).is_none());
-        assert!(!pinned.has_told.load(Ordering::Relaxed));
+        assert!(pinned.copy_tensor(variable.as_tensor()).is_none());
+        assert!(pinned.copy_tensor(&Tensor::zeros((2,), DType::F32, &device).unwrap()).is_none());
+        assert!(!pinned.has_warned.load(Ordering::Relaxed));
         let bytes = piece(0, 4).to_dtype(DType::F8E4M3).unwrap();
-        assert!(pinned.carry(&bytes).is_none());
-        assert!(pinned.has_told.load(Ordering::Relaxed));
+        assert!(pinned.copy_tensor(&bytes).is_none());
+        assert!(pinned.has_warned.load(Ordering::Relaxed));
     });
 }
 
@@ -150,7 +151,7 @@ fn two_buffers_bring_200_pieces_and_there_are_never_more() {
         let len = |number: usize| [10, 2000, 70_000][number % 3];
         // Doubled on the GPU, after its work. That shows a buffer that is written too early, and a copy that is not
         // waited for.
-        let doubled = |number| (pinned.carry(&piece(number, len(number))).unwrap() * 2.).unwrap();
+        let doubled = |number| (pinned.copy_tensor(&piece(number, len(number))).unwrap() * 2.).unwrap();
         let all: Vec<Tensor> = (0..200).map(doubled).collect();
         for (number, there) in all.iter().enumerate() {
             let expected: Vec<f64> = numbers(&piece(number, len(number))).iter().map(|x| 2. * x).collect();
@@ -167,7 +168,7 @@ fn a_tensor_larger_than_a_buffer_is_copied_in_parts() {
         let Some((device, pinned)) = gpu(2) else { return };
         let _work = busy(&device);
         let host = piece(7, (20 << 20) / 4 + 3);
-        assert_eq!(numbers(&pinned.carry(&host).unwrap()), numbers(&host));
+        assert_eq!(numbers(&pinned.copy_tensor(&host).unwrap()), numbers(&host));
         let sizes = lock(&pinned.pool).sizes();
         assert!(sizes.len() == 2 && sizes.iter().all(|size| *size <= 8 << 20), "{sizes:?}");
     });
@@ -181,8 +182,8 @@ fn memory_of_a_dropped_piece_is_not_reused_before_its_last_use() {
         let _work = busy(&device);
         let sum = |number: usize| {
             // Pieces of one size, so that one gets the memory of another.
-            drop(pinned.carry(&piece(number + 500, 4096)).unwrap());
-            let there = pinned.carry(&piece(number, 4096)).unwrap();
+            drop(pinned.copy_tensor(&piece(number + 500, 4096)).unwrap());
+            let there = pinned.copy_tensor(&piece(number, 4096)).unwrap();
             there.sum_all().unwrap()
         };
         let sums: Vec<Tensor> = (0..50).map(sum).collect();
@@ -196,7 +197,7 @@ fn memory_of_a_dropped_piece_is_not_reused_before_its_last_use() {
 // Some operations find memory by its stream.
 // INV-70
 #[test]
-fn ids_that_were_just_brought_find_their_rows() {
+fn recently_transferred_ids_find_their_rows() {
     watched(|| {
         let Some((device, pinned)) = gpu(2) else { return };
         let rows = Tensor::arange(0f32, 4000., &Device::Cpu).unwrap().reshape((1000, 4)).unwrap();
@@ -205,7 +206,7 @@ fn ids_that_were_just_brought_find_their_rows() {
         let picked: Vec<(Tensor, Tensor)> = (0..50)
             .map(|number| {
                 let ids = piece(number, 300).to_dtype(DType::U32).unwrap();
-                let there = pinned.carry(&ids).unwrap();
+                let there = pinned.copy_tensor(&ids).unwrap();
                 let picked = table.index_select(&there, 0).unwrap();
                 drop(there);
                 (picked, rows.index_select(&ids, 0).unwrap())
@@ -223,12 +224,12 @@ fn two_replicas_use_a_piece_and_two_threads_bring_some() {
     watched(|| {
         let Some((device, pinned)) = gpu(2) else { return };
         let _work = busy(&device);
-        let shared = pinned.carry(&piece(1, 5000)).unwrap();
+        let shared = pinned.copy_tensor(&piece(1, 5000)).unwrap();
         std::thread::scope(|scope| {
             for replica in 0..2 {
                 let (shared, pinned) = (shared.clone(), &pinned);
                 scope.spawn(move || {
-                    let sum = |number| (&shared + pinned.carry(&piece(number, 5000)).unwrap()).unwrap();
+                    let sum = |number| (&shared + pinned.copy_tensor(&piece(number, 5000)).unwrap()).unwrap();
                     let sums: Vec<_> = (0..20).map(|step| sum(2 * step + replica)).collect();
                     for (step, sum) in sums.iter().enumerate() {
                         let own = numbers(&piece(2 * step + replica, 5000));

@@ -39,7 +39,7 @@ pub fn summed(replica: usize, len: usize) -> Vec<Leaf> {
 
 /// Returns leaves of every dtype. The length is `len` plus the replica's id, because gathered leaves may differ in
 /// size.
-pub fn joined(replica: usize, len: usize) -> Vec<Leaf> {
+pub fn of_every_dtype(replica: usize, len: usize) -> Vec<Leaf> {
     let len = len + replica % 3;
     let of = |dtype| match dtype {
         DType::Bool => HostTensor::vector((0..len).map(|i| (i + replica).is_multiple_of(2)).collect()),

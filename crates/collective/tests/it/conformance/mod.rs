@@ -16,7 +16,7 @@ use distribute_tensor::kernel::fold_scaled;
 use distribute_tensor::{HostTensor, Leaf, Packing, ReduceOp, wire};
 use distribute_testing::watched;
 use half::{bf16, f16};
-use leaves::{joined, summed};
+use leaves::{of_every_dtype, summed};
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -65,7 +65,7 @@ fn on_replicas<T: Send + 'static>(
             let run = move |group: distribute_collective::group::Group| {
                 let results: Vec<_> = (0..replicas).map(|_| Mutex::new(None)).collect();
                 let session = (workers > 1).then(|| Arc::new(group.open("conformance", 1)));
-                Arc::new(Team::new(replicas).unwrap()).run_among(1, PATIENCE, session, &|member| {
+                Arc::new(Team::new(replicas).unwrap()).run_with_session(1, PATIENCE, session, &|member| {
                     *results[member.rank()].lock().unwrap() = Some(body(&member));
                     true
                 });
@@ -84,9 +84,9 @@ fn on_workers<T: Send + 'static>(
 ) -> Vec<T> {
     on_replicas((workers, replicas), move |member| {
         let made = member.reduce_on_leader(call(Operation::MergeCall, String::new()), (), |_| {
-            let said = |_| call(Operation::Reduce, String::new());
+            let call = |_| call(Operation::Reduce, String::new());
             let world = member.session().map(|session| session.world())?;
-            Some(Mutex::new(member.with_group(said, |calling| body(calling, world.local_replicas()))))
+            Some(Mutex::new(member.with_group(call, |calling| body(calling, world.local_replicas()))))
         });
         made.unwrap().as_ref().as_ref().and_then(|made| made.lock().unwrap().take())
     })
@@ -152,7 +152,7 @@ fn all_reduce_is_the_fold_by_the_tree_on_every_replica() {
 
 // INV-7, INV-27
 #[test]
-fn large_leaves_are_shared_out_to_the_same_bits() {
+fn large_leaves_are_partitioned_with_the_same_bits() {
     // A worker's leaves are more than 64 KiB together, and so are those of one dtype.
     for world in [(1, 5), (2, 1), (2, 2), (3, 1), (2, 3), (5, 1), (8, 1)] {
         check_all_reduce(world, &[1001]);
@@ -200,13 +200,13 @@ fn halves_are_added_up_as_f32_and_rounded_once_in_every_path() {
 }
 
 #[test]
-fn all_gather_joins_the_leaves_of_all_replicas_in_the_order_of_ids() {
+fn all_gather_concatenates_the_leaves_of_all_replicas_in_the_order_of_ids() {
     for world in worlds() {
         let lens = [0, 1, 65, 1001];
         let all = on_replicas(world, move |member| {
             let of = |len: usize| {
                 let call = call(Operation::AllGather, format!("{len}"));
-                all_gather(member, call, 0, joined(member.replica(), len)).unwrap()
+                all_gather(member, call, 0, of_every_dtype(member.replica(), len)).unwrap()
             };
             lens.map(|len| {
                 let (gathered, offsets) = of(len);
@@ -214,7 +214,8 @@ fn all_gather_joins_the_leaves_of_all_replicas_in_the_order_of_ids() {
             })
         });
         for (at, len) in lens.into_iter().enumerate() {
-            let brought: Vec<_> = (0..world.0 * world.1).map(|replica| joined(replica, len)).collect();
+            let brought: Vec<_> =
+                (0..world.0 * world.1).map(|replica| of_every_dtype(replica, len)).collect();
             let column = |leaf: usize| brought.iter().map(|leaves| leaves[leaf].clone()).collect::<Vec<_>>();
             let expected: Vec<Leaf> =
                 (0..brought[0].len()).map(|leaf| Leaf::concat(&column(leaf), 0).unwrap()).collect();
@@ -228,7 +229,7 @@ fn all_gather_joins_the_leaves_of_all_replicas_in_the_order_of_ids() {
 }
 
 #[test]
-fn what_can_be_sent_is_shared_in_the_order_of_ids() {
+fn sendable_values_are_exchanged_in_the_order_of_ids() {
     for world in worlds() {
         let of = |id: usize| (!id.is_multiple_of(3)).then(|| vec![(id as u64, id); id]);
         let all = on_replicas(world, move |member| {
@@ -268,7 +269,7 @@ fn a_worker_gathers_for_all_of_its_replicas() {
     for world in several_workers() {
         for len in [3, 1001] {
             // Rows too, which are not joined here.
-            let of = move |replica: usize| [joined(replica, len), summed(replica, len)].concat();
+            let of = move |replica: usize| [of_every_dtype(replica, len), summed(replica, len)].concat();
             let gathered = on_workers(world, move |calling, replicas| {
                 let local: Vec<Vec<Leaf>> = replicas.map(of).collect();
                 calling.all_gather(&local.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap().0
@@ -284,10 +285,10 @@ fn a_worker_gathers_for_all_of_its_replicas() {
 }
 
 #[test]
-fn everybody_gets_the_leaves_and_the_records_of_worker_0() {
+fn all_members_get_the_leaves_and_the_records_of_worker_0() {
     for world in several_workers() {
         for len in [0, 7, 1001] {
-            let of = move |replica: usize| [joined(replica, len), summed(replica, len)].concat();
+            let of = move |replica: usize| [of_every_dtype(replica, len), summed(replica, len)].concat();
             let all =
                 on_workers(world, move |calling, replicas| calling.broadcast(&of(replicas.start)).unwrap());
             assert!(all.iter().all(|of_first| bytes(of_first) == bytes(&of(0))), "{world:?}");
@@ -297,7 +298,9 @@ fn everybody_gets_the_leaves_and_the_records_of_worker_0() {
             calling.all_gather_bytes(Bytes::from(vec![worker as u8; 1000 * worker])).unwrap()
         });
         for all in records {
-            assert!(all.iter().enumerate().all(|(worker, said)| *said == vec![worker as u8; 1000 * worker]));
+            assert!(
+                all.iter().enumerate().all(|(worker, record)| *record == vec![worker as u8; 1000 * worker])
+            );
         }
     }
 }
@@ -311,7 +314,7 @@ fn vector(replica: usize, len: usize) -> Vec<f32> {
 
 // INV-7
 #[test]
-fn vectors_have_the_sums_of_the_tree_whole_and_by_ranges() {
+fn vectors_have_the_sums_of_the_tree_completely_and_by_ranges() {
     for world in several_workers() {
         let count = world.0 * world.1;
         for len in [0, 1, 63, 1001, 40_000] {
@@ -350,9 +353,9 @@ fn vectors_of_another_length_are_refused_by_name() {
         let mine = Bytes::from(vec![0; if replicas.start == 1 { 8 } else { 4 }]);
         calling.all_gather_sized("vectors", mine.clone(), |_| mine.len()).unwrap_err().to_string()
     });
-    assert!(errors[0].contains("8 bytes of worker 1, where 4 were expected"), "{errors:?}");
-    assert!(errors[2].contains("8 bytes of worker 1"), "{errors:?}");
-    assert!(errors[1].contains("4 bytes of worker 0, where 8 were expected"), "{errors:?}");
+    assert!(errors[0].contains("8 bytes from worker 1, but 4 were expected"), "{errors:?}");
+    assert!(errors[2].contains("8 bytes from worker 1"), "{errors:?}");
+    assert!(errors[1].contains("4 bytes from worker 0, but 8 were expected"), "{errors:?}");
 }
 
 /// Returns the bytes of a vector on the wire.
@@ -362,7 +365,7 @@ fn as_bytes(vector: Vec<f32>) -> Bytes {
 
 // INV-35
 #[test]
-fn what_is_sent_ahead_of_a_call_is_there_when_all_have_agreed_on_it() {
+fn early_sends_are_available_when_all_have_agreed_on_the_call() {
     const LENGTHS: [usize; 4] = [1001, 0, 40_000, 129];
     for workers in 2..=5 {
         let brought = |replica, step| LENGTHS.map(|len| as_bytes(vector(replica + 10 * step, len)));
@@ -407,7 +410,7 @@ fn what_is_sent_ahead_of_a_call_is_there_when_all_have_agreed_on_it() {
 }
 
 #[test]
-fn what_is_missing_or_of_another_length_among_what_is_sent_ahead_is_refused_by_name() {
+fn missing_or_mismatched_early_sends_are_refused_by_name() {
     let errors = on_replicas((2, 1), |member| {
         let (ahead, mine) = (member.session().unwrap().early_send(), as_bytes(vector(0, 100)));
         if member.replica() == 0 {
@@ -421,38 +424,38 @@ fn what_is_missing_or_of_another_length_among_what_is_sent_ahead_is_refused_by_n
             });
         together.unwrap_err().to_string()
     });
-    assert!(errors[0].contains("0 bytes of worker 1, where 400 were expected"), "{errors:?}");
-    assert!(errors[1].contains("396 bytes of worker 0, where 400 were expected"), "{errors:?}");
+    assert!(errors[0].contains("0 bytes from worker 1, but 400 were expected"), "{errors:?}");
+    assert!(errors[1].contains("396 bytes from worker 0, but 400 were expected"), "{errors:?}");
 }
 
 /// Returns the bytes that one worker sends to another.
-fn piece(from: usize, to: usize, part: usize) -> Bytes {
+fn part_of(from: usize, to: usize, part: usize) -> Bytes {
     Bytes::from(vec![(100 * from + 10 * to + part) as u8; 3000 * part + to])
 }
 
 #[test]
-fn each_worker_gets_the_pieces_that_are_its_own_and_one_alone_what_is_gathered_to_it() {
+fn each_worker_receives_its_partition_and_only_the_root_a_gather() {
     for world in several_workers() {
         let (workers, replicas) = world;
         let got = on_workers(world, move |mut calling, mine| {
             let me = mine.start / replicas;
-            let sizes = [piece(0, me, 0).len(), piece(0, me, 1).len(), piece(0, me, 2).len()];
-            let pieces = calling.all_to_all("pieces", &sizes, |to, part| piece(me, to, part)).unwrap();
+            let sizes = [part_of(0, me, 0).len(), part_of(0, me, 1).len(), part_of(0, me, 2).len()];
+            let pieces = calling.all_to_all("pieces", &sizes, |to, part| part_of(me, to, part)).unwrap();
             let last = workers - 1;
             let gathered =
-                calling.gather_to(last, "all", piece(me, last, 1), |from| piece(from, last, 1).len());
+                calling.gather_to(last, "all", part_of(me, last, 1), |from| part_of(from, last, 1).len());
             (pieces, gathered.unwrap())
         });
         for (me, (pieces, gathered)) in got.into_iter().enumerate() {
             for (from, pieces) in pieces.into_iter().enumerate() {
-                let expected = (0..3).map(|part| piece(from, me, part)).collect();
+                let expected = (0..3).map(|part| part_of(from, me, part)).collect();
                 assert_eq!(
                     pieces,
                     if from == me { Vec::new() } else { expected },
                     "{from} to {me} of {world:?}"
                 );
             }
-            let all = (0..workers).map(|from| piece(from, me, 1)).collect();
+            let all = (0..workers).map(|from| part_of(from, me, 1)).collect();
             assert_eq!(gathered, (me == workers - 1).then_some(all));
         }
     }
@@ -461,7 +464,7 @@ fn each_worker_gets_the_pieces_that_are_its_own_and_one_alone_what_is_gathered_t
         calling.gather_to(0, "all", bytes, |_| 4).map(drop).map_err(|error| error.to_string())
     });
     assert!(
-        errors[0].as_ref().is_err_and(|text| text.contains("8 bytes of worker 1, where 4 were expected"))
+        errors[0].as_ref().is_err_and(|text| text.contains("8 bytes from worker 1, but 4 were expected"))
     );
     assert!(errors[1].is_ok() && errors[2].is_ok());
 }

@@ -58,7 +58,7 @@ fn summed_in_all_ways<F: Real>(world: (usize, usize), all: Vec<Vec<F>>, weights:
 
 // INV-7
 #[test]
-fn sums_are_those_of_the_tree_or_near_it_in_all_orders_and_on_all_wires() {
+fn sums_equal_those_of_the_tree_or_are_close_in_all_orders_and_wire_formats() {
     let mut algorithms = HashSet::new();
     for world in several_workers() {
         let count = world.0 * world.1;
@@ -111,7 +111,7 @@ fn sums_are_those_of_the_tree_or_near_it_in_all_orders_and_on_all_wires() {
 }
 
 #[test]
-fn numbers_of_64_bits_are_summed_in_all_ways() {
+fn numbers_of_64_bits_are_summed_on_all_paths() {
     for (world, len) in [((3, 1), 1001), ((2, 3), 40_000)] {
         let all: Vec<Vec<f64>> = (0..world.0 * world.1)
             .map(|replica| vector(replica, len).into_iter().map(|x| f64::from(x) / 64.3).collect())
@@ -153,7 +153,7 @@ fn large_vectors_go_both_ways_at_once() {
 
 // INV-25
 #[test]
-fn workers_that_sum_in_other_ways_are_told_so_before_anything_is_added_up() {
+fn workers_with_different_reductions_get_an_error_before_any_sum() {
     let others = |one: SumOptions, another: SumOptions, lens: [usize; 2]| {
         let errors = on_workers((3, 1), move |mut calling, replicas| {
             let (options, len) = if replicas.start == 1 { (another, lens[1]) } else { (one, lens[0]) };

@@ -6,8 +6,8 @@
 use bytes::Bytes;
 use distribute_cluster::Deadline;
 use distribute_coordinator::{
-    Argument, Call, CallContext, Error, Executor, Failure, FailureKind, FunctionId, Program, Remote,
-    ResourceId,
+    Argument, Call, CallContext, Error, Executor, Failure, FailureKind, FunctionId, Program, ResourceId,
+    ResultHandle,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
@@ -133,7 +133,7 @@ impl Executor for OfWorker {
         }
     }
 
-    fn make(
+    fn create(
         &self,
         context: &CallContext,
         resource: ResourceId,
@@ -144,7 +144,7 @@ impl Executor for OfWorker {
             return Err(Failure::new(FailureKind::Function, "there is no such file"));
         }
         let at = position.map(|bytes| u64::from_le_bytes(bytes[..].try_into().unwrap()));
-        self.world.made.lock().unwrap().push((self.worker, at, context.makes_variables));
+        self.world.made.lock().unwrap().push((self.worker, at, context.creates_variables));
         let at = at.unwrap_or(0);
         self.streams.lock().unwrap().insert(resource, (at, at));
         Ok(())
@@ -181,7 +181,7 @@ pub fn of(name: &str, resource: ResourceId, values: &[u64]) -> Call {
     call
 }
 
-pub fn fetched(remote: &Remote) -> Result<u64, FailureKind> {
+pub fn fetched(remote: &ResultHandle) -> Result<u64, FailureKind> {
     match remote.fetch() {
         Ok(bytes) => Ok(u64::from_le_bytes(bytes[..].try_into().unwrap())),
         Err(Error::Failed(failure)) => Err(failure.kind),

@@ -1,25 +1,26 @@
-//! The elements of variables that are compared in a step: a function of their sizes.
+//! The selection of the elements that are compared in a step, based on the sizes of the variables.
 
 use std::ops::Range;
 
-/// Variables, one after another, to be partitioned into parts of about equally many bytes.
+/// The sizes of the variables, for splitting all elements into parts of about the same number of bytes.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct ComparisonPlan {
     variables: Vec<Extent>,
     bytes: u64,
 }
 
-/// The position of a variable's elements among those of all variables.
+/// The range that a variable occupies in the concatenated bytes of all variables.
 #[derive(Debug)]
 struct Extent {
     start: u64,
     elements: u64,
-    /// The number of bytes of one element.
+    /// The size of one element in bytes.
     bytes: u64,
 }
 
-impl Plan {
-    /// Creates a plan from the number of elements of each variable and the number of bytes of each element.
+impl ComparisonPlan {
+    /// Creates a plan. For each variable, `variables` contains the number of elements and the size of an element in
+    /// bytes.
     pub(super) fn new(variables: impl Iterator<Item = (usize, usize)>) -> Self {
         let mut start = 0u64;
         let extent = |(elements, bytes): (usize, usize)| {
@@ -31,8 +32,8 @@ impl Plan {
         Self { variables, bytes: start }
     }
 
-    /// Returns the elements of part `number` of `parts`, with the index of their variable. Each element is in
-    /// one part.
+    /// Returns the element ranges in part `number` of `parts`, each with the index of its variable. Every element is in
+    /// exactly one part.
     pub(super) fn part(&self, number: u64, parts: u64) -> impl Iterator<Item = (usize, Range<usize>)> {
         let (from, to) = (self.cut(number, parts), self.cut(number + 1, parts));
         let first = self.variables.partition_point(|extent| extent.end() <= from);
@@ -41,7 +42,7 @@ impl Plan {
         elements.map(move |(variable, extent)| (variable, extent.before(from)..extent.before(to)))
     }
 
-    /// Returns the start of part `number`.
+    /// Returns the byte offset at which part `number` begins.
     fn cut(&self, number: u64, parts: u64) -> u64 {
         let cut = u128::from(self.bytes) * u128::from(number) / u128::from(parts.max(1));
         u64::try_from(cut).unwrap_or(self.bytes).min(self.bytes)
@@ -53,7 +54,7 @@ impl Extent {
         self.start.saturating_add(self.elements.saturating_mul(self.bytes))
     }
 
-    /// Returns the number of elements that start before a cut.
+    /// Returns the number of elements that begin before byte offset `cut`.
     fn before(&self, cut: u64) -> usize {
         cut.saturating_sub(self.start).div_ceil(self.bytes).min(self.elements) as usize
     }
@@ -71,7 +72,7 @@ mod tests {
             sizes in prop::collection::vec((0usize..50, prop::sample::select(vec![1usize, 2, 4, 8, 16])), 0..20),
             parts in 1u64..120,
         ) {
-            let plan = Plan::new(sizes.iter().copied());
+            let plan = ComparisonPlan::new(sizes.iter().copied());
             let mut next = vec![0; sizes.len()];
             for number in 0..parts {
                 for (variable, elements) in plan.part(number, parts) {
@@ -88,7 +89,7 @@ mod tests {
             sizes in prop::collection::vec((0usize..5000, prop::sample::select(vec![1usize, 4, 16])), 1..20),
             parts in 1u64..120,
         ) {
-            let plan = Plan::new(sizes.iter().copied());
+            let plan = ComparisonPlan::new(sizes.iter().copied());
             let all: usize = sizes.iter().map(|(elements, bytes)| elements * bytes).sum();
             for number in 0..parts {
                 let part: usize = plan.part(number, parts).map(|(variable, e)| e.len() * sizes[variable].1).sum();
@@ -99,8 +100,8 @@ mod tests {
 
     #[test]
     fn sizes_that_cannot_be_overflow_nothing() {
-        let plan = Plan::new([(usize::MAX, 16), (usize::MAX, 16), (3, 0)].into_iter());
+        let plan = ComparisonPlan::new([(usize::MAX, 16), (usize::MAX, 16), (3, 0)].into_iter());
         assert!(plan.part(99, 100).count() <= 3);
-        assert_eq!(Plan::new(std::iter::empty()).part(0, 100).count(), 0);
+        assert_eq!(ComparisonPlan::new(std::iter::empty()).part(0, 100).count(), 0);
     }
 }

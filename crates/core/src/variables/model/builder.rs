@@ -1,24 +1,24 @@
-//! candle's `VarBuilder` over a model's variables.
+//! A candle `VarBuilder` backend that returns a model's variables.
 
-use super::{Variables, again};
-use crate::context::raise;
+use super::{Variables, rebuild};
+use crate::context::to_candle_error;
 use candle_core::{DType, Device, Error, Result, Shape, Tensor};
 use candle_nn::{Init, var_builder::SimpleBackend};
 
-/// The variables of one replica.
-pub(super) struct OfReplica {
+/// The backend of a `VarBuilder` that returns the variables of one replica.
+pub(super) struct ReplicaBackend {
     pub(super) variables: Variables,
     pub(super) replica: usize,
 }
 
-impl SimpleBackend for OfReplica {
+impl SimpleBackend for ReplicaBackend {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> Result<Tensor> {
         let exists = || self.variables.entries().contains_key(name);
-        let got = again::asks(name, exists)
+        let got = rebuild::record_request(name, exists)
             .and_then(|()| self.variables.get_or_create(self.replica, name, &shape, &init, dtype));
         got.map_err(|error| match error {
             distribute_base::Error::Candle(error) => error,
-            other => raise(other),
+            other => to_candle_error(other),
         })
     }
 
@@ -33,6 +33,6 @@ impl SimpleBackend for OfReplica {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        again::has_asked(name).unwrap_or_else(|| self.variables.has_asked(self.replica, name))
+        rebuild::is_requested(name).unwrap_or_else(|| self.variables.has_requested(self.replica, name))
     }
 }

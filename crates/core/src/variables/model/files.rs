@@ -1,7 +1,7 @@
-//! Saving variables to safetensors files, loading them, and their checksum.
+//! Safetensors files of variables, and the checksum of all variables.
 
 use super::Variables;
-use crate::checkpoint::{Restored, Select, names_there, some};
+use crate::checkpoint::{RestoreFilter, RestoreReport, first_names, list_names};
 use crate::context::require_outside_of_run;
 use bytes::Bytes;
 use candle_core::safetensors::BufferedSafetensors;
@@ -18,57 +18,110 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 
 impl Variables {
-    /// Writes all variables to a safetensors file, by name; running statistics as their mean over the replicas.
+    /// Writes all variables by name to a safetensors file. Running statistics are written as their mean over the
+    /// replicas.
     ///
-    /// The file is replaced atomically: it is written under another name in the same folder and renamed. If the
-    /// process is killed before that, the next save to the same path removes the remains. A link at `path` is
-    /// replaced, but not its target.
+    /// The file is replaced atomically: a new file is written under a temporary name in the same folder and then
+    /// renamed. If the process is killed before the rename, the next save to the same path removes the temporary file.
+    /// If `path` is a symbolic link, the link itself is replaced, not its target.
     ///
-    /// With several workers all make this call and only the chief writes. All get its result.
+    /// With several workers, all must make this call. Only the chief writes, and all workers get its result.
     ///
     /// # Errors
-    /// - [`Error::Io`]: the file cannot be written. The error has the path.
-    /// - [`Error::WrongContext`]: called inside `run`, other than in `merge_call`.
+    /// - [`Error::Io`]: the file cannot be written. The error contains the path.
+    /// - [`Error::WrongContext`]: called inside `run`, but not in `merge_call`.
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        const OPERATION: &str = "Variables::save";
+        self.write_file("Variables::save", path.as_ref(), Location::caller(), &|_| true)
+    }
+
+    /// Writes the variables for whose names `names` returns `true` to a safetensors file, like
+    /// [`save`](Self::save). All workers must select the same ones.
+    ///
+    /// [`load_some`](Self::load_some) reads such a file, and leaves the other variables as they are.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::{Linear, VarBuilder, linear};
+    /// use distribute::checkpoint::RestoreFilter;
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path().join("head.safetensors");
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// let build = |vb: VarBuilder| -> candle_core::Result<[Linear; 2]> {
+    ///     Ok([linear(4, 8, vb.pp("body"))?, linear(8, 2, vb.pp("head"))?])
+    /// };
+    /// let trained = strategy.replicate(build)?;
+    /// trained.variables.save_some(&path, |name| name.starts_with("head."))?;
+    ///
+    /// let other = strategy.replicate(build)?;
+    /// let head = RestoreFilter::named(|name| name.starts_with("head.").then(|| name.to_owned()));
+    /// other.variables.load_some([&path], &head)?;
+    /// let [loaded, saved] = [&other, &trained].map(|model| model.variables.get("head.bias"));
+    /// assert_eq!(loaded?.to_vec1::<f32>()?, saved?.to_vec1::<f32>()?);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: no variable has such a name. The error lists the names.
+    /// - The errors of [`save`](Self::save).
+    #[track_caller]
+    pub fn save_some(&self, path: impl AsRef<Path>, names: impl Fn(&str) -> bool) -> Result<()> {
+        self.write_file("Variables::save_some", path.as_ref(), Location::caller(), &names)
+    }
+
+    /// Writes the variables for whose names `names` returns `true`.
+    fn write_file(
+        &self,
+        operation: &'static str,
+        path: &Path,
+        at: &'static Location<'static>,
+        names: &dyn Fn(&str) -> bool,
+    ) -> Result<()> {
         require_outside_of_run(
-            OPERATION,
+            operation,
             "each replica would save, while others train: save between runs, or once for all of them in ctx.merge_call",
         )?;
-        let (path, at) = (path.as_ref(), Location::caller());
+        let selected = || {
+            let tensors = self.snapshot(names)?;
+            let all = self.names();
+            if tensors.is_empty() && !all.is_empty() {
+                let reason = format!("no variable has such a name; the variables are {}", list_names(all));
+                return Err(Error::invalid(operation, reason));
+            }
+            Ok(tensors)
+        };
         let io = |source| Error::Io { operation: format!("writing {}", path.display()), source };
         let write = |tensors| {
             let mut file = BufWriter::with_capacity(1 << 18, WholeFile::create(path).map_err(io)?);
             write(&tensors, &mut file).map_err(io)?;
             file.into_inner().map_err(|error| io(error.into_error()))?.finish().map_err(io)
         };
-        let call = || Fingerprint::new(Operation::Save, OPERATION, at);
+        let call = || Fingerprint::new(Operation::Save, operation, at);
         // The chief writes nothing if a worker cannot read its variables.
-        let (tensors, _) = self.0.strategy.agree(OPERATION, call, self.snapshot(), |_| Bytes::new())?;
+        let (tensors, _) = self.0.strategy.exchange_results(operation, call, selected(), |_| Bytes::new())?;
         let written = || call().part("written by the chief");
-        self.0.strategy.on_chief(OPERATION, written, || write(tensors), |()| Bytes::new())?;
+        self.0.strategy.on_chief(operation, written, || write(tensors), |()| Bytes::new())?;
         Ok(())
     }
 
-    /// Sets all variables from a safetensors file, by name. Tensors of other names in the file are ignored.
+    /// Sets all variables from a safetensors file, by name. Other tensors in the file are ignored.
     ///
-    /// With several workers all make this call, and each reads a file of the same content. The contents are
-    /// compared before anything is changed.
+    /// With several workers, all must make this call, and each reads a file with the same content. The
+    /// contents are compared before anything is changed.
     ///
     /// # Errors
-    /// Nothing has changed after an error.
-    /// - [`Error::Candle`]: the file cannot be read. The error has the path.
-    /// - [`Error::InvalidArgument`]: the file is of another kind, lacks a variable or has it in another shape
-    ///   or dtype.
-    /// - [`Error::WrongContext`]: called inside `run`, other than in `merge_call`.
+    /// If an error is returned, nothing has been changed.
+    /// - [`Error::Candle`]: the file cannot be read. The error contains the path.
+    /// - [`Error::InvalidArgument`]: the file has a different format, or a variable is missing or has a
+    ///   different shape or dtype in it.
+    /// - [`Error::WrongContext`]: called inside `run`, but not in `merge_call`.
     #[track_caller]
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
         require_outside_of_run("Variables::load", super::WRITE)?;
         self.set_all("load", Location::caller(), self.read_all(path.as_ref()))
     }
 
-    /// Returns the file's tensors for all variables, by name.
+    /// Reads the tensors for all variables from the file, by name.
     fn read_all(&self, path: &Path) -> Result<BTreeMap<String, Tensor>> {
         let file = open(path)?;
         let names = self.names();
@@ -77,10 +130,10 @@ impl Variables {
             let missing: Vec<_> = missing.into_iter().cloned().collect();
             let there: Vec<_> = file.tensors().into_iter().map(|(name, _)| name).collect();
             let reason = format!(
-                "{} lacks the variables {}; it has {}; names that differ are given by load_some and Select::named",
+                "{} lacks the variables {}; it has {}; use load_some and RestoreFilter::named for names that differ",
                 path.display(),
-                some(&missing, ", "),
-                names_there(there)
+                first_names(&missing, ", "),
+                list_names(there)
             );
             return Err(Error::invalid("load", reason));
         }
@@ -94,7 +147,7 @@ impl Variables {
         Ok(values)
     }
 
-    /// Sets variables to the tensors that were read, if these are the same on all workers.
+    /// Sets the variables to the tensors that were read, if all workers have read the same tensors.
     fn set_all(
         &self,
         operation: &'static str,
@@ -109,21 +162,21 @@ impl Variables {
         let call = || Fingerprint::new(Operation::Restore, operation, at);
         let same = ("what was read", "give all workers the same file");
         let sum = |(_, sum): &(_, String)| format!("of SHA-256 {sum}");
-        let (values, _) = self.0.strategy.agree_on(operation, call, values, same, sum)?;
+        let (values, _) = self.0.strategy.require_equal(operation, call, values, same, sum)?;
         values.iter().try_for_each(|(name, value)| self.set(name, value))
     }
 
-    /// Sets the variables that `select` selects, from one or several safetensors files, as large models are
-    /// often published. Returns the variables that were set, those that were not with the reason, and the
-    /// tensors of the files that were not used.
+    /// Sets the variables that `select` selects from one or more safetensors files. Large models are often published in
+    /// several files. The report lists the variables that were set, the variables that were not set with the reason,
+    /// and the tensors in the files that were not used.
     ///
-    /// This is for pretrained weights, most of which have other names, and for a model with a new head;
-    /// docs/from-candle.md has a section about them.
+    /// Use this for pretrained weights, which often have different names, and for models with a new head; see
+    /// docs/train/from-candle.md.
     ///
     /// ```
     /// # use distribute::prelude::*;
     /// use candle_nn::{Linear, VarBuilder, linear};
-    /// use distribute::Select;
+    /// use distribute::checkpoint::RestoreFilter;
     ///
     /// # let folder = tempfile::tempdir().unwrap();
     /// # let path = folder.path().join("pytorch.safetensors");
@@ -132,40 +185,40 @@ impl Variables {
     /// theirs.variables.save(&path)?;
     ///
     /// let mine = strategy.replicate(|vb: VarBuilder| linear(4, 8, vb.pp("body")))?;
-    /// let names = Select::named(|name| Some(name.replace("body", "encoder.dense")));
+    /// let names = RestoreFilter::named(|name| Some(name.replace("body", "encoder.dense")));
     /// let loaded = mine.variables.load_some([&path], &names)?;
     /// assert_eq!(loaded.restored["body.weight"], "encoder.dense.weight");
-    /// assert!(loaded.kept.is_empty() && loaded.unused.is_empty(), "{loaded}");
+    /// assert!(loaded.unrestored.is_empty() && loaded.unused.is_empty(), "{loaded}");
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
     /// # Errors
-    /// Nothing has changed after an error.
-    /// - [`Error::InvalidArgument`]: the files lack selected tensors or have them in another shape, with all of
-    ///   their names; nothing would be set; or two files have the same name.
-    /// - [`Error::Candle`]: a file cannot be read. The error has the path.
+    /// If an error is returned, nothing has been changed.
+    /// - [`Error::InvalidArgument`]: selected tensors are missing in the files or do not match (the error lists them),
+    ///   no tensor would be set, or two files contain the same name.
+    /// - [`Error::Candle`]: a file cannot be read. The error contains the path.
     #[doc(alias = "from_mmaped_safetensors")]
     #[track_caller]
     pub fn load_some<P: AsRef<Path>>(
         &self,
         files: impl IntoIterator<Item = P>,
-        select: &Select<'_>,
-    ) -> Result<Restored> {
+        select: &RestoreFilter<'_>,
+    ) -> Result<RestoreReport> {
         let paths: Vec<_> = files.into_iter().map(|path| path.as_ref().to_path_buf()).collect();
         let (values, restored) = match self.read_some(&paths, select) {
             Ok((values, restored)) => (Ok(values), restored),
-            Err(error) => (Err(error), Restored::default()),
+            Err(error) => (Err(error), RestoreReport::default()),
         };
         self.set_all(LOAD_SOME, Location::caller(), values)?;
         Ok(restored)
     }
 
-    /// Returns the files' tensors for the variables that `select` selects, by name, and the report.
+    /// Reads the tensors for the variables that `select` selects, by name. Also returns the report.
     fn read_some(
         &self,
         paths: &[PathBuf],
-        select: &Select<'_>,
-    ) -> Result<(BTreeMap<String, Tensor>, Restored)> {
+        select: &RestoreFilter<'_>,
+    ) -> Result<(BTreeMap<String, Tensor>, RestoreReport)> {
         const OPERATION: &str = LOAD_SOME;
         if paths.is_empty() {
             return Err(Error::invalid(OPERATION, "no file was given"));
@@ -198,18 +251,18 @@ impl Variables {
         Ok((values, restored))
     }
 
-    /// Returns SHA-256 over names, dtypes, shapes and bytes of all variables, in hexadecimal digits.
+    /// Returns the SHA-256 of the names, dtypes, shapes and bytes of all variables, as hexadecimal digits.
     /// Bit-identical variables have equal checksums.
     ///
     /// # Errors
-    /// The errors of reading the variables.
+    /// Returns the errors of reading the variables.
     #[track_caller]
     pub fn sha256(&self) -> Result<String> {
-        sha256(&self.snapshot()?)
+        sha256(&self.snapshot(&|_| true)?)
     }
 }
 
-pub(super) fn absorb(hasher: &mut Sha256, name: &str, value: &Tensor) -> Result<()> {
+pub(super) fn hash_tensor(hasher: &mut Sha256, name: &str, value: &Tensor) -> Result<()> {
     hasher.update(format!("{name} {:?} {:?}\n", value.dtype(), value.dims()));
     hasher.update(bytes(value)?);
     Ok(())
@@ -219,17 +272,17 @@ pub(super) fn hex(hasher: Sha256) -> String {
     hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The name of [`Variables::load_some`] in errors.
+/// The name of [`Variables::load_some`] in error messages.
 const LOAD_SOME: &str = "load_some";
 
-/// Computes SHA-256 over names, dtypes, shapes and bytes.
+/// Computes the SHA-256 of names, dtypes, shapes and bytes.
 fn sha256(tensors: &BTreeMap<String, Tensor>) -> Result<String> {
     let mut hasher = Sha256::new();
-    tensors.iter().try_for_each(|(name, value)| absorb(&mut hasher, name, value))?;
+    tensors.iter().try_for_each(|(name, value)| hash_tensor(&mut hasher, name, value))?;
     Ok(hex(hasher))
 }
 
-/// Opens a safetensors file, in memory.
+/// Reads a safetensors file into memory and parses it.
 fn open(path: &Path) -> Result<BufferedSafetensors> {
     let with_path = |error: candle_core::Error| Error::Candle(error.with_path(path));
     let read = || {
@@ -239,24 +292,26 @@ fn open(path: &Path) -> Result<BufferedSafetensors> {
     };
     let bytes = read().map_err(|error: io::Error| with_path(error.into()))?;
     let begins = bytes[..bytes.len().min(64)].to_vec();
-    BufferedSafetensors::new(bytes).map_err(|error| match foreign(&begins) {
-        Some(is) => Error::invalid("load", format!("{} is no safetensors file: it is {is}", path.display())),
+    BufferedSafetensors::new(bytes).map_err(|error| match other_format(&begins) {
+        Some(is) => {
+            Error::invalid("load", format!("{} is not a safetensors file: it is {is}", path.display()))
+        }
         None => with_path(error),
     })
 }
 
-/// Returns the kind of a file that is passed instead of a safetensors file, with advice, from its first bytes.
-fn foreign(begins: &[u8]) -> Option<&'static str> {
-    const PAGE: &str = "a page of the web, such as a server sends in place of a file; look into it";
-    const JSON: &str = "JSON; if it is an index, give load_some the files that it names";
+/// Recognizes the format of a file that is not a safetensors file by its first bytes. Returns the format, with advice.
+fn other_format(begins: &[u8]) -> Option<&'static str> {
+    const PAGE: &str = "a web page, such as a server sends instead of a file; open it to see";
+    const JSON: &str = "JSON; if it is an index, pass the files that it lists to load_some";
     const TORCH: &str = "PyTorch's (a .bin or .pt file); convert it once in Python: \
                          safetensors.torch.save_file(torch.load(path, weights_only=True), \"model.safetensors\")";
     let kinds: [(&[u8], &str); 10] = [
         (b"PK\x03\x04", TORCH),
         (b"\x80\x02", TORCH),
-        (b"GGUF", "a GGUF file, of quantized weights; get the model's safetensors files"),
-        (b"\x89HDF", "an HDF5 file, such as Keras writes; get the model's safetensors files"),
-        (b"version https://git-lfs", "a pointer of Git LFS; get the file itself by git lfs pull"),
+        (b"GGUF", "a GGUF file with quantized weights; use the model's safetensors files"),
+        (b"\x89HDF", "an HDF5 file, such as Keras writes; use the model's safetensors files"),
+        (b"version https://git-lfs", "a Git LFS pointer; run git lfs pull to get the file"),
         (b"<!", PAGE),
         (b"<html", PAGE),
         (b"{\"", JSON),
@@ -270,12 +325,12 @@ fn read(file: &BufferedSafetensors, name: &str, path: &Path) -> Result<Tensor> {
     file.load(name, &Device::Cpu).map_err(|error| Error::Candle(error.with_path(path)))
 }
 
-/// Returns our dtype for candle's, if both exist.
+/// Returns the [`DType`] that corresponds to one of candle's, if there is one.
 fn host_dtype(dtype: candle_core::DType) -> Option<DType> {
     Leaf::Candle(Tensor::zeros(0, dtype, &Device::Cpu).ok()?).dtype().ok()
 }
 
-/// Writes a safetensors file. candle's writer, given a path, replaces the file by one that is not locked.
+/// Writes tensors in the safetensors format. candle's writer takes a path and would replace the locked file.
 fn write(tensors: &BTreeMap<String, Tensor>, to: &mut impl Write) -> io::Result<()> {
     let mut tensors: Vec<_> = tensors.iter().collect();
     // The widest dtype first, so that each tensor starts at an address that is aligned for its dtype.

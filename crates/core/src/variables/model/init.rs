@@ -1,4 +1,5 @@
-//! Initial values, computed from (seed, variable name, position), independent of thread, replica and shard.
+//! Initial values of variables. They depend on the seed, the variable's name and the element's position, but not on the
+//! thread, the replica or the shard.
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::Init;
@@ -9,8 +10,8 @@ use distribute_ps_tables::Initializer;
 use distribute_tensor::Leaf;
 use distribute_tensor::random::Distribution;
 
-/// The initial values of a variable, as a model requests them.
-pub(crate) struct Drawn<'a> {
+/// A variable's initial value, as requested by a model.
+pub(crate) struct ModelInit<'a> {
     pub(crate) name: &'a str,
     pub(crate) shape: &'a Shape,
     pub(crate) candle_dtype: DType,
@@ -18,8 +19,8 @@ pub(crate) struct Drawn<'a> {
     pub(super) seed: u64,
 }
 
-impl Drawn<'_> {
-    /// Returns the values, as a tensor.
+impl ModelInit<'_> {
+    /// Computes the values as a tensor.
     pub(crate) fn values(&self) -> Result<Tensor> {
         values(self.init, self.seed, self.name, self.shape, self.candle_dtype)
     }
@@ -28,7 +29,7 @@ impl Drawn<'_> {
         Ok(Leaf::Candle(Tensor::zeros(0, self.candle_dtype, &Device::Cpu)?).dtype()?)
     }
 
-    /// Returns the initializer that computes the same values elsewhere.
+    /// Returns an initializer that computes the same values elsewhere, for example on a server.
     pub(crate) fn initializer(&self) -> Result<Initializer> {
         let initializer = Initializer::new(distribution(self.init, self.shape), self.seed, self.name);
         initializer.check(self.dtype()?)?;
@@ -36,7 +37,7 @@ impl Drawn<'_> {
     }
 }
 
-/// Returns the values of an initializer for the variable `name`, in CPU memory.
+/// Computes the initial values of the variable `name`, in CPU memory.
 fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: DType) -> Result<Tensor> {
     let draw = random::draws(seed, name);
     let distribution = match distribution(init, shape) {
@@ -47,7 +48,7 @@ fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: DType) -> Re
     };
     if !dtype.is_float() {
         let reason = format!(
-            "variable {name} of {dtype:?} cannot be drawn at random; give it a constant or a float dtype"
+            "variable {name} of {dtype:?} cannot be initialized randomly; use a constant or a float dtype"
         );
         return Err(Error::InvalidArgument { operation: "replicate", reason });
     }
@@ -59,7 +60,7 @@ fn values(init: &Init, seed: u64, name: &str, shape: &Shape, dtype: DType) -> Re
     }?)
 }
 
-/// Returns the distribution of an initializer for a variable of this shape.
+/// Returns the distribution of an initializer for a variable with the given shape.
 pub(super) fn distribution(init: &Init, shape: &Shape) -> Distribution {
     let uniform = |lo: f64, up: f64| Distribution::Uniform { lo, up };
     let normal = |mean: f64, stdev: f64| Distribution::Normal { mean, stdev };

@@ -1,49 +1,48 @@
-//! A model's variables: created once, by name, shared by the replicas of one memory.
+//! The variables of a model. They are created once, by name. Replicas that use the same memory share them.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
-//! | `running`, `norms` | the running statistics among them, and the layers that don't train theirs |
-//! | `builder`, `init` | candle's `VarBuilder` over them, and their initial values |
-//! | `again` | building a model again |
-//! | `files` | safetensors, and the checksum |
-//! | `same` | checks that all workers have the same |
-//! | `state` | all of them as a component of a checkpoint |
+//! | `running`, `norms` | running statistics; the batch-norm layers whose statistics have not changed |
+//! | `builder`, `init` | the candle `VarBuilder` that creates them, and their initial values |
+//! | `rebuild` | building a model again |
+//! | `files` | safetensors files, and the checksum of all variables |
+//! | `compare` | checks that all workers have the same variables |
+//! | `state` | the variables as a component of a checkpoint |
 
-mod again;
 mod builder;
+mod compare;
 mod files;
 mod init;
 mod norms;
+mod rebuild;
 mod running;
-mod same;
 mod state;
 
-use super::about::about;
+use super::error::with_name;
 use super::{Variable, rows};
 use crate::context::require_outside_of_run;
 use crate::strategy::Strategy;
-pub use again::again;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use distribute_tensor::Leaf;
-pub(super) use init::Drawn;
-pub use norms::Evaluated;
+pub(super) use init::ModelInit;
+pub use norms::UnchangedNorm;
+pub use rebuild::rebuild;
 use running::Running;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The variables of one model, by name.
+/// The variables of a model, by name.
 ///
-/// A variable is mirrored: the replicas of one memory share one copy, and only optimizers write it, for all
-/// replicas at once; [`variable`](Variables::variable) returns it as a [`Variable`]. The running statistics of
-/// batch-norm (variables whose last name is `running_mean` or `running_var`) are different: each replica writes
-/// a separate copy, and a read from outside returns the mean over replicas (synchronization ON_READ,
-/// aggregation MEAN).
+/// Most variables are mirrored: replicas that use the same memory share one copy, and only optimizers write it, for all
+/// replicas at once. [`variable`](Variables::variable) returns one as a [`Variable`]. Running statistics of batch norm
+/// are different. They are the variables whose last name is `running_mean` or `running_var`. Each replica writes its
+/// own copy, and a read outside `run` returns the mean over the replicas (synchronization ON_READ, aggregation MEAN).
 ///
-/// A clone is another handle of the same variables.
+/// A clone is another handle to the same variables.
 #[doc(alias = "tf.Variable")]
 #[doc(alias = "MirroredVariable")]
 #[derive(Clone)]
@@ -56,16 +55,16 @@ struct Store {
 }
 
 struct Entry {
-    kind: Kind,
-    /// The replicas that have asked for it while their model was built.
-    asked: BTreeSet<usize>,
+    kind: ModelVariable,
+    /// The replicas whose model requested the variable while it was being built.
+    requested_by: BTreeSet<usize>,
 }
 
 #[derive(Clone)]
-enum Kind {
-    /// ON_WRITE: one copy, which all replicas share.
+enum ModelVariable {
+    /// An ON_WRITE variable with one copy, which all replicas share.
     Mirrored(Variable),
-    /// ON_READ, MEAN: a copy for each replica.
+    /// An ON_READ variable with aggregation MEAN. Each replica has its own copy.
     Running(Running),
 }
 
@@ -75,90 +74,94 @@ impl Variables {
         Self(Arc::new(Store { strategy: strategy.clone(), seed, entries: Mutex::default() }))
     }
 
-    /// Returns the names of all variables, sorted.
+    /// Returns the names of all variables in sorted order.
     pub fn names(&self) -> Vec<String> {
         self.entries().keys().cloned().collect()
     }
 
-    /// Returns the total number of elements of all variables. Tables of ids, whose rows are created and
-    /// evicted, are not counted.
+    /// Returns the total number of elements of all variables. Dynamic embeddings are not counted, because their rows
+    /// are created and evicted during training.
     pub fn elements(&self) -> usize {
         self.entries().values().map(|entry| entry.kind.elements()).sum()
     }
 
-    /// Returns a copy of the value of a variable, which later steps do not change. For running statistics it is
-    /// the mean over the replicas, and all workers have to make this call.
+    /// Returns a copy of a variable's value, which later steps do not change. For running statistics, returns
+    /// the mean over the replicas; all workers must make this call.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the name is unknown. The error lists the known names.
-    /// - [`Error::Collective`]: not all workers make this call for running statistics.
+    /// - [`Error::InvalidArgument`]: there is no variable with this name. The error lists the existing names.
+    /// - [`Error::Collective`]: a worker does not make this call for running statistics.
     #[track_caller]
     pub fn get(&self, name: &str) -> Result<Tensor> {
         self.find("get", name)?.read()
     }
 
-    /// Sets a variable on all replicas of this worker. With several workers each has to set the same value.
+    /// Sets a variable on all replicas of this worker. With several workers, each worker must set the same value.
     ///
     /// # Errors
-    /// Nothing has changed after an error.
-    /// - [`Error::InvalidArgument`]: the name is unknown, or the value has another shape or dtype.
-    /// - [`Error::WrongContext`]: called inside `run`, other than in `merge_call`.
+    /// If an error is returned, nothing has been changed.
+    /// - [`Error::InvalidArgument`]: there is no variable with this name, or the value has a different shape
+    ///   or dtype.
+    /// - [`Error::WrongContext`]: called inside `run`, but not in `merge_call`.
     pub fn set(&self, name: &str, value: &Tensor) -> Result<()> {
         require_outside_of_run("Variables::set", WRITE)?;
         let kind = self.find("set", name)?;
         kind.require_fit("set", name, value, "the value")?;
         match kind {
-            Kind::Mirrored(variable) => {
+            ModelVariable::Mirrored(variable) => {
                 let set_all =
                     || (0..variable.copy_count()).try_for_each(|copy| variable.copy(copy)?.set(value));
-                variable.writing(set_all).map_err(about(name))?;
-                variable.strategy().count_write();
+                let what = variable.describe_set(value).map_err(with_name(name))?;
+                variable.writing_as(&what, set_all).map_err(with_name(name))?;
+                variable.strategy().record_write();
             }
-            Kind::Running(running) => running.set(value).map_err(about(name))?,
+            ModelVariable::Running(running) => running.set(value).map_err(with_name(name))?,
         }
         Ok(())
     }
 
-    /// Returns a variable for reads and writes by the rules of [`Variable`], for example in an update function.
+    /// Returns a handle that reads and writes a variable by the rules of [`Variable`], for example in an update
+    /// function.
     ///
-    /// Running statistics that are read in this way are the mean over all replicas. It includes replicas that
-    /// have seen no rows; [`get`](Variables::get) leaves these out.
+    /// If running statistics are read through this handle, the result is the mean over all replicas, including replicas
+    /// that have processed no rows. [`get`](Variables::get) skips such replicas.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the name is unknown. The error lists the known names.
+    /// - [`Error::InvalidArgument`]: there is no variable with this name. The error lists the existing names.
     pub fn variable(&self, name: &str) -> Result<Variable> {
         Ok(match self.find("variable", name)? {
-            Kind::Mirrored(variable) => variable,
-            Kind::Running(running) => running.variable().clone(),
+            ModelVariable::Mirrored(variable) => variable,
+            ModelVariable::Running(running) => running.variable().clone(),
         })
     }
 
-    /// Returns the variables that optimizers train, by name: all but running statistics. They are candle's,
-    /// which all replicas of one memory share.
+    /// Returns the variables that optimizers train, by name. These are all variables except running statistics. Each is
+    /// a candle variable that replicas in the same memory share.
     ///
-    /// A write changes the value for all replicas without any check. Candle's optimizers must therefore step
-    /// outside `run`. Inside, one would use the gradients of a single replica, and step once for each replica;
+    /// A write changes the value for all replicas, without any check. Candle's optimizers must therefore step
+    /// outside `run`. Inside, they would use the gradients of a single replica, and step once per replica;
     /// use an `Optimizer` there.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`]: called inside `run`, other than in `merge_call`.
-    /// - [`Error::NotSupported`]: variables are on parameter servers, where candle's are copies that the next
-    ///   step fetches again; or the model was created inside
-    ///   [`colocate_vars_with`](Strategy::colocate_vars_with) with copies on several devices.
+    /// - [`Error::WrongContext`]: called inside `run`, but not in `merge_call`.
+    /// - [`Error::NotSupported`]: the variables are on parameter servers, so candle's variables are copies that the
+    ///   next step fetches again; or the model was created inside [`colocate_vars_with`](Strategy::colocate_vars_with),
+    ///   with copies on several devices.
     pub fn trainable(&self) -> Result<Vec<(String, Var)>> {
         const OPERATION: &str = "Variables::trainable";
-        if self.0.strategy.extended().parameter_servers().is_some() {
+        let trained = self.trained();
+        if trained.iter().any(|(_, variable)| variable.remote().is_some()) {
             return Err(Error::NotSupported {
                 operation: OPERATION,
                 strategy: self.0.strategy.extended().kind(),
-                what: "writing variables through candle, since they are on servers",
-                advice: "train them by one of distribute's optimizers, and write them with set",
+                what: "writing through candle variables that are on servers",
+                advice: "train them with one of distribute's optimizers, and write them with set",
             });
         }
         require_outside_of_run(
             OPERATION,
-            "replicas share the variables: train them by one of distribute's optimizers, made outside of run, read them with \
-             get, and write them between runs",
+            "replicas share the variables: train them with one of distribute's optimizers, created outside run, read \
+             them with get, and write them between runs",
         )?;
         let of = |(name, variable): (String, Variable)| {
             if variable.has_followers() {
@@ -166,32 +169,32 @@ impl Variables {
                     operation: OPERATION,
                     strategy: self.0.strategy.extended().kind(),
                     what: "writing through candle the variables of a model that colocate_vars_with has given several copies",
-                    advice: "train them by one of distribute's optimizers, and write them with set",
+                    advice: "train them with one of distribute's optimizers, and write them with set",
                 });
             }
             // Reads and writes through the candle variable are not tracked.
-            variable.device_copies().into_iter().try_for_each(|copies| copies.unwatched())?;
+            variable.device_copies().into_iter().try_for_each(|copies| copies.disable_tracking())?;
             Ok((name, variable.var(0)?.clone()))
         };
-        self.trained().into_iter().map(of).collect()
+        trained.into_iter().map(of).collect()
     }
 
-    /// Returns the variables that optimizers train, by name.
+    /// Returns the variables that optimizers train, with their names.
     #[doc(hidden)]
     pub fn trained(&self) -> Vec<(String, Variable)> {
         let entries = self.entries();
         let mirrored = entries.iter().filter_map(|(name, entry)| match &entry.kind {
-            Kind::Mirrored(variable) => Some((name.clone(), variable.clone())),
-            Kind::Running(_) => None,
+            ModelVariable::Mirrored(variable) => Some((name.clone(), variable.clone())),
+            ModelVariable::Running(_) => None,
         });
         mirrored.collect()
     }
 
-    /// Returns the variables that only local replica `replica` writes: its running statistics.
+    /// Returns the running statistics of local replica `replica`, which only this replica writes.
     pub(crate) fn own_variables(&self, replica: usize) -> Vec<Var> {
         let of_replica = |entry: &Entry| match &entry.kind {
-            Kind::Mirrored(_) => None,
-            Kind::Running(running) => running.variable().var(replica).ok().cloned(),
+            ModelVariable::Mirrored(_) => None,
+            ModelVariable::Running(running) => running.variable().var(replica).ok().cloned(),
         };
         self.entries().values().filter_map(of_replica).collect()
     }
@@ -207,20 +210,22 @@ impl Variables {
             Some(name) => name.to_candle()?,
             None => Device::Cpu,
         };
-        let backend = builder::OfReplica { variables: self.clone(), replica };
+        let backend = builder::ReplicaBackend { variables: self.clone(), replica };
         Ok(VarBuilder::from_backend(Box::new(backend), DType::F32, device))
     }
 
     pub(crate) fn snapshot_builder(&self) -> Result<VarBuilder<'static>> {
-        let tensors = self.snapshot()?.into_iter().collect();
+        let tensors = self.snapshot(&|_| true)?.into_iter().collect();
         Ok(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
     }
 
-    /// Returns copies of all variables, by name.
+    /// Returns copies of the values of the variables for whose names `names` returns `true`, by name.
     #[track_caller]
-    pub(crate) fn snapshot(&self) -> Result<BTreeMap<String, Tensor>> {
+    pub(crate) fn snapshot(&self, names: &dyn Fn(&str) -> bool) -> Result<BTreeMap<String, Tensor>> {
         let kinds: Vec<_> =
             self.entries().iter().map(|(name, entry)| (name.clone(), entry.kind.clone())).collect();
+        // Not under the lock, because this is code of users.
+        let kinds: Vec<_> = kinds.into_iter().filter(|(name, _)| names(name)).collect();
         let mut values = BTreeMap::new();
         for (name, kind) in kinds {
             values.insert(name, kind.read()?);
@@ -229,13 +234,13 @@ impl Variables {
     }
 
     // RUN-9, RUN-10
-    /// Returns an error if a later replica asked for more or fewer variables than replica 0 created.
+    /// Returns an error if `replica` requested more or fewer variables than replica 0.
     pub(crate) fn require_same_names(&self, replica: usize) -> Result<()> {
         let entries = self.entries();
         let not_asked_by = |replica: usize| -> Vec<String> {
             entries
                 .iter()
-                .filter(|(_, e)| !e.asked.contains(&replica))
+                .filter(|(_, e)| !e.requested_by.contains(&replica))
                 .map(|(name, _)| name.clone())
                 .collect()
         };
@@ -247,7 +252,7 @@ impl Variables {
         }
     }
 
-    /// Returns the variable for one replica. Creates it on the first request.
+    /// Returns the tensor of a variable for one replica. Creates the variable on the first request.
     fn get_or_create(
         &self,
         replica: usize,
@@ -258,29 +263,33 @@ impl Variables {
     ) -> Result<Tensor> {
         let mut entries = self.entries();
         if !entries.contains_key(name) {
-            let drawn = Drawn { name, shape, candle_dtype: dtype, init, seed: self.0.seed };
+            let model_init = ModelInit { name, shape, candle_dtype: dtype, init, seed: self.0.seed };
             let strategy = &self.0.strategy;
             let kind = if is_running_statistic(name) {
-                Kind::Running(Running::new(strategy, name, &drawn.values().map_err(about(name))?)?)
+                ModelVariable::Running(Running::new(
+                    strategy,
+                    name,
+                    &model_init.values().map_err(with_name(name))?,
+                )?)
             } else {
-                Kind::Mirrored(Variable::weights(strategy, &drawn)?)
+                ModelVariable::Mirrored(Variable::weights(strategy, &model_init)?)
             };
-            entries.insert(name.to_string(), Entry { kind, asked: BTreeSet::new() });
+            entries.insert(name.to_string(), Entry { kind, requested_by: BTreeSet::new() });
         }
         let Some(entry) = entries.get_mut(name) else { return Err(unknown("replicate", name, &entries)) };
-        let again = !entry.asked.insert(replica);
+        let is_shared = !entry.requested_by.insert(replica);
         let variable = match &entry.kind {
-            Kind::Mirrored(variable) => variable.var(0)?,
-            Kind::Running(running) => running.variable().var(replica)?,
+            ModelVariable::Mirrored(variable) => variable.var(0)?,
+            ModelVariable::Running(running) => running.variable().var(replica)?,
         };
         if variable.shape() != shape || variable.dtype() != dtype {
-            let advice = if again {
-                "two layers of the model have this path: give each a path of its own, vb.pp(\"…\")"
+            let advice = if is_shared {
+                "two layers of the model have this path: give each a separate path, vb.pp(\"…\")"
             } else {
                 "build the same model on every replica"
             };
             let reason = format!(
-                "variable {name} was created with shape {:?} and dtype {:?}, and is asked for with {:?} and {dtype:?}; \
+                "variable {name} was created with shape {:?} and dtype {:?}, but is requested with {:?} and {dtype:?}; \
                  {advice}",
                 variable.dims(),
                 variable.dtype(),
@@ -289,31 +298,32 @@ impl Variables {
             return Err(Error::invalid("replicate", reason));
         }
         let mut computed_with = variable;
-        if let Kind::Mirrored(weights) = &entry.kind {
+        if let ModelVariable::Mirrored(weights) = &entry.kind {
             let on_device = self.table_on_device(weights, replica);
-            rows::asked(weights, replica, on_device.is_some())?;
+            rows::record_request(weights, replica, on_device.is_some())?;
             if let Some(copy) = on_device {
                 computed_with = copy;
-            } else if !rows::are_asked_for() {
-                computed_with =
-                    weights.of_replica(replica).map_err(|error| self.not_copied(weights, replica, &error))?;
+            } else if !rows::rows_are_requested() {
+                computed_with = weights
+                    .replica_var(replica)
+                    .map_err(|error| self.copy_error(weights, replica, &error))?;
             } else if let Some(copies) = weights.device_copies() {
                 // Rows are looked up in CPU memory, and only these rows are copied to a device.
-                copies.read_directly()?;
+                copies.disable_read_tracking()?;
             }
         }
-        if again && replica == 0 {
-            tracing::debug!("two layers of the model share variable {name}: both asked for this path");
+        if is_shared && replica == 0 {
+            tracing::debug!("two layers of the model share variable {name}: both requested this path");
         }
         Ok(computed_with.as_tensor().clone())
     }
 
-    /// Returns the error that a replica's device has no copy of a variable.
-    fn not_copied(&self, variable: &Variable, replica: usize, error: &Error) -> Error {
+    /// Returns the error for a variable that could not be copied to a replica's device.
+    fn copy_error(&self, variable: &Variable, replica: usize, error: &Error) -> Error {
         let device = self.0.strategy.devices().get(replica).map(ToString::to_string).unwrap_or_default();
         let error = error.to_string();
         let why = if variable.dims().contains(&0) {
-            "a GPU gives no memory for no elements; leave the variable out"
+            "a GPU allocates no empty memory; leave the variable out"
         } else {
             error.lines().next().unwrap_or_default()
         };
@@ -324,10 +334,10 @@ impl Variables {
         }
     }
 
-    /// Returns the copy of a table on a replica's device, if rows are looked up there. That is so if no other
-    /// process needs the table, no replica computes in CPU memory, and the device has memory for it.
+    /// Returns the copy of a table on a replica's device, if rows are looked up there. This requires that no other
+    /// process uses the table, that no replica computes in CPU memory, and that the device has enough memory.
     fn table_on_device<'v>(&self, weights: &'v Variable, replica: usize) -> Option<&'v Var> {
-        let is_table = rows::are_asked_for() && rows::ids_are_asked_for().is_none();
+        let is_table = rows::rows_are_requested() && rows::requested_ids().is_none();
         // candle's kernels look rows up by 32-bit indices.
         let is_small = weights.dims().iter().product::<usize>() <= u32::MAX as usize;
         if !is_table
@@ -337,12 +347,13 @@ impl Variables {
         {
             return None;
         }
-        match weights.of_replica(replica) {
+        match weights.replica_var(replica) {
             Ok(copy) => Some(copy),
             Err(error) => {
-                heard(|| {
+                warn_or_stderr(|| {
                     tracing::warn!(
-                        "table {} stays in the memory of the CPU, and only its rows go to the device of local replica {replica}: {error}",
+                        "table {} stays in the memory of the CPU, and only its rows are copied to the device of local \
+                         replica {replica}: {error}",
                         weights.name()
                     )
                 });
@@ -351,13 +362,13 @@ impl Variables {
         }
     }
 
-    /// Whether a replica has asked for a variable. Later replicas take the same path through their model's code
-    /// as the first, which finds no variable yet.
-    fn has_asked(&self, replica: usize, name: &str) -> bool {
-        self.entries().get(name).is_some_and(|entry| entry.asked.contains(&replica))
+    /// Returns `true` if a replica has already requested a variable. Every replica thus takes the same path through the
+    /// code of its model as the first, for which no variable existed at first.
+    fn has_requested(&self, replica: usize, name: &str) -> bool {
+        self.entries().get(name).is_some_and(|entry| entry.requested_by.contains(&replica))
     }
 
-    fn find(&self, operation: &'static str, name: &str) -> Result<Kind> {
+    fn find(&self, operation: &'static str, name: &str) -> Result<ModelVariable> {
         let entries = self.entries();
         entries.get(name).map(|entry| entry.kind.clone()).ok_or_else(|| unknown(operation, name, &entries))
     }
@@ -367,8 +378,8 @@ impl Variables {
     }
 }
 
-impl Kind {
-    /// Checks that a value fits: shape and dtype of all components are the same.
+impl ModelVariable {
+    /// Checks that a value has the shape and dtype of the variable.
     fn require_fit(&self, operation: &'static str, name: &str, value: &Tensor, from: &str) -> Result<()> {
         let variable = self.any()?;
         if variable.shape() == value.shape() && variable.dtype() == value.dtype() {
@@ -388,31 +399,31 @@ impl Kind {
 
     fn elements(&self) -> usize {
         match self {
-            Kind::Mirrored(variable) if variable.is_dynamic() => 0,
+            ModelVariable::Mirrored(variable) if variable.is_dynamic() => 0,
             kind => kind.any().map_or(0, |var| var.elem_count()),
         }
     }
 
-    /// Returns any copy, for shape and dtype.
+    /// Returns one of the copies, to inspect its shape and dtype.
     fn any(&self) -> Result<&Var> {
         match self {
-            Kind::Mirrored(variable) => variable.var(0),
-            Kind::Running(running) => running.variable().var(0),
+            ModelVariable::Mirrored(variable) => variable.var(0),
+            ModelVariable::Running(running) => running.variable().var(0),
         }
     }
 
-    /// Returns a copy, because optimizers write variables in place.
+    /// Returns a copy of the value, because optimizers write variables in place.
     #[track_caller]
     fn read(&self) -> Result<Tensor> {
         match self {
-            Kind::Mirrored(variable) => {
+            ModelVariable::Mirrored(variable) => {
                 variable.strategy().await_updates()?;
                 match variable.copy(0)?.read()? {
                     Leaf::Candle(value) => Ok(value),
                     other => Ok(other.to_host()?.to_candle(&Device::Cpu)?),
                 }
             }
-            Kind::Running(running) => running.mean(),
+            ModelVariable::Running(running) => running.mean(),
         }
     }
 }
@@ -425,23 +436,23 @@ impl std::fmt::Debug for Variables {
     }
 }
 
-/// The advice for a write inside `run`.
+/// The advice in errors about a write inside `run`.
 const WRITE: &str =
     "replicas share the variables: write them between runs, or once for all of them in ctx.merge_call";
 
-/// Whether a variable has the name of running statistics of candle's batch-norm, which sets them in forward, on
-/// each replica.
+/// Returns `true` if a variable has the name of a running statistic. candle's batch norm writes these during forward,
+/// on each replica.
 fn is_running_statistic(name: &str) -> bool {
     matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
 }
 
-/// Returns the error that a replica asked for other variables than replica 0.
+/// Returns the error for a replica that requested different variables than replica 0.
 fn other_variables(replica: usize, missing: &[String], extra: &[String]) -> Error {
     Error::invalid(
         "replicate",
         format!(
-            "replica {replica} did not ask for the variables {missing:?} that replica 0 has, and asked for {extra:?} \
-             that it has not; build the same model on every replica"
+            "replica {replica} did not request the variables {missing:?} that replica 0 has, and requested {extra:?} \
+             that it does not have; build the same model on every replica"
         ),
     )
 }
@@ -450,6 +461,6 @@ fn unknown(operation: &'static str, name: &str, entries: &BTreeMap<String, Entry
     let names: Vec<_> = entries.keys().take(20).collect();
     Error::invalid(
         operation,
-        format!("no variable is named {name:?}; the {} there are: {names:?}", entries.len()),
+        format!("no variable is named {name:?}; the {} variables are: {names:?}", entries.len()),
     )
 }

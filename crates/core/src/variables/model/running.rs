@@ -1,4 +1,4 @@
-//! Running statistics: each replica writes a separate copy; a read from outside returns their mean.
+//! Running statistics. Each replica writes its own copy, and a read outside `run` returns the mean.
 
 use crate::strategy::Strategy;
 use crate::variables::Variable;
@@ -9,13 +9,13 @@ use distribute_tensor::{Leaf, ReduceOp};
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A variable of synchronization ON_READ and aggregation MEAN, which leaves out replicas that have seen no
-/// rows.
+/// A variable with synchronization ON_READ and aggregation MEAN, whose mean skips replicas that have
+/// processed no rows.
 #[derive(Clone)]
 pub(super) struct Running {
     variable: Variable,
-    /// The value of all copies when they were last set together. A replica that still has it has seen no rows
-    /// since, so the mean leaves it out.
+    /// The value to which all copies were last set together. If a replica's copy still has this value, the replica has
+    /// processed no rows since then, and the mean skips it.
     common: Arc<Mutex<Tensor>>,
 }
 
@@ -25,7 +25,7 @@ impl Running {
         Ok(Self { variable, common: Arc::new(Mutex::new(initial.copy()?)) })
     }
 
-    /// Returns the variable, with a copy for each replica.
+    /// Returns the variable, which has one copy per replica.
     pub(super) fn variable(&self) -> &Variable {
         &self.variable
     }
@@ -37,11 +37,11 @@ impl Running {
         Ok(())
     }
 
-    /// Returns the mean over the replicas of all workers that have seen rows, or the common value if none has.
-    /// If the copies are equal it is bit-identical to them, without the rounding of a sum.
+    /// Returns the mean over the replicas of all workers that have processed rows, or the common value if there are
+    /// none. If the copies of these replicas are equal, the mean is bit-identical to them.
     #[track_caller]
     pub(super) fn mean(&self) -> Result<Tensor> {
-        let copies = self.variable.copies_of_all(Location::caller())?;
+        let copies = self.variable.gather_copies(Location::caller())?;
         let common = self.common().clone();
         let before = elements(&common)?;
         let (mut moved, mut values) = (Vec::new(), Vec::new());
@@ -65,8 +65,8 @@ impl Running {
         }
     }
 
-    /// Whether any copy of this process differs from the common value.
-    pub(super) fn has_moved(&self) -> Result<bool> {
+    /// Returns `true` if any copy in this process differs from the common value.
+    pub(super) fn has_changed(&self) -> Result<bool> {
         let before = elements(&self.common())?;
         for copy in self.variable.vars() {
             if elements(copy)? != before {
@@ -76,23 +76,23 @@ impl Running {
         Ok(false)
     }
 
-    /// Whether all elements of the common value are `value`.
-    pub(super) fn began_with(&self, value: f64) -> Result<bool> {
+    /// Returns `true` if all elements of the common value are equal to `value`.
+    pub(super) fn is_filled_with(&self, value: f64) -> Result<bool> {
         Ok(elements(&self.common())?.iter().all(|bits| *bits == value.to_bits()))
     }
 
-    /// Sets the common value of the copies, which have been set one by one.
+    /// Sets the common value of the copies. The copies themselves have already been set.
     pub(super) fn set_common(&self, common: Tensor) {
         *self.common() = common;
     }
 
-    /// Returns the common value; see [`set_common`](Running::set_common).
+    /// Locks and returns the common value, which [`set_common`](Running::set_common) has set.
     pub(super) fn common(&self) -> MutexGuard<'_, Tensor> {
         lock(&self.common)
     }
 }
 
-/// Returns the elements as bits, so that NaN equals itself.
+/// Returns the bits of the elements. Unlike floating-point numbers, the bits of NaN are equal to themselves.
 fn elements(tensor: &Tensor) -> Result<Vec<u64>> {
     let elements = tensor.flatten_all()?.to_dtype(candle_core::DType::F64)?.to_vec1::<f64>()?;
     Ok(elements.into_iter().map(f64::to_bits).collect())

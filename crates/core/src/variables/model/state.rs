@@ -1,9 +1,9 @@
 //! A model's variables as a component of a checkpoint.
 
-use super::{Kind, Variables};
+use super::{ModelVariable, Variables};
 use crate::checkpoint::{
-    Checkpointed, Reader, Restore, Restored, Select, Writer, decide, in_common, of_replicas, read_as,
-    read_cast, require_names,
+    Checkpointed, Reader, Restore, RestoreFilter, RestoreReport, Writer, common_name, copies_name, decide,
+    read_as, read_cast, require_names,
 };
 use crate::strategy::Strategy;
 use candle_core::Device;
@@ -12,28 +12,28 @@ use distribute_tensor::{DType, HostTensor};
 use serde_json::json;
 
 impl Variables {
-    /// Returns the seed of the initial values.
+    /// Returns the seed for the initial values.
     pub fn seed(&self) -> u64 {
         self.0.seed
     }
 
-    pub(super) fn kinds(&self) -> Vec<(String, Kind)> {
+    pub(super) fn kinds(&self) -> Vec<(String, ModelVariable)> {
         self.entries().iter().map(|(name, entry)| (name.clone(), entry.kind.clone())).collect()
     }
 }
 
-/// Each variable is saved by its name, like a [`Variable`](crate::Variable). Running statistics are saved as
-/// the mean over the replicas that have seen rows, with their last common value.
+/// Each variable is saved under its name, like a [`Variable`](crate::Variable). Running statistics are saved as the
+/// mean over the replicas that have processed rows, together with the last common value.
 impl Checkpointed for Variables {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let kinds = self.kinds();
         for (name, kind) in &kinds {
             let entry = format!("{prefix}/{name}");
             match kind {
-                Kind::Mirrored(variable) => variable.save(&entry, writer)?,
-                Kind::Running(running) => {
+                ModelVariable::Mirrored(variable) => variable.save(&entry, writer)?,
+                ModelVariable::Running(running) => {
                     require_free(&kinds, name)?;
-                    writer.insert(in_common(&entry), HostTensor::from_candle(&running.common())?)?;
+                    writer.insert(common_name(&entry), HostTensor::from_candle(&running.common())?)?;
                     running.variable().save_copies(&entry, writer)?;
                     writer.insert(entry, HostTensor::from_candle(&running.mean()?)?)?;
                 }
@@ -64,8 +64,8 @@ impl Checkpointed for Variables {
         &'a self,
         prefix: &str,
         from: &Reader,
-        select: &Select<'_>,
-    ) -> Result<(Restore<'a>, Restored)> {
+        select: &RestoreFilter<'_>,
+    ) -> Result<(Restore<'a>, RestoreReport)> {
         let entry = |name: &str| format!("{prefix}/{name}");
         let here = self.described()?.into_iter().map(|(name, dtype, dims)| (entry(&name), dtype, dims));
         let restored = decide(select, from, here)?;
@@ -85,7 +85,7 @@ impl Checkpointed for Variables {
 }
 
 impl Variables {
-    /// Returns name, dtype and shape of each variable that has a single value.
+    /// Returns the name, dtype and shape of each variable that is not a dynamic embedding.
     pub(super) fn described(&self) -> Result<Vec<(String, DType, Vec<usize>)>> {
         let describe = |name: String| match self.variable(&name) {
             Ok(variable) if variable.is_dynamic() => None,
@@ -95,12 +95,12 @@ impl Variables {
         self.names().into_iter().filter_map(describe).collect()
     }
 
-    /// Returns the change that sets a variable to a value, and its copies to the saved ones if their number is
-    /// the same.
+    /// Returns a closure that restores a variable. If the same number of copies was saved, it sets each copy to its
+    /// saved value; otherwise it sets the variable to `value`.
     fn change<'a>(
         &'a self,
         name: String,
-        kind: &Kind,
+        kind: &ModelVariable,
         value: HostTensor,
         source: &str,
         from: &Reader,
@@ -111,7 +111,7 @@ impl Variables {
         let copies = match kind {
             // A saved `Variable` has copies but no common value. It is unknown which of them have seen rows, so
             // all start with the value.
-            Kind::Running(running) if same_dtype && from.contains(&in_common(source)) => {
+            ModelVariable::Running(running) if same_dtype && from.contains(&common_name(source)) => {
                 variable.saved_copies(source, from)?.map(|copies| (running.clone(), copies))
             }
             _ => None,
@@ -122,7 +122,7 @@ impl Variables {
                 Box::new(move || self.set(&name, &value))
             }
             Some((running, copies)) => {
-                let common = read_as(from, &in_common(source), dtype, dims)?.to_candle(&Device::Cpu)?;
+                let common = read_as(from, &common_name(source), dtype, dims)?.to_candle(&Device::Cpu)?;
                 Box::new(move || {
                     variable.set_copies(&copies)?;
                     running.set_common(common);
@@ -133,15 +133,15 @@ impl Variables {
     }
 }
 
-/// Returns an error if another variable has a name under which running statistics are saved.
-fn require_free(kinds: &[(String, Kind)], name: &str) -> Result<()> {
-    let beside = [in_common(name), of_replicas(name)];
+/// Returns an error if a running statistic would be saved under the name of another variable.
+fn require_free(kinds: &[(String, ModelVariable)], name: &str) -> Result<()> {
+    let beside = [common_name(name), copies_name(name)];
     match kinds.iter().find(|(other, _)| beside.contains(other)) {
         None => Ok(()),
         Some((other, _)) => Err(Error::invalid(
             "Checkpoint::save",
             format!(
-                "variable {other} has the name under which part of the running statistic {name} is saved; rename it"
+                "variable {other} has a name under which the running statistic {name} is saved; rename it"
             ),
         )),
     }

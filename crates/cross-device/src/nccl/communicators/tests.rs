@@ -154,7 +154,7 @@ fn two() -> Vec<Vec<Tensor>> {
 
 #[test]
 fn all_sums_are_one_group_and_gpus_are_linked_once() {
-    let (played, sets) = (Played::new(), Sets::new());
+    let (played, sets) = (Played::new(), CommunicatorSets::new());
     let sums = sum(played, &sets, &[0, 3], &two(), PATIENCE).unwrap();
     for list in &sums {
         assert_eq!(list[0].to_vec1::<f32>().unwrap(), [11., 22.]);
@@ -175,7 +175,7 @@ fn all_sums_are_one_group_and_gpus_are_linked_once() {
 
 #[test]
 fn parts_are_made_contiguous_and_those_of_nothing_stay() {
-    let (played, sets) = (Played::new(), Sets::new());
+    let (played, sets) = (Played::new(), CommunicatorSets::new());
     let lists = || -> Vec<Vec<Tensor>> {
         (0..2)
             .map(|_| {
@@ -197,14 +197,14 @@ fn parts_are_made_contiguous_and_those_of_nothing_stay() {
 }
 
 #[test]
-fn a_group_is_ended_and_given_up_when_a_call_in_it_fails() {
+fn a_group_is_ended_and_abandoned_when_a_call_in_it_fails() {
     for (fails, calls) in [
         ("start", &["start", "abort [0, 1]"][..]),
         ("add [2] of [0, 1]", &["start", "add [2] of [0, 1]", "end", "abort [0, 1]"]),
         ("add [1] of [0, 1]", &["start", "add [2] of [0, 1]", "add [1] of [0, 1]", "end", "abort [0, 1]"]),
         ("end", &["start", "add [2] of [0, 1]", "add [1] of [0, 1]", "end", "abort [0, 1]"]),
     ] {
-        let (played, sets) = (Played::new(), Sets::new());
+        let (played, sets) = (Played::new(), CommunicatorSets::new());
         sum(played, &sets, &[0, 1], &two(), PATIENCE).unwrap();
         played.calls();
         played.fail(fails);
@@ -214,7 +214,7 @@ fn a_group_is_ended_and_given_up_when_a_call_in_it_fails() {
         // From then on no call is made, even if the library would succeed.
         *lock(&played.fails) = None;
         let error = sum(played, &sets, &[0, 1], &two(), PATIENCE).unwrap_err();
-        assert!(matches!(&error, Fault::GivenUp(_)), "{error}");
+        assert!(matches!(&error, Fault::Abandoned(_)), "{error}");
         assert!(error.to_string().contains("it was told to"), "{error}");
         assert!(played.calls().iter().all(|call| call == "room"));
         // Other GPUs still work.
@@ -223,8 +223,8 @@ fn a_group_is_ended_and_given_up_when_a_call_in_it_fails() {
 }
 
 #[test]
-fn what_fails_before_a_group_breaks_nothing() {
-    let (played, sets) = (Played::new(), Sets::new());
+fn a_failure_before_a_group_breaks_nothing() {
+    let (played, sets) = (Played::new(), CommunicatorSets::new());
     for (fails, is_open) in [("open [0, 1]", false), ("link [0, 1]", true), ("ncclCommInitRankConfig", true)]
     {
         played.calls();
@@ -242,28 +242,28 @@ fn what_fails_before_a_group_breaks_nothing() {
 
 #[test]
 fn parts_that_differ_are_refused_before_anything_is_called() {
-    let (played, sets) = (Played::new(), Sets::new());
+    let (played, sets) = (Played::new(), CommunicatorSets::new());
     let doubles = Tensor::new(&[1f64, 2.], &Device::Cpu).unwrap();
     for (second, text) in [
-        (vec![vector(&[1., 2.])], "replica 1 has 1 tensors, and replica 0 has 2"),
+        (vec![vector(&[1., 2.])], "replica 1 has 1 tensors, but replica 0 has 2"),
         (
             vec![vector(&[1., 2.]), vector(&[1., 2.])],
-            "replica 1 has f32[2] as number 1, and replica 0 f32[1]",
+            "replica 1 has f32[2] as number 1, but replica 0 has f32[1]",
         ),
-        (vec![doubles, vector(&[1.])], "replica 1 has f64[2] as number 0, and replica 0 f32[2]"),
+        (vec![doubles, vector(&[1.])], "replica 1 has f64[2] as number 0, but replica 0 has f32[2]"),
     ] {
         let parts = [two().swap_remove(0), second];
         let error = sum(played, &sets, &[0, 1], &parts, PATIENCE).unwrap_err();
         assert!(matches!(&error, Fault::Parts(what) if what == text), "{error}");
     }
     let error = sum(played, &sets, &[0, 1, 2], &two(), PATIENCE).unwrap_err();
-    assert!(error.to_string().contains("there are 3 GPUs, and parts of 2 replicas"), "{error}");
+    assert!(error.to_string().contains("there are 3 GPUs, but parts of 2 replicas"), "{error}");
     assert!(played.calls().is_empty());
 }
 
 #[test]
-fn what_takes_several_questions_is_waited_for() {
-    let (played, sets) = (Played::new(), Sets::new());
+fn a_sum_that_is_not_ready_at_once_is_awaited() {
+    let (played, sets) = (Played::new(), CommunicatorSets::new());
     for questions in [7, 1, 300] {
         played.take(questions);
         let sums = sum(played, &sets, &[0, 1], &two(), PATIENCE).unwrap();
@@ -274,23 +274,23 @@ fn what_takes_several_questions_is_waited_for() {
 
 // INV-3
 #[test]
-fn what_never_ends_is_given_up_at_the_deadline_with_who_is_late() {
+fn a_sum_that_never_ends_is_abandoned_at_the_deadline_with_the_late_replicas() {
     for (call, late) in [("ncclCommInitRankConfig", 0), ("ncclGroupEnd", 1)] {
-        let (played, sets) = (Played::new(), Sets::new());
+        let (played, sets) = (Played::new(), CommunicatorSets::new());
         for _ in 0..late {
             sum(played, &sets, &[0, 3], &two(), PATIENCE).unwrap();
         }
         played.take(usize::MAX);
         let error = sum(played, &sets, &[0, 3], &two(), SHORT).unwrap_err();
-        assert!(matches!(error, Fault::Late(_)), "{error}");
+        assert!(matches!(error, Fault::TimedOut(_)), "{error}");
         let text =
             error.on(&[distribute_base::DeviceName::gpu(0), distribute_base::DeviceName::gpu(3)]).to_string();
         for part in [
             "device:GPU:0, ",
             "device:GPU:3",
-            &format!("{call}: GPU 3 has not done it within 40ms."),
+            &format!("{call}: GPU 3 has not finished within 40ms."),
             "nvidia-smi",
-            "Start the program again from its last checkpoint",
+            "Restart the program from its last checkpoint",
             "raise the timeout of the strategy",
             "NCCL_DEBUG=INFO",
         ] {
@@ -300,35 +300,35 @@ fn what_never_ends_is_given_up_at_the_deadline_with_who_is_late() {
         // They are not used even if these GPUs would succeed immediately.
         played.take(0);
         let error = sum(played, &sets, &[0, 3], &two(), PATIENCE).unwrap_err();
-        assert!(matches!(error, Fault::GivenUp(_)), "{error}");
-        assert!(error.to_string().contains(&format!("{call}: GPU 3 has not done it")), "{error}");
+        assert!(matches!(error, Fault::Abandoned(_)), "{error}");
+        assert!(error.to_string().contains(&format!("{call}: GPU 3 has not finished")), "{error}");
         sum(played, &sets, &[0, 1], &two(), PATIENCE).unwrap();
     }
 }
 
 // INV-3
 #[test]
-fn who_gives_up_is_not_held_by_what_hangs() {
+fn a_replica_that_gives_up_does_not_wait_for_a_hung_call() {
     watched(|| {
-        let (played, sets) = (Played::new(), Sets::new());
+        let (played, sets) = (Played::new(), CommunicatorSets::new());
         sum(played, &sets, &[0, 1], &two(), PATIENCE).unwrap();
         let (go, may_abort) = mpsc::channel();
         *lock(&played.may_abort) = Some(may_abort);
         played.take(usize::MAX);
         played.calls();
         let error = sum(played, &sets, &[0, 1], &two(), SHORT).unwrap_err();
-        assert!(matches!(error, Fault::Late(_)), "{error}");
+        assert!(matches!(error, Fault::TimedOut(_)), "{error}");
         assert_eq!(played.calls().last().unwrap(), "end");
         go.send(()).unwrap();
         let gone = || played.calls().contains(&"abort [0, 1]".to_owned()).then_some(());
-        until(PATIENCE, gone).unwrap();
+        poll_until(PATIENCE, gone).unwrap();
     });
 }
 
 #[test]
-fn an_error_that_comes_later_is_told_by_the_sum_in_which_it_is_found() {
+fn a_later_error_is_reported_by_the_sum_that_finds_it() {
     for (call, groups) in [("ncclGroupEnd", 1), ("ncclAllReduce of an earlier sum", 0)] {
-        let (played, sets) = (Played::new(), Sets::new());
+        let (played, sets) = (Played::new(), CommunicatorSets::new());
         sum(played, &sets, &[0, 1], &two(), PATIENCE).unwrap();
         played.calls();
         played.fail(call);
@@ -344,8 +344,8 @@ fn an_error_that_comes_later_is_told_by_the_sum_in_which_it_is_found() {
 
 // INV-3
 #[test]
-fn who_waits_for_another_sum_has_a_deadline_too() {
-    let (played, sets) = (Played::new(), Sets::new());
+fn waiting_for_another_sum_has_a_deadline() {
+    let (played, sets) = (Played::new(), CommunicatorSets::new());
     let held = lock(&sets.0);
     let error = sum(played, &sets, &[0, 1], &two(), SHORT).unwrap_err();
     assert!(matches!(error, Fault::Busy { waited: SHORT }), "{error}");

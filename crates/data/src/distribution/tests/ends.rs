@@ -21,7 +21,7 @@ fn a_dataset_without_elements_has_empty_batches() {
 
 /// A pass stays over once it has ended, whichever method is called.
 #[test]
-fn nothing_comes_after_the_end_or_an_error() {
+fn an_iterator_stays_finished_after_the_end_or_an_error() {
     let sizes = [4usize, 3, 4];
     let data = Dataset::from_items(sizes.map(|n| HostTensor::vector(vec![0i64; n])));
     let options = DistributeOptions { ends: UnevenEnds::Drop, ..Default::default() };
@@ -38,7 +38,7 @@ fn nothing_comes_after_the_end_or_an_error() {
 
 /// The size of a full step is that of the first step of the pass, not of the first step after the position.
 #[test]
-fn a_short_batch_is_dropped_behind_a_position_too() {
+fn a_short_batch_is_dropped_after_a_position() {
     let options = DistributeOptions { ends: UnevenEnds::Drop, ..Default::default() };
     let data = Dataset::range(10).batch(4).map(|batch: HostTensor| batch);
     let mut pass = plan(&data, 1, 2, &options).worker(0, 0).unwrap();
@@ -52,7 +52,7 @@ fn a_short_batch_is_dropped_behind_a_position_too() {
 /// ITER-2: missing empty batches are found before the workers decide, so no worker takes a step that another
 /// cannot.
 #[test]
-fn a_worker_says_before_a_step_that_it_has_no_empty_batch() {
+fn a_worker_reports_before_a_step_that_it_has_no_empty_batch() {
     let layout = Layout { workers: 2, replicas: 2 };
     let make = |context: InputContext| Ok(Dataset::range([2, 4][context.input_pipeline_id]));
     let plan = Distribution::from_function(layout, false, DistributeOptions::default(), make).unwrap();

@@ -52,7 +52,7 @@ fn all_policies() -> impl Strategy<Value = AutoShardPolicy> {
 }
 
 /// Runs up to `stop` steps of passes that agree on each step. Returns the number of steps and their elements.
-fn together(passes: &mut [WorkerPass<HostTensor>], stop: usize) -> (usize, Vec<i64>) {
+fn run_together(passes: &mut [WorkerPass<HostTensor>], stop: usize) -> (usize, Vec<i64>) {
     let (mut steps, mut seen) = (0, Vec::new());
     while steps < stop {
         let counts: Vec<_> = passes.iter_mut().map(|pass| pass.prepare().unwrap()).collect();
@@ -84,7 +84,7 @@ proptest! {
     }
 
     #[test]
-    fn a_pass_over_files_goes_on_where_it_stood(
+    fn a_pass_over_files_resumes_at_its_position(
         shape in shape(), policy in all_policies(), ends in all_ends(), prefetch in 0usize..2,
         rule in prop_oneof![Just(SplitRule::Even), Just(SplitRule::TensorFlow)],
         layouts in proptest::collection::vec((1usize..4, 1usize..4), 3),
@@ -103,7 +103,7 @@ proptest! {
                 Some(position) => plan.resume(worker, position).unwrap(),
             }).collect();
             let stop = stops.get(i).copied().unwrap_or(usize::MAX);
-            let (steps, ids) = together(&mut passes, stop);
+            let (steps, ids) = run_together(&mut passes, stop);
             seen.extend(ids);
             // At the end, the next pass is the next epoch.
             if steps < stop {
@@ -118,7 +118,7 @@ proptest! {
 
 /// Each worker keeps its own part under the FILE policy.
 #[test]
-fn workers_with_files_of_their_own_have_caches_of_their_own() {
+fn workers_with_separate_files_have_separate_caches() {
     let folder = tempfile::tempdir().unwrap();
     let shape =
         Shape { files: vec![3, 2, 4], shuffle: false, repeat: 1, batch: 2, exact: false, known: true };
@@ -136,7 +136,7 @@ fn workers_with_files_of_their_own_have_caches_of_their_own() {
 
 /// AS-4: with one worker, the pipeline still determines the full batch.
 #[test]
-fn an_assertion_is_only_taken_out_of_parts() {
+fn an_assertion_is_removed_only_from_shards() {
     let folder = tempfile::tempdir().unwrap();
     let shape =
         Shape { files: vec![3, 2, 4], shuffle: false, repeat: 1, batch: 2, exact: false, known: true };

@@ -33,7 +33,7 @@ fn rest(mut pass: WorkerPass<HostTensor>) -> Vec<Vec<Vec<i64>>> {
 
 /// Returns a pass over `range(20).batch(4)` for two replicas, and a channel of (replica, id, thread) of each
 /// prepared batch.
-fn heard(prefetch: usize) -> (WorkerPass<HostTensor>, Receiver<(usize, i64, ThreadId)>) {
+fn told(prefetch: usize) -> (WorkerPass<HostTensor>, Receiver<(usize, i64, ThreadId)>) {
     let (sender, heard) = channel();
     let plan = with(&Dataset::range(20).batch(4), Layout::one_worker(2), prefetch);
     let plan = plan.prepared(true, move |replica, piece| {
@@ -49,7 +49,7 @@ fn heard(prefetch: usize) -> (WorkerPass<HostTensor>, Receiver<(usize, i64, Thre
 fn a_step_is_prepared_before_it_is_asked_for_and_on_another_thread() {
     watched(|| {
         for ahead in [1, 2] {
-            let (mut pass, heard) = heard(ahead);
+            let (mut pass, heard) = told(ahead);
             let mut called = 0;
             for taken in 1..=3 {
                 assert!(pass.step().unwrap().is_some());
@@ -72,7 +72,7 @@ fn a_step_is_prepared_before_it_is_asked_for_and_on_another_thread() {
 }
 
 #[test]
-fn what_costs_little_is_done_here_where_reading_costs_little_too() {
+fn cheap_operations_run_here_if_reading_is_cheap() {
     let (sender, heard) = channel();
     let plan = with(&Dataset::range(20).batch(4), Layout::one_worker(2), 1);
     let plan = plan.prepared(false, move |_, piece| {
@@ -84,8 +84,8 @@ fn what_costs_little_is_done_here_where_reading_costs_little_too() {
 }
 
 #[test]
-fn without_steps_ahead_a_step_is_prepared_when_it_is_asked_for() {
-    let (mut pass, heard) = heard(0);
+fn without_prefetching_a_step_is_prepared_on_request() {
+    let (mut pass, heard) = told(0);
     assert!(heard.try_recv().is_err());
     for step in 0..2 {
         assert!(pass.step().unwrap().is_some());
@@ -97,7 +97,7 @@ fn without_steps_ahead_a_step_is_prepared_when_it_is_asked_for() {
 
 // INV-3
 #[test]
-fn what_fails_ends_the_pass_in_its_step_and_is_named() {
+fn a_failure_ends_the_pass_in_its_step_and_is_named() {
     watched(|| {
         for prefetch in [0, 1, 3] {
             for (panics, why) in
@@ -118,7 +118,7 @@ fn what_fails_ends_the_pass_in_its_step_and_is_named() {
                     }
                     let error = pass.step().unwrap_err();
                     assert!(matches!(error, Error::Piece { step: 2, replica: 1, .. }), "{error}");
-                    let text = format!("step 2: the piece of local replica 1 cannot be prepared: {why}");
+                    let text = format!("step 2: the batch of local replica 1 cannot be prepared: {why}");
                     assert_eq!(error.to_string(), text);
                     assert_eq!(pass.position().steps, 2);
                     assert!(pass.step().unwrap().is_none());
@@ -129,7 +129,7 @@ fn what_fails_ends_the_pass_in_its_step_and_is_named() {
 }
 
 #[test]
-fn a_pass_goes_on_behind_the_step_that_was_taken_though_more_were_prepared() {
+fn a_pass_resumes_after_the_last_step_taken_though_more_were_prefetched() {
     watched(|| {
         let data = Dataset::range(11).batch(4);
         for prefetch in [0, 1, 4] {
@@ -168,7 +168,7 @@ fn a_pass_goes_on_behind_the_step_that_was_taken_though_more_were_prepared() {
 }
 
 #[test]
-fn fn_2_pieces_of_a_function_are_prepared_and_so_are_the_empty_ones_at_its_end() {
+fn fn_2_batches_of_a_function_are_prefetched_including_the_empty_ones_at_its_end() {
     watched(|| {
         for prefetch in [0, 1, 2] {
             let options = DistributeOptions { prefetch, ..Default::default() };
@@ -204,7 +204,7 @@ fn without_room_for_empty(layout: Layout, prefetch: usize) -> Distribution<HostT
 
 // ITER-2, ITER-4
 #[test]
-fn what_fails_for_an_empty_piece_is_known_before_the_workers_agree_on_the_step() {
+fn a_failure_for_an_empty_batch_is_detected_before_the_workers_agree_on_the_step() {
     watched(|| {
         for prefetch in [0, 1] {
             let plan = without_room_for_empty(Layout { workers: 2, replicas: 2 }, prefetch);
@@ -215,7 +215,7 @@ fn what_fails_for_an_empty_piece_is_known_before_the_workers_agree_on_the_step()
             assert!(matches!(error, Error::Piece { step: 0, replica: 1, .. }), "{error}");
             assert_eq!(
                 error.to_string(),
-                "step 0: the piece of local replica 1 cannot be prepared: no memory"
+                "step 0: the batch of local replica 1 cannot be prepared: no memory"
             );
             assert!(passes[1].step().unwrap().is_none(), "the pass is over");
 
@@ -230,7 +230,7 @@ fn what_fails_for_an_empty_piece_is_known_before_the_workers_agree_on_the_step()
 }
 
 #[test]
-fn at_the_end_of_a_lone_worker_nothing_is_prepared() {
+fn a_single_worker_prefetches_nothing_at_the_end() {
     watched(|| {
         for prefetch in [0, 1] {
             let mut pass = without_room_for_empty(Layout::one_worker(1), prefetch).worker(0, 0).unwrap();

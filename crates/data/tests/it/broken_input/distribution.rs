@@ -32,7 +32,7 @@ fn fewer_files_than_workers() {
 }
 
 #[test]
-fn sources_that_cannot_be_parted_as_asked() {
+fn sources_that_cannot_be_partitioned_as_requested() {
     let layout = Layout { workers: 2, replicas: 1 };
     let data = Dataset::range(8);
     let with = |data: &Dataset<i64>, policy| {
@@ -42,12 +42,14 @@ fn sources_that_cannot_be_parted_as_asked() {
     // AS-4, AS-10, AS-11
     refused(
         with(&data, AutoShardPolicy::File),
-        "range 0..8 cannot be parted by files over workers: use AutoShardPolicy::Data, or Auto, which finds that out itself",
+        "range 0..8 cannot be sharded by files over workers: use AutoShardPolicy::Data, or Auto, which \
+         detects this",
     );
     let hinted = with(&data.shard_hint(), AutoShardPolicy::Auto);
     refused(
         hinted,
-        "shard_hint says only where to part the dataset: distribute it with AutoShardPolicy::Hint, or call `shard(workers, index)` instead",
+        "shard_hint only marks the position at which to shard the dataset: distribute it with \
+         AutoShardPolicy::Hint, or call `shard(workers, index)` instead",
     );
     refused(
         with(&data.shard(2, 2), AutoShardPolicy::Off),
@@ -69,7 +71,7 @@ fn datasets_of_different_lengths_side_by_side() {
         refused(numbers.check(), &ends("first", "3 elements"));
         refused(numbers.iter().next().unwrap(), &ends("first", "3 elements"));
         let has = |n, found| {
-            format!("assert_cardinality: there have to be {n} elements, but this dataset has {found}")
+            format!("assert_cardinality: there must be {n} elements, but this dataset has {found}")
         };
         broken(odd(9).assert_cardinality(3), 3, &has(3, "more"));
         broken(odd(9).assert_cardinality(5), 4, &has(5, "4 elements"));
@@ -89,9 +91,9 @@ fn scalars_where_a_batch_is_needed() {
         let two = Layout::one_worker(2);
         let plan = |data: &Dataset<HostTensor>| Distribution::new(data, two, DistributeOptions::default());
         let advice =
-            "so it cannot be cut over replicas: call `.batch(global_batch_size)` on the dataset first";
+            "so it cannot be split over replicas: call `.batch(global_batch_size)` on the dataset first";
         let numbers = Dataset::range(3).typed::<HostTensor>();
-        refused(plan(&numbers), &format!("the dataset gives single elements, {advice}"));
+        refused(plan(&numbers), &format!("the elements of the dataset are not batches, {advice}"));
         // What a function gives is seen when it is there.
         let error = format!("value of an element is a scalar, {advice}");
         assert_eq!(end(plan(&numbers.map(|x| x)).unwrap().lockstep(0).unwrap()), (0, error.clone()));
@@ -110,7 +112,7 @@ fn scalars_where_a_batch_is_needed() {
             "{error}"
         );
 
-        let error = "needs rows, but value is a scalar: it has no axis 0 to cut";
+        let error = "needs rows, but value is a scalar: it has no axis 0 to split";
         let scalar = || HostTensor::scalar(1i64);
         refused(Dataset::from_slices(scalar()), &format!("from_slices {error}"));
         broken(Dataset::from_items([scalar()]).unbatch::<i64>(), 0, &format!("unbatch {error}"));

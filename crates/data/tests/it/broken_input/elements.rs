@@ -17,11 +17,12 @@ fn elements_that_do_not_fit_together() {
             rows.batch(3),
             0,
             &format!(
-                "batch 0 cannot be put together from its 3 elements: at value: element 2 {differs}; values are never broadcast; all elements of a batch need one {advice}"
+                "batch 0 cannot be assembled from its 3 elements: at value: element 2 {differs}; values \
+                 are never broadcast; all elements of a batch need the same {advice}"
             ),
         );
         let error =
-            "padded_batch: value of element 2 cannot be padded: axis 0 has size 3, more than the 2 asked for";
+            "padded_batch: value of element 2 cannot be padded: axis 0 has size 3, more than the requested 2";
         broken(rows.padded_batch(4, Padding::new().sizes([vec![Some(2)]])), 0, error);
 
         // Where nobody needs the type, it is not asked for.
@@ -49,7 +50,7 @@ fn functions_that_fail_or_panic() {
         let panicked =
             |operation| format!("the function given to {operation} panicked at element 5: no five");
         broken(data.try_map(fail), 5, error);
-        broken(data.try_map_parallel(2, fail), 5, error);
+        broken(data.try_map_parallel(2, fail), 5, "map_parallel failed at element 5: no five");
         broken(data.skip(2).try_map(fail), 3, "map failed at element 3: no five");
         broken(data.map(panics), 5, &panicked("map"));
         broken(data.map_parallel(2, panics), 5, &panicked("map_parallel"));

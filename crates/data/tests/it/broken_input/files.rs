@@ -70,7 +70,8 @@ fn tfrecord_with_a_wrong_crc() {
         let flipped = |at: usize, what: &str| {
             let mut bytes = records(3);
             bytes[at] ^= 1;
-            let advice = "the file is damaged, or is not a TFRecord file, or is compressed in another way than was said";
+            let advice = "the file is damaged, or is not a TFRecord file, or has another compression than \
+                          the given one";
             broken(
                 tfrecord(bytes),
                 1,
@@ -118,20 +119,20 @@ fn bad_gzip_and_zlib() {
             2,
             "cannot read 'a.txt.gz': its gzip stream is damaged at byte 8, unpacked: unexpected end of file",
         );
-        let rows = Csv::bytes("a.csv.gz", torn(&gzip(b"1,2\n3,4\n"))).header(false);
+        let rows = Csv::bytes("a.csv.gz", torn(&gzip(b"1,2\n3,4\n"))).without_header();
         let error =
             "cannot read 'a.csv.gz': its gzip stream is damaged at byte 8, unpacked: unexpected end of file";
         broken(rows.features().unwrap(), 2, error);
         let followed = text_lines(file("a.txt.gz", [gzip(b"one\n"), b"more".to_vec()].concat()));
-        let error =
-            "its gzip stream is damaged at byte 4, unpacked: it ends here, and what follows is no part of it";
+        let error = "its gzip stream is damaged at byte 4, unpacked: it ends here, and the bytes that follow are \
+             not part of it";
         broken(followed, 1, &format!("cannot read 'a.txt.gz': {error}"));
     });
 }
 
 /// The output of a damaged stream is not a row, record or header. The checksum at its end gives the reason.
 #[test]
-fn a_damaged_stream_is_named_before_what_came_out_of_it() {
+fn a_damaged_stream_is_an_error_before_its_contents_are_parsed() {
     distribute_testing::watched(|| {
         // Stored as they are, so that a byte changes in place.
         let stored = |bytes: &[u8]| {
@@ -152,19 +153,20 @@ fn a_damaged_stream_is_named_before_what_came_out_of_it() {
         };
         let text: String = (0..200_000).map(|i| format!("{i},1\n")).collect();
         for threads in [1, 3] {
-            let rows = Csv::bytes("a.csv.gz", damaged(text.as_bytes(), b"\n60000,", b"\n6?")).header(false);
+            let rows =
+                Csv::bytes("a.csv.gz", damaged(text.as_bytes(), b"\n60000,", b"\n6?")).without_header();
             let error = format!("cannot read 'a.csv.gz': {}", why(text.len()));
             broken(rows.threads(threads).features().unwrap(), 60_000, &error);
         }
         // Of two files the second.
         let whole = distribute_data::Location::bytes("a.csv.gz", stored(b"1,2\n"));
         let second = distribute_data::Location::bytes("b.csv.gz", damaged(b"1,2\n", b"1,", b"x"));
-        let rows = Csv::files([whole, second]).header(false).features().unwrap();
+        let rows = Csv::files([whole, second]).without_header().features().unwrap();
         broken(rows, 1, &format!("cannot read 'b.csv.gz': {}", why(4)));
         let data = tfrecord(damaged(&records(3), &[1; 4], &[2]));
         broken(data, 1, &format!("cannot read 'a.tfrecord': {}", why(60)));
         // Where the stream is whole, the row is to blame.
-        let rows = Csv::bytes("a.csv.gz", stored(b"1,2\n1,x\n")).header(false).features().unwrap();
+        let rows = Csv::bytes("a.csv.gz", stored(b"1,2\n1,x\n")).without_header().features().unwrap();
         broken(rows, 1, "'a.csv.gz', line 2, column 2: found \"x\", expected a number (float32)");
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.npy");
@@ -192,7 +194,8 @@ fn records_that_are_not_the_examples_asked_for() {
         broken(
             data("missing", Example::default().encode()),
             1,
-            "'e.tfrecord', record 1, feature 'x': missing, expected floats of shape [2]: a default would stand in for it",
+            "'e.tfrecord', record 1, feature 'x': missing, expected floats of shape [2]: a default would \
+             replace it",
         );
         broken(
             data("kind", Example::from([("x", [1, 2].into())]).encode()),
@@ -271,7 +274,7 @@ fn tar_files() {
         broken(data(&whole[..2049]), 1, "'a.tar', byte 2049: the file ends, 511 bytes early or more");
         let mut flipped = whole.clone();
         flipped[1024] ^= 1;
-        let error = "'a.tar', byte 1024: this is no header of a tar file: its checksum is wrong";
+        let error = "'a.tar', byte 1024: this is not the header of a tar file: its checksum is wrong";
         broken(data(&flipped), 0, error);
         broken(samples("/none/a"), 0, "cannot read '/none/a': No such file or directory (os error 2)");
     });
@@ -290,7 +293,7 @@ fn parquet_files() {
 
 #[test]
 fn arrays_of_numpy() {
-    let error = "'a.npy', byte 0: this is no .npy file: it doesn't begin with \\x93NUMPY";
+    let error = "'a.npy', byte 0: this is not a .npy file: it does not begin with \\x93NUMPY";
     refused(read_npy(file("a.npy", "no array")), error);
     let header =
         b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (99999999,), }     \n";

@@ -42,7 +42,7 @@ fn rows_of_csv() {
                 };
                 let skipped = SkippedRecords::new();
                 let text: String = (0..90_000).map(row).collect();
-                let many = Csv::bytes("a.csv", text).header(false).threads(threads).skip_broken(&skipped);
+                let many = Csv::bytes("a.csv", text).without_header().threads(threads).skip_broken(&skipped);
                 let many = many.labelled(1).unwrap();
                 let labels: Vec<i64> = kept(&many, &skipped, 90, "line 8, column 1: found \"?\"")
                     .into_iter()
@@ -172,7 +172,7 @@ fn samples_of_tar_files() {
         assert_eq!(keys(twice, 1, "sample 'b' has two files 'txt'"), "acz");
         let mut header = tar(&["a.txt", "b.txt", "c.txt", "d.txt"]);
         header[2048] ^= 1;
-        assert_eq!(keys(header, 1, "'a.tar', byte 2048: this is no header"), "az");
+        assert_eq!(keys(header, 1, "'a.tar', byte 2048: this is not the header"), "az");
     });
 }
 

@@ -71,7 +71,7 @@ fn rows_of_several_files_are_a_dataset() {
 }
 
 #[test]
-fn batches_go_on_over_row_groups_whatever_the_compression() {
+fn batches_span_row_groups_for_each_compression() {
     let zstd = Compression::ZSTD(ZstdLevel::default());
     let gzip = Compression::GZIP(Default::default());
     for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::LZ4_RAW, zstd, gzip] {
@@ -127,7 +127,7 @@ fn lists_of_one_length_are_rows_and_others_are_refused_by_row() {
     null.append_value([Some(1), Some(2)]);
     null.append_value([Some(1), None]);
     let error = read(&plain("v", null.finish())).unwrap_err();
-    let advice = "`Parquet::default` gives one, `Parquet::mask` says where";
+    let advice = "`Parquet::default` sets one, `Parquet::mask` marks the rows";
     let expected = format!("'p.parquet', column 'v': row 1 is null, for which int64 has no value; {advice}");
     assert_eq!(error.to_string(), expected);
 }
@@ -146,18 +146,18 @@ fn a_null_is_nan_among_floats_and_elsewhere_an_error_with_its_row() {
 }
 
 #[test]
-fn categories_are_what_they_stand_for_and_dates_are_refused() {
+fn categories_are_read_as_values_and_dates_are_refused() {
     let mut builder = StringDictionaryBuilder::<Int8Type>::new();
     ["b", "a", "b"].into_iter().for_each(|text| builder.append_value(text));
     let categories = &read(&plain("c", builder.finish())).unwrap()[0]["c"];
     assert_eq!(*categories, HostTensor::vector(vec![b"b".to_vec(), b"a".to_vec(), b"b".to_vec()]));
     let error = read(&plain("d", Date32Array::from(vec![1]))).unwrap_err();
-    let expected = "'p.parquet', column 'd': tensors have no type Date32; leave the column out";
+    let expected = "'p.parquet', column 'd': tensors have no type Date32; omit the column";
     assert_eq!(error.to_string(), expected);
 }
 
 #[test]
-fn wherever_it_is_cut_it_is_an_error_and_a_changed_byte_never_panics() {
+fn a_file_truncated_anywhere_is_an_error_and_a_changed_byte_never_panics() {
     let bytes = file(numbers(), Compression::SNAPPY);
     for cut in 0..bytes.len() {
         let error = read(&Parquet::file(Location::bytes("cut", bytes[..cut].to_vec()))).unwrap_err();
@@ -188,7 +188,7 @@ fn large_rows(sizes: impl IntoIterator<Item = usize>) -> Vec<u8> {
 
 /// 1024 rows of 1 MB were once read together.
 #[test]
-fn rows_are_read_as_many_at_a_time_as_their_size_allows() {
+fn the_size_of_rows_limits_the_number_read_at_a_time() {
     const KB: usize = 1 << 10;
     let bytes = large_rows([vec![10; 2000], vec![200 * KB; 300], vec![10; 2000]].concat());
     let file = Location::bytes("p.parquet", bytes);

@@ -31,10 +31,10 @@ fn text(parquet: &Parquet) -> String {
 }
 
 #[test]
-fn what_is_missing_is_an_error_a_default_or_a_mask() {
+fn missing_values_are_an_error_a_default_or_a_mask() {
     let error = text(&file("null-int.parquet"));
-    let expected = "'null-int.parquet', column 'n': row 1 is null, for which int64 has no value; `Parquet::default` gives one, \
-                    `Parquet::mask` says where";
+    let expected = "'null-int.parquet', column 'n': row 1 is null, for which int64 has no value; \
+                    `Parquet::default` sets one, `Parquet::mask` marks the rows";
     assert_eq!(error, expected);
     let filled = columns(&file("null-int.parquet").default("n", -1));
     assert_eq!(filled["n"].to_vec::<i64>().unwrap(), [1, -1]);
@@ -51,8 +51,8 @@ fn what_is_missing_is_an_error_a_default_or_a_mask() {
     assert_eq!(columns["x_there"].to_vec::<bool>().unwrap(), [true, false, true]);
     assert!(text(&polars()).contains("column 'name': row 1 is null"));
     let wrong = text(&polars().default("name", 7));
-    assert_eq!(wrong, "'null-polars.parquet', column 'name': its default, 7, is no value of string");
-    assert!(text(&polars().default("age", 40_000)).contains("its default, 40000, is no value of int16"));
+    assert_eq!(wrong, "'null-polars.parquet', column 'name': its default, 7, is not a value of string");
+    assert!(text(&polars().default("age", 40_000)).contains("its default, 40000, is not a value of int16"));
     let unknown = polars().default("z", 1).open().unwrap_err();
     assert_eq!(unknown.to_string(), "'null-polars.parquet' has no column 'z'; it has age, name, ok, x");
     for mask in [polars().mask("ok", "age"), polars().mask("ok", "x_there")] {
@@ -72,8 +72,8 @@ fn lists_of_different_lengths_are_elements_for_padded_batch() {
     let padding: Padding = Default::default();
     let batch = file("ragged.parquet").dataset().padded_batch(3, padding).iter().next().unwrap().unwrap();
     assert_eq!(batch["l"], HostTensor::new(vec![1i64, 2, 0, 3, 0, 0, 4, 5, 6], [3, 3]).unwrap());
-    let expected = "'ragged.parquet', column 'l': rows have the shapes [2] and [1], and a batch needs one: `Parquet::dataset` \
-                    gives each row as an element, which `padded_batch` puts together";
+    let expected = "'ragged.parquet', column 'l': rows have the shapes [2] and [1], and a batch needs one: \
+                    `Parquet::dataset` has each row as an element, for `padded_batch`";
     assert_eq!(text(&file("ragged.parquet")), expected);
 
     let lists =
@@ -116,8 +116,8 @@ fn fields_of_structures_are_columns() {
 #[test]
 fn two_columns_of_one_name_are_refused_or_read_by_their_places() {
     let refused = |parquet: Parquet| parquet.open().unwrap_err().to_string();
-    let expected = "'twice.parquet', column 'a': several columns have this name: ask for them by their places, 0 and 1: \
-                    `Parquet::columns([0, 1])`";
+    let expected = "'twice.parquet', column 'a': several columns have this name: select them by position, \
+                    0 and 1: `Parquet::columns([0, 1])`";
     assert_eq!(refused(file("twice.parquet")), expected);
     assert_eq!(refused(file("twice.parquet").columns(["a"])), expected);
     let both = columns(&file("twice.parquet").columns([0, 1]));
@@ -134,8 +134,8 @@ fn two_columns_of_one_name_are_refused_or_read_by_their_places() {
 fn two_fields_of_one_name_in_a_structure_are_refused_and_the_others_are_read() {
     let twice = || file("twice-field-pyarrow.parquet");
     let refused = |parquet: Parquet| parquet.open().unwrap_err().to_string();
-    let fields = "several fields of its structure have this name, and cannot be told apart: ask for others by \
-                  `Parquet::columns`, or write the file with a name for each field";
+    let fields = "several fields of its structure have this name, and cannot be distinguished: select \
+                  others by `Parquet::columns`, or write the file with a name for each field";
     for (parquet, name) in [
         (twice(), "s.x"),
         (twice().columns(["s"]), "s.x"),
@@ -157,12 +157,11 @@ fn a_page_with_another_checksum_is_an_error_is_read_as_it_is_or_left_out() {
     let error = text(&file("crc.parquet"));
     assert!(
         error.starts_with("'crc.parquet', byte ")
-            && error.contains(
-                ": page 0 of column 'x' in row group 0 has another checksum than was stored with it"
-            ),
+            && error
+                .contains(": page 0 of column 'x' in row group 0 has another checksum than the stored one"),
         "{error}"
     );
-    let as_it_is = columns(&file("crc.parquet").checksums(false));
+    let as_it_is = columns(&file("crc.parquet").skip_checksums());
     assert_eq!(as_it_is["x"].to_vec::<i64>().unwrap()[3], 3001);
     let skipped = SkippedRecords::new();
     assert_eq!(rows(file("crc.parquet").skip_broken(&skipped)).len(), 0);

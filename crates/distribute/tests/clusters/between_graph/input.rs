@@ -2,21 +2,20 @@
 
 use crate::between_graph::support::worker;
 use crate::support::log_of;
-use distribute::between_graph::ParameterServerStrategy;
+use distribute::between_graph::AsyncWorkerStrategy;
 use distribute::data::AutoShardPolicy;
-use distribute::prelude::*;
-use distribute::{InputOptions, LocalCluster};
+use distribute::{LocalCluster, prelude::*};
 use distribute_testing::watched;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Returns the ids of each replica of a strategy, step by step.
-fn steps(batches: &distribute::DistributedDataset<HostTensor>) -> Vec<Vec<Vec<i64>>> {
+fn steps(batches: &distribute::input::DistributedDataset<HostTensor>) -> Vec<Vec<Vec<i64>>> {
     let ids = |piece: &HostTensor| piece.to_vec::<i64>().unwrap();
     batches.iter().map(|step| step.unwrap().iter().map(ids).collect()).collect()
 }
 
-pub fn two(replicas: usize) -> [ParameterServerStrategy; 2] {
+pub fn two(replicas: usize) -> [AsyncWorkerStrategy; 2] {
     let cluster = LocalCluster::new(2, 1).unwrap();
     [0, 1].map(|number| worker(&cluster, number, replicas))
 }
@@ -34,7 +33,7 @@ fn psv1_12_workers_take_global_batches_in_turn_and_cut_them_for_their_replicas()
 
 // PSV1-12
 #[test]
-fn psv1_12_workers_read_files_of_their_own_where_there_are_enough() {
+fn psv1_12_workers_read_separate_files_if_there_are_enough() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let paths: Vec<_> = (0..3).map(|file| folder.path().join(format!("{file}.txt"))).collect();
@@ -58,7 +57,7 @@ fn psv1_12_workers_read_files_of_their_own_where_there_are_enough() {
 
 // PSV1-12
 #[test]
-fn psv1_12_parting_over_workers_can_be_switched_off_and_replicas_still_share() {
+fn psv1_12_sharding_over_workers_can_be_disabled_and_replicas_still_share() {
     watched(|| {
         let off = InputOptions { auto_shard_policy: AutoShardPolicy::Off, ..Default::default() };
         for strategy in two(2) {
@@ -70,7 +69,7 @@ fn psv1_12_parting_over_workers_can_be_switched_off_and_replicas_still_share() {
 
 // PSV1-3, PSV1-12, FN-1
 #[test]
-fn psv1_3_a_function_is_called_once_for_each_worker_and_told_which_it_is() {
+fn psv1_3_a_function_is_called_once_for_each_worker_with_its_index() {
     watched(|| {
         let of = two(2).map(|strategy| {
             let batches = strategy.distribute_datasets_from_function(|context| {
@@ -88,7 +87,7 @@ fn psv1_3_a_function_is_called_once_for_each_worker_and_told_which_it_is() {
 
 // PSV1-12, AS-5
 #[test]
-fn psv1_12_with_fewer_files_than_workers_batches_are_parted_and_that_is_told() {
+fn psv1_12_with_fewer_files_than_workers_batches_are_split_with_a_warning() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("0.txt");
@@ -118,7 +117,7 @@ fn psv1_12_with_fewer_files_than_workers_batches_are_parted_and_that_is_told() {
 
 // PSV1-12
 #[test]
-fn psv1_12_by_data_every_worker_makes_its_own_elements_and_skips_the_others() {
+fn psv1_12_by_data_every_worker_reads_its_elements_and_skips_the_others() {
     watched(|| {
         for strategy in two(1) {
             let made = Arc::new(AtomicUsize::new(0));

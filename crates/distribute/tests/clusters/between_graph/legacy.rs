@@ -2,10 +2,10 @@
 
 use crate::between_graph::input::two;
 use crate::between_graph::support::worker;
-use distribute::between_graph::ParameterServerStrategy;
+use distribute::between_graph::AsyncWorkerStrategy;
+use distribute::input::InputReplicationMode;
 use distribute::legacy::{Legacy, SessionConfig};
-use distribute::prelude::*;
-use distribute::{CentralStorageStrategy, Error, InputReplicationMode, LocalCluster};
+use distribute::{CentralStorageStrategy, Error, LocalCluster, prelude::*};
 use distribute_testing::watched;
 
 /// Returns the ids of each replica, step by step, until the end.
@@ -27,7 +27,7 @@ fn all(
 
 // LEG-1, PSV1-12
 #[test]
-fn leg_1_and_psv1_12_between_graphs_each_replica_takes_the_next_whole_batch() {
+fn leg_1_and_psv1_12_between_graphs_each_replica_takes_the_next_complete_batch() {
     watched(|| {
         let of = two(2).map(|strategy| {
             let mut inputs = strategy.make_dataset_iterator(Dataset::range(14).batch(2)).unwrap();
@@ -45,7 +45,7 @@ fn leg_1_and_psv1_12_between_graphs_each_replica_takes_the_next_whole_batch() {
 
 // LEG-1
 #[test]
-fn leg_1_elsewhere_a_dataset_iterator_cuts_global_batches() {
+fn leg_1_a_dataset_iterator_of_other_strategies_splits_global_batches() {
     let strategy = MirroredStrategy::cpus(2).unwrap();
     let mut inputs = strategy.make_dataset_iterator(Dataset::range(4).batch(4)).unwrap();
     assert_eq!(all(&strategy, &mut inputs), [[vec![0, 1], vec![2, 3]]]);
@@ -53,7 +53,7 @@ fn leg_1_elsewhere_a_dataset_iterator_cuts_global_batches() {
 
 // LEG-3, PSV1-3
 #[test]
-fn leg_3_between_graphs_an_input_function_is_told_which_worker_it_is_of() {
+fn leg_3_between_graphs_an_input_function_gets_its_worker() {
     watched(|| {
         let of = two(2).map(|strategy| {
             let make = |context: distribute::data::InputContext| {
@@ -70,7 +70,7 @@ fn leg_3_between_graphs_an_input_function_is_told_which_worker_it_is_of() {
 }
 
 #[test]
-fn experimental_run_takes_one_element_for_each_replica_and_call() {
+fn experimental_run_consumes_one_element_for_each_replica_and_call() {
     let strategy = MirroredStrategy::cpus(2).unwrap();
     let made =
         strategy.make_input_fn_iterator(|_| Ok(Dataset::range(6).batch(1)), InputReplicationMode::PerWorker);
@@ -125,7 +125,7 @@ fn psv1_7_a_sessions_settings_are_updated_in_a_copy_as_each_strategy_needs_them(
     assert!(!after.isolate_session_state);
     let mirrored = MirroredStrategy::cpus(2).unwrap().update_config_proto(&given).unwrap();
     assert_eq!(mirrored, SessionConfig { isolate_session_state: true, ..given.clone() });
-    let alone = ParameterServerStrategy::new(0).unwrap().update_config_proto(&given).unwrap();
+    let alone = AsyncWorkerStrategy::new(0).unwrap().update_config_proto(&given).unwrap();
     assert!(alone.isolate_session_state);
     // The others change nothing.
     let central = CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0").unwrap();

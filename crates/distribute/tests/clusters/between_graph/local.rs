@@ -1,19 +1,21 @@
 //! A strategy without a cluster.
 
-use distribute::between_graph::ParameterServerStrategy;
+use distribute::between_graph::AsyncWorkerStrategy;
+use distribute::cluster::ClusterSpec;
 use distribute::cluster::resolver::SimpleClusterResolver;
 use distribute::prelude::*;
-use distribute::{DeviceName, Variable, VariableAggregation, VariablePlacement};
+use distribute::strategy::{DeviceName, VariablePlacement};
+use distribute::variables::VariableAggregation;
 use std::time::Duration;
 
-fn alone<'a>(devices: impl IntoIterator<Item = &'a str>) -> ParameterServerStrategy {
+fn alone<'a>(devices: impl IntoIterator<Item = &'a str>) -> AsyncWorkerStrategy {
     let none = SimpleClusterResolver::new(ClusterSpec::new());
     let settings = distribute::ParameterServerStrategy::builder().cluster_resolver(none);
-    ParameterServerStrategy::of(settings.devices(devices)).unwrap()
+    AsyncWorkerStrategy::of(settings.devices(devices)).unwrap()
 }
 
 #[test]
-fn psv1_5_alone_on_one_device_everything_is_there() {
+fn psv1_5_a_single_device_has_everything() {
     let strategy = alone(["cpu:3"]);
     let here = DeviceName::cpu(3);
     assert_eq!(
@@ -24,12 +26,12 @@ fn psv1_5_alone_on_one_device_everything_is_there() {
     assert_eq!(variable.devices(), [here]);
     assert_eq!((strategy.workers(), strategy.worker()), (1, 0));
     assert!(strategy.placement().is_none());
-    assert!(strategy.is_chief() && strategy.should_checkpoint());
+    assert!(strategy.is_chief());
     strategy.finish(Duration::ZERO).unwrap();
 }
 
 #[test]
-fn psv1_5_alone_on_several_devices_variables_are_on_the_cpu() {
+fn psv1_5_without_servers_several_devices_have_variables_on_the_cpu() {
     let strategy = alone(["cpu:1", "cpu:2"]);
     assert_eq!(strategy.extended().variable_placement(), VariablePlacement::Central(DeviceName::cpu(0)));
     assert_eq!(strategy.extended().parameter_devices(), [DeviceName::cpu(0)]);
@@ -44,7 +46,7 @@ fn psv1_5_alone_on_several_devices_variables_are_on_the_cpu() {
 #[test]
 fn psv1_1_without_a_cluster_a_number_of_gpus_is_enough() {
     // Nothing in this process's environment names a cluster.
-    let strategy = ParameterServerStrategy::new(0).unwrap();
+    let strategy = AsyncWorkerStrategy::new(0).unwrap();
     assert_eq!(strategy.extended().worker_devices(), [DeviceName::cpu(0)]);
     assert!(strategy.cluster_resolver().is_none());
     let steps = strategy.global_step().unwrap();

@@ -1,18 +1,18 @@
 //! Tasks that are processes, and that find their cluster in `TF_CONFIG`.
 
 use crate::between_graph::support::PATIENCE;
-use distribute::between_graph::{self, ParameterServerStrategy};
-use distribute::prelude::*;
+use distribute::between_graph::{self, AsyncWorkerStrategy};
+use distribute::cluster::resolver::TfConfigClusterResolver;
 use distribute_testing::{Port, child, watched};
 
 const STEPS: i64 = 30;
 
 /// Runs one task, of any kind.
 fn program() -> distribute::Result<()> {
-    if between_graph::serve(&TfConfigClusterResolver::from_env()?)? {
+    if between_graph::serve(&TfConfigClusterResolver::from_env()?)?.has_served() {
         return Ok(());
     }
-    let strategy = ParameterServerStrategy::new(0)?;
+    let strategy = AsyncWorkerStrategy::new(0)?;
     let steps = strategy.global_step()?;
     strategy.ready(PATIENCE)?;
     while steps.read::<i64>()? < STEPS {

@@ -29,7 +29,7 @@ fn train(strategy: &Strategy, trainer: &Trainer<'_>) -> distribute::Result<runne
 
 // PSV1-1, PSV1-4, GNN-4
 #[test]
-fn gnn_4_each_worker_runs_its_own_epochs_and_waits_for_nobody() {
+fn gnn_4_each_worker_runs_separate_epochs_without_waiting() {
     watched(|| {
         let histories = all(2, 2, |strategy| {
             // Worker 1 ends early, which must not hold up worker 0.
@@ -52,7 +52,7 @@ fn gnn_4_each_worker_runs_its_own_epochs_and_waits_for_nobody() {
 
 // PSV1-1
 #[test]
-fn psv1_1_what_needs_a_common_step_is_refused_and_says_what_to_do() {
+fn psv1_1_operations_that_need_a_common_step_are_refused_with_advice() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let told = all(2, 1, |strategy| {
@@ -61,7 +61,7 @@ fn psv1_1_what_needs_a_common_step_is_refused_and_says_what_to_do() {
             Ok([("backup", backup.to_string()), ("save_best", best.to_string())])
         });
         for (what, error) in told.into_iter().flatten() {
-            assert!(error.contains(&format!("Trainer::{what} under workers")), "{error}");
+            assert!(error.contains(&format!("Trainer::{what} with workers")), "{error}");
             assert!(error.contains("on the chief in Trainer::on_epoch"), "{error}");
         }
     });

@@ -2,9 +2,9 @@
 
 use crate::between_graph::support::{PATIENCE, all, settings, worker};
 use candle_core::{Device, Tensor};
-use distribute::between_graph::ParameterServerStrategy;
-use distribute::prelude::*;
-use distribute::{DeviceName, Error, LocalCluster, Variable};
+use distribute::between_graph::AsyncWorkerStrategy;
+use distribute::strategy::DeviceName;
+use distribute::{Error, LocalCluster, prelude::*};
 use distribute_testing::watched;
 use std::time::Duration;
 
@@ -31,13 +31,13 @@ fn psv1_3_all_workers_see_the_same_variables() {
 
 // INV-63
 #[test]
-fn others_wait_for_what_the_chief_makes_and_say_for_what_they_have_waited() {
+fn others_wait_for_the_chiefs_variables_and_name_them_on_timeout() {
     watched(|| {
         let cluster = LocalCluster::new(2, 2).unwrap();
         let short = settings(&cluster, 1).join_timeout(Duration::from_millis(30));
-        let other = ParameterServerStrategy::of(short).unwrap();
+        let other = AsyncWorkerStrategy::of(short).unwrap();
         let error = other.scope(|| Variable::new("late", 1f32)).unwrap_err().to_string();
-        for part in ["variable late", "ps 0", "the chief makes variables", "30ms"] {
+        for part in ["variable late", "ps 0", "the chief creates variables", "30ms"] {
             assert!(error.contains(part), "{part} is not in {error}");
         }
         // Once the chief has made it, it is found.
@@ -52,7 +52,7 @@ fn others_wait_for_what_the_chief_makes_and_say_for_what_they_have_waited() {
 
 // PSV1-10
 #[test]
-fn psv1_10_one_name_is_one_variable_in_all_replicas_and_whenever_it_is_asked_for() {
+fn psv1_10_one_name_is_one_variable_in_all_replicas_and_requests() {
     watched(|| {
         let cluster = LocalCluster::new(1, 2).unwrap();
         let strategy = worker(&cluster, 0, 3);
@@ -71,7 +71,7 @@ fn psv1_10_one_name_is_one_variable_in_all_replicas_and_whenever_it_is_asked_for
 }
 
 #[test]
-fn psv1_10_another_variable_of_a_known_name_is_refused() {
+fn psv1_10_another_variable_of_an_existing_name_is_refused() {
     let strategy = MirroredStrategy::cpus(2).unwrap();
     let known = strategy.scope(|| Variable::new("v", HostTensor::vector(vec![1f32, 2.]))).unwrap();
     let get = |value: HostTensor| strategy.scope(|| Variable::builder("v", value).get_or_create());
@@ -116,7 +116,7 @@ fn psv1_10_a_device_moves_no_variable() {
 }
 
 #[test]
-fn a_chief_that_is_started_again_finds_what_it_had_made() {
+fn a_restarted_chief_finds_its_variables() {
     watched(|| {
         let cluster = LocalCluster::new(2, 2).unwrap();
         let make = |strategy: &Strategy| -> distribute::Result<Vec<Variable>> {
@@ -134,7 +134,7 @@ fn a_chief_that_is_started_again_finds_what_it_had_made() {
 
 // PSV1-10, VAR-5
 #[test]
-fn psv1_10_a_variable_made_by_all_replicas_at_once_is_one() {
+fn psv1_10_all_replicas_that_create_a_variable_get_the_same_one() {
     watched(|| {
         let cluster = LocalCluster::new(1, 1).unwrap();
         let strategy = worker(&cluster, 0, 3);

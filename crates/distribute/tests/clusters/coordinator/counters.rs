@@ -1,7 +1,8 @@
 //! Counters on servers that closures increment.
 
 use distribute::remote::WorkerContext;
-use distribute::{ClusterCoordinator, HostTensor, IndexedSlices, ParameterServerStrategy, Result, Variable};
+use distribute::tensor::IndexedSlices;
+use distribute::{ClusterCoordinator, HostTensor, ParameterServerStrategy, Result, Variable};
 
 pub const ROWS: usize = 10;
 

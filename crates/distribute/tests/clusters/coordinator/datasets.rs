@@ -1,6 +1,7 @@
 //! Datasets of workers that are killed.
 
-use crate::coordinator::support::{Cluster, is_task};
+use crate::coordinator::support::strategy;
+use crate::support::cluster::{Cluster, is_task};
 use distribute::remote::{Batches, WorkerContext};
 use distribute::{ClusterCoordinator, Dataset, HostTensor, Result};
 use distribute_testing::watched;
@@ -20,28 +21,28 @@ fn draw(worker: &WorkerContext, data: &Batches<HostTensor>) -> Result<(usize, Op
 
 // INV-61
 #[test]
-fn t6_a_worker_that_comes_back_goes_on_in_its_dataset() {
+fn t6_a_restarted_worker_resumes_its_dataset() {
     if is_task() {
         return;
     }
     watched(|| {
         let mut cluster =
-            Cluster::start("coordinator::datasets::t6_a_worker_that_comes_back_goes_on_in_its_dataset", 2, 1);
-        let strategy = cluster.strategy();
+            Cluster::start("coordinator::datasets::t6_a_restarted_worker_resumes_its_dataset", 2, 1);
+        let strategy = strategy(cluster.spec());
         let coordinator = ClusterCoordinator::new(&strategy).unwrap();
         let data = coordinator.create_per_worker_dataset(count_up, (60,)).unwrap();
         let mut drawn = Vec::<i64>::new();
         for round in 0.. {
             let draws: Vec<_> = (0..8).map(|_| coordinator.schedule(draw, (&data,)).unwrap()).collect();
             if round < 2 {
-                cluster.kill(round);
+                cluster.restart(round);
             }
             let numbers: Vec<_> =
                 coordinator.fetch(draws).unwrap().into_iter().map(|(_, drawn)| drawn).collect();
             drawn.extend(numbers.iter().flatten());
             let is_over = |worker: usize| {
                 let status = coordinator.status();
-                status.workers[worker].away.is_none()
+                status.workers[worker].disconnect_reason.is_none()
             };
             // Of each worker the rest, while the other one is idle.
             if numbers.iter().all(Option::is_none) && (0..2).all(is_over) && drawn.len() == 60 {
@@ -53,6 +54,6 @@ fn t6_a_worker_that_comes_back_goes_on_in_its_dataset() {
         assert_eq!(drawn, (0..60).collect::<Vec<i64>>());
         drop((coordinator, data));
         strategy.end_servers().unwrap();
-        cluster.has_ended();
+        cluster.wait_for_exit();
     });
 }

@@ -1,14 +1,15 @@
 //! Workers and servers that are killed while closures count.
 
 use crate::coordinator::counters::{ROWS, add, count, counters_of, make_counters, patient, read};
-use crate::coordinator::support::{Cluster, is_task, kills};
-use distribute::{ClusterCoordinator, Job};
+use crate::coordinator::support::{kills, settings, strategy};
+use crate::support::cluster::{Cluster, is_task};
+use distribute::ClusterCoordinator;
 use distribute_testing::{SplitMix, watched};
 use std::time::Duration;
 
 /// Kills workers and servers of this process from time to time, while closures count.
 fn count_under_kills(cluster: &mut Cluster, kills: usize, closures_each: i64) {
-    let strategy = cluster.strategy();
+    let strategy = strategy(cluster.spec());
     let coordinator = patient(&strategy);
     let counters = coordinator.create_per_worker_value(make_counters, ()).unwrap();
     let (mut random, mut expected) = (SplitMix(kills as u64), vec![0i64; ROWS]);
@@ -20,7 +21,7 @@ fn count_under_kills(cluster: &mut Cluster, kills: usize, closures_each: i64) {
         }
         // In the middle of it.
         let at = random.below(cluster.tasks().count());
-        cluster.kill(at);
+        cluster.restart(at);
     }
     coordinator.join().unwrap();
     assert_eq!(read(&counters_of(&strategy).unwrap()), expected);
@@ -30,15 +31,15 @@ fn count_under_kills(cluster: &mut Cluster, kills: usize, closures_each: i64) {
 
 // INV-59, INV-60
 #[test]
-fn each_closure_counts_once_whoever_is_killed() {
+fn each_closure_counts_once_if_any_process_is_killed() {
     if is_task() {
         return;
     }
     watched(|| {
         let mut cluster =
-            Cluster::start("coordinator::kills::each_closure_counts_once_whoever_is_killed", 2, 2);
+            Cluster::start("coordinator::kills::each_closure_counts_once_if_any_process_is_killed", 2, 2);
         count_under_kills(&mut cluster, kills(4), 100);
-        cluster.has_ended();
+        cluster.wait_for_exit();
     });
 }
 
@@ -52,13 +53,12 @@ fn workers_wait_for_a_lost_server_as_long_as_the_coordinators_strategy() {
         const TEST: &str =
             "coordinator::kills::workers_wait_for_a_lost_server_as_long_as_the_coordinators_strategy";
         let mut cluster = Cluster::start(TEST, 1, 2);
-        let strategy = cluster.settings().timeout(Duration::from_secs(3)).build().unwrap();
+        let strategy = settings(cluster.spec()).timeout(Duration::from_secs(3)).build().unwrap();
         let coordinator = ClusterCoordinator::builder(&strategy).server_failures(1).build().unwrap();
         let counters = coordinator.create_per_worker_value(make_counters, ()).unwrap();
         coordinator.schedule(count, (&counters, 0)).unwrap();
         coordinator.join().unwrap();
-        let server = cluster.tasks().position(|task| task.job == Job::Ps).unwrap();
-        cluster.end(server);
+        cluster.kill(cluster.server(0));
         coordinator.schedule(count, (&counters, 0)).unwrap();
         let error = coordinator.join().unwrap_err().to_string();
         assert!(error.contains("within 3s") || error.contains("3.0 s"), "{error}");

@@ -3,16 +3,19 @@
 
 mod counters;
 mod datasets;
+mod files;
 mod kills;
 mod restarts;
 mod support;
 
+use crate::support::cluster::{Cluster, is_task};
 use crate::support::on_cluster;
 use counters::{count, make_counters, patient};
+use distribute::cluster::Job;
 use distribute::remote::WorkerContext;
-use distribute::{ClusterCoordinator, Error, Job, Result};
+use distribute::{ClusterCoordinator, Error, Result};
 use distribute_testing::watched;
-use support::{Cluster, is_task};
+use support::strategy;
 
 #[distribute::remote]
 fn refuse(_worker: &WorkerContext) -> Result<()> {
@@ -38,6 +41,22 @@ fn cc_1_and_cc_7_of_a_strategy_there_is_one_coordinator_and_errors_are_typed() {
     });
 }
 
+#[test]
+fn a_builder_refuses_other_settings_than_those_of_the_strategys_coordinator() {
+    watched(|| {
+        let strategy = on_cluster(1, 1);
+        let coordinator = ClusterCoordinator::builder(&strategy).queue(9).build().unwrap();
+        let error = ClusterCoordinator::builder(&strategy).queue(10).build().unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains("whose queue is 9, not 10"), "{error}");
+        let the_same = ClusterCoordinator::builder(&strategy).queue(9).build().unwrap();
+        assert!(the_same == coordinator && ClusterCoordinator::new(&strategy).unwrap() == coordinator);
+        // Without a handle, the strategy has no coordinator, and a new one takes any settings.
+        drop((coordinator, the_same));
+        ClusterCoordinator::builder(&strategy).queue(10).build().unwrap();
+    });
+}
+
 // T3: the constructor waits for nobody whom it does not need.
 #[test]
 fn t3_an_evaluator_of_the_cluster_is_not_waited_for() {
@@ -46,8 +65,8 @@ fn t3_an_evaluator_of_the_cluster_is_not_waited_for() {
     }
     watched(|| {
         const TEST: &str = "coordinator::t3_an_evaluator_of_the_cluster_is_not_waited_for";
-        let cluster = Cluster::start_with(TEST, 1, 1, &[Job::Evaluator]);
-        let strategy = cluster.strategy();
+        let cluster = Cluster::builder(TEST, 1, 1).with(Job::Evaluator).start();
+        let strategy = strategy(cluster.spec());
         let coordinator = patient(&strategy);
         let counters = coordinator.create_per_worker_value(make_counters, ()).unwrap();
         let row = coordinator.schedule(count, (&counters, 3)).unwrap();
@@ -56,6 +75,6 @@ fn t3_an_evaluator_of_the_cluster_is_not_waited_for() {
         assert_eq!(coordinator.status().workers.len(), 1);
         drop((coordinator, counters));
         strategy.end_servers().unwrap();
-        cluster.has_ended();
+        cluster.wait_for_exit();
     });
 }

@@ -1,12 +1,14 @@
 //! Any task is killed, even the coordinator, which then resumes its job from its last checkpoint.
 //!
-//! `DISTRIBUTE_TEST_KILLS=1000 cargo test -p distribute --test coordinator restarts -- --nocapture` kills more often,
+//! `DISTRIBUTE_TEST_KILLS=1000 cargo test -p distribute --test clusters restarts -- --nocapture` kills more often,
 //! and prints the time after each kill until the next round of closures was over.
 
 use crate::coordinator::counters::{ROWS, add, count, counters_of, make_counters, patient, read};
-use crate::coordinator::support::{Cluster, MINUTE, is_task_or, kills, strategy};
-use distribute::cluster::Stopwatch;
-use distribute::{Checkpoint, CheckpointManager, ClusterSpec, HostTensor, Job};
+use crate::coordinator::support::{kills, strategy};
+use crate::support::cluster::{Cluster, MINUTE, is_task_or};
+use distribute::checkpoint::CheckpointManager;
+use distribute::cluster::{ClusterSpec, Job, Stopwatch};
+use distribute::{Checkpoint, HostTensor};
 use distribute_testing::{SplitMix, watched_for};
 use std::collections::BTreeMap;
 use std::fs;
@@ -77,33 +79,34 @@ fn coordinate(spec: ClusterSpec, folder: &Path) {
 
 // INV-59, INV-60, FT-7
 #[test]
-fn ft_7_a_coordinator_that_is_killed_takes_up_its_job_and_each_closure_counts_once() {
-    const TEST: &str = "coordinator::restarts::ft_7_a_coordinator_that_is_killed_takes_up_its_job_and_each_closure_counts_once";
+fn ft_7_a_killed_coordinator_resumes_its_job_and_each_closure_counts_once() {
+    const TEST: &str =
+        "coordinator::restarts::ft_7_a_killed_coordinator_resumes_its_job_and_each_closure_counts_once";
     if is_task_or(coordinate) {
         return;
     }
     let kills = kills(6);
     // That nothing hangs is seen at each kill.
     watched_for(MINUTE * (kills as u32).div_ceil(20), move || {
-        let mut cluster = Cluster::start_with(TEST, 3, 2, &[Job::Chief]);
+        let mut cluster = Cluster::builder(TEST, 3, 2).with(Job::Chief).start();
         let tasks: Vec<_> = cluster.tasks().cloned().collect();
         let mut random = SplitMix(kills as u64);
         let mut took = BTreeMap::<_, Vec<Duration>>::new();
         let next =
-            |cluster: &Cluster| cluster.hears(ROUND, MINUTE).expect("a round takes longer than a minute");
+            |cluster: &Cluster| cluster.next_line(ROUND, MINUTE).expect("a round takes longer than a minute");
         next(&cluster);
         for kill in 0..kills {
             // Somewhere in a round, whose end nobody waits for; the chief for certain.
-            cluster.hears("nothing", Duration::from_millis(random.below(100) as u64));
+            cluster.next_line("nothing", Duration::from_millis(random.below(100) as u64));
             let at = if kill == 0 { tasks.len() - 1 } else { random.below(tasks.len()) };
             let clock = Stopwatch::start();
-            cluster.kill(at);
+            cluster.restart(at);
             next(&cluster);
             took.entry(tasks[at].job.clone()).or_default().push(clock.elapsed());
         }
         fs::write(cluster.folder().join("end"), "").unwrap();
-        let ended = cluster.hears(ENDED, MINUTE).unwrap();
-        cluster.has_ended();
+        let ended = cluster.next_line(ENDED, MINUTE).unwrap();
+        cluster.wait_for_exit();
         for (job, mut took) in took {
             took.sort();
             let (half, most) = (took[took.len() / 2], took[took.len() - 1]);

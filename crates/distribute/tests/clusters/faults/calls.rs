@@ -1,9 +1,9 @@
 //! Replicas that do not make the same calls (MC-4, AR-1, GA-8; collectives T7).
 
-use crate::faults::support::{Training, fault, fault_on, healthy, says};
+use crate::faults::support::{Training, assert_message, fault, fault_on, healthy};
 use distribute::cluster::Fault;
-use distribute::prelude::*;
-use distribute::{Error, Leaf, Result, Tree};
+use distribute::tensor::{Leaf, Tree};
+use distribute::{Error, Result, prelude::*};
 use distribute_testing::watched;
 use std::sync::Mutex;
 
@@ -86,12 +86,12 @@ fn t7_every_pair_of_different_calls_names_both_replicas_calls_lines_step_and_rem
                     assert_eq!(blame.fault, Fault::Mismatch, "{text}");
                     let expected = if replicas == 2 { vec![0, 1] } else { vec![culprit] };
                     assert_eq!(blame.culprits, expected, "{text}");
-                    says(&error, &texts[..]);
-                    says(
+                    assert_message(&error, &texts[..]);
+                    assert_message(
                         &error,
                         &[&line_of(right_name), &line_of(odd_name), &format!("step {step}, call 1:")],
                     );
-                    says(
+                    assert_message(
                         &error,
                         &[
                             &format!("replica {culprit} called"),
@@ -130,7 +130,7 @@ fn mc_4_a_missing_an_additional_and_a_reordered_collective() {
                 };
                 let named = format!("replica {culprit} ");
                 let missing = run(&[sum_2, merge_i32]);
-                says(
+                assert_message(
                     &missing,
                     &[
                         "step 2, call 2",
@@ -146,14 +146,14 @@ fn mc_4_a_missing_an_additional_and_a_reordered_collective() {
                     &format!("replica {culprit} returned without making this call")[..],
                     "its last call was all_gather",
                 ];
-                says(&last_missing, &text);
-                says(
+                assert_message(&last_missing, &text);
+                assert_message(
                     &last_missing,
                     &["step 2, call 3", "in merge_call", &line_of("merge_i32"), &line_of("gather_0")],
                 );
                 assert_eq!(last_missing.blame().unwrap().fault, Fault::Returned);
                 let additional = run(&[sum_2, gather_0, merge_i32, sum_3]);
-                says(
+                assert_message(
                     &additional,
                     &[
                         &format!("replica {culprit} waits in all_reduce"),
@@ -166,7 +166,10 @@ fn mc_4_a_missing_an_additional_and_a_reordered_collective() {
                     assert_eq!(additional.blame().unwrap().culprits, [culprit]);
                 }
                 let reordered = run(&[gather_0, sum_2, merge_i32]);
-                says(&reordered, &["step 2, call 1", &named, &line_of("gather_0"), &line_of("sum_2")]);
+                assert_message(
+                    &reordered,
+                    &["step 2, call 1", &named, &line_of("gather_0"), &line_of("sum_2")],
+                );
             }
         }
     });
@@ -185,19 +188,22 @@ fn minimize_against_all_reduce_and_another_number_of_minimize_calls() {
                     &strategy,
                     |ctx| if is_odd(ctx) { sum_2(ctx) } else { training.minimize(ctx).map(drop) },
                 );
-            says(&error, &["minimize (", "calls.rs:", "all_reduce (SUM float32[2])", &line_of("sum_2")]);
-            says(&error, &[&format!("replica {odd} called all_reduce")]);
+            assert_message(
+                &error,
+                &["minimize (", "calls.rs:", "all_reduce (SUM float32[2])", &line_of("sum_2")],
+            );
+            assert_message(&error, &[&format!("replica {odd} called all_reduce")]);
 
             let before = training.model.variables.get("fc.weight").unwrap().to_vec2::<f32>().unwrap();
             let error = strategy.run((), |ctx, ()| {
                 (0..if is_odd(ctx) { 2 } else { 3 }).try_for_each(|_| training.minimize(ctx).map(drop))
             });
             let error = error.unwrap_err();
-            says(
+            assert_message(
                 &error,
                 &["call 3", "in minimize (", &format!("replica {odd} returned without making this call")],
             );
-            says(&error, &["its last call was minimize (", "calls.rs:", "same number of calls"]);
+            assert_message(&error, &["its last call was minimize (", "calls.rs:", "same number of calls"]);
             // Two steps were made, the third was not.
             assert_eq!(training.optimizer.finished_steps(), 2);
             let after = training.model.variables.get("fc.weight").unwrap().to_vec2::<f32>().unwrap();

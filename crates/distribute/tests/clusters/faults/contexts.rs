@@ -1,9 +1,9 @@
 //! Calls in a wrong context (ERR-1, ERR-2, RUN-11, MC-6, SCOPE-4).
 
-use crate::faults::support::{fault_on, healthy, says, tensor};
+use crate::faults::support::{assert_message, fault_on, healthy, tensor};
 use candle_core::{Tensor, Var};
-use distribute::prelude::*;
-use distribute::{ContextKind, Error};
+use distribute::context::ContextKind;
+use distribute::{Error, prelude::*};
 use distribute_testing::watched;
 use std::sync::Mutex;
 
@@ -24,12 +24,12 @@ fn err_2_a_context_of_a_run_that_is_over_is_stale_everywhere() {
             let strategy = MirroredStrategy::cpus(replicas).unwrap();
             let (stale, _) = kept(&strategy);
             let is_stale = |error: Error, operation: &str| {
-                says(
+                assert_message(
                     &error,
                     &[
                         operation,
                         "another run or thread (replica 0, step 1)",
-                        "use the one given to the closure",
+                        "use the one passed to the closure",
                     ],
                 );
                 assert!(
@@ -90,12 +90,12 @@ fn another_replicas_context_is_stale() {
 }
 
 #[test]
-fn backward_through_a_collective_outside_of_its_run_says_so_and_poisons_nothing() {
+fn backward_through_a_collective_outside_its_run_is_an_error_without_side_effects() {
     watched(|| {
         let strategy = MirroredStrategy::cpus(2).unwrap();
         let (_, loss) = kept(&strategy);
         let text = loss.backward().map(|_| ()).unwrap_err().to_string();
-        for part in ["backward through a collective", "belongs inside of its run", "replica 0, step 1"] {
+        for part in ["backward through a collective", "belongs inside its run", "replica 0, step 1"] {
             assert!(text.contains(part), "{text}");
         }
         // In the next run as well, where candle passes on text only: the typed error comes out.
@@ -135,7 +135,7 @@ fn a_collective_in_backward_of_one_replica_only_is_a_mismatch_with_its_forward_l
             Ok(())
         });
         assert_eq!(error.blame().unwrap().culprits, [1]);
-        says(
+        assert_message(
             &error,
             &["the gradient of call 1 leaf 0", "contexts.rs:", "replica 1 called", "replicas 0 and 2 called"],
         );
@@ -143,7 +143,7 @@ fn a_collective_in_backward_of_one_replica_only_is_a_mismatch_with_its_forward_l
 }
 
 #[test]
-fn run_11_run_inside_of_run_is_a_wrong_context_that_says_what_to_use() {
+fn run_11_a_nested_run_is_a_wrong_context_with_advice() {
     watched(|| {
         for replicas in 2..=4 {
             let strategy = MirroredStrategy::cpus(replicas).unwrap();
@@ -155,7 +155,7 @@ fn run_11_run_inside_of_run_is_a_wrong_context_that_says_what_to_use() {
                 (*operation, *required, *found),
                 ("run", ContextKind::CrossReplica, ContextKind::Replica)
             );
-            says(&error, &["merge_call"]);
+            assert_message(&error, &["merge_call"]);
             let error =
                 fault_on(&MirroredStrategy::cpus(replicas).unwrap(), |ctx| ctx.strategy().scope(|| Ok(())));
             assert!(matches!(error.root_cause(), Error::WrongContext { operation: "scope", .. }), "{error}");
@@ -164,7 +164,7 @@ fn run_11_run_inside_of_run_is_a_wrong_context_that_says_what_to_use() {
 }
 
 #[test]
-fn mc_6_run_inside_of_a_merge_function_is_allowed() {
+fn mc_6_run_inside_a_merge_function_is_allowed() {
     watched(|| {
         for replicas in 2..=4 {
             let strategy = MirroredStrategy::cpus(replicas).unwrap();
@@ -184,14 +184,14 @@ fn mc_6_run_inside_of_a_merge_function_is_allowed() {
                     })
                 })
             });
-            says(&error.unwrap_err(), &["returned without making this call", "contexts.rs:"]);
+            assert_message(&error.unwrap_err(), &["returned without making this call", "contexts.rs:"]);
             healthy(&strategy);
         }
     });
 }
 
 #[test]
-fn scope_run_inside_of_its_own_scope_is_allowed_and_of_another_is_mixed() {
+fn scope_run_in_its_own_scope_is_allowed_and_in_another_is_mixed() {
     watched(|| {
         let strategy = MirroredStrategy::cpus(2).unwrap();
         let other = MirroredStrategy::cpus(3).unwrap();
@@ -203,7 +203,7 @@ fn scope_run_inside_of_its_own_scope_is_allowed_and_of_another_is_mixed() {
             .unwrap();
         let error = strategy.scope(|| other.run((), |_, ()| Ok(()))).unwrap_err();
         assert!(matches!(error, Error::MixedStrategies { operation: "run", .. }), "{error}");
-        says(
+        assert_message(
             &error,
             &["MirroredStrategy (2 replicas", "MirroredStrategy (3 replicas", "leave its scope first"],
         );

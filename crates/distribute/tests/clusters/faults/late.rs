@@ -1,6 +1,6 @@
 //! A replica that misses the deadline.
 
-use crate::faults::support::{healthy, says};
+use crate::faults::support::{assert_message, healthy};
 use distribute::cluster::Fault;
 use distribute::prelude::*;
 use distribute::{Error, Result};
@@ -10,9 +10,13 @@ use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn impatient(replicas: usize) -> MirroredStrategy {
+fn impatient(replicas: usize) -> Strategy {
     let names: Vec<_> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
-    MirroredStrategy::with_timeout(names.iter().map(String::as_str), Duration::from_millis(50)).unwrap()
+    MirroredStrategy::builder()
+        .devices(names.iter().map(String::as_str))
+        .timeout(Duration::from_millis(50))
+        .build()
+        .unwrap()
 }
 
 /// A gate that holds the straggler until all others have timed out.
@@ -23,7 +27,7 @@ impl Gate {
         let (tell, wait) = mpsc::channel();
         Self(Mutex::new(tell), Mutex::new(wait))
     }
-    fn gave_up(&self) {
+    fn timed_out(&self) {
         self.0.lock().unwrap().send(()).unwrap();
     }
     fn wait_for(&self, others: usize) {
@@ -32,7 +36,7 @@ impl Gate {
 }
 
 #[test]
-fn a_late_replica_is_named_at_the_deadline_with_its_last_call_replica_0_too() {
+fn a_replica_that_times_out_is_named_with_its_last_call_even_replica_0() {
     watched(|| {
         for replicas in 2..=4 {
             for culprit in 0..replicas {
@@ -46,7 +50,7 @@ fn a_late_replica_is_named_at_the_deadline_with_its_last_call_replica_0_too() {
                     }
                     let result = ctx.all_gather(HostTensor::vector(vec![1i32]), 0);
                     if !late {
-                        gate.gave_up();
+                        gate.timed_out();
                     }
                     result
                 });
@@ -54,10 +58,10 @@ fn a_late_replica_is_named_at_the_deadline_with_its_last_call_replica_0_too() {
                 let blame = error.blame().unwrap();
                 assert_eq!(
                     (blame.fault, blame.culprits.as_slice()),
-                    (Fault::Late, &[culprit][..]),
+                    (Fault::TimedOut, &[culprit][..]),
                     "{error}"
                 );
-                says(
+                assert_message(
                     &error,
                     &[
                         "step 1: replica",
@@ -66,10 +70,10 @@ fn a_late_replica_is_named_at_the_deadline_with_its_last_call_replica_0_too() {
                         "raise the strategy's timeout",
                     ],
                 );
-                says(
+                assert_message(
                     &error,
                     &[&format!(
-                        "replica {culprit} has not come (its last call was all_reduce (SUM int32[]) at"
+                        "replica {culprit} did not arrive (its last call was all_reduce (SUM int32[]) at"
                     )],
                 );
                 healthy(&MirroredStrategy::cpus(replicas).unwrap());
@@ -92,27 +96,30 @@ fn a_slow_merge_function_is_given_up_by_the_others_and_its_own_error_wins() {
                     if fails { Err(Error::other("slow and wrong")) } else { Ok(()) }
                 });
                 if ctx.replica_id_in_sync_group() > 0 {
-                    gate.gave_up();
+                    gate.timed_out();
                 }
                 result
             })
         };
         let error = run(false).unwrap_err();
-        says(&error, &["in merge_call", "its outcome on replica 0", "replica 0 has not come", "late.rs:"]);
+        assert_message(
+            &error,
+            &["in merge_call", "its outcome on replica 0", "replica 0 did not arrive", "late.rs:"],
+        );
         assert_eq!(error.blame().unwrap().culprits, [0]);
-        says(&run(true).unwrap_err(), &["replica 0 (", "slow and wrong"]);
+        assert_message(&run(true).unwrap_err(), &["replica 0 (", "slow and wrong"]);
     });
 }
 
 #[test]
-fn a_failure_is_the_cause_also_where_a_third_replica_is_late() {
+fn a_failure_is_the_cause_even_if_a_third_replica_times_out() {
     watched(|| {
         let strategy = impatient(3);
         let gate = Gate::new();
         let error = strategy.run((), |ctx, ()| match ctx.replica_id_in_sync_group() {
             0 => {
                 let result = ctx.all_reduce(ReduceOp::Sum, 1i32);
-                gate.gave_up();
+                gate.timed_out();
                 result
             }
             1 => {
@@ -121,6 +128,6 @@ fn a_failure_is_the_cause_also_where_a_third_replica_is_late() {
             }
             _ => Err(Error::other("the cause")),
         });
-        says(&error.unwrap_err(), &["replica 2 (", "the cause"]);
+        assert_message(&error.unwrap_err(), &["replica 2 (", "the cause"]);
     });
 }

@@ -3,8 +3,8 @@
 
 use crate::faults::support::{Training, healthy};
 use candle_nn::Module;
-use distribute::prelude::*;
-use distribute::{Error, Leaf, Result, Tree};
+use distribute::tensor::{Leaf, Tree};
+use distribute::{Error, Result, prelude::*};
 use distribute_testing::{SplitMix, watched};
 
 /// A nest of int64 vectors. `false` is a leaf with this number of elements.
@@ -131,7 +131,7 @@ const FAULTS: [Fault; 7] = [
 ];
 
 /// Creates a strategy with a model for each number of replicas.
-fn bench() -> Vec<(MirroredStrategy, Training)> {
+fn bench() -> Vec<(Strategy, Training)> {
     let make = |n| {
         let strategy = MirroredStrategy::cpus(n).unwrap();
         let training = Training::new(&strategy);
@@ -228,7 +228,7 @@ fn a_thousand_programs_with_one_planted_fault_each() {
 }
 
 #[test]
-fn two_hundred_programs_without_a_fault_give_what_one_thread_gives() {
+fn two_hundred_programs_without_a_fault_equal_one_thread() {
     watched(|| {
         for seed in 0..200 {
             let random = &mut SplitMix(seed ^ 0xfeed);

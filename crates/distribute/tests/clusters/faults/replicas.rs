@@ -1,7 +1,7 @@
 //! A replica that panics, fails or returns early: `run` returns its own error, even if others fail because of it
 //! (RUN-7).
 
-use crate::faults::support::{Training, fault, fault_on, healthy, says, tensor};
+use crate::faults::support::{Training, assert_message, fault, fault_on, healthy, tensor};
 use distribute::cluster::Fault;
 use distribute::data::Dataset;
 use distribute::prelude::*;
@@ -35,7 +35,10 @@ fn run_7_a_panic_is_the_error_of_its_replica() {
             }
             ctx.all_reduce(ReduceOp::Sum, 1i32)
         });
-        says(&error, &[&format!("replica {culprit} (/job:localhost"), "failed in step 2: panicked: boom"]);
+        assert_message(
+            &error,
+            &[&format!("replica {culprit} (/job:localhost"), "failed in step 2: panicked: boom"],
+        );
     });
 }
 
@@ -48,7 +51,7 @@ fn run_7_an_error_is_the_error_of_its_replica_also_where_victims_wrap_theirs() {
             }
             ctx.all_reduce(ReduceOp::Sum, 1i32).map_err(|error| {
                 assert_eq!(error.blame().unwrap().fault, Fault::Failed);
-                says(
+                assert_message(
                     &error,
                     &[
                         &format!("replica {culprit} failed without making this call"),
@@ -59,7 +62,7 @@ fn run_7_an_error_is_the_error_of_its_replica_also_where_victims_wrap_theirs() {
                 Error::other(Wrapped(error))
             })
         });
-        says(&error, &[&format!("replica {culprit} ("), "the disk is full"]);
+        assert_message(&error, &[&format!("replica {culprit} ("), "the disk is full"]);
         assert!(error.blame().is_none());
     });
 }
@@ -77,14 +80,14 @@ fn mc_4_an_early_return_is_named_with_its_last_call() {
         });
         let blame = error.blame().unwrap();
         assert_eq!((blame.fault, blame.step), (Fault::Returned, 2));
-        says(
+        assert_message(
             &error,
             &[
                 &format!("replica {culprit} returned without making this call"),
                 "its last call was all_reduce (SUM int32[]) at",
             ],
         );
-        says(&error, &["step 2, call 2", "replicas.rs:", "same number of calls"]);
+        assert_message(&error, &["step 2, call 2", "replicas.rs:", "same number of calls"]);
     });
 }
 
@@ -95,7 +98,7 @@ fn several_that_return_are_all_named() {
             0 | 2 => ctx.all_reduce(ReduceOp::Sum, 1i32),
             _ => Ok(0),
         });
-        says(
+        assert_message(
             &error,
             &[
                 "replicas 0 and 2 wait in all_reduce",
@@ -112,11 +115,11 @@ fn a_merge_function_that_fails_or_panics_is_the_error_of_run() {
         let error = fault(replicas, |ctx| {
             ctx.merge_call((), |_, _| -> Result<i32> { Err(Error::other("no merge")) })
         });
-        says(&error, &["replica 0 (", "failed in step 2: no merge"]);
+        assert_message(&error, &["replica 0 (", "failed in step 2: no merge"]);
         let error = fault(replicas, |ctx| {
             ctx.merge_call((), |_, _| -> Result<i32> { std::panic::resume_unwind(Box::new("merge boom")) })
         });
-        says(&error, &["replica 0 (", "panicked: merge boom"]);
+        assert_message(&error, &["replica 0 (", "panicked: merge boom"]);
     });
 }
 
@@ -132,14 +135,14 @@ fn a_failure_before_minimize_changes_no_variable() {
             }
             training.minimize(ctx)
         });
-        says(&error, &[&format!("replica {culprit} ("), "minimize: the loss has shape [2]"]);
+        assert_message(&error, &[&format!("replica {culprit} ("), "minimize: the loss has shape [2]"]);
         assert_eq!(training.optimizer.finished_steps(), 0);
         strategy.run((), |ctx, ()| training.minimize(ctx)).unwrap();
     });
 }
 
 #[test]
-fn a_stock_loss_that_fails_on_an_empty_piece_says_what_to_do() {
+fn a_stock_loss_that_fails_on_an_empty_batch_gets_advice() {
     watched(|| {
         let strategy = MirroredStrategy::cpus(3).unwrap();
         let batches =
@@ -155,17 +158,17 @@ fn a_stock_loss_that_fails_on_an_empty_piece_says_what_to_do() {
             matches!(&error, Error::Replica { replica: 2, source, .. } if matches!(**source, Error::EmptyPiece { .. })),
             "{error}"
         );
-        says(
+        assert_message(
             &error,
-            &["replica 2 got an empty piece of the batch", "distribute::nn::loss", "optimizer.skip(ctx)"],
+            &["replica 2 got an empty batch", "distribute::nn::loss", "optimizer.skip(ctx)"],
         );
         healthy(&strategy);
         // So it does where candle, or the closure, panics on no element.
         let batch = batches.iter().next().unwrap().unwrap();
         let error = strategy.run(batch, |_, piece| Ok(piece.to_vec1::<f32>()?[0])).unwrap_err();
-        says(
+        assert_message(
             &error,
-            &["replica 2 got an empty piece of the batch", "optimizer.skip(ctx)", "index out of bounds"],
+            &["replica 2 got an empty batch", "optimizer.skip(ctx)", "index out of bounds"],
         );
         healthy(&strategy);
     });

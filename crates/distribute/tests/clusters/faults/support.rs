@@ -40,7 +40,7 @@ pub fn healthy(strategy: &Strategy) {
 
 /// Checks that the text contains every part.
 #[track_caller]
-pub fn says(error: &Error, parts: &[&str]) {
+pub fn assert_message(error: &Error, parts: &[&str]) {
     let text = error.to_string();
     for part in parts {
         assert!(text.contains(part), "{part:?} is missing in: {text}");

@@ -2,13 +2,11 @@
 
 mod positions;
 
-use crate::multi_worker::{errors, on_workers, one_text};
+use crate::multi_worker::{errors, on_workers, one_message};
 use candle_nn::{Init, VarBuilder};
-use distribute::checkpoint::{Reader, Restore, Writer};
-use distribute::{
-    Checkpoint, CheckpointManager, Checkpointed, Error, HostTensor, MirroredStrategy, Replicated, Result,
-    Strategy, Variable, VariableAggregation, VariableSynchronization,
-};
+use distribute::checkpoint::{CheckpointManager, Checkpointed, Reader, Restore, Writer};
+use distribute::variables::{VariableAggregation, VariableSynchronization};
+use distribute::{Checkpoint, Error, HostTensor, MirroredStrategy, Replicated, Result, Strategy, Variable};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use tempfile::TempDir;
@@ -26,7 +24,7 @@ fn value(model: &Replicated<candle_core::Tensor>) -> Result<f32> {
 }
 
 /// Returns a folder, and a path in it.
-fn place() -> (TempDir, PathBuf) {
+fn new_path() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("saved");
     (folder, path)
@@ -46,13 +44,13 @@ fn chief(strategy: &Strategy) -> bool {
 }
 
 #[test]
-fn ckpt_the_chief_alone_writes_what_all_workers_save_and_all_restore() {
-    let (folder, path) = place();
+fn ckpt_only_the_chief_writes_the_checkpoint_that_all_workers_save_and_restore() {
+    let (folder, path) = new_path();
     let saved = path.clone();
     on_workers(3, 2, move |strategy| {
         let model = model(strategy, 7.)?;
         strategy.run((), |_, ()| Ok(()))?;
-        assert_eq!(strategy.should_checkpoint(), chief(strategy));
+        assert_eq!(strategy.is_chief(), chief(strategy));
         // Other workers' folders may be elsewhere: nothing is written there, which is told.
         let path = if chief(strategy) { saved.clone() } else { PathBuf::from("/nowhere/at/all") };
         let parts = Checkpoint::new().part("model", &model.variables).part("steps", strategy);
@@ -80,14 +78,14 @@ fn ckpt_the_chief_alone_writes_what_all_workers_save_and_all_restore() {
 
 #[test]
 fn an_error_of_the_chief_is_that_of_all_workers() {
-    let (folder, path) = place();
+    let (folder, path) = new_path();
     std::fs::create_dir(&path).unwrap();
     let taken = path.clone();
     let errors = errors(3, 1, move |strategy| {
         let model = model(strategy, 1.)?;
         let saved = Checkpoint::new().part("model", &model.variables).save(&taken);
         let file = model.variables.save(taken.join("no/folder/weights.safetensors"));
-        one_text(&[file.unwrap_err()], &["worker 0 failed: writing "]);
+        one_message(&[file.unwrap_err()], &["worker 0 failed: writing "]);
         // The workers are still in step.
         assert_eq!(
             strategy.run((), |ctx, ()| ctx.all_reduce(distribute::ReduceOp::Sum, 1f32))?.values(),
@@ -95,7 +93,7 @@ fn an_error_of_the_chief_is_that_of_all_workers() {
         );
         saved
     });
-    one_text(&errors, &["worker 0 failed: ", "exists: a checkpoint is never overwritten"]);
+    one_message(&errors, &["worker 0 failed: ", "exists: a checkpoint is never overwritten"]);
     assert!(matches!(errors[0].root_cause(), Error::Checkpoint(_)));
     drop(folder);
 }
@@ -125,7 +123,7 @@ impl Broken<'_> {
 /// INV-23, over workers: nothing is written or changed if one worker cannot access its component.
 #[test]
 fn inv_23_a_worker_that_cannot_read_its_parts_keeps_all_from_saving_and_restoring() {
-    let (folder, path) = place();
+    let (folder, path) = new_path();
     let (whole, half) = (path.clone(), folder.path().join("half"));
     let not_there = half.clone();
     let errors = on_workers(2, 1, move |strategy| {
@@ -147,8 +145,8 @@ fn inv_23_a_worker_that_cannot_read_its_parts_keeps_all_from_saving_and_restorin
 }
 
 #[test]
-fn a_worker_that_does_not_come_to_a_save_is_named() {
-    let (folder, path) = place();
+fn a_worker_that_misses_a_save_is_named() {
+    let (folder, path) = new_path();
     let results = on_workers(3, 1, move |strategy| {
         let model = model(strategy, 1.)?;
         match strategy.world().worker() {
@@ -259,7 +257,11 @@ fn weights_alone_are_written_by_the_chief_and_compared_by_all() {
             self::model(&one, 8.)?.variables.save(&mine)?;
         }
         let other = model.variables.load(&mine).unwrap_err().to_string();
-        let some = model.variables.load_some([&mine], &distribute::Select::all()).unwrap_err().to_string();
+        let some = model
+            .variables
+            .load_some([&mine], &distribute::checkpoint::RestoreFilter::all())
+            .unwrap_err()
+            .to_string();
         assert_eq!(value(&model)?, 6.);
         Ok((loaded, alone, other, some))
     });
@@ -273,8 +275,8 @@ fn weights_alone_are_written_by_the_chief_and_compared_by_all() {
 
 /// The copies of an ON_READ variable on the replicas of all workers, in the order of ids.
 #[test]
-fn copies_of_all_workers_are_saved_and_come_back_where_there_are_as_many() {
-    let (folder, path) = place();
+fn copies_of_all_workers_are_saved_and_restored_on_the_same_number() {
+    let (folder, path) = new_path();
     let variable = |strategy: &Strategy| {
         let new = Variable::builder("seen", HostTensor::scalar(0i64))
             .synchronization(VariableSynchronization::OnRead);

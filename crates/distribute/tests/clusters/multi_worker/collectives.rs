@@ -1,12 +1,14 @@
 //! Calls of replicas of all workers inside `run`: collectives, their gradients, batch-norm, masks of dropout.
 
-use crate::multi_worker::support::{LARGE, bits, number, one_text, replicas_as_in_one_process, rows, vector};
+use crate::multi_worker::support::{
+    LARGE, bits, number, one_message, replicas_as_in_one_process, rows, vector,
+};
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{BatchNormConfig, ModuleT};
 use distribute::nn::{Dropout, batch_norm};
 use distribute::prelude::*;
-use distribute::tensor::DType;
-use distribute::{CommunicationOptions, Leaf};
+use distribute::strategy::CommunicationOptions;
+use distribute::tensor::{DType, Leaf};
 use distribute_testing::watched;
 
 // INV-27
@@ -59,7 +61,7 @@ fn gradients_go_back_to_the_replicas_of_all_workers() {
 
 /// Only some replicas contribute values with a graph. The others participate in the gradient all the same.
 #[test]
-fn replicas_without_a_graph_take_part_in_the_gradients_of_other_workers() {
+fn replicas_without_a_graph_participate_in_the_gradients_of_other_workers() {
     for with_graph in [0, 1] {
         replicas_as_in_one_process(move |strategy| {
             let gradients = strategy.run((), |ctx, ()| {
@@ -97,7 +99,7 @@ fn batch_norm_normalises_by_the_moments_of_all_workers() {
 
 /// The rows of the global batch count, including those of the workers before this one.
 #[test]
-fn masks_of_dropout_are_those_of_one_process() {
+fn masks_of_dropout_equal_those_of_one_process() {
     use distribute::data::Dataset;
     replicas_as_in_one_process(|strategy| {
         let dropout = Dropout::new(0.5, 42, "hidden")?;
@@ -122,7 +124,7 @@ fn masks_of_dropout_are_those_of_one_process() {
 }
 
 #[test]
-fn without_a_piece_of_a_batch_masks_go_by_the_replicas_global_id() {
+fn without_a_per_replica_batch_masks_depend_on_the_replicas_global_id() {
     replicas_as_in_one_process(|strategy| {
         let dropout = Dropout::new(0.5, 42, "hidden")?;
         let masks = strategy.run((), |_, ()| {
@@ -134,8 +136,8 @@ fn without_a_piece_of_a_batch_masks_go_by_the_replicas_global_id() {
 }
 
 #[test]
-fn a_replica_that_goes_backward_otherwise_is_one_error_on_all_workers() {
-    let text = one_text(2, 2, |strategy| {
+fn a_replica_with_another_backward_is_one_error_on_all_workers() {
+    let text = one_message(2, 2, |strategy| {
         let run = strategy.run((), |ctx, ()| {
             let x = Var::from_tensor(&Tensor::new(1f32, &Device::Cpu)?)?;
             let sum = ctx.all_reduce(ReduceOp::Sum, x.as_tensor().clone())?;
@@ -151,11 +153,11 @@ fn a_replica_that_goes_backward_otherwise_is_one_error_on_all_workers() {
 }
 
 #[test]
-fn contexts_know_their_global_ids() {
+fn contexts_have_their_global_ids() {
     watched(|| {
         let all = crate::multi_worker::on_threads(3, 2, |strategy| {
             let ids = strategy.run((), |ctx, ()| {
-                Ok((ctx.replica_id_in_sync_group(), ctx.num_replicas_in_sync(), ctx.devices()?))
+                Ok((ctx.replica_id_in_sync_group(), ctx.num_replicas_in_sync(), ctx.device()?))
             })?;
             Ok(ids.into_values())
         });

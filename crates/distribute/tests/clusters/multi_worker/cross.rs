@@ -1,13 +1,14 @@
 //! Operations that run once for the values of all replicas: `reduce`, `gather`, `reduce_to`, `batch_reduce_to`.
 
 use crate::multi_worker::support::{
-    LARGE, WORLDS, bits, number, one_text, rows, same_as_one_process, vector,
+    LARGE, WORLDS, bits, number, one_message, rows, same_as_one_process, vector,
 };
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
-use distribute::prelude::*;
-use distribute::tensor::DType;
-use distribute::{Destinations, Error, Leaf, Result, Variable};
+use distribute::strategy::Destinations;
+use distribute::tensor::{DType, Leaf};
+use distribute::values::Mirrored;
+use distribute::{Error, Result, prelude::*};
 use distribute_testing::watched;
 
 const OPS: [ReduceOp; 2] = [ReduceOp::Sum, ReduceOp::Mean];
@@ -47,7 +48,7 @@ fn dense_values_are_reduced_over_the_replicas_of_all_workers() {
 
 // SPARSE-1, SPARSE-2, SPARSE-3
 #[test]
-fn rows_are_merged_over_all_workers_and_made_dense_beside_dense_values() {
+fn rows_are_merged_over_all_workers_and_become_dense_next_to_dense_values() {
     same_as_one_process(|strategy| {
         let mut all = Vec::new();
         for op in OPS {
@@ -84,7 +85,7 @@ fn axes_count_the_elements_of_all_workers() {
 
 // GA-1, GA-5
 #[test]
-fn gather_joins_the_parts_of_all_workers_in_the_order_of_ids() {
+fn gather_concatenates_the_parts_of_all_workers_in_the_order_of_ids() {
     same_as_one_process(|strategy| {
         let mut all = Vec::new();
         for len in [1, 3, LARGE / 2] {
@@ -121,7 +122,7 @@ fn a_value_of_each_worker_is_gathered_over_the_workers() {
                 let scalar = strategy.gather(1f32, 0).unwrap_err().to_string();
                 assert!(scalar.contains("unsqueeze"), "{scalar}");
                 let axis = strategy.gather(HostTensor::vector(vec![1f32]), 5).unwrap_err().to_string();
-                assert!(axis.contains("axis 5 is outside of [0, 1)"), "{axis}");
+                assert!(axis.contains("axis 5 is outside [0, 1)"), "{axis}");
                 Ok((host, copies))
             });
             let of_all = |times: usize| -> Vec<f32> {
@@ -134,7 +135,7 @@ fn a_value_of_each_worker_is_gathered_over_the_workers() {
 
 // RTO-2, RTO-4, RTO-6, RTO-7
 #[test]
-fn batches_are_reduced_in_one_call_with_the_copies_that_are_asked_for() {
+fn batches_are_reduced_in_one_call_with_the_requested_copies() {
     same_as_one_process(|strategy| {
         let dense = each(strategy, |id| vector(DType::F32, id, LARGE).into())?;
         let sparse = each(strategy, |id| rows(id).into())?;
@@ -174,7 +175,7 @@ fn nests_keep_their_structure() {
 
 // RED-13
 #[test]
-fn what_is_not_distributed_is_reduced_over_workers() {
+fn a_plain_value_is_reduced_over_workers() {
     watched(|| {
         for (workers, replicas) in WORLDS.into_iter().filter(|(workers, _)| *workers > 1) {
             let all = crate::multi_worker::on_threads(workers, replicas, |strategy| {
@@ -214,7 +215,7 @@ fn a_nest_of_values_of_each_kind_goes_over_all_workers_leaf_by_leaf() {
         let expected = (vector(&[15.]), vec![3.], 6., vector(&[0., 1., 2., 3., 4., 5.]), vec![0., 1., 2.]);
         assert_eq!(all.unwrap(), vec![expected; 3]);
     });
-    let text = one_text(2, 2, |strategy| {
+    let text = one_message(2, 2, |strategy| {
         let ones = each(strategy, |_| HostTensor::scalar(1f32).into())?;
         match strategy.world().worker() {
             0 => {
@@ -227,7 +228,7 @@ fn a_nest_of_values_of_each_kind_goes_over_all_workers_leaf_by_leaf() {
 }
 
 #[test]
-fn merge_functions_of_all_workers_meet_in_reduce_to() {
+fn merge_functions_of_all_workers_call_reduce_to_together() {
     same_as_one_process(|strategy| {
         let weight = strategy.scope(|| Variable::new("weight", HostTensor::vector(vec![1f32; 5])))?;
         for _ in 0..2 {
@@ -253,7 +254,7 @@ fn merge_functions_of_all_workers_meet_in_reduce_to() {
 
 #[test]
 fn another_operation_is_one_error_on_all_workers() {
-    let text = one_text(3, 2, |strategy| {
+    let text = one_message(3, 2, |strategy| {
         let ones = each(strategy, |_| HostTensor::scalar(1f32).into())?;
         let op = if strategy.world().worker() == 1 { ReduceOp::Mean } else { ReduceOp::Sum };
         strategy.reduce(op, ones, None).map(drop)
@@ -264,12 +265,12 @@ fn another_operation_is_one_error_on_all_workers() {
 
 #[test]
 fn another_shape_of_one_replica_is_one_error_on_all_workers() {
-    let text = one_text(2, 3, |strategy| {
+    let text = one_message(2, 3, |strategy| {
         let values = each(strategy, |id| vector(DType::F32, 0, if id == 4 { 3 } else { 2 }).into())?;
         strategy.reduce_to(ReduceOp::Sum, values, "cpu:0").map(drop)
     });
     assert!(text.contains("replica 4 called reduce (reduce_to SUM float32[3])"), "{text}");
-    let text = one_text(2, 2, |strategy| {
+    let text = one_message(2, 2, |strategy| {
         let rank = |id| if id == 1 { vec![1, 2] } else { vec![2] };
         let values = each(strategy, |id| vector(DType::F32, 0, 2).reshape(rank(id)).unwrap().into())?;
         strategy.gather(values, 0).map(drop)
@@ -279,7 +280,7 @@ fn another_shape_of_one_replica_is_one_error_on_all_workers() {
 
 #[test]
 fn another_call_is_one_error_on_all_workers() {
-    let text = one_text(2, 2, |strategy| {
+    let text = one_message(2, 2, |strategy| {
         let ones = each(strategy, |_| HostTensor::vector(vec![1f32]).into())?;
         match strategy.world().worker() {
             0 => strategy.gather(ones, 0).map(drop),
@@ -288,7 +289,7 @@ fn another_call_is_one_error_on_all_workers() {
     });
     assert!(text.contains("gather (axis 0 of float32[*])") && text.contains("reduce SUM"), "{text}");
     // One has a part of each replica, the other a value of its own.
-    let text = one_text(2, 2, |strategy| {
+    let text = one_message(2, 2, |strategy| {
         let one = HostTensor::vector(vec![1f32]);
         match strategy.world().worker() {
             0 => strategy.gather(each(strategy, |_| one.clone().into())?, 0).map(drop),
@@ -299,8 +300,8 @@ fn another_call_is_one_error_on_all_workers() {
 }
 
 #[test]
-fn merge_functions_that_reduce_otherwise_are_one_error_on_all_workers() {
-    let text = one_text(2, 2, |strategy| {
+fn merge_functions_with_different_reductions_are_one_error_on_all_workers() {
+    let text = one_message(2, 2, |strategy| {
         let run = strategy.run((), |ctx, ()| {
             ctx.merge_call(1f32, |strategy, ones| {
                 let op = if strategy.world().worker() == 1 { ReduceOp::Mean } else { ReduceOp::Sum };
@@ -314,7 +315,7 @@ fn merge_functions_that_reduce_otherwise_are_one_error_on_all_workers() {
 }
 
 #[test]
-fn a_worker_that_cannot_make_the_call_says_so() {
+fn a_worker_that_cannot_make_the_call_notifies_the_others() {
     watched(|| {
         let texts = crate::multi_worker::on_threads(3, 2, |strategy| {
             let values = match strategy.world().worker() {
@@ -354,7 +355,7 @@ fn a_worker_that_ends_is_named_by_all_others() {
 }
 
 #[test]
-fn workers_with_different_learning_rates_are_told_before_their_weights_differ() {
+fn workers_with_different_learning_rates_get_an_error_before_their_weights_differ() {
     let said = watched(|| {
         crate::multi_worker::on_threads(2, 2, |strategy| {
             let model = strategy.replicate(|vb| vb.get_with_hints(1, "w", Init::Const(1.)))?;

@@ -6,9 +6,9 @@ use candle_nn::{Init, Module, VarBuilder, linear};
 use distribute::data::Dataset;
 use distribute::nn::{batch_norm, loss};
 use distribute::strategy::Links;
+use distribute::variables::{VariableAggregation, VariableSynchronization};
 use distribute::{
     Adam, Error, HostTensor, MultiWorkerMirroredStrategy, Replicated, Result, Strategy, Variable,
-    VariableAggregation, VariableSynchronization,
 };
 use distribute_collective::group::local;
 use distribute_testing::watched;
@@ -55,7 +55,7 @@ fn nothing(strategy: &Strategy) -> Result<()> {
 
 /// Returns the names in an error of drift. All workers have the same text.
 fn drift(errors: &[Error]) -> (String, Vec<usize>, String) {
-    let text = super::one_text(errors, &["run: before step ", "restore a checkpoint"]);
+    let text = super::one_message(errors, &["run: before step ", "restore a checkpoint"]);
     let Error::Drift { variable, workers, .. } = &errors[0] else { panic!("{text}") };
     (variable.clone(), workers.clone(), text)
 }
@@ -125,7 +125,7 @@ fn one_bit_of_one_variable_of_one_worker_is_found_within_100_steps_and_named_on_
 
 // INV-37
 #[test]
-fn each_bit_of_each_element_is_found_and_training_goes_on_once_it_is_mended() {
+fn each_flipped_bit_is_detected_and_training_continues_after_its_repair() {
     let found = super::on_workers(3, 1, |strategy| {
         let model = model(strategy)?;
         let all = model.variables.trainable()?;
@@ -174,7 +174,7 @@ fn the_first_created_is_named_and_the_majority_of_five_is_right() {
 }
 
 #[test]
-fn variables_of_any_dtype_are_compared_also_those_written_between_steps() {
+fn variables_of_any_dtype_are_compared_including_those_written_between_steps() {
     let errors = super::errors(3, 2, |strategy| {
         let (seen, words) = strategy.scope(|| {
             let seen = Variable::new("seen", HostTensor::vector(vec![0i8; 3]))?;
@@ -195,7 +195,7 @@ fn variables_of_any_dtype_are_compared_also_those_written_between_steps() {
 }
 
 #[test]
-fn what_may_differ_is_not_compared() {
+fn values_that_may_differ_are_not_compared() {
     let all = on_workers_checking(
         |_| 1,
         3,
@@ -229,7 +229,7 @@ fn what_may_differ_is_not_compared() {
 }
 
 #[test]
-fn variables_that_come_and_go_are_compared_as_long_as_all_workers_have_them() {
+fn temporary_variables_are_compared_while_all_workers_have_them() {
     let errors = on_workers_checking(
         |_| 10,
         2,
@@ -267,7 +267,7 @@ fn variables_that_come_and_go_are_compared_as_long_as_all_workers_have_them() {
 }
 
 #[test]
-fn asked_for_on_none_or_not_on_all_it_compares_nothing() {
+fn a_comparison_requested_on_none_or_some_workers_compares_nothing() {
     for of_first in [0, 50] {
         let every = move |worker| if worker == 0 { of_first } else { 0 };
         let all = on_workers_checking(every, 2, 1, |strategy| {

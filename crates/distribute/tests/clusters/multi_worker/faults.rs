@@ -1,7 +1,8 @@
 //! Errors of one worker: all workers get the same text, and can continue if that is possible.
 
 use distribute::cluster::{Blame, Fault};
-use distribute::{CommunicationOptions, Error, PerReplica, ReduceOp, ReplicaContext, Result, Sgd};
+use distribute::strategy::CommunicationOptions;
+use distribute::{Error, PerReplica, ReduceOp, ReplicaContext, Result, Sgd};
 use distribute_testing::watched;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -38,7 +39,7 @@ fn blame(error: &Error) -> Blame {
 
 // INV-25
 #[test]
-fn whatever_one_replica_does_all_workers_get_one_text_and_the_next_step_works() {
+fn after_any_fault_of_one_replica_all_workers_get_one_message_and_the_next_step_works() {
     let cases = [
         (Wrong::OtherCall, Fault::Mismatch),
         (Wrong::OtherShape, Fault::Mismatch),
@@ -83,7 +84,7 @@ fn whatever_one_replica_does_all_workers_get_one_text_and_the_next_step_works() 
 
 // INV-31
 #[test]
-fn a_merge_function_that_fails_by_itself_is_named_to_all_by_one_text_and_the_step_goes_on() {
+fn a_merge_function_that_fails_alone_gives_all_one_message_and_the_step_continues() {
     watched(|| {
         let all = crate::multi_worker::on_threads(3, 2, |strategy| {
             let texts = strategy.run((), |ctx, ()| {
@@ -110,7 +111,7 @@ fn a_merge_function_that_fails_by_itself_is_named_to_all_by_one_text_and_the_ste
 
 // INV-31
 #[test]
-fn a_worker_that_fails_between_steps_waits_for_nobody() {
+fn a_worker_that_fails_between_steps_does_not_wait() {
     watched(|| {
         let (tell, told) = channel();
         let (tell, told) = (Mutex::new(tell), Mutex::new(told));
@@ -136,7 +137,7 @@ fn a_worker_that_fails_between_steps_waits_for_nobody() {
 }
 
 #[test]
-fn a_late_worker_is_named_on_all_and_the_next_step_works() {
+fn a_worker_that_times_out_is_named_on_all_and_the_next_step_works() {
     watched(|| {
         let options =
             CommunicationOptions { timeout: Some(Duration::from_millis(300)), ..Default::default() };
@@ -161,7 +162,7 @@ fn a_late_worker_is_named_on_all_and_the_next_step_works() {
         });
         for error in errors.unwrap() {
             let blame = blame(&error);
-            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[1][..]), "{blame}");
+            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::TimedOut, &[1][..]), "{blame}");
         }
     });
 }
@@ -234,7 +235,7 @@ fn a_worker_that_has_ended_after_a_training_is_lost_to_the_others_at_once() {
 }
 
 #[test]
-fn a_worker_that_returns_its_model_has_ended_all_the_same() {
+fn a_worker_that_returns_its_model_has_finished() {
     watched(|| {
         let options = CommunicationOptions { timeout: Some(Duration::from_secs(20)), ..Default::default() };
         let fault = crate::multi_worker::on_threads_with(options, 2, 2, |strategy| {
@@ -251,7 +252,7 @@ fn a_worker_that_returns_its_model_has_ended_all_the_same() {
 }
 
 #[test]
-fn optimizers_and_steps_that_differ_between_workers_are_told() {
+fn optimizers_and_steps_that_differ_between_workers_are_errors() {
     watched(|| {
         let errors = crate::multi_worker::on_threads(2, 2, |strategy| {
             let worker = strategy.world().worker();
@@ -280,7 +281,7 @@ fn optimizers_and_steps_that_differ_between_workers_are_told() {
 }
 
 #[test]
-fn worlds_that_cannot_be_are_refused() {
+fn impossible_worlds_are_refused() {
     for (workers, replicas, text) in [(0, 1, "at least one worker"), (1, 0, "at least one replica")] {
         let error = crate::multi_worker::on_threads(workers, replicas, |_| Ok(())).unwrap_err();
         assert!(
@@ -294,7 +295,7 @@ fn worlds_that_cannot_be_are_refused() {
 
 // MW-5
 #[test]
-fn a_strategy_knows_how_its_cluster_was_found_out() {
+fn a_strategy_reports_how_its_cluster_was_detected() {
     use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
     use distribute::{MirroredStrategy, MultiWorkerMirroredStrategy};
     let cluster: ClusterSpec = r#"{"chief": ["localhost:1"], "ps": ["localhost:2"]}"#.parse().unwrap();

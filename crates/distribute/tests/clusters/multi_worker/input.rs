@@ -2,15 +2,15 @@
 
 mod faults;
 
-use crate::multi_worker::{errors, on_workers, one_text};
+use crate::multi_worker::{errors, on_workers, one_message};
 use distribute::data::{
     AutoShardPolicy, Dataset, DistributeOptions, Distribution, InputContext, Layout, Location, SplitRule,
     UnevenEnds, text_lines,
 };
+use distribute::input::{DistributedDataset, InputReplicationMode};
 use distribute::legacy::{InputSource, Legacy};
 use distribute::{
-    DistributedDataset, Error, HostTensor, InputOptions, InputReplicationMode, MirroredStrategy,
-    OneDeviceStrategy, PerReplica, Result, Strategy,
+    Error, HostTensor, InputOptions, MirroredStrategy, OneDeviceStrategy, PerReplica, Result, Strategy,
 };
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -30,7 +30,7 @@ fn steps(data: &DistributedDataset<HostTensor>) -> Result<Vec<Vec<Ids>>> {
 }
 
 /// Returns the `[step][replica]` ids of all replicas, from those of each worker.
-fn together(workers: &[Vec<Vec<Ids>>]) -> Vec<Vec<Ids>> {
+fn all_workers(workers: &[Vec<Vec<Ids>>]) -> Vec<Vec<Ids>> {
     let count = workers[0].len();
     assert!(workers.iter().all(|steps| steps.len() == count), "{workers:?}");
     (0..count).map(|step| workers.iter().flat_map(|steps| steps[step].clone()).collect()).collect()
@@ -54,7 +54,7 @@ fn files(sizes: &[usize]) -> Dataset<i64> {
 
 /// INV-10: for any remainder of the last batch, even if a worker gets nothing of it.
 #[test]
-fn inv_10_workers_together_have_the_pieces_of_one_process_with_as_many_replicas() {
+fn inv_10_workers_together_have_the_batches_of_one_process_with_the_same_replicas() {
     for workers in 1..=3 {
         for replicas in 1..=3 {
             let plans = || {
@@ -73,7 +73,7 @@ fn inv_10_workers_together_have_the_pieces_of_one_process_with_as_many_replicas(
             let one = run(&MirroredStrategy::cpus(workers * replicas).unwrap()).unwrap();
             for (plan, (_, n)) in plans().enumerate() {
                 let all: Vec<_> = each.iter().map(|plans| plans[plan].clone()).collect();
-                assert_eq!(together(&all), one[plan], "{workers} × {replicas}, {n} elements");
+                assert_eq!(all_workers(&all), one[plan], "{workers} × {replicas}, {n} elements");
             }
         }
     }
@@ -82,7 +82,7 @@ fn inv_10_workers_together_have_the_pieces_of_one_process_with_as_many_replicas(
 /// ITER-4: under each policy, rule and end, the workers get what the plan says, and all reach the end at the same
 /// step.
 #[test]
-fn iter_4_workers_have_what_the_plan_says_and_end_together() {
+fn iter_4_workers_follow_the_plan_and_end_in_the_same_step() {
     let cases = || {
         let policies =
             [AutoShardPolicy::Auto, AutoShardPolicy::Data, AutoShardPolicy::Off, AutoShardPolicy::File];
@@ -114,7 +114,7 @@ fn iter_4_workers_have_what_the_plan_says_and_end_together() {
                 let expected: Vec<Vec<Ids>> = plan.unwrap().lockstep(0).unwrap().map(step).collect();
                 let all: Vec<_> = each.iter().map(|cases| cases[case][data].clone()).collect();
                 assert_eq!(
-                    together(&all),
+                    all_workers(&all),
                     expected,
                     "{workers} × {replicas}, {policy}, {rule:?}, {ends:?}, {sizes:?}"
                 );
@@ -124,7 +124,7 @@ fn iter_4_workers_have_what_the_plan_says_and_end_together() {
 }
 
 #[test]
-fn as_1_the_policy_says_how_workers_part_the_data() {
+fn as_1_the_policy_decides_how_workers_partition_the_data() {
     let parted = |auto_shard_policy| {
         on_workers(2, 1, move |strategy| {
             let options = InputOptions { auto_shard_policy, ..Default::default() };
@@ -142,7 +142,7 @@ fn as_1_the_policy_says_how_workers_part_the_data() {
 
 /// AS-6
 #[test]
-fn as_6_workers_take_their_own_pieces_of_each_batch() {
+fn as_6_workers_take_their_partition_of_each_batch() {
     let each = on_workers(2, 1, |strategy| {
         let data = strategy.distribute_dataset(Dataset::range(5).batch(4))?;
         Ok(steps(&data)?.concat())
@@ -166,7 +166,7 @@ fn as_8_auto_parts_by_files_where_there_are_enough() {
     assert!(enough.contains("worker 1 reads lines of text from 'file 1'"), "{enough}");
     let few = explain(1);
     assert!(few.contains("policy DATA (AUTO): a source has 1 file(s), not enough for 2 workers"), "{few}");
-    assert!(few.contains("worker 1 reads everything, of each batch its pieces"), "{few}");
+    assert!(few.contains("worker 1 reads everything, and takes its rows of each batch"), "{few}");
 }
 
 /// AS-5: TensorFlow fails on some workers, and returns an empty dataset on others.
@@ -176,7 +176,7 @@ fn as_5_too_few_files_are_one_error_on_all_workers_before_the_first_step() {
         let options = InputOptions { auto_shard_policy: AutoShardPolicy::File, ..Default::default() };
         strategy.distribute_dataset_with(files(&[2, 2]).batch(2), options)
     });
-    one_text(&errors, &["2 file(s)", "3 "]);
+    one_message(&errors, &["2 file(s)", "3 "]);
     assert!(errors.iter().all(|error| matches!(error.root_cause(), Error::Data(_))), "{errors:?}");
 }
 
@@ -192,7 +192,7 @@ fn dist_13_a_shuffle_has_the_same_order_on_every_worker_and_another_in_every_epo
         [(); 2].into_iter().map(|()| steps(&batches)).collect::<Result<Vec<_>>>()
     });
     let epoch =
-        |number: usize| together(&[each[0][number].clone(), each[1][number].clone()]).concat().concat();
+        |number: usize| all_workers(&[each[0][number].clone(), each[1][number].clone()]).concat().concat();
     let alone = OneDeviceStrategy::new("cpu:0").unwrap().distribute_dataset(data()).unwrap();
     for number in [0, 1] {
         assert_eq!(epoch(number), steps(&alone).unwrap().concat().concat(), "as one worker has them");
@@ -202,7 +202,7 @@ fn dist_13_a_shuffle_has_the_same_order_on_every_worker_and_another_in_every_epo
 }
 
 #[test]
-fn dist_11_the_rows_of_pieces_are_not_known_before_there_are_any_where_workers_take_turns() {
+fn dist_11_the_rows_of_batches_are_unknown_before_the_first_if_workers_take_turns() {
     let specs = on_workers(2, 2, |strategy| {
         let data = strategy.distribute_dataset(Dataset::range(9).batch_exact(4))?;
         let specs = data.element_spec().expect("a range tells");
@@ -226,7 +226,7 @@ fn iter_4_workers_of_a_function_take_the_same_number_of_steps() {
 
 /// FN-1, ITER-2: elements are candle tensors, and one worker has none at all.
 #[test]
-fn a_worker_without_any_element_has_empty_pieces_of_candle_tensors() {
+fn a_worker_without_elements_has_empty_batches_of_candle_tensors() {
     let seen = on_workers(2, 2, |strategy| {
         let make = |context: InputContext| {
             let rows = [3, 0][context.input_pipeline_id];
@@ -276,7 +276,7 @@ fn datasets_of_a_function_end_together_under_each_end() {
                 // Nor is a batch taken that is shorter than in the first step.
                 _ => (0..workers).map(|worker| sizes[worker] as usize / 2 / replicas).min(),
             };
-            let steps = together(&all);
+            let steps = all_workers(&all);
             let what = format!("{workers} × {replicas}, {ends:?}, {sizes:?}: {steps:?}");
             match ends {
                 UnevenEnds::PadEmpty | UnevenEnds::StopAll => assert_eq!(Some(steps.len()), count, "{what}"),
@@ -291,7 +291,7 @@ fn datasets_of_a_function_end_together_under_each_end() {
 }
 
 #[test]
-fn vff_1_each_worker_makes_the_values_of_its_own_replicas() {
+fn vff_1_each_worker_creates_the_values_of_its_replicas() {
     let each = on_workers(3, 2, |strategy| {
         let values = strategy.distribute_values_from_function(|context| Ok(context.to_string()))?;
         strategy.local_results(values)
@@ -301,7 +301,7 @@ fn vff_1_each_worker_makes_the_values_of_its_own_replicas() {
 
 /// LEG-1, LEG-3, LEG-4
 #[test]
-fn leg_1_older_names_part_the_data_as_newer_ones_do() {
+fn leg_1_older_names_partition_the_data_as_newer_ones() {
     let each = on_workers(2, 2, |strategy| {
         let mut inputs = strategy.make_dataset_iterator(Dataset::range(8).batch(4))?;
         let mut seen = Vec::new();
@@ -337,5 +337,5 @@ fn in_5_a_dataset_for_each_replica_is_refused_over_workers() {
             InputOptions { replication_mode: InputReplicationMode::PerReplica, ..Default::default() };
         strategy.distribute_datasets_from_function_with(options, |_| Ok(Dataset::range(4).batch(2)))
     });
-    one_text(&errors, &["MultiWorkerMirroredStrategy does not support InputReplicationMode::PerReplica"]);
+    one_message(&errors, &["MultiWorkerMirroredStrategy does not support InputReplicationMode::PerReplica"]);
 }

@@ -12,11 +12,13 @@ mod settings;
 mod sharded;
 mod summary;
 mod support;
+mod tables;
 mod training;
 mod variables;
+mod wire;
 
-use distribute::strategy::Links;
-use distribute::{CommunicationOptions, Error, MultiWorkerMirroredStrategy, Result, Strategy};
+use distribute::strategy::{CommunicationOptions, Links};
+use distribute::{Error, MultiWorkerMirroredStrategy, Result, Strategy};
 use distribute_testing::watched;
 
 /// Returns the transport of a world. `DISTRIBUTE_TEST_LINKS` sets `memory`, `tcp`, `tls` or `shared` for all worlds.
@@ -34,7 +36,7 @@ fn links(workers: usize, replicas: usize) -> Links {
 fn on_threads<R: Send>(
     workers: usize,
     replicas: usize,
-    worker: impl Fn(&MultiWorkerMirroredStrategy) -> Result<R> + Sync,
+    worker: impl Fn(&Strategy) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
     on_threads_with(CommunicationOptions::default(), workers, replicas, worker)
 }
@@ -43,7 +45,7 @@ fn on_threads_with<R: Send>(
     options: CommunicationOptions,
     workers: usize,
     replicas: usize,
-    worker: impl Fn(&MultiWorkerMirroredStrategy) -> Result<R> + Sync,
+    worker: impl Fn(&Strategy) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
     let links = links(workers, replicas);
     MultiWorkerMirroredStrategy::on_threads_over(links, options, workers, replicas, worker)
@@ -68,7 +70,7 @@ fn errors<T: 'static>(
 }
 
 /// Returns the text that all errors share, and checks that it contains these parts.
-fn one_text(errors: &[Error], parts: &[&str]) -> String {
+fn one_message(errors: &[Error], parts: &[&str]) -> String {
     let text = errors[0].to_string();
     assert!(errors.iter().all(|error| error.to_string() == text), "{errors:#?}");
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");

@@ -3,7 +3,9 @@
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
-use distribute::{Adam, Checkpoint, CheckpointManager, Error, Preemption, Result, Strategy};
+use distribute::checkpoint::CheckpointManager;
+use distribute::training::Preemption;
+use distribute::{Adam, Checkpoint, Error, Result, Strategy};
 use std::path::Path;
 use std::time::Duration;
 
@@ -46,7 +48,7 @@ fn train(
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_notice_to_one_worker_ends_all_after_one_step_and_they_go_on_to_the_same_weights() {
+fn a_notice_to_one_worker_stops_all_after_one_step_and_they_resume_to_the_same_weights() {
     for (workers, replicas) in [(2, 1), (3, 2)] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_path_buf();
@@ -66,7 +68,7 @@ fn a_notice_to_one_worker_ends_all_after_one_step_and_they_go_on_to_the_same_wei
 }
 
 #[test]
-fn a_checkpoint_that_is_later_than_the_grace_period_is_an_error_on_all_and_whole() {
+fn a_checkpoint_finished_after_the_grace_period_is_an_error_on_all_and_is_complete() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_path_buf();
     let errors =

@@ -1,18 +1,19 @@
 //! Optimizers whose state is sharded over workers: bit-identical to one with the complete state, with less memory.
 
 use crate::multi_worker::on_workers;
-use crate::multi_worker::training::{ALL, Micro, Parts, Plan, alike};
+use crate::multi_worker::training::{ALL, Micro, Parts, Plan, assert_trains_equally, sharded_if};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, Linear, Module, VarBuilder, linear};
-use distribute::checkpoint::Reader;
+use distribute::checkpoint::{Checkpointed, Reader};
 use distribute::cluster::Fault;
 use distribute::nn::{Embedding, embedding};
 use distribute::optimizer::rules::{self, Float, Formula, Rule, SlotSpec, Step};
-use distribute::optimizer::{Gradients, Transform};
-use distribute::prelude::*;
-use distribute::{Adagrad, Checkpoint, Checkpointed, Error, IndexedSlices, Replicated, Result};
+use distribute::optimizer::{Adagrad, Gradients, Transform};
+use distribute::tensor::IndexedSlices;
+use distribute::{Error, Result, prelude::*};
 use distribute_testing::watched;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Numbers of workers, and of replicas per worker.
 const WORLDS: [(usize, usize); 8] = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (4, 2)];
@@ -24,51 +25,55 @@ fn large() -> Plan {
     Plan { parts, width: 2500, words: 3300, sharded: true, ..Plan::new(11, 8) }
 }
 
-fn all_alike<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
-    watched(move || alike(plan, rule, WORLDS, false));
+fn assert_all_train_equally<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
+    watched(move || assert_trains_equally(plan, rule, WORLDS, false));
 }
 
 // INV-40
 #[test]
-fn every_rule_gives_the_bits_of_a_whole_state() {
-    all_alike(large(), rules::Sgd);
-    all_alike(large(), rules::Momentum::default());
-    all_alike(large(), rules::Momentum { nesterov: true, ..Default::default() });
-    all_alike(large(), rules::Adam::default());
-    all_alike(large(), rules::Adam { lazy: true, ..Default::default() });
-    all_alike(large(), rules::AdamW::default());
-    all_alike(large(), rules::Adagrad::default());
-    all_alike(large(), rules::RmsProp::default());
-    all_alike(large(), rules::Ftrl::default());
+fn every_rule_is_bit_identical_with_sharded_and_complete_state() {
+    assert_all_train_equally(large(), rules::Sgd);
+    assert_all_train_equally(large(), rules::Momentum::default());
+    assert_all_train_equally(large(), rules::Momentum { nesterov: true, ..Default::default() });
+    assert_all_train_equally(large(), rules::Adam::default());
+    assert_all_train_equally(large(), rules::Adam { lazy: true, ..Default::default() });
+    assert_all_train_equally(large(), rules::AdamW::default());
+    assert_all_train_equally(large(), rules::Adagrad::default());
+    assert_all_train_equally(large(), rules::RmsProp::default());
+    assert_all_train_equally(large(), rules::Ftrl::default());
+    assert_all_train_equally(large(), rules::NAdam { lazy: true, ..Default::default() });
+    assert_all_train_equally(large(), rules::Lion::default());
+    let averaged = rules::Averaged { rule: Arc::new(rules::Adam::default()), momentum: 0.9 };
+    assert_all_train_equally(large(), averaged);
 }
 
 #[test]
 fn doubles_micro_batches_and_every_part_of_a_model_give_the_same_bits() {
-    all_alike(Plan { dtype: DType::F64, ..large() }, rules::Adam::default());
-    all_alike(Plan { micro: Micro::Uneven, ..large() }, rules::Adagrad::default());
-    all_alike(
+    assert_all_train_equally(Plan { dtype: DType::F64, ..large() }, rules::Adam::default());
+    assert_all_train_equally(Plan { micro: Micro::Uneven, ..large() }, rules::Adagrad::default());
+    assert_all_train_equally(
         Plan { parts: ALL, width: 2500, sharded: true, ..Plan::new(13, 9) },
         rules::Momentum::default(),
     );
     // All variables are smaller than a block.
-    all_alike(Plan { parts: ALL, sharded: true, ..Plan::new(13, 9) }, rules::Adam::default());
+    assert_all_train_equally(Plan { parts: ALL, sharded: true, ..Plan::new(13, 9) }, rules::Adam::default());
 }
 
 /// Norms are those of complete gradients, independent of the partition.
 #[test]
 fn clipping_by_norms_and_decay_give_the_same_bits() {
     for dtype in [DType::F32, DType::F64] {
-        all_alike(Plan { clip: true, dtype, ..large() }, rules::Adam::default());
-        all_alike(Plan { decay: true, dtype, ..large() }, rules::Sgd);
+        assert_all_train_equally(Plan { clip: true, dtype, ..large() }, rules::Adam::default());
+        assert_all_train_equally(Plan { decay: true, dtype, ..large() }, rules::Sgd);
     }
-    all_alike(Plan { clip: true, decay: true, parts: ALL, ..large() }, rules::Ftrl::default());
+    assert_all_train_equally(Plan { clip: true, decay: true, parts: ALL, ..large() }, rules::Ftrl::default());
 }
 
 /// Some workers have no rows, and in the last batch some replicas have none.
 #[test]
-fn workers_that_get_nothing_change_nothing() {
+fn workers_without_data_change_nothing() {
     for rows in [1, 2, 9, 10] {
-        all_alike(
+        assert_all_train_equally(
             Plan { parts: ALL, width: 1100, sharded: true, ..Plan::new(rows, 8) },
             rules::Adam::default(),
         );
@@ -136,14 +141,14 @@ fn state<R: Rule>(model: &Replicated<Model>, optimizer: &Optimizer<R>) -> Result
 }
 
 #[test]
-fn each_worker_keeps_its_part_of_the_slots() {
+fn each_worker_keeps_its_partition_of_the_slots() {
     let elements = WORDS * WIDTH + 1300 * WIDTH + 1300;
     for workers in 1..=4 {
         let bytes = on_workers(workers, 2, move |strategy| {
             let model = model(strategy)?;
             let optimizer = Adam::new(&model.variables, 0.01)?;
             assert_eq!(optimizer.state_bytes()?, 8 * elements);
-            let optimizer = optimizer.sharded_state(true)?;
+            let optimizer = optimizer.shard_state()?;
             train(strategy, &model, &optimizer, 0..2)?;
             optimizer.state_bytes()
         });
@@ -183,7 +188,7 @@ fn a_checkpoint_of_any_number_of_workers_is_restored_by_any_other_sharded_or_not
             let path = at(workers, sharded);
             on_workers(workers, 1, move |strategy| {
                 let model = model(strategy)?;
-                let optimizer = Adam::new(&model.variables, 0.01)?.sharded_state(sharded)?;
+                let optimizer = sharded_if(sharded, Adam::new(&model.variables, 0.01)?)?;
                 train(strategy, &model, &optimizer, 0..3)?;
                 checkpoint(&model, &optimizer).save(&path)
             });
@@ -197,7 +202,7 @@ fn a_checkpoint_of_any_number_of_workers_is_restored_by_any_other_sharded_or_not
             let table = bits_of(&saved, "optimizer/v/table.weight");
             let mut states = on_workers(to, 2, move |strategy| {
                 let model = model(strategy)?;
-                let optimizer = Adam::new(&model.variables, 0.5)?.sharded_state(sharded)?;
+                let optimizer = sharded_if(sharded, Adam::new(&model.variables, 0.5)?)?;
                 checkpoint(&model, &optimizer).restore(&path)?;
                 assert_eq!((optimizer.finished_steps(), optimizer.learning_rate()), (3, 0.01));
                 assert_eq!(bits(&optimizer.slot("table.weight", "v")?)?, table);
@@ -223,10 +228,10 @@ fn slots_that_do_not_fit_are_refused_on_all_workers_and_nothing_has_changed() {
                 linear(WIDTH, 7, vb.pp("out"))?,
             ))
         })?;
-        let optimizer = Adam::new(&other.variables, 0.01)?.sharded_state(true)?;
+        let optimizer = Adam::new(&other.variables, 0.01)?.shard_state()?;
         Checkpoint::new().part("optimizer", &optimizer).save(&path)?;
         let model = model(strategy)?;
-        let mine = Adam::new(&model.variables, 0.01)?.sharded_state(true)?;
+        let mine = Adam::new(&model.variables, 0.01)?.shard_state()?;
         train(strategy, &model, &mine, 0..1)?;
         let before = state(&model, &mine)?;
         let error = Checkpoint::new().part("optimizer", &mine).restore(&path).unwrap_err();
@@ -277,7 +282,7 @@ impl Formula for Fails {
 
 // INV-40
 #[test]
-fn a_step_that_ends_between_update_and_exchange_leaves_all_weights_and_is_told_until_state_is_restored() {
+fn a_step_that_fails_between_update_and_exchange_keeps_weights_and_fails_until_state_is_restored() {
     let undisturbed = |workers| {
         on_workers(workers, 2, |strategy| {
             let model = model(strategy)?;
@@ -295,7 +300,7 @@ fn a_step_that_ends_between_update_and_exchange_leaves_all_weights_and_is_told_u
             let model = model(strategy)?;
             let in_step = (strategy.world().worker() == 1).then_some(3);
             let rule = Fails { in_step, only_computes: true };
-            let broken = Optimizer::with_rule(rule.clone(), &model.variables, 0.1)?.sharded_state(true)?;
+            let broken = Optimizer::with_rule(rule.clone(), &model.variables, 0.1)?.shard_state()?;
             train(strategy, &model, &broken, 0..2)?;
             checkpoint(&model, &broken).save(&path)?;
             let before = weights(&model)?;
@@ -326,7 +331,7 @@ fn a_step_that_ends_between_update_and_exchange_leaves_all_weights_and_is_told_u
 
             // The rule is mended, and the state restored.
             let rule = Fails { in_step: None, ..rule };
-            let mended = Optimizer::with_rule(rule, &model.variables, 0.1)?.sharded_state(true)?;
+            let mended = Optimizer::with_rule(rule, &model.variables, 0.1)?.shard_state()?;
             checkpoint(&model, &broken).restore(&path)?;
             assert_eq!(broken.slot("out.bias", "m")?.dims(), [1300]);
             checkpoint(&model, &mended).restore(&path)?;
@@ -349,7 +354,7 @@ fn a_step_that_ends_between_update_and_exchange_leaves_all_weights_and_is_told_u
 }
 
 #[test]
-fn what_cannot_be_shared_out_is_refused() {
+fn an_impossible_partition_is_refused() {
     watched(|| {
         on_workers(2, 1, |strategy| {
             let model = model(strategy)?;
@@ -362,24 +367,20 @@ fn what_cannot_be_shared_out_is_refused() {
                 assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
                 assert!(parts.iter().all(|part| error.to_string().contains(part)), "{error}");
             };
-            let each_text = ["Transform::each gets whole gradients", "before_reduce"];
-            refused(of(&bound)?.after_reduce(each())?.sharded_state(true), &each_text);
-            refused(of(&bound)?.sharded_state(true)?.after_reduce(each()), &each_text);
+            let each_text = ["Transform::each needs complete gradients", "before_reduce"];
+            refused(of(&bound)?.after_reduce(each())?.shard_state(), &each_text);
+            refused(of(&bound)?.shard_state()?.after_reduce(each()), &each_text);
             let rule_text = ["rule fails may do more than compute", "only_computes"];
-            refused(of(&free)?.sharded_state(true), &rule_text);
+            refused(of(&free)?.shard_state(), &rule_text);
             refused(
-                of(&bound)?.with_rule_for(|name| name == "out.bias", free.clone())?.sharded_state(true),
+                of(&bound)?.with_rule_for(|name| name == "out.bias", free.clone())?.shard_state(),
                 &rule_text,
             );
-            refused(
-                of(&bound)?.sharded_state(true)?.with_rule_for(|name| name == "out.bias", free),
-                &rule_text,
-            );
+            refused(of(&bound)?.shard_state()?.with_rule_for(|name| name == "out.bias", free), &rule_text);
 
-            let optimizer = of(&bound)?.before_reduce(each())?.sharded_state(true)?.sharded_state(false)?;
-            let optimizer = optimizer.after_reduce(each())?;
+            let optimizer = of(&bound)?.before_reduce(each())?.after_reduce(each())?;
             train(strategy, &model, &optimizer, 0..1)?;
-            refused(optimizer.sharded_state(true), &["steps have been made", "when the optimizer is made"]);
+            refused(optimizer.shard_state(), &["already made steps", "when the optimizer is created"]);
             Ok(())
         });
     });
@@ -387,23 +388,23 @@ fn what_cannot_be_shared_out_is_refused() {
 
 /// A training that has lost a worker does not continue, but restarts from a checkpoint.
 #[test]
-fn no_worker_has_a_whole_state_for_one_that_is_lost() {
+fn no_worker_has_the_complete_state_of_a_lost_one() {
     on_workers(2, 1, |strategy| {
         let model = model(strategy)?;
         let whole = Adam::new(&model.variables, 0.01)?;
         assert!(whole.rewind().is_ok());
-        let error = whole.sharded_state(true)?.rewind().unwrap_err();
-        assert!(error.to_string().contains("is lost with it"), "{error}");
+        let error = whole.shard_state()?.rewind().unwrap_err();
+        assert!(error.to_string().contains("of a failed worker is lost"), "{error}");
         Ok(())
     });
 }
 
 #[test]
-fn workers_that_share_state_and_others_that_do_not_are_told() {
+fn workers_that_differ_in_sharding_state_are_an_error() {
     let errors = crate::multi_worker::errors(2, 1, |strategy| {
         let model = model(strategy)?;
         let sharded = strategy.world().worker() == 1;
-        let optimizer = Sgd::new(&model.variables, 0.1)?.sharded_state(sharded)?;
+        let optimizer = sharded_if(sharded, Sgd::new(&model.variables, 0.1)?)?;
         train(strategy, &model, &optimizer, 0..1)
     });
     for error in errors {
@@ -414,11 +415,11 @@ fn workers_that_share_state_and_others_that_do_not_are_told() {
 }
 
 #[test]
-fn frozen_variables_and_groups_are_as_with_a_whole_state() {
+fn frozen_variables_and_groups_are_the_same_as_with_complete_state() {
     let trained = [false, true].map(|sharded| {
         on_workers(3, 1, move |strategy| {
             let model = model(strategy)?;
-            let mut optimizer = AdamW::new(&model.variables, 0.01)?.sharded_state(sharded)?;
+            let mut optimizer = sharded_if(sharded, AdamW::new(&model.variables, 0.01)?)?;
             optimizer = optimizer
                 .with_rule_for(
                     |name| name == "out.bias",
@@ -440,7 +441,7 @@ fn a_table_may_have_rows_in_one_step_and_all_elements_in_another() {
         on_workers(workers, 1, move |strategy| {
             let table = strategy
                 .replicate(|vb: VarBuilder| vb.get_with_hints((WORDS, WIDTH), "table", Init::Const(1.)))?;
-            let optimizer = Adagrad::new(&table.variables, 0.1)?.sharded_state(sharded)?;
+            let optimizer = sharded_if(sharded, Adagrad::new(&table.variables, 0.1)?)?;
             for step in 0..6 {
                 strategy.run((), |ctx, ()| {
                     let (replica, mut gradients) =

@@ -9,7 +9,7 @@ fn str_7_the_chief_alone_writes_summaries() {
     let run = folder.path().join("run");
     let written = on_workers(3, 2, move |strategy| {
         // Other workers' folders may be elsewhere: nothing is written there.
-        let chief = strategy.should_save_summary();
+        let chief = strategy.is_chief();
         let summaries =
             strategy.summary_writer(if chief { run.clone() } else { "/nowhere/at/all".into() })?;
         let loss = strategy.run((), |ctx, ()| {

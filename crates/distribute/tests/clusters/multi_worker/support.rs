@@ -1,8 +1,8 @@
 //! Shared code of the comparisons with one process.
 
-use distribute::prelude::*;
-use distribute::tensor::DType;
-use distribute::{CommunicationOptions, Error, Leaf, Result};
+use distribute::strategy::CommunicationOptions;
+use distribute::tensor::{DType, IndexedSlices, Leaf};
+use distribute::{Error, Result, prelude::*};
 use distribute_testing::watched;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(crate) fn replicas_as_in_one_process<T: PartialEq + Debug + Send + 'static>(
 
 /// Checks that all `workers` workers of `replicas` replicas get one error with the same text, and that a sum of ones
 /// is correct afterwards.
-pub(crate) fn one_text(
+pub(crate) fn one_message(
     workers: usize,
     replicas: usize,
     body: impl Fn(&Strategy) -> Result<()> + Send + Sync + 'static,

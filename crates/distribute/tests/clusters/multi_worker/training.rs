@@ -1,6 +1,7 @@
 //! Checks that trainings of W workers with R replicas each are bit-identical to one process with W·R replicas, and so
 //! equal to one device.
 
+use super::tables::Tables;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarBuilder, linear};
 use distribute::data::Dataset;
@@ -37,6 +38,8 @@ pub(crate) struct Plan {
     pub(crate) words: usize,
     /// Whether workers shard the optimizer's state.
     pub(crate) sharded: bool,
+    /// The location of the table; `None` if each worker has a copy.
+    pub(super) tables: Option<Tables>,
 }
 
 /// The way in which a replica splits its batch into micro-batches.
@@ -58,7 +61,7 @@ impl Plan {
     pub(crate) fn new(rows: usize, batch: usize) -> Self {
         let (dtype, parts, micro) = (DType::F32, Parts::default(), Micro::Whole);
         let (clip, decay, sharded) = (false, false, false);
-        Self { dtype, rows, batch, parts, clip, decay, micro, width: 5, words: 11, sharded }
+        Self { dtype, rows, batch, parts, clip, decay, micro, width: 5, words: 11, sharded, tables: None }
     }
 }
 
@@ -120,15 +123,20 @@ fn examples(Plan { rows, dtype, words, .. }: Plan) -> (Tensor, Tensor, Tensor) {
     (x, vector(words), vector(y))
 }
 
-/// The losses, and the bits of all weights.
-type Outcome = (Vec<u64>, Vec<(String, Vec<u64>)>);
+/// Returns the optimizer, with its state sharded over the workers if `sharded` is set.
+pub(crate) fn sharded_if<R: Rule>(sharded: bool, optimizer: Optimizer<R>) -> Result<Optimizer<R>> {
+    if sharded { optimizer.shard_state() } else { Ok(optimizer) }
+}
 
-fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, rule: &R) -> Result<Outcome> {
+/// The losses, and the bits of all weights.
+pub(crate) type Outcome = (Vec<u64>, Vec<(String, Vec<u64>)>);
+
+pub(crate) fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, rule: &R) -> Result<Outcome> {
     let parts = plan.parts;
     let model =
         strategy.replicate_seeded(7, move |vb: VarBuilder| Model::new(vb.to_dtype(plan.dtype), plan))?;
-    let mut optimizer = Optimizer::with_rule(rule.clone(), &model.variables, 0.05)?;
-    optimizer = optimizer.sharded_state(plan.sharded)?;
+    let mut optimizer =
+        sharded_if(plan.sharded, Optimizer::with_rule(rule.clone(), &model.variables, 0.05)?)?;
     if plan.decay {
         optimizer = optimizer
             .after_reduce(Transform::weight_decay(0.1))?
@@ -177,8 +185,12 @@ fn train<R: Rule + Clone + 'static>(strategy: &Strategy, plan: Plan, rule: &R) -
 }
 
 fn on_workers<R: Rule + Clone + 'static>(workers: usize, replicas: usize, plan: Plan, rule: &R) -> Outcome {
-    let outcomes =
-        crate::multi_worker::on_threads(workers, replicas, |strategy| train(strategy, plan, rule)).unwrap();
+    let worker = |strategy: &Strategy| train(strategy, plan, rule);
+    let outcomes = match plan.tables {
+        Some(tables) => crate::multi_worker::tables::on_threads(workers, replicas, tables, worker),
+        None => crate::multi_worker::on_threads(workers, replicas, worker),
+    };
+    let outcomes = outcomes.unwrap();
     for other in &outcomes[1..] {
         assert!(*other == outcomes[0], "all workers have the same weights: {plan:?}");
     }
@@ -193,20 +205,20 @@ fn largest_difference(a: &Outcome, b: &Outcome) -> f64 {
 }
 
 /// Checks that the weights are those of one device, up to rounding.
-fn as_one_device(one: &Outcome, other: &Outcome, plan: Plan) {
+fn assert_trains_like_one_device(one: &Outcome, other: &Outcome, plan: Plan) {
     let tolerance = if plan.dtype == DType::F64 { 1e-12 } else { 1e-5 };
     let difference = largest_difference(one, other);
     assert!(difference <= tolerance, "{difference} beside one device: {plan:?}");
 }
 
 /// Checks that every world is bit-identical to one process with the same number of replicas, and close to one device.
-fn all_alike<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
-    alike(plan, rule, worlds(), true);
+fn assert_all_train_equally<R: Rule + Clone + 'static>(plan: Plan, rule: R) {
+    assert_trains_equally(plan, rule, worlds(), true);
 }
 
-/// Does the same as [`all_alike`] for some worlds. Results that depend on how a batch is split are not compared with
-/// one device.
-pub(crate) fn alike<R: Rule + Clone + 'static>(
+/// Does the same as [`assert_all_train_equally`] for some worlds. Results that depend on how a batch is split are
+/// not compared with one device.
+pub(crate) fn assert_trains_equally<R: Rule + Clone + 'static>(
     plan: Plan,
     rule: R,
     worlds: impl IntoIterator<Item = (usize, usize)>,
@@ -218,7 +230,7 @@ pub(crate) fn alike<R: Rule + Clone + 'static>(
         let alone = processes.entry(workers * replicas).or_insert_with(|| {
             let alone = train(&MirroredStrategy::cpus(workers * replicas).unwrap(), plan, &rule).unwrap();
             if one_device {
-                as_one_device(&one, &alone, plan);
+                assert_trains_like_one_device(&one, &alone, plan);
             }
             alone
         });
@@ -236,7 +248,7 @@ pub(crate) const ALL: Parts = Parts { table: true, norm: true, dropout: true, co
 // INV-27
 #[test]
 fn every_remainder_of_the_last_batch_gives_the_same_bits() {
-    watched(|| (0..16).for_each(|remainder| all_alike(Plan::new(16 + remainder, 16), Sgd)));
+    watched(|| (0..16).for_each(|remainder| assert_all_train_equally(Plan::new(16 + remainder, 16), Sgd)));
 }
 
 #[test]
@@ -244,16 +256,16 @@ fn every_remainder_gives_the_same_bits_in_every_part_of_a_model() {
     watched(|| {
         // An epoch of one batch each, so that what a batch without rows on some workers does is not mixed with others.
         for rows in [1, 2, 3, 5, 7, 11, 14] {
-            all_alike(Plan { parts: ALL, ..Plan::new(rows, 15) }, Adagrad::default());
+            assert_all_train_equally(Plan { parts: ALL, ..Plan::new(rows, 15) }, Adagrad::default());
         }
     });
 }
 
 #[test]
-fn workers_that_get_nothing_change_nothing() {
+fn workers_without_data_change_nothing() {
     watched(|| {
-        all_alike(Plan::new(7, 2), Adam::default());
-        all_alike(Plan::new(1, 1), Momentum::default());
+        assert_all_train_equally(Plan::new(7, 2), Adam::default());
+        assert_all_train_equally(Plan::new(1, 1), Momentum::default());
     });
 }
 
@@ -268,7 +280,7 @@ fn every_part_of_a_model_gives_the_same_bits() {
             Parts { collective: true, ..Parts::default() },
             ALL,
         ] {
-            all_alike(Plan { parts, ..plan }, Adagrad::default());
+            assert_all_train_equally(Plan { parts, ..plan }, Adagrad::default());
         }
     });
 }
@@ -277,7 +289,7 @@ fn every_part_of_a_model_gives_the_same_bits() {
 fn clipping_by_the_global_norm_gives_the_same_bits() {
     watched(|| {
         for parts in [Parts { table: true, ..Parts::default() }, ALL] {
-            all_alike(Plan { clip: true, parts, ..Plan::new(13, 6) }, Sgd);
+            assert_all_train_equally(Plan { clip: true, parts, ..Plan::new(13, 6) }, Sgd);
         }
     });
 }
@@ -286,11 +298,11 @@ fn clipping_by_the_global_norm_gives_the_same_bits() {
 fn micro_batches_give_the_same_bits() {
     watched(|| {
         let plan = Plan { parts: Parts { table: true, ..Parts::default() }, ..Plan::new(31, 16) };
-        all_alike(Plan { micro: Micro::Halves, ..plan }, Adam::default());
-        all_alike(Plan { micro: Micro::Uneven, clip: true, ..plan }, Adam::default());
-        all_alike(Plan { micro: Micro::Uneven, dtype: DType::F64, ..Plan::new(21, 16) }, Sgd);
+        assert_all_train_equally(Plan { micro: Micro::Halves, ..plan }, Adam::default());
+        assert_all_train_equally(Plan { micro: Micro::Uneven, clip: true, ..plan }, Adam::default());
+        assert_all_train_equally(Plan { micro: Micro::Uneven, dtype: DType::F64, ..Plan::new(21, 16) }, Sgd);
         // Moments of a micro-batch over all replicas, and rows of masks, are those of another cut on one device.
-        alike(
+        assert_trains_equally(
             Plan { micro: Micro::Halves, parts: ALL, clip: true, ..plan },
             Adam::default(),
             worlds(),
@@ -300,12 +312,12 @@ fn micro_batches_give_the_same_bits() {
 }
 
 #[test]
-fn doubles_give_the_same_bits_and_the_weights_of_one_device_to_twelve_places() {
+fn doubles_give_the_same_bits_and_the_weights_of_one_device_to_twelve_digits() {
     watched(|| {
         let plan = Plan { dtype: DType::F64, ..Plan::new(31, 16) };
-        all_alike(plan, Sgd);
-        all_alike(Plan { parts: ALL, ..plan }, Momentum::default());
-        all_alike(Plan { parts: ALL, clip: true, ..plan }, Adam::default());
+        assert_all_train_equally(plan, Sgd);
+        assert_all_train_equally(Plan { parts: ALL, ..plan }, Momentum::default());
+        assert_all_train_equally(Plan { parts: ALL, clip: true, ..plan }, Adam::default());
     });
 }
 
@@ -315,7 +327,7 @@ fn large_gradients_give_the_same_bits() {
     watched(|| {
         for (parts, clip) in [(Parts::default(), false), (ALL, true)] {
             let plan = Plan { width: 3001, parts, clip, ..Plan::new(5, 4) };
-            alike(plan, Adam::default(), [(2, 1), (2, 2), (3, 1), (2, 3), (5, 1)], false);
+            assert_trains_equally(plan, Adam::default(), [(2, 1), (2, 2), (3, 1), (2, 3), (5, 1)], false);
         }
     });
 }
@@ -336,7 +348,7 @@ fn weights_without_elements_are_trained_and_shared_like_others() {
                             vb.get_with_hints((0, 3), "rows", ones)?,
                         ])
                     })?;
-                    let optimizer = distribute::Adam::new(&model.variables, 0.1)?.sharded_state(sharded)?;
+                    let optimizer = sharded_if(sharded, distribute::Adam::new(&model.variables, 0.1)?)?;
                     for _ in 0..3 {
                         strategy.run(&model, |ctx, all| {
                             let mut loss = all[0].sqr()?.sum_all()?;

@@ -1,7 +1,9 @@
 //! Channels that record messages for tests.
 
-use distribute::params::{Channel, ChannelError, LocalChannel, Request, Response, Started, Tables, Waiting};
 use distribute::{LocalCluster, ParameterServerStrategy};
+use distribute_ps_tables::{
+    Channel, ChannelError, LocalChannel, Request, Response, Started, Tables, WaitForResponse,
+};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -63,7 +65,7 @@ impl Channel for Logged {
         };
         if lost || self.log.down.lock().unwrap().as_ref() == Some(&server) {
             let (request, reason) = (request.describe(), "it is down; start it again".to_string());
-            return Err(ChannelError::Late { server, request, timeout, reason });
+            return Err(ChannelError::TimedOut { server, request, timeout, reason });
         }
         self.log.asked.lock().unwrap().push((server, request.clone()));
         let answer = self.channel.start(request, timeout)?.wait()?;
@@ -74,7 +76,7 @@ impl Channel for Logged {
 
 struct Answered(Response);
 
-impl Waiting for Answered {
+impl WaitForResponse for Answered {
     fn wait(self: Box<Self>) -> Result<Response, ChannelError> {
         Ok(self.0)
     }
@@ -91,7 +93,7 @@ pub fn channels(servers: usize) -> (Vec<Arc<dyn Channel>>, Arc<Log>) {
 }
 
 /// Returns a strategy over servers whose log can be read, without a partitioner.
-pub fn logged(servers: usize) -> (distribute::ParameterServerBuilder, Arc<Log>) {
+pub fn logged(servers: usize) -> (distribute::parameter_server::ParameterServerStrategyBuilder, Arc<Log>) {
     let (channels, log) = channels(servers);
     let cluster = LocalCluster::new(1, servers).unwrap();
     let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()).channels(channels);

@@ -42,7 +42,7 @@ impl<R: Rule> Training<R> {
 
 fn of(shards: usize) -> Strategy {
     match shards {
-        0 => OneDeviceStrategy::new("cpu:0").unwrap().into(),
+        0 => OneDeviceStrategy::new("cpu:0").unwrap(),
         shards => servers(shards, shards).into(),
     }
 }
@@ -83,7 +83,7 @@ fn ckpt_4_saved_on_some_shards_and_restored_on_any_others() {
 
 // INV-56
 #[test]
-fn a_training_goes_on_as_it_would_have_on_other_servers() {
+fn a_training_resumes_identically_on_other_servers() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("saved");

@@ -3,8 +3,11 @@
 use crate::parameter_servers::channels::{channels, logged};
 use crate::parameter_servers::support::servers;
 use crate::support::log_of;
-use distribute::params::{Channel, FixedShardsPartitioner, Request};
-use distribute::{HostTensor, IndexedSlices, Job, LocalCluster, ParameterServerStrategy, Strategy, Variable};
+use distribute::cluster::Job;
+use distribute::parameter_server::FixedShardsPartitioner;
+use distribute::tensor::IndexedSlices;
+use distribute::{HostTensor, LocalCluster, ParameterServerStrategy, Strategy, Variable};
+use distribute_ps_tables::{Channel, Request};
 use distribute_testing::watched;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +17,7 @@ fn numbers(count: i64) -> HostTensor {
 }
 
 /// Creates one task of a cluster with channels to its servers, and with variables in two shards.
-fn task(task: distribute::Task, channels: &[Arc<dyn Channel>]) -> ParameterServerStrategy {
+fn task(task: distribute::cluster::Task, channels: &[Arc<dyn Channel>]) -> ParameterServerStrategy {
     let cluster = LocalCluster::new(1, channels.len()).unwrap();
     ParameterServerStrategy::builder()
         .cluster_resolver(cluster.resolver_of(task))
@@ -46,7 +49,7 @@ fn place_1_a_variable_that_could_not_be_made_has_no_place() {
 }
 
 #[test]
-fn a_worker_waits_for_what_the_coordinator_makes() {
+fn a_worker_waits_for_the_coordinators_variables() {
     watched(|| {
         let (channels, log) = channels(2);
         let worker = task(Job::Worker.task(0), &channels);
@@ -104,7 +107,7 @@ fn rows_are_divided_in_all_shards_or_in_none() {
 }
 
 #[test]
-fn a_coordinator_says_what_it_finds_and_where_half_of_a_variable_is_missing() {
+fn a_coordinator_reports_the_restored_variables_and_a_missing_half_of_one() {
     watched(|| {
         let (channels, lost) = channels(2);
         let chief = || task(Job::Chief.task(0), &channels);
@@ -126,7 +129,7 @@ fn a_coordinator_says_what_it_finds_and_where_half_of_a_variable_is_missing() {
         let remove = Request::Remove { table: "a/part_1".into() };
         channels[1].start(remove, Duration::from_secs(60)).unwrap().wait().unwrap();
         let half = log_of(|| drop(make(&chief(), "a").unwrap()));
-        assert!(half.contains("variable a: servers had a/part_0 and not a/part_1"), "{half}");
+        assert!(half.contains("variable a: servers had a/part_0 but not a/part_1"), "{half}");
         assert!(half.contains("restore a checkpoint"), "{half}");
     });
 }

@@ -6,7 +6,7 @@ use candle_nn::{Init, VarBuilder};
 use distribute::nn::{self, DynamicEmbedding, loss};
 use distribute::optimizer::Transform;
 use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Rule, Sgd};
-use distribute::params::{DynamicOptions, DynamicState};
+use distribute::parameter_server::{DynamicOptions, DynamicState};
 use distribute::{
     Checkpoint, Error, HostTensor, LocalCluster, OneDeviceStrategy, Optimizer, ParameterServerStrategy,
     Replicated, Result, Strategy,
@@ -72,7 +72,7 @@ fn of_ids(model: &Replicated<Net<DynamicEmbedding>>) -> Vec<Vec<f32>> {
 
 // INV-56
 #[test]
-fn rows_of_ids_are_trained_as_those_of_a_table_to_the_bit() {
+fn rows_of_ids_are_trained_bit_identically_to_a_table() {
     fn check<R: Rule + Clone>(rule: &R, replicas: usize) {
         for count in [1, 2, 3] {
             let devices = ["cpu:0", "cpu:1"];
@@ -86,8 +86,8 @@ fn rows_of_ids_are_trained_as_those_of_a_table_to_the_bit() {
             let first = model.variables.variable("words.weight").unwrap().gather(&IDS).unwrap();
 
             let one: Strategy = match replicas {
-                1 => OneDeviceStrategy::new("cpu:0").unwrap().into(),
-                count => distribute::MirroredStrategy::cpus(count).unwrap().into(),
+                1 => OneDeviceStrategy::new("cpu:0").unwrap(),
+                count => distribute::MirroredStrategy::cpus(count).unwrap(),
             };
             let dense = |vb: VarBuilder| {
                 let words = nn::embedding(IDS.len(), 4, vb.pp("words"))?;
@@ -212,7 +212,7 @@ fn a_checkpoint_of_other_rows_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn ids_get_rows_when_they_have_come_often_enough_and_lose_them_when_they_come_no_more() {
+fn ids_get_rows_after_enough_lookups_and_lose_them_without_lookups() {
     watched(|| {
         let strategy = servers(2, 1);
         let options = DynamicOptions { admit_after: 2, max_age: Some(8), ..DynamicOptions::default() };
@@ -239,7 +239,7 @@ fn ids_get_rows_when_they_have_come_often_enough_and_lose_them_when_they_come_no
 }
 
 #[test]
-fn a_table_of_ids_has_no_value_as_a_whole_and_what_would_take_one_says_so() {
+fn a_table_of_ids_has_no_complete_value_and_operations_that_need_one_fail() {
     watched(|| {
         let strategy = servers(2, 1);
         let model = strategy.replicate(dynamic(DynamicOptions::default())).unwrap();
@@ -257,7 +257,7 @@ fn a_table_of_ids_has_no_value_as_a_whole_and_what_would_take_one_says_so() {
         let optimizer = || distribute::Sgd::new(&model.variables, 0.1).unwrap();
         refused(optimizer().after_reduce(Transform::each(|_, gradient| Ok(gradient))).unwrap_err());
         refused(optimizer().before_reduce(Transform::each(|_, gradient| Ok(gradient))).unwrap_err());
-        let adagrad = distribute::Adagrad::new(&model.variables, 0.1).unwrap();
+        let adagrad = distribute::optimizer::Adagrad::new(&model.variables, 0.1).unwrap();
         refused(adagrad.slot("words.weight", "accum").unwrap_err());
         // A rule that moves rows without a gradient cannot be that of a table of any id.
         let adam = distribute::Adam::new(&model.variables, 0.1).unwrap();
@@ -291,12 +291,12 @@ fn ids_are_for_parameter_servers_and_a_path_is_for_one_table() {
             candle_core::Result::Ok((first, nn::dynamic_embedding(4, more, vb.pp("a"))?))
         };
         let text = servers(1, 1).replicate(twice).unwrap_err().to_string();
-        assert!(text.contains("a path of its own"), "{text}");
+        assert!(text.contains("a separate path"), "{text}");
         let rows = |vb: VarBuilder| {
             let first = nn::dynamic_embedding(4, DynamicOptions::default(), vb.pp("a"))?;
             candle_core::Result::Ok((first, nn::embedding(1, 4, vb.pp("a"))?))
         };
         let text = servers(1, 1).replicate(rows).unwrap_err().to_string();
-        assert!(text.contains("a path of its own"), "{text}");
+        assert!(text.contains("a separate path"), "{text}");
     });
 }

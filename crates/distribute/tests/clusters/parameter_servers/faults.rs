@@ -2,8 +2,9 @@
 
 use crate::parameter_servers::channels::{channels, logged};
 use crate::parameter_servers::support::{Net, servers, train};
-use distribute::params::{ChannelError, FixedShardsPartitioner, Request, TableSpec};
+use distribute::parameter_server::FixedShardsPartitioner;
 use distribute::{Error, HostTensor, LocalCluster, ParameterServerStrategy, Sgd, Variable};
+use distribute_ps_tables::{ChannelError, Request, TableSpec};
 use distribute_testing::{Port, watched};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ fn a_server_that_does_not_answer_is_named_and_the_step_can_be_made_again() {
         let step = |_: &distribute::ReplicaContext, model: &Net| Ok(model.loss(3, 0)?.to_scalar::<f32>()?);
         let error = strategy.run(&model, step).unwrap_err();
         let Error::Server { operation, source } = &error else { panic!("{error}") };
-        assert!(*operation == "run" && matches!(**source, ChannelError::Late { .. }), "{error}");
+        assert!(*operation == "run" && matches!(**source, ChannelError::TimedOut { .. }), "{error}");
         let text = error.to_string();
         for part in ["run", "ps 1", "start it again", "no answer"] {
             assert!(text.contains(part), "{text}");
@@ -59,7 +60,7 @@ fn a_server_that_is_lost_in_a_step_fails_it_on_all_replicas() {
 }
 
 #[test]
-fn servers_that_came_back_without_tables_or_rules_are_told_or_named() {
+fn servers_restarted_without_tables_or_rules_are_repaired_or_named() {
     watched(|| {
         for staleness in 0..2 {
             let (channels, _log) = channels(1);
@@ -90,7 +91,7 @@ fn servers_that_came_back_without_tables_or_rules_are_told_or_named() {
             assert_eq!(model.variables.get("w").unwrap().to_vec1::<f32>().unwrap(), [4., 4.]);
             ask(Request::Remove { table: "w".into() });
             let gone = model.variables.get("w").unwrap_err().to_string();
-            for part in ["w", "came back without its tables", "folder", "from a checkpoint"] {
+            for part in ["w", "restarted without its tables", "folder", "from a checkpoint"] {
                 assert!(gone.contains(part), "{gone}");
             }
         }
@@ -120,7 +121,7 @@ fn two_runs_at_once_are_refused() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_changes_nothing() {
+fn mismatched_values_are_refused_and_change_nothing() {
     let strategy = servers(2, 2);
     let table = strategy.scope(|| Variable::new("t", HostTensor::new(vec![1i32, 2, 3, 4], [4, 1])?)).unwrap();
     let ten = |rows: usize| HostTensor::new(vec![10i32; rows], [rows, 1]).unwrap();
@@ -129,8 +130,8 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     assert!(table.assign(10i32).is_err());
     assert!(table.assign(HostTensor::new(vec![1f32; 4], [4, 1]).unwrap()).is_err());
     // SV-8
-    let Err(Error::Params(outside)) = table.gather(&[0, 4]) else { panic!("4 is no row") };
-    assert!(matches!(*outside, distribute::params::Error::Id { id: 4, position: 1, rows: 4, .. }));
+    let Err(Error::Params(outside)) = table.gather(&[0, 4]) else { panic!("4 is not a row") };
+    assert!(matches!(*outside, distribute_ps_tables::Error::Id { id: 4, position: 1, rows: 4, .. }));
     assert_eq!(table.read::<HostTensor>().unwrap().to_vec::<i32>().unwrap(), [1, 2, 3, 4]);
     let scalar = strategy.scope(|| Variable::new("s", 1f32)).unwrap();
     assert!(scalar.gather(&[0]).unwrap_err().to_string().contains("scalar"));
@@ -138,15 +139,15 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
 
 // T3: the constructor names all servers that it cannot reach.
 #[test]
-fn servers_that_are_not_there_are_named() {
+fn missing_servers_are_named() {
     watched(|| {
         let absent = [Port::reserve(), Port::reserve()];
         let [a, b] = absent.each_ref().map(|port| port.address().to_string());
         let spec =
             format!(r#"{{"chief": ["127.0.0.1:0"], "worker": ["127.0.0.1:0"], "ps": ["{a}", "{b}"]}}"#);
-        let resolver = distribute::SimpleClusterResolver::new(spec.parse().unwrap());
+        let resolver = distribute::cluster::resolver::SimpleClusterResolver::new(spec.parse().unwrap());
         let builder = ParameterServerStrategy::builder()
-            .cluster_resolver(resolver.with_task(distribute::Job::Chief.task(0)))
+            .cluster_resolver(resolver.with_task(distribute::cluster::Job::Chief.task(0)))
             .join_timeout(std::time::Duration::from_millis(300));
         let error = builder.build().map(drop).unwrap_err().to_string();
         for part in ["2 of 2", "ps 0", "ps 1", a.as_str(), b.as_str(), "start them"] {

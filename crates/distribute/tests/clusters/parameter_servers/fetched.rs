@@ -4,10 +4,9 @@ use crate::parameter_servers::channels::logged;
 use crate::parameter_servers::support::servers;
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
-use distribute::params::FixedShardsPartitioner;
-use distribute::{
-    Checkpoint, Error, HostTensor, IndexedSlices, ParameterServerStrategy, Replicated, Sgd, nn,
-};
+use distribute::parameter_server::FixedShardsPartitioner;
+use distribute::tensor::IndexedSlices;
+use distribute::{Checkpoint, Error, HostTensor, ParameterServerStrategy, Replicated, Sgd, nn};
 use distribute_testing::watched;
 
 fn sevens(rows: usize) -> Tensor {
@@ -22,7 +21,7 @@ fn table(strategy: &ParameterServerStrategy) -> Replicated<nn::Embedding> {
 
 // INV-55
 #[test]
-fn a_table_of_rows_is_all_there_for_one_who_takes_its_tensor() {
+fn a_table_of_rows_is_fetched_completely_when_its_tensor_is_taken() {
     watched(|| {
         let all = vec![vec![7f32; 2]; 5];
         let strategy = servers(2, 2);
@@ -68,7 +67,7 @@ fn weight(
 
 // INV-55
 #[test]
-fn what_is_written_while_updates_are_under_way_is_what_the_next_step_begins_with() {
+fn a_write_during_pending_updates_is_the_value_of_the_next_step() {
     watched(|| {
         let (builder, _log) = logged(1);
         let strategy = builder.staleness(2).build().unwrap();
@@ -111,7 +110,7 @@ fn what_is_written_while_updates_are_under_way_is_what_the_next_step_begins_with
 }
 
 #[test]
-fn one_who_saves_or_reads_waits_for_what_is_under_way() {
+fn saves_and_reads_wait_for_pending_updates() {
     watched(|| {
         let (builder, log) = logged(1);
         let strategy = builder.staleness(1).build().unwrap();
@@ -137,7 +136,7 @@ fn one_who_saves_or_reads_waits_for_what_is_under_way() {
 }
 
 #[test]
-fn a_step_counts_whose_gradients_were_acknowledged_though_nothing_could_be_fetched_behind_them() {
+fn a_step_with_acknowledged_gradients_counts_though_the_next_fetch_failed() {
     watched(|| {
         for staleness in 0..2 {
             let (builder, log) = logged(1);

@@ -1,14 +1,15 @@
 //! Files of parameter servers, read by Python with safetensors and NumPy: `DISTRIBUTE_PEER_PYTHON=/path/to/python
-//! cargo test -p distribute --test parameter_servers`.
+//! cargo test -p distribute --test clusters python`.
 
 use crate::parameter_servers::support::{Net, servers, state, train};
 use distribute::optimizer::rules::{Adagrad, Adam, Step};
-use distribute::params::{Contents, DynamicOptions, Initializer, Push, Request, TableSpec};
+use distribute::parameter_server::{DynamicOptions, Initializer};
 use distribute::tensor::DType;
 use distribute::tensor::random::Distribution;
 use distribute::{Checkpoint, HostTensor, Optimizer};
 use distribute_optim::RuleSpec;
 use distribute_ps_server::{ParameterServer, ServerOptions};
+use distribute_ps_tables::{Contents, Push, Request, TableSpec};
 use distribute_testing::child;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -83,7 +84,7 @@ fn python_reads_every_file() {
     let gradient = HostTensor::new(vec![1f32; 4], [2, 2]).unwrap();
     let push = Push::at(Step::after(0, 0.5));
     for request in [
-        Request::Create(TableSpec::values("dense", values).rule(rule)),
+        Request::Create(TableSpec::values("dense", values).rule(rule.clone())),
         Request::Create(TableSpec { name: "ids".into(), contents: ids, rule: Some(rule) }),
         Request::PushRows { table: "ids".into(), push, rows: vec![-7, 1 << 40], gradient },
     ] {

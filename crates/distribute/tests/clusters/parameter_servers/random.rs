@@ -1,8 +1,8 @@
 //! Checks that random programs on a variable give the same on servers as in one process, with the same refusals.
 
 use crate::parameter_servers::support::servers;
-use distribute::tensor::{DType, Index};
-use distribute::{HostTensor, IndexedSlices, OneDeviceStrategy, Result, Variable};
+use distribute::tensor::{DType, Index, IndexedSlices};
+use distribute::{HostTensor, OneDeviceStrategy, Result, Variable};
 use distribute_testing::watched;
 use proptest::prelude::*;
 
@@ -88,7 +88,7 @@ proptest! {
                 let zeros = HostTensor::zeros(dtype, [ROWS, WIDTH]).unwrap();
                 strategy.scope(|| Variable::new("v", zeros)).unwrap()
             };
-            let here = make(OneDeviceStrategy::new("cpu:0").unwrap().into());
+            let here = make(OneDeviceStrategy::new("cpu:0").unwrap());
             let there = make(servers(count, shards).into());
             for op in &program {
                 let (expected, found) = (run(op, &here, dtype), run(op, &there, dtype));

@@ -9,14 +9,14 @@ fn in_the_process(part: &str) {
     // The first of its process, to which the addresses belong.
     let _cluster = LocalCluster::new(2, 3).unwrap();
     if part == "without" {
-        let error = runner::ParameterServerStrategy::new(None).unwrap_err();
+        let error = runner::parameter_server_strategy_from_env(None).unwrap_err();
         assert!(matches!(&error, Error::Cluster(_)), "{error}");
         println!("refused: {error}");
         return;
     }
-    assert!(matches!(runner::ParameterServerStrategy::new(Some(0)), Err(Error::Params(_))));
+    assert!(matches!(runner::parameter_server_strategy_from_env(Some(0)), Err(Error::Params(_))));
     for min_shard_bytes in [None, Some(1), Some(600_000)] {
-        let strategy = runner::ParameterServerStrategy::new(min_shard_bytes).unwrap();
+        let strategy = runner::parameter_server_strategy_from_env(min_shard_bytes).unwrap();
         let name = format!("of {min_shard_bytes:?}");
         let table =
             strategy.scope(|| Variable::new(name, HostTensor::new(vec![0f32; 250_000], [1000, 250])?));
@@ -26,7 +26,7 @@ fn in_the_process(part: &str) {
 
 // GNN-1
 #[test]
-fn gnn_1_the_runner_cuts_over_all_servers_of_tf_config() {
+fn gnn_1_the_runner_partitions_over_all_servers_of_tf_config() {
     if let Some(part) = child::part() {
         return in_the_process(&part);
     }
@@ -38,7 +38,7 @@ fn gnn_1_the_runner_cuts_over_all_servers_of_tf_config() {
                 r#"{{"cluster": {{"worker": ["{host}:1", "{host}:2"]{ps}}}, "task": {{"type": "chief", "index": 0}}}}"#
             );
             let mut command = child::command(
-                "parameter_servers::runner::gnn_1_the_runner_cuts_over_all_servers_of_tf_config",
+                "parameter_servers::runner::gnn_1_the_runner_partitions_over_all_servers_of_tf_config",
                 part,
             );
             command.env("TF_CONFIG", config);

@@ -1,11 +1,12 @@
 //! The strategy itself: refusals of its constructor, devices, replicas and collectives.
 
 use crate::parameter_servers::support::servers;
-use distribute::cluster::ClusterError;
-use distribute::params::{FixedShardsPartitioner, MinSizePartitioner, PlacementPolicy};
+use distribute::cluster::resolver::SimpleClusterResolver;
+use distribute::cluster::{ClusterError, Job};
+use distribute::parameter_server::{FixedShardsPartitioner, MinSizePartitioner, PlacementPolicy};
+use distribute::strategy::{DeviceName, VariablePlacement};
 use distribute::{
-    DeviceName, Error, HostTensor, Job, LocalCluster, ParameterServerStrategy, ReduceOp,
-    SimpleClusterResolver, Strategy, Variable, VariablePlacement, nn,
+    Error, HostTensor, LocalCluster, ParameterServerStrategy, ReduceOp, Strategy, Variable, nn,
 };
 use distribute_testing::watched;
 
@@ -34,7 +35,7 @@ fn psv2_2_a_cluster_without_servers_or_workers_is_refused() {
 
 // PSV2-4, PSV2-5
 #[test]
-fn psv2_5_the_resolver_and_the_devices_of_servers_are_known() {
+fn psv2_5_the_resolver_and_the_devices_of_servers_are_available() {
     let strategy = servers(3, 2);
     let resolver = strategy.cluster_resolver().unwrap();
     assert_eq!((resolver.task_type(), resolver.task_id()), (Some(Job::Chief), Some(0)));
@@ -43,14 +44,14 @@ fn psv2_5_the_resolver_and_the_devices_of_servers_are_known() {
     assert_eq!(extended.worker_devices(), [DeviceName::cpu(0)]);
     assert_eq!(extended.variable_placement(), VariablePlacement::Servers);
     assert_eq!((strategy.num_replicas_in_sync(), strategy.workers()), (1, 1));
-    assert!(strategy.should_checkpoint());
+    assert!(strategy.is_chief());
     let handle: Strategy = strategy.into();
     assert!(handle.to_string().starts_with("ParameterServerStrategy (1 replica"), "{handle}");
 }
 
 // PSV2-7
 #[test]
-fn psv2_7_collectives_are_those_of_the_replicas_of_one_worker() {
+fn psv2_7_collectives_span_the_replicas_of_one_worker() {
     watched(|| {
         let cluster = LocalCluster::new(2, 1).unwrap();
         let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
@@ -93,7 +94,7 @@ fn place_1_shards_count_each_and_can_be_placed_by_bytes() {
 
 // GNN-1: the shards are of 256 KiB at least, and as many as there are servers at most.
 #[test]
-fn gnn_1_the_partitioner_of_the_runner_goes_by_bytes() {
+fn gnn_1_the_partitioner_of_the_runner_partitions_by_bytes() {
     let cluster = LocalCluster::new(1, 4).unwrap();
     for (min_shard_bytes, shards) in [(256 << 10, 2), (1 << 10, 4), (1 << 30, 1)] {
         let partitioner = MinSizePartitioner::new(min_shard_bytes, 4).unwrap();
@@ -107,8 +108,10 @@ fn gnn_1_the_partitioner_of_the_runner_goes_by_bytes() {
 
 #[test]
 fn the_guide_shows_the_placement_as_it_is_printed() {
-    let guide =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/sharded-variables.md"));
+    let guide = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/clusters/sharded-variables.md"
+    ));
     let cluster = LocalCluster::new(1, 3).unwrap();
     let partitioner = MinSizePartitioner::new(256 << 10, 3).unwrap();
     let strategy = ParameterServerStrategy::new(cluster.resolver(), partitioner).unwrap();

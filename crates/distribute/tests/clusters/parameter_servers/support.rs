@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use distribute::nn::{self, BagMode, loss};
 use distribute::optimizer::rules::Rule;
-use distribute::params::FixedShardsPartitioner;
+use distribute::parameter_server::FixedShardsPartitioner;
 use distribute::{LocalCluster, Optimizer, ParameterServerStrategy, Replicated, Result, Strategy};
 
 /// Creates the one worker of a cluster of `count` servers, with variables in `shards` shards.

@@ -4,15 +4,18 @@ use crate::parameter_servers::support::{Net, WORDS, servers, state, train};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules::{
-    Adagrad, Adam, AdamW, Float, Formula, Ftrl, Momentum, RmsProp, Rule, Sgd, SlotSpec, Step,
+    Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, Sgd,
+    SlotSpec, Step,
 };
 use distribute::optimizer::{Gradients, Transform, schedules};
-use distribute::params::{FixedShardsPartitioner, MinSizePartitioner};
+use distribute::parameter_server::{FixedShardsPartitioner, MinSizePartitioner};
+use distribute::tensor::IndexedSlices;
 use distribute::{
-    Error, HostTensor, IndexedSlices, LocalCluster, MirroredStrategy, OneDeviceStrategy, Optimizer,
-    ParameterServerStrategy, ReduceOp, Strategy, nn,
+    Error, HostTensor, LocalCluster, MirroredStrategy, OneDeviceStrategy, Optimizer, ParameterServerStrategy,
+    ReduceOp, Strategy, nn,
 };
 use distribute_testing::watched;
+use std::sync::Arc;
 
 fn trained<R: Rule>(strategy: &Strategy, rule: R) -> (Vec<f32>, Vec<(String, Vec<u32>)>) {
     let model = strategy.replicate_seeded(7, Net::new).unwrap();
@@ -23,7 +26,7 @@ fn trained<R: Rule>(strategy: &Strategy, rule: R) -> (Vec<f32>, Vec<(String, Vec
 
 // INV-7, INV-8, INV-11, INV-56
 #[test]
-fn weights_and_slots_are_those_of_one_device_to_the_bit() {
+fn weights_and_slots_are_bit_identical_to_one_device() {
     fn check<R: Rule + Clone>(rule: &R) {
         let one = trained(&OneDeviceStrategy::new("cpu:0").unwrap(), rule.clone());
         for shards in [1, 2, 3, 5] {
@@ -44,6 +47,9 @@ fn weights_and_slots_are_those_of_one_device_to_the_bit() {
         check(&Adagrad::default());
         check(&RmsProp::default());
         check(&Ftrl { l1: 0.01, ..Ftrl::default() });
+        check(&NAdam::default());
+        check(&Lion { lazy: true, weight_decay: 0.1, ..Lion::default() });
+        check(&Averaged { rule: Arc::new(Adam::lazy()), momentum: 0.9 });
     });
 }
 
@@ -60,7 +66,7 @@ fn two_replicas_of_a_worker_train_as_two_that_are_mirrored() {
 }
 
 #[test]
-fn settings_of_the_optimizer_hold_on_servers_too() {
+fn settings_of_the_optimizer_apply_on_servers() {
     watched(|| {
         let train = |strategy: Strategy| {
             let model = strategy.replicate(Net::new).unwrap();
@@ -86,18 +92,18 @@ fn settings_of_the_optimizer_hold_on_servers_too() {
             let slots = optimizer.slot("words.weight", "m").unwrap().flatten_all().unwrap();
             (losses, model.variables.sha256().unwrap(), slots.to_vec1::<f32>().unwrap())
         };
-        assert_eq!(train(servers(2, 2).into()), train(OneDeviceStrategy::new("cpu:0").unwrap().into()));
+        assert_eq!(train(servers(2, 2).into()), train(OneDeviceStrategy::new("cpu:0").unwrap()));
     });
 }
 
 #[test]
-fn gradients_of_ones_own_are_sent_dense_and_by_row() {
+fn custom_gradients_are_sent_dense_and_by_row() {
     watched(|| {
         let train = |strategy: Strategy| {
             let build =
                 |vb: VarBuilder| vb.to_dtype(DType::F64).get_with_hints((9, 2), "table", Init::Const(1.));
             let model = strategy.replicate(build).unwrap();
-            let optimizer = distribute::Momentum::new(&model.variables, 0.5).unwrap();
+            let optimizer = distribute::optimizer::Momentum::new(&model.variables, 0.5).unwrap();
             for step in 0..4 {
                 let run = strategy.run((), |ctx, ()| {
                     let mut gradients = Gradients::new(&optimizer);
@@ -114,12 +120,12 @@ fn gradients_of_ones_own_are_sent_dense_and_by_row() {
             }
             model.variables.sha256().unwrap()
         };
-        assert_eq!(train(servers(3, 4).into()), train(OneDeviceStrategy::new("cpu:0").unwrap().into()));
+        assert_eq!(train(servers(3, 4).into()), train(OneDeviceStrategy::new("cpu:0").unwrap()));
     });
 }
 
 #[test]
-fn what_needs_the_gradients_of_all_workers_and_rules_of_ones_own_are_refused() {
+fn transforms_of_all_gradients_and_custom_rules_are_refused() {
     let strategy = servers(2, 2);
     let model = strategy.replicate(Net::new).unwrap();
     let optimizer = || distribute::Sgd::new(&model.variables, 0.1).unwrap();
@@ -133,7 +139,7 @@ fn what_needs_the_gradients_of_all_workers_and_rules_of_ones_own_are_refused() {
     let decayed = optimizer().after_reduce(Transform::weight_decay(0.1));
     refused(decayed.unwrap_err(), ["weight decay", "AdamW"]);
     let rule = Optimizer::with_rule(Mine, &model.variables, 0.1);
-    refused(rule.unwrap_err(), ["rules of one's own", "Transform::each"]);
+    refused(rule.unwrap_err(), ["custom rules", "Transform::each"]);
     refused(model.variables.trainable().unwrap_err(), ["through candle", "set"]);
 }
 
@@ -156,14 +162,14 @@ impl Formula for Mine {
 
 /// Two layers share one table: one looks up rows, and the other multiplies with all of it.
 #[test]
-fn a_table_that_is_also_used_as_a_whole_is_fetched_as_a_whole() {
+fn a_table_that_is_also_used_completely_is_fetched_completely() {
     struct Tied(nn::Embedding);
     watched(|| {
         let train = |strategy: Strategy| {
             let model = strategy
                 .replicate(|vb: VarBuilder| Ok::<_, candle_core::Error>(Tied(nn::embedding(WORDS, 4, vb)?)))
                 .unwrap();
-            let optimizer = distribute::Adagrad::new(&model.variables, 0.1).unwrap();
+            let optimizer = distribute::optimizer::Adagrad::new(&model.variables, 0.1).unwrap();
             let ids = Tensor::new(&[3u32, 22, 3], &Device::Cpu).unwrap();
             for _ in 0..4 {
                 let run = strategy.run(&model, |ctx, Tied(words)| {
@@ -176,13 +182,13 @@ fn a_table_that_is_also_used_as_a_whole_is_fetched_as_a_whole() {
             }
             model.variables.sha256().unwrap()
         };
-        assert_eq!(train(servers(2, 3).into()), train(OneDeviceStrategy::new("cpu:0").unwrap().into()));
+        assert_eq!(train(servers(2, 3).into()), train(OneDeviceStrategy::new("cpu:0").unwrap()));
         for _ in 0..10 {
             let builder = ParameterServerStrategy::builder()
                 .cluster_resolver(LocalCluster::new(1, 2).unwrap().resolver())
                 .partitioner(FixedShardsPartitioner::new(3).unwrap());
             let strategy = builder.devices(["cpu:0", "cpu:1", "cpu:2"]).build().unwrap();
-            assert_eq!(train(strategy.into()), train(MirroredStrategy::cpus(3).unwrap().into()));
+            assert_eq!(train(strategy.into()), train(MirroredStrategy::cpus(3).unwrap()));
         }
     });
 }
@@ -193,16 +199,16 @@ fn several_workers_train_one_model_without_waiting_for_each_other() {
         let cluster = LocalCluster::new(2, 2).unwrap();
         let partitioner = MinSizePartitioner::new(64, 2).unwrap();
         let strategy = |task| ParameterServerStrategy::new(cluster.resolver_of(task), partitioner).unwrap();
-        let chief = strategy(distribute::Job::Chief.task(0));
+        let chief = strategy(distribute::cluster::Job::Chief.task(0));
         let whole = chief.replicate_seeded(7, Net::new).unwrap();
         let before = whole.variables.sha256().unwrap();
         let steps = 30;
         std::thread::scope(|scope| {
             for worker in 0..2 {
-                let strategy = strategy(distribute::Job::Worker.task(worker));
+                let strategy = strategy(distribute::cluster::Job::Worker.task(worker));
                 scope.spawn(move || {
                     let model = strategy.replicate_seeded(7, Net::new).unwrap();
-                    let optimizer = distribute::Adagrad::new(&model.variables, 0.1).unwrap();
+                    let optimizer = distribute::optimizer::Adagrad::new(&model.variables, 0.1).unwrap();
                     for _ in 0..steps {
                         let step = strategy
                             .run(&model, |ctx, model| optimizer.minimize(ctx, model.loss(5, worker)?, 5));
@@ -219,18 +225,18 @@ fn several_workers_train_one_model_without_waiting_for_each_other() {
 }
 
 #[test]
-fn workers_use_what_the_coordinator_has_made() {
+fn workers_use_the_coordinators_variables() {
     let cluster = LocalCluster::new(1, 2).unwrap();
     let partitioner = FixedShardsPartitioner::new(2).unwrap();
     let worker = ParameterServerStrategy::builder()
-        .cluster_resolver(cluster.resolver_of(distribute::Job::Worker.task(0)))
+        .cluster_resolver(cluster.resolver_of(distribute::cluster::Job::Worker.task(0)))
         .partitioner(partitioner)
         .join_timeout(std::time::Duration::from_millis(50))
         .build()
         .unwrap();
     let missing = worker.replicate(Net::new).map(drop).unwrap_err().to_string();
     assert!(missing.contains("bags.weight/part_0") || missing.contains("words.weight/part_0"), "{missing}");
-    assert!(missing.contains("the chief makes variables"), "{missing}");
+    assert!(missing.contains("the chief creates variables"), "{missing}");
 }
 
 /// Creates a strategy of two replicas of a worker with two servers.
@@ -243,7 +249,7 @@ fn two_replicas() -> Strategy {
 
 // INV-79
 #[test]
-fn a_model_that_each_thread_builds_trains_as_one_that_replicas_share() {
+fn a_model_built_per_thread_trains_like_a_shared_one() {
     watched(|| {
         let steps = |strategy: &Strategy,
                      variables: &distribute::Variables,
@@ -273,7 +279,7 @@ fn a_model_that_each_thread_builds_trains_as_one_that_replicas_share() {
 }
 
 #[test]
-fn frozen_weights_of_half_precision_stay_as_they_are_on_servers() {
+fn frozen_weights_of_half_precision_are_unchanged_on_servers() {
     watched(|| {
         let strategy = two_replicas();
         let build = |vb: VarBuilder| -> candle_core::Result<[Tensor; 2]> {

@@ -5,8 +5,9 @@ use crate::parameter_servers::support::{Net, train};
 use candle_core::{Device, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::nn::{self, BagMode};
-use distribute::params::{FixedShardsPartitioner, Request, Response};
+use distribute::parameter_server::{DynamicOptions, FixedShardsPartitioner};
 use distribute::{OneDeviceStrategy, Sgd, Variables};
+use distribute_ps_tables::{Request, Response};
 use distribute_testing::watched;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ fn rows(log: &Log) -> Vec<(String, Vec<i64>)> {
 }
 
 #[test]
-fn of_a_table_only_the_rows_of_the_batch_are_fetched_and_each_once() {
+fn only_the_rows_of_the_batch_are_fetched_from_a_table_and_each_once() {
     watched(|| {
         let (builder, log) = logged(2);
         let strategy = builder.partitioner(FixedShardsPartitioner::new(2).unwrap()).build().unwrap();
@@ -66,7 +67,7 @@ fn of_a_table_only_the_rows_of_the_batch_are_fetched_and_each_once() {
 }
 
 #[test]
-fn layers_that_share_a_table_fetch_rows_of_it_and_its_first_values_are_those_that_were_asked_for() {
+fn layers_that_share_a_table_fetch_its_rows_with_the_requested_initial_values() {
     watched(|| {
         let (builder, log) = logged(2);
         let strategy = builder.partitioner(FixedShardsPartitioner::new(2).unwrap()).build().unwrap();
@@ -133,7 +134,7 @@ fn values_that_have_not_changed_are_not_sent_again() {
 
 /// The gradient of `w²/2` is `w`. With rate 0.5, each update halves the value at the beginning of the step.
 #[test]
-fn a_step_computes_with_values_that_lack_so_many_updates_and_no_more() {
+fn a_step_computes_with_values_of_bounded_staleness() {
     watched(|| {
         for staleness in 0..4 {
             let (builder, log) = logged(1);
@@ -165,7 +166,7 @@ fn a_step_computes_with_values_that_lack_so_many_updates_and_no_more() {
 }
 
 #[test]
-fn a_step_does_not_wait_for_the_gradients_of_the_one_before_and_tells_when_they_fail() {
+fn a_step_does_not_wait_for_the_previous_gradients_and_reports_their_failure() {
     watched(|| {
         let (builder, log) = logged(2);
         let strategy = builder.staleness(1).build().unwrap();
@@ -197,4 +198,83 @@ fn a_step_does_not_wait_for_the_gradients_of_the_one_before_and_tells_when_they_
         dense.variables.get("weight").unwrap();
         step().unwrap();
     });
+}
+
+#[test]
+fn rows_of_several_tables_are_fetched_with_one_message_to_each_server() {
+    watched(|| {
+        let train = |together: bool| {
+            let (builder, log) = logged(2);
+            let strategy = builder.partitioner(FixedShardsPartitioner::new(2).unwrap()).build().unwrap();
+            let build = |vb: VarBuilder| {
+                Ok::<_, distribute::Error>((
+                    nn::embedding(100, 4, vb.pp("users"))?,
+                    nn::embedding_bag(50, 4, BagMode::Mean, vb.pp("words"))?.with_padding(50),
+                    nn::dynamic_embedding(4, DynamicOptions::default(), vb.pp("hashes"))?,
+                    nn::linear(4, 1, vb.pp("out"))?,
+                ))
+            };
+            let model = strategy.replicate_seeded(3, build).unwrap();
+            let optimizer = Sgd::new(&model.variables, 0.1).unwrap();
+            let ids = |ids: &[i64], shape: &[usize]| Tensor::from_slice(ids, shape, &Device::Cpu).unwrap();
+            let users = ids(&[7, 99, 7, 8], &[4]);
+            let words = ids(&[0, 49, 1, 50, 50, 50, 2, 2], &[4, 2]);
+            let hashes = ids(&[-5, 1 << 40, 3, -5], &[4]);
+            let mut messages = 0;
+            for _ in 0..3 {
+                log.asked.lock().unwrap().clear();
+                strategy
+                    .run(&model, |ctx, (of_users, of_words, of_hashes, out)| {
+                        let rows = if together {
+                            nn::look_up_together(&[
+                                (of_users, &users),
+                                (of_words, &words),
+                                (of_hashes, &hashes),
+                            ])?
+                        } else {
+                            vec![
+                                of_users.forward(&users)?,
+                                of_words.forward(&words)?,
+                                of_hashes.forward(&hashes)?,
+                            ]
+                        };
+                        let sum = rows[1..].iter().try_fold(rows[0].clone(), |sum, rows| sum + rows)?;
+                        optimizer.minimize(ctx, out.forward(&sum)?.sqr()?.mean_all()?, 4)
+                    })
+                    .unwrap();
+                let reads_rows = |request: &Request| match request {
+                    Request::Batch(all) => all.iter().any(|one| matches!(one, Request::ReadRows { .. })),
+                    one => matches!(one, Request::ReadRows { .. }),
+                };
+                messages = log.asked.lock().unwrap().iter().filter(|(_, asked)| reads_rows(asked)).count();
+            }
+            let rows = model.variables.variable("hashes.weight").unwrap().dynamic_rows().unwrap();
+            let weights = ["users.weight", "words.weight", "out.weight"].map(|name| {
+                model.variables.get(name).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
+            });
+            (messages, (weights, rows))
+        };
+        let ((apart, one), (together, other)) = (train(false), train(true));
+        assert_eq!(one, other);
+        assert_eq!(together, 2, "one to each server");
+        assert!(apart > 2 * 2, "{apart} for three tables on two servers");
+    });
+}
+
+#[test]
+fn tables_in_memory_and_layers_without_a_variable_are_looked_up_together_as_well() {
+    let table = Tensor::arange(0f32, 12., &Device::Cpu).unwrap().reshape((6, 2)).unwrap();
+    let (one, bag) =
+        (nn::Embedding::new(table.clone(), 2), nn::EmbeddingBag::new(table.clone(), BagMode::Sum));
+    let half = nn::Embedding::new(table.to_dtype(candle_core::DType::F16).unwrap(), 2);
+    let ids = Tensor::new(&[[0u32, 5], [3, 3]], &Device::Cpu).unwrap();
+    let all = nn::look_up_together(&[(&one, &ids), (&bag, &ids), (&half, &ids)]).unwrap();
+    let layers: [&dyn Module; 3] = [&one, &bag, &half];
+    for (layer, found) in layers.into_iter().zip(&all) {
+        let expected = layer.forward(&ids).unwrap();
+        assert_eq!((found.dims(), found.to_string()), (expected.dims(), expected.to_string()));
+    }
+    assert!(nn::look_up_together(&[]).unwrap().is_empty());
+    let error = nn::look_up_together(&[(&one, &ids), (&one, &Tensor::new(6u32, &Device::Cpu).unwrap())]);
+    assert!(error.unwrap_err().to_string().contains("id 6"));
 }

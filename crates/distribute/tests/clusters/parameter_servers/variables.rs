@@ -4,10 +4,12 @@ use crate::parameter_servers::support::servers;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::lookup::{Lookup, embedding_lookup};
-use distribute::params::{FixedShardsPartitioner, PartitionStrategy};
+use distribute::parameter_server::{FixedShardsPartitioner, PartitionStrategy};
+use distribute::strategy::DeviceName;
+use distribute::tensor::{IndexedSlices, Leaf};
+use distribute::variables::{Shard, VariableAggregation, VariableSynchronization};
 use distribute::{
-    DeviceName, Error, HostTensor, IndexedSlices, Leaf, LocalCluster, OneDeviceStrategy,
-    ParameterServerStrategy, Shard, Strategy, Variable, VariableAggregation, VariableSynchronization,
+    Error, HostTensor, LocalCluster, OneDeviceStrategy, ParameterServerStrategy, Strategy, Variable,
 };
 use distribute_testing::watched;
 
@@ -17,7 +19,7 @@ fn numbers(rows: usize) -> HostTensor {
 
 // SHARD-3, SHARD-4
 #[test]
-fn shard_4_shards_have_names_rows_and_devices_of_their_own() {
+fn shard_4_shards_have_separate_names_rows_and_devices() {
     let strategy = servers(2, 2);
     let table = strategy.scope(|| Variable::new("t", numbers(5))).unwrap();
     let shard = |number, rows: std::ops::Range<usize>| Shard {
@@ -69,7 +71,7 @@ fn shard_5_first_values_do_not_depend_on_the_number_of_shards() {
         assert_eq!(built, kept);
         model.variables.sha256().unwrap()
     };
-    let one = values(OneDeviceStrategy::new("cpu:0").unwrap().into());
+    let one = values(OneDeviceStrategy::new("cpu:0").unwrap());
     for shards in [1, 2, 3, 5, 20] {
         assert_eq!(values(servers(3, shards).into()), one, "{shards} shards");
     }
@@ -77,7 +79,7 @@ fn shard_5_first_values_do_not_depend_on_the_number_of_shards() {
 
 // PSV-1, PSV-2
 #[test]
-fn psv_2_what_replicas_write_is_aggregated_and_written_once() {
+fn psv_2_values_of_replicas_are_aggregated_and_written_once() {
     watched(|| {
         let builder =
             ParameterServerStrategy::builder().cluster_resolver(LocalCluster::new(1, 2).unwrap().resolver());
@@ -109,7 +111,7 @@ fn psv_2_what_replicas_write_is_aggregated_and_written_once() {
 
 // PSV2-8
 #[test]
-fn psv2_8_additions_of_several_workers_are_all_there() {
+fn psv2_8_additions_of_several_workers_are_all_applied() {
     watched(|| {
         let cluster = LocalCluster::new(2, 2).unwrap();
         let strategy = |task| {
@@ -118,10 +120,10 @@ fn psv2_8_additions_of_several_workers_are_all_there() {
         };
         let each = |value: i64| HostTensor::vector(vec![value; 4]);
         let make = |strategy: &Strategy| strategy.scope(|| Variable::new("count", each(0))).unwrap();
-        let whole = make(&strategy(distribute::Job::Chief.task(0)));
+        let whole = make(&strategy(distribute::cluster::Job::Chief.task(0)));
         std::thread::scope(|scope| {
             for worker in 0..2 {
-                let strategy = strategy(distribute::Job::Worker.task(worker));
+                let strategy = strategy(distribute::cluster::Job::Worker.task(worker));
                 scope.spawn(move || {
                     let count = make(&strategy);
                     for _ in 0..150 {
@@ -136,7 +138,7 @@ fn psv2_8_additions_of_several_workers_are_all_there() {
 
 // COLO-4
 #[test]
-fn colo_4_what_is_colocated_stays_whole_and_lies_beside_it() {
+fn colo_4_a_colocated_variable_is_unsharded_and_on_the_same_server() {
     let strategy = servers(3, 3);
     let made = strategy.scope(|| {
         let table = Variable::new("t", numbers(5))?;
@@ -209,14 +211,14 @@ fn a_candle_variable_is_computed_with_as_it_is_on_the_servers() {
 
 // SV-7
 #[test]
-fn sv_7_rows_that_are_dealt_out_in_another_way_than_the_caller_says_are_refused() {
+fn sv_7_rows_sharded_differently_from_the_request_are_refused() {
     let strategy = servers(2, 2);
     let ids = HostTensor::vector((0..5).collect::<Vec<i32>>());
     let asked = |partition_strategy| Lookup { partition_strategy, ..Default::default() };
     let by = |table: &Variable, dealt| embedding_lookup(table, &ids, asked(Some(dealt)));
     let div = strategy.scope(|| Variable::new("t", numbers(5))).unwrap();
     assert_eq!(by(&div, PartitionStrategy::Div).unwrap(), numbers(5));
-    assert!(by(&div, PartitionStrategy::Mod).unwrap_err().to_string().contains("dealt out by Div"));
+    assert!(by(&div, PartitionStrategy::Mod).unwrap_err().to_string().contains("are partitioned by Div"));
     // Rows 0, 2, 4 and 1, 3, in turn.
     let whole = ParameterServerStrategy::builder()
         .cluster_resolver(LocalCluster::new(1, 2).unwrap().resolver())

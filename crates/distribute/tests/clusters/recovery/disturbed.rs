@@ -7,7 +7,7 @@ use crate::recovery::job::{Job, WORKERS};
 use crate::recovery::program::Place;
 use crate::recovery::relay::Relay;
 use crate::recovery::worker::{FULL, GO, STEP};
-use distribute::CheckpointManager;
+use distribute::checkpoint::CheckpointManager;
 use rustix::process::Signal;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -33,17 +33,17 @@ impl Disturbed {
         let (stopped, place) = cell.stop_at();
         if matches!(cell.when, When::Recovering | When::TakingOver) {
             job.start_all(Some((stopped, Place::Between)));
-            job.hear(stopped, "at Between", Duration::ZERO);
+            job.wait_for_line(stopped, "at Between", Duration::ZERO);
             job.signal(stopped, Signal::KILL);
-            job.wait_until_dead(stopped);
+            job.wait_for_exit(stopped);
             job.start(stopped, Some(place));
             for other in (0..WORKERS).filter(|other| *other != stopped) {
-                job.hear(other, "all have met again, as generation 2", Duration::ZERO);
+                job.wait_for_line(other, "all have re-formed the group, as generation 2", Duration::ZERO);
             }
         } else {
             job.start_all(Some((stopped, place)));
         }
-        job.hear(stopped, &format!("at {place:?}"), Duration::ZERO);
+        job.wait_for_line(stopped, &format!("at {place:?}"), Duration::ZERO);
         Self { cell, job, relay }
     }
 
@@ -61,7 +61,7 @@ impl Disturbed {
     /// Lets the worker at a location continue, if it is still there.
     fn go_on(&mut self) {
         let (stopped, _) = self.cell.stop_at();
-        self.job.tell(stopped, GO);
+        self.job.send(stopped, GO);
     }
 
     fn kill(&mut self, signal: Signal) -> Figures {
@@ -71,11 +71,11 @@ impl Disturbed {
         if self.cell.stop_at().0 != worker {
             self.go_on();
         }
-        self.job.wait_until_dead(worker);
+        self.job.wait_for_exit(worker);
         let restarted = self.job.now();
         self.job.start(worker, None);
-        let noticed = self.noticed(fault);
-        let start = self.job.hear(worker, "started", restarted).at - restarted;
+        let noticed = self.wait_for_detection(fault);
+        let start = self.job.wait_for_line(worker, "started", restarted).at - restarted;
         let next_step = self.next_step(fault + noticed) - fault;
         let next_step = next_step.saturating_sub(start);
         Figures { noticed: Some(noticed), next_step: Some(next_step), start: Some(start), saved: None }
@@ -89,7 +89,7 @@ impl Disturbed {
         if self.cell.stop_at().0 != worker {
             self.go_on();
         }
-        let noticed = self.noticed(fault);
+        let noticed = self.wait_for_detection(fault);
         self.job.listen_until(fault + STOPPED);
         let woken = self.job.now();
         self.job.signal(worker, Signal::CONT);
@@ -108,7 +108,7 @@ impl Disturbed {
             _ => relay.fall_silent(),
         }
         self.go_on();
-        let noticed = self.noticed(fault);
+        let noticed = self.wait_for_detection(fault);
         let next_step = self.next_step(fault + noticed) - fault;
         Figures { noticed: Some(noticed), next_step: Some(next_step), ..Figures::default() }
     }
@@ -118,12 +118,12 @@ impl Disturbed {
         let worker = self.cell.worker;
         let fault = self.job.now();
         self.job.signal(worker, Signal::TERM);
-        self.job.hear(worker, "SIGTERM: ", fault);
+        self.job.wait_for_line(worker, "SIGTERM: ", fault);
         self.go_on();
-        let saved = self.job.hear(0, "after the notice", fault);
+        let saved = self.job.wait_for_line(0, "after the notice", fault);
         let to = format!("after the notice to worker {worker} (task worker {worker} at 127.0.0.1:");
         assert!(saved.line.contains(&to), "{}", saved.line);
-        (0..WORKERS).for_each(|worker| drop(self.job.hear(worker, "preempted", fault)));
+        (0..WORKERS).for_each(|worker| drop(self.job.wait_for_line(worker, "preempted", fault)));
         (0..WORKERS).for_each(|worker| self.job.wait_until_ended(worker));
         self.job.start_all(None);
         Figures { saved: Some(saved.at - fault), ..Figures::default() }
@@ -133,8 +133,8 @@ impl Disturbed {
     fn fill(&mut self) -> Figures {
         let worker = self.cell.worker;
         let fault = self.job.now();
-        self.job.tell(worker, FULL);
-        self.job.hear(worker, "full", fault);
+        self.job.send(worker, FULL);
+        self.job.wait_for_line(worker, "full", fault);
         self.go_on();
         if worker != 0 {
             // It writes nothing.
@@ -143,11 +143,12 @@ impl Disturbed {
         let error =
             if std::env::var_os(TMPFS).is_some() { "No space left on device" } else { "File too large" };
         for other in 0..WORKERS {
-            let said = self.job.hear(other, "not saved: worker 0 (task worker 0 at 127.0.0.1:", fault).line;
+            let said =
+                self.job.wait_for_line(other, "not saved: worker 0 (task worker 0 at 127.0.0.1:", fault).line;
             let named = said.contains(self.job.folder().to_str().unwrap()) && said.contains("ckpt-00000");
             assert!(named && said.contains(error), "worker {other}: {said}");
         }
-        let left = self.job.hear(0, "on disk: ", fault).line;
+        let left = self.job.wait_for_line(0, "on disk: ", fault).line;
         let expected = match self.cell.when {
             When::BeforeFirstStep => "on disk: ",
             When::InAllReduce => "on disk: ckpt-000001 ckpt-000002",
@@ -158,11 +159,11 @@ impl Disturbed {
     }
 
     /// Waits until all others have named the culprit. Returns the time that it took.
-    fn noticed(&mut self, fault: Duration) -> Duration {
+    fn wait_for_detection(&mut self, fault: Duration) -> Duration {
         let (cell, mut last) = (self.cell, fault);
         let lost = (!cell.fault.is_of_link()).then_some(cell.worker);
         for other in (0..WORKERS).filter(|other| lost != Some(*other)) {
-            let said = self.job.hear(other, "the training stops after step ", fault);
+            let said = self.job.wait_for_line(other, "the training stops after step ", fault);
             let named =
                 cell.culprits().iter().any(|culprit| said.line.contains(&format!("worker {culprit} ")));
             assert!(named, "{cell:?}: {}\n{}", said.line, self.job.story());
@@ -174,10 +175,10 @@ impl Disturbed {
     /// Waits until all have made a step, or continue to the end if all steps have been made. Returns the time.
     fn next_step(&mut self, since: Duration) -> Duration {
         let ending = self.cell.when == When::ClosureEnds;
-        let text = if ending { "the training goes on after step " } else { STEP };
+        let text = if ending { "the training resumes after step " } else { STEP };
         // Who takes another's place at the end has nothing to go on with.
         let making = (0..WORKERS).filter(|worker| !(ending && *worker == self.cell.worker));
-        making.map(|worker| self.job.hear(worker, text, since).at).max().unwrap()
+        making.map(|worker| self.job.wait_for_line(worker, text, since).at).max().unwrap()
     }
 
     /// Waits for the end. The weights and checkpoints have to be those of a training without the fault.
@@ -185,7 +186,7 @@ impl Disturbed {
         let cell = self.cell;
         let undisturbed = undisturbed(self.job.test());
         for worker in 0..WORKERS {
-            let said = self.job.hear(worker, "trained ", Duration::ZERO).line;
+            let said = self.job.wait_for_line(worker, "trained ", Duration::ZERO).line;
             assert!(said.contains(&undisturbed), "{cell:?}: worker {worker}: {said}\n{}", self.job.story());
         }
         (0..WORKERS).for_each(|worker| self.job.wait_until_ended(worker));
@@ -207,7 +208,7 @@ pub fn undisturbed(test: &'static str) -> String {
     let train = || {
         let mut job = Job::new(test);
         job.start_all(None);
-        let ended = job.hear(0, "trained ", Duration::ZERO).line;
+        let ended = job.wait_for_line(0, "trained ", Duration::ZERO).line;
         (0..WORKERS).for_each(|worker| job.wait_until_ended(worker));
         ended.split(' ').nth(1).unwrap().to_owned()
     };

@@ -2,10 +2,12 @@
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
-use distribute::cluster::{ClusterSpec, Deadline, Job, resolver::SimpleClusterResolver};
+use distribute::cluster::resolver::SimpleClusterResolver;
+use distribute::cluster::{ClusterSpec, Deadline, Job};
 use distribute::data::InputContext;
-use distribute::prelude::*;
-use distribute::{Checkpoint, DistributedDataset, Error, Preemption, Result, Training};
+use distribute::input::DistributedDataset;
+use distribute::training::Preemption;
+use distribute::{Error, Result, prelude::*};
 use distribute_testing::{Port, watched};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -82,7 +84,7 @@ impl Program<'_> {
         let optimizer = Adam::new(&model.variables, 0.05)?;
         let batches = batches(&strategy, input)?;
         let parts = Checkpoint::new()
-            .part("strategy", &*strategy)
+            .part("strategy", &strategy)
             .part("model", &model.variables)
             .part("optimizer", &optimizer)
             .part("batches", &batches);
@@ -248,12 +250,12 @@ fn one_two_four_three_workers_of_two_replicas() {
 
 // INV-43
 #[test]
-fn one_two_four_three_workers_whose_datasets_a_function_makes() {
+fn one_two_four_three_workers_with_datasets_from_a_function() {
     watched(|| every_example_once(1, Input::Function, End::Fails));
 }
 
 // INV-43, INV-44
 #[test]
-fn one_two_four_three_workers_of_which_one_is_told_to_end() {
+fn one_two_four_three_workers_of_which_one_gets_a_notice() {
     watched(|| every_example_once(1, Input::Dataset, End::Leaves));
 }

@@ -13,42 +13,42 @@ use std::time::Duration;
 fn ended() -> Job {
     let mut job = Job::new(WORKER);
     (0..WORKERS).for_each(|worker| job.start(worker, Some(Place::Ended)));
-    (0..WORKERS).for_each(|worker| drop(job.hear(worker, "at Ended", Duration::ZERO)));
+    (0..WORKERS).for_each(|worker| drop(job.wait_for_line(worker, "at Ended", Duration::ZERO)));
     job
 }
 
 fn killed(job: &mut Job, worker: usize) {
     job.signal(worker, Signal::KILL);
-    job.wait_until_dead(worker);
+    job.wait_for_exit(worker);
 }
 
 /// Lets a worker run to its end.
 fn end(job: &mut Job, worker: usize) {
-    job.tell(worker, GO);
-    let said = job.hear(worker, "trained ", Duration::ZERO).line;
+    job.send(worker, GO);
+    let said = job.wait_for_line(worker, "trained ", Duration::ZERO).line;
     assert!(said.contains(&undisturbed(WORKER)), "{said}");
     job.wait_until_ended(worker);
 }
 
 // INV-42
 #[test]
-fn who_comes_when_the_training_has_ended_is_told_so_by_those_that_are_left() {
+fn a_worker_that_arrives_after_the_training_is_notified_by_the_remaining_ones() {
     watched(|| {
         let mut job = ended();
         killed(&mut job, 2);
         let restarted = job.now();
         job.start(2, None);
-        let said = job.hear(2, "cannot be joined", restarted).line;
+        let said = job.wait_for_line(2, "cannot be joined", restarted).line;
         let expected = "the training has ended on all workers, and worker 0 waits for no worker 2";
         assert!(said.contains("worker 0 at ") && said.contains(expected), "{said}");
-        job.wait_until_dead(2);
+        job.wait_for_exit(2);
         [0, 1].iter().for_each(|worker| end(&mut job, *worker));
     });
 }
 
 // INV-42
 #[test]
-fn who_comes_when_nobody_is_left_gives_up_after_its_patience() {
+fn a_late_worker_without_peers_gives_up_after_its_patience() {
     watched(|| {
         // The chief is awaited by nobody, either, while the others are still there.
         for (lost, gone) in [(2, true), (0, true), (0, false)] {
@@ -60,10 +60,10 @@ fn who_comes_when_nobody_is_left_gives_up_after_its_patience() {
             let restarted = job.now();
             job.patience(lost, Duration::from_secs(1));
             job.start(lost, None);
-            let said = job.hear(lost, "the world is not complete after ", restarted).line;
+            let said = job.wait_for_line(lost, "the world is not complete after ", restarted).line;
             let missing = if lost == 0 { "missing: worker 1 " } else { "missing: worker 0 " };
             assert!(said.contains(missing), "{said}");
-            job.wait_until_dead(lost);
+            job.wait_for_exit(lost);
         }
     });
 }
@@ -71,22 +71,22 @@ fn who_comes_when_nobody_is_left_gives_up_after_its_patience() {
 /// Worker 2 reports that it has finished. Worker 1 gets neither this message nor the news that worker 2 has exited.
 // INV-42
 #[test]
-fn who_has_not_heard_that_all_are_through_is_told_so_when_it_wants_to_meet_them_again() {
+fn a_worker_that_missed_the_end_is_notified_at_its_next_rendezvous() {
     watched(|| {
         let mut job = Job::new(WORKER);
         let relay = job.relay(1);
         job.start(0, Some(Place::Ended));
         job.start(1, None);
         job.start(2, Some(Place::Ending));
-        job.hear(2, "at Ending", Duration::ZERO);
+        job.wait_for_line(2, "at Ending", Duration::ZERO);
         // It has heard everything else.
-        job.hear(1, "through", Duration::ZERO);
+        job.wait_for_line(1, "through", Duration::ZERO);
         relay.fall_silent_one_way();
         end(&mut job, 2);
-        job.hear(0, "at Ended", Duration::ZERO);
-        let said = job.hear(1, "the training stops after step 12", Duration::ZERO).line;
+        job.wait_for_line(0, "at Ended", Duration::ZERO);
+        let said = job.wait_for_line(1, "the training stops after step 12", Duration::ZERO).line;
         assert!(said.contains("worker 2 ") && said.contains("the end of the training"), "{said}");
-        let said = job.hear(1, "trained ", Duration::ZERO).line;
+        let said = job.wait_for_line(1, "trained ", Duration::ZERO).line;
         assert!(said.contains(&undisturbed(WORKER)), "{said}");
         job.wait_until_ended(1);
         end(&mut job, 0);

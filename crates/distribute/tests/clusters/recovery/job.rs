@@ -145,7 +145,7 @@ impl Job {
     }
 
     /// Sends a line to a worker.
-    pub fn tell(&mut self, worker: usize, what: &str) {
+    pub fn send(&mut self, worker: usize, what: &str) {
         self.process(worker).stdin.write_all(format!("{what}\n").as_bytes()).unwrap();
     }
 
@@ -155,7 +155,7 @@ impl Job {
     }
 
     /// Waits until a worker has been ended by a signal or an error.
-    pub fn wait_until_dead(&mut self, worker: usize) {
+    pub fn wait_for_exit(&mut self, worker: usize) {
         let status = self.process(worker).child.0.wait().unwrap();
         assert!(!status.success(), "worker {worker}: {status}\n{}", self.story());
     }
@@ -167,7 +167,7 @@ impl Job {
     }
 
     /// Waits for the first line with this text from a worker since then, and returns it.
-    pub fn hear(&mut self, worker: usize, text: &str, since: Duration) -> Said {
+    pub fn wait_for_line(&mut self, worker: usize, text: &str, since: Duration) -> Said {
         let until = Deadline::after(PATIENCE);
         let mut next = 0;
         loop {

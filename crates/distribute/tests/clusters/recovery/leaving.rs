@@ -15,50 +15,50 @@ const SOON: Duration = Duration::from_secs(15);
 
 /// Returns a job of which some workers get the notice while worker 2 is at this location. In a step, for example, all
 /// learn of all notices when the next step begins. Another worker may stop later.
-fn noticed(least: usize, told: &[usize], at: Place, stops: Option<(usize, Place)>) -> Job {
+fn job_with_notice(least: usize, told: &[usize], at: Place, stops: Option<(usize, Place)>) -> Job {
     let mut job = Job::new(WORKER).watching().elastic(least);
     for worker in 0..WORKERS {
         let place = if worker == 2 { Some(at) } else { None };
         let later = stops.filter(|(stopped, _)| *stopped == worker).map(|(_, place)| place);
         job.start(worker, place.or(later));
     }
-    job.hear(2, &format!("at {at:?}"), Duration::ZERO);
+    job.wait_for_line(2, &format!("at {at:?}"), Duration::ZERO);
     for worker in told {
         job.signal(*worker, Signal::TERM);
-        job.hear(*worker, "SIGTERM: ", Duration::ZERO);
+        job.wait_for_line(*worker, "SIGTERM: ", Duration::ZERO);
     }
-    job.tell(2, GO);
+    job.send(2, GO);
     job
 }
 
 fn trained(job: &mut Job, worker: usize) -> String {
-    let said = job.hear(worker, "trained ", Duration::ZERO).line;
+    let said = job.wait_for_line(worker, "trained ", Duration::ZERO).line;
     said.split(' ').nth(1).unwrap().to_owned()
 }
 
 // INV-44
 #[test]
-fn who_is_told_to_end_leaves_alone_and_may_come_again() {
+fn a_worker_that_gets_a_notice_leaves_alone_and_may_return() {
     watched(|| {
-        let mut job = noticed(2, &[2], Place::Between, Some((1, Place::AtEnd)));
-        let left = job.hear(2, "this worker leaves after step ", Duration::ZERO);
-        assert!(left.line.ends_with("as it was told to; the other 2 go on"), "{}", left.line);
-        job.hear(2, "preempted", left.at);
+        let mut job = job_with_notice(2, &[2], Place::Between, Some((1, Place::AtEnd)));
+        let left = job.wait_for_line(2, "this worker leaves after step ", Duration::ZERO);
+        assert!(left.line.ends_with("because of its notice; the other 2 continue"), "{}", left.line);
+        job.wait_for_line(2, "preempted", left.at);
         job.wait_until_ended(2);
         for other in [0, 1] {
-            let said = job.hear(other, "the others meet again after step ", Duration::ZERO);
+            let said = job.wait_for_line(other, "the others re-form the group after step ", Duration::ZERO);
             assert!(said.line.contains("; worker 2 is task worker 2 at 127.0.0.1:"), "{}", said.line);
-            job.hear(other, "2 of 3 have met again, as generation 2", said.at);
-            let next = job.hear(other, STEP, said.at).at;
+            job.wait_for_line(other, "2 of 3 have re-formed the group, as generation 2", said.at);
+            let next = job.wait_for_line(other, STEP, said.at).at;
             assert!(next < left.at + SOON, "worker {other}: {:?} later", next - left.at);
         }
         // It is let in between two passes.
-        job.hear(1, "at AtEnd", left.at);
+        job.wait_for_line(1, "at AtEnd", left.at);
         let again = job.now();
         job.start(2, None);
-        job.hear(2, "a world was made without worker 2", again);
-        job.tell(1, GO);
-        job.hear(0, "all have met again, as generation 3", again);
+        job.wait_for_line(2, "the group was formed without worker 2", again);
+        job.send(1, GO);
+        job.wait_for_line(0, "all have re-formed the group, as generation 3", again);
         let weights: Vec<_> = (0..WORKERS).map(|worker| trained(&mut job, worker)).collect();
         assert!(weights.iter().all(|of| *of == weights[0]), "{weights:?}");
         (0..WORKERS).for_each(|worker| job.wait_until_ended(worker));
@@ -66,14 +66,14 @@ fn who_is_told_to_end_leaves_alone_and_may_come_again() {
 }
 
 /// Checks that all save one checkpoint and exit, and resume from it when they are restarted.
-fn all_end(least: usize, told: &'static [usize]) {
+fn check_all_exit(least: usize, told: &'static [usize]) {
     watched(move || {
-        let mut job = noticed(least, told, Place::InStep, None);
+        let mut job = job_with_notice(least, told, Place::InStep, None);
         for worker in 0..WORKERS {
-            job.hear(worker, "preempted", Duration::ZERO);
+            job.wait_for_line(worker, "preempted", Duration::ZERO);
             job.wait_until_ended(worker);
         }
-        job.hear(0, "after the notice to worker", Duration::ZERO);
+        job.wait_for_line(0, "after the notice to worker", Duration::ZERO);
         job.start_all(None);
         for worker in 0..WORKERS {
             assert_eq!(trained(&mut job, worker), undisturbed(WORKER));
@@ -84,12 +84,12 @@ fn all_end(least: usize, told: &'static [usize]) {
 
 // INV-44
 #[test]
-fn where_the_first_is_told_to_end_all_save_and_end() {
-    all_end(1, &[0]);
+fn a_notice_to_the_first_worker_makes_all_save_and_exit() {
+    check_all_exit(1, &[0]);
 }
 
 // INV-44
 #[test]
-fn where_too_few_would_be_left_all_save_and_end() {
-    all_end(2, &[1, 2]);
+fn if_too_few_workers_would_remain_all_save_and_exit() {
+    check_all_exit(2, &[1, 2]);
 }

@@ -1,10 +1,10 @@
 //! Every fault, of a worker and of the chief, during every operation. The remaining workers name the culprit in time,
 //! and the weights are those of a training without the fault.
 //!
-//! `DISTRIBUTE_TEST_FIGURES=3 cargo test -p distribute --test recovery figures -- --nocapture` runs one cell after
-//! another, three times each. It checks their times, and prints the table of docs/recovery.md, which has the largest
-//! ones. With `DISTRIBUTE_TEST_TMPFS=1`, which needs user namespaces, full disks are small file systems that are
-//! filled.
+//! `DISTRIBUTE_TEST_FIGURES=3 cargo test -p distribute --test clusters figures -- --nocapture` runs one cell after
+//! another, three times each. It checks their times, and prints the table of docs/clusters/recovery.md, which has the
+//! largest ones. With `DISTRIBUTE_TEST_TMPFS=1`, which needs user namespaces, full disks are small file systems that
+//! are filled.
 
 use crate::recovery::cell::{Cell, Fault, When};
 use crate::recovery::disturbed::undisturbed;
@@ -18,7 +18,7 @@ use std::time::Duration;
 /// The tolerance of times while cells and other tests run in parallel.
 const SLACK: Duration = Duration::from_secs(10);
 
-pub const WORKER: &str = "recovery::matrix::a_worker_in_a_process_of_its_own";
+pub const WORKER: &str = "recovery::matrix::a_worker_in_a_separate_process";
 
 /// The cells of the table.
 const TABLE: [When; 5] =
@@ -26,7 +26,7 @@ const TABLE: [When; 5] =
 
 /// A helper, not a test: the other tests run it in processes.
 #[test]
-fn a_worker_in_a_process_of_its_own() {
+fn a_worker_in_a_separate_process() {
     if let Some(part) = child::part() {
         worker::live(&part, worker::trained);
     }
@@ -96,7 +96,7 @@ fn stopped_for_ten_seconds() {
 
 // INV-42
 #[test]
-fn told_to_end() {
+fn a_worker_that_gets_a_notice() {
     side_by_side(cells(Fault::Noticed), 3);
 }
 

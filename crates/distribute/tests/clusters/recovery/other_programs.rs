@@ -2,8 +2,7 @@
 
 use crate::recovery::program::{At, EPOCHS, Place, Task};
 use crate::recovery::threads::train;
-use distribute::prelude::*;
-use distribute::{Checkpoint, Error, Result, Strategy, Training, Variable};
+use distribute::{Error, Result, prelude::*};
 use distribute_testing::watched;
 
 /// The way in which a program updates its weights.
@@ -69,7 +68,7 @@ fn without_optimizer(task: &Task, at: &At, update: Update) -> Result<Vec<f32>> {
     let make = |name| strategy.scope(|| Variable::new(name, 1f32));
     let weights = [make("a")?, make("b")?];
     let batches = strategy.distribute_dataset(Dataset::range(16).shuffle(16, 7).batch(4))?;
-    let parts = Checkpoint::new().part("strategy", &*strategy).part("batches", &batches);
+    let parts = Checkpoint::new().part("strategy", &strategy).part("batches", &batches);
     let training = Training::new(parts.part("a", &weights[0]).part("b", &weights[1]))?;
     at(Place::First)?;
     let epochs = || {
@@ -112,13 +111,13 @@ fn same_weights(program: fn(&Task, &At) -> Result<Vec<f32>>) {
 
 // INV-42
 #[test]
-fn updates_by_the_programs_own_hand_in_a_step_are_made_once() {
+fn manual_updates_in_a_step_are_applied_once() {
     watched(|| same_weights(|task, at| without_optimizer(task, at, in_the_step)));
 }
 
 // INV-42
 #[test]
-fn updates_by_the_programs_own_hand_between_steps_are_made_once() {
+fn manual_updates_between_steps_are_applied_once() {
     watched(|| same_weights(|task, at| without_optimizer(task, at, between_steps)));
 }
 
@@ -127,7 +126,7 @@ fn forgetful(task: &Task, at: &At) -> Result<String> {
     let strategy = task.builder()?.check_drift_every(1).build()?;
     let make = |name| strategy.scope(|| Variable::new(name, 1f32));
     let [kept, forgotten] = [make("kept")?, make("forgotten")?];
-    let parts = Checkpoint::new().part("strategy", &*strategy).part("kept", &kept);
+    let parts = Checkpoint::new().part("strategy", &strategy).part("kept", &kept);
     let ended = Training::new(parts)?.run(|| {
         while strategy.steps() < 8 {
             if strategy.steps() == 5 {
@@ -147,7 +146,7 @@ fn forgetful(task: &Task, at: &At) -> Result<String> {
 
 // INV-37
 #[test]
-fn a_part_that_was_forgotten_is_named_as_what_has_drifted_and_why() {
+fn a_forgotten_component_is_named_as_drifted_with_the_reason() {
     watched(|| {
         assert_eq!(train(3, 1, None, forgetful), ["nothing"; 3]);
         for said in train(3, 1, Some((1, Place::Between)), forgetful) {
@@ -156,7 +155,8 @@ fn a_part_that_was_forgotten_is_named_as_what_has_drifted_and_why() {
                 "{said}"
             );
             assert!(
-                said.contains("(generation 2): a variable that is in no part of the Checkpoint"),
+                said.contains(
+"(generation 2): the replacement does not receive variables outside the Checkpoint passed to Training::new"),
                 "{said}"
             );
         }

@@ -2,11 +2,12 @@
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
-use distribute::checkpoint::{Reader, Restore, Writer};
-use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
-use distribute::prelude::*;
-use distribute::strategy::MultiWorkerBuilder;
-use distribute::{Checkpoint, CheckpointManager, Checkpointed, Error, Preemption, Result, Training};
+use distribute::checkpoint::{CheckpointManager, Checkpointed, Reader, Restore, Writer};
+use distribute::cluster::resolver::SimpleClusterResolver;
+use distribute::cluster::{ClusterSpec, Job};
+use distribute::strategy::MultiWorkerMirroredStrategyBuilder;
+use distribute::training::Preemption;
+use distribute::{Error, Result, prelude::*};
 use distribute_net::SharedMemory;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -102,7 +103,7 @@ impl Task {
         }
     }
 
-    pub fn builder(&self) -> Result<MultiWorkerBuilder> {
+    pub fn builder(&self) -> Result<MultiWorkerMirroredStrategyBuilder> {
         let cluster: ClusterSpec = format!("{{\"worker\": {:?}}}", self.addresses).parse()?;
         let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(self.worker));
         let mut builder =
@@ -146,7 +147,7 @@ pub fn program(task: &Task, at: &At) -> Result<Trained> {
     let batches = strategy.distribute_dataset(ids)?;
     let taken = Taken { at: at.clone(), from_others: AtomicBool::new(false) };
     let parts = Checkpoint::new()
-        .part("strategy", &*strategy)
+        .part("strategy", &strategy)
         .part("model", &model.variables)
         .part("optimizer", &optimizer)
         .part("batches", &batches)
@@ -192,7 +193,7 @@ pub fn program(task: &Task, at: &At) -> Result<Trained> {
                 at(Place::Made)?;
                 if let Some(manager) = manager.as_ref().filter(|_| (before + 1).is_multiple_of(SAVE_EVERY)) {
                     let second = before + 1 == 2 * SAVE_EVERY;
-                    save(&parts, manager, strategy.should_checkpoint(), second, at)?;
+                    save(&parts, manager, strategy.is_chief(), second, at)?;
                 }
                 if let Some((preemption, manager)) = preemption.as_ref().zip(manager.as_ref())
                     && preemption.requested()

@@ -8,38 +8,39 @@ use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
 use distribute::Result;
 use distribute::prelude::*;
-use distribute::runner::{self, Datasets, Phase, Trainer};
+use distribute::runner::{self, Datasets, Phase, ReduceOnPlateau, Trainer};
 use distribute_testing::{child, watched};
 use rustix::process::Signal;
 use std::time::Duration;
 
-const WORKER: &str = "recovery::runner::a_worker_in_a_process_of_its_own";
+const WORKER: &str = "recovery::runner::a_worker_in_a_separate_process";
 
 /// A helper, not a test: the other test runs it in processes.
 #[test]
-fn a_worker_in_a_process_of_its_own() {
+fn a_worker_in_a_separate_process() {
     if let Some(part) = child::part() {
-        worker::live(&part, |task, at| Ok(said(&program(task, at)?)));
+        worker::live(&part, |task, at| Ok(printed(&program(task, at)?)));
     }
 }
 
-fn said(outcome: &Outcome) -> String {
+fn printed(outcome: &Outcome) -> String {
     format!("trained {outcome:?}")
 }
 
-/// The steps and the bits of both losses of each epoch, and the weights.
-type Outcome = (Vec<(usize, u64, Option<u64>)>, String);
+/// The steps and the bits of both losses and of the rate of each epoch, and the weights.
+type Outcome = (Vec<(usize, u64, Option<u64>, u64)>, String);
 
 fn points(count: usize) -> Dataset<Tensor> {
     let points = Tensor::arange(0f32, count as f32 * 2., &Device::Cpu).unwrap().sin().unwrap();
     Dataset::from_slices(points.reshape((count, 2)).unwrap()).unwrap()
 }
 
-/// Runs three epochs of four steps, with validations.
+/// Runs three epochs of four steps, with validations of the averages of the weights. The rate is halved after the
+/// second and third epoch.
 fn program(task: &Task, at: &At) -> Result<Outcome> {
     let strategy = task.builder()?.build()?;
     let model = strategy.replicate(|vb| linear(2, 1, vb.pp("fc")))?;
-    let optimizer = Adam::new(&model.variables, 0.05)?;
+    let optimizer = Adam::new(&model.variables, 0.05)?.with_ema(0.75)?;
     let of = |count: usize| {
         move |context: distribute::data::InputContext| {
             Ok(points(count).shard(context.num_input_pipelines, context.input_pipeline_id).shuffle(count, 3))
@@ -47,7 +48,8 @@ fn program(task: &Task, at: &At) -> Result<Outcome> {
     };
     let datasets = Datasets::new(of(48)).validation(of(20));
     at(Place::Setup)?;
-    let trainer = Trainer::new(12).epochs(3).recover(Duration::from_secs(60));
+    let trainer = Trainer::new(12).epochs(3).recover(Duration::from_secs(60)).validate_ema();
+    let trainer = trainer.callback(ReduceOnPlateau::new(0.5, 1).min_delta(100.)).without_progress();
     let trainer =
         trainer.on_step(|step| if (step.epoch, step.step) == (1, 2) { at(Place::Made) } else { Ok(()) });
     let trainer = trainer.on_epoch(|epoch| {
@@ -66,10 +68,10 @@ fn program(task: &Task, at: &At) -> Result<Outcome> {
         }
         Ok((fc.forward(&points)?.sqr()?.mean_all()?, points.dim(0)?))
     })?;
-    let epochs = history
-        .epochs
-        .iter()
-        .map(|epoch| (epoch.steps, epoch.loss.to_bits(), epoch.validation_loss.map(f64::to_bits)));
+    let epochs = history.epochs.iter().map(|epoch| {
+        let validation_loss = epoch.validation_loss.map(f64::to_bits);
+        (epoch.steps, epoch.loss.to_bits(), validation_loss, epoch.learning_rate.to_bits())
+    });
     Ok((epochs.collect(), model.variables.sha256()?))
 }
 
@@ -78,7 +80,8 @@ fn program(task: &Task, at: &At) -> Result<Outcome> {
 fn gnn_4_a_training_in_one_call_has_the_same_history_when_a_worker_is_lost() {
     watched(|| {
         let undisturbed = train(2, 1, None, program);
-        assert_eq!(undisturbed[0].0.len(), 3);
+        let rates: Vec<f64> = undisturbed[0].0.iter().map(|epoch| f64::from_bits(epoch.3)).collect();
+        assert_eq!(rates, [0.05, 0.05, 0.025]);
         for place in [Place::First, Place::InStep, Place::Made, Place::Between, Place::AtEnd] {
             for worker in 0..2 {
                 let disturbed = train(2, 1, Some((worker, place)), program);
@@ -90,23 +93,23 @@ fn gnn_4_a_training_in_one_call_has_the_same_history_when_a_worker_is_lost() {
 
 // GNN-4, INV-42, INV-66
 #[test]
-fn gnn_4_so_has_one_whose_workers_are_processes_of_which_one_is_killed() {
+fn gnn_4_a_training_of_processes_with_one_killed_has_the_same_history() {
     if child::part().is_some() {
         return;
     }
     watched(|| {
-        let undisturbed = said(&train(WORKERS, 1, None, program)[0]);
+        let undisturbed = printed(&train(WORKERS, 1, None, program)[0]);
         for (killed, place) in [(0, Place::InStep), (2, Place::Between)] {
             let mut job = Job::new(WORKER);
             job.start_all(Some((killed, place)));
-            job.hear(killed, &format!("at {place:?}"), Duration::ZERO);
+            job.wait_for_line(killed, &format!("at {place:?}"), Duration::ZERO);
             job.signal(killed, Signal::KILL);
-            job.wait_until_dead(killed);
+            job.wait_for_exit(killed);
             let restarted = job.now();
             job.start(killed, None);
             for worker in 0..WORKERS {
                 let since = if worker == killed { restarted } else { Duration::ZERO };
-                let line = job.hear(worker, "trained ", since).line;
+                let line = job.wait_for_line(worker, "trained ", since).line;
                 assert_eq!(line, undisturbed, "worker {worker}, {place:?} of worker {killed}");
             }
         }

@@ -5,8 +5,9 @@ use crate::remote::support::{
 };
 use crate::support::on_cluster;
 use bytes::Bytes;
+use distribute::cluster::Job;
 use distribute::remote::{RemoteFunction, RemoteProgram, WorkerContext, current_worker_index};
-use distribute::{Error, Job, LocalCluster, ParameterServerStrategy, Result};
+use distribute::{Error, LocalCluster, ParameterServerStrategy, Result};
 use distribute_coordinator::{FailureKind, Program, ResourceId};
 use distribute_testing::watched;
 use serde::{Deserialize, Serialize};
@@ -62,7 +63,7 @@ fn by(name: &str, by: &[u32]) -> Settings {
 }
 
 #[test]
-fn cc_2_values_travel_and_references_are_what_the_worker_keeps() {
+fn cc_2_values_are_sent_and_references_stay_on_the_worker() {
     watched(|| {
         let workers = workers_of(&on_cluster(2, 2));
         for (number, worker) in workers.iter().enumerate() {
@@ -96,7 +97,7 @@ fn a_remote_function_can_be_called_by_hand() {
 
 // CC-13
 #[test]
-fn cc_13_the_current_worker_is_known_in_its_functions_and_their_replicas_alone() {
+fn cc_13_the_current_worker_is_available_only_in_its_functions_and_their_replicas() {
     watched(|| {
         let cluster = LocalCluster::new(3, 1).unwrap();
         let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
@@ -107,7 +108,7 @@ fn cc_13_the_current_worker_is_known_in_its_functions_and_their_replicas_alone()
         let outside = current_worker_index().unwrap_err();
         assert!(matches!(outside, Error::InvalidArgument { .. }), "{outside}");
         let error = strategy.run((), |_, ()| current_worker_index()).unwrap_err();
-        assert!(error.to_string().contains("outside of a remote function"), "{error}");
+        assert!(error.to_string().contains("outside a remote function"), "{error}");
     });
 }
 
@@ -117,7 +118,7 @@ fn fails(worker: &Worker, arguments: Vec<distribute_coordinator::Argument>, kind
 }
 
 #[test]
-fn arguments_that_do_not_fit_are_refused_by_number_and_the_worker_goes_on() {
+fn mismatched_arguments_are_refused_by_number_and_the_worker_continues() {
     use FailureKind::{InvalidArgument, Resource};
     watched(|| {
         let worker = worker();
@@ -127,28 +128,33 @@ fn arguments_that_do_not_fit_are_refused_by_number_and_the_worker_goes_on() {
             &worker,
             vec![resource(1), settings()],
             InvalidArgument,
-            "2 arguments were given, and it has 3",
+            "2 arguments were passed, but it has 3",
         );
         fails(
             &worker,
             vec![settings(), settings(), last()],
             InvalidArgument,
-            "argument 1 of 3 is a value, where a",
+            "argument 1 of 3 is a value, but a kept",
         );
         fails(
             &worker,
             vec![resource(1), resource(1), last()],
             InvalidArgument,
-            "argument 2 of 3 is resource 1, where a value",
+            "argument 2 of 3 is resource 1, but a value",
         );
         fails(
             &worker,
             vec![resource(2), settings(), last()],
             Resource,
-            "argument 1 of 3 is resource 2, which this worker has not made",
+            "argument 1 of 3 is resource 2, which this worker has not created",
         );
         let cut = distribute_coordinator::Argument::Value(bytes::Bytes::from_static(&[200]));
-        fails(&worker, vec![resource(1), cut, last()], InvalidArgument, "argument 2 of 3 is 1 bytes, of no");
+        fails(
+            &worker,
+            vec![resource(1), cut, last()],
+            InvalidArgument,
+            "argument 2 of 3 has 1 bytes that are not a",
+        );
         let longer = value((by("c", &[1]), 1u8));
         fails(
             &worker,
@@ -162,11 +168,11 @@ fn arguments_that_do_not_fit_are_refused_by_number_and_the_worker_goes_on() {
             &worker,
             vec![resource(3), settings(), last()],
             InvalidArgument,
-            "a alloc::string::String, where a",
+            "a alloc::string::String, but a",
         );
         assert_eq!(worker.call(count, [resource(1), settings(), last()]).1, 1);
         worker.0.forget(ResourceId(1));
-        fails(&worker, vec![resource(1), settings(), last()], Resource, "or has let go of");
+        fails(&worker, vec![resource(1), settings(), last()], Resource, "or has dropped");
     });
 }
 
@@ -182,21 +188,21 @@ fn functions_of_another_program_are_refused_by_name() {
         let mut call = call_of(twin, []);
         call.function.source ^= 1;
         let failure = worker.0.call(&context(), &call).unwrap_err();
-        let text = "has another clusters::remote::calls::twin than the coordinator's, at crates/distribute/tests/clusters/remote/calls.rs:";
+        let text = "has a different clusters::remote::calls::twin than the coordinator's, at crates/distribute/tests/clusters/remote/calls.rs:";
         assert!(failure.kind == FailureKind::UnknownFunction && failure.text.contains(text), "{failure:?}");
         call.function.name = "clusters::remote::calls::gone".into();
-        let failure = worker.0.make(&making(), ResourceId(1), &call, None).unwrap_err();
+        let failure = worker.0.create(&making(), ResourceId(1), &call, None).unwrap_err();
         assert_eq!(failure.kind, FailureKind::UnknownFunction);
         assert!(failure.text.contains("has no remote function clusters::remote::calls::gone"), "{failure:?}");
         // What is kept cannot always be sent, and a function of no dataset makes no batches.
         let failure = worker.0.call(&context(), &call_of(count_from, [value(1u32)])).unwrap_err();
-        assert!(failure.text.contains("can be kept and not sent"), "{failure:?}");
+        assert!(failure.text.contains("can be kept but not sent"), "{failure:?}");
         call.function = distribute_coordinator::FunctionId {
             name: format!("dataset of {}", twin::NAME),
             source: twin::SOURCE,
         };
-        let failure = worker.0.make(&making(), ResourceId(1), &call, None).unwrap_err();
-        assert!(failure.text.contains("returns no dataset"), "{failure:?}");
+        let failure = worker.0.create(&making(), ResourceId(1), &call, None).unwrap_err();
+        assert!(failure.text.contains("does not return a dataset"), "{failure:?}");
     });
 }
 
@@ -220,25 +226,25 @@ fn a_worker_that_is_taken_for_another_is_refused() {
     assert!(program.start(1, 2, &Bytes::new()).is_ok());
     let refused = |worker, workers| program.start(worker, workers, &Bytes::new()).err().unwrap().text;
     assert!(
-        refused(0, 2).contains("takes this process for worker 0, and it is worker 1"),
+        refused(0, 2).contains("expects worker 0 here, but this process is worker 1"),
         "{}",
         refused(0, 2)
     );
-    assert!(refused(1, 3).contains("has 3 workers, and the cluster of this one 2"), "{}", refused(1, 3));
+    assert!(refused(1, 3).contains("has 3 workers, but the cluster of this one has 2"), "{}", refused(1, 3));
     let of_chief =
         RemoteProgram::of_task(ParameterServerStrategy::builder().cluster_resolver(cluster.resolver()))
             .unwrap();
-    assert!(of_chief.start(0, 2, &Bytes::new()).err().unwrap().text.contains("and it is chief 0"));
+    assert!(of_chief.start(0, 2, &Bytes::new()).err().unwrap().text.contains("but this process is chief 0"));
 }
 
 #[test]
-fn workers_of_one_process_have_what_the_coordinators_strategy_was_built_of() {
+fn workers_of_one_process_have_the_settings_of_the_coordinators_strategy() {
     watched(|| {
         let worker = worker_with(ParameterServerStrategy::builder().devices(["cpu:0", "cpu:1", "cpu:2"]));
         assert_eq!(worker.call(indices, []), [0; 5]);
         let away = r#"{"worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}"#;
         let (channels, _) = crate::parameter_servers::channels::channels(1);
-        let resolver = distribute::SimpleClusterResolver::new(away.parse().unwrap());
+        let resolver = distribute::cluster::resolver::SimpleClusterResolver::new(away.parse().unwrap());
         let elsewhere =
             ParameterServerStrategy::builder().cluster_resolver(resolver).channels(channels).build().unwrap();
         assert!(RemoteProgram::of_local_cluster(&elsewhere).unwrap().is_none());

@@ -5,10 +5,9 @@ use crate::remote::support::{
 };
 use crate::support::on_cluster;
 use bytes::Bytes;
+use distribute::input::DistributedDataset;
 use distribute::remote::{Batches, RemoteFunction, WorkerContext};
-use distribute::{
-    Dataset, DistributedDataset, Error, HostTensor, InputOptions, ParameterServerStrategy, Result, Variable,
-};
+use distribute::{Dataset, Error, HostTensor, InputOptions, ParameterServerStrategy, Result, Variable};
 use distribute_coordinator::{Call, Failure, FailureKind, ResourceId};
 use distribute_testing::watched;
 
@@ -50,7 +49,7 @@ where
     F::Output: distribute::remote::IntoBatches,
 {
     let call = Call { function: F::dataset_id(), arguments };
-    worker.0.make(&making(), ResourceId(1), &call, position)
+    worker.0.create(&making(), ResourceId(1), &call, position)
 }
 
 fn all(worker: &Worker) -> Vec<Vec<Vec<i64>>> {
@@ -71,7 +70,7 @@ fn moved(worker: &Worker) -> Option<Bytes> {
 
 // CC-12, INV-61
 #[test]
-fn a_dataset_goes_on_where_it_was_on_a_worker_that_begins_anew() {
+fn a_dataset_resumes_at_its_position_on_a_restarted_worker() {
     watched(|| {
         let strategy = on_cluster(1, 2);
         let first = workers_of(&strategy).remove(0);
@@ -119,7 +118,7 @@ fn a_dataset_goes_on_where_it_was_on_a_worker_that_begins_anew() {
 
 // INV-61
 #[test]
-fn what_a_call_took_that_is_run_again_is_there_again() {
+fn the_inputs_of_a_retried_call_are_available_again() {
     watched(|| {
         let worker = worker();
         make(&worker, numbers, vec![value(8i64)], None).unwrap();
@@ -174,7 +173,7 @@ fn another_pass_can_be_begun_in_the_middle_of_one() {
 
 // PSV2-DS
 #[test]
-fn psv2_ds_each_worker_has_the_whole_dataset_unless_it_takes_its_part() {
+fn psv2_ds_each_worker_has_the_complete_dataset_unless_it_shards_it() {
     watched(|| {
         let workers = workers_of(&on_cluster(2, 2));
         for worker in &workers {
@@ -190,7 +189,7 @@ fn psv2_ds_each_worker_has_the_whole_dataset_unless_it_takes_its_part() {
 }
 
 #[test]
-fn a_batch_is_cut_for_the_replicas_of_the_worker() {
+fn a_batch_is_split_for_the_replicas_of_the_worker() {
     watched(|| {
         let worker = worker_with(ParameterServerStrategy::builder().devices(["cpu:0", "cpu:1"]));
         make(&worker, numbers, vec![value(5i64)], None).unwrap();
@@ -214,7 +213,7 @@ fn fails_once(_worker: &WorkerContext) -> Result<Dataset<HostTensor>> {
 }
 
 #[test]
-fn a_dataset_that_fails_goes_on_behind_what_was_taken() {
+fn a_failed_dataset_resumes_after_the_last_element_taken() {
     watched(|| {
         let worker = worker();
         make(&worker, fails_once, vec![], None).unwrap();
@@ -249,14 +248,17 @@ fn elsewhere(_worker: &WorkerContext) -> Result<DistributedDataset<HostTensor>> 
 
 // CC-11
 #[test]
-fn cc_11_what_is_no_dataset_for_a_worker_is_refused() {
+fn cc_11_values_that_are_no_worker_datasets_are_refused() {
     watched(|| {
         let worker = worker();
         let failure = make(&worker, with_variable, vec![], None).unwrap_err();
         assert_eq!(failure.kind, FailureKind::InvalidArgument);
-        assert!(failure.text.contains("a function that makes a dataset makes no variables"), "{failure:?}");
+        assert!(
+            failure.text.contains("a function that creates a dataset cannot create variables"),
+            "{failure:?}"
+        );
         // As a value it may.
-        worker.0.make(&making(), ResourceId(2), &call_of(with_variable, []), None).unwrap();
+        worker.0.create(&making(), ResourceId(2), &call_of(with_variable, []), None).unwrap();
         let failure = make(&worker, unbatched, vec![], None).unwrap_err();
         assert!(failure.text.contains("batch"), "{failure:?}");
         let failure = make(&worker, elsewhere, vec![], None).unwrap_err();
@@ -287,7 +289,7 @@ fn total(worker: &WorkerContext, data: &Dataset<HostTensor>) -> Result<i64> {
 fn a_dataset_can_be_kept_as_a_value() {
     watched(|| {
         let worker = worker();
-        worker.0.make(&context(), ResourceId(1), &call_of(numbers, [value(5i64)]), None).unwrap();
+        worker.0.create(&context(), ResourceId(1), &call_of(numbers, [value(5i64)]), None).unwrap();
         assert_eq!((worker.call(total, [resource(1)]), worker.call(total, [resource(1)])), (10, 10));
         assert_eq!(moved(&worker), None);
         let failure = worker.try_call(draw, [resource(1)]).unwrap_err();

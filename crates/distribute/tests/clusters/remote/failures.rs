@@ -7,9 +7,9 @@ use crate::remote::support::{
 use crate::support::on_cluster;
 use bytes::Bytes;
 use candle_nn::Init;
-use distribute::cluster::Stopwatch;
+use distribute::cluster::{Job, Stopwatch};
 use distribute::remote::{RemoteProgram, WorkerContext};
-use distribute::{Error, Job, LocalCluster, ParameterServerStrategy, Replicated, Result, Variable};
+use distribute::{Error, LocalCluster, ParameterServerStrategy, Replicated, Result, Variable};
 use distribute_coordinator::{CallContext, Cancellation, FailureKind, Program, ResourceId};
 use distribute_testing::watched;
 use std::time::Duration;
@@ -93,7 +93,7 @@ fn errors_keep_their_kind_and_their_text() {
 }
 
 #[test]
-fn a_panic_of_what_is_sent_or_made_is_a_failure() {
+fn a_panic_while_encoding_or_creating_is_a_failure() {
     watched(|| {
         let worker = worker();
         let failure = worker.0.call(&context(), &call_of(unsent, [])).unwrap_err();
@@ -104,14 +104,14 @@ fn a_panic_of_what_is_sent_or_made_is_a_failure() {
         let failure = worker.0.call(&context(), &call_of(take, [value(())])).unwrap_err();
         assert!(failure.kind == FailureKind::Panicked && failure.text.contains("nor here"), "{failure:?}");
         let failure =
-            worker.0.make(&making(), ResourceId(1), &call_of(fail, [value("panic")]), None).unwrap_err();
+            worker.0.create(&making(), ResourceId(1), &call_of(fail, [value("panic")]), None).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Panicked);
         works(&worker);
     });
 }
 
 #[test]
-fn a_result_has_so_many_bytes_at_most() {
+fn a_result_has_at_most_this_number_of_bytes() {
     let cluster = LocalCluster::new(1, 1).unwrap();
     let strategy =
         ParameterServerStrategy::builder().cluster_resolver(cluster.resolver_of(Job::Worker.task(0)));
@@ -121,7 +121,7 @@ fn a_result_has_so_many_bytes_at_most() {
     assert_eq!(worker.call(large, [value(99usize)]).len(), 99);
     let failure = worker.try_call(large, [value(100usize)]).unwrap_err();
     assert!(
-        failure.kind == FailureKind::TooLarge && failure.text.contains("more than the 100 bytes"),
+        failure.kind == FailureKind::TooLarge && failure.text.contains("exceeds the limit of 100 bytes"),
         "{failure:?}"
     );
 }
@@ -169,7 +169,7 @@ fn read(_worker: &WorkerContext, weights: &Replicated<candle_core::Tensor>, id: 
 }
 
 #[test]
-fn ft_1_a_server_that_does_not_answer_is_told_from_one_that_refuses() {
+fn ft_1_an_unresponsive_server_is_distinguished_from_one_that_refuses() {
     watched(|| {
         let (settings, log) = logged(2);
         let worker = worker_with(settings);
@@ -194,7 +194,7 @@ fn count(worker: &WorkerContext, name: String) -> Result<f32> {
 
 // CC-3
 #[test]
-fn a_scheduled_function_that_would_make_a_variable_is_told_at_once_where_to_make_it() {
+fn a_scheduled_function_that_creates_a_variable_fails_at_once_with_advice() {
     watched(|| {
         let strategy = on_cluster(1, 2);
         let there = strategy.scope(|| Variable::new("there", 4f32)).unwrap();
@@ -203,7 +203,9 @@ fn a_scheduled_function_that_would_make_a_variable_is_told_at_once_where_to_make
         let failure = worker.try_call(count, [value("new")]).unwrap_err();
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
         assert_eq!(failure.kind, FailureKind::InvalidArgument);
-        for part in ["variable new", "a scheduled function makes no variables", "create_per_worker_value"] {
+        for part in
+            ["variable new", "a scheduled function cannot create variables", "create_per_worker_value"]
+        {
             assert!(failure.text.contains(part), "{failure:?}");
         }
         // One that is there is found by its name.
@@ -214,7 +216,7 @@ fn a_scheduled_function_that_would_make_a_variable_is_told_at_once_where_to_make
 
 /// It was once waited for twice: to find it, and to check that it is the right one.
 #[test]
-fn a_variable_that_nobody_makes_is_waited_for_as_long_as_is_said() {
+fn a_variable_that_is_never_created_is_awaited_until_the_timeout() {
     watched(|| {
         let cluster = LocalCluster::new(1, 1).unwrap();
         let patience = Duration::from_millis(400);
@@ -222,9 +224,9 @@ fn a_variable_that_nobody_makes_is_waited_for_as_long_as_is_said() {
         let strategy = builder.join_timeout(patience).build().unwrap();
         let worker = workers_of(&strategy).remove(0);
         let started = Stopwatch::start();
-        let failure = worker.0.make(&context(), ResourceId(1), &call_of(model, []), None).unwrap_err();
+        let failure = worker.0.create(&context(), ResourceId(1), &call_of(model, []), None).unwrap_err();
         let waited = started.elapsed();
-        assert!(failure.text.contains("there has been none of this name for 400ms"), "{failure:?}");
+        assert!(failure.text.contains("no variable of this name was created within 400ms"), "{failure:?}");
         assert!(waited >= patience && waited < 2 * patience, "{waited:?}");
     });
 }

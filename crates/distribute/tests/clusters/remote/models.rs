@@ -6,12 +6,12 @@ use crate::support::on_cluster;
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules;
-use distribute::params::Request;
 use distribute::remote::WorkerContext;
 use distribute::{
     LocalCluster, OneDeviceStrategy, Optimizer, ParameterServerStrategy, Replicated, Result, Sgd,
 };
 use distribute_coordinator::{CallContext, Cancellation, ClosureId, FailureKind, Origin, ResourceId};
+use distribute_ps_tables::Request;
 use distribute_testing::watched;
 use std::time::Duration;
 
@@ -80,13 +80,13 @@ fn replicas_of_a_worker_are_reduced_before_it_pushes() {
 }
 
 #[test]
-fn workers_train_the_variables_that_the_coordinator_has_made() {
+fn workers_train_the_coordinators_variables() {
     watched(|| {
         let strategy = on_cluster(2, 2);
         let model = strategy.replicate(weight).unwrap();
         let workers = workers_of(&strategy);
         for worker in &workers {
-            worker.0.make(&context(), ResourceId(1), &call_of(build, []), None).unwrap();
+            worker.0.create(&context(), ResourceId(1), &call_of(build, []), None).unwrap();
         }
         workers[0].call(train, [resource(1), value(vec![1f32])]);
         let once = model.variables.get("w").unwrap().to_vec1::<f32>().unwrap();
@@ -97,25 +97,26 @@ fn workers_train_the_variables_that_the_coordinator_has_made() {
 }
 
 #[test]
-fn one_worker_makes_the_variables_that_are_not_there_and_the_others_find_them() {
+fn one_worker_creates_missing_variables_and_the_others_find_them() {
     watched(|| {
         let cluster = LocalCluster::new(2, 1).unwrap();
         let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
         let strategy = builder.join_timeout(Duration::from_millis(50)).build().unwrap();
         let workers = workers_of(&strategy);
         let make = |worker: usize, context: CallContext| {
-            workers[worker].0.make(&context, ResourceId(1), &call_of(build, []), None)
+            workers[worker].0.create(&context, ResourceId(1), &call_of(build, []), None)
         };
         let failure = make(1, context()).unwrap_err();
         assert_eq!(failure.kind, FailureKind::InvalidArgument);
-        assert!(failure.text.contains("the chief makes variables"), "{failure:?}");
+        assert!(failure.text.contains("the chief creates variables"), "{failure:?}");
         make(0, making()).unwrap();
         make(1, context()).unwrap();
         workers[0].call(train, [resource(1), value(vec![1f32])]);
         assert_eq!(workers[1].call(weights, [resource(1)]), [0.; 3]);
         // What one call may, the next one may not.
-        let failure = workers[0].0.make(&context(), ResourceId(2), &call_of(another, []), None).unwrap_err();
-        assert!(failure.text.contains("the chief makes variables"), "{failure:?}");
+        let failure =
+            workers[0].0.create(&context(), ResourceId(2), &call_of(another, []), None).unwrap_err();
+        assert!(failure.text.contains("the chief creates variables"), "{failure:?}");
     });
 }
 
@@ -151,21 +152,21 @@ fn a_model_of_one_replica_is_made_by_a_var_builder() {
         assert_eq!(worker.call(train_plain, [resource(1)]), [0.; 3]);
         assert_eq!(worker.call(train_plain, [resource(1)]), [0.; 3]);
         let several = worker_with(ParameterServerStrategy::builder().devices(["cpu:0", "cpu:1"]));
-        let failure = several.0.make(&making(), ResourceId(1), &call_of(plain, []), None).unwrap_err();
+        let failure = several.0.create(&making(), ResourceId(1), &call_of(plain, []), None).unwrap_err();
         assert!(failure.text.contains("worker.strategy().replicate"), "{failure:?}");
     });
 }
 
 // INV-59
 #[test]
-fn what_a_closure_changes_that_is_run_again_elsewhere_is_changed_once() {
+fn changes_of_a_closure_that_is_rerun_elsewhere_are_applied_once() {
     watched(|| {
         let strategy = on_cluster(2, 2);
         let model = strategy.replicate(weight).unwrap();
         let job = strategy.extended().parameter_servers().unwrap().begin_job().unwrap();
         let workers = workers_of(&strategy);
         for worker in &workers {
-            worker.0.make(&context(), ResourceId(1), &call_of(build, []), None).unwrap();
+            worker.0.create(&context(), ResourceId(1), &call_of(build, []), None).unwrap();
         }
         let train_in = |worker: usize, closure, floor| {
             let origin = Origin { job, closure: ClosureId(closure), floor: ClosureId(floor) };

@@ -2,8 +2,10 @@
 
 use crate::support::on_cluster;
 use bytes::Bytes;
+use distribute::cluster::Job;
+use distribute::parameter_server::ParameterServerStrategyBuilder;
 use distribute::remote::{RemoteFunction, RemoteProgram};
-use distribute::{Job, LocalCluster, ParameterServerBuilder, ParameterServerStrategy};
+use distribute::{LocalCluster, ParameterServerStrategy};
 use distribute_coordinator::{
     Argument, Call, CallContext, Cancellation, Executor, Failure, Program, ResourceId,
 };
@@ -24,7 +26,7 @@ pub fn worker() -> Worker {
 }
 
 /// Returns the only worker of a cluster with these settings.
-pub fn worker_with(builder: ParameterServerBuilder) -> Worker {
+pub fn worker_with(builder: ParameterServerStrategyBuilder) -> Worker {
     let cluster = LocalCluster::new(1, 2).unwrap();
     let builder = builder.cluster_resolver(cluster.resolver_of(Job::Worker.task(0)));
     Worker(RemoteProgram::of_task(builder).unwrap().start(0, 1, &Bytes::new()).unwrap())
@@ -76,7 +78,7 @@ impl Worker {
 
     /// Creates a resource, and the variables that it needs.
     pub fn make<F: RemoteFunction>(&self, id: u64, function: F, arguments: impl Into<Vec<Argument>>) {
-        let made = self.0.make(&making(), ResourceId(id), &call_of(function, arguments), None);
+        let made = self.0.create(&making(), ResourceId(id), &call_of(function, arguments), None);
         made.unwrap_or_else(|failure| panic!("{failure}"));
     }
 }

@@ -3,18 +3,18 @@
 use crate::contexts::{bits, everywhere, mirrored, on_one, tensor};
 use candle_core::{Device, Module, ModuleT, Tensor};
 use candle_nn::{VarBuilder, linear};
-use distribute::nn;
 use distribute::optimizer::rules::Sgd;
-use distribute::params::{DynamicOptions, FixedShardsPartitioner};
+use distribute::parameter_server::{DynamicOptions, FixedShardsPartitioner};
+use distribute::strategy::DeviceName;
 use distribute::{
-    Checkpoint, DeviceName, Error, LocalCluster, Optimizer, ParameterServerStrategy, Strategy, Variable,
+    Checkpoint, Error, LocalCluster, Optimizer, ParameterServerStrategy, Strategy, Variable, nn,
 };
 use distribute_testing::watched;
 
 // INV-20
 /// COLO-2, COLO-4: a model is placed with the given variable, unsharded like a variable, and trains like any other.
 #[test]
-fn colo_2_a_model_made_beside_a_variable_has_its_devices_and_is_whole() {
+fn colo_2_a_model_colocated_with_a_variable_has_its_devices_and_is_unsharded() {
     let check = |strategy: &Strategy| {
         let build = |vb: VarBuilder| linear(3, 2, vb);
         let primary = strategy.scope(|| Variable::new("primary", tensor(&[1., 2., 3., 4.]))).unwrap();
@@ -69,7 +69,7 @@ fn colo_2_a_model_made_beside_a_variable_has_its_devices_and_is_whole() {
 /// A model is on the server of the other variable: its layers, and a table of ids. There are 3 servers, and variables
 /// have 5 shards.
 #[test]
-fn colo_4_a_model_made_beside_a_variable_on_servers_is_on_its_server() {
+fn colo_4_a_model_colocated_with_a_variable_on_servers_is_on_its_server() {
     watched(|| {
         let cluster = LocalCluster::new(1, 3).unwrap();
         let partitioner = FixedShardsPartitioner::new(5).unwrap();
@@ -133,12 +133,12 @@ fn colo_4_a_model_made_beside_a_variable_on_servers_is_on_its_server() {
         let here = || strategy.colocate_vars_with("cpu:0", || strategy.replicate(build));
         let error = strategy.scope(here).unwrap_err();
         assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
-        assert!(error.to_string().contains("colocate the model with a variable that is on one"), "{error}");
+        assert!(error.to_string().contains("colocate the model with a variable on a server"), "{error}");
     });
 }
 
 #[test]
-fn colo_2_a_model_made_beside_a_variable_of_one_copy_has_one_there() {
+fn colo_2_a_model_colocated_with_a_variable_of_one_copy_has_one_copy_there() {
     watched(|| {
         let strategy = mirrored(2);
         let one = on_one(&strategy, "cpu:1", "one").unwrap();

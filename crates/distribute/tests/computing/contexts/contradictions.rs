@@ -1,6 +1,7 @@
 //! Custom strategies that contradict themselves: refused when they are created, or when they are first used.
 
-use distribute::{DeviceName, Error, ReduceOp, Replicas, Result, Strategy, StrategyExtended};
+use distribute::strategy::{DeviceName, Replicas, StrategyExtended};
+use distribute::{Error, ReduceOp, Result, Strategy};
 use distribute_collective::group::{Group, Links, local};
 use distribute_testing::watched;
 
@@ -56,7 +57,7 @@ impl StrategyExtended for Own {
     }
 }
 
-fn says(error: &Error, texts: &[&str]) {
+fn assert_message(error: &Error, texts: &[&str]) {
     assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
     for text in texts {
         assert!(error.to_string().contains(text), "{text:?} is not in {error}");
@@ -69,7 +70,7 @@ fn a_strategy_that_contradicts_itself_is_refused_where_it_is_made() {
         (Wrong::ADeviceTwice, ["Strategy::new: Own names", "CPU:1 twice in worker_devices"]),
         (Wrong::AGroupOfOthers, ["2 worker_devices", "worker 0 of 2, 3 replicas each"]),
     ] {
-        says(&Strategy::new(Own::new(wrong)).unwrap_err(), &texts);
+        assert_message(&Strategy::new(Own::new(wrong)).unwrap_err(), &texts);
     }
     Strategy::new(Own::new(Wrong::Nothing)).unwrap();
 }
@@ -81,11 +82,11 @@ fn a_step_whose_replicas_run_twice_or_not_at_all_is_an_error() {
             let strategy = Strategy::new(Own::new(wrong)).unwrap();
             strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32))
         };
-        says(
+        assert_message(
             &run(Wrong::RunTwice).unwrap_err(),
             &["Replicas::on_threads", "twice in step 1", "Own (2 replicas"],
         );
-        says(&run(Wrong::NotRun).unwrap_err(), &["did not call the closure"]);
+        assert_message(&run(Wrong::NotRun).unwrap_err(), &["did not call the closure"]);
         // Who passes over the error still has the results of the first call.
         assert_eq!(run(Wrong::RunTwiceUnnoticed).unwrap().values(), [2., 2.]);
     });

@@ -4,12 +4,14 @@
 use crate::contexts::{everywhere, mirrored, per_replica, tensor};
 use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
+use distribute::context::{get_replica_context, get_strategy};
 use distribute::data::{Dataset, Error as DataError};
 use distribute::optimizer::Gradients;
 use distribute::optimizer::rules::Sgd;
+use distribute::values::Mirrored;
 use distribute::{
-    Error, HostTensor, Mirrored, MultiWorkerMirroredStrategy, Nest, OneDeviceStrategy, Optimizer, PerReplica,
-    ReduceOp, Strategy, Variable, get_replica_context, get_strategy,
+    Error, HostTensor, MultiWorkerMirroredStrategy, Nest, OneDeviceStrategy, Optimizer, PerReplica, ReduceOp,
+    Strategy, Variable,
 };
 use distribute_testing::watched;
 use std::sync::Mutex;
@@ -21,7 +23,7 @@ fn ints(values: impl IntoIterator<Item = i32>, dims: &[usize]) -> HostTensor {
 // Attributes
 
 #[test]
-fn run_4_the_gradients_of_as_many_replicas_are_added_up_as_are_in_sync() {
+fn run_4_gradients_are_added_up_over_num_replicas_in_sync() {
     watched(|| {
         let check = |strategy: &Strategy| {
             let weight = |vb: VarBuilder| vb.get_with_hints((), "w", Init::Const(0.));
@@ -66,7 +68,7 @@ fn run_8_every_step_calls_the_function_once_for_each_replica() {
 }
 
 #[test]
-fn run_3_the_documents_examples_give_what_they_print() {
+fn run_3_the_documents_examples_print_their_results() {
     watched(|| {
         everywhere(|strategy| {
             let printed = |dtype: &str, value: String| {
@@ -113,7 +115,7 @@ impl Ragged {
 }
 
 #[test]
-fn run_3_a_tensor_of_several_parts_reaches_its_replica_as_one() {
+fn run_3_a_composite_tensor_reaches_its_replica_as_one_value() {
     watched(|| {
         let strategy = mirrored(2);
         let batches = [Ragged::new(&[&[1], &[], &[2, 3]]), Ragged::new(&[&[4, 5, 6]])];
@@ -121,7 +123,7 @@ fn run_3_a_tensor_of_several_parts_reaches_its_replica_as_one() {
         let of_function = batches.clone();
         let make = move |_| Ok(Dataset::from_items(of_function.clone()));
         let data = strategy.distribute_datasets_from_function(make).unwrap();
-        for values in [per_replica(batches.clone()), data.iter().get_next().unwrap()] {
+        for values in [per_replica(batches.clone()), data.iter().next().unwrap().unwrap()] {
             let same = strategy.run(values, |ctx, mine| Ok(mine == batches[ctx.replica_id_in_sync_group()]));
             assert_eq!(same.unwrap().values(), [true, true]);
         }
@@ -134,16 +136,16 @@ fn run_3_a_tensor_of_several_parts_reaches_its_replica_as_one() {
 
 /// ITER-11: TensorFlow splits ragged batches by rows.
 #[test]
-fn iter_11_a_batch_whose_parts_have_other_numbers_of_rows_is_refused_where_it_is_cut() {
+fn iter_11_a_batch_whose_leaves_differ_in_rows_is_refused_when_it_is_split() {
     let batches = Dataset::from_items([Ragged::new(&[&[1], &[], &[2, 3]])]);
-    let error = mirrored(2).distribute_dataset(batches).unwrap().iter().get_next().unwrap_err();
+    let error = mirrored(2).distribute_dataset(batches).unwrap().iter().next().unwrap().unwrap_err();
     assert!(matches!(error, Error::Data(DataError::UnequalRows { .. })), "{error}");
 }
 
 // Values
 
 #[test]
-fn vff_1_values_are_those_that_the_function_gives_and_stay_where_they_are() {
+fn vff_1_values_come_from_the_function_and_keep_their_device() {
     watched(|| {
         everywhere(|strategy| {
             let placed: Vec<_> = (0..strategy.num_replicas_in_sync()).map(|_| tensor(&[1.])).collect();
@@ -158,7 +160,7 @@ fn vff_1_values_are_those_that_the_function_gives_and_stay_where_they_are() {
 }
 
 #[test]
-fn local_3_each_of_several_workers_has_the_results_of_its_own_replicas() {
+fn local_3_each_worker_has_the_results_of_its_replicas() {
     watched(|| {
         let each = MultiWorkerMirroredStrategy::on_threads(2, 2, |strategy| {
             let ids = strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group()))?;
@@ -175,7 +177,7 @@ fn local_3_each_of_several_workers_has_the_results_of_its_own_replicas() {
 
 /// LOCAL-1: TensorFlow returns a variable's components, here each replica's view of it.
 #[test]
-fn local_1_of_a_variable_each_result_is_the_variable_whose_copies_are_its_parts() {
+fn local_1_each_result_of_a_variable_is_the_variable_itself() {
     watched(|| {
         everywhere(|strategy| {
             let v = strategy.scope(|| Variable::new("v", 3f32)).unwrap();
@@ -216,7 +218,7 @@ fn ga_1_the_documents_examples_along_each_axis() {
 
 #[test]
 fn ga_6_a_plain_value_is_for_one_device_and_the_default_strategy() {
-    for strategy in [get_strategy(), OneDeviceStrategy::new("cpu:0").unwrap().into()] {
+    for strategy in [get_strategy(), OneDeviceStrategy::new("cpu:0").unwrap()] {
         assert_eq!(strategy.gather(ints(0..3, &[3]), 0).unwrap(), ints(0..3, &[3]), "{strategy}");
         assert_eq!(strategy.reduce(ReduceOp::Sum, 3f32, None).unwrap(), 3., "{strategy}");
         assert_eq!(strategy.reduce(ReduceOp::Mean, ints([1, 2], &[2]), 0).unwrap(), HostTensor::scalar(1.5));
@@ -232,7 +234,7 @@ fn red_3_and_red_4_the_documents_batch_of_eight_over_two_replicas() {
         let ids = strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group() as i32)).unwrap();
         assert_eq!(strategy.reduce("SUM".parse().unwrap(), ids, None).unwrap(), 1);
         let batches = strategy.distribute_dataset(Dataset::range(8).batch(8)).unwrap();
-        let losses = strategy.run(batches.iter().get_next().unwrap(), |_, mine| Ok(mine)).unwrap();
+        let losses = strategy.run(batches.iter().next().unwrap().unwrap(), |_, mine| Ok(mine)).unwrap();
         let sum: ReduceOp = "sum".parse().unwrap();
         let over =
             |values: &PerReplica<HostTensor>, axis: Option<i64>| strategy.reduce(sum, values, axis).unwrap();
@@ -241,7 +243,7 @@ fn red_3_and_red_4_the_documents_batch_of_eight_over_two_replicas() {
         // Over its elements, too, it is the same however many replicas have parts of it.
         everywhere(|strategy| {
             let batches = strategy.distribute_dataset(Dataset::range(8).batch(8)).unwrap();
-            let losses = strategy.run(batches.iter().get_next().unwrap(), |_, mine| Ok(mine)).unwrap();
+            let losses = strategy.run(batches.iter().next().unwrap().unwrap(), |_, mine| Ok(mine)).unwrap();
             assert_eq!(strategy.reduce(sum, &losses, 0).unwrap(), HostTensor::scalar(28i64), "{strategy}");
         });
     });
@@ -271,7 +273,7 @@ fn red_5_means_of_replicas_weigh_examples_differently_and_an_axis_does_not() {
         everywhere(|strategy| {
             let all = HostTensor::vector(examples.to_vec());
             let batches = strategy.distribute_dataset(Dataset::from_slices(all).unwrap().batch(6)).unwrap();
-            let losses = strategy.run(batches.iter().get_next().unwrap(), |_, mine| Ok(mine)).unwrap();
+            let losses = strategy.run(batches.iter().next().unwrap().unwrap(), |_, mine| Ok(mine)).unwrap();
             let mean = strategy.reduce(ReduceOp::Mean, &losses, 0).unwrap();
             assert_eq!(mean, HostTensor::scalar(2.5), "{strategy}");
         });

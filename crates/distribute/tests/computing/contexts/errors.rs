@@ -1,23 +1,22 @@
 //! The errors of operations in the wrong context.
 
-use crate::contexts::{floats, is_mixed, is_wrong_context, mirrored, per_replica, tensor};
+use crate::contexts::{each, everywhere, floats, is_mixed, is_wrong_context, mirrored, of_all, tensor};
 use candle_nn::{VarBuilder, linear};
-use distribute::{ContextKind, Error, HostTensor, ReduceOp, has_strategy};
+use distribute::context::{ContextKind, get_strategy, has_strategy};
+use distribute::{Error, HostTensor, ReduceOp, Strategy};
 use distribute_testing::watched;
 use std::sync::Mutex;
 
 #[test]
-fn err_1_cross_replica_operations_inside_of_run_say_what_to_call() {
-    watched(|| {
-        let strategy = mirrored(2);
+fn err_1_cross_replica_operations_inside_run_give_advice() {
+    let check = |strategy: &Strategy| {
         let wrong = |error: Error, advice: &str| {
             assert!(is_wrong_context(&error, ContextKind::CrossReplica, ContextKind::Replica), "{error}");
-            assert!(error.to_string().contains(advice), "{error}");
+            assert!(error.to_string().contains(advice), "{strategy}: {error}");
         };
+        let ones = each(strategy, |_| 1f32);
         wrong(
-            strategy
-                .run((), |_, ()| strategy.reduce(ReduceOp::Sum, per_replica([1f32, 2.]), None))
-                .unwrap_err(),
+            strategy.run((), |_, ()| strategy.reduce(ReduceOp::Sum, &ones, None)).unwrap_err(),
             "all_reduce",
         );
         wrong(
@@ -26,13 +25,19 @@ fn err_1_cross_replica_operations_inside_of_run_say_what_to_call() {
                 .unwrap_err(),
             "before run",
         );
-        // ERR-1c: of another strategy.
+        // ERR-1c: of another strategy. The default strategy has no scope to leave.
         let other = mirrored(3);
+        if *strategy == get_strategy() {
+            let inside = strategy.run((), |_, ()| other.reduce(ReduceOp::Mean, 1f32, None)).unwrap();
+            assert_eq!(inside.values(), [1.]);
+            return;
+        }
         assert!(is_mixed(strategy.run((), |_, ()| other.reduce(ReduceOp::Mean, 1f32, None))));
         assert!(is_mixed(strategy.scope(|| other.reduce(ReduceOp::Mean, 1f32, None))));
         assert!(is_mixed(strategy.scope(|| other.gather(1f32, 0))));
         assert!(is_mixed(strategy.scope(|| other.run((), |_, ()| Ok(())))));
-    });
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
@@ -49,7 +54,7 @@ fn err_2_replica_operations_need_the_current_context() {
         let old = kept.into_inner().unwrap().unwrap();
         // Outside of any run there is no strategy to mix it with: its run is over.
         let stale = |error: Error| matches!(error, Error::StaleContext { step: 1, .. });
-        assert!(stale(old.devices().unwrap_err()));
+        assert!(stale(old.device().unwrap_err()));
         assert!(stale(old.all_reduce(ReduceOp::Sum, 1f32).unwrap_err()));
         // In cross-replica context there is none.
         let error = strategy.scope(|| old.merge_call(1i32, |_, _| Ok(1i32))).unwrap_err();
@@ -61,7 +66,7 @@ fn err_2_replica_operations_need_the_current_context() {
             "{error}"
         );
         // A run of another strategy.
-        assert!(is_mixed(mirrored(2).run((), |_, ()| old.devices())));
+        assert!(is_mixed(mirrored(2).run((), |_, ()| old.device())));
         // And the context of another thread of the same run.
         let shared = Mutex::new(None);
         let error = strategy.run((), |ctx, ()| {
@@ -70,7 +75,7 @@ fn err_2_replica_operations_need_the_current_context() {
             }
             ctx.all_reduce(ReduceOp::Sum, 0f32)?;
             let zero = shared.lock().unwrap().clone().unwrap();
-            zero.devices()
+            zero.device()
         });
         assert!(matches!(error.unwrap_err().root_cause(), Error::StaleContext { .. }));
     });
@@ -78,23 +83,24 @@ fn err_2_replica_operations_need_the_current_context() {
 
 #[test]
 fn err_3_gather_in_replica_context_points_at_all_gather() {
-    watched(|| {
-        let strategy = mirrored(2);
-        let error = strategy
-            .run((), |_, ()| strategy.gather(HostTensor::vector(vec![1]), 0))
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("all_gather"), "{error}");
-    });
+    let check = |strategy: &Strategy| {
+        let error = strategy.run((), |_, ()| strategy.gather(HostTensor::vector(vec![1]), 0));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("all_gather"), "{strategy}: {error}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
 fn err_4_the_default_context_is_accepted_everywhere() {
-    watched(|| {
-        let strategy = mirrored(2);
+    let check = |strategy: &Strategy| {
         assert!(!has_strategy());
+        let count = strategy.num_replicas_in_sync();
         let values = strategy.run((), |_, ()| Ok(tensor(&[1., 2.]))).unwrap();
-        assert_eq!(floats(&strategy.reduce(ReduceOp::Sum, &values, None).unwrap()), [2., 4.]);
-        assert_eq!(floats(&strategy.gather(&values, 0).unwrap()), [1., 2., 1., 2.]);
-    });
+        let sum = strategy.reduce(ReduceOp::Sum, &values, None).unwrap();
+        assert_eq!(floats(&sum), [count as f32, 2. * count as f32], "{strategy}");
+        let all = strategy.gather(&values, 0).unwrap();
+        assert_eq!(floats(&all), of_all(strategy, |_| [1., 2.]).concat(), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }

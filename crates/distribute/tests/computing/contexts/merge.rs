@@ -1,12 +1,10 @@
 //! Merging of the results of replicas into one distributed value.
 
-use crate::contexts::{floats, mirrored, one_device, tensor};
-use distribute::tensor::DType as HostDType;
-use distribute::values::{Components, Parts};
-use distribute::{
-    Error, HostTensor, Leaf, Mirrored, Nest, PerReplica, ReduceOp, Reducible, Tree, Variable,
-    VariableAggregation, VariableSynchronization,
-};
+use crate::contexts::{each, everywhere, floats, mirrored, of_all, one_device, tensor};
+use distribute::tensor::{DType as HostDType, Leaf, Tree};
+use distribute::values::{Components, Mirrored, Parts, Reducible};
+use distribute::variables::{VariableAggregation, VariableSynchronization};
+use distribute::{Error, HostTensor, Nest, PerReplica, ReduceOp, Strategy, Variable};
 use distribute_testing::watched;
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,23 +16,29 @@ fn merge_1_to_3_lists_tuples_and_maps_keep_their_structure() {
             loss: f32,
             count: i64,
         }
-        let strategy = mirrored(2);
-        let results = strategy.run((), |ctx, ()| {
-            let r = ctx.replica_id_in_sync_group() as i64;
-            let map = BTreeMap::from([("b".to_string(), r), ("a".to_string(), 10 + r)]);
-            Ok((vec![r as f32, 2.], map, Named { loss: 0.5, count: r }))
-        });
-        let merged = results.unwrap().regroup().unwrap();
-        let show = |leaf: &PerReplica<Leaf>| {
-            let parts = leaf
-                .iter()
-                .map(|part| part.to_host().unwrap().cast(HostDType::F64).unwrap().item::<f64>().unwrap());
-            parts.map(|x| x.to_string()).collect::<Vec<_>>().join("|")
+        let check = |strategy: &Strategy| {
+            let results = strategy.run((), |ctx, ()| {
+                let r = ctx.replica_id_in_sync_group() as i64;
+                let map = BTreeMap::from([("b".to_string(), r), ("a".to_string(), 10 + r)]);
+                Ok((vec![r as f32, 2.], map, Named { loss: 0.5, count: r }))
+            });
+            let merged = results.unwrap().regroup().unwrap();
+            let show = |leaf: &PerReplica<Leaf>| {
+                let parts = leaf
+                    .iter()
+                    .map(|part| part.to_host().unwrap().cast(HostDType::F64).unwrap().item::<f64>().unwrap());
+                parts.map(|x| x.to_string()).collect::<Vec<_>>().join("|")
+            };
+            let parts = |of: &dyn Fn(usize) -> String| each(strategy, of).into_values().join("|");
+            let ids = parts(&|id| id.to_string());
+            let (twos, halves) = (parts(&|_| "2".into()), parts(&|_| "0.5".into()));
+            let tens = parts(&|id| (10 + id).to_string());
+            let expected = format!(
+                r#"([{ids}, {twos}], {{"a": {tens}, "b": {ids}}}, {{"count": {ids}, "loss": {halves}}})"#
+            );
+            assert_eq!(merged.describe(&show), expected, "{strategy}");
         };
-        assert_eq!(
-            merged.describe(&show),
-            r#"([0|1, 2|2], {"a": 10|11, "b": 0|1}, {"count": 0|1, "loss": 0.5|0.5})"#
-        );
+        everywhere(check);
     });
 }
 
@@ -51,9 +55,8 @@ fn named<T>(items: impl IntoIterator<Item = (&'static str, T)>) -> BTreeMap<Stri
 
 #[test]
 fn run_3_arguments_are_any_nested_structure() {
-    watched(|| {
-        let strategy = mirrored(2);
-        let ids = || PerReplica::from_values(vec![0usize, 1]);
+    let check = |strategy: &Strategy| {
+        let ids = || each(strategy, |id| id);
         let weight = strategy.scope(|| Variable::new("weight", 2f32)).unwrap();
         let map = named([("ids", ids())]);
         let hash: HashMap<String, Mirrored<f32>> = HashMap::from([("half".to_string(), Mirrored::new(0.5))]);
@@ -78,18 +81,18 @@ fn run_3_arguments_are_any_nested_structure() {
             assert_eq!(rates, Rates { rate: 0.1, rows: [1, 2] });
             weight.read::<f32>()
         });
-        assert_eq!(found.unwrap().values(), [2., 2.]);
+        assert_eq!(found.unwrap().values(), vec![2.; strategy.world().replicas()], "{strategy}");
         // Made for another number of replicas: the error says where.
-        let three = named([("three", [PerReplica::from_values(vec![1, 2, 3])])]);
-        let error = strategy.run((1, three), |_, _| Ok(())).unwrap_err().to_string();
-        assert!(error.contains("args.1.three[0]") && error.contains("3 parts"), "{error}");
-    });
+        let nine = named([("nine", [PerReplica::from_values(vec![0; 9])])]);
+        let error = strategy.run((1, nine), |_, _| Ok(())).unwrap_err().to_string();
+        assert!(error.contains("args.1.nine[0]") && error.contains("9 parts"), "{strategy}: {error}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
 fn arguments_of_update_and_results_of_merge_call_are_any_nested_structure() {
-    watched(|| {
-        let strategy = mirrored(2);
+    let check = |strategy: &Strategy| {
         let (weight, other) =
             strategy.scope(|| Ok((Variable::new("weight", 0f32)?, Variable::new("other", 1f32)?))).unwrap();
         let merged = strategy.run((), |ctx, ()| {
@@ -104,24 +107,31 @@ fn arguments_of_update_and_results_of_merge_call_are_any_nested_structure() {
                 Ok((named([("ids", [Some(ids)])]), Rates { rate: 3., rows: [5, 6] }, other.clone()))
             })
         });
-        for (id, (map, rates, other)) in (0..).zip(merged.unwrap()) {
+        for (id, (map, rates, other)) in strategy.world().local_replicas().zip(merged.unwrap()) {
             assert_eq!((map["ids"], rates), ([Some(id as f32)], Rates { rate: 3., rows: [5, 6] }));
             assert_eq!(other.name(), "other");
         }
-        assert_eq!(weight.copies::<f32>().unwrap(), [3., 3.]);
-    });
+        let expected = 2. * of_all(strategy, |id| id as f32).iter().sum::<f32>() + 1.;
+        assert!(weight.copies::<f32>().unwrap().iter().all(|copy| *copy == expected), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
 fn local_1_a_structure_has_one_result_for_each_replica() {
-    let strategy = mirrored(2);
-    let ids = || PerReplica::from_values(vec![0, 1]);
-    assert_eq!(strategy.local_results([ids(), ids()]).unwrap(), [[0, 0], [1, 1]]);
-    let maps = strategy.local_results(named([("ids", ids())])).unwrap();
-    assert_eq!(maps, [named([("ids", 0)]), named([("ids", 1)])]);
-    // What may be there is as many as that, and nothing is one value.
-    assert_eq!(strategy.local_results(Some(ids())).unwrap(), [Some(0), Some(1)]);
-    assert_eq!(strategy.local_results(None::<PerReplica<i32>>).unwrap(), [None]);
+    let check = |strategy: &Strategy| {
+        let (ids, replicas) = (|| each(strategy, |id| id), strategy.world().replicas());
+        let pairs = strategy.local_results([ids(), ids()]).unwrap();
+        assert_eq!(pairs, each(strategy, |id| [id, id]).into_values(), "{strategy}");
+        let maps = strategy.local_results(named([("ids", ids())])).unwrap();
+        assert_eq!(maps, each(strategy, |id| named([("ids", id)])).into_values(), "{strategy}");
+        // An option of a distributed value has one for each replica, and none is one value.
+        let some = strategy.local_results(Some(ids())).unwrap();
+        assert_eq!(some, each(strategy, Some).into_values(), "{strategy}");
+        assert_eq!(some.len(), replicas, "{strategy}");
+        assert_eq!(strategy.local_results(None::<PerReplica<i32>>).unwrap(), [None], "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 /// A custom value that has one part for any number of replicas.
@@ -135,7 +145,7 @@ impl Reducible for OnePart {
 }
 
 #[test]
-fn a_value_of_a_programs_own_has_a_part_for_each_replica() {
+fn a_custom_value_has_a_part_for_each_replica() {
     let strategy = mirrored(2);
     let refused = [
         strategy.reduce(ReduceOp::Sum, OnePart, None).map(drop),
@@ -149,9 +159,11 @@ fn a_value_of_a_programs_own_has_a_part_for_each_replica() {
 
 #[test]
 fn red_10_a_nest_of_values_of_each_kind_is_reduced_leaf_by_leaf() {
-    watched(|| {
-        let strategy = mirrored(2);
-        let ids = PerReplica::from_values(vec![1f32, 2.]);
+    let check = |strategy: &Strategy| {
+        let (world, count) = (strategy.world(), strategy.num_replicas_in_sync() as f32);
+        let value = |id: usize| 1. + id as f32;
+        let sum: f32 = of_all(strategy, value).iter().sum();
+        let ids = each(strategy, value);
         let own = strategy
             .scope(|| {
                 let own = Variable::builder("own", 1f32).synchronization(VariableSynchronization::OnRead);
@@ -161,25 +173,28 @@ fn red_10_a_nest_of_values_of_each_kind_is_reduced_leaf_by_leaf() {
         let nest = (named([("ids", &ids)]), [Mirrored::new(5f32)], Some(own), None::<f32>);
         let (map, [same], own, none) = strategy.reduce(ReduceOp::Sum, nest, None).unwrap();
         let own = own.unwrap().to_host().unwrap().item::<f32>().unwrap();
-        assert_eq!((map["ids"], same, own, none), (3., 10., 2., None));
-        // A value that is not distributed has a mean only.
-        let mixed = || (&ids, Rates { rate: 7., rows: [1, 2] });
-        assert!(
-            strategy
-                .reduce(ReduceOp::Sum, mixed(), None)
-                .unwrap_err()
-                .to_string()
-                .contains("not distributed")
-        );
-        assert_eq!(strategy.reduce(ReduceOp::Mean, (&ids, 7f32), None).unwrap(), (1.5, 7.));
-        let to = strategy.reduce_to(ReduceOp::Mean, (&ids, [7f32]), "cpu:1").unwrap();
-        assert_eq!(to.copies(), [&(1.5, [7.])]);
-        let parts = PerReplica::from_values(vec![tensor(&[1.]), tensor(&[2., 3.])]);
+        assert_eq!((map["ids"], same, own, none), (sum, 5. * count, count, None), "{strategy}");
+        // A value that is not distributed has a mean only; over several workers it is one of each (RED-13).
+        let mixed = strategy.reduce(ReduceOp::Sum, (&ids, Rates { rate: 7., rows: [1, 2] }), None);
+        if world.is_multi_worker() || count == 1. {
+            let workers = world.workers();
+            let rates = Rates { rate: 7. * workers as f32, rows: [1, 2].map(|row| row * workers as i64) };
+            assert_eq!(mixed.unwrap(), (sum, rates), "{strategy}");
+        } else {
+            assert!(mixed.unwrap_err().to_string().contains("not distributed"), "{strategy}");
+        }
+        let mean = strategy.reduce(ReduceOp::Mean, (&ids, 7f32), None).unwrap();
+        assert_eq!(mean, (sum / count, 7.), "{strategy}");
+        let to = strategy.reduce_to(ReduceOp::Mean, (&ids, [7f32]), "cpu:0").unwrap();
+        assert_eq!(to.copies(), [&(sum / count, [7.])], "{strategy}");
+        let parts = each(strategy, |id| tensor(&vec![value(id); id + 1]));
+        let all = of_all(strategy, |id| vec![value(id); id + 1]).concat();
         let (a, b) = strategy.gather((&parts, [tensor(&[4.])]), 0).unwrap();
-        assert_eq!((floats(&a), floats(&b[0])), (vec![1., 2., 3.], vec![4.]));
-        let (sum, _) = strategy.reduce(ReduceOp::Sum, (&parts, [tensor(&[4.])]), 0).unwrap();
-        assert_eq!(floats(&sum), [6.]);
-    });
+        assert_eq!((floats(&a), floats(&b[0])), (all.clone(), vec![4.; world.workers()]), "{strategy}");
+        let (total, _) = strategy.reduce(ReduceOp::Sum, (&parts, [tensor(&[4.])]), 0).unwrap();
+        assert_eq!(floats(&total), [all.iter().sum::<f32>()], "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
@@ -205,14 +220,14 @@ fn merge_4_another_structure_on_a_later_replica_is_an_error_that_names_the_path(
 
 #[test]
 fn merge_6_values_are_never_merged_because_they_are_the_same_object() {
-    watched(|| {
-        let strategy = mirrored(2);
+    let check = |strategy: &Strategy| {
         let captured = tensor(&[1.]);
         let values = strategy.run((), |_, ()| Ok(captured.clone())).unwrap();
-        assert_eq!(values.len(), 2);
-        assert!(values.iter().all(|value| value.id() == captured.id()));
-        assert_eq!(values.regroup().unwrap().leaves()[0].len(), 2);
-    });
+        assert_eq!(values.len(), strategy.world().replicas(), "{strategy}");
+        assert!(values.iter().all(|value| value.id() == captured.id()), "{strategy}");
+        assert_eq!(values.regroup().unwrap().leaves()[0].len(), strategy.world().replicas(), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]

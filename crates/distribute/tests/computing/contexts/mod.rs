@@ -23,13 +23,11 @@ mod strategy_extended;
 mod texts;
 mod values;
 
-use crate::everywhere::everywhere;
+use crate::everywhere::{each, everywhere, of_all};
 use crate::support::{floats, mirrored, on_cluster, one_device, per_replica, tensor};
 use candle_core::{Tensor, Var};
-use distribute::{
-    CentralStorageStrategy, ContextKind, Error, HostTensor, PerReplica, Result, Strategy, Variable,
-    get_replica_context,
-};
+use distribute::context::{ContextKind, get_replica_context};
+use distribute::{CentralStorageStrategy, Error, HostTensor, PerReplica, Result, Strategy, Variable};
 
 fn host<T: distribute::tensor::Element>(values: Vec<T>, shape: impl Into<Vec<usize>>) -> HostTensor {
     HostTensor::new(values, shape).unwrap()
@@ -37,7 +35,7 @@ fn host<T: distribute::tensor::Element>(values: Vec<T>, shape: impl Into<Vec<usi
 
 /// Creates a strategy of two replicas with variables on the device of the second one.
 fn central() -> Strategy {
-    CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:1").unwrap().into()
+    CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:1").unwrap()
 }
 
 /// Creates the strategy of a worker with `count` parameter servers and unsharded variables.
@@ -67,14 +65,34 @@ fn is_mixed<T: std::fmt::Debug>(result: Result<T>) -> bool {
     matches!(result.unwrap_err().root_cause(), Error::MixedStrategies { .. })
 }
 
-/// Returns the gradient at x of `loss(ctx, x)` on each replica, for `x[r]`.
+/// Returns the gradient at x of `loss(ctx, x)` on each replica of this worker, for `x(id)`.
 fn gradients(
-    x: &[&[f32]],
+    strategy: &Strategy,
+    x: impl Fn(usize) -> Vec<f32> + Sync,
     loss: impl Fn(&distribute::ReplicaContext, &Tensor) -> Result<Tensor> + Sync,
 ) -> Result<PerReplica<Vec<f32>>> {
-    mirrored(x.len()).run((), |ctx, ()| {
-        let x = Var::from_tensor(&tensor(x[ctx.replica_id_in_sync_group()]))?;
+    strategy.run((), |ctx, ()| {
+        let x = Var::from_tensor(&tensor(&x(ctx.replica_id_in_sync_group())))?;
         let grads = loss(ctx, x.as_tensor())?.backward()?;
         Ok(grads.get(&x).map_or(Vec::new(), floats))
     })
+}
+
+/// Whether there is more than one replica, on any worker.
+fn has_others(strategy: &Strategy) -> bool {
+    strategy.num_replicas_in_sync() > 1
+}
+
+/// Returns how an error names all replicas but the first, or the first of them in one process.
+fn others(strategy: &Strategy) -> &'static str {
+    match strategy.num_replicas_in_sync() {
+        4 if strategy.world().is_multi_worker() => "replicas 1, 2 and 3",
+        3 if strategy.world().is_multi_worker() => "replicas 1 and 2",
+        _ => "replica 1",
+    }
+}
+
+/// Returns 0 for replica 0 and 1 for all others.
+fn is_other(ctx: &distribute::ReplicaContext) -> usize {
+    ctx.replica_id_in_sync_group().min(1)
 }

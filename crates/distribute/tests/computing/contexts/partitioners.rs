@@ -3,13 +3,14 @@
 
 use crate::contexts::{everywhere, servers};
 use crate::support::log_of;
+use distribute::cluster::Job;
 use distribute::cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
 use distribute::data::{Dataset, Distribution, Layout, Location, text_lines};
-use distribute::params::{self, FixedShardsPartitioner, MinSizePartitioner, Partitioner};
+use distribute::parameter_server::{FixedShardsPartitioner, MinSizePartitioner, Partitioner};
+use distribute::strategy::{DeviceName, StrategyExtended};
 use distribute::tensor::DType;
 use distribute::{
-    DeviceName, HostTensor, Job, LocalCluster, MultiWorkerMirroredStrategy, ParameterServerStrategy,
-    Strategy, StrategyExtended, Variable,
+    HostTensor, LocalCluster, MultiWorkerMirroredStrategy, ParameterServerStrategy, Strategy, Variable,
 };
 use distribute_testing::watched;
 use std::sync::{Arc, Mutex};
@@ -25,7 +26,7 @@ fn with(servers: usize, partitioner: impl Partitioner) -> ParameterServerStrateg
 // The partitioner
 
 #[test]
-fn shard_1_without_a_partitioner_no_variable_is_cut() {
+fn shard_1_without_a_partitioner_no_variable_is_sharded() {
     let strategy = servers(3);
     let v = strategy.scope(|| Variable::new("v", rows(1 << 18))).unwrap();
     assert_eq!((v.is_sharded(), v.shards().len(), v.devices().len()), (false, 1, 1));
@@ -36,14 +37,19 @@ fn shard_1_without_a_partitioner_no_variable_is_cut() {
 struct Asked(Arc<Mutex<Vec<Vec<usize>>>>);
 
 impl Partitioner for Asked {
-    fn partitions(&self, shape: &[usize], dtype: DType, axis: usize) -> params::Result<Vec<usize>> {
+    fn partitions(
+        &self,
+        shape: &[usize],
+        dtype: DType,
+        axis: usize,
+    ) -> distribute_ps_tables::Result<Vec<usize>> {
         self.0.lock().unwrap().push(shape.to_vec());
         FixedShardsPartitioner::new(2)?.partitions(shape, dtype, axis)
     }
 }
 
 #[test]
-fn shard_1_the_partitioner_is_asked_for_each_variable_of_the_scope_and_one_part_is_none() {
+fn shard_1_the_partitioner_is_called_for_each_variable_and_one_part_is_unsharded() {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let strategy = with(2, Asked(asked.clone()));
     let made = strategy.scope(|| {
@@ -98,7 +104,7 @@ impl StrategyExtended for Found {
 }
 
 #[test]
-fn str_5_the_resolver_is_what_a_strategys_author_gives_and_tells_the_task() {
+fn str_5_the_resolver_comes_from_the_strategy_and_has_the_task() {
     let config = r#"{"cluster": {"worker": ["localhost:12345", "localhost:23456"], "ps": ["localhost:34567"]},
         "task": {"type": "worker", "index": 0}}"#;
     let resolver = TfConfigClusterResolver::new(config.parse().unwrap());

@@ -1,10 +1,11 @@
 //! Statements of the page of ReplicaContext that no other test checks as strictly.
 
-use crate::contexts::{bits, everywhere, mirrored, per_replica, tensor};
+use crate::contexts::{bits, each, everywhere, has_others, is_other, mirrored, of_all, tensor};
 use distribute::cluster::Fault;
-use distribute::{
-    CommunicationOptions, ContextKind, DeviceName, Error, HostTensor, Leaf, Nest, ReduceOp, Strategy, Tree,
-};
+use distribute::context::ContextKind;
+use distribute::strategy::{CommunicationOptions, DeviceName};
+use distribute::tensor::{Leaf, Tree};
+use distribute::{Error, HostTensor, Nest, ReduceOp, Strategy};
 use distribute_testing::watched;
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
@@ -19,51 +20,65 @@ fn zeros(shape: &[usize]) -> HostTensor {
 
 #[test]
 fn ga_8_all_gather_belongs_into_replica_context() {
-    watched(|| {
-        let strategy = mirrored(2);
+    let check = |strategy: &Strategy| {
         let is_refused = |error: Error| {
             let Error::WrongContext { operation, required, found, advice } = error else { panic!("{error}") };
             assert_eq!(
                 (operation, required, found),
                 ("all_gather", ContextKind::Replica, ContextKind::CrossReplica)
             );
-            assert!(advice.contains("inside of the closure given to run"), "{advice}");
+            assert!(advice.contains("inside the closure passed to run"), "{advice}");
         };
-        let default = distribute::get_replica_context().unwrap();
-        is_refused(strategy.scope(|| default.all_gather(zeros(&[1]), 0)).unwrap_err());
+        // In the default strategy's scope the default context goes on (SCOPE-5).
+        let default = distribute::context::get_replica_context().unwrap();
+        let in_scope = strategy.scope(|| default.all_gather(zeros(&[1]), 0));
+        if *strategy == distribute::context::get_strategy() {
+            assert_eq!(in_scope.unwrap().dims(), [1]);
+        } else {
+            is_refused(in_scope.unwrap_err());
+        }
         let merged = strategy.run((), |ctx, ()| {
             ctx.merge_call((), |strategy, _| {
                 is_refused(ctx.all_gather(zeros(&[1]), 0).unwrap_err());
                 // What is for cross-replica context.
-                strategy.gather(per_replica([zeros(&[1]), zeros(&[2])]), 0)
+                strategy.gather(each(strategy, |id| zeros(&[1 + id])), 0)
             })
         });
-        assert!(merged.unwrap().iter().all(|all| all.dims() == [3]));
-    });
+        let rows = of_all(strategy, |id| 1 + id).iter().sum::<usize>();
+        assert!(merged.unwrap().iter().all(|all| all.dims() == [rows]), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
 fn ga_8_sizes_may_differ_along_the_axis_and_ranks_may_not() {
-    watched(|| {
-        let strategy = mirrored(2);
-        let shapes = per_replica([zeros(&[1, 2, 3]), zeros(&[1, 3, 3])]);
+    let check = |strategy: &Strategy| {
+        let shapes = each(strategy, |id| zeros(&[1, 2 + id, 3]));
+        let columns = of_all(strategy, |id| 2 + id).iter().sum::<usize>();
         let all = strategy.run(&shapes, |ctx, value| ctx.all_gather(value.clone(), 1)).unwrap();
-        assert!(all.iter().all(|all| all.dims() == [1, 5, 3]));
+        assert!(all.iter().all(|all| all.dims() == [1, columns, 3]), "{strategy}");
+        if !has_others(strategy) {
+            return;
+        }
         for axis in [0, 2] {
             let error = strategy.run(&shapes, |ctx, value| ctx.all_gather(value.clone(), axis)).unwrap_err();
-            assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{error}");
+            assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{strategy}: {error}");
         }
-        let ranks = per_replica([zeros(&[2, 3]), zeros(&[2, 3, 1])]);
+        let ranks = each(strategy, |id| zeros(&[2, 3, 1][..if id == 0 { 2 } else { 3 }]));
         let error = strategy.run(&ranks, |ctx, value| ctx.all_gather(value.clone(), 0)).unwrap_err();
-        assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{error}");
-    });
+        assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{strategy}: {error}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
 fn ga_8_the_structure_is_the_same_on_all_replicas() {
-    watched(|| {
+    let check = |strategy: &Strategy| {
         let leaf = || zeros(&[1]).into_tree();
-        let error = mirrored(2).run((), |ctx, ()| {
+        if !has_others(strategy) {
+            return;
+        }
+        let error = strategy.run((), |ctx, ()| {
             let nest: Tree<Leaf> = match ctx.replica_id_in_sync_group() {
                 0 => Tree::Tuple(vec![leaf(), leaf()]),
                 _ => Tree::List(vec![leaf(), leaf()]),
@@ -71,31 +86,35 @@ fn ga_8_the_structure_is_the_same_on_all_replicas() {
             ctx.all_gather(nest, 0)
         });
         let error = error.unwrap_err();
-        assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{error}");
-        assert!(error.to_string().contains("(float32[*], float32[*])"), "{error}");
-        assert!(error.to_string().contains("[float32[*], float32[*]]"), "{error}");
-    });
+        assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{strategy}: {error}");
+        assert!(error.to_string().contains("(float32[*], float32[*])"), "{strategy}: {error}");
+        assert!(error.to_string().contains("[float32[*], float32[*]]"), "{strategy}: {error}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
 fn t7_an_all_gather_that_one_replica_leaves_out_names_it_and_does_not_hang() {
-    watched(|| {
-        let strategy = mirrored(3);
-        for absent in 0..3 {
-            let error = strategy.run((), |ctx, ()| {
-                if ctx.replica_id_in_sync_group() == absent {
-                    Ok(zeros(&[0]))
-                } else {
-                    ctx.all_gather(zeros(&[1]), 0)
-                }
-            });
-            let error = error.unwrap_err();
-            let blame = error.blame().unwrap();
-            assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Returned, &[absent][..]), "{error}");
-            assert!(error.to_string().contains("in all_gather"), "{error}");
+    let check = |strategy: &Strategy| {
+        if has_others(strategy) {
+            for absent in of_all(strategy, |id| id) {
+                let error = strategy.run((), |ctx, ()| {
+                    if ctx.replica_id_in_sync_group() == absent {
+                        Ok(zeros(&[0]))
+                    } else {
+                        ctx.all_gather(zeros(&[1]), 0)
+                    }
+                });
+                let error = error.unwrap_err();
+                let blame = error.blame().unwrap();
+                let found = (blame.fault, blame.culprits.as_slice());
+                assert_eq!(found, (Fault::Returned, &[absent][..]), "{strategy}: {error}");
+                assert!(error.to_string().contains("in all_gather"), "{strategy}: {error}");
+            }
         }
-        assert!(strategy.run((), |ctx, ()| ctx.all_gather(zeros(&[1]), 0)).is_ok());
-    });
+        assert!(strategy.run((), |ctx, ()| ctx.all_gather(zeros(&[1]), 0)).is_ok(), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
@@ -125,7 +144,7 @@ fn co_6_options_of_an_all_gather_come_before_the_strategys() {
 // all_reduce
 
 #[test]
-fn red_2_the_cross_replica_ways_to_reduce_give_the_bits_of_all_reduce() {
+fn red_2_the_cross_replica_reductions_are_bit_identical_to_all_reduce() {
     let check = |strategy: &Strategy| {
         let of = |id: usize| tensor(&[0.1 * 11f32.powi(id as i32), 1. / (id + 3) as f32]);
         let value =
@@ -149,18 +168,19 @@ fn red_2_the_cross_replica_ways_to_reduce_give_the_bits_of_all_reduce() {
 
 #[test]
 fn ar_1_shapes_are_the_same_on_all_replicas() {
-    watched(|| {
-        let strategy = mirrored(2);
+    let check = |strategy: &Strategy| {
+        if !has_others(strategy) {
+            return;
+        }
         // Not even what could be broadcast.
         let error = strategy.run((), |ctx, ()| {
-            let len = [1, 3][ctx.replica_id_in_sync_group()];
+            let len = [1, 3][is_other(ctx)];
             ctx.all_reduce(ReduceOp::Sum, (zeros(&[2]), zeros(&[len])))
         });
         let error = error.unwrap_err();
-        assert_eq!(error.blame().unwrap().fault, Fault::Mismatch, "{error}");
-        assert!(
-            error.to_string().contains("float32[1]") && error.to_string().contains("float32[3]"),
-            "{error}"
-        );
-    });
+        assert_eq!(error.blame().unwrap().fault, Fault::Mismatch);
+        let text = error.to_string();
+        assert!(text.contains("float32[1]") && text.contains("float32[3]"), "{strategy}: {text}");
+    };
+    watched(move || drop(everywhere(check)));
 }

@@ -1,59 +1,70 @@
 //! The method `run`: arguments and context of each replica, and its errors.
 
-use crate::contexts::{floats, is_wrong_context, mirrored, one_device, per_replica, tensor};
+use crate::contexts::{
+    each, everywhere, floats, is_wrong_context, mirrored, of_all, one_device, per_replica, tensor,
+};
 use candle_core::DType;
 use candle_nn::{VarBuilder, linear};
-use distribute::{ContextKind, Error, Mirrored, ReduceOp, Result, get_replica_context, get_strategy};
+use distribute::context::{ContextKind, get_replica_context, get_strategy};
+use distribute::values::Mirrored;
+use distribute::{Error, ReduceOp, Result, Strategy};
 use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex};
 
 #[test]
-fn run_3_each_replica_gets_its_part_of_what_is_distributed_and_all_of_the_rest() {
-    watched(|| {
-        let strategy = mirrored(2);
-        let list = vec![per_replica([1, 2]), per_replica([3, 4])];
-        let args = (per_replica(["a", "b"]), (list, Mirrored::new(5)), (tensor(&[6.]), 7u8, "x".to_string()));
+fn run_3_each_replica_gets_its_component_of_distributed_values_and_all_other_values() {
+    let check = |strategy: &Strategy| {
+        let names = || each(strategy, |id| format!("name {id}"));
+        let list = vec![each(strategy, |id| id), each(strategy, |id| 10 * id)];
+        let args = (names(), (list, Mirrored::new(5)), (tensor(&[6.]), 7u8, "x".to_string()));
         let seen = strategy.run(args, |_, (name, (list, five), (t, seven, x))| {
             Ok(format!("{name} {list:?} {five} {:?} {seven} {x}", floats(&t)))
         });
-        assert_eq!(seen.unwrap().values(), ["a [1, 3] 5 [6.0] 7 x", "b [2, 4] 5 [6.0] 7 x"]);
+        let expected = each(strategy, |id| format!("name {id} [{id}, {}] 5 [6.0] 7 x", 10 * id));
+        assert_eq!(seen.unwrap().values(), expected.values(), "{strategy}");
         // By reference nothing is copied; and of a model each replica gets its own.
-        let (values, model) =
-            (per_replica([10, 20]), strategy.replicate(|vb: VarBuilder| linear(1, 1, vb)).unwrap());
+        let (values, model) = (names(), strategy.replicate(|vb: VarBuilder| linear(1, 1, vb)).unwrap());
+        let first = strategy.world().local_replicas().start;
         let same = strategy.run((&values, &model), |ctx, (value, mine)| {
-            let id = ctx.replica_id_in_sync_group();
-            Ok(std::ptr::eq(value, &values.values()[id]) && std::ptr::eq(mine, &model.models().values()[id]))
+            let local = ctx.replica_id_in_sync_group() - first;
+            Ok(std::ptr::eq(value, &values.values()[local])
+                && std::ptr::eq(mine, &model.models().values()[local]))
         });
-        assert_eq!(same.unwrap().values(), [true, true]);
-    });
+        assert!(same.unwrap().iter().all(|same| *same), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
-fn run_4_what_the_context_says_inside() {
-    watched(|| {
-        let strategy = mirrored(3);
+fn run_4_the_context_inside_has_ids_and_counts() {
+    let check = |strategy: &Strategy| {
+        // Tests share the default strategy, and its steps.
+        let is_shared = *strategy == get_strategy();
+        let start = strategy.run((), |ctx, ()| Ok(ctx.step())).unwrap().values()[0];
         for step in 1..=2 {
             let seen = strategy.run((), |ctx, ()| {
-                assert!(ctx.strategy() == &strategy && get_strategy() == strategy);
-                assert_eq!((ctx.num_replicas_in_sync(), ctx.step()), (3, step));
+                assert!(ctx.strategy() == strategy && get_strategy() == *strategy);
+                assert_eq!(ctx.num_replicas_in_sync(), strategy.num_replicas_in_sync());
+                assert!(is_shared || ctx.step() == start + step, "{strategy}");
                 assert_eq!(
                     get_replica_context().unwrap().replica_id_in_sync_group(),
                     ctx.replica_id_in_sync_group()
                 );
                 Ok(ctx.replica_id_in_sync_group())
             });
-            assert_eq!(seen.unwrap().values(), [0, 1, 2]);
+            assert_eq!(seen.unwrap().values(), each(strategy, |id| id).values(), "{strategy}");
         }
-    });
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
 fn run_6_replicas_run_at_once_with_merge_call_as_the_barrier() {
-    watched(|| {
-        let strategy = mirrored(3);
-        // Ends only if all three are inside at once: TensorFlow runs them one after another.
-        let (meet, before, order) = (Barrier::new(3), AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let check = |strategy: &Strategy| {
+        let replicas = strategy.world().replicas();
+        // Ends only if all of this worker are inside at once: TensorFlow runs them one after another.
+        let (meet, before, order) = (Barrier::new(replicas), AtomicUsize::new(0), Mutex::new(Vec::new()));
         strategy
             .run((), |ctx, ()| {
                 meet.wait();
@@ -66,8 +77,10 @@ fn run_6_replicas_run_at_once_with_merge_call_as_the_barrier() {
                 Ok(())
             })
             .unwrap();
-        assert_eq!(*order.lock().unwrap(), [3, 9, 9, 9]);
-    });
+        let expected: Vec<_> = [replicas].into_iter().chain(vec![9; replicas]).collect();
+        assert_eq!(*order.lock().unwrap(), expected, "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
@@ -76,9 +89,9 @@ fn run_7_the_error_of_a_replica_reaches_the_caller_with_its_kind_and_the_replica
     #[error("out of cheese")]
     struct Cheese;
 
-    watched(|| {
-        let strategy = mirrored(3);
-        for guilty in 0..3 {
+    let check = |strategy: &Strategy| {
+        let (local, devices) = (strategy.world().local_replicas(), strategy.extended().worker_devices());
+        for guilty in of_all(strategy, |id| id) {
             let error = strategy.run((), |ctx, ()| {
                 if ctx.replica_id_in_sync_group() == guilty {
                     return Err(Error::other(Cheese));
@@ -86,11 +99,14 @@ fn run_7_the_error_of_a_replica_reaches_the_caller_with_its_kind_and_the_replica
                 ctx.all_reduce(ReduceOp::Sum, 1f32)
             });
             let error = error.unwrap_err();
+            // The other workers get a blame that names the replica.
+            if !local.contains(&guilty) {
+                assert_eq!(error.blame().unwrap().culprits, [guilty], "{strategy}: {error}");
+                continue;
+            }
             let Error::Replica { replica, device, source, .. } = &error else { panic!("{error}") };
-            assert_eq!(
-                (*replica, device.as_str()),
-                (guilty, &*format!("/job:localhost/replica:0/task:0/device:CPU:{guilty}"))
-            );
+            let expected = devices[guilty - local.start].to_string();
+            assert_eq!((*replica, device.as_str()), (guilty, &*expected), "{strategy}");
             let Error::Other(cause) = source.root_cause() else { panic!("{source}") };
             assert_eq!(cause.downcast_ref::<Cheese>(), Some(&Cheese));
         }
@@ -100,13 +116,15 @@ fn run_7_the_error_of_a_replica_reaches_the_caller_with_its_kind_and_the_replica
             ran.fetch_add(1, Ordering::SeqCst);
             Err(Error::other(format!("replica {}", ctx.replica_id_in_sync_group())))
         });
-        assert_eq!(error.unwrap_err().root_cause().to_string(), "replica 0");
-        assert_eq!(ran.into_inner(), 3);
-    });
+        let first = format!("replica {}", local.start);
+        assert_eq!(error.unwrap_err().root_cause().to_string(), first, "{strategy}");
+        assert_eq!(ran.into_inner(), local.len(), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
-fn run_9_later_replicas_find_what_replica_0_created_by_name() {
+fn run_9_later_replicas_find_the_variables_of_replica_0_by_name() {
     watched(|| {
         let strategy = mirrored(2);
         let model = strategy.replicate(|vb: VarBuilder| linear(2, 1, vb.pp("fc"))).unwrap();
@@ -144,7 +162,7 @@ fn run_10_variables_that_only_some_replicas_ask_for_are_an_error_naming_replica_
         };
         // TensorFlow sees only the second of these.
         for (extra_on, text) in
-            [(0, r#"did not ask for the variables ["extra"]"#), (1, r#"asked for ["extra"]"#)]
+            [(0, r#"did not request the variables ["extra"]"#), (1, r#"requested ["extra"]"#)]
         {
             let error = build(extra_on).unwrap_err().to_string();
             assert!(error.contains("replica 1") && error.contains(text), "{error}");
@@ -160,13 +178,14 @@ fn run_10_variables_that_only_some_replicas_ask_for_are_an_error_naming_replica_
 }
 
 #[test]
-fn run_11_run_inside_of_its_own_run_is_an_error() {
-    watched(|| {
-        let strategy = mirrored(2);
-        let error = strategy.run((), |_, ()| strategy.run((), |_, ()| Ok(())).map(|_| ())).unwrap_err();
+fn run_11_a_nested_run_is_an_error() {
+    let check = |strategy: &Strategy| {
+        let inside = strategy.run((), |_, ()| strategy.run((), |_, ()| Ok(())).map(|_| ()));
+        let error = inside.unwrap_err();
         assert!(is_wrong_context(&error, ContextKind::CrossReplica, ContextKind::Replica), "{error}");
-        assert!(error.to_string().contains("merge_call"), "{error}");
-    });
+        assert!(error.to_string().contains("merge_call"), "{strategy}: {error}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]

@@ -3,14 +3,13 @@
 use crate::contexts::{central, everywhere, mirrored, servers, tensor};
 use candle_core::{Module, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
+use distribute::context::{get_strategy, in_cross_replica_context};
 use distribute::data::Dataset;
 use distribute::metrics::Mean;
 use distribute::optimizer::rules::Momentum;
-use distribute::{
-    Checkpoint, DeviceName, Error, OneDeviceStrategy, Optimizer, Replicated, Result, Strategy, Variable,
-    VariableAggregation as Aggregation, VariableSynchronization as Synchronization, get_strategy,
-    in_cross_replica_context,
-};
+use distribute::strategy::DeviceName;
+use distribute::variables::{VariableAggregation as Aggregation, VariableSynchronization as Synchronization};
+use distribute::{Checkpoint, Error, OneDeviceStrategy, Optimizer, Replicated, Result, Strategy, Variable};
 use distribute_testing::watched;
 use std::sync::Mutex;
 use std::thread::ThreadId;
@@ -73,7 +72,7 @@ fn scope_9_a_variable_made_outside_is_not_distributed() {
 }
 
 #[test]
-fn var_8_variables_are_read_and_written_outside_of_the_scope_as_inside() {
+fn var_8_variables_are_read_and_written_outside_the_scope_as_inside() {
     let check = |strategy: &Strategy| {
         for is_inside in [true, false] {
             let make = |synchronization| {
@@ -169,7 +168,7 @@ fn scope_9_models_optimizers_metrics_datasets_and_steps_are_made_inside_or_outsi
 
 /// Saving is possible inside or outside a scope. Loading happens in the scope of the strategy that continues.
 #[test]
-fn ckpt_1_what_is_saved_in_a_scope_is_loaded_in_anothers() {
+fn ckpt_1_a_checkpoint_saved_in_one_scope_is_loaded_in_another() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let through = Training::new(mirrored(2)).unwrap();
@@ -211,7 +210,7 @@ fn ckpt_1_what_is_saved_in_a_scope_is_loaded_in_anothers() {
 /// Variables are not created lazily. An open checkpoint gives later variables their values when they are created, and
 /// slots that no step has created are restored like others.
 #[test]
-fn scope_9_a_checkpoint_gives_values_to_what_is_made_later_when_it_is_there() {
+fn scope_9_an_open_checkpoint_restores_variables_that_are_created_later() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("saved");

@@ -1,9 +1,8 @@
 //! The default strategy, the strategy of one device, and common behaviour of all strategies.
 
 use crate::contexts::{floats, mirrored, one_device, per_replica, tensor};
-use distribute::{
-    Error, HostTensor, MirroredStrategy, ReduceOp, get_strategy, has_strategy, in_cross_replica_context,
-};
+use distribute::context::{get_strategy, has_strategy, in_cross_replica_context};
+use distribute::{Error, HostTensor, MirroredStrategy, ReduceOp};
 
 // 9. The default strategy
 
@@ -24,7 +23,7 @@ fn def_2_the_default_strategy_does_everything_here() {
             ctx.all_gather(5i32, 0).is_err() && ctx.all_gather(HostTensor::vector(vec![5i32]), 1).is_err()
         );
         assert_eq!(ctx.merge_call(1i32, |_, values| Ok(values.values()[0]))?, 1i32);
-        ctx.devices()?;
+        ctx.device()?;
         Ok(two * 2)
     });
     assert_eq!(results.unwrap().values(), [4]);
@@ -77,7 +76,7 @@ fn one_2_reductions_are_identities_except_over_an_axis() {
 }
 
 #[test]
-fn one_3_a_dataset_is_not_cut() {
+fn one_3_a_dataset_is_not_split() {
     use distribute::data::Dataset;
     let batches = one_device().distribute_dataset(Dataset::range(3).batch(3)).unwrap();
     assert_eq!(batches.iter().next().unwrap().unwrap().values()[0].dims(), [3]);
@@ -123,8 +122,8 @@ fn str_6_no_strategy_needs_static_shapes() {
 }
 
 #[test]
-fn str_7_strategies_of_one_process_save_for_themselves() {
+fn str_7_strategies_of_one_process_save_checkpoints() {
     for strategy in [mirrored(2), one_device(), get_strategy()] {
-        assert!(strategy.should_checkpoint() && strategy.should_save_summary());
+        assert!(strategy.is_chief());
     }
 }

@@ -1,11 +1,12 @@
 //! Members on the page of StrategyExtended that no other test checks as strictly.
 
-use crate::contexts::{bits, everywhere, mirrored, on_one, per_replica, tensor};
+use crate::contexts::{bits, each, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::Tensor;
+use distribute::context::{ContextKind, get_strategy, get_update_context};
+use distribute::strategy::{Destinations, DeviceName, StrategyExtended, VariablePlacement};
+use distribute::values::Mirrored;
 use distribute::{
-    CentralStorageStrategy, ContextKind, Destinations, DeviceName, Error, HostTensor, Mirrored, PerReplica,
-    ReduceOp, Result, Strategy, StrategyExtended, Variable, VariablePlacement, get_strategy,
-    get_update_context,
+    CentralStorageStrategy, Error, HostTensor, PerReplica, ReduceOp, Result, Strategy, Variable,
 };
 use distribute_testing::watched;
 
@@ -27,7 +28,7 @@ impl StrategyExtended for Compiled {
 }
 
 #[test]
-fn str_6_static_shapes_are_needed_where_the_strategys_author_says_so() {
+fn str_6_a_custom_strategy_can_require_static_shapes() {
     watched(|| {
         everywhere(|strategy| assert!(!strategy.extended().require_static_shapes(), "{strategy}"));
     });
@@ -53,7 +54,7 @@ fn one_1_worker_devices_run_replicas_and_parameter_devices_have_variables() {
             let model = strategy.replicate(|vb| distribute::nn::batch_norm(2, 1e-5, vb)).unwrap();
             let mean = model.variables.variable("running_mean").unwrap();
             assert_eq!(mean.devices(), strategy.extended().worker_devices(), "{strategy}");
-            let ran = strategy.run((), |ctx, ()| ctx.devices()).unwrap().into_values().concat();
+            let ran = strategy.run((), |ctx, ()| ctx.device()).unwrap().into_values();
             let workers: Vec<_> =
                 strategy.extended().worker_devices().iter().map(ToString::to_string).collect();
             assert_eq!(ran, workers, "{strategy}");
@@ -74,7 +75,7 @@ fn all_bits(copies: &Mirrored<Tensor>) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn rto_4_a_batch_gives_the_bits_of_its_calls_one_by_one() {
+fn rto_4_a_batch_is_bit_identical_to_its_single_calls() {
     let check = |strategy: &Strategy| {
         let values: Vec<_> = (0..3).map(|turn| uneven(strategy, turn)).collect();
         for op in [ReduceOp::Sum, ReduceOp::Mean] {
@@ -98,7 +99,7 @@ fn rto_4_a_batch_gives_the_bits_of_its_calls_one_by_one() {
 /// Tensors of candle, host tensors and numbers are reduced to a variable, to its devices, to all parameter devices,
 /// and to each device by name.
 #[test]
-fn rto_1_values_of_any_kind_go_to_wherever_variables_are() {
+fn rto_1_values_of_any_kind_are_reduced_to_the_devices_of_variables() {
     watched(|| {
         everywhere(|strategy| {
             let make = || {
@@ -154,9 +155,14 @@ fn rto_1_values_of_any_kind_go_to_wherever_variables_are() {
 
 #[test]
 fn rto_4_a_value_has_one_part_for_each_replica() {
-    let error = mirrored(2).reduce_to(ReduceOp::Sum, per_replica([1f32, 2., 3.]), "cpu:0").unwrap_err();
-    assert!(matches!(error, Error::InvalidArgument { operation: "reduce_to", .. }), "{error}");
-    assert!(error.to_string().contains("3 parts for 2 replicas"), "{error}");
+    let check = |strategy: &Strategy| {
+        let error = strategy.reduce_to(ReduceOp::Sum, per_replica([1f32; 9]), "cpu:0").unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { operation: "reduce_to", .. }), "{error}");
+        let replicas = strategy.world().replicas();
+        let text = error.to_string();
+        assert!(text.contains(&format!("9 parts for {replicas} replica")), "{strategy}: {text}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 // colocate_vars_with
@@ -192,7 +198,7 @@ fn colo_2_variables_go_where_the_given_one_is_until_the_body_ends() {
 }
 
 #[test]
-fn colo_1_it_belongs_into_the_strategys_own_scope() {
+fn colo_1_it_belongs_into_the_strategys_scope() {
     watched(|| {
         let (strategy, other) = (mirrored(2), mirrored(2));
         let v = strategy.scope(|| Variable::new("v", 0f32)).unwrap();
@@ -224,7 +230,7 @@ fn colo_1_it_belongs_into_the_strategys_own_scope() {
 // Non-slot variables
 
 #[test]
-fn ns_1_non_slot_devices_are_for_creating_and_for_updating_whatever_the_order_of_the_variables() {
+fn ns_1_non_slot_devices_create_and_update_for_each_order_of_the_variables() {
     let check = |strategy: &Strategy| {
         let make = |name: &str| Variable::new(name, 0f32);
         let (a, b) = strategy.scope(|| Ok((make("a")?, make("b")?))).unwrap();
@@ -262,7 +268,7 @@ fn ns_1_non_slot_devices_are_for_creating_and_for_updating_whatever_the_order_of
 
 #[test]
 fn ns_1_variables_that_were_placed_elsewhere_have_their_non_slot_devices_there() {
-    let strategy: Strategy = CentralStorageStrategy::new(["cpu:1", "cpu:2"], "cpu:2").unwrap().into();
+    let strategy: Strategy = CentralStorageStrategy::new(["cpu:1", "cpu:2"], "cpu:2").unwrap();
     // On a worker, on the host, on both workers.
     for places in [vec![1], vec![0], vec![1, 2]] {
         let places: Vec<_> = places.into_iter().map(DeviceName::cpu).collect();
@@ -282,32 +288,41 @@ fn ns_1_variables_that_were_placed_elsewhere_have_their_non_slot_devices_there()
 
 #[test]
 fn upd_7_its_arguments_are_unwrapped_and_its_results_merged() {
-    let strategy = mirrored(2);
-    let devices = strategy.non_slot_devices(&[]).unwrap();
-    let args = (Mirrored::from_copies([1, 2]).unwrap(), 10);
-    let results = strategy.update_non_slot(&devices, args, |(copy, ten)| Ok(ten * copy)).unwrap();
-    assert_eq!(results.into_copies(), [10, 20]);
-    let error = strategy.update_non_slot(&devices, per_replica([1, 2]), |_| Ok(())).unwrap_err();
-    assert!(
-        error.to_string().contains("update_non_slot") && error.to_string().contains("per replica"),
-        "{error}"
-    );
+    let check = |strategy: &Strategy| {
+        let v = strategy.scope(|| Variable::new("v", 0f32)).unwrap();
+        let devices = strategy.non_slot_devices(&[&v]).unwrap();
+        let copies: Vec<_> = (1..=devices.len() as i32).collect();
+        let args = (Mirrored::from_copies(copies.clone()).unwrap(), 10);
+        let results = strategy.update_non_slot(&devices, args, |(copy, ten)| Ok(ten * copy)).unwrap();
+        let expected: Vec<_> = copies.iter().map(|copy| 10 * copy).collect();
+        assert_eq!(results.into_copies(), expected, "{strategy}");
+        let error = strategy.update_non_slot(&devices, each(strategy, |id| id), |_| Ok(())).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("update_non_slot") && text.contains("per replica"), "{strategy}: {text}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 // update
 
 #[test]
 fn upd_1_mirrored_arguments_are_unwrapped_however_deep_they_are() {
-    let strategy = mirrored(2);
-    let v = strategy.scope(|| Variable::new("v", 0f32)).unwrap();
-    let args =
-        (vec![Mirrored::from_copies([1f32, 2.]).unwrap(), Mirrored::new(10.)], (tensor(&[100.]), 1000f32));
-    strategy
-        .update(&v, args, |v, (list, (hundred, thousand))| {
-            v.assign(list[0] + list[1] + hundred.to_vec1::<f32>()?[0] + thousand)
-        })
-        .unwrap();
-    assert_eq!(v.copies::<f32>().unwrap(), [1111., 1112.]);
+    let check = |strategy: &Strategy| {
+        let v = strategy.scope(|| Variable::new("v", 0f32)).unwrap();
+        let copies: Vec<f32> = (1..=v.devices().len()).map(|copy| copy as f32).collect();
+        let args = (
+            vec![Mirrored::from_copies(copies.clone()).unwrap(), Mirrored::new(10.)],
+            (tensor(&[100.]), 1000f32),
+        );
+        strategy
+            .update(&v, args, |v, (list, (hundred, thousand))| {
+                v.assign(list[0] + list[1] + hundred.to_vec1::<f32>()?[0] + thousand)
+            })
+            .unwrap();
+        let expected: Vec<f32> = copies.iter().map(|copy| 1110. + copy).collect();
+        assert_eq!(v.copies::<f32>().unwrap(), expected, "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]

@@ -3,13 +3,12 @@
 use crate::contexts::{bits, central, everywhere, mirrored, on_one, per_replica, tensor};
 use candle_core::{DType, Tensor};
 use candle_nn::{Init, VarBuilder};
+use distribute::context::{get_replica_context, get_update_context, has_strategy, in_cross_replica_context};
 use distribute::optimizer::Gradients;
 use distribute::optimizer::rules::Sgd;
-use distribute::{
-    DeviceName, Optimizer, ReduceOp, Result, Strategy, Variable, VariableAggregation as Aggregation,
-    VariableSynchronization as Synchronization, get_replica_context, get_update_context, has_strategy,
-    in_cross_replica_context,
-};
+use distribute::strategy::DeviceName;
+use distribute::variables::{VariableAggregation as Aggregation, VariableSynchronization as Synchronization};
+use distribute::{Optimizer, ReduceOp, Result, Strategy, Variable};
 use distribute_testing::watched;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -20,16 +19,16 @@ use std::sync::Mutex;
 fn run_5_each_replica_runs_on_its_worker_device_with_its_own_component() {
     watched(|| {
         let strategy = distribute::MirroredStrategy::new(["cpu:3", "cpu:1", "cpu:4"]).unwrap();
-        let seen = strategy.run(per_replica(["w0", "w1", "w2"]), |ctx, w| Ok((w, ctx.devices()?))).unwrap();
-        let devices = strategy.extended().worker_devices().iter().map(|device| vec![device.to_string()]);
+        let seen = strategy.run(per_replica(["w0", "w1", "w2"]), |ctx, w| Ok((w, ctx.device()?))).unwrap();
+        let devices = strategy.extended().worker_devices().iter().map(ToString::to_string);
         let expected: Vec<_> = ["w0", "w1", "w2"].into_iter().zip(devices).collect();
         assert_eq!(seen.values(), expected);
-        assert!(expected[0].1[0].ends_with("CPU:3") && expected[1].1[0].ends_with("CPU:1"));
+        assert!(expected[0].1.ends_with("CPU:3") && expected[1].1.ends_with("CPU:1"));
     });
 }
 
 #[test]
-fn merge_7_copies_of_a_variable_stay_one_for_each_replica_and_are_known_to_be_its() {
+fn merge_7_copies_of_a_variable_stay_one_for_each_replica_and_lead_to_the_variable() {
     watched(|| {
         let strategy = mirrored(2);
         let v = strategy.scope(|| Variable::new("v", tensor(&[1.]))).unwrap();
@@ -61,7 +60,7 @@ fn ctx_3_a_replica_function_is_called_once_for_each_replica() {
 }
 
 #[test]
-fn dv_1_a_replica_reads_any_variable_as_often_as_it_likes_without_the_others() {
+fn dv_1_a_replica_reads_any_variable_any_number_of_times_alone() {
     let check = |strategy: &Strategy| {
         for synchronization in [Synchronization::OnWrite, Synchronization::OnRead] {
             for aggregation in
@@ -84,7 +83,7 @@ fn dv_1_a_replica_reads_any_variable_as_often_as_it_likes_without_the_others() {
 }
 
 #[test]
-fn ctx_2_a_layer_can_tell_where_it_is_and_aggregate_with_the_context_it_finds() {
+fn ctx_2_a_layer_can_query_its_context_and_aggregate_with_it() {
     watched(|| {
         /// A model that centres its input over all replicas, if there are any.
         struct Centre(Tensor);
@@ -117,7 +116,7 @@ fn ctx_2_a_layer_can_tell_where_it_is_and_aggregate_with_the_context_it_finds() 
 // Sync on read variables
 
 #[test]
-fn onr_3_copies_of_on_read_variables_go_their_own_ways_until_they_are_read() {
+fn onr_3_copies_of_on_read_variables_are_independent_until_they_are_read() {
     watched(|| {
         let strategy = mirrored(3);
         let seen = Variable::builder("seen", 0i64).synchronization(Synchronization::OnRead);
@@ -135,7 +134,7 @@ fn onr_3_copies_of_on_read_variables_go_their_own_ways_until_they_are_read() {
 }
 
 #[test]
-fn onr_a_moving_average_reads_and_writes_the_replicas_own_copy() {
+fn onr_a_moving_average_reads_and_writes_the_replicas_copy() {
     watched(|| {
         let strategy = mirrored(2);
         let average = Variable::builder("average", 10f64).synchronization(Synchronization::OnRead);
@@ -209,7 +208,7 @@ fn rto_1_reduced_to_a_variable_a_value_has_its_devices_and_may_update_it() {
 // Updating variables
 
 #[test]
-fn wr_3_an_assignment_in_run_does_what_merge_call_reduce_to_and_update_do() {
+fn wr_3_an_assignment_in_run_equals_merge_call_reduce_to_and_update() {
     let check = |strategy: &Strategy| {
         for (aggregation, op) in [(Aggregation::Sum, ReduceOp::Sum), (Aggregation::Mean, ReduceOp::Mean)] {
             let make = || Variable::builder("v", tensor(&[0.3, -1e6])).aggregation(aggregation).create();
@@ -237,7 +236,7 @@ fn wr_3_an_assignment_in_run_does_what_merge_call_reduce_to_and_update_do() {
 }
 
 #[test]
-fn rto_2_apply_gradients_in_run_does_what_merge_call_reduce_to_and_update_do() {
+fn rto_2_apply_gradients_in_run_equals_merge_call_reduce_to_and_update() {
     let check = |strategy: &Strategy| {
         let build = |vb: VarBuilder| vb.get_with_hints_dtype(2, "w", Init::Const(0.), DType::F64);
         let model = strategy.replicate(build).unwrap();

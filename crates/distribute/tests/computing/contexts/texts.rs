@@ -3,12 +3,13 @@
 use crate::contexts::{mirrored, one_device, per_replica};
 use candle_core::{Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
-use distribute::{Adam, Error, MirroredStrategy, PerReplica, ReduceOp, Strategy, Tree, Variable};
+use distribute::tensor::Tree;
+use distribute::{Adam, Error, MirroredStrategy, PerReplica, ReduceOp, Strategy, Variable};
 use distribute_testing::watched;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-fn says(error: &Error, texts: &[&str]) {
+fn assert_message(error: &Error, texts: &[&str]) {
     for text in texts {
         assert!(error.to_string().contains(text), "{text:?} is not in {error}");
     }
@@ -27,11 +28,11 @@ fn step(of_run: &Strategy, of_optimizer: &Strategy) -> Error {
 }
 
 #[test]
-fn mixed_strategies_are_told_apart_by_the_line_that_made_them() {
+fn mixed_strategies_are_distinguished_by_the_line_that_created_them() {
     watched(|| {
-        let first: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let first: Strategy = MirroredStrategy::cpus(2).unwrap();
         let line = line!() - 1;
-        let second: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let second: Strategy = MirroredStrategy::cpus(2).unwrap();
         let at = |line: u32| format!("made at {}:{line}:", file!());
         for (strategy, line) in [(&first, line), (&second, line + 2)] {
             let text = strategy.to_string();
@@ -51,7 +52,7 @@ fn mixed_strategies_are_told_apart_by_the_line_that_made_them() {
             matches!(error.root_cause(), Error::MixedStrategies { operation: "minimize", .. }),
             "{error}"
         );
-        says(
+        assert_message(
             &error,
             &[
                 &format!("this is a run of {first}"),
@@ -62,48 +63,51 @@ fn mixed_strategies_are_told_apart_by_the_line_that_made_them() {
         assert!(!error.to_string().contains("scope"), "{error}");
 
         let error = first.scope(|| second.run((), |_, ()| Ok(()))).unwrap_err();
-        says(
+        assert_message(
             &error,
-            &[&format!("inside of a scope of {first}"), &format!("called on {second}"), "leave its scope"],
+            &[&format!("inside a scope of {first}"), &format!("called on {second}"), "leave its scope"],
         );
     });
 }
 
 #[test]
-fn without_a_strategy_the_text_says_that_none_was_entered() {
+fn without_a_strategy_the_error_states_that_none_was_entered() {
     let strategy = mirrored(2);
     let model = strategy.replicate(|vb| linear(1, 1, vb)).unwrap();
     let optimizer = Adam::new(&model.variables, 0.1).unwrap();
-    let context = distribute::get_replica_context().unwrap();
+    let context = distribute::context::get_replica_context().unwrap();
     let loss = Tensor::new(1f32, &Device::Cpu).unwrap();
     let error = optimizer.minimize(&context, loss, 1).unwrap_err();
-    says(
+    assert_message(
         &error,
         &["no scope or run was entered", "the adam optimizer", "call it in the run of that strategy"],
     );
 }
 
 #[test]
-fn variables_of_nobody_and_of_others_are_told_by_name() {
+fn variables_without_a_strategy_and_of_another_are_named() {
     watched(|| {
         let (ours, other) = (mirrored(2), mirrored(2));
         let theirs = other.scope(|| Variable::new("theirs", 1f32)).unwrap();
         let plain = Variable::new("plain", 1f32).unwrap();
         let error = ours.run((), |_, ()| theirs.read::<f32>()).unwrap_err();
-        says(&error, &[&format!("a run of {ours}"), &format!("variable theirs belongs to {other}")]);
+        assert_message(
+            &error,
+            &[&format!("a run of {ours}"), &format!("variable theirs belongs to {other}")],
+        );
         let error = ours.run((), |_, ()| plain.assign(3f32)).unwrap_err();
-        says(&error, &["variable plain was made without a strategy"]);
+        assert_message(&error, &["variable plain was made without a strategy"]);
     });
 }
 
 #[test]
-fn an_argument_of_another_number_of_replicas_is_named_by_its_place() {
+fn an_argument_of_another_number_of_replicas_is_named_by_its_path() {
     watched(|| {
         let (one, two) = (one_device(), mirrored(2));
         let pair = || per_replica([1f32, 2.]);
         let parts = |error: Error, texts: &[&str]| {
             assert!(matches!(error, Error::Parts { .. }), "{error}");
-            says(&error, texts);
+            assert_message(&error, texts);
         };
         let error = one.run((1f32, vec![per_replica([0f32]), pair()]), |_, _| Ok(())).unwrap_err();
         parts(error, &["run: args.1[1] is a PerReplica of 2 parts, but there is 1 local replica;"]);
@@ -128,7 +132,7 @@ fn a_path_that_two_layers_use_is_named() {
     };
     let error = strategy.replicate(twice).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { operation: "replicate", .. }), "{error}");
-    says(&error, &["variable fc.weight", "[3, 2]", "[2, 3]", "two layers", "vb.pp("]);
+    assert_message(&error, &["variable fc.weight", "[3, 2]", "[2, 3]", "two layers", "vb.pp("]);
     // With equal shapes they share it, as with candle alone: the log tells, once for all replicas.
     let file = tempfile::NamedTempFile::new().unwrap();
     let log = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
@@ -142,13 +146,13 @@ fn a_path_that_two_layers_use_is_named() {
 }
 
 #[test]
-fn what_candle_refuses_of_a_variable_names_the_variable() {
+fn an_error_of_candle_about_a_variable_names_the_variable() {
     let strategy = mirrored(2);
     let model = strategy.replicate(|vb| linear(2, 2, vb.pp("fc"))).unwrap();
     let its_own = model.models().values()[0].weight().clone();
     let error = model.variables.set("fc.weight", &its_own).unwrap_err();
     assert!(matches!(error, Error::Candle(_)), "{error}");
-    says(&error, &["variable fc.weight: ", "cannot set"]);
+    assert_message(&error, &["variable fc.weight: ", "cannot set"]);
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -157,12 +161,12 @@ fn a_gpu_without_the_feature_names_the_feature() {
     for name in ["cuda:0", "gpu:0", "/job:localhost/replica:0/task:0/device:GPU:1"] {
         let error = MirroredStrategy::new([name]).unwrap_err();
         assert!(matches!(&error, Error::Device { name: found, .. } if found == name), "{error}");
-        says(&error, &["without the cargo feature \"cuda\"", "features = [\"cuda\"]"]);
+        assert_message(&error, &["lacks the cargo feature \"cuda\"", "features = [\"cuda\"]"]);
     }
 }
 
 #[test]
-fn the_step_is_told_once() {
+fn the_error_names_the_step_once() {
     watched(|| {
         let strategy = mirrored(2);
         let error = strategy.run((), |ctx, ()| match ctx.replica_id_in_sync_group() {
@@ -187,7 +191,10 @@ fn a_scalar_of_all_replicas_is_read_in_one_call() {
     assert!(scalars(&[f32::NAN, f32::NAN]).to_scalar::<f32>().unwrap().is_nan());
     let error = scalars(&[0.5, 0.25]).to_scalar::<f32>().unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { operation: "to_scalar", .. }), "{error}");
-    says(&error, &["0.5 on replica 0, 0.25 on replica 1", "strategy.reduce(ReduceOp::Mean", "values()[0]"]);
+    assert_message(
+        &error,
+        &["0.5 on replica 0, 0.25 on replica 1", "strategy.reduce(ReduceOp::Mean", "values()[0]"],
+    );
     assert!(matches!(scalars(&[1.]).to_scalar::<f64>(), Err(Error::Candle(_))));
     assert!(scalars(&[]).to_scalar::<f32>().is_err());
 }

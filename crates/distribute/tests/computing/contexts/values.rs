@@ -1,19 +1,23 @@
 //! Distributed values, and those that a function creates.
 
-use crate::contexts::{floats, mirrored, one_device, per_replica, tensor};
-use distribute::{Error, Mirrored, ReduceOp, ValueContext, get_strategy, has_strategy};
+use crate::contexts::{each, everywhere, floats, of_all, one_device, per_replica, tensor};
+use distribute::context::{get_strategy, has_strategy};
+use distribute::strategy::ValueContext;
+use distribute::values::Mirrored;
+use distribute::{Error, ReduceOp, Strategy};
 use distribute_testing::watched;
 
 // 7. Distributed values
 
 #[test]
-fn dv_1_a_mirrored_value_is_read_without_asking_and_reaches_every_replica() {
-    watched(|| {
+fn dv_1_a_mirrored_value_is_read_directly_and_reaches_every_replica() {
+    let check = |strategy: &Strategy| {
         let value = Mirrored::new(tensor(&[1., 2.]));
         assert_eq!(floats(value.get()), [1., 2.]);
-        let seen = mirrored(3).run(&value, |_, mine| Ok(floats(mine))).unwrap();
-        assert_eq!(seen.values(), [[1., 2.], [1., 2.], [1., 2.]]);
-    });
+        let seen = strategy.run(&value, |_, mine| Ok(floats(mine))).unwrap();
+        assert_eq!(seen.values(), vec![[1., 2.]; strategy.world().replicas()], "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
@@ -29,17 +33,19 @@ fn dv_3_a_per_replica_has_its_values_in_order() {
 
 #[test]
 fn local_1_local_results_are_this_processs_parts() {
-    watched(|| {
-        let strategy = mirrored(2);
-        assert_eq!(strategy.local_results(per_replica([1, 2])).unwrap(), [1, 2]);
-        assert_eq!(strategy.local_results((per_replica([1, 2]), 5)).unwrap(), [(1, 5), (2, 5)]);
-        assert_eq!(
-            strategy.local_results(vec![per_replica([1, 2]), per_replica([3, 4])]).unwrap(),
-            [[1, 3], [2, 4]]
-        );
-        assert_eq!(strategy.local_results(5).unwrap(), [5]);
-        assert_eq!(strategy.local_results(()).unwrap(), [(), ()]);
-    });
+    let check = |strategy: &Strategy| {
+        let (ids, replicas) = (|| each(strategy, |id| id), strategy.world().replicas());
+        let local: Vec<usize> = strategy.world().local_replicas().collect();
+        assert_eq!(strategy.local_results(ids()).unwrap(), local, "{strategy}");
+        let pairs: Vec<_> = local.iter().map(|id| (*id, 5)).collect();
+        assert_eq!(strategy.local_results((ids(), 5)).unwrap(), pairs, "{strategy}");
+        let lists: Vec<_> = local.iter().map(|id| [*id, 10 * id]).collect();
+        let tens = ids().map(|id| 10 * id);
+        assert_eq!(strategy.local_results(vec![ids(), tens]).unwrap(), lists, "{strategy}");
+        assert_eq!(strategy.local_results(5).unwrap(), [5], "{strategy}");
+        assert_eq!(strategy.local_results(()).unwrap(), vec![(); replicas], "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
@@ -52,44 +58,48 @@ fn local_2_one_device_and_the_default_strategy_have_one() {
 
 #[test]
 fn local_3_the_parts_of_a_run_are_its_results() {
-    watched(|| {
-        let strategy = mirrored(2);
+    let check = |strategy: &Strategy| {
         let results = strategy.run((), |ctx, ()| Ok(ctx.replica_id_in_sync_group())).unwrap();
-        assert_eq!(strategy.local_results(results).unwrap(), [0, 1]);
-    });
+        let local: Vec<usize> = strategy.world().local_replicas().collect();
+        assert_eq!(strategy.local_results(results).unwrap(), local, "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 // 8. Values from a function
 
 #[test]
-fn vff_1_called_once_for_each_replica_in_order_in_the_callers_context() {
-    let strategy = mirrored(3);
-    let (thread, mut seen) = (std::thread::current().id(), Vec::new());
-    let values = strategy.distribute_values_from_function(|ctx| {
-        assert!(std::thread::current().id() == thread && !has_strategy());
-        seen.push((ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync));
-        Ok(1)
-    });
-    assert_eq!(values.unwrap().values(), [1, 1, 1]);
-    assert_eq!(seen, [(0, 3), (1, 3), (2, 3)]);
-    // An error ends it and comes out.
-    let mut calls = 0;
-    let error = strategy.distribute_values_from_function(|ctx| {
-        calls += 1;
-        if ctx.replica_id_in_sync_group == 1 { Err(Error::other("no value")) } else { Ok(1) }
-    });
-    assert_eq!((error.unwrap_err().to_string().as_str(), calls), ("no value", 2));
+fn vff_1_the_function_is_called_once_for_each_replica_in_order_in_the_callers_context() {
+    let check = |strategy: &Strategy| {
+        let (thread, mut seen) = (std::thread::current().id(), Vec::new());
+        let values = strategy.distribute_values_from_function(|ctx| {
+            assert!(std::thread::current().id() == thread && !has_strategy());
+            seen.push((ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync));
+            Ok(1)
+        });
+        let (local, count) = (strategy.world().local_replicas(), strategy.num_replicas_in_sync());
+        assert_eq!(values.unwrap().values(), vec![1; local.len()], "{strategy}");
+        assert_eq!(seen, local.clone().map(|id| (id, count)).collect::<Vec<_>>(), "{strategy}");
+        // An error ends it and comes out: here of the second, or of the only one.
+        let (mut calls, most) = (0, local.len().min(2));
+        let error = strategy.distribute_values_from_function(|_| {
+            calls += 1;
+            if calls == most { Err(Error::other("no value")) } else { Ok(1) }
+        });
+        assert_eq!((error.unwrap_err().to_string().as_str(), calls), ("no value", most), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
 fn vff_2_nested_results_are_allowed() {
-    watched(|| {
-        let strategy = mirrored(2);
-        let values = strategy
-            .distribute_values_from_function(|ctx| Ok((ctx.replica_id_in_sync_group as i32, vec![1f32])))
-            .unwrap();
-        assert_eq!(values.regroup().unwrap().describe(&|leaf| leaf.len().to_string()), "(2, [2])");
-    });
+    let check = |strategy: &Strategy| {
+        let values = each(strategy, |id| (id as i32, vec![1f32]));
+        let shown = values.regroup().unwrap().describe(&|leaf| leaf.len().to_string());
+        let replicas = strategy.world().replicas();
+        assert_eq!(shown, format!("({replicas}, [{replicas}])"), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
@@ -110,7 +120,13 @@ fn vff_4_a_value_context_prints_its_id_and_total() {
 
 #[test]
 fn vff_5_plain_numbers_can_be_reduced() {
-    let strategy = mirrored(2);
-    let values = strategy.distribute_values_from_function(|ctx| Ok(ctx.num_replicas_in_sync as i64)).unwrap();
-    assert_eq!(strategy.reduce(ReduceOp::Sum, values, None).unwrap(), 4);
+    let check = |strategy: &Strategy| {
+        let count = strategy.num_replicas_in_sync() as i64;
+        let values = strategy.distribute_values_from_function(|ctx| Ok(ctx.num_replicas_in_sync as i64));
+        let sum = strategy.reduce(ReduceOp::Sum, values.unwrap(), None).unwrap();
+        assert_eq!(sum, count * count, "{strategy}");
+        let ids = strategy.reduce(ReduceOp::Sum, each(strategy, |id| id as i64), None).unwrap();
+        assert_eq!(ids, of_all(strategy, |id| id as i64).iter().sum::<i64>(), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }

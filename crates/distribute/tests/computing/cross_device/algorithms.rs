@@ -1,11 +1,11 @@
 //! Checks that all algorithms give the same bits.
 
-use crate::cross_device::{mirrored, per_replica, rows, with_ops};
+use crate::cross_device::{mirrored, rows, with_ops};
+use crate::everywhere::{each, everywhere, of_all};
 use candle_core::{Device, Tensor, Var};
-use distribute::{
-    DeviceName, HierarchicalCopyAllReduce, HostTensor, Leaf, NcclAllReduce, PerReplica, ReduceOp,
-    ReductionToOneDevice, Strategy,
-};
+use distribute::strategy::{DeviceName, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice};
+use distribute::tensor::Leaf;
+use distribute::{HostTensor, PerReplica, ReduceOp, Strategy};
 use distribute_testing::watched;
 
 /// Returns strategies with every algorithm, and with the default one.
@@ -50,38 +50,40 @@ pub fn hosts(leaves: &[Leaf]) -> Vec<HostTensor> {
     leaves.iter().map(|leaf| leaf.to_host().unwrap()).collect()
 }
 
+/// Checks that a strategy reduces [`leaves`] in the one order of sums, in each way to reduce.
+fn check_order(strategy: &Strategy) {
+    let all = of_all(strategy, leaves);
+    let local = each(strategy, leaves);
+    let columns: Vec<PerReplica<Leaf>> =
+        (0..all[0].len()).map(|i| each(strategy, |id| all[id][i].clone())).collect();
+    for op in [ReduceOp::Sum, ReduceOp::Mean] {
+        let column = |i: usize| all.iter().map(|list| list[i].clone()).collect::<Vec<_>>();
+        let expected: Vec<Leaf> = (0..all[0].len()).map(|i| Leaf::reduce(op, &column(i)).unwrap()).collect();
+        let expected = hosts(&expected);
+        let on_all = columns.iter().map(|parts| (parts, parts));
+        for (sum, expected) in strategy.batch_reduce_to(op, on_all).unwrap().iter().zip(&expected) {
+            assert_eq!(sum.copies().len(), strategy.world().replicas(), "{strategy}");
+            let mut copies = sum.copies().into_iter().map(|copy| copy.to_host().unwrap());
+            assert!(copies.all(|copy| copy == *expected), "{op}: {strategy}");
+        }
+        let here = strategy.reduce(op, local.clone(), None).unwrap();
+        assert_eq!(hosts(&here), expected, "{op}: {strategy}");
+        let each_replica = strategy.run(local.clone(), |ctx, mine| ctx.all_reduce(op, mine)).unwrap();
+        each_replica.iter().for_each(|mine| assert_eq!(hosts(mine), expected, "{op}: {strategy}"));
+    }
+}
+
 // INV-7
 #[test]
-fn xd_2_and_xd_5_all_algorithms_give_the_bits_of_the_one_order_of_sums() {
+fn xd_2_and_xd_5_all_algorithms_are_bit_identical_in_one_order_of_sums() {
     watched(|| {
-        for replicas in 1..=8 {
-            let lists: Vec<Vec<Leaf>> = (0..replicas).map(leaves).collect();
-            let columns: Vec<PerReplica<Leaf>> =
-                (0..lists[0].len()).map(|i| per_replica(lists.iter().map(|list| list[i].clone()))).collect();
-            for op in [ReduceOp::Sum, ReduceOp::Mean] {
-                let expected: Vec<Leaf> =
-                    columns.iter().map(|parts| Leaf::reduce(op, parts.values()).unwrap()).collect();
-                let expected = hosts(&expected);
-                for strategy in strategies(replicas) {
-                    let everywhere = columns.iter().map(|parts| (parts, parts));
-                    for (sum, expected) in
-                        strategy.batch_reduce_to(op, everywhere).unwrap().iter().zip(&expected)
-                    {
-                        assert_eq!(sum.copies().len(), replicas);
-                        sum.copies().iter().for_each(|copy| assert_eq!(&copy.to_host().unwrap(), expected));
-                    }
-                    let here = strategy.reduce(op, per_replica(lists.clone()), None).unwrap();
-                    assert_eq!(hosts(&here), expected);
-                    let all = strategy.run(per_replica(lists.clone()), |ctx, mine| ctx.all_reduce(op, mine));
-                    all.unwrap().iter().for_each(|mine| assert_eq!(hosts(mine), expected));
-                }
-            }
-        }
+        (1..=8).for_each(|replicas| strategies(replicas).iter().for_each(check_order));
+        everywhere(check_order);
     });
 }
 
 #[test]
-fn xd_5_and_t8_with_an_odd_number_of_replicas_nobody_is_left_out() {
+fn xd_5_and_t8_an_odd_number_of_replicas_is_summed_completely() {
     watched(|| {
         for replicas in [3, 5, 7] {
             let strategy = with_ops(replicas, HierarchicalCopyAllReduce::default());

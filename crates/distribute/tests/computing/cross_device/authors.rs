@@ -2,11 +2,12 @@
 
 use crate::cross_device::{per_replica, with_ops};
 use candle_core::{Device, Tensor, Var};
-use distribute::strategy::{Reduction, StrategyExtended};
-use distribute::{
-    CommunicationOptions, CrossDeviceOps, DeviceName, Error, HostTensor, IndexedSlices, Leaf,
-    MirroredStrategy, NcclAllReduce, ReduceOp, ReductionToOneDevice, Replicas, Result, Strategy,
+use distribute::strategy::{
+    CommunicationOptions, CrossDeviceOps, DeviceName, NcclAllReduce, Reduction, ReductionToOneDevice,
+    Replicas, StrategyExtended,
 };
+use distribute::tensor::{IndexedSlices, Leaf};
+use distribute::{Error, HostTensor, MirroredStrategy, ReduceOp, Result, Strategy};
 use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -41,7 +42,7 @@ impl CrossDeviceOps for Faulty {
 }
 
 #[test]
-fn xd_9_an_algorithm_is_typed_and_does_what_the_strategy_reduces() {
+fn xd_9_an_algorithm_is_typed_and_makes_the_strategys_reductions() {
     watched(|| {
         let calls = Arc::new(AtomicUsize::new(0));
         let strategy = with_ops(2, Faulty { calls: calls.clone(), ..Faulty::default() });
@@ -63,7 +64,7 @@ fn xd_9_an_algorithm_is_typed_and_does_what_the_strategy_reduces() {
 }
 
 #[test]
-fn an_algorithm_that_gives_too_few_copies_is_named() {
+fn an_algorithm_that_returns_too_few_copies_is_named() {
     watched(|| {
         let strategy = with_ops(2, Faulty { too_few: true, ..Faulty::default() });
         let value = per_replica([1f32, 2.]);
@@ -76,7 +77,7 @@ fn an_algorithm_that_gives_too_few_copies_is_named() {
 }
 
 #[test]
-fn an_algorithm_that_gives_another_kind_shape_or_dtype_is_named() {
+fn an_algorithm_that_returns_another_kind_shape_or_dtype_is_named() {
     watched(|| {
         let host = |values: Vec<f32>| Leaf::Host(HostTensor::vector(values));
         let slices = |width: usize| {
@@ -157,7 +158,7 @@ impl StrategyExtended for Own {
 }
 
 #[test]
-fn an_authors_strategy_brings_its_algorithm_and_options() {
+fn a_custom_strategy_has_its_algorithm_and_options() {
     watched(|| {
         let calls = Arc::new(AtomicUsize::new(0));
         let ops = Faulty { calls: calls.clone(), ..Faulty::default() };
@@ -169,8 +170,8 @@ fn an_authors_strategy_brings_its_algorithm_and_options() {
 }
 
 #[test]
-fn co_3_options_of_an_authors_strategy_are_held_to_what_there_is() {
-    use distribute::CommunicationImplementation::{Nccl, Ring};
+fn co_3_options_of_a_custom_strategy_are_checked_for_availability() {
+    use distribute::strategy::CommunicationImplementation::{Nccl, Ring};
     #[derive(Debug)]
     struct Asks(Vec<DeviceName>, CommunicationOptions, Option<NcclAllReduce>);
     impl StrategyExtended for Asks {
@@ -194,7 +195,7 @@ fn co_3_options_of_an_authors_strategy_are_held_to_what_there_is() {
         texts.iter().for_each(|text| assert!(error.to_string().contains(text), "{text:?} is not in {error}"));
     };
     let options = |implementation| CommunicationOptions { implementation, ..Default::default() };
-    refused(options(Ring), None, &["Asks", "CommunicationImplementation RING", "leave it at AUTO"]);
+    refused(options(Ring), None, &["Asks", "CommunicationImplementation RING", "use AUTO here"]);
     refused(options(Nccl), None, &["Asks", "CommunicationImplementation NCCL"]);
     refused(CommunicationOptions::default(), Some(NcclAllReduce { num_packs: 3 }), &["num_packs is 3"]);
 }
@@ -258,7 +259,7 @@ impl StrategyExtended for Runner {
 }
 
 #[test]
-fn run_13_a_step_is_what_the_strategys_author_does_for_each_replica() {
+fn run_13_a_custom_strategy_decides_how_its_replicas_run() {
     watched(|| {
         for runs in [true, false] {
             let (steps, calls) = (Arc::new(Mutex::new(Vec::new())), AtomicUsize::new(0));

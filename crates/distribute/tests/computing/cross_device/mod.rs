@@ -8,12 +8,14 @@ mod options;
 mod reduce_to;
 
 use crate::support::{mirrored, per_replica};
-use distribute::{CrossDeviceOps, HostTensor, IndexedSlices, Leaf, MirroredStrategy, Strategy};
+use distribute::strategy::CrossDeviceOps;
+use distribute::tensor::{IndexedSlices, Leaf};
+use distribute::{HostTensor, MirroredStrategy, Strategy};
 
 fn with_ops(replicas: usize, ops: impl CrossDeviceOps) -> Strategy {
     let names: Vec<String> = (0..replicas).map(|i| format!("cpu:{i}")).collect();
     let builder = MirroredStrategy::builder().devices(names.iter().map(String::as_str));
-    builder.cross_device_ops(ops).build().unwrap().into()
+    builder.cross_device_ops(ops).build().unwrap()
 }
 
 fn rows(values: Vec<f32>, indices: Vec<i64>) -> Leaf {

@@ -2,10 +2,12 @@
 
 use super::algorithms::hosts;
 use crate::cross_device::{mirrored, per_replica};
+use crate::everywhere::{each, everywhere};
 use distribute::cluster::resolver::SimpleClusterResolver;
 use distribute::cluster::{ClusterSpec, Fault, Job};
-use distribute::prelude::*;
-use distribute::{CommunicationImplementation, CommunicationOptions, Error, Leaf, NcclAllReduce, Result};
+use distribute::strategy::{CommunicationImplementation, CommunicationOptions, NcclAllReduce};
+use distribute::tensor::Leaf;
+use distribute::{Error, Result, prelude::*};
 use distribute_testing::watched;
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
@@ -60,6 +62,16 @@ fn co_4_and_co_5_packs_hold_one_dtype_and_change_no_bit() {
                 }
             }
         }
+        everywhere(|strategy| {
+            let sums = |size: Option<usize>| {
+                let sums = strategy.run(each(strategy, values), |ctx, mine| match size {
+                    Some(size) => ctx.with_options(bytes(size))?.all_reduce(ReduceOp::Sum, mine),
+                    None => ctx.all_reduce(ReduceOp::Sum, mine),
+                });
+                sums.unwrap().into_values().iter().map(|sums| hosts(sums)).collect::<Vec<_>>()
+            };
+            assert_eq!(sums(None), sums(Some(64)), "{strategy}");
+        });
     });
 }
 
@@ -77,7 +89,7 @@ fn co_4_replicas_that_pack_differently_are_named() {
 }
 
 /// Returns the error of two replicas if the second makes its call after the first has timed out.
-fn late(strategy: &Strategy, call: impl Fn(&ReplicaContext) -> Result<f32> + Sync) -> Error {
+fn error_of_straggler(strategy: &Strategy, call: impl Fn(&ReplicaContext) -> Result<f32> + Sync) -> Error {
     let (tell, wait) = mpsc::channel();
     let (tell, wait) = (Mutex::new(tell), Mutex::new(wait));
     let error = strategy.run((), |ctx, ()| {
@@ -99,13 +111,13 @@ fn co_6_a_call_gives_up_at_its_own_timeout_and_names_the_late_replica() {
     watched(|| {
         let strategy = mirrored(2);
         let hurried = |ctx: &ReplicaContext| ctx.with_options(within(Duration::from_millis(50)));
-        let error = late(&strategy, |ctx| hurried(ctx)?.all_reduce(ReduceOp::Sum, 1f32));
+        let error = error_of_straggler(&strategy, |ctx| hurried(ctx)?.all_reduce(ReduceOp::Sum, 1f32));
         let blame = error.blame().unwrap();
-        assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::Late, &[1][..]), "{error}");
+        assert_eq!((blame.fault, blame.culprits.as_slice()), (Fault::TimedOut, &[1][..]), "{error}");
         assert!(error.to_string().contains("waited 50ms in all_reduce"), "{error}");
         assert!(error.to_string().contains("options.rs:"), "{error}");
         // A merge function's replicas, too.
-        let error = late(&strategy, |ctx| hurried(ctx)?.merge_call((), |_, _| Ok(1f32)));
+        let error = error_of_straggler(&strategy, |ctx| hurried(ctx)?.merge_call((), |_, _| Ok(1f32)));
         assert!(error.to_string().contains("waited 50ms in merge_call"), "{error}");
         strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32)).unwrap();
     });
@@ -114,16 +126,19 @@ fn co_6_a_call_gives_up_at_its_own_timeout_and_names_the_late_replica() {
 #[test]
 fn co_6_a_call_may_wait_longer_than_the_strategy() {
     watched(|| {
-        let hasty: Strategy =
-            MirroredStrategy::with_timeout(["cpu:0", "cpu:1"], Duration::from_millis(50)).unwrap().into();
+        let hasty: Strategy = MirroredStrategy::builder()
+            .devices(["cpu:0", "cpu:1"])
+            .timeout(Duration::from_millis(50))
+            .build()
+            .unwrap();
         let sums = hasty.run((), |ctx, ()| {
             let patient = ctx.with_options(within(MINUTE))?;
             if ctx.replica_id_in_sync_group() == 1 {
                 // Two others of the same timeout give up meanwhile, one after the other.
                 std::thread::scope(|threads| {
                     threads.spawn(|| {
-                        late(&hasty, |ctx| ctx.all_reduce(ReduceOp::Sum, 1f32));
-                        late(&hasty, |ctx| ctx.all_reduce(ReduceOp::Sum, 1f32));
+                        error_of_straggler(&hasty, |ctx| ctx.all_reduce(ReduceOp::Sum, 1f32));
+                        error_of_straggler(&hasty, |ctx| ctx.all_reduce(ReduceOp::Sum, 1f32));
                     });
                 });
             }
@@ -134,7 +149,7 @@ fn co_6_a_call_may_wait_longer_than_the_strategy() {
 }
 
 #[test]
-fn co_2_a_view_keeps_what_its_options_leave_out() {
+fn co_2_a_view_keeps_the_settings_that_its_options_omit() {
     watched(|| {
         let error = mirrored(2).run((), |ctx, ()| {
             let packed = ctx.with_options(bytes(8))?.with_options(within(MINUTE))?;
@@ -157,7 +172,7 @@ fn co_6_a_timeout_of_zero_is_refused_where_it_is_given() {
         {
             let error = result.unwrap_err();
             assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
-            assert!(error.to_string().contains("zero is over before"), "{error}");
+            assert!(error.to_string().contains("zero expires before"), "{error}");
         }
         let error = mirrored(2).run((), |ctx, ()| Ok(ctx.with_options(zero)?.replica_id_in_sync_group()));
         assert!(error.unwrap_err().to_string().contains("with_options: a timeout of zero"));
@@ -170,7 +185,7 @@ fn co_3_an_implementation_that_one_process_does_not_have_is_refused_where_it_is_
         use CommunicationImplementation::{Auto, Nccl, Ring};
         let options = |implementation| CommunicationOptions { implementation, ..Default::default() };
         let builder = || MirroredStrategy::builder().devices(["cpu:0", "cpu:1"]);
-        let strategy: Strategy = builder().communication_options(options(Auto)).build().unwrap().into();
+        let strategy: Strategy = builder().communication_options(options(Auto)).build().unwrap();
         for (implementation, name) in [(Ring, "RING"), (Nccl, "NCCL")] {
             let built = builder().communication_options(options(implementation)).build().unwrap_err();
             let called = strategy.run((), |ctx, ()| {
@@ -201,7 +216,7 @@ fn co_3_an_implementation_that_one_process_does_not_have_is_refused_where_it_is_
 }
 
 #[test]
-fn xd_4_packs_that_nobody_makes_are_refused() {
+fn xd_4_unavailable_packs_are_refused() {
     watched(|| {
         for num_packs in [0, 1] {
             let strategy = crate::cross_device::with_ops(2, NcclAllReduce { num_packs });

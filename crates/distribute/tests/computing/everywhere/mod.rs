@@ -1,13 +1,14 @@
 //! The matrix of strategies, for tests of rules that the documents state for all of them.
 
-use distribute::cluster::resolver::{ClusterResolver, SimpleClusterResolver};
-use distribute::params::FixedShardsPartitioner;
+use crate::support::cluster::{Cluster, is_task};
+use distribute::cluster::resolver::ClusterResolver;
+use distribute::context::get_strategy;
+use distribute::parameter_server::FixedShardsPartitioner;
 use distribute::{
-    CentralStorageStrategy, ClusterSpec, Job, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy,
-    OneDeviceStrategy, ParameterServerStrategy, Serve, Strategy, Variable, get_strategy,
+    CentralStorageStrategy, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy,
+    ParameterServerStrategy, PerReplica, Strategy, Variable,
 };
-use distribute_testing::{Port, child, watched};
-use std::process::Stdio;
+use distribute_testing::watched;
 
 const SERVERS: usize = 2;
 
@@ -17,10 +18,10 @@ const SERVERS: usize = 2;
 pub fn everywhere<O: Send + 'static>(check: impl Fn(&Strategy) -> O + Sync) -> Vec<(String, Vec<O>)> {
     let one_process: [(&str, Strategy); 5] = [
         ("the default strategy", get_strategy()),
-        ("one device", OneDeviceStrategy::new("cpu:1").unwrap().into()),
-        ("2 mirrored replicas", MirroredStrategy::cpus(2).unwrap().into()),
-        ("3 mirrored replicas", MirroredStrategy::cpus(3).unwrap().into()),
-        ("central storage", CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:1").unwrap().into()),
+        ("one device", OneDeviceStrategy::new("cpu:1").unwrap()),
+        ("2 mirrored replicas", MirroredStrategy::cpus(2).unwrap()),
+        ("3 mirrored replicas", MirroredStrategy::cpus(3).unwrap()),
+        ("central storage", CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:1").unwrap()),
     ];
     let mut all: Vec<_> =
         one_process.iter().map(|(name, one)| (name.to_string(), vec![check(one)])).collect();
@@ -30,7 +31,7 @@ pub fn everywhere<O: Send + 'static>(check: impl Fn(&Strategy) -> O + Sync) -> V
         let found = if is_local {
             check(&on_servers(LocalCluster::new(1, SERVERS).unwrap().resolver(), replicas, shards))
         } else {
-            let servers = Processes::start();
+            let servers = in_processes();
             check(&on_servers(servers.resolver(), replicas, shards))
         };
         all.push((name, vec![found]));
@@ -43,6 +44,16 @@ pub fn everywhere<O: Send + 'static>(check: impl Fn(&Strategy) -> O + Sync) -> V
     all
 }
 
+/// Returns a value for each replica of this worker, computed from its id among the replicas of all workers.
+pub fn each<T>(strategy: &Strategy, value: impl Fn(usize) -> T) -> PerReplica<T> {
+    strategy.distribute_values_from_function(|ctx| Ok(value(ctx.replica_id_in_sync_group))).unwrap()
+}
+
+/// Returns what [`each`] gives the replicas of all workers.
+pub fn of_all<T>(strategy: &Strategy, value: impl FnMut(usize) -> T) -> Vec<T> {
+    (0..strategy.num_replicas_in_sync()).map(value).collect()
+}
+
 /// Creates a strategy with variables on servers, in this number of shards.
 fn on_servers(cluster: impl ClusterResolver + 'static, replicas: usize, shards: usize) -> Strategy {
     let builder = ParameterServerStrategy::builder().cluster_resolver(cluster);
@@ -50,44 +61,19 @@ fn on_servers(cluster: impl ClusterResolver + 'static, replicas: usize, shards: 
     builder.partitioner(FixedShardsPartitioner::new(shards).unwrap()).build().unwrap().into()
 }
 
-/// Parameter servers in separate processes, which are killed when this is dropped.
-struct Processes {
-    cluster: String,
-    _ports: Vec<Port>,
-    _all: Vec<child::Killed>,
-}
-
-const SERVE: &str = "everywhere::parameter_servers_are_processes";
-
-impl Processes {
-    fn start() -> Self {
-        let ports: Vec<_> = (0..=SERVERS).map(|_| Port::reserve()).collect();
-        let at: Vec<_> = ports.iter().map(|port| port.address().to_string()).collect();
-        let cluster = format!("{{\"worker\": [{:?}], \"ps\": {:?}}}", at[0], &at[1..]);
-        let start = |number| {
-            let mut command = child::command(SERVE, &format!("{number}\n{cluster}"));
-            child::Killed(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
-        };
-        let all = (0..SERVERS).map(start).collect();
-        Self { cluster, _ports: ports, _all: all }
-    }
-
-    fn resolver(&self) -> SimpleClusterResolver {
-        SimpleClusterResolver::new(self.cluster.parse::<ClusterSpec>().unwrap())
-    }
+/// Starts parameter servers in separate processes, which are killed when the cluster is dropped.
+fn in_processes() -> Cluster {
+    const TEST: &str = "everywhere::parameter_servers_are_processes";
+    Cluster::builder(TEST, 1, SERVERS).without_workers().in_memory().start()
 }
 
 #[test]
 fn parameter_servers_are_processes() {
-    if let Some(part) = child::part() {
-        let (number, cluster) = part.split_once('\n').unwrap();
-        let task = Job::Ps.task(number.parse().unwrap());
-        let resolver = SimpleClusterResolver::new(cluster.parse::<ClusterSpec>().unwrap()).with_task(task);
-        assert!(Serve::new().run(&resolver).unwrap());
+    if is_task() {
         return;
     }
     watched(|| {
-        let servers = Processes::start();
+        let servers = in_processes();
         let strategy = on_servers(servers.resolver(), 1, 2);
         let v =
             strategy.scope(|| Variable::new("v", distribute::HostTensor::vector(vec![1f32, 2.]))).unwrap();

@@ -42,7 +42,7 @@ fn plain(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &Conv2dConf
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
-    fn is_the_definition(
+    fn equals_the_definition(
         (images, groups, channels, outputs) in (1usize..4, 1usize..3, 1usize..3, 1usize..3),
         (height, width) in (1usize..8, 1usize..8),
         (k_height, k_width) in (1usize..4, 1usize..4),
@@ -67,7 +67,7 @@ proptest! {
 }
 
 #[test]
-fn is_candles_and_refuses_what_that_refuses() {
+fn equals_candles_and_refuses_the_same_input() {
     for (padding, stride, dilation, groups) in [(0, 1, 1, 1), (1, 2, 1, 2), (2, 1, 2, 1), (1, 1, 1, 2)] {
         let config = Conv2dConfig { padding, stride, dilation, groups, ..Default::default() };
         let (x, w) = (numbers(&[3, 4, 9, 8], DType::F64, 1), numbers(&[6, 4 / groups, 3, 3], DType::F64, 2));
@@ -87,7 +87,11 @@ fn is_candles_and_refuses_what_that_refuses() {
     assert!(error.contains("conv2d") && error.contains("more elements than memory has addresses"), "{error}");
     // Where candle panics.
     assert!(
-        layer.forward(&numbers(&[1, 3, 2, 5], DType::F32, 1)).unwrap_err().to_string().contains("no place")
+        layer
+            .forward(&numbers(&[1, 3, 2, 5], DType::F32, 1))
+            .unwrap_err()
+            .to_string()
+            .contains("does not fit")
     );
     assert!(layer.forward(&numbers(&[0, 3, 5, 2], DType::F32, 1)).is_err());
     let config = Conv2dConfig { stride: 0, ..Default::default() };

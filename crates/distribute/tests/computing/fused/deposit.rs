@@ -116,7 +116,7 @@ fn two_optimizers_train_two_parts_of_one_graph() {
 }
 
 #[test]
-fn outside_of_minimize_gradients_are_candles() {
+fn outside_minimize_gradients_are_candles() {
     watched(|| {
         let strategy = mirrored(2);
         let model = strategy.replicate_seeded(2, two).unwrap();

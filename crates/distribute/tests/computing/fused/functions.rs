@@ -9,7 +9,7 @@ fn dtype(f64: bool) -> DType {
     if f64 { DType::F64 } else { DType::F32 }
 }
 
-fn lies() -> impl Strategy<Value = Lies> {
+fn layouts() -> impl Strategy<Value = Lies> {
     prop::sample::select(vec![Lies::Plain, Lies::Transposed, Lies::Inside])
 }
 
@@ -110,7 +110,7 @@ proptest! {
         dims in prop::collection::vec(1usize..5, 0..4),
         size in 1usize..70,
         f64 in any::<bool>(),
-        lies in lies(),
+        lies in layouts(),
     ) {
         let shape = [dims.as_slice(), &[size]].concat();
         let inputs = [((numbers(&shape, dtype(f64), 1) * 8.).unwrap(), lies)];
@@ -125,11 +125,11 @@ proptest! {
     }
 
     #[test]
-    fn norms_are_those_of_candle_that_have_gradients(
+    fn norms_equal_those_of_candle_that_have_gradients(
         dims in prop::collection::vec(1usize..5, 0..3),
         size in 1usize..40,
         f64 in any::<bool>(),
-        lies in prop::array::uniform3(lies()),
+        lies in prop::array::uniform3(layouts()),
     ) {
         let (shape, dtype) = ([dims.as_slice(), &[size]].concat(), dtype(f64));
         let [x, alpha, beta] = [(&shape[..], 1), (&[size], 2), (&[size], 3)].map(|(s, seed)| numbers(s, dtype, seed));
@@ -147,7 +147,7 @@ proptest! {
         (batch, heads, positions, half) in (1usize..4, 1usize..4, 1usize..5, 1usize..9),
         (more, f64, per_batch) in (0usize..3, any::<bool>(), any::<bool>()),
         name in prop::sample::select(ROPES.to_vec()),
-        lies in prop::array::uniform3(lies()),
+        lies in prop::array::uniform3(layouts()),
     ) {
         let dtype = dtype(f64);
         let shape = match name {
@@ -180,7 +180,7 @@ proptest! {
         (f64, causal) in (any::<bool>(), any::<bool>()),
         mask in prop::sample::select(vec![Mask::None, Mask::Pairs, Mask::Keys, Mask::Heads, Mask::Hidden]),
         cap in prop::sample::select(vec![1f32, 1., 1., 2.]),
-        lies in prop::array::uniform3(lies()),
+        lies in prop::array::uniform3(layouts()),
     ) {
         let (dtype, heads, keys) = (dtype(f64), kv_heads * each, queries + more_keys);
         let mask = mask.tensor([batch, heads, queries, keys], dtype);
@@ -227,7 +227,7 @@ fn a_mask_that_is_trained_gets_its_gradient() {
 }
 
 #[test]
-fn what_is_not_asked_for_is_not_computed_and_the_rest_is_right() {
+fn unrequested_gradients_are_not_computed_and_the_others_are_right() {
     // A gradient of one operand of three.
     let t = [&[1, 2, 3, 4], &[1, 2, 3, 4], &[1, 2, 3, 2]].map(|shape| numbers(shape, DType::F64, 1));
     for number in 0..3 {
@@ -298,7 +298,7 @@ fn half_precision_can_be_trained() {
 
 // INV-9
 #[test]
-fn no_rows_are_taken() {
+fn zero_rows_are_accepted() {
     for dtype in [DType::F32, DType::F64] {
         let none = |shape: &[usize]| Var::zeros(shape, dtype, &Device::Cpu).unwrap();
         let ones = |shape: &[usize]| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
@@ -353,7 +353,7 @@ fn wrong_shapes_are_errors_that_name_them() {
     fails(ops::rms_norm(&of(&[]), &of(&[1]), 1e-3), "");
     let wide = |shape: &[usize]| numbers(shape, DType::F64, 1);
     let of_f64 =
-        |name, input| format!("{name} is of F64, but {input} of F32; convert one of them by to_dtype");
+        |name, input| format!("{name} is F64, but {input} is F32; convert one of them with to_dtype");
     let norm = ops::rms_norm(&of(&[2, 3]), &wide(&[3]), 1e-3);
     fails(norm, &format!("rms_norm: {}", of_f64("alpha", "xs")));
     let norm = ops::layer_norm(&of(&[2, 3]), &of(&[3]), &wide(&[3]), 1e-3);
@@ -383,10 +383,10 @@ fn wrong_shapes_are_errors_that_name_them() {
     fails(sdpa(&q, &[2, 0, 3, 5], &[2, 0, 3, 5], None, false), "heads a multiple of kv_heads");
     fails(sdpa(&q, &[2, 2, 3, 4], &k, None, false), "keys [2, 2, 3, 4]");
     fails(sdpa(&q, &k, &[2, 2, 4, 5], None, false), "values [2, 2, 4, 5]");
-    fails(sdpa(&q, &[2, 2, 2, 5], &[2, 2, 2, 5], None, true), "leave do_causal away");
+    fails(sdpa(&q, &[2, 2, 2, 5], &[2, 2, 2, 5], None, true), "do not set do_causal");
     fails(sdpa(&q, &k, &k, Some(&of(&[3, 2])), false), "a mask [3, 2] doesn't fit scores [2, 4, 3, 3]");
     fails(sdpa(&q, &k, &k, Some(&of(&[1, 1, 1, 3, 3])), false), "doesn't fit scores");
-    fails(sdpa(&q, &k, &k, Some(&numbers(&[3, 3], DType::F64, 1)), false), "not of F64");
+    fails(sdpa(&q, &k, &k, Some(&numbers(&[3, 3], DType::F64, 1)), false), "not F64");
     fails(ops::sdpa(&of(&q), &of(&k), &of(&k), None, false, 1., 0.), "softcapping has to be positive");
     let mixed = |k: &Tensor, v: &Tensor| ops::sdpa(&of(&q), k, v, None, false, 1., 1.);
     fails(mixed(&wide(&k), &of(&k)), &format!("sdpa: {}", of_f64("k", "q")));
@@ -466,9 +466,10 @@ fn every_function_has_a_gradient() {
 
 // INV-9
 #[test]
-fn columns_of_no_rows_are_taken_wherever_they_begin() {
+fn columns_of_zero_rows_are_accepted_at_any_offset() {
+    use distribute::HostTensor;
     use distribute::nn::{Dropout, Linear, embedding, loss};
-    use distribute::{HostTensor, Leaf};
+    use distribute::tensor::Leaf;
     for dtype in [DType::F32, DType::F64] {
         // The layout begins behind the end of the memory, in which there is nothing.
         let columns =
@@ -498,7 +499,7 @@ fn columns_of_no_rows_are_taken_wherever_they_begin() {
 }
 
 #[test]
-fn softmax_takes_an_empty_piece_and_integers_are_refused() {
+fn softmax_accepts_an_empty_batch_and_integers_are_refused() {
     let empty = Tensor::zeros((0, 3, 4), DType::F32, &Device::Cpu).unwrap();
     for dim in 0..3 {
         assert_eq!(ops::softmax(&empty, dim).unwrap().dims(), [0, 3, 4]);

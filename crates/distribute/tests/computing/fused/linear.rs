@@ -31,7 +31,7 @@ fn activations() -> Vec<Option<Activation>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
-    fn is_candles(
+    fn equals_candles(
         dims in prop::collection::vec(1usize..6, 1..4),
         (width, out) in (1usize..20, 1usize..20),
         (f64, bias, activation) in (any::<bool>(), any::<bool>(), prop::sample::select(activations())),
@@ -73,7 +73,7 @@ fn swiglu_halves_the_outputs() {
 }
 
 #[test]
-fn where_inputs_of_an_activation_are_0_relu_has_no_slope_and_leaky_relu_the_lower_one() {
+fn at_inputs_of_0_relu_has_no_slope_and_leaky_relu_the_lower_one() {
     let (x, weight) =
         (numbers(&[4, 3], DType::F64, 1), numbers(&[2, 3], DType::F64, 2).zeros_like().unwrap());
     let total = crate::fused::flat(&x.sum(0).unwrap()).repeat(2);
@@ -90,7 +90,7 @@ fn where_inputs_of_an_activation_are_0_relu_has_no_slope_and_leaky_relu_the_lowe
 }
 
 #[test]
-fn no_rows_and_other_shapes_are_as_candles() {
+fn zero_rows_and_other_shapes_equal_candles() {
     let layer = nn::Linear::new(numbers(&[3, 4], DType::F32, 1), Some(numbers(&[3], DType::F32, 2)));
     let none = Tensor::zeros((0, 4), DType::F32, &Device::Cpu).unwrap();
     assert_eq!(layer.forward(&none).unwrap().dims(), [0, 3]);
@@ -102,7 +102,7 @@ fn no_rows_and_other_shapes_are_as_candles() {
 }
 
 #[test]
-fn variables_are_those_of_candles_layers() {
+fn variables_have_the_names_of_candles_layers() {
     let strategy = distribute::OneDeviceStrategy::new("cpu:0").unwrap();
     let fast = strategy.replicate_seeded(3, |vb: VarBuilder| {
         let _ = nn::linear(3, 4, vb.pp("a"))?;
@@ -132,7 +132,7 @@ fn variables_are_those_of_candles_layers() {
 }
 
 #[test]
-fn no_rows_are_taken_whatever_the_rank() {
+fn zero_rows_are_accepted_for_each_rank() {
     let layer = nn::Linear::new(numbers(&[2, 3], DType::F32, 1), Some(numbers(&[2], DType::F32, 2)));
     for dims in [&[0][..], &[0, 4], &[4, 0], &[2, 0, 5]] {
         let y = layer.forward(&Tensor::zeros([dims, &[3]].concat(), DType::F32, &Device::Cpu).unwrap());

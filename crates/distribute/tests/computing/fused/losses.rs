@@ -12,7 +12,7 @@ fn labels(rows: usize, classes: usize, dtype: DType) -> Tensor {
     Tensor::from_vec(labels, rows, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
-fn of_lies() -> impl Strategy<Value = Lies> {
+fn layouts() -> impl Strategy<Value = Lies> {
     prop::sample::select(vec![Lies::Plain, Lies::Transposed, Lies::Inside])
 }
 
@@ -21,7 +21,7 @@ proptest! {
     #[test]
     fn cross_entropy_is_candles(
         (rows, classes) in prop_oneof![(1usize..70, 1usize..70), Just((3, 2049)), Just((2, 5000))],
-        (f64, lies, scale) in (any::<bool>(), of_lies(), prop::sample::select(vec![1., 30.])),
+        (f64, lies, scale) in (any::<bool>(), layouts(), prop::sample::select(vec![1., 30.])),
         of_labels in prop::sample::select(vec![DType::U8, DType::U32, DType::I64]),
     ) {
         let dtype = if f64 { DType::F64 } else { DType::F32 };
@@ -36,14 +36,16 @@ proptest! {
     fn losses_of_pairs_are_candles(
         shape in prop::collection::vec(1usize..12, 1..4),
         wide in any::<bool>(),
-        (f64, lies) in (any::<bool>(), prop::array::uniform2(of_lies())),
+        (f64, lies) in (any::<bool>(), prop::array::uniform2(layouts())),
     ) {
         let dtype = if f64 { DType::F64 } else { DType::F32 };
         let shape = if wide { vec![5, 131] } else { shape };
         let z = ((numbers(&shape, dtype, 2) + 1.).unwrap() / 2.).unwrap();
         let inputs = [((numbers(&shape, dtype, 1) * 3.).unwrap(), lies[0]), (z, lies[1])];
-        let both: [(Loss, Loss); 2] = [
+        let both: [(Loss, Loss); 4] = [
             (loss::mse, candle_nn::loss::mse),
+            (|x, z| loss::huber(x, z, 1.), |x, z| candle_nn::loss::huber(x, z, 1.)),
+            (|x, z| loss::huber(x, z, 0.3), |x, z| candle_nn::loss::huber(x, z, 0.3)),
             (loss::binary_cross_entropy_with_logit, candle_nn::loss::binary_cross_entropy_with_logit),
         ];
         for (ours, candles) in both {
@@ -55,17 +57,51 @@ proptest! {
 }
 
 #[test]
+fn huber_is_that_of_keras() {
+    // keras.losses.Huber of Keras 3.15, in f64.
+    let x = Var::new(&[0., 1., -2.5, 0.3], &Device::Cpu).unwrap();
+    let z = Tensor::new(&[0.4, -1., 0., 0.3], &Device::Cpu).unwrap();
+    for (delta, expected, gradient) in [
+        (1., 0.895, [-0.1, 0.25, -0.25, 0.]),
+        (0.5, 0.52, [-0.1, 0.125, -0.125, 0.]),
+        (3., 1.30125, [-0.1, 0.5, -0.625, 0.]),
+    ] {
+        let loss = loss::huber(&x, &z, delta).unwrap();
+        assert!((loss.to_scalar::<f64>().unwrap() - expected).abs() < 1e-9);
+        let of_x = flat(loss.backward().unwrap().get(&x).unwrap());
+        assert!(of_x.iter().zip(gradient).all(|(a, b)| (a - b).abs() < 1e-9), "{of_x:?}");
+    }
+    for delta in [0., -1., f64::NAN, f64::INFINITY] {
+        assert!(loss::huber(&x, &z, delta).is_err());
+    }
+    let nan = Tensor::new(&[f64::NAN, 0., 0., 0.], &Device::Cpu).unwrap();
+    assert!(loss::huber(&x, &nan, 1.).unwrap().to_scalar::<f64>().unwrap().is_nan());
+}
+
+#[test]
+fn smoothed_labels_are_refused_outside_of_their_range() {
+    let (logits, labels) = (numbers(&[3, 4], DType::F32, 1), labels(3, 4, DType::U32));
+    for smoothing in [-0.1, 1.1, f64::NAN] {
+        let text = loss::cross_entropy_with_smoothing(&logits, &labels, smoothing).unwrap_err().to_string();
+        assert!(text.contains("is not in [0, 1]"), "{text}");
+    }
+}
+
+#[test]
 fn labels_out_of_range_are_named() {
     let logits = numbers(&[3, 4], DType::F32, 1);
     let of = |labels: Vec<i64>| loss::cross_entropy(&logits, &Tensor::new(labels, &Device::Cpu).unwrap());
     for bad in [4, -1, i64::MIN] {
         let text = of(vec![0, 3, bad]).unwrap_err().to_string();
-        assert!(text.contains(&format!("row 2 has the label {bad}, which is none of 4 classes")), "{text}");
+        assert!(
+            text.contains(&format!("row 2 has the label {bad}, which is not one of 4 classes")),
+            "{text}"
+        );
     }
     let text = of(vec![0, 1]).unwrap_err().to_string();
     assert!(text.contains("logits [3, 4] need labels [3], not [2]"), "{text}");
     let floats = loss::cross_entropy(&logits, &numbers(&[3], DType::F32, 1)).unwrap_err().to_string();
-    assert!(floats.contains("u8, u32 or i64, not of F32"), "{floats}");
+    assert!(floats.contains("u8, u32 or i64, not F32"), "{floats}");
     assert!(loss::cross_entropy(&numbers(&[4], DType::F32, 1), &labels(4, 2, DType::U32)).is_err());
 }
 
@@ -130,7 +166,7 @@ fn binary_cross_entropy_is_exact_for_logits_of_any_size() {
 
 // INV-9
 #[test]
-fn no_rows_give_0_and_other_shapes_an_error() {
+fn zero_rows_give_0_and_other_shapes_an_error() {
     let none = Tensor::zeros((0, 4), DType::F32, &Device::Cpu).unwrap();
     let zero = |loss: Result<Tensor>| assert_eq!(loss.unwrap().to_scalar::<f32>().unwrap(), 0.);
     // Rows on one side only are a mistake, which would count as examples.
@@ -143,6 +179,8 @@ fn no_rows_give_0_and_other_shapes_an_error() {
     assert!(loss::cross_entropy(&no_class, &unlabelled).is_err());
     zero(loss::cross_entropy(&none, &labels(0, 4, DType::U32)));
     zero(loss::mse(&none, &none));
+    zero(loss::huber(&none, &none, 1.));
+    zero(loss::cross_entropy_with_smoothing(&none, &labels(0, 4, DType::U32), 0.1));
     zero(loss::binary_cross_entropy_with_logit(&none, &none));
     let (x, y) = (numbers(&[2, 3], DType::F32, 1), numbers(&[3, 2], DType::F32, 1));
     assert!(loss::mse(&x, &y).is_err());

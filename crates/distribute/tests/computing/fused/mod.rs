@@ -30,7 +30,7 @@ enum Lies {
 }
 
 /// Returns a variable, and a function that returns the tensor of these values from it.
-fn lying(tensor: &Tensor, lies: Lies) -> (Var, impl Fn(&Var) -> Tensor) {
+fn with_layout(tensor: &Tensor, lies: Lies) -> (Var, impl Fn(&Var) -> Tensor) {
     let (rank, last) = (tensor.rank(), tensor.dim(D::Minus1).unwrap_or(0));
     let stored = match lies {
         Lies::Transposed if rank > 1 => tensor.transpose(rank - 2, rank - 1).unwrap().contiguous().unwrap(),
@@ -48,7 +48,7 @@ fn lying(tensor: &Tensor, lies: Lies) -> (Var, impl Fn(&Var) -> Tensor) {
 /// Returns the result of `layer` on these tensors, and the gradients of all, under a loss in which each element has
 /// another weight.
 fn results(inputs: &[(Tensor, Lies)], layer: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<Vec<Tensor>> {
-    let lying: Vec<_> = inputs.iter().map(|(tensor, lies)| lying(tensor, *lies)).collect();
+    let lying: Vec<_> = inputs.iter().map(|(tensor, lies)| with_layout(tensor, *lies)).collect();
     let seen: Vec<Tensor> = lying.iter().map(|(var, view)| view(var)).collect();
     let out = layer(&seen)?;
     let loss = (&out * numbers(out.dims(), out.dtype(), 99))?.sum_all()?;

@@ -17,7 +17,7 @@ fn plain(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, remove_mean: bool, 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
-    fn is_the_definition(
+    fn equals_the_definition(
         dims in prop::collection::vec(1usize..5, 0..4),
         size in 1usize..40,
         (f64, bias, remove_mean) in (any::<bool>(), any::<bool>(), any::<bool>()),
@@ -53,7 +53,7 @@ fn a_mean_far_from_0_costs_no_precision() {
 }
 
 #[test]
-fn half_precision_can_be_trained_and_no_rows_are_taken() {
+fn half_precision_can_be_trained_and_zero_rows_are_accepted() {
     let inputs = [
         (numbers(&[4, 6], DType::F16, 1), Lies::Plain),
         (numbers(&[6], DType::F16, 2), Lies::Plain),

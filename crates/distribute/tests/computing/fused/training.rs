@@ -126,7 +126,7 @@ enum How {
 /// Trains for three steps with these rows on each replica. A replica without rows skips the step. Returns losses and
 /// weights.
 fn train<R: Rule>(fast: bool, rows: &'static [usize], how: How, dtype: DType, rule: R) -> Vec<Tensor> {
-    let strategy: Strategy = MirroredStrategy::cpus(rows.len()).unwrap().into();
+    let strategy: Strategy = MirroredStrategy::cpus(rows.len()).unwrap();
     let build = move |vb: VarBuilder| Net::new(fast, vb.to_dtype(dtype));
     let model = strategy.replicate_seeded(11, build).unwrap();
     let mut optimizer = Optimizer::with_rule(rule, &model.variables, 0.05).unwrap();
@@ -187,7 +187,7 @@ fn models_train_as_candles_do() {
 }
 
 #[test]
-fn so_do_models_of_f32_and_with_other_rules() {
+fn models_of_f32_and_with_other_rules_resume_identically() {
     watched(|| {
         let rows = &[2usize, 3];
         let make = |fast| train(fast, rows, How::Minimize, DType::F32, Momentum::new(0.9));
@@ -214,9 +214,9 @@ fn replicas_train_to_the_same_bits_each_time() {
 
 // INV-9
 #[test]
-fn a_model_of_fast_layers_takes_no_rows() {
+fn a_model_of_fast_layers_accepts_zero_rows() {
     watched(|| {
-        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap();
         let build = |vb: VarBuilder| -> Result<_> {
             Ok((
                 nn::linear(3, 4, vb.pp("a"))?,

@@ -4,7 +4,8 @@ use crate::gradients::{COUNTS, bits, loss, mirrored, model, numbers, one_weight,
 use candle_core::{DType, Device, Tensor};
 use distribute::optimizer::rules::{Adam, Sgd};
 use distribute::optimizer::{Gradient, Gradients, Weighting, schedules};
-use distribute::{Error, HostTensor, IndexedSlices, Optimizer, ReduceOp};
+use distribute::tensor::IndexedSlices;
+use distribute::{Error, HostTensor, Optimizer, ReduceOp};
 use distribute_testing::watched;
 
 #[test]
@@ -52,7 +53,7 @@ fn minimize_is_gradients_of_the_loss_and_apply_gradients() {
 }
 
 #[test]
-fn sum_and_mean_over_replicas_are_what_they_say() {
+fn sum_and_mean_over_replicas_are_right() {
     watched(|| {
         for n in COUNTS {
             let gradient = |replica: usize| Some(vec![1. + replica as f64, -4.]);
@@ -84,7 +85,7 @@ fn gradients_over_no_examples_have_no_weight_not_even_nan() {
 }
 
 #[test]
-fn replicas_that_reduce_otherwise_are_told_so() {
+fn replicas_with_another_reduction_are_an_error() {
     watched(|| {
         let weighting = |replica: usize| match replica {
             0 => ReduceOp::Sum.into(),
@@ -96,7 +97,7 @@ fn replicas_that_reduce_otherwise_are_told_so() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_named() {
+fn mismatched_values_are_refused_and_named() {
     watched(|| {
         let strategy = mirrored(2);
         let model = model(&strategy);
@@ -210,9 +211,12 @@ fn errors_name_the_call_that_was_made() {
         };
         for (call, name) in ["minimize", "minimize_each", "skip", "apply_gradients"].iter().enumerate() {
             let error = run(call).unwrap_err().root_cause().to_string();
-            assert_eq!(error, format!("{name}: no replica has an example; a global batch has at least one"));
+            assert_eq!(
+                error,
+                format!("{name}: no replica has an example; a global batch needs at least one")
+            );
         }
-        let stale = distribute::get_replica_context().unwrap();
+        let stale = distribute::context::get_replica_context().unwrap();
         let error = strategy.run((), |_, ()| optimizer.skip(&stale)).unwrap_err().root_cause().to_string();
         assert!(error.starts_with("skip: "), "{error}");
     });
@@ -237,7 +241,7 @@ fn more_examples_than_can_be_counted_are_weighed_or_refused() {
 }
 
 #[test]
-fn where_graphs_may_hold_collectives_all_replicas_need_as_many_micro_batches() {
+fn if_graphs_contain_collectives_all_replicas_need_the_same_number_of_micro_batches() {
     watched(|| {
         let strategy = mirrored(2);
         let model = one_weight(&strategy, 1);
@@ -257,7 +261,7 @@ fn where_graphs_may_hold_collectives_all_replicas_need_as_many_micro_batches() {
         let error = step(false, false).unwrap_err();
         let text = error.to_string();
         assert!(
-            text.contains("one more loss or micro-batch, whose graph may hold collectives")
+            text.contains("one more loss or micro-batch, whose graph may contain collectives")
                 && text.contains("sgd")
                 && text.contains("apply.rs:"),
             "{error}"

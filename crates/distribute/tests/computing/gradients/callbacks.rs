@@ -34,7 +34,7 @@ fn step(strategy: &Strategy, optimizer: &Shared) -> Vec<String> {
 }
 
 #[test]
-fn what_a_step_calls_may_ask_how_far_the_optimizer_is() {
+fn callbacks_of_a_step_may_read_the_optimizers_progress() {
     watched(|| {
         for n in [1, 3] {
             let strategy = mirrored(n);
@@ -90,7 +90,7 @@ fn before_the_reduction_slots_can_be_read() {
 }
 
 #[test]
-fn a_step_inside_of_a_step_is_refused() {
+fn a_nested_step_is_refused() {
     watched(|| {
         let strategy = mirrored(2);
         let inner = strategy.clone();
@@ -107,7 +107,7 @@ fn a_step_inside_of_a_step_is_refused() {
             }))
         });
         for said in step(&strategy, &optimizer) {
-            assert!(said.contains("apply_gradients: a step of this optimizer is being made"), "{said}");
+            assert!(said.contains("apply_gradients: a step of this optimizer is in progress"), "{said}");
         }
         assert_eq!(optimizer.get().unwrap().finished_steps(), 0);
     });
@@ -119,7 +119,7 @@ fn a_collective_after_the_reduction_is_refused_at_once_and_before_it_works() {
         for n in [1, 2] {
             let strategy = mirrored(n);
             let sum = |gradient| {
-                let Some(ctx) = distribute::get_replica_context() else {
+                let Some(ctx) = distribute::context::get_replica_context() else {
                     return Err(Error::other("no replica context"));
                 };
                 ctx.all_reduce(ReduceOp::Sum, 1f32)?;
@@ -161,7 +161,7 @@ fn a_collective_after_the_reduction_is_refused_at_once_and_before_it_works() {
 }
 
 #[test]
-fn a_schedule_that_panics_is_told_of_on_every_replica_and_the_optimizer_lives() {
+fn a_schedule_that_panics_is_an_error_on_every_replica_and_the_optimizer_survives() {
     watched(|| {
         for n in [1, 3] {
             let strategy = mirrored(n);

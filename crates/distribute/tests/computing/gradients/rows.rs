@@ -5,7 +5,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Momentum, RmsProp, Rule, Sgd};
 use distribute::optimizer::{Gradient, Gradients, Transform};
-use distribute::{HostTensor, IndexedSlices, Optimizer, ReduceOp};
+use distribute::tensor::IndexedSlices;
+use distribute::{HostTensor, Optimizer, ReduceOp};
 use distribute_testing::watched;
 use proptest::prelude::*;
 
@@ -159,7 +160,7 @@ proptest! {
 
 /// The rule of sparse gradients in the oracle: only rows that are present change, in the variable and in all slots.
 #[test]
-fn only_rows_that_are_there_change_in_the_table_and_its_slots() {
+fn only_rows_of_the_gradient_change_in_the_table_and_its_slots() {
     fn check<R: Rule + Clone>(rule: &R) {
         for n in COUNTS {
             let step = (0..n).map(|r| Brought::Rows(vec![2 * r, 2 * r, 3])).collect::<Vec<_>>();

@@ -15,7 +15,7 @@ fn train_shards<R: Rule + Clone>(rule: &R, steps: &[Brought], shards: usize) -> 
     // As the model draws it.
     let uniform = Initializer::new(Distribution::Uniform { lo: -1., up: 1. }, 3, "table");
     let tables: Vec<Table> = (0..cut.shards())
-        .map(|i| Table::drawn("table", &[HEIGHT, WIDTH], DType::F32, &uniform, (cut, i)).unwrap())
+        .map(|i| Table::initialized("table", &[HEIGHT, WIDTH], DType::F32, &uniform, (cut, i)).unwrap())
         .collect();
     tables.iter().for_each(|table| table.set_rule(Arc::new(rule.clone())).unwrap());
     for (step, brought) in steps.iter().enumerate() {

@@ -5,7 +5,8 @@ use candle_core::{Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules::{Momentum, Sgd};
 use distribute::optimizer::{Gradient, Gradients, Transform, Weighting};
-use distribute::{Error, HostTensor, IndexedSlices, Optimizer, ReduceOp};
+use distribute::tensor::IndexedSlices;
+use distribute::{Error, HostTensor, Optimizer, ReduceOp};
 use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -54,7 +55,7 @@ fn before_the_reduction_it_is_the_gradient_of_the_mean_that_is_changed() {
 }
 
 #[test]
-fn norms_are_of_each_variable_or_of_all_together() {
+fn norms_are_of_each_variable_or_of_all() {
     watched(|| {
         for n in COUNTS {
             let step = |transform: Transform| {
@@ -123,7 +124,7 @@ fn weight_decay_is_added_to_the_gradients_that_are_there() {
 }
 
 #[test]
-fn a_closure_sees_whole_gradients_once_after_the_reduction_and_on_each_replica_before() {
+fn a_transform_sees_complete_gradients_once_after_the_reduction_and_on_each_replica_before() {
     watched(|| {
         let calls = Arc::new((AtomicUsize::new(0), Mutex::new(Vec::new())));
         let counted = calls.clone();
@@ -194,7 +195,7 @@ fn a_closure_that_fails_or_panics_fails_the_step_and_changes_nothing() {
 }
 
 #[test]
-fn the_bits_after_a_clip_do_not_depend_on_who_owns_what() {
+fn the_bits_after_a_clip_do_not_depend_on_the_partition() {
     // All replicas bring the same: their number changes the cut of the parameters, but not the reduced gradient.
     watched(|| {
         let train = |n: usize| {

@@ -1,8 +1,10 @@
 //! Datasets that a function creates.
 
 use crate::input::{central, everywhere, mirrored, one_device, steps};
+use distribute::context::get_strategy;
 use distribute::data::{Cardinality, Dataset, InputContext};
-use distribute::{Error, HostTensor, InputOptions, InputReplicationMode, Strategy, get_strategy};
+use distribute::input::InputReplicationMode;
+use distribute::{Error, HostTensor, InputOptions, Strategy};
 use distribute_testing::watched;
 use std::sync::{Arc, Mutex};
 
@@ -57,7 +59,7 @@ fn fn_1_in_mode_per_replica_each_iterates_over_its_own() {
 }
 
 #[test]
-fn fn_2_replicas_that_come_too_late_get_empty_batches() {
+fn fn_2_replicas_without_remaining_data_get_empty_batches() {
     let data = mirrored(2).distribute_datasets_from_function(|_| Ok(Dataset::range(5).batch(2))).unwrap();
     assert_eq!(steps(&data), [[vec![0, 1], vec![2, 3]], [vec![4], vec![]]]);
     assert_eq!(data.cardinality(), Cardinality::Finite(2));
@@ -66,13 +68,13 @@ fn fn_2_replicas_that_come_too_late_get_empty_batches() {
 
 /// ITER-2: a scalar has no empty form.
 #[test]
-fn iter_2_scalars_that_do_not_go_round_are_an_error() {
+fn iter_2_scalars_for_fewer_than_all_replicas_are_an_error() {
     let data = mirrored(2).distribute_datasets_from_function(|_| Ok(Dataset::range(3))).unwrap();
     let mut pass = data.iter();
-    assert_eq!(pass.get_next().unwrap().values(), [0, 1]);
-    let error = pass.get_next().unwrap_err().to_string();
+    assert_eq!(pass.next().unwrap().unwrap().values(), [0, 1]);
+    let error = pass.next().unwrap().unwrap_err().to_string();
     assert!(error.starts_with("only 1 of 2 replicas have data for step 1"), "{error}");
-    assert!(pass.get_next_as_optional().unwrap().is_none());
+    assert!(pass.next().is_none());
 }
 
 #[test]

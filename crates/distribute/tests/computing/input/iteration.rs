@@ -1,56 +1,53 @@
 //! Passes: their ends, their positions, and the contexts in which they may be iterated.
 
 use crate::input::{everywhere, ids, mirrored, steps};
+use distribute::context::{ContextKind, in_cross_replica_context};
 use distribute::data::{Cardinality, Dataset};
-use distribute::{ContextKind, Error, ReduceOp, in_cross_replica_context};
+use distribute::{Error, ReduceOp};
 use distribute_testing::watched;
 
 #[test]
-fn iter_2_get_next_is_out_of_range_at_the_end() {
+fn iter_2_next_returns_none_at_the_end() {
     let data = mirrored(2).distribute_dataset(Dataset::range(3).batch(2)).unwrap();
     let mut pass = data.iter();
-    assert_eq!(ids(pass.get_next()), [[0], [1]]);
-    assert_eq!(ids(pass.get_next()), [vec![2], vec![]]);
-    for _ in 0..2 {
-        let error = pass.get_next().unwrap_err();
-        assert!(matches!(&error, Error::OutOfRange { .. }), "{error}");
-    }
-    assert!(pass.next().is_none());
+    assert_eq!(ids(pass.next().unwrap()), [[0], [1]]);
+    assert_eq!(ids(pass.next().unwrap()), [vec![2], vec![]]);
+    assert!((0..3).all(|_| pass.next().is_none()));
 }
 
 #[test]
 fn iter_5_an_optional_stays_empty_after_the_end() {
     let data = mirrored(2).distribute_dataset(Dataset::range(2).batch_exact(2)).unwrap();
     let mut pass = data.iter();
-    assert_eq!(ids(Ok(pass.get_next_as_optional().unwrap().unwrap())), [[0], [1]]);
-    assert!((0..3).all(|_| pass.get_next_as_optional().unwrap().is_none()));
+    assert_eq!(ids(pass.next().unwrap()), [[0], [1]]);
+    assert!((0..3).all(|_| pass.next().is_none()));
     let empty = mirrored(2).distribute_dataset(Dataset::range(0).batch(2)).unwrap();
-    assert!(empty.iter().get_next_as_optional().unwrap().is_none());
+    assert!(empty.iter().next().is_none());
     let endless = mirrored(2).distribute_dataset(Dataset::range(2).repeat_forever().batch(2)).unwrap();
     let mut pass = endless.iter();
-    assert!((0..10).all(|_| pass.get_next_as_optional().unwrap().is_some()));
+    assert!((0..10).all(|_| pass.next().is_some()));
 }
 
 #[test]
-fn iter_6_steps_are_taken_outside_of_run() {
+fn iter_6_steps_are_taken_outside_run() {
     let strategy = mirrored(2);
     let data = strategy.distribute_dataset(Dataset::range(4).batch(2)).unwrap();
-    let errors = strategy.run((), |_, ()| Ok(data.iter().get_next().unwrap_err())).unwrap();
+    let errors = strategy.run((), |_, ()| Ok(data.iter().next().unwrap().unwrap_err())).unwrap();
     for error in errors {
         let Error::WrongContext { found: ContextKind::Replica, .. } = error else { panic!("{error}") };
     }
     // What was refused has changed nothing.
     let mut pass = strategy.scope(|| Ok(data.iter())).unwrap();
-    let inside = strategy.scope(|| pass.get_next());
+    let inside = strategy.scope(|| pass.next().unwrap());
     assert_eq!(ids(inside), [[0], [1]]);
 }
 
 #[test]
-fn iter_7_pieces_are_always_per_replica() {
+fn iter_7_batches_are_always_per_replica() {
     watched(|| {
         everywhere(|strategy| {
             let data = strategy.distribute_dataset(Dataset::range(4).batch(4)).unwrap();
-            let pieces = data.iter().get_next().unwrap().len();
+            let pieces = data.iter().next().unwrap().unwrap().len();
             assert_eq!(pieces, strategy.world().replicas(), "{strategy}");
         });
     });
@@ -89,7 +86,7 @@ fn iter_9_reduce_folds_the_steps_in_order() {
 }
 
 #[test]
-fn the_position_is_behind_the_last_step_of_the_latest_pass() {
+fn the_position_is_after_the_last_step_of_the_latest_pass() {
     let data = mirrored(2).distribute_dataset(Dataset::range(6).batch(2)).unwrap();
     let at = |position: distribute::data::Position| (position.epoch, position.steps);
     assert_eq!(at(data.position()), (0, 0));
@@ -105,7 +102,7 @@ fn the_position_is_behind_the_last_step_of_the_latest_pass() {
 }
 
 #[test]
-fn a_position_is_gone_on_at_and_later_passes_count_from_it() {
+fn a_pass_resumes_at_a_position_and_later_passes_count_from_it() {
     let range = Dataset::range(8).shuffle(8, 3);
     let new = |replicas| mirrored(replicas).distribute_dataset(range.batch(2)).unwrap();
     let two = new(2);
@@ -142,14 +139,15 @@ fn run_13_a_step_takes_the_next_batch_of_an_iterator_in_replica_context() {
         let data = strategy.distribute_dataset(Dataset::range(6).batch(4)).unwrap();
         let mut input = data.iter();
         let mut experimental_run = || {
-            strategy.run(input.get_next()?, |ctx, mine| {
+            let results = strategy.run(input.next()?.unwrap(), |ctx, mine| {
                 assert!(!in_cross_replica_context() && *ctx.strategy() == strategy);
                 Ok((ctx.replica_id_in_sync_group(), ctx.step(), mine.to_vec::<i64>()?))
-            })
+            });
+            Some(results.unwrap().into_values())
         };
-        assert_eq!(experimental_run().unwrap().values(), [(0, 1, vec![0, 1]), (1, 1, vec![2, 3])]);
-        assert_eq!(experimental_run().unwrap().values(), [(0, 2, vec![4]), (1, 2, vec![5])]);
-        assert!(matches!(experimental_run(), Err(Error::OutOfRange { .. })));
+        assert_eq!(experimental_run(), Some(vec![(0, 1, vec![0, 1]), (1, 1, vec![2, 3])]));
+        assert_eq!(experimental_run(), Some(vec![(0, 2, vec![4]), (1, 2, vec![5])]));
+        assert_eq!(experimental_run(), None);
         assert_eq!(strategy.steps(), 2, "without a batch there is no step");
     });
 }

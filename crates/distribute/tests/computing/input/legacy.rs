@@ -1,15 +1,17 @@
 //! TensorFlow's older names.
 
 use crate::input::{ids, mirrored};
-use distribute::data::{Dataset, numpy::write_npy};
+use distribute::data::Dataset;
+use distribute::data::numpy::write_npy;
+use distribute::input::InputReplicationMode;
 use distribute::legacy::{InputSource, Legacy};
-use distribute::{Error, HostTensor, InputReplicationMode};
+use distribute::{Error, HostTensor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 #[test]
-fn leg_1_and_leg_4_a_dataset_iterator_gives_global_batches_cut_and_starts_again() {
+fn leg_1_and_leg_4_a_dataset_iterator_splits_global_batches_and_restarts() {
     let mut inputs = mirrored(2).make_dataset_iterator(Dataset::range(8).batch(4)).unwrap();
     for _ in 0..2 {
         inputs.initialize();
@@ -29,7 +31,7 @@ fn leg_2_the_last_batch_is_not_lost() {
 }
 
 #[test]
-fn leg_3_an_input_function_gives_a_dataset_or_what_is_called_for_each_replica() {
+fn leg_3_an_input_function_returns_a_dataset_or_a_function_for_each_replica() {
     let strategy = mirrored(2);
     let mode = InputReplicationMode::PerWorker;
     let mut inputs = strategy
@@ -96,7 +98,7 @@ fn leg_5_arrays_are_read_from_files() {
 }
 
 #[test]
-fn leg_6_datasets_of_arrays_are_made_outside_of_run() {
+fn leg_6_datasets_of_arrays_are_created_outside_run() {
     let strategy = mirrored(2);
     let inside = strategy.run((), |_, ()| {
         let refused = strategy.make_numpy_dataset(HostTensor::vector(vec![1f32]));

@@ -10,10 +10,11 @@ use crate::everywhere::everywhere;
 use crate::support::{mirrored, one_device};
 use candle_core::{Device, Tensor};
 use distribute::data::{Dataset, SplitRule, split};
-use distribute::{CentralStorageStrategy, DistributedDataset, HostTensor, PerReplica, Result, Strategy};
+use distribute::input::DistributedDataset;
+use distribute::{CentralStorageStrategy, HostTensor, PerReplica, Result, Strategy};
 
 fn central() -> Strategy {
-    CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0").unwrap().into()
+    CentralStorageStrategy::new(["cpu:0", "cpu:1"], "cpu:0").unwrap()
 }
 
 fn ids(step: Result<PerReplica<HostTensor>>) -> Vec<Vec<i64>> {
@@ -45,7 +46,7 @@ fn candle_tensors_are_sliced_shuffled_batched_and_split() {
 
 /// DIST-1, DIST-11: all properties of a dataset.
 #[test]
-fn dist_11_the_specs_of_pieces_are_known_before_there_are_any() {
+fn dist_11_the_specs_of_batches_are_available_before_the_first() {
     let spec = |strategy: &Strategy, data: Dataset<HostTensor>| {
         let data = strategy.distribute_dataset(data).unwrap();
         let specs = data.element_spec().unwrap();
@@ -67,7 +68,7 @@ fn dist_11_the_specs_of_pieces_are_known_before_there_are_any() {
 
 /// DIST-7: a replica gets every row once, and the last batch is split like the others.
 #[test]
-fn dist_7_batches_are_cut_over_the_replicas() {
+fn dist_7_batches_are_split_over_the_replicas() {
     let cut = |replicas, n, batch| {
         steps(&mirrored(replicas).distribute_dataset(Dataset::range(n).batch(batch)).unwrap())
     };
@@ -77,7 +78,7 @@ fn dist_7_batches_are_cut_over_the_replicas() {
 }
 
 #[test]
-fn explain_says_who_gets_what() {
+fn explain_lists_the_partition_of_each_replica() {
     let data = mirrored(2).distribute_dataset(Dataset::range(9).batch(4)).unwrap();
     assert!(data.explain().contains("rows of its replicas in a full step: 2 2"), "{}", data.explain());
     assert!(format!("{data:?}").contains("range 0..9"), "{data:?}");

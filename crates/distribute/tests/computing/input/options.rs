@@ -3,9 +3,9 @@
 use crate::input::{central, everywhere, mirrored, one_device, steps};
 use candle_core::{Device, Tensor};
 use distribute::data::{AutoShardPolicy, Dataset, SplitRule, UnevenEnds};
-use distribute::{
-    DeviceName, Error, HostTensor, InputOptions, InputReplicationMode, Result, Strategy, StrategyExtended,
-};
+use distribute::input::InputReplicationMode;
+use distribute::strategy::{DeviceName, StrategyExtended};
+use distribute::{Error, HostTensor, InputOptions, Result, Strategy};
 use distribute_testing::watched;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -60,18 +60,18 @@ fn candle_batches() -> Dataset<Tensor> {
 }
 
 #[test]
-fn in_4_pieces_are_brought_to_the_devices_of_their_replicas_unless_they_are_to_stay() {
+fn in_4_batches_are_transferred_to_their_replicas_devices_unless_disabled() {
     for fetch_to_device in [None, Some(true), Some(false)] {
         let options = InputOptions { fetch_to_device, ..Default::default() };
         let mut pass =
             Elsewhere::strategy().distribute_dataset_with(candle_batches(), options).unwrap().iter();
         match fetch_to_device {
             Some(false) => {
-                let pieces = pass.get_next().unwrap();
+                let pieces = pass.next().unwrap().unwrap();
                 assert!(pieces.iter().all(|piece| piece.device().is_cpu()));
             }
             _ => {
-                let error = pass.get_next().unwrap_err();
+                let error = pass.next().unwrap().unwrap_err();
                 assert!(matches!(&error, Error::Device { name, .. } if name.ends_with("GPU:98")), "{error}");
                 assert!(error.to_string().contains("fetch_to_device: Some(false)"), "{error}");
             }
@@ -96,7 +96,7 @@ impl Drop for Counted {
 }
 
 #[test]
-fn in_7_so_many_steps_are_made_ahead_and_no_more() {
+fn in_7_the_configured_number_of_steps_is_prefetched() {
     watched(|| {
         for ahead in [0, 1, 4] {
             let (made, (ended, end)) = (Arc::new(AtomicUsize::new(0)), channel());
@@ -107,7 +107,7 @@ fn in_7_so_many_steps_are_made_ahead_and_no_more() {
             let mut pass = data.iter();
             assert_eq!(made.load(Ordering::SeqCst), 0);
             for step in 1..=3 {
-                pass.get_next().unwrap();
+                pass.next().unwrap().unwrap();
                 // That they come at all, without being asked for.
                 while made.load(Ordering::SeqCst) < 2 * (step + ahead) {
                     std::thread::yield_now();
@@ -121,7 +121,7 @@ fn in_7_so_many_steps_are_made_ahead_and_no_more() {
 }
 
 #[test]
-fn in_4_and_in_7_how_data_is_brought_to_the_replicas_does_not_change_it() {
+fn in_4_and_in_7_the_way_to_transfer_data_does_not_change_it() {
     for fetch_to_device in [None, Some(true), Some(false)] {
         for per_replica_buffer_size in [0, 1, 3] {
             let options = InputOptions { fetch_to_device, per_replica_buffer_size, ..Default::default() };
@@ -152,7 +152,7 @@ fn in_5_datasets_for_each_replica_come_from_functions_of_strategies_that_mirror(
 }
 
 #[test]
-fn in_6_a_dataset_on_the_device_is_that_of_one_replica_and_stays_there() {
+fn in_6_a_dataset_on_the_device_belongs_to_one_replica_and_stays_there() {
     let strategy = mirrored(2);
     let on_device = InputOptions { place_dataset_on_device: true, ..Default::default() };
     let for_workers = strategy.distribute_dataset_with(batches(), on_device).unwrap_err();
@@ -176,7 +176,7 @@ fn in_6_a_tensor_that_is_not_on_the_device_where_it_was_to_be_placed_is_an_error
         let on_cpus = mirrored(2).distribute_datasets_from_function_with(options, make).unwrap();
         assert_eq!(on_cpus.iter().filter(Result::is_ok).count(), 2);
         let elsewhere = Elsewhere::strategy().distribute_datasets_from_function_with(options, make).unwrap();
-        let first = elsewhere.iter().get_next();
+        let first = elsewhere.iter().next().unwrap();
         if place_dataset_on_device {
             let error = first.unwrap_err().to_string();
             for part in ["local replica 0", "a candle tensor uint32[2] on Cpu", "device:GPU:98"] {
@@ -184,7 +184,7 @@ fn in_6_a_tensor_that_is_not_on_the_device_where_it_was_to_be_placed_is_an_error
             }
             let host =
                 Elsewhere::strategy().distribute_datasets_from_function_with(options, |_| Ok(batches()));
-            assert!(host.unwrap().iter().get_next().unwrap_err().to_string().contains("GPU:98"));
+            assert!(host.unwrap().iter().next().unwrap().unwrap_err().to_string().contains("GPU:98"));
         } else {
             drop(first.unwrap())
         }
@@ -192,7 +192,7 @@ fn in_6_a_tensor_that_is_not_on_the_device_where_it_was_to_be_placed_is_an_error
 }
 
 #[test]
-fn in_8_options_are_those_of_one_call() {
+fn in_8_options_apply_to_one_call() {
     let strategy = mirrored(2);
     let options = InputOptions { replication_mode: PER_REPLICA, ..Default::default() };
     from_function(&strategy, options).unwrap();
@@ -201,7 +201,7 @@ fn in_8_options_are_those_of_one_call() {
 }
 
 #[test]
-fn in_9_every_strategy_takes_options() {
+fn in_9_every_strategy_accepts_options() {
     let options = InputOptions { split_rule: SplitRule::TensorFlow, ..Default::default() };
     let data = central().distribute_dataset_with(Dataset::range(3).batch(3), options).unwrap();
     assert_eq!(steps(&data), [[vec![0, 1], vec![2]]]);
@@ -225,7 +225,7 @@ fn iter_3_uneven_ends_are_padded_dropped_or_stop_all() {
 }
 
 #[test]
-fn dist_8_whatever_the_policy_the_replicas_of_a_worker_share_its_data() {
+fn dist_8_the_replicas_of_a_worker_share_its_data_for_each_policy() {
     use AutoShardPolicy::{Auto, Data, File, Hint, Off};
     for auto_shard_policy in [Auto, Data, File, Hint, Off] {
         let options = InputOptions { auto_shard_policy, ..Default::default() };

@@ -4,8 +4,10 @@
 use crate::input::mirrored;
 use candle_core::{Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
+use distribute::checkpoint::CheckpointManager;
 use distribute::data::Dataset;
-use distribute::{Adam, Checkpoint, CheckpointManager, DistributedDataset, Optimizer, Replicated, Strategy};
+use distribute::input::DistributedDataset;
+use distribute::{Adam, Checkpoint, Optimizer, Replicated, Strategy};
 use distribute_testing::watched;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -113,7 +115,7 @@ fn kill_after(steps: usize, folder: &Path) {
 }
 
 #[test]
-fn a_killed_epoch_goes_on_with_every_element_once() {
+fn a_killed_epoch_resumes_with_every_element_once() {
     watched(|| {
         let mut through = Training::new(2);
         through.train(|_| ());

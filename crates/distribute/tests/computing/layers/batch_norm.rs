@@ -151,7 +151,7 @@ fn gradients<N: Norm>(config: BatchNormConfig, x: &Var, dtype: DType) -> Vec<Ten
 }
 
 #[test]
-fn outside_of_run_it_is_candles_batch_norm() {
+fn outside_run_batch_norm_equals_candles() {
     for (dtype, limit) in [(DType::F64, 1e-12), (DType::F32, 1e-4)] {
         for shape in [&[5, 3][..], &[4, 3, 2], &[2, 3, 3, 5]] {
             for (remove_mean, affine) in [(true, true), (true, false), (false, true)] {
@@ -195,7 +195,7 @@ fn a_mean_far_from_zero_costs_no_precision() {
 }
 
 #[test]
-fn one_element_or_none_leaves_statistics_that_it_does_not_know() {
+fn one_element_or_none_leaves_statistics_unchanged() {
     watched(|| {
         for strategy in [one_device(), mirrored(2)] {
             let model = strategy
@@ -283,7 +283,7 @@ fn shapes_and_settings_that_do_not_fit_are_errors() {
         assert!(error.contains("[rows, 3, ...]"), "{error}");
     }
     let error = norm.forward_train(&Tensor::zeros((2, 3), DType::U32, &Device::Cpu).unwrap()).unwrap_err();
-    assert!(error.to_string().contains("floats"), "{error}");
+    assert!(error.to_string().contains("a float dtype"), "{error}");
     let error = build(BatchNormConfig { momentum: 2., ..Default::default() }).unwrap_err().to_string();
     assert!(error.contains("momentum"), "{error}");
     build(BatchNormConfig { eps: -1., ..Default::default() }).unwrap_err();
@@ -291,7 +291,7 @@ fn shapes_and_settings_that_do_not_fit_are_errors() {
 
 /// The losses and gradients of several micro-batches in one step, some of them empty.
 #[test]
-fn micro_batches_take_part_in_their_own_order() {
+fn micro_batches_participate_in_their_order() {
     watched(|| {
         let train = |strategy: Strategy| {
             let model = strategy
@@ -375,7 +375,7 @@ fn rows_without_a_weight_get_the_gradients_of_the_others() {
 }
 
 #[test]
-fn a_replica_that_skips_rows_it_has_normalised_is_told_so() {
+fn a_replica_that_skips_normalized_rows_gets_an_error() {
     watched(|| {
         let strategy = mirrored(2);
         let model = strategy
@@ -395,7 +395,7 @@ fn a_replica_that_skips_rows_it_has_normalised_is_told_so() {
         };
         let error = step(2).unwrap_err();
         assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
-        assert!(error.to_string().contains("what replica 1 gave"), "{error}");
+        assert!(error.to_string().contains("the value that replica 1 contributed"), "{error}");
         step(0).unwrap();
     });
 }
@@ -414,7 +414,7 @@ fn in_cross_replica_context_it_evaluates_only() {
             })
         };
         let error = merged(true).unwrap_err().to_string();
-        assert!(error.contains("call it inside of run"), "{error}");
+        assert!(error.contains("call it inside run"), "{error}");
         for bn in model.models() {
             assert_eq!(flat(bn.running_mean()), [0.]);
         }

@@ -9,7 +9,7 @@ fn config(padding: usize, stride: usize, dilation: usize, groups: usize) -> Conv
 }
 
 #[test]
-fn values_are_candles_and_gradients_those_of_differences() {
+fn values_equal_candles_and_gradients_differences() {
     for (padding, stride, dilation, groups) in
         [(0, 1, 1, 1), (0, 2, 1, 1), (1, 1, 1, 1), (2, 2, 1, 2), (0, 1, 2, 1), (1, 3, 2, 2)]
     {
@@ -34,7 +34,7 @@ fn values_are_candles_and_gradients_those_of_differences() {
 }
 
 #[test]
-fn no_sequences_are_convolved_to_none_and_other_shapes_are_refused() {
+fn zero_sequences_give_zero_sequences_and_other_shapes_are_refused() {
     let layer = Conv1d::new(numbers(&[6, 4, 3], DType::F32), None, config(1, 2, 1, 1));
     let none = Tensor::zeros((0, 4, 8), DType::F32, &Device::Cpu).unwrap();
     assert_eq!(layer.forward(&none).unwrap().dims(), [0, 6, 4]);

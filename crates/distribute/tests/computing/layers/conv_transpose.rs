@@ -35,7 +35,7 @@ fn by_definition(x: &Tensor, weight: &Tensor, bias: &Tensor, config: &ConvTransp
 }
 
 #[test]
-fn sequences_become_what_the_definition_says_with_gradients_of_differences() {
+fn sequences_follow_the_definition_with_gradients_of_differences() {
     for (padding, output_padding, stride, dilation, groups) in
         [(0, 0, 1, 1, 1), (1, 1, 2, 1, 2), (2, 0, 3, 2, 1), (0, 2, 1, 3, 4), (1, 2, 2, 1, 1)]
     {
@@ -88,7 +88,7 @@ fn images_have_candles_values_and_gradients_of_differences() {
 }
 
 #[test]
-fn nothing_becomes_nothing_and_what_does_not_fit_is_refused() {
+fn empty_input_gives_empty_output_and_mismatches_are_refused() {
     let config = ConvTranspose2dConfig { padding: 1, stride: 2, ..Default::default() };
     let layer =
         ConvTranspose2d::new(numbers(&[3, 2, 3, 3], DType::F32), Some(numbers(&[2], DType::F32)), config);

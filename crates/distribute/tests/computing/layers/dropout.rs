@@ -25,7 +25,7 @@ fn masks(strategy: &Strategy, dropout: &Dropout, shape: &[usize]) -> Vec<Vec<f64
 
 // INV-8
 #[test]
-fn replicas_drop_what_one_device_would() {
+fn replicas_drop_the_same_elements_as_one_device() {
     watched(|| {
         let dropout = Dropout::new(0.4, 7, "hidden").unwrap();
         for shape in [&[1, 5][..], &[3, 4, 7], &[8, 1], &[10]] {
@@ -39,7 +39,7 @@ fn replicas_drop_what_one_device_would() {
 }
 
 #[test]
-fn rows_times_words_are_places_in_the_global_batch_too() {
+fn rows_times_words_are_positions_in_the_global_batch() {
     watched(|| {
         let dropout = Dropout::new(0.5, 7, "words").unwrap();
         let run = |strategy: Strategy| {
@@ -74,7 +74,7 @@ fn seed_name_step_and_call_make_other_masks() {
 }
 
 #[test]
-fn calls_are_counted_in_cross_replica_context_too() {
+fn calls_are_counted_in_cross_replica_context() {
     watched(|| {
         let dropout = Dropout::new(0.5, 1, "cross-replica").unwrap();
         let strategy = mirrored(2);
@@ -89,7 +89,7 @@ fn calls_are_counted_in_cross_replica_context_too() {
 }
 
 #[test]
-fn replicas_without_a_piece_draw_by_their_id() {
+fn replicas_without_a_batch_initialize_by_their_id() {
     watched(|| {
         let dropout = Dropout::new(0.5, 1, "a").unwrap();
         let run = || {
@@ -105,7 +105,7 @@ fn replicas_without_a_piece_draw_by_their_id() {
 }
 
 #[test]
-fn a_resumed_training_draws_on() {
+fn a_resumed_training_continues_its_random_numbers() {
     watched(|| {
         let dropout = Dropout::new(0.5, 1, "a").unwrap();
         let through = masks(&mirrored(2), &dropout, &[4, 50]);
@@ -119,7 +119,7 @@ fn a_resumed_training_draws_on() {
 }
 
 #[test]
-fn the_share_and_the_scale_are_right_and_evaluation_keeps_everything() {
+fn the_rate_and_the_scale_are_right_and_evaluation_keeps_everything() {
     for (p, dtype) in [(0.1, DType::F32), (0.5, DType::F64), (0.9, DType::F32), (0.3, DType::BF16)] {
         let dropout = Dropout::new(p, 3, "share").unwrap();
         let x = ones(&[100, 101]).to_dtype(dtype).unwrap();
@@ -203,12 +203,12 @@ fn a_model_with_dropout_trains_like_one_device_for_every_remainder() {
 }
 
 #[test]
-fn what_cannot_be_dropped_is_an_error() {
+fn an_invalid_drop_is_an_error() {
     for p in [1., -0.1, f32::NAN] {
         let error = Dropout::new(p, 0, "layer.3").unwrap_err().to_string();
         assert!(error.contains("layer.3") && error.contains("[0, 1)"), "{error}");
     }
     let integers = Tensor::zeros(3, DType::I64, &Device::Cpu).unwrap();
     let error = Dropout::new(0.5, 0, "a").unwrap().forward(&integers, true).unwrap_err().to_string();
-    assert!(error.contains("floats"), "{error}");
+    assert!(error.contains("a float dtype"), "{error}");
 }

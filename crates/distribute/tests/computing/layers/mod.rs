@@ -4,6 +4,7 @@ mod batch_norm;
 mod conv1d;
 mod conv_transpose;
 mod dropout;
+mod lora;
 mod of_candle;
 mod per_thread;
 mod pool;

@@ -1,5 +1,5 @@
 //! Gradients of candle's operations, by candle's backward and by this crate's, compared with finite differences and
-//! with the table of docs/from-candle.md.
+//! with the table of docs/reference/gradients.md.
 
 use super::{by_differences, flat, numbers, var};
 use candle_core::{DType, Device, IndexOp, Result, Tensor, Var};
@@ -226,7 +226,7 @@ fn verdict(
 
 /// Returns the rows of the guide's table: operation, candle's backward, and this crate's.
 fn table() -> Vec<[String; 3]> {
-    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/from-candle.md");
+    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/gradients.md");
     let guide = std::fs::read_to_string(guide).unwrap();
     let rows = guide.lines().skip_while(|line| !line.starts_with("| operation of candle |")).skip(2);
     let cells = |line: &str| {
@@ -238,7 +238,7 @@ fn table() -> Vec<[String; 3]> {
 
 // INV-74
 #[test]
-fn the_guide_says_of_each_operation_whose_gradient_is_right() {
+fn the_guide_lists_for_each_operation_whether_its_gradient_is_right() {
     let mut found = Vec::new();
     for case in cases() {
         let loss = loss(&case).unwrap_or_else(|error| panic!("{}: {error}", case.row));
@@ -272,7 +272,7 @@ fn values_that_candle_has_wrong_are_right_by_the_layers_of_this_crate() {
         assert!(close(&of_nn, &right), "{row}: nn has {of_nn}, not {right}");
         assert!(
             !close(&of_candle, &right),
-            "{row}: right in candle now: docs/from-candle.md says that it is not"
+            "{row}: right in candle now: docs/reference/gradients.md says that it is not"
         );
     };
     // Rows that are not contiguous, of several examples.

@@ -91,7 +91,7 @@ impl Counts {
 
 // INV-79
 #[test]
-fn each_thread_builds_its_own_once_from_the_variables_there_are() {
+fn each_thread_builds_one_model_from_the_existing_variables() {
     watched(|| {
         let (strategy, counts) = (mirrored(3), Counts::default());
         let build = counts.clone();
@@ -173,13 +173,13 @@ fn a_model_that_asks_for_other_variables_later_is_refused_by_name() {
         let model = model.unwrap();
         let error = strategy.run(&model, |_, model| Ok(model.get()?.weight().dims().len())).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("built again") && text.contains("late.weight"), "{text}");
+        assert!(text.contains("rebuilt on another thread") && text.contains("late.weight"), "{text}");
         assert_eq!(model.variables.names(), ["early.bias", "early.weight"]);
     });
 }
 
 #[test]
-fn a_builder_says_of_variables_what_it_said_when_the_model_was_first_built() {
+fn a_rebuilt_model_has_the_same_variables_as_the_first_build() {
     watched(|| {
         let strategy = mirrored(2);
         // As candle_transformers' models look for tied weights.
@@ -205,7 +205,7 @@ struct Mixed {
 }
 
 #[test]
-fn what_is_not_a_module_nested_or_changes_itself_is_had_by_get() {
+fn layers_that_are_no_modules_nested_or_mutable_are_available_by_get() {
     watched(|| {
         let strategy = mirrored(2);
         let model = strategy.replicate(|vb| {

@@ -106,7 +106,7 @@ fn upsampling_has_candles_values_and_gradients_of_differences() {
 }
 
 #[test]
-fn what_is_scattered_has_a_gradient_where_it_is_left() {
+fn scattered_tensors_have_gradients_outside_the_written_rows() {
     let ids = |dims: &[usize], below: u32| {
         let all: Vec<u32> =
             (0..dims.iter().product::<usize>() as u32).map(|i| (i * i * 5 + 3) % below).collect();
@@ -140,7 +140,7 @@ fn what_is_scattered_has_a_gradient_where_it_is_left() {
 }
 
 #[test]
-fn no_images_become_none_and_windows_without_a_place_are_refused() {
+fn zero_images_give_zero_images_and_windows_that_do_not_fit_are_refused() {
     let none = Tensor::zeros((0, 3, 6, 5), DType::F32, &Device::Cpu).unwrap();
     // Also where it is a part of something.
     for none in [none, numbers(&[2, 3, 6, 5], DType::F32).narrow(0, 1, 0).unwrap()] {
@@ -160,7 +160,7 @@ fn no_images_become_none_and_windows_without_a_place_are_refused() {
         nn::avg_pool2d_with_stride(&x, 2, 0).unwrap_err(),
         nn::max_pool2d(&x, 0).unwrap_err(),
     ] {
-        assert!(error.to_string().contains("has no place in images of 2 x 3"), "{error}");
+        assert!(error.to_string().contains("does not fit images of 2 x 3"), "{error}");
     }
     let error = nn::adaptive_max_pool2d(&x, 0).unwrap_err().to_string();
     assert!(error.contains("cannot be pooled to (0, 0)"), "{error}");

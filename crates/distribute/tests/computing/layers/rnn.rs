@@ -39,7 +39,7 @@ fn both(name: &str, vb: VarBuilder) -> [Layer; 2] {
 }
 
 #[test]
-fn values_are_candles_and_gradients_those_of_candle_and_of_differences() {
+fn values_equal_candles_and_gradients_candles_and_differences() {
     for name in ["lstm", "lstm without bias", "lstm backward", "gru", "gru without bias"] {
         let map = VarMap::new();
         let [ours, theirs] = both(name, VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu).pp("rnn"));
@@ -115,7 +115,7 @@ impl Model {
 
 // INV-9
 #[test]
-fn replicas_train_to_the_weights_of_one_device_empty_pieces_included() {
+fn replicas_train_to_the_weights_of_one_device_including_empty_batches() {
     watched(|| {
         let train = |strategy: Strategy| {
             let model = strategy.replicate(Model::new).unwrap();

@@ -159,7 +159,7 @@ fn a_row_that_is_not_true_is_found() {
         |row: &str| table(row).iter().flat_map(|row| faults(row, &repository)).collect::<Vec<_>>().join("; ");
     let file = "crates/core/src/ops/run.rs";
     let item = format!("[`Strategy::run`](../../../../../{file})");
-    let test = "`run_3_each_replica_gets_its_part_of_what_is_distributed_and_all_of_the_rest`";
+    let test = "`run_3_each_replica_gets_its_component_of_distributed_values_and_all_other_values`";
     assert_eq!(fault(&format!("| run | calls | {item} | {test} | `tf.distribute.Strategy.run` |")), "");
     assert_eq!(fault("| run | calls | — | out of scope | |"), "");
     for coming in ["several machines", "parameter servers"] {

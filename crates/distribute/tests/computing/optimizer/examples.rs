@@ -32,7 +32,7 @@ fn train(replicas_: usize, rows: i64, n: fn(usize) -> usize, name: &'static str)
 }
 
 #[test]
-fn examples_of_an_empty_piece_are_refused() {
+fn examples_of_an_empty_batch_are_refused() {
     watched(|| {
         let error = train(2, 9, |_| 2, "refused").unwrap_err();
         assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
@@ -51,17 +51,19 @@ fn examples_of_an_empty_piece_are_refused() {
                 0 => optimizer.minimize_each(ctx, [Ok((model[0].sum_all()?, 1))]).map(drop),
                 _ => optimizer.apply_gradients(ctx, distribute::optimizer::Gradients::new(&optimizer), 1),
             });
-            assert!(error.unwrap_err().to_string().contains("n is 1, but this replica's piece"));
+            assert!(
+                error.unwrap_err().to_string().contains("n is 1, but this per-replica batch has no rows")
+            );
         }
     });
 }
 
 #[test]
-fn one_number_for_all_pieces_is_warned_of_once() {
+fn one_number_for_all_batches_is_warned_of_once() {
     watched(|| {
         let log = Log::of_process();
         let told =
-            || log.lines("n is 2 on every replica, but their pieces of the batch have 2, 1, 1 rows").len();
+            || log.lines("n is 2 on every replica, but their per-replica batches have 2, 1, 1 rows").len();
         // 2, 1 and 1 rows.
         train(3, 12, |_| 2, "constant").unwrap();
         assert_eq!(told(), 1);
@@ -69,12 +71,12 @@ fn one_number_for_all_pieces_is_warned_of_once() {
         // Numbers of tokens.
         train(3, 12, |rows| [0, 5, 13][rows], "tokens").unwrap();
         assert_eq!(told(), 1);
-        assert_eq!(log.lines("is the number of examples of this replica's piece, over which").len(), 1);
+        assert_eq!(log.lines("is the number of examples that this replica's loss is a mean over").len(), 1);
     });
 }
 
 #[test]
-fn the_same_losses_come_out_for_tokens_whatever_the_number_of_replicas() {
+fn losses_of_tokens_are_the_same_for_each_number_of_replicas() {
     watched(|| {
         let one = train(1, 11, |rows| 7 * rows, "one").unwrap();
         let three = train(3, 11, |rows| 7 * rows, "three").unwrap();

@@ -61,7 +61,7 @@ fn as_an_error_it_names_replica_step_and_variable_and_nothing_has_changed() {
 }
 
 #[test]
-fn such_steps_can_be_left_out_by_all_replicas() {
+fn steps_that_are_not_finite_can_be_skipped_by_all_replicas() {
     watched(|| {
         let log = Log::of_process();
         let strategy = mirrored(2);
@@ -80,12 +80,12 @@ fn such_steps_can_be_left_out_by_all_replicas() {
         assert_eq!(value(&model, "left_b"), [0.; 3]);
         let lines = log.lines("left_b");
         assert_eq!(lines.len(), 1, "{lines:?}");
-        assert!(lines[0].contains("the step is left out") && lines[0].contains("in step 2"), "{}", lines[0]);
+        assert!(lines[0].contains("the step is skipped") && lines[0].contains("in step 2"), "{}", lines[0]);
     });
 }
 
 #[test]
-fn without_a_setting_a_loss_is_warned_of_and_a_variable_that_is_not_finite_itself_is_named() {
+fn by_default_a_loss_is_warned_of_and_a_variable_that_is_not_finite_is_named() {
     watched(|| {
         let log = Log::of_process();
         let strategy = mirrored(2);

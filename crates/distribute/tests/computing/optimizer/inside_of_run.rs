@@ -1,12 +1,11 @@
 //! Operations that are only allowed outside `run`: inside, every replica would apply them to shared state.
 
 use crate::optimizer::{mirrored, vector, vectors};
-use distribute::prelude::*;
-use distribute::{Checkpoint, Error, Result};
+use distribute::{Error, Result, prelude::*};
 use distribute_testing::watched;
 
 #[test]
-fn what_would_be_done_by_every_replica_is_refused_and_says_what_to_do() {
+fn actions_that_every_replica_would_repeat_are_refused_with_advice() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("model.safetensors");
@@ -20,7 +19,7 @@ fn what_would_be_done_by_every_replica_is_refused_and_says_what_to_do() {
             type Call<'a> = &'a (dyn Fn(usize) -> Result<()> + Sync);
             let calls: [(&str, Call<'_>, &str); 7] = [
                 ("set_learning_rate", &|r| optimizer.set_learning_rate(r as f64), "schedule"),
-                ("Optimizer::new", &|_| Sgd::new(variables, 0.1).map(drop), "create it outside of run"),
+                ("Optimizer::new", &|_| Sgd::new(variables, 0.1).map(drop), "create it outside run"),
                 ("Variables::trainable", &|_| variables.trainable().map(drop), "distribute's optimizers"),
                 ("Variables::save", &|_| variables.save(&file), "between runs"),
                 ("Variables::load", &|_| variables.load(&file), "between runs"),
@@ -51,7 +50,7 @@ fn what_would_be_done_by_every_replica_is_refused_and_says_what_to_do() {
 }
 
 #[test]
-fn where_one_replica_forgets_its_step_the_error_names_what_to_call() {
+fn if_one_replica_forgets_its_step_the_error_names_the_call() {
     watched(|| {
         let strategy = mirrored(2);
         let model = vectors(&strategy, &["w"]);

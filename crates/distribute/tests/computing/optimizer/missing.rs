@@ -40,7 +40,7 @@ fn step(strategy: &Strategy, model: &Replicated<Cut>, optimizer: &Sgd) -> Result
 }
 
 #[test]
-fn a_model_that_trains_only_its_head_is_told_of_once_by_name() {
+fn a_model_that_trains_only_its_head_gets_one_warning_by_name() {
     watched(|| {
         let log = Log::of_process();
         for (n, name) in [(1, "only_a"), (3, "only_b")] {
@@ -68,7 +68,7 @@ fn a_model_that_trains_only_its_head_is_told_of_once_by_name() {
 }
 
 #[test]
-fn llama_as_it_stands_is_told_of() {
+fn unmodified_llama_gets_a_warning() {
     watched(|| {
         let log = Log::of_process();
         let config = Config {
@@ -107,7 +107,7 @@ fn llama_as_it_stands_is_told_of() {
 
 /// Returns the log about the variable `name` after a model's first step on five tokens, and the variables that had a
 /// gradient.
-fn said<M: Send + Sync>(
+fn warnings_and_weights<M: Send + Sync>(
     load: impl Fn(VarBuilder) -> candle_core::Result<M> + Send + Sync + 'static,
     forward: impl Fn(&M, &Tensor) -> candle_core::Result<Tensor> + Sync,
     name: &str,
@@ -130,7 +130,7 @@ fn said<M: Send + Sync>(
 }
 
 #[test]
-fn bert_as_it_stands_is_told_of() {
+fn unmodified_bert_gets_a_warning() {
     watched(|| {
         let config = bert::Config {
             vocab_size: 10,
@@ -141,7 +141,7 @@ fn bert_as_it_stands_is_told_of() {
             max_position_embeddings: 6,
             ..Default::default()
         };
-        let (lines, trained) = said(
+        let (lines, trained) = warnings_and_weights(
             move |vb| bert::BertForMaskedLM::load(vb, &config),
             |model, tokens| model.forward(tokens, &tokens.zeros_like()?, None),
             ": bert.embeddings.LayerNorm.bias",
@@ -157,13 +157,13 @@ fn bert_as_it_stands_is_told_of() {
 }
 
 #[test]
-fn distilbert_as_it_stands_is_told_of() {
+fn unmodified_distilbert_gets_a_warning() {
     watched(|| {
         let config = serde_json::json!({
             "vocab_size": 10, "dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 16, "activation": "gelu",
             "max_position_embeddings": 6, "initializer_range": 0.02, "pad_token_id": 0, "model_type": "distilbert",
         });
-        let (lines, trained) = said(
+        let (lines, trained) = warnings_and_weights(
             move |vb| {
                 let config = serde_json::from_value(config.clone()).map_err(candle_core::Error::wrap)?;
                 distilbert::DistilBertForMaskedLM::load(vb, &config)
@@ -209,7 +209,7 @@ fn on_request_it_is_an_error_of_every_replica_and_nothing_has_changed() {
 }
 
 #[test]
-fn what_is_frozen_on_purpose_or_quiet_is_not_told_of() {
+fn deliberately_frozen_variables_get_no_warning() {
     watched(|| {
         let log = Log::of_process();
         let strategy = mirrored(2);

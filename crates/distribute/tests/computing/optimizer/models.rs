@@ -63,7 +63,7 @@ fn small(strategy: &Strategy, name: &'static str) -> Replicated<Small> {
 }
 
 #[test]
-fn batch_norm_that_a_training_evaluates_is_told_of_once_by_name() {
+fn batch_norm_that_a_training_evaluates_gets_one_warning_by_name() {
     watched(|| {
         let log = Log::of_process();
         for (n, name) in [(1, "bn_alone"), (3, "bn_three")] {
@@ -77,7 +77,7 @@ fn batch_norm_that_a_training_evaluates_is_told_of_once_by_name() {
                 "WARN",
                 "minimize: a layer of batch-norm was evaluated",
                 "train = true",
-                "docs/from-candle.md",
+                "docs/train/from-candle.md",
             ] {
                 assert!(lines[0].contains(part), "{part:?} is not in {}", lines[0]);
             }
@@ -86,7 +86,7 @@ fn batch_norm_that_a_training_evaluates_is_told_of_once_by_name() {
 }
 
 #[test]
-fn batch_norm_that_is_trained_frozen_loaded_or_unused_is_not_told_of() {
+fn batch_norm_that_is_trained_frozen_loaded_or_unused_gets_no_warning() {
     watched(|| {
         let (log, strategy) = (Log::of_process(), mirrored(2));
         let step = |model: &Replicated<Small>, optimizer: &Sgd, train: bool| {
@@ -127,7 +127,7 @@ fn batch_norm_that_is_trained_frozen_loaded_or_unused_is_not_told_of() {
 }
 
 #[test]
-fn candles_resnet_is_told_of_in_the_first_step() {
+fn candles_resnet_gets_a_warning_in_the_first_step() {
     watched_for(Duration::from_secs(180), || {
         let (log, strategy) = (Log::of_process(), mirrored(2));
         let model =
@@ -143,7 +143,7 @@ fn candles_resnet_is_told_of_in_the_first_step() {
 }
 
 #[test]
-fn candles_mobileone_is_told_of_since_it_computes_its_weights_once() {
+fn candles_mobileone_gets_a_warning_because_it_computes_its_weights_once() {
     watched_for(Duration::from_secs(180), || {
         let (log, strategy) = (Log::of_process(), mirrored(2));
         let build = |vb: VarBuilder<'static>| mobileone::mobileone(&mobileone::Config::s1(), 3, vb.pp("one"));
@@ -181,7 +181,7 @@ fn once(
 }
 
 #[test]
-fn what_is_computed_once_is_told_of_in_the_second_step_and_views_are_not() {
+fn tensors_computed_once_get_a_warning_in_the_second_step_and_views_do_not() {
     watched(|| {
         let log = Log::of_process();
         for n in [1, 2] {

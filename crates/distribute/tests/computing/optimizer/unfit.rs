@@ -4,8 +4,7 @@ use crate::optimizer::{mirrored, value};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::{Gradients, MissingGradients};
-use distribute::prelude::*;
-use distribute::{Checkpoint, Error, nn};
+use distribute::{Error, nn, prelude::*};
 use distribute_testing::watched;
 
 /// A model with a weight in bf16, scales in f16, steps in integers, and an adapter in f32.
@@ -95,7 +94,7 @@ fn adapters_train_over_frozen_weights_of_any_dtype() {
 }
 
 #[test]
-fn the_first_step_refuses_what_cannot_be_trained_by_name() {
+fn the_first_step_refuses_untrainable_variables_by_name() {
     watched(|| {
         let strategy = mirrored(2);
         let model = strategy.replicate(Adapted::new).unwrap();
@@ -143,7 +142,7 @@ fn the_first_step_refuses_what_cannot_be_trained_by_name() {
             );
         }
         let error = all.freeze(|name| name.starts_with("base.")).unwrap_err().to_string();
-        assert!(error.contains("frozen already"), "{error}");
+        assert!(error.contains("only frozen variables"), "{error}");
     });
 }
 

@@ -6,15 +6,19 @@ mod partial;
 use crate::support::mirrored;
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
 use candle_nn::{BatchNorm, Linear, VarBuilder, linear};
+use distribute::checkpoint::RestoreFilter;
 use distribute::data::Dataset;
-use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
-use distribute::{
-    CentralStorageStrategy, Checkpoint, Checkpointed, Error, HostTensor, Leaf, MirroredStrategy,
-    OneDeviceStrategy, Optimizer, Replicated, Select,
+use distribute::nn::loss;
+use distribute::optimizer::rules::{
+    Adagrad, Adam, AdamW, Averaged, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, Sgd,
 };
-use distribute::{Strategy, Variable, VariableAggregation, VariableSynchronization, nn::loss};
+use distribute::tensor::Leaf;
+use distribute::variables::{VariableAggregation, VariableSynchronization};
+use distribute::{
+    CentralStorageStrategy, Checkpoint, Error, HostTensor, MirroredStrategy, OneDeviceStrategy, Optimizer,
+    Replicated, Strategy, Variable,
+};
 use distribute_testing::watched;
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 struct Net {
@@ -187,7 +191,22 @@ fn a_resumed_training_with_ftrl_has_the_same_bits() {
 }
 
 #[test]
-fn a_schedule_goes_on_where_it_was() {
+fn a_resumed_training_with_nadam_has_the_same_bits() {
+    same_bits(NAdam::default());
+}
+
+#[test]
+fn a_resumed_training_with_lion_has_the_same_bits() {
+    same_bits(Lion { weight_decay: 0.1, ..Lion::default() });
+}
+
+#[test]
+fn a_resumed_training_with_averages_has_the_same_bits() {
+    same_bits(Averaged { rule: std::sync::Arc::new(Adam::default()), momentum: 0.9 });
+}
+
+#[test]
+fn a_schedule_resumes_at_its_step() {
     use distribute::optimizer::schedules::ExponentialDecay;
     watched(|| {
         let new = |seed| {
@@ -212,7 +231,7 @@ fn a_schedule_goes_on_where_it_was() {
 
 // A replica that has seen no rows yet still counts as one after the restart.
 #[test]
-fn what_replicas_had_in_common_is_saved_too() {
+fn state_shared_by_replicas_is_saved() {
     watched(|| {
         let (_folder, path) = folder();
         let new = |seed| Training::new(2, seed, DType::F32, true, Sgd);
@@ -246,7 +265,7 @@ fn what_replicas_had_in_common_is_saved_too() {
 
 // What was saved by a `Variable` has no common value beside its copies.
 #[test]
-fn running_statistics_begin_at_what_an_on_read_variable_saved() {
+fn running_statistics_start_at_the_saved_on_read_variable() {
     watched(|| {
         let (_folder, path) = folder();
         let name = "norm.running_mean";
@@ -262,8 +281,8 @@ fn running_statistics_begin_at_what_an_on_read_variable_saved() {
             parts.restore(&path).unwrap();
             read(1.5);
             model.variables.set(name, &Tensor::new(9f32, &Device::Cpu).unwrap()).unwrap();
-            let restored = parts.restore_some(&path, &Select::all()).unwrap();
-            assert!(restored.kept.is_empty() && restored.unused.is_empty(), "{restored}");
+            let restored = parts.restore_some(&path, &RestoreFilter::all()).unwrap();
+            assert!(restored.unrestored.is_empty() && restored.unused.is_empty(), "{restored}");
             read(1.5);
         }
         // The other way round, copies come back as they were.
@@ -277,7 +296,7 @@ fn running_statistics_begin_at_what_an_on_read_variable_saved() {
 }
 
 #[test]
-fn a_variable_named_as_a_part_of_running_statistics_is_told_where_it_is_saved() {
+fn a_variable_with_the_name_of_running_statistics_is_refused_when_it_is_saved() {
     watched(|| {
         for part in ["common", "per_replica"] {
             let (_folder, path) = folder();
@@ -287,9 +306,7 @@ fn a_variable_named_as_a_part_of_running_statistics_is_told_where_it_is_saved() 
             let model = mirrored(2).replicate::<_, candle_core::Error>(build).unwrap();
             let error = Checkpoint::new().part("model", &model.variables).save(&path).unwrap_err();
             assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
-            let text = format!(
-                "variable {taken} has the name under which part of the running statistic running_var"
-            );
+            let text = format!("variable {taken} has a name under which the running statistic running_var");
             assert!(error.to_string().contains(&text) && !path.exists(), "{error}");
         }
     });
@@ -297,7 +314,7 @@ fn a_variable_named_as_a_part_of_running_statistics_is_told_where_it_is_saved() 
 
 // CKPT-1, CKPT-2
 #[test]
-fn ckpt_1_what_two_replicas_saved_goes_on_with_one_and_with_three() {
+fn ckpt_1_a_checkpoint_of_two_replicas_resumes_with_one_and_with_three() {
     watched(|| {
         for norm in [false, true] {
             let (_folder, path) = folder();
@@ -343,7 +360,7 @@ fn refused<R: Rule>(other: Training<R>, path: &Path) -> String {
 
 // INV-23
 #[test]
-fn what_does_not_fit_is_refused_and_nothing_has_changed() {
+fn mismatched_values_are_refused_and_nothing_has_changed() {
     watched(|| {
         let (_folder, path) = folder();
         let saved = Training::new(2, 1, DType::F32, false, Adam::default());
@@ -368,7 +385,7 @@ fn what_does_not_fit_is_refused_and_nothing_has_changed() {
         let text = rename.restore(&path).unwrap_err().to_string();
         assert!(text.contains(r#"has no optimizer named "adam""#), "{text}");
         let twice = Checkpoint::new().part("a", &other.model.variables).part("a", &other.optimizer);
-        assert!(twice.writer().unwrap_err().to_string().contains(r#"two parts are named "a""#));
+        assert!(twice.writer().unwrap_err().to_string().contains(r#"two components are named "a""#));
 
         // A damaged file: found before anything has changed.
         let file = path.join("shard-00001-of-00001.safetensors");
@@ -469,7 +486,7 @@ fn ckpt_2_an_on_read_variable_without_aggregation_cannot_be_saved() {
 #[test]
 fn every_type_of_strategy_is_a_part_of_a_checkpoint() {
     watched(|| {
-        fn check<S: Deref<Target = Strategy> + Checkpointed>(make: impl Fn() -> distribute::Result<S>) {
+        fn check(make: impl Fn() -> distribute::Result<Strategy>) {
             let (before, after) = (make().unwrap(), make().unwrap());
             before.run((), |_, ()| Ok(())).unwrap();
             let (_keep, path) = folder();

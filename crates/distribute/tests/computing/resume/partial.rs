@@ -5,8 +5,9 @@ use super::{Training, folder, mirrored};
 use candle_core::safetensors::save;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
+use distribute::checkpoint::{RestoreFilter, RestoreReport, Unrestored};
 use distribute::optimizer::rules::Sgd;
-use distribute::{Checkpoint, Error, Kept, Replicated, Restored, Result, Select};
+use distribute::{Checkpoint, Error, Replicated, Result};
 use distribute_testing::{child, watched};
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,10 +24,10 @@ fn get(model: &Replicated<(Linear, Linear)>, name: &str) -> Vec<f32> {
     model.variables.get(name).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-fn names(restored: &Restored) -> (Vec<&str>, Vec<&str>, Vec<&str>) {
+fn names(restored: &RestoreReport) -> (Vec<&str>, Vec<&str>, Vec<&str>) {
     (
         restored.restored.keys().map(String::as_str).collect(),
-        restored.kept.keys().map(String::as_str).collect(),
+        restored.unrestored.keys().map(String::as_str).collect(),
         restored.unused.iter().map(String::as_str).collect(),
     )
 }
@@ -41,7 +42,7 @@ fn refused<T>(model: &Replicated<(Linear, Linear)>, restore: impl FnOnce() -> Re
 
 // INV-23
 #[test]
-fn a_checkpoint_is_restored_into_a_model_with_another_head_and_the_rest_is_told() {
+fn a_checkpoint_is_restored_into_a_model_with_another_head_and_the_rest_is_reported() {
     watched(|| {
         let (_folder, path) = folder();
         let (theirs, mine) = (model(4, 1), model(2, 2));
@@ -50,30 +51,30 @@ fn a_checkpoint_is_restored_into_a_model_with_another_head_and_the_rest_is_told(
         let head = get(&mine, "head.weight");
 
         // All or nothing: the body would fit.
-        let error = refused(&mine, || part().restore_some(&path, &Select::all()));
+        let error = refused(&mine, || part().restore_some(&path, &RestoreFilter::all()));
         for text in [
             "model/head.bias is float32[4], but here it is float32[2]",
             "model/head.weight",
-            "Select::lenient",
+            "RestoreFilter::lenient",
         ] {
             assert!(error.contains(text), "{error}");
         }
-        let missing = Select::named(|name| Some(name.replace("body", "encoder")));
+        let missing = RestoreFilter::named(|name| Some(name.replace("body", "encoder")));
         let error = refused(&mine, || part().restore_some(&path, &missing));
         assert!(error.contains("there is no model/encoder.bias"), "{error}");
-        let nothing = Select::named(|name| Some(format!("x/{name}"))).lenient();
+        let nothing = RestoreFilter::named(|name| Some(format!("x/{name}"))).lenient();
         let error = refused(&mine, || part().restore_some(&path, &nothing));
         assert!(
             error.contains("nothing of") && error.contains("0 of 4 set; kept: model/body.bias"),
             "{error}"
         );
 
-        let restored = part().restore_some(&path, &Select::all().lenient()).unwrap();
+        let restored = part().restore_some(&path, &RestoreFilter::all().lenient()).unwrap();
         let (body, heads) =
             (["model/body.bias", "model/body.weight"], ["model/head.bias", "model/head.weight"]);
         assert_eq!(names(&restored), (body.to_vec(), heads.to_vec(), heads.to_vec()));
         assert!(
-            matches!(&restored.kept["model/head.bias"], Kept::Unlike { there, .. } if there == "float32[4]")
+            matches!(&restored.unrestored["model/head.bias"], Unrestored::Mismatch { there, .. } if there == "float32[4]")
         );
         assert_eq!(get(&mine, "body.weight"), get(&theirs, "body.weight"));
         assert_eq!(get(&mine, "head.weight"), head);
@@ -81,18 +82,18 @@ fn a_checkpoint_is_restored_into_a_model_with_another_head_and_the_rest_is_told(
         // By name, from a part of another name.
         let other = model(2, 3);
         let body_only =
-            Select::named(|name| Some(format!("model/body{}", name.strip_prefix("student/body")?)));
+            RestoreFilter::named(|name| Some(format!("model/body{}", name.strip_prefix("student/body")?)));
         let restored =
             Checkpoint::new().part("student", &other.variables).restore_some(&path, &body_only).unwrap();
         assert_eq!(restored.restored["student/body.bias"], "model/body.bias");
-        assert_eq!(restored.kept["student/head.bias"], Kept::NotSelected);
+        assert_eq!(restored.unrestored["student/head.bias"], Unrestored::NotSelected);
         assert_eq!(get(&other, "body.bias"), get(&theirs, "body.bias"));
     });
 }
 
 // INV-23
 #[test]
-fn running_statistics_come_along_and_an_optimizer_is_restored_whole_or_not_at_all() {
+fn running_statistics_are_restored_and_an_optimizer_completely_or_not_at_all() {
     watched(|| {
         let (_folder, path) = folder();
         let new = |replicas, seed, dtype| Training::new(replicas, seed, dtype, true, Sgd);
@@ -101,15 +102,15 @@ fn running_statistics_come_along_and_an_optimizer_is_restored_whole_or_not_at_al
         saved.parts().save(&path).unwrap();
         let mine = new(2, 2, DType::F32);
         let before = mine.bits();
-        let error = mine.parts().restore_some(&path, &Select::all()).unwrap_err().to_string();
-        assert!(error.contains(r#"part "optimizer" is restored as a whole or not at all"#), "{error}");
+        let error = mine.parts().restore_some(&path, &RestoreFilter::all()).unwrap_err().to_string();
+        assert!(error.contains(r#"part "optimizer" can only be restored completely"#), "{error}");
         assert_eq!(mine.bits(), before);
         let model = |training: &Training<Sgd>| {
             let part = Checkpoint::new().part("model", &training.model.variables);
-            part.restore_some(&path, &Select::all()).unwrap()
+            part.restore_some(&path, &RestoreFilter::all()).unwrap()
         };
         let restored = model(&mine);
-        assert!(restored.kept.is_empty() && restored.unused.is_empty(), "{restored}");
+        assert!(restored.unrestored.is_empty() && restored.unused.is_empty(), "{restored}");
         let variables = |training: &Training<Sgd>| training.bits().into_iter().skip(2).collect::<Vec<_>>();
         assert_eq!(variables(&mine), variables(&saved), "each replica's copy, too");
         // Of another width: the mean, converted.
@@ -148,12 +149,12 @@ fn weights_of_others_are_loaded_under_their_names() {
         let files = pretrained(folder.path());
         let mine = model(2, 1);
         let head = get(&mine, "head.weight");
-        let bert = || Select::named(|name| Some(format!("bert.{name}")));
+        let bert = || RestoreFilter::named(|name| Some(format!("bert.{name}")));
         let error = refused(&mine, || mine.variables.load_some(&files, &bert()));
         assert!(error.contains("there is no bert.head.bias"), "{error}");
         let error = refused(&mine, || mine.variables.load_some([&files[0], &files[0]], &bert()));
         assert!(error.contains("both have"), "{error}");
-        let error = refused(&mine, || mine.variables.load_some(&files, &Select::all().lenient()));
+        let error = refused(&mine, || mine.variables.load_some(&files, &RestoreFilter::all().lenient()));
         assert!(error.contains("0 of 4 set") && error.contains("not used: bert.body.bias"), "{error}");
 
         let loaded = mine.variables.load_some(&files, &bert().lenient()).unwrap();
@@ -168,7 +169,7 @@ fn weights_of_others_are_loaded_under_their_names() {
 // INV-24
 #[cfg(unix)]
 #[test]
-fn files_in_the_way_of_a_save_or_load_are_refused_and_what_a_killed_save_left_is_removed() {
+fn conflicting_files_are_refused_and_leftovers_of_a_killed_save_are_removed() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
@@ -195,13 +196,13 @@ fn files_in_the_way_of_a_save_or_load_are_refused_and_what_a_killed_save_left_is
 }
 
 #[test]
-fn no_file_at_all_is_said_to_be_missing() {
-    let error = model(3, 0).variables.load_some([""; 0], &Select::all()).unwrap_err().to_string();
+fn the_error_of_missing_files_names_them() {
+    let error = model(3, 0).variables.load_some([""; 0], &RestoreFilter::all()).unwrap_err().to_string();
     assert!(error.contains("load_some: no file was given"), "{error}");
 }
 
 #[test]
-fn several_that_save_to_one_path_at_once_leave_a_whole_file() {
+fn concurrent_saves_to_one_path_leave_a_complete_file() {
     watched(|| {
         let (folder, path) = folder();
         std::thread::scope(|scope| {
@@ -225,12 +226,12 @@ fn several_that_save_to_one_path_at_once_leave_a_whole_file() {
 }
 
 const KILLED: &str =
-    "resume::partial::a_save_that_is_killed_leaves_the_old_file_and_what_else_it_left_the_next_removes";
+    "resume::partial::a_killed_save_leaves_the_old_file_and_the_next_save_removes_its_leftovers";
 
 // INV-24
 #[cfg(target_os = "linux")]
 #[test]
-fn a_save_that_is_killed_leaves_the_old_file_and_what_else_it_left_the_next_removes() {
+fn a_killed_save_leaves_the_old_file_and_the_next_save_removes_its_leftovers() {
     use std::os::unix::fs::PermissionsExt;
     // More than 1 MiB.
     let large = || {

@@ -1,8 +1,8 @@
 //! Trainings that are interrupted, and resume from their backups with the same history.
 
 use super::*;
-use distribute::Preemption;
 use distribute::runner::End;
+use distribute::training::Preemption;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn gnn_4_a_training_that_is_interrupted_and_resumed_has_the_same_history() {
                 folders.lock().unwrap().push(folder);
                 path
             };
-            let mirrored: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+            let mirrored: Strategy = MirroredStrategy::cpus(2).unwrap();
             for strategy in [mirrored, servers()] {
                 let through = interrupted(&strategy, &trainer, 7, &folder(), usize::MAX).unwrap();
                 let saved = folder();
@@ -94,9 +94,9 @@ fn gnn_4_workers_that_are_interrupted_and_resumed_have_the_same_history() {
 
 /// A training with backups within epochs repeats this number of steps when it resumes.
 #[test]
-fn a_training_goes_on_in_the_middle_of_an_epoch() {
+fn a_training_resumes_in_the_middle_of_an_epoch() {
     watched(|| {
-        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap();
         let steps = |folder: &Path, last: usize| {
             let (model, optimizer) = made(&strategy, 7);
             let asked = AtomicUsize::new(0);
@@ -121,9 +121,9 @@ fn a_training_goes_on_in_the_middle_of_an_epoch() {
 
 // GNN-4
 #[test]
-fn gnn_4_a_backup_with_another_global_batch_is_refused_and_so_is_what_is_no_backup() {
+fn gnn_4_a_backup_with_another_global_batch_and_a_file_that_is_no_backup_are_refused() {
     watched(|| {
-        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let train = |batch: usize, folder: &Path| {
             let (model, optimizer) = made(&strategy, 7);
@@ -141,15 +141,15 @@ fn gnn_4_a_backup_with_another_global_batch_is_refused_and_so_is_what_is_no_back
         assert!(error.contains("train with 12, or use another folder") && steps == 0, "{error}");
 
         let other = tempfile::tempdir().unwrap();
-        let manager = distribute::CheckpointManager::new(other.path()).unwrap();
+        let manager = distribute::checkpoint::CheckpointManager::new(other.path()).unwrap();
         distribute::Checkpoint::new().part("strategy", &strategy).save_to(&manager).unwrap();
         let (error, _) = train(12, other.path()).unwrap();
-        assert!(error.contains("lacks") || error.contains("is no backup of a runner"), "{error}");
+        assert!(error.contains("lacks") || error.contains("is not a backup of a runner"), "{error}");
     });
 }
 
 /// Trains, and with `tells` gets a notice after its fifth step.
-fn noticed(strategy: &Strategy, folder: &Path, tells: bool) -> (End, Outcome) {
+fn train_with_notice(strategy: &Strategy, folder: &Path, tells: bool) -> (End, Outcome) {
     let (model, optimizer) = made(strategy, 7);
     let preemption = Preemption::watch(strategy).unwrap();
     let made = AtomicUsize::new(0);
@@ -168,15 +168,15 @@ fn noticed(strategy: &Strategy, folder: &Path, tells: bool) -> (End, Outcome) {
 }
 
 #[test]
-fn a_training_that_is_told_to_end_saves_and_goes_on_later_with_the_same_history() {
+fn a_training_that_gets_a_notice_saves_and_resumes_with_the_same_history() {
     watched(|| {
-        let strategy = || -> Strategy { MirroredStrategy::cpus(2).unwrap().into() };
+        let strategy = || -> Strategy { MirroredStrategy::cpus(2).unwrap() };
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        let through = noticed(&strategy(), folders[0].path(), false);
+        let through = train_with_notice(&strategy(), folders[0].path(), false);
         assert_eq!(through.0, End::Epochs);
-        let (end, so_far) = noticed(&strategy(), folders[1].path(), true);
+        let (end, so_far) = train_with_notice(&strategy(), folders[1].path(), true);
         assert_eq!((end, so_far.0.len()), (End::Notice, 0));
-        assert_eq!(noticed(&strategy(), folders[1].path(), false), through);
+        assert_eq!(train_with_notice(&strategy(), folders[1].path(), false), through);
     });
 }
 
@@ -187,7 +187,7 @@ fn a_notice_to_one_worker_ends_the_training_of_all() {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let train = |folder: &Path, tells: bool| {
             MultiWorkerMirroredStrategy::on_threads(2, 1, |strategy| {
-                Ok(noticed(strategy, folder, tells && strategy.world().worker() == 1))
+                Ok(train_with_notice(strategy, folder, tells && strategy.world().worker() == 1))
             })
             .unwrap()
         };
@@ -200,7 +200,7 @@ fn a_notice_to_one_worker_ends_the_training_of_all() {
 
 // GNN-4, CKPT-1
 #[test]
-fn gnn_4_a_backup_goes_on_with_another_number_of_replicas() {
+fn gnn_4_a_backup_resumes_with_another_number_of_replicas() {
     watched(|| {
         let train = |strategy: &Strategy, folder: &std::path::Path, epochs: usize| {
             let (model, optimizer) = made(strategy, 7);
@@ -230,7 +230,7 @@ fn gnn_4_a_backup_goes_on_with_another_number_of_replicas() {
         // In the middle of an epoch: of the examples that are left each is used once, or the loss would be another.
         let folder = tempfile::tempdir().unwrap();
         let within = || Trainer::new(GLOBAL_BATCH).epochs(4).backup_every(3);
-        let two: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let two: Strategy = MirroredStrategy::cpus(2).unwrap();
         interrupted(&two, &within, 7, folder.path(), 2 * 11).unwrap_err();
         let found = train(&MirroredStrategy::cpus(3).unwrap(), folder.path(), 4);
         assert_eq!(found.len(), expected.len());

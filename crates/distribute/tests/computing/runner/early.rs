@@ -1,8 +1,9 @@
 //! Trainings that end before their last epoch, the best weights, and refusals.
 
 use super::*;
+use distribute::Checkpoint;
+use distribute::checkpoint::CheckpointManager;
 use distribute::runner::{Batching, End};
-use distribute::{Checkpoint, CheckpointManager};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
@@ -61,9 +62,9 @@ fn early(strategy: &Strategy, folder: &Path) -> Result<()> {
 
 // GNN-7
 #[test]
-fn gnn_7_a_training_ends_when_validations_get_no_better_with_the_best_weights() {
+fn gnn_7_a_training_stops_without_improvement_and_keeps_the_best_weights() {
     watched(|| {
-        let mirrored: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let mirrored: Strategy = MirroredStrategy::cpus(2).unwrap();
         for strategy in [mirrored, servers()] {
             early(&strategy, tempfile::tempdir().unwrap().path()).unwrap();
         }
@@ -73,9 +74,9 @@ fn gnn_7_a_training_ends_when_validations_get_no_better_with_the_best_weights() 
 }
 
 #[test]
-fn a_least_difference_ends_a_training_that_improves_too_slowly() {
+fn a_minimum_improvement_stops_a_training_that_improves_too_slowly() {
     watched(|| {
-        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap();
         let trainer = || Trainer::new(GLOBAL_BATCH).epochs(6).patience(1);
         let losses = [3., 2., 1.75, 1.5, 1.25, 1.];
         let epochs = |trainer| scripted(&strategy, &losses, trainer).unwrap().0.len();
@@ -85,9 +86,9 @@ fn a_least_difference_ends_a_training_that_improves_too_slowly() {
 
 // GNN-7
 #[test]
-fn gnn_7_validations_within_an_epoch_are_those_of_its_parts() {
+fn gnn_7_validations_within_an_epoch_equal_those_of_shorter_epochs() {
     watched(|| {
-        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap();
         let train = |trainer: Trainer<'_>| {
             let (model, optimizer) = made(&strategy, 7);
             let history =
@@ -130,7 +131,7 @@ fn gnn_5_a_function_makes_batches_of_the_size_of_a_replicas() {
 #[test]
 fn a_callback_ends_the_training_and_that_holds_for_the_next_start() {
     watched(|| {
-        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap();
         let folder = tempfile::tempdir().unwrap();
         for seen in [2, 0] {
             let (model, optimizer) = made(&strategy, 7);
@@ -150,9 +151,9 @@ fn a_callback_ends_the_training_and_that_holds_for_the_next_start() {
 
 // GNN-4, GNN-7
 #[test]
-fn gnn_7_what_contradicts_itself_is_refused_before_anything_is_trained() {
+fn gnn_7_contradictory_settings_are_refused_before_training() {
     watched(|| {
-        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap();
         let (model, optimizer) = made(&strategy, 7);
         let endless = || Datasets::new(|context| Ok(mine(context).repeat_forever()));
         let unending = || {
@@ -192,7 +193,7 @@ fn gnn_7_what_contradicts_itself_is_refused_before_anything_is_trained() {
             (Trainer::new(12).save_on_notice(Duration::from_secs(1)), datasets(), "Trainer::backup"),
             (Trainer::new(12), endless(), "Trainer::steps_per_epoch"),
             (Trainer::new(12), unending(), "Trainer::validation_steps"),
-            (Trainer::new(12), empty(), "an epoch without a batch"),
+            (Trainer::new(12), empty(), "the epoch had no batch"),
         ] {
             let error =
                 runner::run(&trainer, &model, &optimizer, &datasets, |net, batch, _| net.loss(&batch));

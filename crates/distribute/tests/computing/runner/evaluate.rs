@@ -2,7 +2,8 @@
 //! loaded under another.
 
 use super::*;
-use distribute::{Checkpoint, DistributedDataset};
+use distribute::Checkpoint;
+use distribute::input::DistributedDataset;
 
 /// Returns the held-out examples in global batches, which are split.
 fn batches(strategy: &Strategy) -> DistributedDataset<(Tensor, Tensor)> {
@@ -34,7 +35,7 @@ fn scope_9_evaluate_and_predict_are_the_same_under_each_strategy_in_its_scope_an
             without
         };
         // In one piece, without any of this.
-        let one: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+        let one: Strategy = OneDeviceStrategy::new("cpu:0").unwrap();
         let (model, _) = made(&one, 7);
         let net = model.merged().unwrap();
         let all = rows(31, 4).batch(31).iter().next().unwrap().unwrap();
@@ -57,7 +58,7 @@ fn scope_9_evaluate_and_predict_are_the_same_under_each_strategy_in_its_scope_an
 #[test]
 fn a_dataset_without_an_example_can_be_neither_evaluated_nor_predicted() {
     watched(|| {
-        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap();
         let (model, _) = made(&strategy, 7);
         let empty = strategy.distribute_dataset(rows(31, 4).take(0).batch(4)).unwrap();
         let loss = runner::evaluate(&model, &empty, |net, batch| net.loss(&batch)).unwrap_err();
@@ -73,7 +74,7 @@ fn a_dataset_without_an_example_can_be_neither_evaluated_nor_predicted() {
 fn scope_9_weights_saved_in_a_scope_are_loaded_under_every_other_strategy_and_back() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
-        let mirrored: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let mirrored: Strategy = MirroredStrategy::cpus(2).unwrap();
         let (trained, optimizer) = made(&mirrored, 7);
         let trainer = Trainer::new(GLOBAL_BATCH);
         runner::run(&trainer, &trained, &optimizer, &datasets(), |net, batch, _| net.loss(&batch)).unwrap();
@@ -107,9 +108,7 @@ fn scope_9_weights_saved_in_a_scope_are_loaded_under_every_other_strategy_and_ba
             assert!(workers.iter().all(|found| *found == expected), "{strategy}");
         }
         // And back: from servers, and from two workers.
-        for (strategy, name) in
-            [(servers(), "servers"), (OneDeviceStrategy::new("cpu:0").unwrap().into(), "one")]
-        {
+        for (strategy, name) in [(servers(), "servers"), (OneDeviceStrategy::new("cpu:0").unwrap(), "one")] {
             let (_, model, optimizer) = load(&strategy);
             let path = folder.path().join(name);
             Checkpoint::new()

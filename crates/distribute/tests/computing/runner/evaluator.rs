@@ -1,8 +1,9 @@
 //! An evaluator during a training: it evaluates each checkpoint once, even if it is restarted.
 
 use super::*;
+use distribute::Checkpoint;
+use distribute::checkpoint::CheckpointManager;
 use distribute::runner::{Evaluated, Evaluator};
-use distribute::{Checkpoint, CheckpointManager};
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ fn train(strategy: &Strategy, folder: &Path, epochs: usize) {
 /// Returns the evaluations, and the checkpoints that were requested. In its own process the evaluator would exit after
 /// `most` of them.
 fn evaluate(evaluator: &Evaluator, most: usize) -> (Result<Vec<Evaluated>>, Vec<String>) {
-    let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+    let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap();
     let (model, _) = made(&strategy, 1);
     let batches = strategy.distribute_dataset(rows(31, 4).batch(31)).unwrap();
     let mut asked = Vec::new();
@@ -32,7 +33,7 @@ fn evaluate(evaluator: &Evaluator, most: usize) -> (Result<Vec<Evaluated>>, Vec<
 
 // INV-67
 #[test]
-fn each_checkpoint_is_evaluated_once_also_by_an_evaluator_that_is_started_again() {
+fn each_checkpoint_is_evaluated_once_even_by_a_restarted_evaluator() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let [run, results, summaries] =
@@ -71,7 +72,7 @@ fn each_checkpoint_is_evaluated_once_also_by_an_evaluator_that_is_started_again(
 
 // parameter servers T3
 #[test]
-fn t3_an_evaluator_that_waits_in_vain_says_where_and_for_what() {
+fn t3_an_evaluator_that_times_out_names_the_folder_and_the_checkpoint() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");

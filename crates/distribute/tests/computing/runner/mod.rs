@@ -2,6 +2,7 @@
 //! names contain the rules.
 
 mod backups;
+mod callbacks;
 mod early;
 mod evaluate;
 mod evaluator;
@@ -13,7 +14,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::data::InputContext;
 use distribute::nn::loss;
-use distribute::params::FixedShardsPartitioner;
+use distribute::parameter_server::FixedShardsPartitioner;
 use distribute::runner::{self, Datasets, Epoch, History, Phase, Trainer};
 use distribute::{
     Adam, Dataset, Error, LocalCluster, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy,
@@ -130,7 +131,7 @@ fn servers() -> Strategy {
 
 // GNN-4
 #[test]
-fn gnn_4_the_history_and_the_weights_are_those_of_a_loop_by_hand() {
+fn gnn_4_the_history_and_the_weights_equal_those_of_a_manual_loop() {
     watched(|| {
         for (strategy, workers) in everywhere(|strategy| (by_runner(strategy), by_hand(strategy))) {
             for (found, expected) in &workers {
@@ -145,9 +146,9 @@ fn gnn_4_the_history_and_the_weights_are_those_of_a_loop_by_hand() {
 
 // GNN-4
 #[test]
-fn gnn_4_epochs_of_counted_steps_go_on_through_the_dataset() {
+fn gnn_4_epochs_of_counted_steps_continue_through_the_dataset() {
     watched(|| {
-        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap();
         let (model, optimizer) = made(&strategy, 7);
         let counts = [AtomicUsize::new(0), AtomicUsize::new(0)];
         let trainer =
@@ -171,8 +172,8 @@ fn gnn_4_epochs_of_counted_steps_go_on_through_the_dataset() {
 #[test]
 fn an_optimizer_of_another_strategy_is_refused() {
     watched(|| {
-        let (model, _) = made(&MirroredStrategy::cpus(2).unwrap().into(), 7);
-        let (_, other): (_, Optimizer<_>) = made(&MirroredStrategy::cpus(2).unwrap().into(), 7);
+        let (model, _) = made(&MirroredStrategy::cpus(2).unwrap(), 7);
+        let (_, other): (_, Optimizer<_>) = made(&MirroredStrategy::cpus(2).unwrap(), 7);
         let error =
             runner::run(&Trainer::new(12), &model, &other, &datasets(), |net, batch, _| net.loss(&batch))
                 .unwrap_err();
@@ -181,15 +182,16 @@ fn an_optimizer_of_another_strategy_is_refused() {
 }
 
 #[test]
-fn a_dataset_that_is_batched_already_is_refused_with_what_to_do() {
+fn a_batched_dataset_is_refused_with_advice() {
     watched(|| {
-        let (model, optimizer) = made(&MirroredStrategy::cpus(2).unwrap().into(), 7);
+        let (model, optimizer) = made(&MirroredStrategy::cpus(2).unwrap(), 7);
         let train = |datasets: &Datasets<(Tensor, Tensor)>| {
             let trainer = Trainer::new(12).epochs(1);
             runner::run(&trainer, &model, &optimizer, datasets, |net, batch, _| net.loss(&batch))
         };
         let error = train(&Datasets::new(|context| Ok(mine(context).batch(6)))).unwrap_err().to_string();
-        let says = "the dataset gives batches of 6 already, and the runner makes those of 6 for each replica";
+        let says =
+            "the dataset already yields batches of 6, but the runner makes batches of 6 for each replica";
         assert!(error.contains(says) && error.contains("without batch"), "{error}");
         train(&Datasets::new(|context| Ok(mine(context)))).unwrap();
     });

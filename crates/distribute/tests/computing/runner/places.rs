@@ -1,7 +1,7 @@
 //! The source lines in errors of a training.
 
 use super::*;
-use distribute::get_replica_context;
+use distribute::context::get_replica_context;
 use std::time::Duration;
 
 #[test]

@@ -2,10 +2,11 @@
 //! coordinator.
 
 use crate::runner::{GLOBAL_BATCH, ROWS, datasets, made, rows};
-use distribute::between_graph::ParameterServerStrategy as Independent;
-use distribute::params::FixedShardsPartitioner;
+use distribute::between_graph::AsyncWorkerStrategy as Independent;
+use distribute::cluster::Job;
+use distribute::parameter_server::FixedShardsPartitioner;
 use distribute::runner::{self, Datasets, History, Phase, Trainer};
-use distribute::{Error, Job, LocalCluster, ParameterServerStrategy, Result};
+use distribute::{Error, LocalCluster, ParameterServerStrategy, Result};
 use distribute_testing::watched;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -35,7 +36,7 @@ fn on_all(program: impl Fn(&Independent) -> Result<History> + Sync) -> Vec<Resul
 
 // PSV1-3
 #[test]
-fn workers_by_themselves_use_each_example_once_in_an_epoch() {
+fn independent_workers_use_each_example_once_in_an_epoch() {
     watched(|| {
         let seen = Mutex::new(Vec::new());
         let histories = on_all(|strategy| {
@@ -60,7 +61,7 @@ fn workers_by_themselves_use_each_example_once_in_an_epoch() {
 }
 
 #[test]
-fn workers_that_wait_for_a_coordinator_are_not_left_waiting() {
+fn workers_that_wait_for_a_coordinator_exit() {
     watched(|| {
         let cluster = LocalCluster::new(WORKERS, 1).unwrap();
         let partitioner = FixedShardsPartitioner::new(1).unwrap();

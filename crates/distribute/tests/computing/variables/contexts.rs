@@ -1,10 +1,14 @@
 //! Every operation of every kind of variable in every context either works, or its error names the variable, the
 //! context and the call to use instead. In that case nothing has been written.
 
-use super::{AGGREGATIONS, Aggregation, Synchronization, copies, own, two};
+use super::{
+    AGGREGATIONS, Aggregation, Rules, Synchronization, copies, everywhere, on_copies, own, own_of_all, ten,
+    two,
+};
 use candle_core::{Device, Tensor};
-use distribute::prelude::*;
-use distribute::{ContextKind, Error, Result, Variable};
+use distribute::context::ContextKind;
+use distribute::tensor::IndexedSlices;
+use distribute::{Error, Result, prelude::*};
 use distribute_testing::watched;
 
 type Operation = (&'static str, fn(&Variable) -> Result<()>);
@@ -32,8 +36,9 @@ const OPERATIONS: [Operation; 12] = [
     ("scatter_update", |v| v.scatter_update(rows())),
 ];
 
-/// Returns the operations that are refused according to the tables of the documents.
-fn refused(
+/// Whether the operation is refused according to the tables of the documents.
+fn is_refused(
+    rules: Rules,
     name: &str,
     synchronization: Synchronization,
     aggregation: Aggregation,
@@ -43,8 +48,9 @@ fn refused(
     let write = scatter || name.starts_with("assign");
     let replica = found == ContextKind::Replica;
     let update = found == ContextKind::Update;
-    match synchronization {
-        Synchronization::OnWrite => {
+    match (rules, synchronization) {
+        (Rules::Ordinary, _) => false,
+        (Rules::Shared, _) | (Rules::Mirrored, Synchronization::OnWrite) => {
             let ordered = ["scatter_min", "scatter_max", "scatter_update"].contains(&name);
             (replica && write && aggregation == Aggregation::None)
                 || (ordered && [Aggregation::Sum, Aggregation::Mean].contains(&aggregation))
@@ -66,9 +72,9 @@ const INSTEAD: [&str; 7] =
 
 // INV-19
 #[test]
-fn every_operation_in_every_context_works_or_says_what_to_call_instead() {
-    watched(|| {
-        let strategy = two();
+fn every_operation_in_every_context_works_or_names_an_alternative() {
+    let check = |strategy: &Strategy| {
+        let rules = Rules::of(strategy);
         let (mut works, mut refusals) = (0, 0);
         for synchronization in [Synchronization::OnWrite, Synchronization::OnRead] {
             for aggregation in AGGREGATIONS {
@@ -89,8 +95,9 @@ fn every_operation_in_every_context_works_or_says_what_to_call_instead() {
                             ContextKind::Replica => strategy.run((), |_, ()| operation(&v)).map(drop),
                             _ => strategy.update(&v, (), |v, ()| operation(v)).map(drop),
                         };
-                        let case = format!("{name} of {synchronization}, {aggregation} in {found}");
-                        if !refused(name, synchronization, aggregation, found) {
+                        let case =
+                            format!("{name} of {synchronization}, {aggregation} in {found}: {strategy}");
+                        if !is_refused(rules, name, synchronization, aggregation, found) {
                             result.unwrap_or_else(|error| panic!("{case}: {error}"));
                             works += 1;
                             continue;
@@ -119,16 +126,27 @@ fn every_operation_in_every_context_works_or_says_what_to_call_instead() {
                 }
             }
         }
-        assert_eq!((works, refusals), (232, 152));
-    });
+        let expected = match rules {
+            Rules::Ordinary => (384, 0),
+            Rules::Shared => (316, 68),
+            Rules::Mirrored => (232, 152),
+        };
+        assert_eq!((works, refusals), expected, "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 // WR-3: all replicas have to take part; who does not, is named.
 #[test]
-fn wr_3_a_write_that_not_all_replicas_make_names_who_did_not() {
-    watched(|| {
-        let strategy = two();
-        let v = super::ten(&strategy, Synchronization::OnWrite, Aggregation::Sum);
+fn wr_3_a_write_that_not_all_replicas_make_names_those_that_did_not() {
+    let check = |strategy: &Strategy| {
+        let v = ten(strategy, Synchronization::OnWrite, Aggregation::Sum);
+        // A single replica writes without others.
+        if Rules::of(strategy) == Rules::Ordinary {
+            strategy.run((), |_, ()| v.assign_add(1f32)).unwrap();
+            assert_eq!(copies(&v), [11.], "{strategy}");
+            return;
+        }
         let error =
             strategy.run((), |ctx, ()| if own(ctx) == 1. { v.assign_add(1f32) } else { Ok(()) }).unwrap_err();
         let text = error.to_string();
@@ -137,21 +155,22 @@ fn wr_3_a_write_that_not_all_replicas_make_names_who_did_not() {
             .run((), |ctx, ()| if own(ctx) == 1. { v.assign_add(1f32) } else { v.assign_sub(1f32) })
             .unwrap_err();
         assert!(error.to_string().contains("assign_sub of v"), "{error}");
-        assert_eq!(copies(&v), [10., 10.]);
+        assert_eq!(copies(&v), on_copies(&v, 10.), "{strategy}");
         strategy.run((), |_, ()| v.assign_add(1f32)).unwrap();
-        assert_eq!(copies(&v), [12., 12.]);
-    });
+        let after = 10. + strategy.num_replicas_in_sync() as f32;
+        assert_eq!(copies(&v), on_copies(&v, after), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 // VAR-11, INV-20
 #[test]
 fn var_11_a_value_that_does_not_fit_changes_nothing_on_any_copy() {
-    watched(|| {
-        let strategy = two();
+    let check = |strategy: &Strategy| {
         for (synchronization, aggregation) in
             [(Synchronization::OnWrite, Aggregation::Sum), (Synchronization::OnRead, Aggregation::Mean)]
         {
-            let v = super::ten(&strategy, synchronization, aggregation);
+            let v = ten(strategy, synchronization, aggregation);
             for error in [
                 v.assign(HostTensor::vector(vec![1f32])).unwrap_err(),
                 v.assign(1f64).unwrap_err(),
@@ -161,24 +180,35 @@ fn var_11_a_value_that_does_not_fit_changes_nothing_on_any_copy() {
                 assert!(matches!(error.root_cause(), Error::InvalidArgument { .. }), "{error}");
                 assert!(error.to_string().contains("variable v is float32[]"), "{error}");
             }
+            assert_eq!(copies(&v), on_copies(&v, 10.), "{strategy}");
+            if strategy.num_replicas_in_sync() == 1 {
+                continue;
+            }
             // Shapes that differ between replicas: the one that does not fit is named.
             let error = strategy.run((), |ctx, ()| match own(ctx) {
-                1. => v.assign(1f32),
-                _ => v.assign(HostTensor::vector(vec![1f32, 2.])),
+                2. => v.assign(HostTensor::vector(vec![1f32, 2.])),
+                _ => v.assign(1f32),
             });
-            assert!(error.unwrap_err().to_string().contains("replica 1"));
-            if synchronization == Synchronization::OnWrite {
-                assert_eq!(copies(&v), [10., 10.]);
+            // Each replica writes its own copy without the others: those of other workers have done it.
+            let is_own = synchronization == Synchronization::OnRead && Rules::of(strategy) == Rules::Mirrored;
+            if is_own && !strategy.world().local_replicas().contains(&1) {
+                error.unwrap();
+                continue;
+            }
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("replica 1"), "{strategy}: {error}");
+            if synchronization == Synchronization::OnWrite || Rules::of(strategy) == Rules::Shared {
+                assert_eq!(copies(&v), on_copies(&v, 10.), "{strategy}");
             }
         }
-    });
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
-fn t_1_a_replica_that_reads_sees_what_all_have_written_before() {
-    watched(|| {
-        let strategy = two();
-        let v = super::ten(&strategy, Synchronization::OnWrite, Aggregation::Mean);
+fn t_1_a_read_in_a_replica_sees_all_earlier_writes() {
+    let check = |strategy: &Strategy| {
+        let v = ten(strategy, Synchronization::OnWrite, Aggregation::Mean);
         let seen = strategy.run((), |ctx, ()| {
             (0..100)
                 .map(|i| {
@@ -187,71 +217,89 @@ fn t_1_a_replica_that_reads_sees_what_all_have_written_before() {
                 })
                 .collect::<Result<Vec<_>>>()
         });
-        let expected: Vec<f32> = (0..100).map(|i| 1.5 + i as f32).collect();
-        assert_eq!(seen.unwrap().into_values(), [expected.clone(), expected]);
-    });
+        let mean = Rules::of(strategy).aggregate(Aggregation::Mean, &own_of_all(strategy)).unwrap();
+        let expected: Vec<f32> = (0..100).map(|i| mean + i as f32).collect();
+        assert!(seen.unwrap().iter().all(|seen| *seen == expected), "{strategy}");
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 // Variables of one name are not one variable.
 #[test]
 fn wr_3_replicas_that_write_other_variables_of_one_name_are_refused() {
-    watched(|| {
-        let strategy = two();
-        let [a, b] = [0, 1].map(|_| super::ten(&strategy, Synchronization::OnWrite, Aggregation::Sum));
-        let error = strategy
-            .run((), |ctx, ()| [&a, &b][ctx.replica_id_in_sync_group()].assign_add(1f32))
-            .unwrap_err();
-        assert!(error.blame().is_some() && error.to_string().contains("assign_add of v"), "{error}");
-        assert_eq!((copies(&a), copies(&b)), (vec![10.; 2], vec![10.; 2]));
+    let check = |strategy: &Strategy| {
+        let [a, b] = [0, 1].map(|_| ten(strategy, Synchronization::OnWrite, Aggregation::Sum));
+        assert_ne!(a, b);
+        if strategy.num_replicas_in_sync() > 1 {
+            let write = |ctx: &ReplicaContext| if own(ctx) == 1. { &a } else { &b }.assign_add(1f32);
+            let error = strategy.run((), |ctx, ()| write(ctx)).unwrap_err();
+            assert!(error.blame().is_some() && error.to_string().contains("assign_add of v"), "{error}");
+            assert_eq!(copies(&a), on_copies(&a, 10.), "{strategy}");
+            assert_eq!(copies(&b), on_copies(&b, 10.), "{strategy}");
+        }
         let error = strategy.run((), |_, ()| a.deep_copy().map(drop)).unwrap_err();
         assert!(matches!(error.root_cause(), Error::WrongContext { .. }), "{error}");
-    });
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 // candle's `set` would hold the lock of one while it waits for the other's.
 #[test]
 fn two_threads_may_assign_two_variables_to_each_other() {
-    watched(|| {
-        let strategy = two();
+    let check = |strategy: &Strategy, times: usize| {
         let [a, b] = [0, 1].map(|_| strategy.scope(|| Variable::new("v", one())).unwrap());
         std::thread::scope(|threads| {
-            threads.spawn(|| (0..2000).for_each(|_| a.assign(b.as_tensor().unwrap()).unwrap()));
-            threads.spawn(|| (0..2000).for_each(|_| b.assign(a.as_tensor().unwrap()).unwrap()));
+            threads.spawn(|| (0..times).for_each(|_| a.assign(b.as_tensor().unwrap()).unwrap()));
+            threads.spawn(|| (0..times).for_each(|_| b.assign(a.as_tensor().unwrap()).unwrap()));
         });
-        // A view of the variable itself, too.
+        // A view of the variable itself.
         a.assign(a.as_tensor().unwrap().flip(&[0]).unwrap()).unwrap();
+    };
+    watched(move || {
+        check(&two(), 2000);
+        everywhere(|strategy| check(strategy, 50));
     });
 }
 
 // INV-20
 #[test]
 fn two_threads_that_write_one_variable_leave_its_copies_equal() {
-    watched(|| {
-        let strategy = two();
-        let big = |x: f32| HostTensor::vector(vec![x; 20_000]);
-        let v = strategy.scope(|| Variable::new("v", big(0.))).unwrap();
-        for round in 0..50 {
+    let check = |strategy: &Strategy, rounds: i32| {
+        let big = |x: i32| HostTensor::vector(vec![x as f32; 20_000]);
+        let v = strategy.scope(|| Variable::new("v", big(0))).unwrap();
+        for round in 1..=rounds {
             std::thread::scope(|threads| {
-                threads.spawn(|| v.assign(big(round as f32)).unwrap());
-                threads.spawn(|| v.assign(big(-round as f32)).unwrap());
+                threads.spawn(|| v.assign(big(round)).unwrap());
+                threads.spawn(|| v.assign(big(-round)).unwrap());
             });
-            assert!(v.copies_agree().unwrap());
+            assert!(v.copies_agree().unwrap(), "{strategy}");
+            // One of the two writes, and not a part of each.
+            let value = v.read::<HostTensor>().unwrap();
+            assert!(value == big(round) || value == big(-round), "{strategy}");
         }
+    };
+    watched(move || {
+        check(&two(), 50);
+        everywhere(|strategy| check(strategy, 10));
     });
 }
 
 #[test]
 fn run_10_a_variable_is_created_the_same_on_all_replicas_in_every_respect() {
-    watched(|| {
-        let strategy = two();
-        let error = strategy.run((), |ctx, ()| {
+    let check = |strategy: &Strategy| {
+        let made = strategy.run((), |ctx, ()| {
             let (synchronization, aggregation) = match ctx.replica_id_in_sync_group() {
                 0 => (Synchronization::OnWrite, Aggregation::Sum),
                 _ => (Synchronization::OnRead, Aggregation::Mean),
             };
             Variable::builder("v", 1f32).synchronization(synchronization).aggregation(aggregation).create()
         });
-        let text = error.unwrap_err().to_string();
+        if strategy.num_replicas_in_sync() == 1 {
+            assert_eq!(made.unwrap().values()[0].aggregation(), Aggregation::Sum, "{strategy}");
+            return;
+        }
+        let text = made.unwrap_err().to_string();
         assert!(text.contains("ON_WRITE") && text.contains("ON_READ"), "{text}");
-    });
+    };
+    watched(move || drop(everywhere(check)));
 }

@@ -1,20 +1,24 @@
-//! Section 2.3: rows. Start [1, 2, 3], replicas' rows at index 1: 2 and 4.
+//! Section 2.3: rows. Start [1, 2, 3], replicas' rows at index 1: 2, 4, …
 
-use super::{AGGREGATIONS, Aggregation, Synchronization, two};
-use distribute::prelude::*;
-use distribute::{Error, Result, Variable};
+use super::{AGGREGATIONS, Aggregation, Rules, Synchronization, everywhere, of_all};
+use distribute::tensor::IndexedSlices;
+use distribute::{Error, Result, prelude::*};
 use distribute_testing::watched;
 
 type Op = fn(&Variable, IndexedSlices) -> Result<()>;
-const OPS: [(&str, Op); 7] = [
-    ("scatter_add", Variable::scatter_add),
-    ("scatter_sub", Variable::scatter_sub),
-    ("scatter_mul", Variable::scatter_mul),
-    ("scatter_div", Variable::scatter_div),
-    ("scatter_min", Variable::scatter_min),
-    ("scatter_max", Variable::scatter_max),
-    ("scatter_update", Variable::scatter_update),
+type Effect = fn(f32, f32) -> f32;
+/// The writes of rows, and their effect on an element.
+const OPS: [(&str, Op, Effect); 7] = [
+    ("scatter_add", Variable::scatter_add, |old, x| old + x),
+    ("scatter_sub", Variable::scatter_sub, |old, x| old - x),
+    ("scatter_mul", Variable::scatter_mul, |old, x| old * x),
+    ("scatter_div", Variable::scatter_div, |old, x| old / x),
+    ("scatter_min", Variable::scatter_min, f32::min),
+    ("scatter_max", Variable::scatter_max, f32::max),
+    ("scatter_update", Variable::scatter_update, |_, x| x),
 ];
+/// The writes whose result depends on the order of the replicas.
+const ORDERED: [&str; 3] = ["scatter_min", "scatter_max", "scatter_update"];
 
 fn row(value: f32) -> IndexedSlices {
     let (values, indices) = (HostTensor::vector(vec![value]), HostTensor::vector(vec![1i64]));
@@ -38,8 +42,8 @@ fn make(
 
 /// Returns row 1 of each copy, and checks that the others have not changed.
 fn rows(v: &Variable) -> Vec<f32> {
-    let copies: Vec<distribute::Leaf> = v.copies().unwrap();
-    let row = |copy: distribute::Leaf| match copy.to_host().unwrap().to_vec::<f32>().unwrap()[..] {
+    let copies: Vec<distribute::tensor::Leaf> = v.copies().unwrap();
+    let row = |copy: distribute::tensor::Leaf| match copy.to_host().unwrap().to_vec::<f32>().unwrap()[..] {
         [first, row, last] => {
             assert_eq!([first, last], [1., 3.]);
             row
@@ -49,99 +53,130 @@ fn rows(v: &Variable) -> Vec<f32> {
     copies.into_iter().map(row).collect()
 }
 
+/// Returns the rows that are written if the replicas of all workers give `rows`, or nothing if they are refused.
+fn joined(rules: Rules, name: &str, aggregation: Aggregation, rows: &[f32]) -> Option<Vec<f32>> {
+    match aggregation {
+        _ if rules == Rules::Ordinary => Some(rows.to_vec()),
+        Aggregation::OnlyFirstReplica => Some(vec![rows[0]]),
+        Aggregation::None => None,
+        // SC-3
+        _ if ORDERED.contains(&name) => None,
+        Aggregation::Sum => Some(rows.to_vec()),
+        Aggregation::Mean => Some(rows.iter().map(|row| row / rows.len() as f32).collect()),
+    }
+}
+
 #[test]
 fn sc_1_and_sc_2_replicas_rows_are_joined_and_written_to_all_copies() {
-    watched(|| {
-        let strategy = two();
-        let table = [
-            ("scatter_add", [Some(8f32), Some(5.), Some(4.)]),
-            ("scatter_sub", [Some(-4.), Some(-1.), Some(0.)]),
-            ("scatter_mul", [Some(16.), Some(4.), Some(4.)]),
-            ("scatter_div", [Some(0.25), Some(1.), Some(1.)]),
-            ("scatter_min", [None, None, Some(2.)]),
-            ("scatter_max", [None, None, Some(2.)]),
-            ("scatter_update", [None, None, Some(2.)]),
-        ];
-        for ((name, op), (same, expected)) in OPS.into_iter().zip(table) {
-            assert_eq!(name, same);
-            for (aggregation, expected) in AGGREGATIONS[1..].iter().zip(expected) {
+    let check = |strategy: &Strategy| {
+        let values = of_all(strategy, |id| 2. + 2. * id as f32);
+        for (name, op, effect) in OPS {
+            for aggregation in AGGREGATIONS {
                 for host in [true, false] {
-                    let v = make(&strategy, Synchronization::OnWrite, *aggregation, host);
-                    let result = strategy
-                        .run((), |ctx, ()| op(&v, row(2. + 2. * ctx.replica_id_in_sync_group() as f32)));
-                    match expected {
-                        Some(expected) => {
+                    let case = format!("{name} {aggregation}: {strategy}");
+                    let v = make(strategy, Synchronization::OnWrite, aggregation, host);
+                    let result =
+                        strategy.run((), |ctx, ()| op(&v, row(values[ctx.replica_id_in_sync_group()])));
+                    let copies = v.devices().len();
+                    match joined(Rules::of(strategy), name, aggregation, &values) {
+                        Some(written) => {
                             result.unwrap();
-                            assert_eq!(rows(&v), [expected; 2], "{name} {aggregation}");
+                            let expected = written.into_iter().fold(2., effect);
+                            assert_eq!(rows(&v), vec![expected; copies], "{case}");
                         }
-                        // SC-3
                         None => {
                             let error = result.unwrap_err();
                             assert!(matches!(error.root_cause(), Error::VariableAccess { .. }), "{error}");
-                            assert_eq!(rows(&v), [2.; 2]);
+                            assert_eq!(rows(&v), vec![2.; copies], "{case}");
                         }
                     }
                 }
             }
         }
-    });
+    };
+    // The table of the documents, for two replicas: SUM, MEAN, ONLY_FIRST_REPLICA.
+    let table = [[8f32, 5., 4.], [-4., -1., 0.], [16., 4., 4.], [0.25, 1., 1.]];
+    for ((name, _, effect), expected) in OPS.into_iter().zip(table) {
+        let of = |aggregation| joined(Rules::Mirrored, name, aggregation, &[2., 4.]).unwrap();
+        let found = AGGREGATIONS[1..].iter().map(|aggregation| of(*aggregation).into_iter().fold(2., effect));
+        assert_eq!(found.collect::<Vec<_>>(), expected, "{name}");
+    }
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
 fn sc_1_cross_replica_rows_are_written_to_all_copies() {
-    let strategy = two();
-    for ((name, op), expected) in OPS.into_iter().zip([6f32, -2., 8., 0.5, 2., 4., 4.]) {
-        for host in [true, false] {
-            let v = make(&strategy, Synchronization::OnWrite, Aggregation::None, host);
-            op(&v, row(4.)).unwrap();
-            assert_eq!(rows(&v), [expected; 2], "{name}");
-            let v = make(&strategy, Synchronization::OnWrite, Aggregation::OnlyFirstReplica, host);
-            strategy.update(&v, (), |v, ()| op(v, row(4.))).unwrap();
-            assert_eq!(rows(&v), [expected; 2], "{name}, in update");
-        }
-    }
-}
-
-#[test]
-fn sc_on_read_variables_have_no_rows_to_write() {
-    watched(|| {
-        let strategy = two();
-        for aggregation in AGGREGATIONS {
-            for (name, op) in OPS {
-                let v = make(&strategy, Synchronization::OnRead, aggregation, true);
-                let in_run = strategy.run((), |_, ()| op(&v, row(4.))).unwrap_err();
-                let in_update = strategy.update(&v, (), |v, ()| op(v, row(4.))).unwrap_err();
-                for error in [in_run, in_update, op(&v, row(4.)).unwrap_err()] {
-                    assert!(matches!(error.root_cause(), Error::VariableAccess { .. }), "{error}");
-                    assert!(
-                        error.to_string().contains(name) && error.to_string().contains("assign"),
-                        "{error}"
-                    );
-                }
-                assert_eq!(rows(&v), [2.; 2]);
+    let check = |strategy: &Strategy| {
+        for (name, op, effect) in OPS {
+            for host in [true, false] {
+                let v = make(strategy, Synchronization::OnWrite, Aggregation::None, host);
+                let expected = vec![effect(2., 4.); v.devices().len()];
+                op(&v, row(4.)).unwrap();
+                assert_eq!(rows(&v), expected, "{name}: {strategy}");
+                let v = make(strategy, Synchronization::OnWrite, Aggregation::OnlyFirstReplica, host);
+                strategy.update(&v, (), |v, ()| op(v, row(4.))).unwrap();
+                assert_eq!(rows(&v), expected, "{name}, in update: {strategy}");
             }
         }
-    });
+    };
+    watched(move || drop(everywhere(check)));
+}
+
+// PSV-3: where replicas share one copy, its rows are written as if it was ON_WRITE.
+#[test]
+fn sc_on_read_variables_have_no_rows_to_write() {
+    let check = |strategy: &Strategy| {
+        for aggregation in AGGREGATIONS {
+            for (name, op, _) in OPS {
+                let write = |synchronization| {
+                    let v = make(strategy, synchronization, aggregation, true);
+                    let in_run = strategy.run((), |_, ()| op(&v, row(4.))).map(drop);
+                    let in_update = strategy.update(&v, (), |v, ()| op(v, row(4.))).map(drop);
+                    ([in_run, in_update, op(&v, row(4.))], rows(&v))
+                };
+                let (results, after) = write(Synchronization::OnRead);
+                if Rules::of(strategy) != Rules::Mirrored {
+                    let (of_on_write, same) = write(Synchronization::OnWrite);
+                    let is_ok = |results: [Result<()>; 3]| results.map(|result| result.is_ok());
+                    assert_eq!(is_ok(results), is_ok(of_on_write), "{name} {aggregation}: {strategy}");
+                    assert_eq!(after, same, "{name} {aggregation}: {strategy}");
+                    continue;
+                }
+                for error in results.map(Result::unwrap_err) {
+                    assert!(matches!(error.root_cause(), Error::VariableAccess { .. }), "{error}");
+                    let text = error.to_string();
+                    assert!(text.contains(name) && text.contains("assign"), "{text}");
+                }
+                assert!(after.iter().all(|row| *row == 2.), "{after:?}");
+            }
+        }
+    };
+    watched(move || drop(everywhere(check)));
 }
 
 #[test]
 fn var_11_rows_that_do_not_fit_change_nothing() {
-    let strategy = two();
-    for host in [true, false] {
-        let v = make(&strategy, Synchronization::OnWrite, Aggregation::Sum, host);
-        let slices = |values: HostTensor, index: i64| IndexedSlices {
-            values,
-            indices: HostTensor::vector(vec![index]),
-            dense_shape: None,
-        };
-        for wrong in [
-            slices(HostTensor::vector(vec![1f32]), 3),
-            slices(HostTensor::vector(vec![1f32]), -1),
-            slices(HostTensor::vector(vec![1f64]), 1),
-            slices(HostTensor::new(vec![1f32, 2.], [1, 2]).unwrap(), 1),
-        ] {
-            v.scatter_add(wrong).unwrap_err();
+    let check = |strategy: &Strategy| {
+        for host in [true, false] {
+            let v = make(strategy, Synchronization::OnWrite, Aggregation::Sum, host);
+            let slices = |values: HostTensor, index: i64| IndexedSlices {
+                values,
+                indices: HostTensor::vector(vec![index]),
+                dense_shape: None,
+            };
+            for wrong in [
+                slices(HostTensor::vector(vec![1f32]), 3),
+                slices(HostTensor::vector(vec![1f32]), -1),
+                slices(HostTensor::vector(vec![1f64]), 1),
+                slices(HostTensor::new(vec![1f32, 2.], [1, 2]).unwrap(), 1),
+            ] {
+                let error = v.scatter_add(wrong.clone()).unwrap_err().to_string();
+                assert!(error.contains("scatter_add"), "{error}");
+                strategy.run((), |_, ()| v.scatter_add(wrong.clone())).unwrap_err();
+                strategy.update(&v, (), |v, ()| v.scatter_add(wrong.clone())).unwrap_err();
+            }
+            assert_eq!(rows(&v), vec![2.; v.devices().len()], "{strategy}");
         }
-        assert_eq!(rows(&v), [2.; 2]);
-    }
+    };
+    watched(move || drop(everywhere(check)));
 }

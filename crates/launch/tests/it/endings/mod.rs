@@ -23,7 +23,7 @@ fn launcher() {
     let launch = Launch::new(Plan::new(&Layout::new(2)).unwrap()).command("sh", ["-c", &script]);
     let mut times = options.split(' ').map(|millis| Duration::from_millis(millis.parse().unwrap()));
     let launch = launch.grace(times.next().unwrap()).timeout(times.next());
-    let outcome = launch.forward_signals(true).run().unwrap();
+    let outcome = launch.forward_signals().run().unwrap();
     std::process::exit(outcome.exit_code());
 }
 
@@ -104,15 +104,15 @@ fn sigterm_goes_to_all_and_nothing_is_left() {
 }
 
 #[test]
-fn ctrl_c_twice_kills_who_does_not_end() {
+fn a_second_ctrl_c_kills_running_tasks() {
     launcher();
     watched(|| {
-        let mut started = start("endings::ctrl_c_twice_kills_who_does_not_end", "3600000", STUBBORN, 2);
+        let mut started = start("endings::a_second_ctrl_c_kills_running_tasks", "3600000", STUBBORN, 2);
         // Also where the tests run in the background, with SIGINT ignored: the launcher listens for it.
         kill_process(started.pid(), Signal::INT).unwrap();
         let mut pipe = started.launcher.0.stderr.take().unwrap();
         let (mut said, mut buffer) = (Vec::new(), [0; 256]);
-        while !String::from_utf8_lossy(&said).contains("once more to kill them") {
+        while !String::from_utf8_lossy(&said).contains("send it again to kill them") {
             let n = pipe.read(&mut buffer).unwrap();
             assert!(n > 0);
             said.extend_from_slice(&buffer[..n]);
@@ -123,7 +123,7 @@ fn ctrl_c_twice_kills_who_does_not_end() {
         assert_eq!(code, Some(130), "{err}");
         assert!(err.contains("ended by SIGINT after"), "{err}");
         // They had less than the hour that they might have had.
-        let (_, had) = err.split_once("; killed, not having ended within ").unwrap();
+        let (_, had) = err.split_once("; killed because they did not exit within ").unwrap();
         let (had, tasks) = had.trim().split_once(": ").unwrap();
         assert_eq!(tasks, "worker 0, worker 1");
         assert!(had.ends_with(" ms") || had.trim_end_matches(" s").parse::<f64>().unwrap() < 60.0, "{had}");
@@ -138,17 +138,17 @@ fn ignores_hup() -> bool {
 }
 
 #[test]
-fn after_the_grace_time_who_does_not_end_is_killed() {
+fn a_task_that_does_not_exit_in_the_grace_period_is_killed() {
     launcher();
     watched(|| {
         let mut started =
-            start("endings::after_the_grace_time_who_does_not_end_is_killed", "50", STUBBORN, 2);
+            start("endings::a_task_that_does_not_exit_in_the_grace_period_is_killed", "50", STUBBORN, 2);
         // Under nohup, which these tests may run under, a launcher goes on.
         let (signal, expected) = if ignores_hup() { (Signal::TERM, 143) } else { (Signal::HUP, 129) };
         kill_process(started.pid(), signal).unwrap();
         let (_, code, _, err) = started.ended();
         assert_eq!(code, Some(expected), "{err}");
-        assert!(err.contains("not having ended within 50 ms: worker 0, worker 1"), "{err}");
+        assert!(err.contains("because they did not exit within 50 ms: worker 0, worker 1"), "{err}");
     });
 }
 

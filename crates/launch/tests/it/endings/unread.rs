@@ -76,10 +76,10 @@ const LINES: &str = "i=0; while [ $i -lt 50 ]; do echo line; echo error >&2; i=$
     trap 'echo asked >&9' TERM INT; echo says >&9; while :; do sleep 1000 & wait $!; done";
 
 #[test]
-fn a_second_signal_ends_a_launcher_whose_output_nobody_reads() {
+fn a_second_signal_stops_a_launcher_whose_output_is_not_read() {
     launcher();
     watched(|| {
-        let test = "a_second_signal_ends_a_launcher_whose_output_nobody_reads";
+        let test = "a_second_signal_stops_a_launcher_whose_output_is_not_read";
         for unread in [Unread::Out, Unread::Err, Unread::Both] {
             for (script, signal, expected) in [(LINES, Signal::TERM, 143), (FLOOD, Signal::INT, 130)] {
                 let mut blocked = blocked(test, "30000", script, unread);
@@ -118,10 +118,10 @@ fn a_job_ends_without_a_reader_by_its_timeout_and_by_the_end_of_a_task() {
 }
 
 #[test]
-fn a_reader_that_comes_late_gets_all_that_was_said() {
+fn a_late_reader_gets_the_complete_output() {
     launcher();
     watched(|| {
-        let test = "a_reader_that_comes_late_gets_all_that_was_said";
+        let test = "a_late_reader_gets_the_complete_output";
         let lines =
             "i=0; while [ $i -lt 2000 ]; do echo line $i; echo error $i >&2; i=$((i+1)); done; exit 5";
         let mut blocked = blocked(test, "30000", lines, Unread::Both);
@@ -141,10 +141,10 @@ fn a_reader_that_comes_late_gets_all_that_was_said() {
 }
 
 #[test]
-fn what_is_more_than_the_launcher_keeps_is_dropped_and_told() {
+fn output_beyond_the_launchers_buffer_is_dropped_and_reported() {
     launcher();
     watched(|| {
-        let test = "what_is_more_than_the_launcher_keeps_is_dropped_and_told";
+        let test = "output_beyond_the_launchers_buffer_is_dropped_and_reported";
         // 40 MB each, of which nothing is held up once the job is ending.
         let script = "trap 'yes \"$(printf %1000s x)\" | head -c 40000000; exit 1' TERM; echo says >&9; \
             while :; do sleep 1000 & wait $!; done";
@@ -158,7 +158,7 @@ fn what_is_more_than_the_launcher_keeps_is_dropped_and_told() {
         assert!((15 << 20..18 << 20).contains(&out.len()), "{}", out.len());
         let told = err.lines().find(|line| line.contains("launch   │ dropped ")).unwrap();
         assert!(
-            told.contains(" of the tasks' standard output: they came faster than they are read"),
+            told.contains(" of the tasks' standard output: they were written faster than they were read"),
             "{told}"
         );
         let words: Vec<_> = told.split_whitespace().collect();
@@ -169,12 +169,12 @@ fn what_is_more_than_the_launcher_keeps_is_dropped_and_told() {
 }
 
 #[test]
-fn a_reader_that_has_gone_is_told_of_on_the_other_stream() {
+fn a_closed_reader_is_reported_on_the_other_stream() {
     launcher();
     watched(|| {
         let lines = "i=0; while [ $i -lt 50 ]; do echo line; i=$((i+1)); done";
         let mut blocked =
-            blocked("a_reader_that_has_gone_is_told_of_on_the_other_stream", "30000", lines, Unread::Out);
+            blocked("a_closed_reader_is_reported_on_the_other_stream", "30000", lines, Unread::Out);
         drop(blocked.out.take());
         blocked.go();
         let err = text(blocked.err.take()).recv_timeout(PATIENCE).unwrap();
@@ -185,10 +185,10 @@ fn a_reader_that_has_gone_is_told_of_on_the_other_stream() {
 }
 
 #[test]
-fn a_terminal_that_is_stopped_holds_up_no_end() {
+fn a_stopped_terminal_does_not_delay_the_exit() {
     launcher();
     watched(|| {
-        let test = "a_terminal_that_is_stopped_holds_up_no_end";
+        let test = "a_stopped_terminal_does_not_delay_the_exit";
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();

@@ -4,7 +4,7 @@
 
 use distribute_cluster::{Deadline, World};
 use distribute_net::{
-    Certificates, Drive, Identity, Listener, Mesh, Message, Receiver, Rendezvous, Secret, Settings,
+    Certificates, Identity, Listener, Mesh, Message, PollOutcome, Receiver, Rendezvous, Secret, Settings,
     SharedMemory, Transport, memory,
 };
 use std::path::Path;
@@ -36,7 +36,7 @@ impl Receiver for Kept {
         self.changed.notify_all();
     }
 
-    fn lose(&self, from: usize, reason: String) {
+    fn mark_lost(&self, from: usize, reason: String) {
         let mut come = self.come.lock().unwrap();
         let before = come.messages.len();
         come.before.push(before);
@@ -68,7 +68,7 @@ impl Kept {
             match transport {
                 Some(transport) => {
                     drop(come);
-                    if transport.drive(slice, &|| false) == Drive::Elsewhere {
+                    if transport.poll(slice, &|| false) == PollOutcome::Elsewhere {
                         let come = self.come.lock().unwrap();
                         drop(self.changed.wait_timeout(come, Duration::from_millis(1)).unwrap());
                     }
@@ -127,7 +127,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn drive(&self) -> Option<&dyn Transport> {
+    pub fn to_poll(&self) -> Option<&dyn Transport> {
         Some(&*self.transport)
     }
 }

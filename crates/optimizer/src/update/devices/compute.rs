@@ -1,5 +1,5 @@
-//! The computation on devices: rules applied to the copies of all replicas, by candle's operations or a kernel for
-//! each.
+//! The computation on devices. Rules are applied to the copies of all replicas, as candle's operations or as a single
+//! kernel.
 
 use super::fused;
 use crate::groups::Rules;
@@ -9,38 +9,38 @@ use candle_core::Tensor;
 use distribute_base::internal::ReplicaGradient;
 use distribute_base::{Error, Result};
 
-/// The result of the rule for one variable, before it is written.
-pub(crate) struct Made {
+/// The new values of one variable, before they are written.
+pub(crate) struct DeviceUpdate {
     variable: usize,
-    of_replicas: Vec<OfReplica>,
+    replicas: Vec<ReplicaUpdate>,
 }
 
-struct OfReplica {
-    /// The row of each element; `None` for all rows. It is allocated before anything is written, so that a lack of
-    /// memory breaks nothing.
+struct ReplicaUpdate {
+    /// The indices of the rows that change; `None` for all rows. The tensor is allocated before anything is written, so
+    /// that running out of memory does not leave an incomplete update.
     index: Option<Tensor>,
-    /// The new values of the variable and of its slots, in that order.
+    /// The new values of the variable, followed by those of its slots.
     values: Vec<Tensor>,
 }
 
-/// The update of the copies of all replicas, by rules that only compute. Each replica has slots of its own, with the
+/// An update of the copies of all replicas, with rules that only compute. Each replica has its own slots, with the
 /// same values.
-pub(crate) struct OnDevices<'a> {
+pub(crate) struct DeviceUpdater<'a> {
     pub(crate) rules: &'a Rules<'a>,
     pub(crate) parameters: &'a Parameters,
     pub(crate) copies: &'a Copies<'a>,
 }
 
-impl OnDevices<'_> {
-    /// Applies the rules to the reduced gradients that each replica has. Nothing is written yet.
+impl DeviceUpdater<'_> {
+    /// Applies the rules to the reduced gradients of each replica. Returns the results without writing them.
     ///
     /// # Errors
-    /// candle's, for example if the device is out of memory.
-    pub(crate) fn make(
+    /// Returns the errors of candle, for example if the device is out of memory.
+    pub(crate) fn compute(
         &self,
         gradients: &[Vec<Option<ReplicaGradient>>],
         slots: &mut [Slots],
-    ) -> Result<Vec<Made>> {
+    ) -> Result<Vec<DeviceUpdate>> {
         let (mut all, mut programs) = (Vec::new(), fused::Programs::default());
         for (variable, (copies, slots)) in self.copies.iter().zip(slots).enumerate() {
             let Some(copies) = copies else { continue };
@@ -49,8 +49,8 @@ impl OnDevices<'_> {
             let (rule, step) = self.rules.of(variable);
             let Some(program) = rule.program(step)? else {
                 let reason = format!(
-                    "rule {} compares elements of {} in this step, and did not in others: it cannot go on on a device; compare by \
-                     Float::select_at_most",
+                    "rule {} compares elements of {} in this step, but did not in others, so it cannot continue on a \
+                     device; compare with Float::select_at_most",
                     rule.name(),
                     self.parameters.variables[variable].0
                 );
@@ -60,12 +60,12 @@ impl OnDevices<'_> {
             let (mut indices, mut inputs) = (Vec::new(), Vec::new());
             for ((gradient, copy), slots) in of_variable.into_iter().zip(copies).zip(slots.iter()) {
                 let (index, values) = if rule.moves_absent_rows() {
-                    (None, gradient.spread_on(copy)?)
+                    (None, gradient.to_dense_on(copy)?)
                 } else {
                     let Some(values) = gradient.on_device() else { continue };
                     (gradient.index_on_device()?, values.clone())
                 };
-                let part = |whole: &Tensor| part_of(whole, index.as_ref());
+                let part = |whole: &Tensor| select_rows(whole, index.as_ref());
                 let mut of_replica = vec![part(&copy.as_detached_tensor())?, values.detach()];
                 of_replica.extend(slots.iter().map(part).collect::<Result<Vec<_>>>()?);
                 let index =
@@ -74,41 +74,45 @@ impl OnDevices<'_> {
                 inputs.push(of_replica);
             }
             let made = programs.run(rule.name(), &program, &inputs)?;
-            let of_replicas: Vec<_> =
-                indices.into_iter().zip(made).map(|(index, values)| OfReplica { index, values }).collect();
-            if !of_replicas.is_empty() {
-                all.push(Made { variable, of_replicas });
+            let replicas: Vec<_> = indices
+                .into_iter()
+                .zip(made)
+                .map(|(index, values)| ReplicaUpdate { index, values })
+                .collect();
+            if !replicas.is_empty() {
+                all.push(DeviceUpdate { variable, replicas });
             }
         }
         Ok(all)
     }
 
-    /// Writes the results.
+    /// Writes the results to the copies and slots.
     ///
     /// # Errors
-    /// candle's, of a device. Copies may then have the values before or after the step.
-    pub(crate) fn write(&self, made: Vec<Made>, slots: &mut [Slots]) -> Result<()> {
-        for Made { variable, of_replicas } in made {
+    /// Returns the errors of candle for a device. Some copies may then have their previous values, and others their new
+    /// ones.
+    pub(crate) fn write(&self, made: Vec<DeviceUpdate>, slots: &mut [Slots]) -> Result<()> {
+        for DeviceUpdate { variable, replicas } in made {
             let (Some(Some(copies)), Some(Some(device_copies))) =
                 (self.copies.get(variable), self.parameters.device_copies.get(variable))
             else {
                 continue;
             };
             let all_slots = slots[variable].on_devices(copies)?;
-            device_copies.advance(|| {
-                for ((OfReplica { index, values }, copy), slots) in
-                    of_replicas.into_iter().zip(copies).zip(all_slots)
+            device_copies.write_on_devices(|| {
+                for ((ReplicaUpdate { index, values }, copy), slots) in
+                    replicas.into_iter().zip(copies).zip(all_slots)
                 {
                     let mut values = values.into_iter();
                     if let Some(value) = values.next() {
                         match &index {
-                            Some(index) => put_rows(copy, index, &value)?,
+                            Some(index) => write_rows(copy, index, &value)?,
                             None => copy.set(&value)?,
                         }
                     }
                     for (slot, value) in slots.iter_mut().zip(values) {
                         match &index {
-                            Some(index) => put_rows(slot, index, &value)?,
+                            Some(index) => write_rows(slot, index, &value)?,
                             None => *slot = value,
                         }
                     }
@@ -120,15 +124,15 @@ impl OnDevices<'_> {
     }
 }
 
-/// Returns some rows of a variable or a slot, or all of it without an index.
-pub(super) fn part_of(whole: &Tensor, index: Option<&Tensor>) -> Result<Tensor> {
+/// Returns the rows of a variable or slot at the indices in `index`; `None` selects all of it.
+pub(super) fn select_rows(whole: &Tensor, index: Option<&Tensor>) -> Result<Tensor> {
     Ok(match index {
         Some(index) => as_rows(whole)?.index_select(index, 0)?,
         None => whole.clone(),
     })
 }
 
-/// Returns a view as a matrix of rows, in the same memory.
+/// Returns a view of a tensor as a matrix of rows, which shares the tensor's memory.
 fn as_rows(whole: &Tensor) -> Result<Tensor> {
     let Some(height) = whole.dims().first() else {
         return Err(Error::invalid("optimizer step", "a scalar has no rows"));
@@ -137,8 +141,8 @@ fn as_rows(whole: &Tensor) -> Result<Tensor> {
     Ok(whole.reshape((*height, width))?)
 }
 
-/// Sets some rows of a tensor in place.
-fn put_rows(whole: &Tensor, index: &Tensor, rows: &Tensor) -> Result<()> {
+/// Writes rows into a tensor, in place, at the indices in `index`.
+fn write_rows(whole: &Tensor, index: &Tensor, rows: &Tensor) -> Result<()> {
     if rows.elem_count() == 0 {
         return Ok(());
     }

@@ -1,14 +1,22 @@
-//! The update of variables on devices with memory of their own: none of what is done waits for a device, but for the
-//! trial of a new kernel. Variables of which some replica has no copy there, such as tables there is no room for, are
+//! The update of variables on devices with separate memory. It does not wait for a device, except for the trial of a
+//! new kernel. If some replica has no copy of a variable, for example because a table is too large, the variable is
 //! updated on the host.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `compute` | a rule applied to the copies of all replicas |
-//! | `sums` | gradients of several replicas, added up where they are |
-//! | `transforms` | what is done to gradients before |
+//! | `compute` | a rule, applied to the copies of all replicas |
+//! | `sums` | gradients of several replicas, added up on their devices |
+//! | `transforms` | transforms of gradients before the update |
 //! | `program` | a rule's step as candle's operations |
-//! | `fused` | the same as one kernel, where it can be trusted to give the same |
+//! | `fused` | the same as a single kernel, if the kernel has passed a trial |
+
+// - **INV-69** A step of a lone replica on a device with its own memory waits for the device only when losses are
+//   read, many at once. The exceptions are one wait for each kernel of a rule (INV-71), and checks of ids or labels
+//   that are on the device and were not copied there by the input. A weight that was updated there is copied to the
+//   host when it is read, and an update that fails for lack of memory has changed nothing. In `base`'s `transfer`
+//   only `to_host` waits, and large copies use pinned memory. Tests: `optimizer/src/update/devices/tests.rs`,
+//   `optimizer/src/checks/pending_losses.rs`, `distribute/tests/devices/main.rs`, `base/src/transfer/host_copies.rs`,
+//   `core/src/input/device_copier.rs`.
 
 mod compute;
 mod fused;
@@ -23,17 +31,18 @@ use crate::progress::Change;
 use crate::reduce::operands::Operands;
 use crate::reduce::{self, Weighted};
 use crate::sync::Threads;
-use crate::update::local::InPlace;
+use crate::update::local::InPlaceUpdater;
 use crate::update::{Backend, Pass, Update};
 use crate::{Inner, Transform};
 use candle_core::Var;
-use compute::OnDevices;
+use compute::DeviceUpdater;
 use distribute_base::internal::ReplicaGradient;
 use distribute_base::{DeviceName, Result};
+use distribute_core::strategy::Wire;
 use distribute_cross_device::internal::{sum_on_gpus, uses_nccl};
-use sums::summed;
+use sums::sum_on_devices;
 
-/// Updates the copies that replicas have on their devices, and on the host variables without such copies.
+/// A backend that updates the replicas' copies on devices, and variables without such copies on the host.
 #[derive(Debug)]
 pub(crate) struct Devices;
 
@@ -44,13 +53,14 @@ impl Backend for Devices {
             |(_, gradients): &Weighted<'_>| gradients.iter().flatten().any(ReplicaGradient::is_on_device);
         let on_device = replicas.iter().any(on_device);
         if update.copies.is_empty() && !on_device {
-            return InPlace::new(update, update.transforms).reduce_and_apply(change, operands, threads);
+            return InPlaceUpdater::new(update, update.transforms)
+                .reduce_and_apply(change, operands, threads);
         }
         let parameters = update.parameters();
         let (devices, timeout) = (parameters.strategy.devices(), parameters.strategy.extended().timeout());
-        let gradients = match weighed(replicas, update.copies)? {
+        let gradients = match weigh_gradients(replicas, update.copies)? {
             Some(there) if !replicas.is_empty() && !update.copies.is_empty() => {
-                summed(there, update.copies, |parts| sum_on_gpus(&devices, parts, timeout))?
+                sum_on_devices(there, update.copies, |parts| sum_on_gpus(&devices, parts, timeout))?
             }
             _ => None,
         };
@@ -58,7 +68,7 @@ impl Backend for Devices {
             if !on_device {
                 return apply_from_host(update, operands, change, threads);
             }
-            // Rows are added up on the host, as is what only some replicas have on their device.
+            // Rows are summed on the host, and so are gradients that only some replicas have on their device.
             let on_host = replicas.iter().map(|(_, gradients)| to_host(parameters, gradients));
             let on_host = on_host.collect::<Result<Vec<_>>>()?;
             let weights = replicas.iter().map(|(weight, _)| *weight);
@@ -71,33 +81,40 @@ impl Backend for Devices {
                 update.copies.iter().map(|copies| copies.as_ref()?.get(replica).copied()).collect();
             transform(update.transforms, gradients, &mine)?;
         }
-        apply_both(update, &gradients, change, || {
-            InPlace::new(update, update.transforms).reduce_and_apply(change, operands, threads)
+        apply_mixed(update, &gradients, change, || {
+            InPlaceUpdater::new(update, update.transforms).reduce_and_apply(change, operands, threads)
         })
     }
 
-    /// Returns the variables of which each replica has a copy on its own device, if the rule has a program and
-    /// gradients are not needed on the host.
+    /// Returns each replica's copies of the variables whose rule has a program. The result is empty if there are no
+    /// such variables, if there are several workers or gradients are rounded as for several, if a rule does more than
+    /// compute, or if a device cannot update variables.
     fn copies<'a>(&self, optimizer: &'a Inner) -> Copies<'a> {
         let parameters = &*optimizer.parameters;
         let strategy = &parameters.strategy;
         if strategy.world().is_multi_worker()
+            || parameters.wire() != Wire::Full
             || !optimizer.groups.only_compute()
             || !strategy.devices().into_iter().all(DeviceName::can_update)
         {
             return Vec::new();
         }
         let copies = parameters.device_copies.iter().zip(optimizer.groups.have_programs());
-        let all: Copies<'_> = copies.map(|(copies, has)| copies.as_ref().filter(|_| has)?.of_all()).collect();
+        let all: Copies<'_> = copies.map(|(copies, has)| copies.as_ref().filter(|_| has)?.all()).collect();
         if all.iter().any(Option::is_some) { all } else { Vec::new() }
     }
 
-    /// None where replicas have to meet on the host before. The gradients of several replicas stay where NCCL adds all
-    /// of them up.
-    fn staying<'a>(&self, optimizer: &Inner, copies: &Copies<'a>, replica: usize) -> Vec<Option<&'a Var>> {
+    /// Returns no copies if gradients must first be reduced on the host. The gradients of several replicas stay on
+    /// devices if NCCL can sum all of them.
+    fn gradients_on_device<'a>(
+        &self,
+        optimizer: &Inner,
+        copies: &Copies<'a>,
+        replica: usize,
+    ) -> Vec<Option<&'a Var>> {
         let transforms = || optimizer.before_reduce.iter().chain(&optimizer.after_reduce);
         let whole = transforms().any(|transform| transform.closure().is_some());
-        // A norm is over all gradients, wherever they are.
+        // A norm is over all gradients, on any device.
         let torn = transforms().any(Transform::takes_norms) && copies.iter().any(Option::is_none);
         let strategy = &optimizer.parameters.strategy;
         let (world, extended) = (strategy.world(), strategy.extended());
@@ -111,9 +128,9 @@ impl Backend for Devices {
     }
 }
 
-/// Returns the gradients on each replica's device, times its weight; `None` if one is of a variable that is updated
-/// on the host.
-fn weighed(
+/// Returns the gradients on each replica's device, multiplied by the replica's weight. Returns `None` if a variable on
+/// devices has a gradient on the host, or vice versa.
+fn weigh_gradients(
     replicas: &[Weighted<'_>],
     copies: &Copies<'_>,
 ) -> Result<Option<Vec<Vec<Option<ReplicaGradient>>>>> {
@@ -147,7 +164,7 @@ pub(crate) fn to_host(
     gradients.iter().zip(&parameters.variables).map(host).collect()
 }
 
-/// Reduces gradients on the host, brings those of variables on devices there, and applies all.
+/// Reduces gradients on the host, copies those of variables on devices to the devices, and applies all of them.
 fn apply_from_host(
     update: &Update<'_>,
     all: &Operands<'_>,
@@ -155,7 +172,7 @@ fn apply_from_host(
     threads: &Threads<'_>,
 ) -> Result<()> {
     let parameters = update.parameters();
-    let mut on_host = reduce::reduced(update.transforms, parameters, all, threads)?;
+    let mut on_host = reduce::reduce_to_gradients(update.transforms, parameters, all, threads)?;
     let mut there: Vec<Vec<Option<ReplicaGradient>>> =
         vec![vec![None; on_host.len()]; parameters.strategy.world().replicas()];
     for (number, (gradient, copies)) in on_host.iter_mut().zip(update.copies).enumerate() {
@@ -165,23 +182,23 @@ fn apply_from_host(
             of_replica[number] = Some(gradient.clone().into_device(copy)?);
         }
     }
-    apply_both(update, &there, change, || {
+    apply_mixed(update, &there, change, || {
         let rest = Operands::new(parameters, &[(1., on_host.as_slice())], 1)?;
-        InPlace::new(update, &[]).reduce_and_apply(change, &rest, threads)
+        InPlaceUpdater::new(update, &[]).reduce_and_apply(change, &rest, threads)
     })
 }
 
-/// Applies gradients on devices, and `on_host` those that are there. What can fail for want of memory comes before
-/// anything is written.
-fn apply_both(
+/// Applies gradients on devices, and calls `on_host` to apply those on the host. All memory is allocated before the
+/// first write.
+fn apply_mixed(
     update: &Update<'_>,
     gradients: &[Vec<Option<ReplicaGradient>>],
     change: &Change<'_>,
     on_host: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let on_devices =
-        OnDevices { rules: &update.rules, parameters: update.parameters(), copies: update.copies };
-    let made = on_devices.make(gradients, &mut change.slots())?;
+        DeviceUpdater { rules: &update.rules, parameters: update.parameters(), copies: update.copies };
+    let made = on_devices.compute(gradients, &mut change.slots())?;
     on_host()?;
     on_devices.write(made, &mut change.slots())
 }

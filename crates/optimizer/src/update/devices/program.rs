@@ -1,4 +1,4 @@
-//! A rule's program, made of candle's operations.
+//! Execution of a rule's program with candle's operations.
 
 use candle_core::{DType, Tensor};
 use distribute_base::internal::choose;
@@ -8,20 +8,21 @@ use distribute_optim::{Operation, Precision, Program};
 /// The result of one operation.
 #[derive(Clone)]
 enum Value {
-    /// The same for all elements, rounded to their type.
+    /// A number that is the same for all elements, rounded to the element type.
     Number(f64),
     Tensor(Tensor),
 }
 
-/// The variable and its slots after the step, from variable, gradient and slots before it: of one shape, dtype and
-/// device, which are those of the results. None of them shares memory with another.
+/// Computes the new values of the variable and its slots. `inputs` are the variable, the gradient and the slots. All
+/// inputs and results have the same shape, dtype and device. No result shares memory with another tensor.
 ///
-/// What is no more needed is freed at once, so at most a few more than there are results.
+/// Intermediate results are freed after their last use, so only a few of them exist at the same time.
 pub(crate) fn run(program: &Program, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let Some(like) = inputs.first() else { return Ok(Vec::new()) };
-    // What is done with numbers alone is done here.
+    // Operations on numbers alone are computed here.
     let Some(program) = precision(like).and_then(|precision| program.folded(precision)) else {
-        let reason = "the program of the rule is for f32 and f64, and asks for results that are there and powers whose exponents are numbers";
+        let reason = "the program of the rule must be for f32 or f64, and may only read existing results and powers \
+                      with constant exponents";
         return Err(Error::invalid("optimizer step", reason));
     };
     let mut last_use: Vec<usize> = (0..program.operations.len()).collect();
@@ -66,7 +67,7 @@ fn apply(
     Ok(match *operation {
         Operation::Input(number) => match inputs.get(number) {
             Some(input) => Value::Tensor(input.clone()),
-            None => candle_core::bail!("the program asks for input {number} of {}", inputs.len()),
+            None => candle_core::bail!("the program reads input {number} of {}", inputs.len()),
         },
         Operation::Constant(number) => Value::Number(number),
         Operation::Add(a, b) => match (of(a)?, of(b)?) {
@@ -91,13 +92,13 @@ fn apply(
         Operation::Sqrt(a) => Value::Tensor(tensor(a)?.sqrt()?),
         Operation::Pow(a, b) => match of(b)? {
             Value::Number(exponent) => Value::Tensor(tensor(a)?.powf(*exponent)?),
-            Value::Tensor(_) => candle_core::bail!("an exponent of the program is no number"),
+            Value::Tensor(_) => candle_core::bail!("an exponent of the program is not a number"),
         },
         Operation::Abs(a) => Value::Tensor(tensor(a)?.abs()?),
         Operation::CopySign(a, b) => {
             let (size, sign) = (tensor(a)?.abs()?, tensor(b)?);
             let minus = size.neg()?;
-            // Of −0, only the reciprocal is less than 0.
+            // For −0, only the reciprocal is less than 0.
             let of_zeros = choose(&sign.recip()?.lt(0.)?, &minus, &size)?;
             Value::Tensor(choose(&sign.lt(0.)?, &minus, &of_zeros)?)
         }
@@ -108,7 +109,7 @@ fn apply(
     })
 }
 
-/// The type of the elements, of the two that programs are for.
+/// Returns the element type of a tensor; `None` if it is neither f32 nor f64.
 pub(crate) fn precision(like: &Tensor) -> Option<Precision> {
     match like.dtype() {
         DType::F32 => Some(Precision::F32),
@@ -117,9 +118,9 @@ pub(crate) fn precision(like: &Tensor) -> Option<Precision> {
     }
 }
 
-/// A number as a tensor: one in memory, seen as many.
+/// Returns a tensor with the shape of `like` in which every element is `number`. Only one element is stored in memory.
 pub(crate) fn full(number: f64, like: &Tensor) -> candle_core::Result<Tensor> {
-    // By two operations of the device: a number from the host would be a copy.
+    // By two operations of the device, because a number from the host would need a copy.
     Tensor::zeros((), like.dtype(), like.device())?.affine(0., number)?.broadcast_as(like.shape())
 }
 
@@ -127,7 +128,8 @@ pub(crate) fn full(number: f64, like: &Tensor) -> candle_core::Result<Tensor> {
 mod tests {
     use super::*;
     use crate::rules::{
-        Adagrad, Adam, AdamW, Float, Formula, Ftrl, Momentum, RmsProp, Rule, RuleExt, Sgd, SlotSpec, Step,
+        Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, RuleExt,
+        Sgd, SlotSpec, Step,
     };
     use candle_core::Device;
 
@@ -169,6 +171,9 @@ mod tests {
         of_both(&RmsProp { momentum: 0.5, ..RmsProp::default() });
         of_both(&Ftrl { l1: 0.1, l2: 0.2, l2_shrinkage: 0.3, ..Ftrl::default() });
         of_both(&Ftrl { lr_power: -0.7, ..Ftrl::default() });
+        of_both(&NAdam::default());
+        of_both(&Lion { weight_decay: 0.1, ..Lion::default() });
+        of_both(&Averaged { rule: std::sync::Arc::new(Adam::default()), momentum: 0.9 });
     }
 
     /// Does with elements what the rules of this crate don't.
@@ -201,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn results_share_no_memory_with_what_is_there() {
+    fn results_share_no_memory_with_existing_tensors() {
         let input = Tensor::new(&[1f32, 2.], &Device::Cpu).unwrap();
         let program = Program { operations: vec![Operation::Input(0)], outputs: vec![0, 0] };
         let made = run(&program, std::slice::from_ref(&input)).unwrap();

@@ -1,13 +1,14 @@
-//! Gradients of several replicas, added up without leaving their devices.
+//! The sum of the gradients of several replicas, on their devices.
 
 use crate::parameters::Copies;
 use candle_core::Tensor;
 use distribute_base::Result;
 use distribute_base::internal::{Dense, ReplicaGradient};
 
-/// Returns the sums over all replicas on each replica's device, by `sum` of `parts[replica][number]`. A single
-/// replica's gradients are their own sums. `None` if one is by row: rows of replicas differ.
-pub(crate) fn summed(
+/// Returns the sums over all replicas, on each replica's device. `sum` computes them from `parts[replica][number]`. The
+/// gradients of a single replica are returned unchanged. Returns `None` if a gradient is by row, because replicas may
+/// then have different rows.
+pub(crate) fn sum_on_devices(
     gradients: Vec<Vec<Option<ReplicaGradient>>>,
     copies: &Copies<'_>,
     sum: impl FnOnce(&[Vec<Tensor>]) -> Result<Vec<Vec<Tensor>>>,
@@ -24,7 +25,7 @@ pub(crate) fn summed(
     let values = |gradient: &Option<ReplicaGradient>| gradient.as_ref()?.on_device().cloned();
     let part = |replica: usize, variable: usize| match values(&gradients[replica][variable]) {
         Some(values) => Ok(values),
-        // A replica without one counts as zero.
+        // A replica without a gradient counts as zero.
         None => match copies[variable].as_ref().and_then(|copies| copies.get(replica)) {
             Some(copy) => copy.as_detached_tensor().zeros_like(),
             None => candle_core::bail!("replica {replica} has no copy of variable {variable}"),
@@ -48,7 +49,7 @@ pub(crate) fn summed(
 mod tests {
     use super::*;
     use candle_core::{Device, Var};
-    use distribute_base::internal::{Any, Rows};
+    use distribute_base::internal::{EitherFloat, Rows};
 
     fn dense(value: f32) -> Option<ReplicaGradient> {
         Some(ReplicaGradient::Dense(Dense::Device(Tensor::new(&[value], &Device::Cpu).unwrap())))
@@ -64,7 +65,7 @@ mod tests {
             assert_eq!((parts[0].len(), parts[1].len()), (2, 2));
             Ok(vec![sums.clone(), sums])
         };
-        for of_replica in summed(gradients, &copies, sum).unwrap().unwrap() {
+        for of_replica in sum_on_devices(gradients, &copies, sum).unwrap().unwrap() {
             let values: Vec<Option<Vec<f32>>> =
                 of_replica.iter().map(|sum| Some(sum.as_ref()?.on_device()?.to_vec1().unwrap())).collect();
             assert_eq!(values, [Some(vec![3.]), None, Some(vec![5.])]);
@@ -74,12 +75,12 @@ mod tests {
     #[test]
     fn rows_of_several_replicas_are_for_the_host_and_a_lone_replica_sums_nothing() {
         let var = Var::new(&[[9f32], [8.]], &Device::Cpu).unwrap();
-        let rows = ReplicaGradient::Rows(Rows::new(vec![1], Any::F32(vec![1.])));
+        let rows = ReplicaGradient::Rows(Rows::new(vec![1], EitherFloat::F32(vec![1.])));
         let rows = Some(rows.into_device(&var).unwrap());
         let never = |_: &[Vec<Tensor>]| -> Result<Vec<Vec<Tensor>>> { panic!("nothing is to be summed") };
         let copies: Copies<'_> = vec![Some(vec![&var, &var])];
-        assert!(summed(vec![vec![rows.clone()], vec![None]], &copies, never).unwrap().is_none());
-        let alone = summed(vec![vec![rows]], &copies, never).unwrap().unwrap();
+        assert!(sum_on_devices(vec![vec![rows.clone()], vec![None]], &copies, never).unwrap().is_none());
+        let alone = sum_on_devices(vec![vec![rows]], &copies, never).unwrap().unwrap();
         assert!(alone[0][0].is_some());
     }
 }

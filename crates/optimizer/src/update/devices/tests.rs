@@ -5,7 +5,7 @@ use crate::{Adagrad, Adam, Transform};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use distribute_base::internal::WAITS;
-use distribute_core::internal::BagMode;
+use distribute_core::lookup::BagMode;
 use distribute_core::{ReplicaContext, Strategy};
 use distribute_nn::{Embedding, EmbeddingBag, Linear, embedding, embedding_bag, linear};
 use distribute_strategies::{MirroredStrategy, OneDeviceStrategy};
@@ -27,7 +27,7 @@ fn generic(test: &str, body: impl FnOnce() + Send + 'static) {
 fn a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_else() {
     const TEST: &str = "update::devices::tests::a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_else";
     generic(TEST, || {
-        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap().into();
+        let strategy: Strategy = OneDeviceStrategy::new("cpu:0").unwrap();
         type Model = (Embedding, EmbeddingBag, Linear);
         let built = |vb: VarBuilder| -> candle_core::Result<Model> {
             let bag = embedding_bag(7, 3, BagMode::Mean, vb.pp("bag"))?;
@@ -73,7 +73,7 @@ fn a_lone_replica_waits_for_its_device_where_its_losses_are_read_and_nowhere_els
 #[test]
 fn slots_of_several_replicas_are_on_each_device() {
     generic("update::devices::tests::slots_of_several_replicas_are_on_each_device", || {
-        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap().into();
+        let strategy: Strategy = MirroredStrategy::cpus(2).unwrap();
         let model = strategy.replicate(|vb: VarBuilder| linear(3, 2, vb)).unwrap();
         let optimizer = Adam::new(&model.variables, 0.1).unwrap();
         let x = Tensor::ones((4, 3), DType::F32, &Device::Cpu).unwrap();
@@ -99,7 +99,7 @@ fn a_lone_replica_makes_a_step_while_its_gpu_is_held_up() {
     use candle_core::backend::BackendDevice;
     use candle_nn::ModuleT;
     use distribute_base::DeviceName;
-    use distribute_base::internal::held;
+    use distribute_base::internal::hold_gpu;
     use distribute_data::Dataset;
     use distribute_nn::{BatchNorm, Dropout, batch_norm, loss};
 
@@ -115,7 +115,7 @@ fn a_lone_replica_makes_a_step_while_its_gpu_is_held_up() {
             Ok(other) => panic!("{:?} is no GPU of CUDA", other.location()),
             Err(error) => return distribute_testing::skipped(error),
         };
-        let strategy: Strategy = OneDeviceStrategy::new("gpu:0").unwrap().into();
+        let strategy: Strategy = OneDeviceStrategy::new("gpu:0").unwrap();
         type Model = (Embedding, BatchNorm, Dropout, Linear);
         let built = |vb: VarBuilder| -> candle_core::Result<Model> {
             let norm = batch_norm(6, 1e-5, vb.pp("norm"))?;
@@ -135,7 +135,7 @@ fn a_lone_replica_makes_a_step_while_its_gpu_is_held_up() {
             step_number += 1;
             // By then its kernels were tried; losses are read behind steps 1, 3 and 7.
             if step_number == 4 {
-                hold = Some(held(&device));
+                hold = Some(hold_gpu(&device));
             }
             type Arguments<'a> = (&'a Model, Tensor);
             let step = |ctx: &ReplicaContext, ((words, norm, dropout, fc), rows): Arguments<'_>| {

@@ -1,14 +1,14 @@
-//! Transforms of gradients by candle's operations: norms are tensors on the device.
+//! Transforms of gradients with candle's operations. Norms are tensors on the device.
 
-use super::compute::part_of;
+use super::compute::select_rows;
 use super::program::full;
-use crate::transform::{Kind, Transform};
+use crate::transform::{Transform, TransformKind};
 use candle_core::{DType, Tensor, Var};
 use distribute_base::Result;
 use distribute_base::internal::{ReplicaGradient, choose, to_host};
 
-/// Transforms a replica's gradients that are on its device: `copies` are the variables that it computes with. Closures
-/// are left out.
+/// Transforms a replica's gradients on its device. `copies` are the variables with which the replica computes.
+/// Transforms that are closures are skipped.
 pub(crate) fn transform(
     transforms: &[Transform],
     gradients: &mut [Option<ReplicaGradient>],
@@ -16,26 +16,26 @@ pub(crate) fn transform(
 ) -> Result<()> {
     for transform in transforms {
         match *transform.kind() {
-            Kind::ClipByValue { min, max } => change(gradients, |values| {
-                // Asked this way, NaN stays NaN.
+            TransformKind::ClipByValue { min, max } => change(gradients, |values| {
+                // This form of the comparison keeps NaN.
                 let values = choose(&values.lt(min)?, &full(min, values)?, values)?;
                 Ok(choose(&values.gt(max)?, &full(max, &values)?, &values)?)
             })?,
-            Kind::WeightDecay(rate) => {
+            TransformKind::WeightDecay(rate) => {
                 for (gradient, copy) in gradients.iter_mut().zip(copies) {
                     let (Some(gradient), Some(copy)) = (gradient, copy) else { continue };
                     let index = gradient.index_on_device()?;
                     gradient.change_on_device(|values| {
                         let decayed =
-                            part_of(&copy.as_detached_tensor(), index.as_ref())?.affine(rate, 0.)?;
+                            select_rows(&copy.as_detached_tensor(), index.as_ref())?.affine(rate, 0.)?;
                         Ok((values + decayed)?)
                     })?;
                 }
             }
-            Kind::ClipByNorm(max) => {
+            TransformKind::ClipByNorm(max) => {
                 change(gradients, |values| scaled(values, &factor(&square(values)?, max)?))?
             }
-            Kind::ClipByGlobalNorm(max) => {
+            TransformKind::ClipByGlobalNorm(max) => {
                 let all = gradients.iter().flatten().filter_map(ReplicaGradient::on_device);
                 let squares = all.map(square).collect::<Result<Vec<_>>>()?;
                 if !squares.is_empty() {
@@ -43,8 +43,8 @@ pub(crate) fn transform(
                     change(gradients, |values| scaled(values, &factor))?;
                 }
             }
-            // Gradients go to closures by way of the host.
-            Kind::Each(_) => {}
+            // Closures get gradients on the host.
+            TransformKind::Each(_) => {}
         }
     }
     Ok(())
@@ -57,7 +57,7 @@ fn change(
     gradients.iter_mut().flatten().try_for_each(|gradient| gradient.change_on_device(&change))
 }
 
-/// Multiplies a replica's gradients that are on its device by a number.
+/// Multiplies a replica's gradients on its device by `weight`.
 pub(crate) fn weigh(gradients: &mut [Option<ReplicaGradient>], weight: f64) -> Result<()> {
     if weight == 1. {
         return Ok(());
@@ -65,12 +65,13 @@ pub(crate) fn weigh(gradients: &mut [Option<ReplicaGradient>], weight: f64) -> R
     change(gradients, |values| Ok(values.affine(weight, 0.)?))
 }
 
-/// The sum of squares, as f64.
+/// Returns the sum of the squares of all elements, as f64.
 fn square(values: &Tensor) -> Result<Tensor> {
     total(values.to_dtype(DType::F64)?.sqr()?)
 }
 
-/// The sum of all elements. A GPU sums a row in one of its blocks, so there are many rows.
+/// Returns the sum of all elements. A GPU sums each row in a single block, so the elements are first split into many
+/// rows.
 fn total(values: Tensor) -> Result<Tensor> {
     const ROW: usize = 1024;
     let mut sums = values.flatten_all()?;
@@ -85,7 +86,8 @@ fn total(values: Tensor) -> Result<Tensor> {
     Ok(sums.sum_all()?)
 }
 
-/// Returns the factor that makes a norm at most `max`. A norm that is NaN clips nothing, so that the NaN is seen.
+/// Returns the factor that reduces a norm to at most `max`. `square` is the square of the norm. If the norm is NaN, the
+/// factor is 1, so that the NaN remains visible.
 fn factor(square: &Tensor, max: f64) -> Result<Tensor> {
     let norm = square.sqrt()?;
     let one = full(1., &norm)?;
@@ -96,10 +98,10 @@ fn scaled(values: &Tensor, factor: &Tensor) -> Result<Tensor> {
     Ok(values.broadcast_mul(&factor.to_dtype(values.dtype())?)?)
 }
 
-/// Returns whether all gradients on the device are finite: one number is read, for which this waits.
+/// Returns `true` if all gradients on the device are finite. Waits for the device to read one number.
 pub(crate) fn are_finite(gradients: &[Option<ReplicaGradient>]) -> Result<bool> {
     let tensors = gradients.iter().flatten().filter_map(ReplicaGradient::on_device);
-    // A finite number times 0 is 0, all others are NaN.
+    // A finite number times 0 is 0; the product of any other number is NaN.
     let zeros = tensors.map(|tensor| total(tensor.to_dtype(DType::F64)?.affine(0., 0.)?));
     let zeros = zeros.collect::<Result<Vec<_>>>()?;
     if zeros.is_empty() {

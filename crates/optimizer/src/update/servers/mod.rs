@@ -1,12 +1,20 @@
-//! The update of variables on parameter servers: gradients are sent there, and applied by the same rules where the
-//! variables are.
+//! The update of variables on parameter servers. Gradients are reduced as with the other backends, and then sent to the
+//! servers, which apply them with the same rules.
+//!
+//! [`Session::push`](distribute_ps_client::internal::Session::push) sends one gradient per variable, with the step
+//! number and the learning rate. If the servers store only tables, all workers push together ([`lock_step`]), and other
+//! variables are updated here.
 
+// - INV-56: by INV-8 and INV-11, and because gradients are reduced by the same code. Tests:
+//   `parameter_servers/training.rs`, `parameter_servers/checkpoint.rs`, `parameter_servers/dynamic.rs`.
+
+mod lock_step;
 mod slots;
 
 use crate::parameters::Parameters;
 use crate::progress::Change;
 use crate::sync::StepSync;
-use crate::update::{Backend, Pass, Saved, Update, When};
+use crate::update::{self, Backend, Pass, Saved, Update, When};
 use crate::{Inner, Transform};
 use candle_core::{Device, Tensor, Var};
 use distribute_base::internal::ReplicaGradient;
@@ -22,11 +30,20 @@ use std::sync::Arc;
 
 const OPERATION: &str = "optimizer step";
 
-/// Sends gradients to servers, where the variables are.
+/// A backend that sends gradients to the servers that store the variables.
 #[derive(Debug)]
 pub(crate) struct Servers {
-    /// The trained variables, in their order.
-    variables: Vec<(Variable, Arc<RemoteVariable>)>,
+    /// The trained variables, in the optimizer's order; `None` for those in the memory of this process.
+    variables: Vec<Option<OnServers>>,
+    /// Whether several workers store tables together.
+    in_lock_step: bool,
+}
+
+/// A variable that is stored on servers.
+#[derive(Debug)]
+struct OnServers {
+    variable: Variable,
+    remote: Arc<RemoteVariable>,
 }
 
 impl Backend for Servers {
@@ -35,7 +52,7 @@ impl Backend for Servers {
     }
 
     fn reduce_and_apply(&self, update: &Update<'_>, _pass: &Pass<'_>) -> Result<()> {
-        Err(Error::invalid(update.operation, "gradients go to servers whole, after they are reduced"))
+        Err(Error::invalid(update.operation, "servers get complete gradients, after the reduction"))
     }
 
     fn apply(
@@ -47,20 +64,23 @@ impl Backend for Servers {
     ) -> Result<()> {
         // Nobody leads twice before all have seen what came of the first time.
         sync.run_on_each("its update on servers", |_| Ok(()))?;
-        sync.run_on_leader(|_| {
+        sync.run_on_leader(|threads| {
             let Some(change) = change else { return Ok(()) };
             let Some(session) = update.parameters().strategy.session() else { return Ok(()) };
+            if session.lock_step().is_some() {
+                return self.apply_in_lock_step(session, update, gradients, change, sync, threads);
+            }
             // What comes after it in the same run computes with the new values.
             let made = || {
                 change.commit();
-                session.count_step(change.counter());
+                session.record_step(change.counter());
             };
             session.push(OPERATION, self.requests(update, gradients)?, made)
         })
     }
 
-    fn kept(&self, _: &Parameters, _variable: usize, _elements: usize) -> usize {
-        0
+    fn slot_elements(&self, _: &Parameters, variable: usize, elements: usize) -> usize {
+        if self.is_on_servers(variable) { 0 } else { elements }
     }
 
     fn slot(
@@ -70,6 +90,9 @@ impl Backend for Servers {
         slot: usize,
         _at: &'static Location<'static>,
     ) -> Result<Tensor> {
+        if !self.is_on_servers(variable) {
+            return update::slot_here(optimizer, variable, slot);
+        }
         if self.is_dynamic(variable) {
             return Err(Error::NotSupported {
                 operation: "slot",
@@ -82,6 +105,7 @@ impl Backend for Servers {
     }
 
     fn save(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
+        update::save_slots_here(optimizer, prefix, writer, |number| !self.is_on_servers(number))?;
         self.save_slots(optimizer, prefix, writer)
     }
 
@@ -95,30 +119,44 @@ impl Backend for Servers {
         self.saved_slots(optimizer, prefix, names, from)
     }
 
+    fn rewind(&self) -> Result<()> {
+        if !self.in_lock_step {
+            return Ok(());
+        }
+        let reason = "the workers store tables together, some of which may already be those of a later step";
+        Err(Error::invalid("Training::recover", reason))
+    }
+
     fn require_rule(&self, operation: &'static str, rule: &dyn Rule) -> Result<()> {
-        spec(operation, rule).map(drop)
+        rule_spec(operation, rule).map(drop)
     }
 
     fn require_transform(&self, operation: &'static str, when: When, transform: &Transform) -> Result<()> {
         let refused = |what, advice| {
             Err(Error::NotSupported { operation, strategy: "ParameterServerStrategy", what, advice })
         };
-        if when == When::AfterReduce && transform.needs_all_gradients() {
+        if when == When::AfterReduce && transform.needs_all_gradients() && !self.in_lock_step {
             return refused(
-                "clipping by the global norm, since no worker has the gradients of all",
+                "clipping by the global norm, because no worker has the gradients of all",
                 "clip the gradient of each variable, by Transform::clip_by_norm",
+            );
+        }
+        if transform.closure().is_some() && self.in_lock_step && when == When::AfterReduce {
+            return refused(
+                "Transform::each after the reduction with tables that the workers store together",
+                "pass it to before_reduce",
             );
         }
         if transform.closure().is_some() && (0..self.variables.len()).any(|number| self.is_dynamic(number)) {
             return refused(
-                "Transform::each where a table of ids is trained",
-                "freeze it, and train it by an optimizer of its own",
+                "Transform::each with a table of ids",
+                "freeze it, and train it with a separate optimizer",
             );
         }
-        if transform.reads_values() && self.variables.iter().any(|(_, remote)| remote.is_fetched_by_row()) {
+        if transform.reads_values() && self.on_servers().any(|(_, of)| of.remote.is_fetched_by_row()) {
             return refused(
                 "weight decay of tables of which only rows are fetched",
-                "freeze them, or use AdamW, whose rule decays where the table is",
+                "freeze them, or use AdamW, whose rule decays on the server",
             );
         }
         Ok(())
@@ -126,49 +164,67 @@ impl Backend for Servers {
 }
 
 impl Servers {
-    /// The variables of an optimizer, by name.
+    /// Creates the backend for an optimizer's variables, which are passed with their names.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if one of them is not the strategy's: gradients would be sent to others.
+    /// - [`Error::InvalidArgument`]: a variable does not belong to the strategy, so its gradients would be sent to a
+    ///   different variable.
     pub(crate) fn new(strategy: &Strategy, variables: &[(String, Var)]) -> Result<Self> {
+        let in_lock_step = strategy.session().is_some_and(|session| session.lock_step().is_some());
         let on_servers = |(name, var): &(String, Var)| {
-            let reason = || {
-                format!(
-                    "variable {name} is not on the servers of its strategy any more, or never was; keep its model"
-                )
-            };
-            let found = strategy.container(var.id()).and_then(|variable| {
-                let remote = variable.remote()?.clone();
-                Some((variable, remote))
+            let reason =
+                || format!("variable {name} is not on the servers of its strategy; keep its model alive");
+            let variable = strategy.container(var.id());
+            let found = variable.as_ref().and_then(|variable| {
+                Some(OnServers { variable: variable.clone(), remote: variable.remote()?.clone() })
             });
-            found.ok_or_else(|| Error::invalid(OPERATION, reason()))
+            match (found, variable) {
+                (None, Some(_)) if in_lock_step => Ok(None),
+                (None, _) => Err(Error::invalid(OPERATION, reason())),
+                (found, _) => Ok(found),
+            }
         };
-        Ok(Self { variables: variables.iter().map(on_servers).collect::<Result<_>>()? })
+        Ok(Self { variables: variables.iter().map(on_servers).collect::<Result<_>>()?, in_lock_step })
     }
 
-    /// Returns whether the rows of a variable are ids.
+    /// Returns `true` if the variable is a dynamic embedding, whose rows are identified by ids.
     fn is_dynamic(&self, number: usize) -> bool {
-        self.variables.get(number).is_some_and(|(_, remote)| remote.ids().is_some())
+        self.get(number).is_some_and(|of| of.remote.ids().is_some())
     }
 
-    /// The requests by which servers apply the gradients.
-    fn requests(
-        &self,
+    /// Returns `true` if the variable is stored on servers.
+    fn is_on_servers(&self, number: usize) -> bool {
+        self.get(number).is_some()
+    }
+
+    fn get(&self, number: usize) -> Option<&OnServers> {
+        self.variables.get(number)?.as_ref()
+    }
+
+    /// Returns the variables on servers, with their indices.
+    fn on_servers(&self) -> impl Iterator<Item = (usize, &OnServers)> {
+        self.variables.iter().enumerate().filter_map(|(number, of)| Some((number, of.as_ref()?)))
+    }
+
+    /// Returns the requests that make the servers apply the gradients.
+    fn requests<'s>(
+        &'s self,
         update: &Update<'_>,
         gradients: &[Option<ReplicaGradient>],
-    ) -> Result<Vec<PushRequests<'_>>> {
-        if let Some((variable, _)) = self.variables.iter().find(|(_, remote)| !remote.is_ready()) {
+    ) -> Result<Vec<PushRequests<'s>>> {
+        if let Some((_, of)) = self.on_servers().find(|(_, of)| !of.remote.is_ready()) {
             let reason = format!(
-                "variable {} has been used as a whole before its values were fetched, which has failed; look at the servers, and make \
-                 the step again",
-                variable.name()
+                "variable {} was used completely before its values were fetched, and the fetch failed; check the \
+                 servers, and repeat the step",
+                of.variable.name()
             );
             return Err(Error::invalid(OPERATION, reason));
         }
-        let one = |(number, gradient): (usize, &ReplicaGradient)| {
+        let one = |(number, OnServers { remote, .. }, gradient): (usize, &'s OnServers, &ReplicaGradient)| {
             let ((rule, step), (_, var)) = (update.rules.of(number), &update.parameters().variables[number]);
-            let (push, (_, remote)) = (Push::at(step).counted(), &self.variables[number]);
-            let spec = spec(OPERATION, rule)?;
+            // In lock step, all agree on the number of the step, also after a checkpoint of an earlier one.
+            let push = if self.in_lock_step { Push::at(step) } else { Push::at(step).counted() };
+            let spec = rule_spec(OPERATION, rule)?;
             match gradient {
                 ReplicaGradient::Dense(dense) => {
                     PushRequests::dense(remote, spec, push, &Leaf::Candle(dense.tensor(var)?).to_host()?)
@@ -180,25 +236,26 @@ impl Servers {
                 }
             }
         };
-        let found = gradients.iter().enumerate();
-        found.filter_map(|(number, gradient)| Some((number, gradient.as_ref()?))).map(one).collect()
+        let found = self.on_servers();
+        found.filter_map(|(number, of)| Some((number, of, gradients[number].as_ref()?))).map(one).collect()
     }
 }
 
-/// A rule as it is sent to servers; refuses one that cannot be.
-fn spec(operation: &'static str, rule: &dyn Rule) -> Result<RuleSpec> {
+/// Returns a rule in serializable form, or an error if the rule cannot be sent to servers.
+fn rule_spec(operation: &'static str, rule: &dyn Rule) -> Result<RuleSpec> {
     rule.spec().ok_or(Error::NotSupported {
         operation,
         strategy: "ParameterServerStrategy",
-        what: "rules of one's own, since variables are updated on servers, to which no code is sent",
-        advice: "use one of distribute's rules, and change gradients by Transform::each",
+        what: "custom rules, because variables are updated on servers, which receive no code",
+        advice: "use one of distribute's rules, and change gradients with Transform::each",
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distribute_parameter_server::{LocalCluster, ParameterServerStrategy};
+    use distribute_parameter_server::ParameterServerStrategy;
+    use distribute_ps_client::LocalCluster;
     use distribute_ps_tables::FixedShardsPartitioner;
 
     #[test]

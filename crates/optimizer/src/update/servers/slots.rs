@@ -1,29 +1,30 @@
-//! Slots that are on parameter servers, read and set by the optimizer whose they are, and in a checkpoint.
+//! Slots on parameter servers: reading, saving and restoring them.
 
-use super::{OPERATION, Servers};
+use super::{OPERATION, OnServers, Servers};
 use crate::Inner;
-use crate::update::Saved;
+use crate::update::{self, Saved};
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
 use distribute_core::internal::read_as;
 use distribute_tensor::{DType, HostTensor};
 
-/// The slots of one variable in a checkpoint, in the order of the rule.
+/// The slots of one variable in a checkpoint, in the order of the rule's slots.
 struct SavedSlots {
-    /// The ids of rows, if rows are ids.
+    /// The ids of the rows; `None` if the rows do not have ids.
     ids: Option<Vec<i64>>,
     slots: Vec<HostTensor>,
 }
 
 impl Servers {
-    /// All slots of one variable, in the order of the rule.
+    /// Returns all slots of one variable, in the order of the rule's slots.
     pub(super) fn slots(&self, optimizer: &Inner, number: usize) -> Result<Vec<HostTensor>> {
         let names = optimizer.slot_names();
         if names.is_empty() {
             return Ok(Vec::new());
         }
         self.set_rules(optimizer)?;
-        let found = self.variables[number].1.value(OPERATION)?.slots(OPERATION, names.len())?;
+        let Some(OnServers { remote, .. }) = self.get(number) else { return Ok(Vec::new()) };
+        let found = remote.value(OPERATION)?.slots(OPERATION, names.len())?;
         let of = |name: &&str| found.iter().find(|(found, _)| found == name).map(|(_, slot)| slot.clone());
         let missing = || {
             Error::invalid(
@@ -37,7 +38,7 @@ impl Servers {
         names.iter().map(of).collect::<Option<_>>().ok_or_else(missing)
     }
 
-    /// Adds the slots of all variables to a checkpoint, each under the name of the slot and that of the variable.
+    /// Adds the slots of all variables to a checkpoint, each under the names of the slot and the variable.
     pub(super) fn save_slots(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
         drop(optimizer.progress.read("Checkpoint::save")?);
         let names = optimizer.slot_names();
@@ -45,12 +46,16 @@ impl Servers {
             return Ok(());
         }
         self.set_rules(optimizer)?;
-        // One variable after another, so that there is never more than the slots of one.
-        for (number, (name, _)) in optimizer.parameters.variables.iter().enumerate() {
+        // One variable after another, so that only the slots of one are in memory.
+        for (number, OnServers { variable, .. }) in self.on_servers() {
+            if !variable.is_saved_here() {
+                continue;
+            }
+            let (name, _) = &optimizer.parameters.variables[number];
             let named = |slot: &str| format!("{prefix}/{slot}/{name}");
             if self.is_dynamic(number) {
                 let beside = format!("{prefix}/{name}");
-                self.variables[number].0.save_slots_of_ids(writer, &beside, named)?;
+                variable.save_slots_of_ids(writer, &beside, named)?;
                 continue;
             }
             for (slot, value) in names.iter().zip(self.slots(optimizer, number)?) {
@@ -60,7 +65,7 @@ impl Servers {
         Ok(())
     }
 
-    /// The slots of all variables in a checkpoint, of which `names` are those of each.
+    /// Reads the slots of all variables from a checkpoint. For each variable, `names` contains the names of its slots.
     pub(super) fn saved_slots<'a>(
         &'a self,
         optimizer: &'a Inner,
@@ -68,9 +73,13 @@ impl Servers {
         names: &[Vec<String>],
         from: &Reader,
     ) -> Result<Saved<'a>> {
-        let one = |(number, names): (usize, &Vec<String>)| {
-            let (name, var) = &optimizer.parameters.variables[number];
-            let (variable, remote) = &self.variables[number];
+        let here = |(number, names): (usize, &Vec<String>)| match self.get(number) {
+            Some(_) => Ok(None),
+            None => update::read_slots(optimizer, number, names, from).map(Some),
+        };
+        let here = names.iter().enumerate().map(here).collect::<Result<Vec<_>>>()?;
+        let one = |(number, OnServers { variable, remote }): (usize, &'a OnServers)| {
+            let ((name, var), names) = (&optimizer.parameters.variables[number], &names[number]);
             if self.is_dynamic(number) {
                 let (mut ids, beside) = (None, format!("{prefix}/{name}"));
                 let slot = |name: &String| {
@@ -86,9 +95,12 @@ impl Servers {
             let slots = slots.collect::<Result<_>>()?;
             Ok((variable, remote, SavedSlots { ids: None, slots }))
         };
-        let all = names.iter().enumerate().map(one).collect::<Result<Vec<_>>>()?;
-        Ok(Box::new(move |_| {
+        let all = self.on_servers().map(one).collect::<Result<Vec<_>>>()?;
+        Ok(Box::new(move |change| {
             const OPERATION: &str = "Checkpoint::restore";
+            for (slots, here) in change.slots().iter_mut().zip(here) {
+                here.into_iter().for_each(|here| *slots = here);
+            }
             self.set_rules(optimizer)?;
             for (variable, remote, SavedSlots { ids, slots }) in all {
                 let named: Vec<_> = optimizer.slot_names().into_iter().map(String::from).zip(slots).collect();
@@ -103,15 +115,16 @@ impl Servers {
         }))
     }
 
-    /// Sets the rules of all variables, which make their slots, once all updates have been acknowledged.
+    /// Waits until all updates have been acknowledged, and sets the rules of all variables, which creates their
+    /// slots.
     fn set_rules(&self, optimizer: &Inner) -> Result<()> {
         let Some(session) = optimizer.parameters.strategy.session() else { return Ok(()) };
         session.flush()?;
-        // A server that came back without them is asked for slots before the next push.
-        self.variables.iter().for_each(|(_, remote)| remote.forget_rule());
-        let (rules, variables) = (optimizer.groups.rules_of_step(0, 0.), self.variables.iter().enumerate());
+        // A server that has restarted without slots must have them before the next push.
+        self.on_servers().for_each(|(_, of)| of.remote.forget_rule());
+        let rules = optimizer.groups.rules_of_step(0, 0.);
         let rules =
-            variables.filter_map(|(number, (_, remote))| Some((&**remote, rules.of(number).0.spec()?)));
+            self.on_servers().filter_map(|(number, of)| Some((&*of.remote, rules.of(number).0.spec()?)));
         session.set_rules(OPERATION, rules)
     }
 }

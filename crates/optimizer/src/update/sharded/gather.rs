@@ -1,4 +1,4 @@
-//! Slots of which each worker keeps a range, put together.
+//! Complete slots, assembled from the ranges of all workers.
 
 use super::{Sharded, incomplete};
 use crate::Inner;
@@ -12,16 +12,16 @@ use distribute_core::internal::require_outside_of_run;
 use distribute_tensor::{Element, HostTensor};
 use std::panic::Location;
 
-/// The receivers of the gathered slots.
+/// The workers that receive the gathered slots.
 #[derive(Clone, Copy, PartialEq)]
-enum Gets {
+enum Recipients {
     All,
-    /// The chief alone.
+    /// Only the chief.
     Chief,
 }
 
 impl Sharded {
-    /// One slot of a variable, on all workers.
+    /// Returns one complete slot of a variable. All workers must make this call.
     pub(super) fn slot_of_all(
         &self,
         optimizer: &Inner,
@@ -32,23 +32,25 @@ impl Sharded {
         const OPERATION: &str = "slot";
         require_outside_of_run(
             OPERATION,
-            "the state is sharded, and all workers look at it together: between runs",
+            "the state is sharded, so all workers read it together, between runs",
         )?;
         require_complete(optimizer, OPERATION, at)?;
-        match self.gather(OPERATION, optimizer, variable, slot, Gets::All, at)? {
+        match self.gather(OPERATION, optimizer, variable, slot, Recipients::All, at)? {
             Some(all) => Ok(all.to_candle(&Device::Cpu)?),
-            None => Err(Error::invalid(OPERATION, "it was put together on another worker")),
+            None => Err(Error::invalid(OPERATION, "it was gathered on another worker")),
         }
     }
 
-    /// Adds all slots to the checkpoint of the chief, who gathers them one after another.
+    /// Adds all slots to the checkpoint of the chief, which gathers them one after another.
     pub(super) fn save_on_chief(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
         const OPERATION: &str = "Checkpoint::save";
         let at = Location::caller();
         require_complete(optimizer, OPERATION, at)?;
         for (index, slot) in optimizer.slot_names().iter().enumerate() {
             for (number, (name, _)) in optimizer.parameters.variables.iter().enumerate() {
-                if let Some(value) = self.gather(OPERATION, optimizer, number, index, Gets::Chief, at)? {
+                if let Some(value) =
+                    self.gather(OPERATION, optimizer, number, index, Recipients::Chief, at)?
+                {
                     writer.insert(format!("{prefix}/{slot}/{name}"), value)?;
                 }
             }
@@ -62,41 +64,41 @@ impl Sharded {
         optimizer: &Inner,
         number: usize,
         index: usize,
-        gets: Gets,
+        gets: Recipients,
         at: &'static Location<'static>,
     ) -> Result<Option<HostTensor>> {
         let Self { partition } = self;
         let (name, variable) = &optimizer.parameters.variables[number];
         let strategy = &optimizer.parameters.strategy;
         let width = variable.dtype().size_in_bytes();
-        let size = |worker| partition.of(number, worker).len() * width;
+        let size = |worker| partition.range(number, worker).len() * width;
         let slots = optimizer.progress.read(operation)?;
         let call = || {
             let slot = optimizer.slot_names()[index];
-            looking(optimizer, format_args!("{slot} of {name}"), at)
+            inspect_call(optimizer, format_args!("{slot} of {name}"), at)
         };
-        let come = strategy.among_workers(operation, call, |mut calling: GroupCall<'_>| {
+        let received = strategy.worker_call(operation, call, |mut calling: GroupCall<'_>| {
             let mut mine = calling.buffers().take(size(partition.world().worker()));
-            // Those that workers share are on the host.
+            // Sharded slots are on the host.
             let elements = slots[number].elements(index).unwrap_or_default();
             mine.bytes_mut().iter_mut().zip(elements).for_each(|(place, byte)| *place = *byte);
             let mine = mine.freeze();
             match gets {
-                Gets::All => calling.all_gather_sized("its slots", mine, size).map(Some),
-                Gets::Chief => calling.gather_to(0, "its slots", mine, size),
+                Recipients::All => calling.all_gather_sized("its slots", mine, size).map(Some),
+                Recipients::Chief => calling.gather_to(0, "its slots", mine, size),
             }
         })?;
-        let Some(come) = come.flatten() else { return Ok(None) };
-        let come: Vec<_> = partition.in_order(number).map(|worker| come[worker].clone()).collect();
+        let Some(received) = received.flatten() else { return Ok(None) };
+        let received: Vec<_> = partition.in_order(number).map(|worker| received[worker].clone()).collect();
         let whole = match variable.dtype() {
-            DType::F64 => joined::<f64>(&come, variable.dims()),
-            _ => joined::<f32>(&come, variable.dims()),
+            DType::F64 => concat_parts::<f64>(&received, variable.dims()),
+            _ => concat_parts::<f32>(&received, variable.dims()),
         };
         whole.map(Some)
     }
 }
 
-/// Refuses slots of a step that was not made, on all workers.
+/// Returns an error on all workers if the slots of any worker belong to an incomplete step.
 fn require_complete(
     optimizer: &Inner,
     operation: &'static str,
@@ -110,15 +112,21 @@ fn require_complete(
         let worker = strategy.world().worker();
         Err(incomplete(operation, optimizer.finished_steps() + 1, &[worker]))
     });
-    strategy.agree(operation, || looking(optimizer, "state", at), mine, |()| Bytes::new()).map(drop)
+    strategy
+        .exchange_results(operation, || inspect_call(optimizer, "state", at), mine, |()| Bytes::new())
+        .map(drop)
 }
 
-fn looking(optimizer: &Inner, what: impl std::fmt::Display, at: &'static Location<'static>) -> Fingerprint {
+fn inspect_call(
+    optimizer: &Inner,
+    what: impl std::fmt::Display,
+    at: &'static Location<'static>,
+) -> Fingerprint {
     let detail = format!("{} {}: {what}", optimizer.groups.rule().name(), optimizer.number);
     Fingerprint::new(Operation::ReadVariable, detail, at)
 }
 
-fn joined<F: Element + bytemuck::Pod>(parts: &[Bytes], dims: &[usize]) -> Result<HostTensor> {
+fn concat_parts<F: Element + bytemuck::Pod>(parts: &[Bytes], dims: &[usize]) -> Result<HostTensor> {
     let mut all = Vec::with_capacity(dims.iter().product());
     parts.iter().for_each(|part| all.extend_from_slice(&numbers::<F>(part)));
     Ok(HostTensor::new(all, dims)?)

@@ -1,4 +1,16 @@
-//! The update of variables of which each worker owns a range: it updates that, and gets the new values of the others.
+//! The update of variables that are partitioned over workers. Each worker computes the new values of its range in
+//! separate memory. The variables are written after the new values of all workers have arrived.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `touched`, `rows` | the elements that a step changes; the rows of a worker's range |
+//! | `norms` | sums of squares over all workers |
+//! | `gather` | complete slots, assembled from the ranges of all workers |
+
+// - **INV-40** If workers shard an optimizer's state, each element of a variable has one assignee, and no variable
+//   is written before the new values of all assignees have arrived. If a step ends after slots have changed and
+//   before that, every later call that needs them returns this error, until they are restored. Tests:
+//   `optimizer/src/partition.rs`, `optimizer/src/update/sharded/tests.rs`, `clusters/multi_worker/sharded.rs`.
 
 mod gather;
 mod norms;
@@ -10,19 +22,19 @@ use crate::gradients::row_len;
 use crate::groups::Rules;
 use crate::partition::Partition;
 use crate::progress::Change;
-use crate::reduce::operands::{Operands, Variable};
+use crate::reduce::operands::{Operands, VariableOperands};
 use crate::reduce::range::{GradientRange, Summands};
 use crate::reduce::resolve;
 use crate::reduce::split::{Splittable, WorkSplit};
 use crate::slots::Slots;
 use crate::sync::{Threads, abort_on};
 use crate::transform::{ResolvedTransforms, Transform};
-use crate::update::local::{InPlace, LOCKED, UpdateRange, update};
+use crate::update::local::{InPlaceUpdater, LOCKED, UpdateRange, update};
 use crate::update::locked::{Locked, with_locked};
 use crate::update::{Backend, Pass, Update, When};
 use bytes::Bytes;
 use candle_core::{Storage, Tensor, Var};
-use distribute_base::internal::{Any, Number, operand};
+use distribute_base::internal::{EitherFloat, Number, operand};
 use distribute_base::{Error, Result};
 use distribute_checkpoint::Writer;
 use distribute_collective::group::GroupCall;
@@ -34,14 +46,14 @@ use std::panic::Location;
 use std::sync::Arc;
 use touched::Touched;
 
-/// The size that the new values of each variable are rounded up to, so that numbers of any type may begin there.
+/// The size in bytes to which the new values of each variable are padded, so that numbers of any type are aligned.
 const WIDEST: usize = size_of::<f64>();
 
-/// Updates the elements that this worker owns, and writes what all workers have made of theirs.
+/// A backend that updates the elements assigned to this worker, and writes the new values of all workers.
 ///
-/// New values are put into memory of their own, and no variable is written before those of all workers are there. Slots
-/// are updated where they lie: a step that ends between the two leaves the state incomplete, which every later call
-/// that needs it tells.
+/// New values are computed in separate memory, and no variable is written before the new values of all workers have
+/// arrived. Slots are updated in place. If a step ends after updating slots and before writing variables, the state is
+/// incomplete, and every later call that needs the state returns an error.
 // INV-40
 #[derive(Debug)]
 pub(crate) struct Sharded {
@@ -53,20 +65,23 @@ impl Backend for Sharded {
         true
     }
 
+    /// Reduces the gradients, and applies the rules to the elements assigned to this worker.
+    ///
     /// # Errors
-    /// [`Error::IncompleteState`] where it ends after the first slot has been written; no variable has changed then.
+    /// - [`Error::IncompleteState`]: the step failed after the first slot had been written. No variable has changed.
     fn reduce_and_apply(&self, update: &Update<'_>, pass: &Pass<'_>) -> Result<()> {
         let Pass { change, operands, sync, threads, .. } = pass;
-        let Some(mut calling) = sync.calling("its update") else {
-            // Of one worker nothing is shared out.
-            return InPlace::new(update, update.transforms).reduce_and_apply(change, operands, threads);
+        let Some(mut calling) = sync.group_call("its update") else {
+            // A single worker shards nothing.
+            return InPlaceUpdater::new(update, update.transforms)
+                .reduce_and_apply(change, operands, threads);
         };
-        let made = self.make(update, change, operands, &mut calling, threads);
+        let made = self.update_and_exchange(update, change, operands, &mut calling, threads);
         made.inspect_err(|error| abort_on(Some(calling), error)).map_err(|error| {
             if !change.is_incomplete() {
                 return error;
             }
-            ended(update.operation, change.number(), error)
+            interrupted(update.operation, change.number(), error)
         })
     }
 
@@ -85,7 +100,7 @@ impl Backend for Sharded {
     }
 
     fn rewind(&self) -> Result<()> {
-        let reason = "the workers share the state of the optimizer (sharded_state), and that of one that is lost is lost with it";
+        let reason = "the workers shard the state of the optimizer (shard_state), and the shard of a failed worker is lost";
         Err(Error::invalid("Training::recover", reason))
     }
 
@@ -98,15 +113,15 @@ impl Backend for Sharded {
     }
 }
 
-/// A variable with a gradient on some replica, and which of its elements change.
-struct Changing<'v, 'r> {
-    variable: &'v Variable<'r>,
+/// A variable that has a gradient on at least one replica, and the elements of it that change.
+struct ChangedVariable<'v, 'r> {
+    variable: &'v VariableOperands<'r>,
     width: usize,
     touched: Touched,
 }
 
-impl Changing<'_, '_> {
-    /// Returns the number of bytes that a worker sends which updates these elements.
+impl ChangedVariable<'_, '_> {
+    /// Returns the number of bytes that a worker sends for its range `owned` of this variable.
     fn bytes(&self, owned: &Range<usize>) -> usize {
         (self.touched.count(owned) * self.width).next_multiple_of(WIDEST)
     }
@@ -117,7 +132,7 @@ impl Sharded {
         Self { partition }
     }
 
-    fn make(
+    fn update_and_exchange(
         &self,
         step: &Update<'_>,
         change: &Change<'_>,
@@ -128,13 +143,13 @@ impl Sharded {
         let (Update { rules, transforms, .. }, parameters) = (step, step.parameters());
         let variables = all.variables();
         let resolved = resolve(transforms, parameters, &variables, threads, |mine| {
-            norms::of_all(calling, &self.partition, &variables, mine)
+            norms::all_squares(calling, &self.partition, &variables, mine)
         })?;
         let changing: Vec<_> = variables.iter().map(|variable| changing(variable, rules)).collect();
         let size = |worker| {
             changing
                 .iter()
-                .map(|each| each.bytes(&self.partition.of(each.variable.index, worker)))
+                .map(|each| each.bytes(&self.partition.range(each.variable.index, worker)))
                 .sum::<usize>()
         };
         let mut new = calling.buffers().take(size(self.partition.world().worker()));
@@ -142,16 +157,16 @@ impl Sharded {
         self.update(step, change, &changing, &resolved, new.bytes_mut(), threads)?;
         let new =
             calling.all_gather_sized("its weights", new.freeze(), size).map_err(failure(step.operation))?;
-        let _writing = parameters.writing(changing.iter().map(|each| each.variable.index));
+        let _writing = parameters.mark_written(changing.iter().map(|each| each.variable.index));
         self.write(&changing, new, threads)
     }
 
-    /// Puts the new values of the elements that this worker owns into `new`.
+    /// Computes the new values of the elements that are assigned to this worker, and writes them to `new`.
     fn update(
         &self,
         step: &Update<'_>,
         change: &Change<'_>,
-        changing: &[Changing<'_, '_>],
+        changing: &[ChangedVariable<'_, '_>],
         resolved: &ResolvedTransforms,
         mut new: &mut [u8],
         threads: &Threads<'_>,
@@ -160,10 +175,10 @@ impl Sharded {
             changing.iter().map(|each| each.variable.variable.storage_and_layout()).collect();
         let mut slots = change.slots();
         let mut slots: Vec<Option<&mut Slots>> = slots.iter_mut().map(Some).collect();
-        let mut pieces = Vec::with_capacity(changing.len());
+        let mut parts = Vec::with_capacity(changing.len());
         for (each, (storage, layout)) in changing.iter().zip(&values) {
-            let Changing { variable, touched, width } = each;
-            let owned = self.partition.mine(variable.index);
+            let ChangedVariable { variable, touched, width } = each;
+            let owned = self.partition.own_range(variable.index);
             let place = new.split_off_mut(..each.bytes(&owned)).unwrap_or_default();
             let place = &mut place[..touched.count(&owned) * width];
             let other = || {
@@ -172,48 +187,63 @@ impl Sharded {
             };
             let Storage::Cpu(storage) = &**storage else { return Err(other()) };
             let every_row = step.rules.of(variable.index).0.moves_absent_rows();
-            pieces.push(match (variable.range(every_row, None)?, slots[variable.index].take()) {
-                (Any::F32(gradient), Some(Slots::F32(slots))) => {
-                    Any::F32(Piece::new(gradient, touched, owned, operand(storage, layout)?, place, slots))
-                }
-                (Any::F64(gradient), Some(Slots::F64(slots))) => {
-                    Any::F64(Piece::new(gradient, touched, owned, operand(storage, layout)?, place, slots))
-                }
+            parts.push(match (variable.range(every_row, None)?, slots[variable.index].take()) {
+                (EitherFloat::F32(gradient), Some(Slots::F32(slots))) => EitherFloat::F32(ShardUpdate::new(
+                    gradient,
+                    touched,
+                    owned,
+                    operand(storage, layout)?,
+                    place,
+                    slots,
+                )),
+                (EitherFloat::F64(gradient), Some(Slots::F64(slots))) => EitherFloat::F64(ShardUpdate::new(
+                    gradient,
+                    touched,
+                    owned,
+                    operand(storage, layout)?,
+                    place,
+                    slots,
+                )),
                 _ => return Err(other()),
             });
         }
         let rules = &step.rules;
-        WorkSplit::partition(threads.count, pieces).each(threads, |pieces| {
-            pieces.into_iter().try_for_each(|piece| match piece {
-                Any::F32(piece) => piece.update(rules, resolved),
-                Any::F64(piece) => piece.update(rules, resolved),
+        WorkSplit::partition(threads.count, parts).each(threads, |parts| {
+            parts.into_iter().try_for_each(|part| match part {
+                EitherFloat::F32(part) => part.update(rules, resolved),
+                EitherFloat::F64(part) => part.update(rules, resolved),
             })
         })?;
         Ok(())
     }
 
-    /// Writes the new values that each worker has sent.
-    fn write(&self, changing: &[Changing<'_, '_>], mut new: Vec<Bytes>, threads: &Threads<'_>) -> Result<()> {
+    /// Writes the new values from all workers to the variables.
+    fn write(
+        &self,
+        changing: &[ChangedVariable<'_, '_>],
+        mut new: Vec<Bytes>,
+        threads: &Threads<'_>,
+    ) -> Result<()> {
         for changing in changing.chunks(LOCKED) {
             let tensors: Vec<&Var> = changing.iter().map(|each| each.variable.variable).collect();
             with_locked(&tensors, |elements| {
-                let mut pieces = Vec::with_capacity(changing.len() * new.len());
+                let mut parts = Vec::with_capacity(changing.len() * new.len());
                 for (each, elements) in changing.iter().zip(elements) {
                     let mut rest: &mut [u8] = match elements {
                         Locked::F32(elements) => bytemuck::cast_slice_mut(elements),
                         Locked::F64(elements) => bytemuck::cast_slice_mut(elements),
                     };
-                    let Changing { variable, touched, width } = each;
+                    let ChangedVariable { variable, touched, width } = each;
                     for worker in self.partition.in_order(variable.index) {
-                        let at = self.partition.of(variable.index, worker);
+                        let at = self.partition.range(variable.index, worker);
                         let values = rest.split_off_mut(..at.len() * width).unwrap_or_default();
                         let mut sent = new[worker].split_to(each.bytes(&at));
                         sent.truncate(touched.count(&at) * width);
-                        pieces.push(Written { values, at, touched, width: *width, new: sent });
+                        parts.push(ReceivedShard { values, at, touched, width: *width, new: sent });
                     }
                 }
-                WorkSplit::partition(threads.count, pieces).each(threads, |pieces| {
-                    pieces.into_iter().for_each(Written::write);
+                WorkSplit::partition(threads.count, parts).each(threads, |parts| {
+                    parts.into_iter().for_each(ReceivedShard::write);
                     Ok(())
                 })?;
                 Ok(())
@@ -223,24 +253,24 @@ impl Sharded {
     }
 }
 
-/// Returns a variable with the elements that change.
-fn changing<'v, 'r>(variable: &'v Variable<'r>, rules: &Rules<'_>) -> Changing<'v, 'r> {
+/// Returns a variable together with the elements of it that change in this step.
+fn changing<'v, 'r>(variable: &'v VariableOperands<'r>, rules: &Rules<'_>) -> ChangedVariable<'v, 'r> {
     let every_row = rules.of(variable.index).0.moves_absent_rows();
     let touched = match variable.rows().filter(|_| !every_row) {
         Some(rows) => Touched::Rows(rows, row_len(variable.variable)),
         None => Touched::All,
     };
-    Changing { variable, touched, width: variable.variable.dtype().size_in_bytes() }
+    ChangedVariable { variable, touched, width: variable.variable.dtype().size_in_bytes() }
 }
 
-/// Owned elements of a variable that are to be updated.
-enum Piece<'a, F> {
+/// The update of those elements of a variable that are assigned to this worker.
+enum ShardUpdate<'a, F> {
     Dense(UpdateRange<'a, F>),
     Rows(RowShard<'a, F>),
 }
 
-impl<'a, F: Number> Piece<'a, F> {
-    /// `values` are those of the whole variable, and `new` is where those go that change.
+impl<'a, F: Number> ShardUpdate<'a, F> {
+    /// Creates the update. `values` contains all values of the variable. Changed values are written to `new`.
     fn new(
         gradient: GradientRange<'a, F>,
         touched: &'a Touched,
@@ -251,18 +281,18 @@ impl<'a, F: Number> Piece<'a, F> {
     ) -> Self {
         let (old, new) = (&values[owned.clone()], bytemuck::cast_slice_mut(new));
         match gradient.summands {
-            Summands::Dense(_) => Piece::Dense(UpdateRange::new(new, slots, gradient).from(old)),
+            Summands::Dense(_) => ShardUpdate::Dense(UpdateRange::new(new, slots, gradient).with_old(old)),
             Summands::Rows(rows) => {
                 let rows = (rows, gradient.weights);
-                Piece::Rows(RowShard::new(gradient.variable, rows, owned, touched, (old, new), slots))
+                ShardUpdate::Rows(RowShard::new(gradient.variable, rows, owned, touched, (old, new), slots))
             }
         }
     }
 
     fn update(self, rules: &Rules<'_>, resolved: &ResolvedTransforms) -> Result<()> {
         match self {
-            Piece::Dense(range) => update(range, rules, resolved)?,
-            Piece::Rows(rows) => {
+            ShardUpdate::Dense(range) => update(range, rules, resolved)?,
+            ShardUpdate::Rows(rows) => {
                 let (rule, step) = rules.of(rows.variable);
                 rows.update(rule, step, resolved)?
             }
@@ -271,34 +301,34 @@ impl<'a, F: Number> Piece<'a, F> {
     }
 }
 
-impl<F: Number> Splittable for Piece<'_, F> {
+impl<F: Number> Splittable for ShardUpdate<'_, F> {
     fn len(&self) -> usize {
         match self {
-            Piece::Dense(range) => range.len(),
-            Piece::Rows(rows) => rows.len(),
+            ShardUpdate::Dense(range) => range.len(),
+            ShardUpdate::Rows(rows) => rows.len(),
         }
     }
 
-    fn cut(&mut self, len: usize) -> Self {
+    fn split_front(&mut self, len: usize) -> Self {
         match self {
-            Piece::Dense(range) => Piece::Dense(range.cut(len)),
-            Piece::Rows(rows) => Piece::Rows(rows.cut(len)),
+            ShardUpdate::Dense(range) => ShardUpdate::Dense(range.split_front(len)),
+            ShardUpdate::Rows(rows) => ShardUpdate::Rows(rows.split_front(len)),
         }
     }
 }
 
-/// Elements of a variable, as bytes, and the new values of those that change.
-struct Written<'a> {
+/// The bytes of a range of a variable's elements, and the received new values of those that change.
+struct ReceivedShard<'a> {
     values: &'a mut [u8],
-    /// The range of elements.
+    /// The range of elements that `values` contains.
     at: Range<usize>,
     touched: &'a Touched,
-    /// The bytes of an element.
+    /// The size of an element in bytes.
     width: usize,
     new: Bytes,
 }
 
-impl Written<'_> {
+impl ReceivedShard<'_> {
     fn write(mut self) {
         for span in self.touched.spans(&self.at) {
             let place = (span.start - self.at.start) * self.width..(span.end - self.at.start) * self.width;
@@ -308,12 +338,12 @@ impl Written<'_> {
     }
 }
 
-impl Splittable for Written<'_> {
+impl Splittable for ReceivedShard<'_> {
     fn len(&self) -> usize {
         self.at.len()
     }
 
-    fn cut(&mut self, len: usize) -> Self {
+    fn split_front(&mut self, len: usize) -> Self {
         let at = self.at.start..self.at.end.min(self.at.start + len);
         self.at.start = at.end;
         let values = self.values.split_off_mut(..at.len() * self.width).unwrap_or_default();
@@ -322,44 +352,47 @@ impl Splittable for Written<'_> {
     }
 }
 
-/// Refuses a rule that is not applied where variables lie.
+/// Returns an error if a rule cannot be applied in place.
 pub(crate) fn require_rule(operation: &'static str, rule: &dyn Rule) -> Result<()> {
     if rule.only_computes() {
         return Ok(());
     }
     let reason = format!(
-        "rule {} may do more than compute, and is applied to copies of whole variables, which a sharded state has not; if its \
-         kernel does nothing but arithmetic, let only_computes say so; or leave the state whole, by sharded_state(false)",
+        "rule {} may do more than compute, so it needs copies of complete variables, which no worker has with a \
+         sharded state; if its kernel only does arithmetic, return true from only_computes; or do not shard the state",
         rule.name()
     );
     Err(Error::invalid(operation, reason))
 }
 
-/// Refuses a transform that needs whole gradients.
+/// Returns an error if a transform needs complete gradients.
 pub(crate) fn require_transform(operation: &'static str, transform: &Transform) -> Result<()> {
     if transform.closure().is_none() {
         return Ok(());
     }
-    let reason = "Transform::each gets whole gradients after the reduction, and with a sharded state no worker has them; give it to \
-                  before_reduce, or leave the state whole, by sharded_state(false)";
+    let reason = "Transform::each needs complete gradients after the reduction, which no worker has with a sharded \
+                  state; pass it to before_reduce, or do not shard the state";
     Err(Error::invalid(operation, reason))
 }
 
-/// Some workers have updated their part of the state, and were not told that the others have.
+/// Returns the error for later steps after some workers have updated their shard of the state without confirmation from
+/// the others.
 pub(crate) fn incomplete(operation: &'static str, step: u64, workers: &[usize]) -> Error {
     let names: Vec<_> = workers.iter().map(|worker| format!("worker {worker}")).collect();
     let reason = format!(
-        "step {step} of this optimizer, whose state is sharded, has ended on {} between the update of the state and the exchange \
+        "step {step} of this optimizer, whose state is sharded, has ended on {} between the update of the state and \
+         the exchange \
          of the new weights; {ADVICE}",
         names.join(", ")
     );
     Error::IncompleteState { operation, step, reason, source: None }
 }
 
-/// The step in which that happens.
-fn ended(operation: &'static str, step: u64, source: Error) -> Error {
+/// Returns the error of the step in which the state becomes incomplete.
+fn interrupted(operation: &'static str, step: u64, source: Error) -> Error {
     let reason = format!(
-        "{source}; step {step} of this optimizer, whose state is sharded, has ended here between the update of the state and the \
+        "{source}; step {step} of this optimizer, whose state is sharded, has ended here between the update of the \
+         state and the \
          exchange of the new weights: no weight has changed; {ADVICE}"
     );
     Error::IncompleteState { operation, step, reason, source: Some(Box::new(source)) }

@@ -1,22 +1,23 @@
-//! Sums of squares over gradients of which each worker has the elements that it owns.
+//! Sums of squares of gradients, for workers that each have only a range of the gradients.
 
 use crate::partition::BLOCK;
 use crate::partition::Partition;
-use crate::reduce::operands::Variable;
+use crate::reduce::operands::VariableOperands;
 use distribute_base::Result;
 use distribute_collective::group::{GroupCall, numbers};
 use distribute_core::internal::failure;
 use std::vec;
 
-/// The squares of all blocks of all variables, in the order of their elements, so that their sum has the bits that one
-/// worker with all of them gets. `mine` are those of this worker's elements. Of gradients by row, all workers have all.
+/// Returns the sums of squares of all blocks of all variables, in the order of elements. Their sum is therefore
+/// bit-identical to that of a single worker with all elements. `mine` contains the sums for this worker's elements. All
+/// workers already have all gradients by row.
 ///
 /// # Errors
-/// The same on all workers, where one is lost or late.
-pub(crate) fn of_all(
+/// - The same error on all workers: a worker disconnects or times out.
+pub(crate) fn all_squares(
     calling: &mut GroupCall<'_>,
     partition: &Partition,
-    variables: &[Variable<'_>],
+    variables: &[VariableOperands<'_>],
     mine: Vec<(usize, f64)>,
 ) -> Result<Vec<(usize, f64)>> {
     let is_dense = |number: usize| {
@@ -29,14 +30,15 @@ pub(crate) fn of_all(
     for (place, (_, square)) in body.bytes_mut().chunks_exact_mut(size_of::<f64>()).zip(&dense) {
         place.copy_from_slice(&square.to_ne_bytes());
     }
-    let blocks = |number: usize, worker: usize| partition.of(number, worker).len().div_ceil(BLOCK);
+    let blocks = |number: usize, worker: usize| partition.range(number, worker).len().div_ceil(BLOCK);
     let numbers_of = || variables.iter().map(|variable| variable.index);
     let all_dense = || numbers_of().filter(|number| is_dense(*number));
     let expected =
         |worker| all_dense().map(|number| blocks(number, worker)).sum::<usize>() * size_of::<f64>();
-    let come = calling.all_gather_sized("its norms", body.freeze(), expected).map_err(failure("minimize"))?;
+    let received =
+        calling.all_gather_sized("its norms", body.freeze(), expected).map_err(failure("minimize"))?;
     let mut of_workers: Vec<vec::IntoIter<f64>> =
-        come.iter().map(|squares| numbers::<f64>(squares).into_owned().into_iter()).collect();
+        received.iter().map(|squares| numbers::<f64>(squares).into_owned().into_iter()).collect();
     let mut by_row = by_row.into_iter().peekable();
     let mut all = Vec::new();
     for number in numbers_of() {

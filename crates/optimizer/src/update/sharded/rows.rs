@@ -1,4 +1,5 @@
-//! The rows of a table that a worker owns, with the gradients of all replicas: their new values are put elsewhere.
+//! The update of those rows of a table that are in a worker's range, with the gradients of all replicas. New values are
+//! written to separate memory.
 
 use crate::partition::BLOCK;
 use crate::reduce::rows::RowRange;
@@ -11,19 +12,19 @@ use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A range of a table's elements, which may begin and end within a row, and the gradients of its rows.
+/// A range of a table's elements, with the gradients of its rows. It may begin and end inside a row.
 pub(crate) struct RowShard<'a, F> {
     pub(crate) variable: usize,
-    /// The range of elements.
+    /// The range of elements in the table.
     pub(crate) at: Range<usize>,
     /// The elements of the table that change.
     pub(crate) touched: &'a Touched,
-    /// The values that they have.
+    /// The values of the elements before the update.
     pub(crate) old: &'a [F],
-    /// The memory for changed values, one after another.
+    /// The memory for the new values of the elements that change, without gaps.
     pub(crate) new: &'a mut [F],
     pub(crate) slots: Vec<&'a mut [F]>,
-    /// The rows with an element in the range.
+    /// The rows that have at least one element in the range.
     pub(crate) rows: RowRange<'a, F>,
     pub(crate) weights: Arc<[F]>,
 }
@@ -33,8 +34,8 @@ impl<F> Splittable for RowShard<'_, F> {
         self.rows.work()
     }
 
-    fn cut(&mut self, len: usize) -> Self {
-        let rows = self.rows.cut(len);
+    fn split_front(&mut self, len: usize) -> Self {
+        let rows = self.rows.split_front(len);
         let end = ((rows.first() + rows.height()) * rows.row_len).clamp(self.at.start, self.at.end);
         let at = self.at.start..end;
         self.at.start = end;
@@ -57,7 +58,7 @@ impl<F> Splittable for RowShard<'_, F> {
 }
 
 impl<'a, F: Number> RowShard<'a, F> {
-    /// Selects the rows of a table that have an element in the range `at`.
+    /// Creates the shard for the range `at`, with the rows of the table that have at least one element in it.
     pub(crate) fn new(
         variable: usize,
         (rows, weights): (RowRange<'a, F>, Arc<[F]>),
@@ -67,12 +68,12 @@ impl<'a, F: Number> RowShard<'a, F> {
         slots: &'a mut [Vec<F>],
     ) -> Self {
         let there = rows_of(&at, rows.row_len);
-        let rows = rows.between(there);
+        let rows = rows.restrict(there);
         let slots = slots.iter_mut().map(Vec::as_mut_slice).collect();
         Self { variable, at, touched, old, new, slots, rows, weights }
     }
 
-    /// Reduces and transforms the gradients and applies the rule.
+    /// Reduces and transforms the gradients, and applies the rule.
     pub(crate) fn update(
         mut self,
         rule: &dyn Rule,
@@ -85,7 +86,7 @@ impl<'a, F: Number> RowShard<'a, F> {
         }
     }
 
-    /// Updates all rows, for a rule that also moves rows without a gradient.
+    /// Updates all rows, for a rule that also changes rows without a gradient.
     fn update_all(
         &mut self,
         rule: &dyn Rule,
@@ -101,7 +102,7 @@ impl<'a, F: Number> RowShard<'a, F> {
         rule.update(step, self.new, &gradient, &mut self.slots)
     }
 
-    /// Updates only rows with a gradient, in batches that stay in the cache.
+    /// Updates only the rows with a gradient, in batches that stay in the cache.
     fn update_rows(
         &mut self,
         rule: &dyn Rule,
@@ -121,7 +122,8 @@ impl<'a, F: Number> RowShard<'a, F> {
         batch.apply(rule, step, old, &mut new, &mut slots)
     }
 
-    /// Calls `then` with the elements of each row that are in the range, counted from its first, and their gradient.
+    /// Calls `then` for each row in the range, with the positions of the row's elements relative to the start of the
+    /// range, and with their gradient. Elements outside the range are omitted.
     fn each(
         &self,
         resolved: &ResolvedTransforms,
@@ -136,7 +138,7 @@ impl<'a, F: Number> RowShard<'a, F> {
             if elements.len() == width {
                 fold_scaled(inputs, &self.weights, sum);
             } else {
-                // The first or the last.
+                // The first row or the last.
                 let here = elements.start - begins..elements.end - begins;
                 let inputs: Vec<&[F]> = inputs.iter().map(|input| &input[here.clone()]).collect();
                 fold_scaled(&inputs, &self.weights, sum);
@@ -148,12 +150,12 @@ impl<'a, F: Number> RowShard<'a, F> {
     }
 }
 
-/// Rows that are updated at once, put together.
+/// A batch of rows that are updated together.
 struct RowBatch<F> {
-    /// The elements of the range that they have.
+    /// The ranges of the rows' elements, relative to the start of the shard.
     spans: Vec<Range<usize>>,
     gradient: Vec<F>,
-    /// The elements of each slot.
+    /// The rows' elements in each slot.
     slots: Vec<Vec<F>>,
 }
 
@@ -167,7 +169,7 @@ impl<F: Number> RowBatch<F> {
         self.gradient.extend_from_slice(gradient);
     }
 
-    /// Updates them, moves their values to the start of `new`, and starts a new batch after them.
+    /// Updates the batch, moves its values to the start of `new`, and begins a new batch.
     fn apply(
         &mut self,
         rule: &dyn Rule,

@@ -55,8 +55,8 @@ fn a_worker_that_ends_between_update_and_exchange_leaves_the_others_with_all_the
             let all = MultiWorkerMirroredStrategy::on_threads_over(links, options, workers, 1, |strategy| {
                 let model = strategy.replicate(|vb: VarBuilder| linear(300, 100, vb))?;
                 let ends = strategy.world().worker() == workers - 1;
-                let rule = Ends { strategy: (**strategy).clone(), in_step: if ends { 3 } else { u64::MAX } };
-                let optimizer = Optimizer::with_rule(rule, &model.variables, 0.1)?.sharded_state(true)?;
+                let rule = Ends { strategy: strategy.clone(), in_step: if ends { 3 } else { u64::MAX } };
+                let optimizer = Optimizer::with_rule(rule, &model.variables, 0.1)?.shard_state()?;
                 let step = || {
                     strategy.run(&model, |ctx: &ReplicaContext, linear| {
                         let x = Tensor::ones((2, 300), candle_core::DType::F32, &Device::Cpu)?;

@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 
-/// The elements of a variable that a step changes.
+/// The elements of a variable that change in a step.
 #[derive(Debug)]
 pub(crate) enum Touched {
     All,
-    /// Some rows, ascending, and the number of elements of each.
+    /// Some rows, in ascending order, and the number of elements in each.
     Rows(Vec<usize>, usize),
 }
 
 impl Touched {
-    /// Returns those in a range, as ascending ranges.
+    /// Returns the elements in `range` that change, as ranges in ascending order.
     pub(crate) fn spans(&self, range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let (all, rows) = match self {
             Touched::All => (Some(range.clone()), None),
@@ -27,7 +27,7 @@ impl Touched {
         all.into_iter().filter(|all| !all.is_empty()).chain(rows)
     }
 
-    /// Returns their number in a range.
+    /// Returns the number of elements in `range` that change.
     pub(crate) fn count(&self, range: &Range<usize>) -> usize {
         match self {
             Touched::All => range.len(),
@@ -43,21 +43,21 @@ impl Touched {
     }
 }
 
-/// The elements of a row that are in a range.
+/// Returns the elements of a row that are in a range.
 pub(crate) fn clipped(row: usize, width: usize, range: &Range<usize>) -> Range<usize> {
     (row * width).max(range.start)..((row + 1) * width).min(range.end)
 }
 
-/// The rows with an element in a range of a table.
+/// Returns the rows that have at least one element in a range of a table.
 pub(crate) fn rows_of(range: &Range<usize>, width: usize) -> Range<usize> {
     if range.is_empty() {
         return 0..0;
     }
-    // A range that is not empty is of rows that are not.
+    // A range that is not empty has rows that are not.
     range.start / width.max(1)..range.end.div_ceil(width.max(1))
 }
 
-/// Returns the rows that have an element in a range.
+/// Returns the elements of `rows` that are rows with at least one element in `range`.
 fn rows_in<'r>(rows: &'r [usize], width: usize, range: &Range<usize>) -> &'r [usize] {
     let there = rows_of(range, width);
     let at = |border: usize| rows.partition_point(|row| *row < border);

@@ -1,19 +1,11 @@
 //! Restarted servers: from complete, truncated and damaged logs and snapshots.
 
 use super::*;
-
-fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
-}
+use distribute_testing::names_in;
 
 // INV-53
 #[test]
-fn a_server_that_comes_back_is_what_it_was_wherever_it_was_saved() {
+fn a_restarted_server_has_its_state_from_any_storage() {
     // Saved never, now and then, and after each change.
     for (saved_each, changes) in [(u64::MAX, 150), (37, 150), (1, 40)] {
         let folder = tempfile::tempdir().unwrap();
@@ -63,7 +55,8 @@ fn tables_are_saved_while_they_are_changed() {
                     std::thread::spawn(move || {
                         for i in 0..60 {
                             let i = round * 60 + i;
-                            let message = Encoded::new(change(i), false).unwrap().message(thread, i).unwrap();
+                            let message =
+                                Encoded::new(change(i), Wire::Full).unwrap().message(thread, i).unwrap();
                             core.answer(&Call::decode(message).unwrap());
                         }
                     })
@@ -84,7 +77,7 @@ fn tables_are_saved_while_they_are_changed() {
 
 // INV-54
 #[test]
-fn what_was_being_written_at_the_end_is_set_aside_and_the_server_goes_on() {
+fn a_torn_write_at_the_end_is_set_aside_and_the_server_continues() {
     let folder = tempfile::tempdir().unwrap();
     let core = open(folder.path());
     ask(&core, 0, tables());
@@ -99,8 +92,8 @@ fn what_was_being_written_at_the_end_is_set_aside_and_the_server_goes_on() {
     fs::write(&path, &bytes[..torn]).unwrap();
     let core = open(folder.path());
     assert_eq!(contents(&core), was);
-    let aside = folder.path().join(format!("set-aside/changes-{:020}.log-from-byte-{whole}", 0));
-    assert_eq!(fs::read(aside).unwrap(), bytes[whole..torn]);
+    let backup = folder.path().join(format!("set-aside/changes-{:020}.log-from-byte-{whole}", 0));
+    assert_eq!(fs::read(backup).unwrap(), bytes[whole..torn]);
     // The change that was cut off is sent again.
     ask(&core, 80, change(20));
     let was = contents(&core);
@@ -112,7 +105,7 @@ fn what_was_being_written_at_the_end_is_set_aside_and_the_server_goes_on() {
 fn refused(folder: &Path) -> OpenError {
     let all = |folder: &Path| -> Vec<(String, Vec<u8>)> {
         let read = |name: &String| (name.clone(), fs::read(folder.join(name)).unwrap_or_default());
-        names(folder).iter().map(read).collect()
+        names_in(folder).iter().map(read).collect()
     };
     let before = all(folder);
     let error = Core::open(options(folder), Arc::new(open_disk)).unwrap_err();
@@ -122,7 +115,7 @@ fn refused(folder: &Path) -> OpenError {
 
 // INV-54
 #[test]
-fn a_log_that_is_damaged_is_refused_by_file_and_byte_and_goes_on_when_it_is_repaired() {
+fn a_damaged_log_is_refused_by_file_and_byte_and_opens_after_its_repair() {
     let folder = tempfile::tempdir().unwrap();
     let core = open(folder.path());
     ask(&core, 0, tables());
@@ -147,8 +140,8 @@ fn a_log_that_is_damaged_is_refused_by_file_and_byte_and_goes_on_when_it_is_repa
     let found = inspect(folder.path()).unwrap();
     assert_eq!((found.changes(), found.damage().len(), found.damage()[0].lost), (changes - 1, 1, Some(1)));
     assert!(found.to_string().contains("1 change is lost"), "{found}");
-    let kept = found.repair().unwrap();
-    assert_eq!(kept.iter().map(|kept| fs::read(kept).unwrap()).collect::<Vec<_>>(), [damaged]);
+    let backups = found.repair().unwrap();
+    assert_eq!(backups.iter().map(|backup| fs::read(backup).unwrap()).collect::<Vec<_>>(), [damaged]);
     assert!(inspect(folder.path()).unwrap().damage().is_empty());
     let core = open(folder.path());
     ask(&core, 96, change(20));
@@ -174,7 +167,7 @@ fn files_that_are_missing_are_refused_by_name() {
     core.snapshot().unwrap();
     ask(&core, 80, change(20));
     drop(core);
-    let first = names(folder.path()).iter().find_map(|name| log::first(name)).unwrap();
+    let first = names_in(folder.path()).iter().find_map(|name| log::first(name)).unwrap();
     let path = log::path(folder.path(), first);
     fs::rename(&path, log::path(folder.path(), first + 1)).unwrap();
     let error = refused(folder.path()).to_string();
@@ -221,7 +214,7 @@ fn files_that_are_missing_are_refused_by_name() {
 fn a_folder_of_another_version_is_refused_as_such() {
     let folder = tempfile::tempdir().unwrap();
     drop(open(folder.path()));
-    fs::write(folder.path().join("format"), "3").unwrap();
+    fs::write(folder.path().join("format"), "4").unwrap();
     let error = refused(folder.path());
     assert!(matches!(&error, OpenError::Version { path } if path.ends_with("format")), "{error}");
     // A folder of version 1 has no version file.
@@ -239,11 +232,11 @@ fn a_folder_of_another_version_is_refused_as_such() {
     // A folder whose log is empty is accepted.
     fs::write(log::path(folder.path(), 0), "").unwrap();
     drop(open(folder.path()));
-    assert_eq!(fs::read(folder.path().join("format")).unwrap(), b"2");
+    assert_eq!(fs::read(folder.path().join("format")).unwrap(), b"3");
 }
 
 #[test]
-fn a_snapshot_replaces_what_was_before_it() {
+fn a_snapshot_replaces_the_earlier_log() {
     let folder = tempfile::tempdir().unwrap();
     let core = open(folder.path());
     ask(&core, 0, tables());
@@ -254,20 +247,20 @@ fn a_snapshot_replaces_what_was_before_it() {
     let name = |kind: &str| format!("{kind}-{:020}", 5);
     let expected =
         [name("changes") + ".log", "format".to_owned(), "lock".to_owned(), name("snapshot"), name("tables")];
-    assert_eq!(names(folder.path()), expected);
+    assert_eq!(names_in(folder.path()), expected);
     // Files of a snapshot that was interrupted are removed.
     drop(core);
     fs::create_dir(folder.path().join(format!("tables-{:020}", 9))).unwrap();
     fs::create_dir(folder.path().join(format!(".snapshot-{:020}.distribute-0.part", 9))).unwrap();
     fs::write(folder.path().join("notes.txt"), "mine").unwrap();
     drop(open(folder.path()));
-    assert_eq!(names(folder.path())[3..], ["notes.txt".to_owned(), name("snapshot"), name("tables")]);
+    assert_eq!(names_in(folder.path())[3..], ["notes.txt".to_owned(), name("snapshot"), name("tables")]);
 }
 
 // INV-24
 #[cfg(unix)]
 #[test]
-fn a_log_that_is_a_link_is_refused_and_what_it_points_to_stays() {
+fn a_log_that_is_a_link_is_refused_and_its_target_is_unchanged() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -290,7 +283,7 @@ fn a_log_that_is_a_link_is_refused_and_what_it_points_to_stays() {
 
 #[cfg(unix)]
 #[test]
-fn tables_are_of_their_owner_alone_also_in_a_folder_that_others_may_read() {
+fn files_of_tables_are_private_even_in_a_readable_folder() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let folder = tempfile::tempdir().unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -299,11 +292,11 @@ fn tables_are_of_their_owner_alone_also_in_a_folder_that_others_may_read() {
     ask(&core, 0, tables());
     core.snapshot().unwrap();
     let modes = |kind: &str| -> Vec<u32> {
-        let all = names(folder.path()).into_iter().filter(|name| name.starts_with(kind));
+        let all = names_in(folder.path()).into_iter().filter(|name| name.starts_with(kind));
         all.map(|name| mode(&folder.path().join(name))).collect()
     };
     assert_eq!((modes("tables-"), modes("changes-")), (vec![0o700], vec![0o600]));
-    core.replace(Vec::new(), Known { job: 5, ..Known::default() }).unwrap();
+    core.replace(Vec::new(), StateHeader { job: 5, ..StateHeader::default() }).unwrap();
     assert_eq!(modes("replaced-"), [0o700]);
     assert!(modes("changes-").iter().all(|mode| *mode == 0o600));
     assert_eq!(mode(folder.path()), 0o755);
@@ -315,7 +308,7 @@ fn tables_are_of_their_owner_alone_also_in_a_folder_that_others_may_read() {
 
 // INV-57
 #[test]
-fn a_state_that_another_takes_the_place_of_is_set_aside() {
+fn a_replaced_state_is_set_aside() {
     let folder = tempfile::tempdir().unwrap();
     let core = open(folder.path());
     ask(&core, 0, tables());
@@ -323,30 +316,30 @@ fn a_state_that_another_takes_the_place_of_is_set_aside() {
     (1..20).for_each(|i| drop(ask(&core, i * 4, change(i))));
     core.set_life(3).unwrap();
     let was = contents(&core);
-    core.replace(Vec::new(), Known { job: 5, ..Known::default() }).unwrap();
+    core.replace(Vec::new(), StateHeader { job: 5, ..StateHeader::default() }).unwrap();
     // Twice, as if the server was killed before it had another life.
-    core.replace(Vec::new(), Known { job: 5, ..Known::default() }).unwrap();
+    core.replace(Vec::new(), StateHeader { job: 5, ..StateHeader::default() }).unwrap();
     drop(core);
     let core = open(folder.path());
-    assert!(core.known().tables.is_empty() && core.known().job == 5);
+    assert!(core.header().tables.is_empty() && core.header().job == 5);
     drop(core);
-    let aside = folder.path().join("replaced-3");
-    assert!(names(folder.path()).contains(&"replaced-3".to_owned()));
-    assert!(contents(&open(&aside)) == was);
+    let backup = folder.path().join("replaced-3");
+    assert!(names_in(folder.path()).contains(&"replaced-3".to_owned()));
+    assert!(contents(&open(&backup)) == was);
 }
 
 // INV-57
 #[test]
-fn a_folder_of_another_training_is_refused_to_those_whose_changes_it_lacks() {
+fn a_folder_of_another_training_is_refused_to_clients_whose_changes_it_lacks() {
     let [own, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let call = |core: &Core, client: u64, acknowledged: bool, request: Request| {
-        let encoded = Encoded::new(request, false).unwrap().acknowledged(acknowledged);
+        let encoded = Encoded::new(request, Wire::Full).unwrap().acknowledged(acknowledged);
         core.answer(&Call::decode(encoded.message(client, 50).unwrap()).unwrap()).remove(0)
     };
     for (folder, client) in [(&own, 5), (&other, 6)] {
         call(&open(folder.path()), client, false, tables()).unwrap();
     }
-    let read = || Request::Read { table: "count".into(), known: None };
+    let read = || Request::Read { table: "count".into(), known: None, may_round: false };
     let add = || Request::Write { table: "count".into(), how: Write::Add, value: HostTensor::scalar(1i64) };
     assert!(call(&open(own.path()), 5, true, read()).is_ok());
 
@@ -355,7 +348,7 @@ fn a_folder_of_another_training_is_refused_to_those_whose_changes_it_lacks() {
     for request in [read(), add()] {
         let refusal = call(&core, 5, true, request).unwrap_err();
         assert!(
-            refusal.kind == RefusalKind::Lost && refusal.text.contains("another training's"),
+            refusal.kind == RefusalKind::Lost && refusal.text.contains("belongs to another training"),
             "{refusal}"
         );
     }

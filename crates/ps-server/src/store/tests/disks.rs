@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 // INV-12, INV-54
 #[test]
-fn where_the_disk_is_full_changes_are_refused_and_nothing_has_changed() {
+fn if_the_disk_is_full_changes_are_refused_and_nothing_has_changed() {
     let folder = tempfile::tempdir().unwrap();
     let disk = Faulty::new();
     let core = Core::open(options(folder.path()).durability(Durability::Disk), disk.opens()).unwrap();
@@ -40,7 +40,7 @@ fn where_the_disk_is_full_changes_are_refused_and_nothing_has_changed() {
 
 /// The view of a client, over a socket: an error with the name and the cause, and the previous state.
 #[test]
-fn where_the_disk_is_full_the_caller_is_told_and_the_server_goes_on() {
+fn if_the_disk_is_full_the_call_fails_and_the_server_continues() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let disk = Faulty::new();
@@ -82,14 +82,14 @@ fn a_disk_that_was_full_is_forgotten_though_nothing_has_changed_since_tables_wer
     let add = Request::Write { table: "count".into(), how: Write::Add, value: HostTensor::scalar(1i64) };
     assert!(ask(&core, 4, add)[0].is_err());
     disk.room.store(u64::MAX / 2, Ordering::SeqCst);
-    let refuses = || core.log.as_ref().unwrap().journal.refuses();
+    let refuses = || core.log.as_ref().unwrap().journal.rejects_changes();
     assert!(refuses());
     core.snapshot().unwrap();
     assert!(!refuses(), "tables are saved every two seconds, for ever");
 }
 
 #[test]
-fn where_the_disk_fails_changes_are_refused_until_all_tables_are_saved() {
+fn if_the_disk_fails_changes_are_refused_until_all_tables_are_saved() {
     for durability in [Durability::Disk, Durability::Soon(Duration::from_secs(3600))] {
         let folder = tempfile::tempdir().unwrap();
         let disk = Faulty::new();
@@ -104,16 +104,13 @@ fn where_the_disk_fails_changes_are_refused_until_all_tables_are_saved() {
         disk.fails.store(true, Ordering::SeqCst);
         let first = ask(&core, 4, add());
         match durability {
-            Durability::Disk => says(first, "the change was made, but the disk of "),
+            Durability::Disk => says(first, "the change was applied, but the disk of "),
             _ => {
                 assert_eq!(first, [Ok(Response::Done)]);
                 assert!(core.log.as_ref().unwrap().journal.sync(5).is_err());
             }
         }
-        says(
-            ask(&core, 5, add()),
-            "what was written before may not be on the disk: bad sector; nothing was changed",
-        );
+        says(ask(&core, 5, add()), "earlier records may not be on the disk: bad sector; nothing was changed");
         assert!(core.snapshot().is_ok(), "what is saved is what is in memory");
         disk.fails.store(false, Ordering::SeqCst);
         // Each of both changes was applied once.
@@ -130,7 +127,7 @@ fn where_the_disk_fails_changes_are_refused_until_all_tables_are_saved() {
 }
 
 #[test]
-fn each_way_to_be_safe_keeps_what_was_acknowledged() {
+fn each_durability_setting_keeps_acknowledged_changes() {
     for durability in [Durability::Disk, Durability::Soon(Duration::from_millis(1)), Durability::System] {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(options(folder.path()).durability(durability), Arc::new(open_disk)).unwrap();
@@ -143,7 +140,7 @@ fn each_way_to_be_safe_keeps_what_was_acknowledged() {
 }
 
 #[test]
-fn where_tables_cannot_be_saved_the_log_goes_on() {
+fn if_tables_cannot_be_saved_the_log_continues() {
     let folder = tempfile::tempdir().unwrap();
     let core = open(folder.path());
     ask(&core, 0, tables());
@@ -164,7 +161,7 @@ fn where_tables_cannot_be_saved_the_log_goes_on() {
 }
 
 #[test]
-fn a_server_whose_disk_has_failed_helps_itself_when_it_works_again() {
+fn a_server_recovers_when_its_failed_disk_works_again() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let disk = Faulty::new();

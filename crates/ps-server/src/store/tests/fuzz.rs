@@ -7,18 +7,19 @@ use distribute_testing::fuzz_inputs;
 
 // INV-28
 #[test]
-fn mutated_requests_are_refused_or_carried_out_and_the_server_goes_on() {
+fn mutated_requests_are_refused_or_executed_and_the_server_continues() {
     let core = Core::new(None);
     core.tables.set_memory(64 << 20);
     let initializer = Initializer::new(Distribution::Uniform { lo: 0., up: 1. }, 3, "w");
     let partition = RowPartition::new(PartitionStrategy::Mod, 30, 3);
-    let drawn = Contents::Drawn { shape: vec![30, 2], dtype: DType::F32, initializer, partition, shard: 1 };
+    let drawn =
+        Contents::Initialized { shape: vec![30, 2], dtype: DType::F32, initializer, partition, shard: 1 };
     let mut requests = vec![
         Request::Create(TableSpec { name: "drawn".into(), contents: drawn, rule: None }),
         Request::ReadRows { table: "drawn".into(), rows: vec![0, 9] },
         Request::StateRows { table: "w".into(), rows: 3..9 },
         Request::StatePart { table: "ids".into(), part: 0 },
-        Request::Read { table: "w".into(), known: None },
+        Request::Read { table: "w".into(), known: None, may_round: false },
         Request::SetRule { table: "drawn".into(), rule: RuleSpec::Momentum(Momentum::new(0.5)) },
     ];
     let Request::Batch(made) = tables() else { panic!("it is a batch") };
@@ -41,7 +42,7 @@ fn mutated_requests_are_refused_or_carried_out_and_the_server_goes_on() {
     }
     let messages: Vec<_> = requests
         .into_iter()
-        .map(|request| Encoded::new(request, false).unwrap().message(5, 0).unwrap())
+        .map(|request| Encoded::new(request, Wire::Full).unwrap().message(5, 0).unwrap())
         .collect();
     let (mut random, mut answered, mut refused) = (SplitMix(11), 0, 0);
     for i in 0..fuzz_inputs() {
@@ -70,7 +71,7 @@ fn greedy() -> Vec<Request> {
     let drawn = |shape: &[usize], (rows, shards, shard)| {
         let partition = RowPartition::new(PartitionStrategy::Mod, rows, shards);
         let (shape, dtype) = (shape.to_vec(), DType::F32);
-        let contents = Contents::Drawn { shape, dtype, initializer, partition, shard };
+        let contents = Contents::Initialized { shape, dtype, initializer, partition, shard };
         Request::Create(TableSpec { name: "greedy".into(), contents, rule: None })
     };
     let dynamic = |width| {
@@ -94,7 +95,7 @@ fn greedy() -> Vec<Request> {
 
 // INV-28
 #[test]
-fn what_takes_too_much_is_refused_before_it_is_logged_and_the_server_comes_back() {
+fn too_large_requests_are_refused_before_they_are_logged_and_the_server_restarts() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let options = || options(folder.path()).memory(64 << 20);
@@ -150,7 +151,7 @@ fn a_change_that_cannot_be_made_again_is_set_aside_and_the_server_begins() {
     let core = open(folder.path());
     ask(&core, 0, tables());
     // As logged by a version without limits.
-    let message = Encoded::new(greedy().remove(0), false).unwrap().message(9, 3).unwrap();
+    let message = Encoded::new(greedy().remove(0), Wire::Full).unwrap().message(9, 3).unwrap();
     let call = Call::decode(message).unwrap();
     let (head, body) = (call.requests[0].head.clone(), call.requests[0].body.clone());
     let record = log::Record { client: 9, sequence: 3, head: head.clone(), body };
@@ -160,8 +161,8 @@ fn a_change_that_cannot_be_made_again_is_set_aside_and_the_server_begins() {
     drop(Core::open(limited(), Arc::new(open_disk)).unwrap());
     let core = Core::open(limited(), Arc::new(open_disk)).unwrap();
     assert_eq!(core.tables.names(), ["count", "ids", "names", "w"]);
-    let kept = folder.path().join(format!("set-aside/change-{number}"));
-    assert_eq!(fs::read(kept).unwrap(), head);
+    let backup = folder.path().join(format!("set-aside/change-{number}"));
+    assert_eq!(fs::read(backup).unwrap(), head);
     // A different kind of refusal.
     ask(&core, 4, Request::Write { table: "w".into(), how: Write::Add, value: HostTensor::scalar(1f32) });
     core.snapshot().unwrap();

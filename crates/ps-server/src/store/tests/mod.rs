@@ -5,17 +5,17 @@ mod comes_back;
 mod disks;
 mod fuzz;
 
-use super::{Core, Known};
+use super::{Core, StateHeader};
 use crate::codec::{Call, Encoded};
 use crate::log::{self, open_disk};
 use crate::{Durability, OpenError, ServerOptions, inspect};
 use distribute_optim::{Momentum, RuleSpec, Step};
 use distribute_ps_tables::{
-    Contents, DynamicOptions, ImageContents, Initializer, Origin, Push, Refusal, RefusalKind, Request,
-    Response, TableSpec,
+    Contents, DynamicOptions, Eviction, ImageContents, Initializer, Origin, Push, Refusal, RefusalKind,
+    Request, Response, TableSpec,
 };
 use distribute_tensor::random::Distribution;
-use distribute_tensor::{DType, HostTensor, Write};
+use distribute_tensor::{DType, HostTensor, Wire, Write};
 use distribute_testing::{SplitMix, watched};
 use std::fs;
 use std::path::Path;
@@ -33,17 +33,23 @@ fn open(folder: &Path) -> Core {
 }
 
 fn ask(core: &Core, first: u64, request: Request) -> Answers {
-    let message = Encoded::new(request, false).unwrap().message(5, first).unwrap();
+    let message = Encoded::new(request, Wire::Full).unwrap().message(5, first).unwrap();
     core.answer(&Call::decode(message).unwrap())
 }
 
 fn tables() -> Request {
     let initializer = Initializer::new(Distribution::Normal { mean: 0., stdev: 1. }, 3, "ids");
-    let options = DynamicOptions { admit_after: 2, max_rows: Some(40), max_age: Some(9), waiting: 50 };
+    let options = DynamicOptions {
+        admit_after: 2,
+        max_rows: Some(40),
+        max_age: Some(9),
+        waiting: 50,
+        eviction: Eviction::LeastFrequent,
+    };
     let contents = Contents::Dynamic { row_shape: vec![3], dtype: DType::F64, initializer, options };
     let rule = RuleSpec::Momentum(Momentum::nesterov(0.9));
     Request::Batch(vec![
-        Request::Create(TableSpec { name: "ids".into(), contents, rule: Some(rule) }),
+        Request::Create(TableSpec { name: "ids".into(), contents, rule: Some(rule.clone()) }),
         Request::Create(
             TableSpec::values("w", HostTensor::new(vec![1f32; 3000], [1000, 3]).unwrap()).rule(rule),
         ),
@@ -52,7 +58,7 @@ fn tables() -> Request {
     ])
 }
 
-/// Returns the `i`-th change of a training.
+/// Returns the `i`-th change of a training run.
 fn change(i: u64) -> Request {
     let mut random = SplitMix(i);
     let push = Push::at(Step::after(i, 0.1));

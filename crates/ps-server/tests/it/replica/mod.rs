@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-const TEST: &str = "replica::a_server_whose_folder_is_gone_has_all_that_it_has_acknowledged";
+const TEST: &str = "replica::a_server_that_lost_its_folder_has_all_acknowledged_changes";
 
 /// The longest time until changes are acknowledged again.
 const AWAY: Duration = Duration::from_secs(10);
@@ -77,9 +77,9 @@ fn account(kills: u64, seed: u64, kept: impl Fn(&mut SplitMix) -> Option<bool>) 
     let has_folders = kept(&mut random).is_some();
     let of = |number: usize| has_folders.then(|| folder.path().join(number.to_string()));
     let start = |number: usize| process(TEST, number, &ports, of(number).as_deref());
-    let known = cluster(&numbers);
+    let spec = cluster(&numbers);
     let connection = |worker: usize, number: usize| {
-        let clients = ClientBuilder::new(known.clone(), Job::Worker.task(worker)).credentials(Identity::None);
+        let clients = ClientBuilder::new(spec.clone(), Job::Worker.task(worker)).credentials(Identity::None);
         Connection::new(clients.settings(patient()), Job::Ps.task(number))
     };
     let mut running: Vec<Option<Killed>> = (0..SERVERS).map(|number| Some(start(number))).collect();
@@ -150,7 +150,7 @@ fn account(kills: u64, seed: u64, kept: impl Fn(&mut SplitMix) -> Option<bool>) 
 
 // INV-57
 #[test]
-fn a_server_whose_folder_is_gone_has_all_that_it_has_acknowledged() {
+fn a_server_that_lost_its_folder_has_all_acknowledged_changes() {
     if let Some(part) = part() {
         serve(&part);
     }

@@ -26,8 +26,7 @@ const LARGE: usize = 256 << 10;
 const SOON: Duration = Duration::from_millis(100);
 
 /// The test of this module that starts servers.
-const TEST: &str =
-    "replica::ring::servers_of_a_ring_that_are_killed_one_at_a_time_lose_nothing_that_is_on_two";
+const TEST: &str = "replica::ring::servers_of_a_ring_that_are_killed_one_at_a_time_keep_all_replicated_data";
 
 /// The processes of a ring, and the connections to them.
 struct Ring {
@@ -70,7 +69,7 @@ fn copies(server: &Connection) -> Option<(Copies, bool)> {
 }
 
 /// Whether there are two copies of each server's tables. Both the server and the next one must confirm it.
-fn are_whole(all: &[Connection]) -> Vec<bool> {
+fn are_complete(all: &[Connection]) -> Vec<bool> {
     let found: Vec<_> = all.iter().map(copies).collect();
     let has = |number: usize| found[number].is_some_and(|(copies, _)| copies == Copies::Two);
     let follows = |number: usize| found[number].is_some_and(|(_, follows)| follows);
@@ -135,7 +134,7 @@ fn round(kills: usize, gap: Duration, random: &mut SplitMix) -> (usize, bool) {
             let owner = (victim + SERVERS - 1) % SERVERS;
             // What there is a single copy of is lost with it: of the victim's tables, or of those that it has for
             // another one.
-            let (whole, state) = (are_whole(&first), copies(&first[owner]));
+            let (whole, state) = (are_complete(&first), copies(&first[owner]));
             may_be_lost[victim] |= !whole[victim];
             may_be_lost[owner] |= !state.is_some_and(|(copies, _)| copies != Copies::Starting);
             ring.kill(victim);
@@ -163,7 +162,7 @@ fn is_lost(lost: &[AtomicBool]) -> bool {
 
 // INV-57
 #[test]
-fn servers_of_a_ring_that_are_killed_one_at_a_time_lose_nothing_that_is_on_two() {
+fn servers_of_a_ring_that_are_killed_one_at_a_time_keep_all_replicated_data() {
     if let Some(part) = part() {
         serve(&part);
     }
@@ -181,7 +180,7 @@ fn servers_of_a_ring_that_are_killed_one_at_a_time_lose_nothing_that_is_on_two()
 
 // INV-57
 #[test]
-fn a_follower_that_comes_back_has_its_copy_though_nothing_changes() {
+fn a_restarted_follower_gets_its_copy_without_changes() {
     watched(|| {
         let ring = Ring::start();
         let all: Vec<Connection> = (0..SERVERS).map(|number| ring.connection(0, number)).collect();
@@ -191,7 +190,7 @@ fn a_follower_that_comes_back_has_its_copy_though_nothing_changes() {
                 server.call(count("n", 0), PATIENCE).unwrap();
             }
         }
-        let whole = || until("a second copy of each", || are_whole(&all) == [true; SERVERS]);
+        let whole = || until("a second copy of each", || are_complete(&all) == [true; SERVERS]);
         whole();
         for follower in [1, 2, 0, 2, 1, 0] {
             for victim in [follower, (follower + SERVERS - 1) % SERVERS] {
@@ -208,7 +207,7 @@ fn a_follower_that_comes_back_has_its_copy_though_nothing_changes() {
 
 // INV-57
 #[test]
-fn tables_of_which_both_copies_are_lost_are_not_begun_anew_without_a_word() {
+fn tables_that_lost_both_copies_are_not_silently_recreated() {
     watched(|| {
         let ring = Ring::start();
         let old = ring.connection(0, 0);

@@ -1,4 +1,5 @@
-//! The list of evaluations: a file of JSON lines, replaced atomically, so that it never has an incomplete line.
+//! The list of evaluations, as a file of JSON lines. The file is replaced atomically, so it never contains an
+//! incomplete line.
 
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Metadata, Value};
@@ -6,19 +7,19 @@ use distribute_files::WholeFile;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// The evaluation of a checkpoint: a line of an [`Evaluator`](super::Evaluator)'s results.
+/// The evaluation of one checkpoint. It is one line in the results file of an [`Evaluator`](super::Evaluator).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Evaluated {
-    /// The name of the checkpoint in its folder.
+    /// The name of the checkpoint within its folder.
     pub checkpoint: String,
-    /// The checksum of the checkpoint, because another training may have one of the same name.
+    /// The checksum of the checkpoint. It distinguishes checkpoints of different training runs with the same name.
     pub checksum: u32,
-    /// The number of steps of the training.
+    /// The number of training steps that were made before the checkpoint.
     pub step: u64,
-    /// Whether this is the last checkpoint of the training.
+    /// Whether this is the last checkpoint of its training run.
     pub last: bool,
-    /// The names and values of metrics, ordered by name.
+    /// The names and values of the metrics, sorted by name.
     pub metrics: Vec<(String, f64)>,
 }
 
@@ -60,11 +61,11 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Opens the file of results.
+    /// Opens the results file. If the file does not exist, the list is empty.
     ///
     /// # Errors
     /// - [`Error::Io`]: the file cannot be read.
-    /// - [`Error::InvalidArgument`]: the file contains something else.
+    /// - [`Error::InvalidArgument`]: a line was not written by an evaluator.
     pub fn open(path: &Path) -> Result<Self> {
         let text = match distribute_files::open(path).and_then(io::read_to_string) {
             Ok(text) => text,
@@ -76,7 +77,8 @@ impl Ledger {
             let entry = serde_json::from_str(line).ok().and_then(|value| Evaluated::from_value(&value));
             entries.push(entry.ok_or_else(|| {
                 let (path, line) = (path.display(), number + 1);
-                let reason = format!("line {line} of {path} is no result of an evaluator; name another file");
+                let reason =
+                    format!("line {line} of {path} is not a result of an evaluator; name another file");
                 Error::invalid("Evaluator::run", reason)
             })?);
         }
@@ -87,10 +89,10 @@ impl Ledger {
         self.entries.iter().any(|entry| entry.checkpoint == checkpoint && entry.checksum == checksum)
     }
 
-    /// Adds an evaluation and writes the file.
+    /// Adds an evaluation to the list, and writes the complete file.
     ///
     /// # Errors
-    /// - [`Error::Io`]: the file cannot be written, and has its previous contents.
+    /// - [`Error::Io`]: the file cannot be written. The file then keeps its previous contents.
     pub fn add(&mut self, mut entry: Evaluated) -> Result<()> {
         entry.metrics.sort_by(|a, b| a.0.cmp(&b.0));
         self.entries.push(entry);
@@ -112,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_evaluated_is_read_back_with_numbers_that_json_does_not_have() {
+    fn results_round_trip_with_numbers_that_json_lacks() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("results.jsonl");
         let entry = |name: &str, value| Evaluated {

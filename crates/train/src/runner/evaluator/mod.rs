@@ -1,4 +1,7 @@
-//! [`Evaluator`]: a separate task that evaluates each checkpoint of a training.
+//! [`Evaluator`]: a separate task that evaluates each checkpoint of a training run.
+
+// - **INV-67** An evaluator evaluates each checkpoint once, also after a restart: the result is written,
+//   atomically, before the next one is begun. Tests: `computing/runner/evaluator.rs`.
 
 mod ledger;
 
@@ -20,23 +23,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The default time to wait for a checkpoint.
+/// The default time to wait for a new checkpoint.
 const PATIENCE: Duration = Duration::from_secs(3600);
-/// The interval between searches for a new checkpoint.
-const LOOK: Duration = Duration::from_millis(200);
+/// The interval at which the folder is searched for new checkpoints.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A watch on the folder of a training's checkpoints that evaluates each of them once.
+/// An evaluator, which watches the folder with a training run's checkpoints and evaluates each checkpoint once.
 ///
-/// The evaluator is a separate process, the task `evaluator` of a cluster: `distribute launch --evaluator`
-/// starts one. The training does not wait for it and does not depend on it. Its results go into a file of JSON
-/// lines and, with [`summaries`](Self::summaries), into event files for TensorBoard. The file also lists the
-/// evaluated checkpoints: an evaluator that is started again resumes after them.
+/// The evaluator is a separate process, the task `evaluator` of a cluster, which `distribute launch --evaluator`
+/// starts. Training does not wait for it and does not depend on it. Results are written to a file of JSON lines and,
+/// with [`summaries`](Self::summaries), to event files for TensorBoard. After a restart, the evaluator reads the file
+/// of results and continues with the checkpoints that are not in it.
 ///
-/// At SIGTERM, which `distribute launch` sends when the training has finished, the evaluator evaluates the
-/// remaining checkpoints and exits. It also exits after the checkpoint that is marked as the last
-/// ([`LAST`](super::LAST)), which [`runner::run`](super::run) marks even if it ends early. Checkpoints that
-/// the training removes before their evaluation are skipped;
-/// [`Trainer::keep_backups`](super::Trainer::keep_backups) sets the number of checkpoints that are kept.
+/// On SIGTERM, which `distribute launch` sends when training has finished, the evaluator evaluates the remaining
+/// checkpoints and exits. It also exits after the checkpoint that is marked as the last ([`LAST`](super::LAST)).
+/// [`runner::run`](super::run) marks its last checkpoint even if it ends early. Checkpoints that are deleted before
+/// they are evaluated are skipped. [`Trainer::keep_backups`](super::Trainer::keep_backups) sets the number of
+/// checkpoints that are kept.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -75,6 +78,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// ```
 #[doc(alias = "tf.keras.utils.SidecarEvaluator")]
 #[doc(alias = "SidecarEvaluator")]
+#[must_use]
 #[derive(Clone, Debug)]
 pub struct Evaluator {
     checkpoints: PathBuf,
@@ -84,13 +88,14 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Creates an evaluator of the checkpoints in this folder, which writes its results into this file.
+    /// Creates an evaluator of the checkpoints in the folder `checkpoints`. Results are written to the file
+    /// `results`.
     pub fn new(checkpoints: impl AsRef<Path>, results: impl AsRef<Path>) -> Self {
         let [checkpoints, results] = [checkpoints.as_ref(), results.as_ref()].map(Path::to_path_buf);
         Self { checkpoints, results, summaries: None, patience: PATIENCE }
     }
 
-    /// Sets a folder for an event file with the results, as scalars over the steps of the training.
+    /// Sets the folder of an event file to which the results are also written, as scalars by training step.
     #[doc(alias = "tf.keras.callbacks.TensorBoard")]
     #[doc(alias = "TensorBoard")]
     pub fn summaries(mut self, folder: impl AsRef<Path>) -> Self {
@@ -98,13 +103,13 @@ impl Evaluator {
         self
     }
 
-    /// Sets the time to wait for the next checkpoint; an hour by default.
+    /// Sets the maximum time to wait for a new checkpoint; one hour by default.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Whether this process is the evaluator of the cluster in `TF_CONFIG`.
+    /// Returns `true` if this process is the evaluator task of the cluster in `TF_CONFIG`.
     ///
     /// # Errors
     /// - [`Error::Cluster`]: `TF_CONFIG` is malformed.
@@ -113,17 +118,18 @@ impl Evaluator {
         Ok(TfConfigClusterResolver::from_env()?.task_type() == Some(Job::Evaluator))
     }
 
-    /// Evaluates all checkpoints in order, except those already evaluated, until the last of the training or SIGTERM.
+    /// Evaluates checkpoints in order, except those already evaluated. Returns after the last one of the training
+    /// run, or after SIGTERM.
     ///
-    /// For each checkpoint, `parts` are restored from it, and `evaluate` returns metrics with their names.
-    /// Returns all evaluations, including earlier ones.
+    /// For each checkpoint, restores `parts` and calls `evaluate`, which returns metrics as pairs of name and value.
+    /// Returns all evaluations, including those of earlier runs.
     ///
     /// # Errors
-    /// - [`Error::NoCheckpoint`]: there is no new checkpoint within the [patience](Self::patience). The error
-    ///   names the folder.
-    /// - [`Error::Io`], [`Error::InvalidArgument`]: the results cannot be read or written.
-    /// - The errors of [`Checkpoint::restore_from`] and of `evaluate`. The checkpoint is evaluated at the next
-    ///   start.
+    /// - [`Error::NoCheckpoint`]: no new checkpoint appeared within the [patience](Self::patience). The error names the
+    ///   folder.
+    /// - [`Error::Io`], [`Error::InvalidArgument`]: the results file cannot be read or written.
+    /// - The errors of [`Checkpoint::restore_from`] and of `evaluate`. The next run evaluates that checkpoint
+    ///   again.
     pub fn run(
         &self,
         parts: &Checkpoint<'_>,
@@ -133,16 +139,17 @@ impl Evaluator {
         let mut ledger = Ledger::open(&self.results)?;
         let summaries = self.summaries.as_ref().map_or(Ok(SummaryWriter::noop()), SummaryWriter::create)?;
         let notice = Arc::<Notice>::default();
-        let _sigterm = Sigterm::watch(notice.clone(), "this evaluator evaluates what is there, and ends")?;
+        let _sigterm =
+            Sigterm::watch(notice.clone(), "this evaluator evaluates the existing checkpoints, and exits")?;
         let mut seen = BTreeSet::new();
         let mut deadline = Deadline::after(self.patience);
         loop {
             // Checkpoints listed from here on include all that were saved before the notice.
-            let is_told = notice.is_given();
+            let is_notified = notice.is_received();
             let paths = manager.paths()?;
             let (mut is_last, mut any) = (false, false);
             for path in paths.iter().filter(|path| !seen.contains(*path)) {
-                let done = self.one(path, parts, &mut ledger, &summaries, &mut evaluate);
+                let done = self.evaluate_checkpoint(path, parts, &mut ledger, &summaries, &mut evaluate);
                 // Skip a checkpoint that was removed during the evaluation.
                 is_last = match done {
                     Err(_) if !path.exists() => false,
@@ -150,7 +157,7 @@ impl Evaluator {
                 };
                 any = true;
             }
-            if is_last || is_told {
+            if is_last || is_notified {
                 summaries.close()?;
                 return Ok(ledger.entries);
             }
@@ -165,12 +172,13 @@ impl Evaluator {
                 });
             }
             seen = paths.into_iter().collect();
-            std::thread::park_timeout(LOOK.min(deadline.remaining()));
+            std::thread::park_timeout(POLL_INTERVAL.min(deadline.remaining()));
         }
     }
 
-    /// Evaluates a checkpoint unless that was done before. Returns whether it is the last of the training.
-    fn one(
+    /// Evaluates a checkpoint that is not in the ledger. Returns `true` if it is the last checkpoint of the training
+    /// run.
+    fn evaluate_checkpoint(
         &self,
         path: &Path,
         parts: &Checkpoint<'_>,

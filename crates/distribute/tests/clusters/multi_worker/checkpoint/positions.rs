@@ -2,7 +2,8 @@
 
 use crate::multi_worker::on_workers;
 use distribute::data::{AutoShardPolicy, Dataset, InputContext, Location, text_lines};
-use distribute::{Checkpoint, DistributedDataset, HostTensor, InputOptions, PerReplica, Result, Strategy};
+use distribute::input::DistributedDataset;
+use distribute::{Checkpoint, HostTensor, InputOptions, PerReplica, Result, Strategy};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -61,7 +62,7 @@ fn rest(
 }
 
 #[test]
-fn a_pass_saved_by_some_workers_goes_on_with_others_and_has_every_element_once() {
+fn a_pass_saved_by_some_workers_resumes_with_others_with_every_element_once() {
     let changes = [
         ((2, 1), (3, 1)),
         ((2, 2), (3, 1)),
@@ -100,7 +101,7 @@ fn a_pass_saved_by_some_workers_goes_on_with_others_and_has_every_element_once()
 
 /// 47 elements in batches of 5, saved at every step, including the beginning and the end.
 #[test]
-fn a_pass_that_two_workers_stopped_anywhere_goes_on_with_three() {
+fn a_pass_of_two_workers_stopped_anywhere_resumes_with_three() {
     for (before, after) in [((2, 1), (3, 1)), ((2, 2), (3, 2))] {
         for stop in 0..=10 {
             let folder = tempfile::tempdir().unwrap();
@@ -126,7 +127,7 @@ fn a_pass_that_two_workers_stopped_anywhere_goes_on_with_three() {
 
 /// Three workers read the data of a function that was created for two as those two would have.
 #[test]
-fn a_pass_over_datasets_of_a_function_goes_on_with_other_workers() {
+fn a_pass_over_datasets_from_a_function_resumes_with_other_workers() {
     fn make(strategy: &Strategy, _: AutoShardPolicy) -> Result<DistributedDataset<HostTensor>> {
         strategy.distribute_datasets_from_function(|context: InputContext| {
             let mine = Dataset::range(23).shard(context.num_input_pipelines, context.input_pipeline_id);

@@ -1,7 +1,7 @@
 //! Errors of all workers if the data of one fails, ends early or differs.
 
 use super::files;
-use crate::multi_worker::{errors, on_workers, one_text};
+use crate::multi_worker::{errors, on_workers, one_message};
 use distribute::data::{AutoShardPolicy, Dataset, InputContext, Location, text_lines};
 use distribute::{Error, InputOptions, Result, Strategy};
 use distribute_testing::watched;
@@ -13,12 +13,12 @@ fn iter_2_a_step_that_one_worker_cannot_fill_is_an_error_on_all() {
         let make = |context: InputContext| Ok(Dataset::range([2, 4][context.input_pipeline_id]));
         let data = strategy.distribute_datasets_from_function(make)?;
         let mut steps = data.iter();
-        assert!(steps.get_next().is_ok());
-        let error = steps.get_next().expect_err("worker 0 has nothing");
-        assert!(steps.get_next_as_optional()?.is_none(), "it is over");
+        assert!(steps.next().unwrap().is_ok());
+        let error = steps.next().unwrap().expect_err("worker 0 has nothing");
+        assert!(steps.next().is_none(), "it is over");
         Ok(error)
     });
-    one_text(&taken, &["only 2 of 4 replicas have data for step 1", "no empty batch can be made"]);
+    one_message(&taken, &["only 2 of 4 replicas have data for step 1", "no empty batch can be made"]);
     // Where all are at the end together, that is an end as any other.
     let counts = on_workers(2, 1, |strategy| {
         let data = strategy.distribute_datasets_from_function(|_| Ok(Dataset::range(3)))?;
@@ -35,7 +35,7 @@ fn broken_on(worker: usize, strategy: &Strategy) -> Dataset<i64> {
 }
 
 #[test]
-fn a_worker_whose_data_fails_ends_the_pass_of_all_with_its_reason() {
+fn a_worker_whose_data_fails_ends_the_pass_of_all_with_its_error() {
     for policy in [AutoShardPolicy::Auto, AutoShardPolicy::Data, AutoShardPolicy::Off] {
         for (workers, replicas, broken) in [(2, 1, 1), (2, 2, 0), (3, 2, 2)] {
             let errors = on_workers(workers, replicas, move |strategy| {
@@ -44,17 +44,17 @@ fn a_worker_whose_data_fails_ends_the_pass_of_all_with_its_reason() {
                 let mut steps = data.iter();
                 let mut taken = 0;
                 let error = loop {
-                    match steps.get_next() {
+                    match steps.next().unwrap() {
                         Ok(_) => taken += 1,
                         Err(error) => break error,
                     }
                 };
-                assert!(taken > 0 && steps.get_next_as_optional()?.is_none());
+                assert!(taken > 0 && steps.next().is_none());
                 // The next pass has nothing to do with it.
                 assert_eq!(strategy.distribute_dataset(Dataset::range(4).batch(4))?.iter().count(), 1);
                 Ok(error)
             });
-            let text = one_text(&errors, &["element 6", "the disk is gone"]);
+            let text = one_message(&errors, &["element 6", "the disk is gone"]);
             assert!(text.starts_with(&format!("worker {broken} failed: ")), "{text}");
             assert!(matches!(errors[broken].root_cause(), Error::Data(_)));
         }
@@ -83,17 +83,17 @@ fn a_function_that_fails_on_one_worker_fails_on_all() {
             _ => Ok(Dataset::range(4).batch(2)),
         })
     });
-    one_text(&errors, &["worker 0 failed", "input pipeline id 0, total: 2: no such table"]);
+    one_message(&errors, &["worker 0 failed", "input pipeline id 0, total: 2: no such table"]);
 }
 
 /// AS-8 if workers see different files: AUTO would choose FILE on one and DATA on the other, and rows would be lost.
 #[test]
-fn workers_that_would_part_the_data_in_two_ways_are_refused_before_the_first_step() {
+fn workers_that_would_partition_the_data_differently_are_refused_before_the_first_step() {
     let errors = errors(2, 1, |strategy| {
         let count = [2, 1][strategy.world().worker()];
         strategy.distribute_dataset(files(&vec![4; count]).batch(4))
     });
-    one_text(
+    one_message(
         &errors,
         &[
             "distribute_dataset: the workers have other files: the number of files is 1 on worker 1, ",
@@ -104,7 +104,7 @@ fn workers_that_would_part_the_data_in_two_ways_are_refused_before_the_first_ste
     let errors = super::errors(2, 2, |strategy| {
         strategy.distribute_dataset(Dataset::range(12).batch(3 + strategy.world().worker()))
     });
-    one_text(&errors, &["batches of 4", "batches of 3"]);
+    one_message(&errors, &["batches of 4", "batches of 3"]);
 }
 
 /// Each worker would take files of its own list, or its part of its own batches: 40 of 80 rows were read.
@@ -118,7 +118,7 @@ fn workers_with_other_files_are_refused_before_the_first_step() {
             let options = InputOptions { auto_shard_policy: policy, ..Default::default() };
             strategy.distribute_dataset_with(lines.batch(4), options)
         });
-        one_text(&errors, texts);
+        one_message(&errors, texts);
     };
     for policy in [AutoShardPolicy::Auto, AutoShardPolicy::File, AutoShardPolicy::Data] {
         let named = "the workers have other files: file 1 is 'd/c' on worker 1, but 'd/b' on worker 0";
@@ -160,27 +160,30 @@ fn a_worker_that_reads_the_same_data_and_is_at_its_end_before_the_others_is_name
         let data = strategy.distribute_dataset_with(made.batch(4), options)?;
         let mut steps = data.iter();
         let taken = steps.by_ref().take(2).filter(Result::is_ok).count();
-        Ok((taken, steps.get_next().expect_err("they differ")))
+        Ok((taken, steps.next().unwrap().expect_err("they differ")))
     });
     assert!(taken.iter().all(|(taken, _)| *taken == 2));
     let errors: Vec<_> = taken.into_iter().map(|(_, error)| error).collect();
-    one_text(&errors, &["worker 1 is at the end of the data at step 2", "the workers read different data"]);
+    one_message(
+        &errors,
+        &["worker 1 is at the end of the data at step 2", "the workers read different data"],
+    );
     assert!(matches!(errors[0].root_cause(), Error::Data(_)));
 }
 
 /// T7: two passes whose steps workers take in different orders do not get each other's batches.
 #[test]
-fn steps_of_different_datasets_do_not_meet() {
+fn steps_of_different_datasets_are_independent() {
     let errors = errors(2, 1, |strategy| {
         let train = strategy.distribute_dataset(Dataset::range(8).batch(4))?;
         let test = strategy.distribute_dataset(Dataset::range(6).batch(4))?;
         let (mut train, mut test) = (train.iter(), test.iter());
         match strategy.world().worker() {
-            0 => train.get_next(),
-            _ => test.get_next(),
+            0 => train.next().unwrap(),
+            _ => test.next().unwrap(),
         }
     });
-    one_text(&errors, &["the next batch (epoch 0, step 0 of pipeline ", "input/faults.rs"]);
+    one_message(&errors, &["the next batch (epoch 0, step 0 of pipeline ", "input/faults.rs"]);
     assert_eq!(errors[0].blame().unwrap().culprits, [0, 1]);
 }
 

@@ -9,7 +9,8 @@ mod program;
 mod verdict;
 mod worker;
 
-use distribute::{CommunicationOptions, Error, Result, Strategy};
+use distribute::strategy::CommunicationOptions;
+use distribute::{Error, Result, Strategy};
 use distribute_testing::watched;
 use program::{Kind, Mistake, Program};
 use std::collections::BTreeMap;
@@ -76,7 +77,7 @@ fn kind(program: &Program) -> String {
 
 /// Runs a program, and checks the outcome.
 fn check(program: &Program) -> std::result::Result<(), String> {
-    let timeout = Duration::from_millis(if program.fault.is_late() { 5_000 } else { 20_000 });
+    let timeout = Duration::from_millis(if program.fault.is_timeout() { 5_000 } else { 20_000 });
     let options = CommunicationOptions { timeout: Some(timeout), ..Default::default() };
     let folder = tempfile::tempdir().unwrap();
     let (gate, told) = (Gate::default(), Mutex::new(Vec::new()));
@@ -91,10 +92,10 @@ fn check(program: &Program) -> std::result::Result<(), String> {
     let planted = |error: &Error| error.to_string().contains("planted");
     match ran.unwrap_or_else(|panic| resume_unwind(panic)) {
         Ok(_) => {}
-        Err(error) if program.fault.ends_its_worker() && planted(&error) => {}
+        Err(error) if program.fault.stops_its_worker() && planted(&error) => {}
         Err(error) => return Err(format!("{error}\n{}", texts(&told))),
     }
-    program.judge(&told).map_err(|why| format!("{why}\n{}", texts(&told)))
+    program.check(&told).map_err(|why| format!("{why}\n{}", texts(&told)))
 }
 
 fn texts(told: &[Told]) -> String {
@@ -125,10 +126,10 @@ fn work(
     }
     let error = worker.planted().err();
     told.lock().unwrap().push(Told { worker: me, error });
-    if !program.fault.ends_its_worker() {
+    if !program.fault.stops_its_worker() {
         return worker.afterwards();
     }
-    let error = worker.call_with_one_gone().expect_err("one is gone");
+    let error = worker.call_without_one().expect_err("one is gone");
     match error.blame() {
         Some(blame) if blame.culprits.contains(&program.fault.replica) => Ok(()),
         _ => Err(error),

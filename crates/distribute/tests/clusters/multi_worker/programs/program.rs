@@ -171,7 +171,7 @@ impl Call {
     }
 
     /// Whether other workers wait for those that perform it.
-    pub fn meets(&self) -> bool {
+    pub fn is_rendezvous(&self) -> bool {
         *self != Call::Count
     }
 
@@ -188,7 +188,7 @@ impl Call {
     fn unlike(&self, random: &mut SplitMix) -> Self {
         loop {
             let other = Call::random(random);
-            if other.meets() && !other.is_like(self) {
+            if other.is_rendezvous() && !other.is_like(self) {
                 return other;
             }
         }
@@ -208,12 +208,12 @@ impl Fault {
     }
 
     /// Whether the others wait until their deadline, which should then be short.
-    pub fn is_late(&self) -> bool {
+    pub fn is_timeout(&self) -> bool {
         matches!(self.kind, Kind::Replica(_, Wrong::Late) | Kind::Worker(Mistake::Late))
     }
 
     /// Whether the worker does not return.
-    pub fn ends_its_worker(&self) -> bool {
+    pub fn stops_its_worker(&self) -> bool {
         matches!(self.kind, Kind::Worker(Mistake::Ends | Mistake::Fails | Mistake::Panics))
     }
 }
@@ -222,7 +222,7 @@ impl Kind {
     fn replica(random: &mut SplitMix, calls: &[Call], workers: usize) -> Option<Self> {
         let at = random.below(calls.len());
         let call = &calls[at];
-        if !call.meets() {
+        if !call.is_rendezvous() {
             return None;
         }
         let wrong = match random.below(11) {

@@ -25,8 +25,8 @@ impl Told {
 
 impl Program {
     /// Checks that all workers without their own error have the same text, which names the culprit.
-    pub fn judge(&self, told: &[Told]) -> Result<(), String> {
-        let own = self.has_an_error_of_its_own();
+    pub fn check(&self, told: &[Told]) -> Result<(), String> {
+        let own = self.has_a_separate_error();
         let culprit = self.culprit();
         let others: Vec<&Told> = told.iter().filter(|told| told.worker != culprit).collect();
         let its = told.iter().find(|told| told.worker == culprit);
@@ -62,7 +62,7 @@ impl Program {
     }
 
     /// Whether the faulty worker's own error is another one, which is the cause.
-    fn has_an_error_of_its_own(&self) -> bool {
+    fn has_a_separate_error(&self) -> bool {
         matches!(
             self.fault.kind,
             Kind::Replica(_, Wrong::Fails | Wrong::Panics | Wrong::Backward { .. })
@@ -104,7 +104,7 @@ impl Program {
         // Where the others' deadline passes before that of its own worker, they know of no replica that it has not
         // come.
         let late =
-            blame.fault == What::Late && blame.culprits.iter().all(|replica| all_of_it.contains(replica));
+            blame.fault == What::TimedOut && blame.culprits.iter().all(|replica| all_of_it.contains(replica));
         let named = expected.iter().all(|replica| blame.culprits.contains(replica));
         if !named || !(exact || tie || late || self.may_name_more(blame)) {
             return Err(format!("culprits {:?}, not {expected:?}: {blame}", blame.culprits));
@@ -123,7 +123,7 @@ impl Program {
         let Kind::Replica(at, wrong) = &self.fault.kind else { return false };
         let super::program::Act::Run(calls) = self.planted() else { return false };
         let differs = matches!(wrong, Wrong::Other(_) | Wrong::Additional(_) | Wrong::Missing);
-        let local = calls[*at..].iter().find(|call| call.meets()).is_some_and(Call::is_local_first);
+        let local = calls[*at..].iter().find(|call| call.is_rendezvous()).is_some_and(Call::is_local_first);
         blame.fault == What::Mismatch && differs && local && self.replicas > 1
     }
 
@@ -133,7 +133,7 @@ impl Program {
             Kind::Replica(_, Wrong::Fails | Wrong::Panics | Wrong::Backward { .. }) => &[What::Failed],
             // Those after it may be like it: then it is through too early.
             Kind::Replica(_, Wrong::Missing) => &[What::Mismatch, What::Returned],
-            Kind::Replica(_, Wrong::Late) | Kind::Worker(Mistake::Late) => &[What::Late],
+            Kind::Replica(_, Wrong::Late) | Kind::Worker(Mistake::Late) => &[What::TimedOut],
             Kind::Replica(..) | Kind::Worker(Mistake::Other(_) | Mistake::Shape | Mistake::DType) => {
                 &[What::Mismatch]
             }

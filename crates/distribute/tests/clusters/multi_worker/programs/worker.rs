@@ -3,11 +3,13 @@
 use super::program::{Act, Call, Fault, Kind, Mistake, Program, Wrong};
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Shape, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
-use distribute::checkpoint::{Reader, Restore, Writer};
+use distribute::checkpoint::{Checkpointed, Reader, Restore, Writer};
 use distribute::data::Dataset;
+use distribute::input::DistributedIterator;
+use distribute::variables::{VariableAggregation, VariableSynchronization};
 use distribute::{
-    Checkpoint, Checkpointed, DistributedIterator, Error, HostTensor, PerReplica, ReduceOp, ReplicaContext,
-    Replicated, Result, Sgd, Strategy, Variable, VariableAggregation, VariableSynchronization,
+    Checkpoint, Error, HostTensor, PerReplica, ReduceOp, ReplicaContext, Replicated, Result, Sgd, Strategy,
+    Variable,
 };
 use std::path::PathBuf;
 use std::sync::{Condvar, Mutex};
@@ -21,7 +23,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    pub fn tell(&self) {
+    pub fn open(&self) {
         *self.told.lock().unwrap() += 1;
         self.changed.notify_all();
     }
@@ -93,7 +95,8 @@ impl<'a> Worker<'a> {
     ) -> Result<Self> {
         let model = strategy.replicate(|vb: VarBuilder| linear(2, 1, vb.pp("fc")))?;
         // An error in a step that was not begun leaves the state as it was, also where the workers share it.
-        let optimizer = Sgd::new(&model.variables, 0.01)?.sharded_state(program.workers % 2 == 1)?;
+        let optimizer = Sgd::new(&model.variables, 0.01)?;
+        let optimizer = if program.workers % 2 == 1 { optimizer.shard_state()? } else { optimizer };
         let zeros = |len: usize| HostTensor::vector(vec![0i64; len]);
         let (merged, written, seen) = strategy.scope(|| {
             let merged = variable("merged", zeros(3), VariableSynchronization::OnWrite)?;
@@ -143,7 +146,7 @@ impl<'a> Worker<'a> {
             }
             Kind::Worker(Mistake::Late) => {
                 let made = self.make(fault.act, act, None, false);
-                self.gate.tell();
+                self.gate.open();
                 made
             }
             Kind::Worker(_) if !mine => self.make(fault.act, act, None, false),
@@ -189,7 +192,7 @@ impl<'a> Worker<'a> {
                 assert!(!check || seen.to_vec::<i64>()? == [self.counted]);
             }
             Act::Step => {
-                let batch = self.batches.get_next()?;
+                let batch = self.batches.next().unwrap()?;
                 let (model, optimizer) = (&self.kit.model, &self.kit.optimizer);
                 strategy.run((model, batch), |ctx, (model, rows)| {
                     let rows: Vec<f32> =
@@ -245,7 +248,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Makes a call with a worker that is gone. It has to fail at once.
-    pub fn call_with_one_gone(&self) -> Result<i64> {
+    pub fn call_without_one(&self) -> Result<i64> {
         self.kit.strategy.reduce(ReduceOp::Sum, 1i64, None)
     }
 }
@@ -271,7 +274,7 @@ impl Kit<'_> {
                         self.call(ctx, model, call, salt(number, at), None, false)
                     });
                     if late {
-                        gate.tell();
+                        gate.open();
                     }
                     return made;
                 }

@@ -1,9 +1,9 @@
-//! Kernels on GPUs of CUDA: compiled by its NVRTC, loaded and launched by candle's way to it.
+//! Kernels on CUDA GPUs. They are compiled by NVRTC, and loaded and launched through candle's device.
 
 use super::super::program::precision;
 use super::fault::Fault;
 use super::trial::first_line;
-use super::trusted::{Compiler, Trusted};
+use super::trusted::{Compiler, TrustedKernels};
 use candle_core::cuda_backend::cudarc::driver::{
     CudaFunction, CudaSlice, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg,
 };
@@ -11,56 +11,56 @@ use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, com
 use candle_core::cuda_backend::{CudaDType, DeviceId, WrapErr};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, Device, Result, Storage, Tensor, WithDType, bail};
-use distribute_log::heard;
+use distribute_log::warn_or_stderr;
 use distribute_optim::{Kernel, Precision, Program};
 use std::panic::catch_unwind;
 use std::sync::Arc;
 
-static KERNELS: Trusted<Gpu> = Trusted::new();
+static KERNELS: TrustedKernels<Gpu> = TrustedKernels::new();
 
-/// A program of one step with its kernel, on one device.
+/// A step's program with its kernel, on one device.
 pub(crate) struct Prepared {
     program: Program,
     kernel: Kernel,
     gpu: Gpu,
-    /// `None` where candle's operations are to be made.
+    /// The compiled kernel; `None` if candle's operations are used instead.
     function: Option<Arc<CudaFunction>>,
 }
 
 impl Prepared {
-    /// Returns the kernel for tensors like this one. `None` if there is none.
+    /// Returns the kernel for tensors like `like`, or `None` if their device or dtype does not support kernels.
     pub(crate) fn new(rule: &str, program: &Program, like: &Tensor) -> Option<Self> {
         let (gpu, precision) = (Gpu::of(like)?, precision(like)?);
         let kernel = Kernel::new(program, precision)?;
         let function = KERNELS.get(&gpu, program, &kernel, |fault| {
             let gpu = gpu.cuda.cuda_stream().context().ordinal();
-            heard(|| {
+            warn_or_stderr(|| {
                 tracing::warn!(
-                    "optimizer step: the kernel of {rule} is not used on gpu:{gpu}: {fault}. The same update is made of candle's operations, by \
-                     several launches for each weight"
+                    "optimizer step: the kernel of {rule} is not used on gpu:{gpu}: {fault}. The update uses candle's \
+                     operations instead, with several launches for each weight"
                 )
             });
         });
         Some(Self { program: program.clone(), kernel, gpu, function })
     }
 
-    /// Whether it is what [`new`](Self::new) would make of these.
+    /// Returns `true` if [`new`](Self::new) would create the same kernel for these arguments.
     pub(crate) fn is_of(&self, program: &Program, like: &Tensor) -> bool {
         self.program == *program
             && Some(self.kernel.precision) == precision(like)
             && matches!(like.device(), Device::Cuda(cuda) if cuda.id() == self.gpu.id())
     }
 
-    /// Whether the kernel may be used.
+    /// Returns `true` if the kernel may be used.
     pub(crate) fn is_trusted(&self) -> bool {
         self.function.is_some()
     }
 
-    /// The results of a kernel that may be used.
+    /// Launches the kernel, which must be trusted, and returns its results.
     pub(crate) fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         match &self.function {
             Some(function) => self.gpu.launch(function, &self.kernel, inputs),
-            None => bail!("the kernel is not to be used"),
+            None => bail!("the kernel must not be used"),
         }
     }
 }
@@ -97,16 +97,16 @@ impl Compiler for Gpu {
             let options = CompileOptions { options, ..CompileOptions::default() };
             compile_ptx_with_opts(&kernel.source, options).map(|ptx| ptx.to_src())
         };
-        // cudarc panics where NVRTC does not even say what it refuses.
+        // cudarc panics if NVRTC fails without a message.
         let compiled =
-            catch_unwind(compile).map_err(|_| Fault::Compile("it fails without saying why".into()))?;
+            catch_unwind(compile).map_err(|_| Fault::Compile("it fails without a message".into()))?;
         let ptx = compiled.map_err(|error| match error {
             CompileError::CompileError { nvrtc, log, .. } => {
                 Fault::Compile(format!("{nvrtc}: {}", log.to_string_lossy().trim()))
             }
             error => Fault::Compile(error.to_string()),
         })?;
-        // Texts are different functions of one name: candle knows their modules by the text.
+        // Different kernels have the same function name. candle distinguishes their modules by the text.
         let loaded = self.cuda.get_or_load_custom_func(Kernel::NAME, &kernel.source, &ptx);
         loaded.map(|function| function.into_cuda_function()).map_err(|error| Fault::Run(first_line(&error)))
     }
@@ -126,23 +126,22 @@ fn launch<T: CudaDType + DeviceRepr + WithDType>(
     inputs: &[Tensor],
 ) -> Result<Vec<Tensor>> {
     const THREADS: u32 = 256;
-    // Far more than a GPU has threads at once; each goes on where the grid ends.
-    const MOST_BLOCKS: usize = 1 << 20;
+    // Far more than a GPU runs at once. Each thread continues after the end of the grid.
+    const MAX_BLOCKS: usize = 1 << 20;
     let Some(like) = inputs.first() else { return Ok(Vec::new()) };
     let (shape, count) = (like.shape(), like.elem_count());
     if count == 0 {
-        // CUDA refuses work of no size, and what has no element shares none.
+        // CUDA refuses launches without threads, and tensors without elements share no memory.
         return Ok(vec![like.clone(); kernel.outputs]);
     }
     let read = |input: &usize| match inputs.get(*input) {
         Some(input) if input.shape() == shape => input.contiguous(),
         Some(input) => bail!("a rule's inputs have the shapes {shape:?} and {:?}", input.shape()),
-        None => bail!("the program asks for input {input} of {}", inputs.len()),
+        None => bail!("the program reads input {input} of {}", inputs.len()),
     };
     let read = kernel.inputs.iter().map(read).collect::<Result<Vec<_>>>()?;
     let addresses = read.iter().map(|input| address::<T>(device, input)).collect::<Result<Vec<_>>>()?;
-    // SAFETY: any bits are numbers, and all are written before anything reads them: by this launch, which is before
-    // that in the queue.
+    // SAFETY: any bits are numbers, and this launch writes all of them before later work in the queue reads them.
     let room = |_| unsafe { device.alloc::<T>(count) };
     let mut results: Vec<CudaSlice<T>> = (0..kernel.outputs).map(room).collect::<Result<_>>()?;
     let constants: Vec<T> = kernel.constants.iter().map(|number| T::from_f64(*number)).collect();
@@ -160,17 +159,17 @@ fn launch<T: CudaDType + DeviceRepr + WithDType>(
         call.arg(constant);
     }
     let grid = LaunchConfig {
-        grid_dim: (count.div_ceil(THREADS as usize).min(MOST_BLOCKS) as u32, 1, 1),
+        grid_dim: (count.div_ceil(THREADS as usize).min(MAX_BLOCKS) as u32, 1, 1),
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: 0,
     };
-    // SAFETY: the function was compiled from this kernel's text, whose parameters are these, in this order and of these
-    // types; `T` is that of its elements. It reads below `count` alone, of inputs that `address` has found to have as
-    // many elements, of this type, on this device, and writes below `count` alone, to memory that was made for as many
-    // and that nobody else has. Inputs live until the call is in the queue, and candle frees what they have in the
-    // order of its stream, which is that of the call.
+    // SAFETY: the function was compiled from this kernel's text, which has these parameters, in this order and with
+    // these types; `T` is its element type. It only reads elements below `count`, from inputs for which `address` has
+    // verified the number of elements, the type and the device. It only writes elements below `count`, to memory of
+    // that size which nothing else uses. Inputs live until the call is in the queue, and candle frees their memory in
+    // the order of its stream, which is that of the call.
     unsafe { call.launch(grid) }.w()?;
-    // Asked again, cudarc takes note that the queue, as far as it is now, reads them.
+    // This second request makes cudarc record that the queue, up to now, reads them.
     read.iter().try_for_each(|input| address::<T>(device, input).map(drop))?;
     let tensor = |result| {
         let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(result, device.clone()));
@@ -181,8 +180,8 @@ fn launch<T: CudaDType + DeviceRepr + WithDType>(
 
 /// Returns the address of the elements of a contiguous tensor on the device.
 ///
-/// The storage is locked no longer than that: one tensor may be several inputs, and a writer that waits must not get
-/// between two reads of one thread.
+/// The storage is only locked during the call. One tensor may be several inputs, and a waiting writer must not acquire
+/// the lock between two reads by the same thread.
 fn address<T: CudaDType>(device: &CudaDevice, input: &Tensor) -> Result<u64> {
     let (storage, layout) = input.storage_and_layout();
     let (Storage::Cuda(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
@@ -192,7 +191,7 @@ fn address<T: CudaDType>(device: &CudaDevice, input: &Tensor) -> Result<u64> {
         bail!("a rule's inputs are on different GPUs")
     }
     let Some(elements) = storage.as_cuda_slice::<T>()?.try_slice(start..end) else {
-        bail!("a rule's input ends behind its memory")
+        bail!("a rule's input ends after its memory")
     };
     let stream = device.cuda_stream();
     let (address, _reads) = elements.device_ptr(&stream);

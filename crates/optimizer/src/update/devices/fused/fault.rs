@@ -1,24 +1,26 @@
-//! The reasons why a kernel is not used.
+//! Reasons why a kernel is not used.
 
-/// The reason why a kernel is not used, and candle's operations are.
+/// The reason why a kernel is not used and candle's operations are used instead.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum Fault {
-    /// The compiler refuses it, or is not there.
+    /// The compiler returned an error, or is missing.
     #[error("CUDA's compiler, NVRTC, cannot compile it: {0}")]
     Compile(String),
-    /// The device cannot load or run it.
+    /// The device could not load or run the kernel.
     #[error("the GPU cannot run it: {0}")]
     Run(String),
-    /// It gives other numbers than the host.
-    #[error("tried with {inputs:?}, its result {result} is {found:?}, and on the host {expected:?}")]
+    /// The kernel and the host computed different results.
+    #[error(
+        "in a trial with {inputs:?}, its result {result} is {found:?}, but on the host it is {expected:?}"
+    )]
     Differs {
-        /// The variable, its gradient and its slots.
+        /// The inputs: the variable, its gradient and its slots.
         inputs: Vec<f64>,
-        /// The name of the result: the variable, or a slot.
+        /// The index of the result: 0 for the variable, higher for its slots.
         result: usize,
-        /// The result of the kernel.
+        /// The result that the kernel has computed.
         found: f64,
-        /// The result on the host.
+        /// The result that the host has computed.
         expected: f64,
     },
 }

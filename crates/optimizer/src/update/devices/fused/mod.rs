@@ -1,12 +1,17 @@
-//! A rule's program as one kernel of a GPU: of CUDA's, in a build with it. Everywhere else it is made of candle's
+//! Execution of a rule's program as a single kernel on CUDA GPUs. In builds without CUDA, it runs as candle's
 //! operations.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `trial` | the numbers that a kernel is tried with, and what has to come out |
-//! | `trusted` | which kernels there are, each compiled and tried once for a device, of a compiler that tests can play |
-//! | `fault` | why a kernel is not used |
-//! | `cuda` | compiling and launching, by candle's way to CUDA |
+//! | `trial` | the numbers with which a kernel is tried, and the expected results |
+//! | `trusted` | the kernels of each device, each compiled and tried once; the compiler is a trait that tests implement |
+//! | `fault` | the reasons why a kernel is not used |
+//! | `cuda` | compiling and launching kernels, through candle's CUDA device |
+
+// - **INV-71** A rule's kernel is used on a GPU only after a trial there has given the host's results for the same
+//   numbers, bit for bit (powers: nearly). Otherwise candle's operations are used, with one warning. The trial,
+//   before the first step with that kernel, waits for the device. Tests: `fused/trusted/tests.rs`, and on a GPU
+//   `fused/cuda/tests.rs`.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -22,7 +27,7 @@ use candle_core::Tensor;
 use distribute_base::Result;
 use distribute_optim::Program;
 
-/// Makes the programs of one step, of which there are few: variables with the same rule and rate have the same.
+/// The programs of one step. There are only a few, because variables with the same rule and rate share a program.
 #[derive(Default)]
 pub(crate) struct Programs {
     #[cfg(feature = "cuda")]
@@ -30,49 +35,50 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Computes the variable and its slots after the step for each replica, see [`program::run`], by one launch each
-    /// if all of their devices have a kernel: replicas get the same bits.
+    /// Computes the new values of the variable and its slots for each replica. See [`program::run`]. If all devices
+    /// have a kernel, each replica launches it once. Otherwise all replicas use candle's operations, so that their
+    /// results are bit-identical.
     pub(crate) fn run(
         &mut self,
         rule: &str,
         program: &Program,
         replicas: &[Vec<Tensor>],
     ) -> Result<Vec<Vec<Tensor>>> {
-        match self.at_once(rule, program, replicas) {
+        match self.run_kernels(rule, program, replicas) {
             Some(made) => Ok(made?),
             None => replicas.iter().map(|inputs| program::run(program, inputs)).collect(),
         }
     }
 
     #[cfg(feature = "cuda")]
-    fn at_once(
+    fn run_kernels(
         &mut self,
         rule: &str,
         program: &Program,
         replicas: &[Vec<Tensor>],
     ) -> Option<candle_core::Result<Vec<Vec<Tensor>>>> {
-        let places = replicas.iter().map(|inputs| self.place(rule, program, inputs.first()?));
-        let places = places.collect::<Option<Vec<_>>>()?;
-        let kernels = places.into_iter().map(|place| &self.prepared[place]);
+        let indices = replicas.iter().map(|inputs| self.prepared_index(rule, program, inputs.first()?));
+        let indices = indices.collect::<Option<Vec<_>>>()?;
+        let kernels = indices.into_iter().map(|index| &self.prepared[index]);
         Some(kernels.zip(replicas).map(|(kernel, inputs)| kernel.run(inputs)).collect())
     }
 
-    /// Returns the position of the prepared kernel for tensors like this one; `None` if candle's operations are used.
+    /// Returns the index of the prepared kernel for tensors like `like`; `None` if candle's operations are used.
     #[cfg(feature = "cuda")]
-    fn place(&mut self, rule: &str, program: &Program, like: &Tensor) -> Option<usize> {
+    fn prepared_index(&mut self, rule: &str, program: &Program, like: &Tensor) -> Option<usize> {
         let known = self.prepared.iter().position(|prepared| prepared.is_of(program, like));
-        let place = match known {
-            Some(place) => place,
+        let index = match known {
+            Some(index) => index,
             None => {
                 self.prepared.push(cuda::Prepared::new(rule, program, like)?);
                 self.prepared.len() - 1
             }
         };
-        self.prepared[place].is_trusted().then_some(place)
+        self.prepared[index].is_trusted().then_some(index)
     }
 
     #[cfg(not(feature = "cuda"))]
-    fn at_once(
+    fn run_kernels(
         &mut self,
         _: &str,
         _: &Program,

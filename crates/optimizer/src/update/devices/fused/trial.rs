@@ -1,4 +1,4 @@
-//! The numbers that a kernel is tried with, and what has to come out.
+//! The input numbers with which a kernel is tried, and the expected results.
 
 use super::fault::Fault;
 use candle_core::{Device, Result, Tensor};
@@ -6,18 +6,18 @@ use distribute_base::internal::Number;
 use distribute_optim::{Kernel, Operation, Precision, Program};
 use distribute_tensor::random::Draws;
 
-/// Kinds of numbers, of which three inputs have each with each.
+/// The number of kinds of numbers. The trial covers all combinations of these kinds for three inputs.
 const KINDS: usize = 12;
-/// Special numbers, and numbers of any kind: more than a few blocks have threads for, so that the last block has some
-/// without an element.
+/// The number of elements: all combinations of kinds, followed by random numbers. It is slightly more than a multiple
+/// of a block, so that some threads of the last block have no element.
 const COUNT: usize = KINDS * KINDS * KINDS + 1025;
 
-/// Whether `launch` makes of a program what the host makes of it, bit for bit, but that any NaN is NaN: for numbers of
-/// all kinds, and with constants that are all different, in place of those of a step, of which a learning rate may be
-/// 0.
+/// Checks that `launch` computes the same bits as the host for a program. Any NaN is considered equal to any other. The
+/// inputs include all kinds of numbers. The constants are replaced with different ones, because a step may, for
+/// example, have a learning rate of 0.
 ///
-/// Of powers no standard says the bits. So their exponents are 0 first, of which all powers are 1, and then another,
-/// for which results have to be near.
+/// No standard defines the exact results of powers. Exponents are therefore tried with two values: with 0, for which
+/// every power is 1, and with another number, for which the results only have to be close.
 pub(crate) fn check(
     program: &Program,
     precision: Precision,
@@ -30,32 +30,32 @@ pub(crate) fn check(
     }
 }
 
-fn check_as<F: Tried>(
+fn check_as<F: TrialNumber>(
     program: &Program,
     device: &Device,
     launch: impl Fn(&Kernel, &[Tensor]) -> Result<Vec<Tensor>>,
 ) -> std::result::Result<(), Fault> {
-    let broken = || Fault::Run("its program asks for results that are not there".into());
+    let broken = || Fault::Run("its program reads results that do not exist".into());
     let folded = program.folded(F::PRECISION).ok_or_else(broken)?;
     let has_powers = folded.operations.iter().any(|operation| matches!(operation, Operation::Pow(..)));
     let (by_bits, nearly): (Same<F>, Same<F>) = (same_bits, is_near);
     compare(&with_constants::<F>(&folded, 0.), any_kind::<F>, by_bits, device, &launch)?;
     if has_powers {
-        compare(&with_constants::<F>(&folded, 0.7), everyday::<F>, nearly, device, &launch)?;
+        compare(&with_constants::<F>(&folded, 0.7), ordinary::<F>, nearly, device, &launch)?;
     }
     Ok(())
 }
 
 type Same<F> = fn(F, F) -> bool;
 
-fn compare<F: Tried>(
+fn compare<F: TrialNumber>(
     program: &Program,
     number: impl Fn(usize, usize) -> F,
     same: Same<F>,
     device: &Device,
     launch: impl Fn(&Kernel, &[Tensor]) -> Result<Vec<Tensor>>,
 ) -> std::result::Result<(), Fault> {
-    let broken = || Fault::Run("its program asks for results that are not there".into());
+    let broken = || Fault::Run("its program reads results that do not exist".into());
     let kernel = Kernel::new(program, F::PRECISION).ok_or_else(broken)?;
     let inputs = kernel.inputs.iter().map(|input| input + 1).max().unwrap_or_default().max(1);
     let of_input = |input: usize| (0..COUNT).map(|at| number(at, input)).collect();
@@ -67,7 +67,7 @@ fn compare<F: Tried>(
     };
     let found = launched().map_err(|error| Fault::Run(first_line(&error)))?;
     if found.len() != kernel.outputs || found.iter().any(|found| found.len() != COUNT) {
-        return Err(Fault::Run(format!("it gives {} results, not {}", found.len(), kernel.outputs)));
+        return Err(Fault::Run(format!("it has {} results, not {}", found.len(), kernel.outputs)));
     }
     for at in 0..COUNT {
         let element: Vec<F> = inputs.iter().map(|values| values[at]).collect();
@@ -86,13 +86,14 @@ fn compare<F: Tried>(
     Ok(())
 }
 
-/// Returns the message of candle's error, without the backtrace.
+/// Returns the first line of candle's error, without the backtrace.
 pub(crate) fn first_line(error: &candle_core::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().into()
 }
 
-/// The same with other constants, all different, and `exponent` in place of exponents.
-fn with_constants<F: Tried>(program: &Program, exponent: f64) -> Program {
+/// Returns the program with different constants, which are all distinct, and with `exponent` in place of every
+/// exponent.
+fn with_constants<F: TrialNumber>(program: &Program, exponent: f64) -> Program {
     let mut tried = program.clone();
     let mut last = 0.3;
     for operation in &mut tried.operations {
@@ -109,36 +110,36 @@ fn with_constants<F: Tried>(program: &Program, exponent: f64) -> Program {
     tried
 }
 
-trait Tried: Number {
+trait TrialNumber: Number {
     const PRECISION: Precision;
-    /// The least number above 0, the largest one, and how near results with powers have to be.
+    /// The smallest positive number, the largest number, and the tolerance for the results of programs with powers.
     const LIMITS: (Self, Self, f64);
 }
 
-impl Tried for f32 {
+impl TrialNumber for f32 {
     const PRECISION: Precision = Precision::F32;
     const LIMITS: (f32, f32, f64) = (f32::from_bits(1), f32::MAX, 1e-3);
 }
 
-impl Tried for f64 {
+impl TrialNumber for f64 {
     const PRECISION: Precision = Precision::F64;
     const LIMITS: (f64, f64, f64) = (f64::from_bits(1), f64::MAX, 1e-9);
 }
 
-/// The draws of an input.
+/// Returns the random numbers for the input with the given index.
 fn draws(input: usize) -> Draws {
     Draws::new(input as u64, 0)
 }
 
-/// A number between −2 and 2.
-fn everyday<F: Tried>(at: usize, input: usize) -> F {
+/// Returns a number between −2 and 2.
+fn ordinary<F: TrialNumber>(at: usize, input: usize) -> F {
     F::of(4. * draws(input).uniform(at as u64) - 2.)
 }
 
-/// A number of any kind.
-fn any_kind<F: Tried>(at: usize, input: usize) -> F {
+/// Returns a number of one of the kinds. It depends only on the position and the index of the input.
+fn any_kind<F: TrialNumber>(at: usize, input: usize) -> F {
     let (least, most, _) = F::LIMITS;
-    let number = everyday::<F>(at, input);
+    let number = ordinary::<F>(at, input);
     let kind = if at < KINDS.pow(3) {
         at / KINDS.pow(input as u32 % 3) % KINDS
     } else {
@@ -160,12 +161,12 @@ fn any_kind<F: Tried>(at: usize, input: usize) -> F {
     }
 }
 
-fn same_bits<F: Tried>(a: F, b: F) -> bool {
+fn same_bits<F: TrialNumber>(a: F, b: F) -> bool {
     let (a, b) = (a.to_f64(), b.to_f64());
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
 
-fn is_near<F: Tried>(a: F, b: F) -> bool {
+fn is_near<F: TrialNumber>(a: F, b: F) -> bool {
     let (a, b) = (a.to_f64(), b.to_f64());
     a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= F::LIMITS.2 * a.abs().max(b.abs()).max(1.)
 }

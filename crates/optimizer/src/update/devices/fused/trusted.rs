@@ -1,4 +1,4 @@
-//! The kernels of this process: each is compiled once for a device, and used where it has passed its trial.
+//! The kernels of this process. Each is compiled once per device, and is used only if it has passed a trial.
 
 use super::fault::Fault;
 use super::trial;
@@ -8,60 +8,64 @@ use distribute_optim::{Kernel, Program};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// A device with a compiler.
+/// A device that can compile and launch kernels.
 pub(crate) trait Compiler {
-    /// The identity of a device.
+    /// A type that identifies a device.
     type Id: Copy + PartialEq;
-    /// A kernel, ready to be launched.
+    /// A compiled kernel that can be launched.
     type Function;
 
     fn id(&self) -> Self::Id;
 
     fn device(&self) -> &Device;
 
-    /// # Errors
-    /// [`Fault::Compile`], and [`Fault::Run`] where the device cannot take what was compiled.
-    fn compile(&self, kernel: &Kernel) -> std::result::Result<Self::Function, Fault>;
-
-    /// The results, in memory of their own, from the program's inputs, all of one shape.
+    /// Compiles a kernel for this device.
     ///
     /// # Errors
-    /// candle's, for example if the device is out of memory.
+    /// - [`Fault::Compile`]: the kernel cannot be compiled.
+    /// - [`Fault::Run`]: the device cannot load the compiled kernel.
+    fn compile(&self, kernel: &Kernel) -> std::result::Result<Self::Function, Fault>;
+
+    /// Launches a kernel, which computes the results from the inputs of the program. All inputs have the same shape.
+    /// Results do not share memory.
+    ///
+    /// # Errors
+    /// Returns the errors of candle, for example if the device is out of memory.
     fn launch(&self, function: &Self::Function, kernel: &Kernel, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 }
 
-/// The kernels of each device, by their text; `None` for one that must not be used.
-type Known<Id, Function> = Vec<(Id, BTreeMap<String, Option<Arc<Function>>>)>;
+/// The kernels of each device, keyed by source code; `None` for kernels that must not be used.
+type Kernels<Id, Function> = Vec<(Id, BTreeMap<String, Option<Arc<Function>>>)>;
 
-pub(crate) struct Trusted<C: Compiler> {
-    known: Mutex<Known<C::Id, C::Function>>,
+pub(crate) struct TrustedKernels<C: Compiler> {
+    kernels: Mutex<Kernels<C::Id, C::Function>>,
 }
 
-impl<C: Compiler> Trusted<C> {
+impl<C: Compiler> TrustedKernels<C> {
     pub(crate) const fn new() -> Self {
-        Self { known: Mutex::new(Vec::new()) }
+        Self { kernels: Mutex::new(Vec::new()) }
     }
 
-    /// The kernel of this program, if it can be trusted on this device. When it is first asked for, it is compiled and
-    /// tried, for which this waits; a fault is told then, once.
+    /// Returns the compiled kernel, or `None` if it must not be used on this device. The first call for a kernel
+    /// compiles and tries it, and waits for the device. If there is a fault, passes it to `report`, only once.
     pub(crate) fn get(
         &self,
         compiler: &C,
         program: &Program,
         kernel: &Kernel,
-        tell: impl FnOnce(&Fault),
+        report: impl FnOnce(&Fault),
     ) -> Option<Arc<C::Function>> {
-        // Held meanwhile: who else wants a kernel would compile the same.
-        let mut known = lock(&self.known);
+        // Held during the trial, because other threads would compile the same kernel.
+        let mut kernels = lock(&self.kernels);
         let id = compiler.id();
-        let of_device = match known.iter().position(|(of, _)| *of == id) {
+        let of_device = match kernels.iter().position(|(of, _)| *of == id) {
             Some(at) => at,
             None => {
-                known.push((id, BTreeMap::new()));
-                known.len() - 1
+                kernels.push((id, BTreeMap::new()));
+                kernels.len() - 1
             }
         };
-        let of_device = &mut known[of_device].1;
+        let of_device = &mut kernels[of_device].1;
         if let Some(function) = of_device.get(&kernel.source) {
             return function.clone();
         }
@@ -71,7 +75,7 @@ impl<C: Compiler> Trusted<C> {
             })?;
             Ok(Arc::new(function))
         });
-        let function = tried.inspect_err(tell).ok();
+        let function = tried.inspect_err(report).ok();
         of_device.insert(kernel.source.clone(), function.clone());
         function
     }

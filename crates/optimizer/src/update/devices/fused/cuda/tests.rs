@@ -3,7 +3,9 @@
 use super::super::{Programs, program};
 use super::Prepared;
 use crate::Optimizer;
-use crate::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, RuleExt, Sgd, Step};
+use crate::rules::{
+    Adagrad, Adam, AdamW, Averaged, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, RuleExt, Sgd, Step,
+};
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use distribute_base::internal::Number;
@@ -32,6 +34,9 @@ fn rules() -> Vec<Box<dyn Rule>> {
         Box::new(RmsProp { momentum: 0.5, ..RmsProp::default() }),
         Box::new(Ftrl { l1: 0.1, l2: 0.2, l2_shrinkage: 0.3, ..Ftrl::default() }),
         Box::new(Ftrl { lr_power: -0.7, ..Ftrl::default() }),
+        Box::new(NAdam::default()),
+        Box::new(Lion { weight_decay: 0.1, ..Lion::default() }),
+        Box::new(Averaged { rule: std::sync::Arc::new(Adam::default()), momentum: 0.9 }),
     ]
 }
 
@@ -133,9 +138,9 @@ fn inputs_may_be_parts_of_tensors_transposed_alike_or_empty() {
     });
 }
 
-/// The weights after some steps, whose gradients are the same on all devices.
+/// Returns the weights after some steps, whose gradients are the same on all devices.
 fn trained<R: Rule + Clone>(device: &str, rule: &R) -> Vec<f32> {
-    let strategy: Strategy = OneDeviceStrategy::new(device).unwrap().into();
+    let strategy: Strategy = OneDeviceStrategy::new(device).unwrap();
     let init = Init::Uniform { lo: -1., up: 1. };
     let model = strategy.replicate(move |vb: VarBuilder| vb.get_with_hints((7, 5), "weight", init)).unwrap();
     let optimizer = Optimizer::with_rule(rule.clone(), &model.variables, 0.1).unwrap();
@@ -171,7 +176,7 @@ fn optimizers_on_a_gpu_give_the_weights_of_the_cpu() {
 
 /// A variable's memory is read where it is, and never written.
 #[test]
-fn a_variable_keeps_what_it_has_until_it_is_set() {
+fn a_variable_keeps_its_value_until_it_is_set() {
     on_gpu(|gpu| {
         let var = Var::new(&[1f32, 2.], &gpu).unwrap();
         let made = Sgd.program(Step::after(0, 1.)).unwrap().unwrap();

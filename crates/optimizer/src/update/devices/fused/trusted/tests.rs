@@ -1,5 +1,5 @@
 use super::*;
-use crate::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd, Step};
+use crate::rules::{Adagrad, Adam, AdamW, Averaged, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, Sgd, Step};
 use candle_core::Result as CandleResult;
 use distribute_base::internal::Number;
 use distribute_optim::{Operation, Precision};
@@ -19,7 +19,7 @@ struct Played<'a> {
     compiled: Cell<usize>,
 }
 
-/// The same as the host.
+/// Returns the same as the host.
 fn right(program: &Program, inputs: &[f32]) -> CandleResult<Vec<f32>> {
     Ok(program.of_element(inputs).unwrap())
 }
@@ -30,7 +30,7 @@ impl<'a> Played<'a> {
         Self { number: 0, program, of_element, refuses: None, compiled: Cell::new(0) }
     }
 
-    /// The program with the constants that a kernel is called with.
+    /// Returns the program with the constants that a kernel is called with.
     fn called(&self, constants: &[f64]) -> Program {
         let mut called = self.program.clone();
         let mut constants = constants.iter();
@@ -99,12 +99,12 @@ fn program(rule: &dyn Rule, rate: f64) -> Program {
     rule.program(Step::after(0, rate)).unwrap().unwrap()
 }
 
-/// The fault that is told of a device.
+/// Returns the fault that is told of a device.
 fn told(played: &Played<'_>, program: &Program, precision: Precision) -> Option<Fault> {
-    let trusted: Trusted<Played<'_>> = Trusted::new();
+    let trusted: TrustedKernels<Played<'_>> = TrustedKernels::new();
     let kernel = Kernel::new(program, precision).unwrap();
     let mut told = None;
-    let tell = |fault: &Fault| {
+    let report = |fault: &Fault| {
         told = Some(match fault {
             Fault::Compile(reason) => Fault::Compile(reason.clone()),
             Fault::Run(reason) => Fault::Run(reason.clone()),
@@ -114,7 +114,7 @@ fn told(played: &Played<'_>, program: &Program, precision: Precision) -> Option<
             }
         });
     };
-    let function = trusted.get(played, program, &kernel, tell);
+    let function = trusted.get(played, program, &kernel, report);
     assert_eq!(function.is_none(), told.is_some());
     // Neither compiled nor told again.
     let again = trusted.get(played, program, &kernel, |fault| panic!("told again: {fault}"));
@@ -133,8 +133,8 @@ fn is_different(fault: Option<Fault>) -> bool {
 
 // INV-71
 #[test]
-fn kernels_that_do_what_the_host_does_are_trusted_whatever_the_rule() {
-    let rules: [&dyn Rule; 9] = [
+fn kernels_that_match_the_host_are_trusted_for_any_rule() {
+    let rules: [&dyn Rule; 12] = [
         &Sgd,
         &Momentum::new(0.9),
         &Momentum::nesterov(0.9),
@@ -144,6 +144,9 @@ fn kernels_that_do_what_the_host_does_are_trusted_whatever_the_rule() {
         &RmsProp { momentum: 0.5, ..RmsProp::default() },
         &Ftrl { l1: 0.1, l2: 0.2, l2_shrinkage: 0.3, ..Ftrl::default() },
         &Ftrl { lr_power: -0.7, ..Ftrl::default() },
+        &NAdam::default(),
+        &Lion { weight_decay: 0.1, ..Lion::default() },
+        &Averaged { rule: std::sync::Arc::new(Adam::default()), momentum: 0.9 },
     ];
     for rule in rules {
         for precision in [Precision::F32, Precision::F64] {
@@ -238,7 +241,7 @@ fn powers_may_differ_in_their_last_bits_and_no_more() {
 
 // INV-71
 #[test]
-fn a_compiler_that_is_not_there_and_a_device_that_fails_are_told_once() {
+fn a_missing_compiler_and_a_failing_device_are_reported_once() {
     let program = program(&Sgd, 0.1);
     let mut played = Played::new(&program, Precision::F32, &right);
     played.refuses = Some(Fault::Compile("no compiler".into()));
@@ -253,7 +256,7 @@ fn a_compiler_that_is_not_there_and_a_device_that_fails_are_told_once() {
 fn each_device_has_kernels_of_its_own() {
     let program = program(&Sgd, 0.1);
     let kernel = Kernel::new(&program, Precision::F32).unwrap();
-    let trusted: Trusted<Played<'_>> = Trusted::new();
+    let trusted: TrustedKernels<Played<'_>> = TrustedKernels::new();
     let compiled = [0, 1, 0].map(|number| {
         let played = Played { number, ..Played::new(&program, Precision::F32, &right) };
         assert!(trusted.get(&played, &program, &kernel, |fault| panic!("{fault}")).is_some());

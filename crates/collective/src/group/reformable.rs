@@ -1,0 +1,142 @@
+//! Links that are replaced when the group re-forms. Their users then continue with the links of the new world.
+
+use distribute_cluster::{Address, World};
+use distribute_net::{Mesh, Message, PartialMessage, PollOutcome, Region, Transport};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+/// The links of the current world, its workers, and its generation.
+pub(super) struct ReformableLinks {
+    /// The links; `None` while the group re-forms.
+    mesh: RwLock<Option<Mesh>>,
+    /// The current world, or the previous one while the group re-forms.
+    world: RwLock<(World, Arc<WorkerLocations>)>,
+    generation: AtomicU64,
+}
+
+/// The positions and addresses of the workers of a world.
+#[derive(Debug)]
+pub(super) struct WorkerLocations {
+    /// The position of each worker in the cluster.
+    pub positions: Vec<usize>,
+    /// The address of each worker; empty if the addresses are unknown.
+    pub addresses: Vec<Address>,
+}
+
+impl WorkerLocations {
+    fn of(mesh: &Mesh) -> Arc<Self> {
+        Arc::new(Self { positions: mesh.positions().to_vec(), addresses: mesh.addresses().to_vec() })
+    }
+}
+
+impl ReformableLinks {
+    pub fn new(mesh: Mesh) -> Self {
+        let generation = AtomicU64::new(mesh.generation());
+        let world = RwLock::new((mesh.world(), WorkerLocations::of(&mesh)));
+        Self { mesh: RwLock::new(Some(mesh)), world, generation }
+    }
+
+    /// Leaves the current world. When this returns, nothing more is received over its links, and this worker no longer
+    /// listens.
+    pub fn leave(&self) {
+        let left = self.mesh.write().unwrap_or_else(PoisonError::into_inner).take();
+        left.iter().for_each(Mesh::leave);
+        // It waits until the others have what was sent, and for its thread.
+        drop(left);
+    }
+
+    /// Sets the links of the next world.
+    pub fn replace_mesh(&self, mesh: Mesh) {
+        self.generation.store(mesh.generation(), Ordering::Relaxed);
+        let world = (mesh.world(), WorkerLocations::of(&mesh));
+        *self.world.write().unwrap_or_else(PoisonError::into_inner) = world;
+        *self.mesh.write().unwrap_or_else(PoisonError::into_inner) = Some(mesh);
+    }
+
+    /// Returns the generation of the current world, or of the previous one while the group re-forms.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Returns the current world, or the previous one while the group re-forms.
+    pub fn world(&self) -> World {
+        self.world.read().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Returns the positions and addresses of the workers of this world.
+    pub fn locations(&self) -> Arc<WorkerLocations> {
+        self.world.read().unwrap_or_else(PoisonError::into_inner).1.clone()
+    }
+
+    /// Returns the number of workers that wait until the group re-forms.
+    pub fn waiting(&self) -> usize {
+        self.mesh().as_ref().map_or(0, Mesh::waiting)
+    }
+
+    /// Returns the cluster positions of the workers that wait until the group re-forms.
+    pub fn waiting_positions(&self) -> BTreeSet<usize> {
+        self.mesh().as_ref().map(Mesh::waiting_positions).unwrap_or_default()
+    }
+
+    /// Returns whether one of the waiting workers was in another world whose generation is at least that of this one.
+    pub fn is_supplanted(&self) -> bool {
+        self.mesh().as_ref().is_some_and(Mesh::is_supplanted)
+    }
+
+    /// Sets whether the run has finished on all workers, so that the group does not re-form.
+    pub fn set_finished(&self, finished: bool) {
+        self.mesh().iter().for_each(|mesh| mesh.set_finished(finished));
+    }
+
+    fn mesh(&self) -> RwLockReadGuard<'_, Option<Mesh>> {
+        self.mesh.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Transport for ReformableLinks {
+    fn send(&self, to: usize, message: Message) {
+        if let Some(mesh) = &*self.mesh() {
+            mesh.send(to, message);
+        }
+    }
+
+    fn memory(&self, len: usize) -> Option<Region> {
+        self.mesh().as_ref()?.memory(len)
+    }
+
+    fn is_near(&self, worker: usize) -> bool {
+        self.mesh().as_ref().is_some_and(|mesh| mesh.is_near(worker))
+    }
+
+    fn partial_message(&self, worker: usize) -> Option<PartialMessage> {
+        self.mesh().as_ref()?.partial_message(worker)
+    }
+
+    fn extend_shutdown_wait(&self, patience: Duration) {
+        if let Some(mesh) = &*self.mesh() {
+            mesh.extend_shutdown_wait(patience);
+        }
+    }
+
+    fn poll(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> PollOutcome {
+        self.mesh().as_ref().map_or(PollOutcome::Never, |mesh| mesh.poll(patience, is_there))
+    }
+
+    fn close(&self) {
+        if let Some(mesh) = &*self.mesh() {
+            mesh.close();
+        }
+    }
+}
+
+impl fmt::Debug for ReformableLinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.mesh() {
+            Some(mesh) => write!(f, "{mesh:?}"),
+            None => write!(f, "Renewable(none)"),
+        }
+    }
+}

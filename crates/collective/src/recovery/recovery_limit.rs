@@ -1,0 +1,77 @@
+//! The rule that decides after which losses a worker re-forms the group.
+
+use distribute_cluster::{Blame, Fault, World};
+
+/// The rule that decides after which losses a worker re-forms the group and continues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecoveryLimit {
+    /// The number of updates at which a worker last timed out.
+    updates_at_timeout: Option<u64>,
+}
+
+impl RecoveryLimit {
+    /// Returns whether the worker of `world`, which has made the given number of updates, rejoins the group after
+    /// `blame`.
+    ///
+    /// ```
+    /// use distribute_cluster::{Blame, Fingerprint, Operation, World};
+    /// use distribute_collective::recovery::RecoveryLimit;
+    /// use std::panic::Location;
+    ///
+    /// let world = World::new(2, 0, 1)?;
+    /// let call = Fingerprint::new(Operation::AllReduce, "", Location::caller());
+    /// let of_worker = |worker| Blame::failed(7, worker, &call);
+    /// assert!(RecoveryLimit::default().may_continue(&of_worker(1), world, 6));
+    /// assert!(!RecoveryLimit::default().may_continue(&of_worker(0), world, 6), "its own failure");
+    /// # Ok::<(), distribute_cluster::WorldError>(())
+    /// ```
+    pub fn may_continue(&mut self, blame: &Blame, world: World, updates: u64) -> bool {
+        let mine = || blame.culprits.iter().any(|replica| world.local_replicas().contains(replica));
+        match blame.fault {
+            // Also of this one: the others have lost it, and meet again.
+            Fault::Lost => true,
+            // Who is late again in what is made again is not lost.
+            Fault::TimedOut => self.updates_at_timeout.replace(updates) != Some(updates),
+            Fault::Failed => !mine(),
+            // Another program: it would come to the same again.
+            Fault::Mismatch | Fault::Returned => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_cluster::{Cause, Fingerprint, Operation};
+    use std::panic::Location;
+
+    fn blame(fault: Fault, culprits: &[usize]) -> Blame {
+        let call = Fingerprint::new(Operation::Run, "", Location::caller());
+        let (cause, culprits) = (Cause::InCall { call }, culprits.to_vec());
+        Blame { fault, step: 1, culprits, cause, processes: Vec::new() }
+    }
+
+    #[test]
+    fn a_worker_continues_after_faults_of_others_only() {
+        let world = World::new(3, 1, 2).unwrap();
+        for (blame, may_continue) in [
+            (blame(Fault::Lost, &[4, 5]), true),
+            (blame(Fault::TimedOut, &[2]), true),
+            (blame(Fault::Failed, &[0]), true),
+            (blame(Fault::Failed, &[3]), false),
+            (blame(Fault::Mismatch, &[0]), false),
+            (blame(Fault::Returned, &[0]), false),
+        ] {
+            assert_eq!(RecoveryLimit::default().may_continue(&blame, world, 7), may_continue, "{blame}");
+        }
+    }
+
+    #[test]
+    fn who_is_late_twice_with_no_update_in_between_is_not_met_again() {
+        let (world, mut limit) = (World::new(3, 1, 2).unwrap(), RecoveryLimit::default());
+        let late = blame(Fault::TimedOut, &[2]);
+        let may_continue = [7, 8, 8, 8].map(|updates| limit.may_continue(&late, world, updates));
+        assert_eq!(may_continue, [true, true, false, false]);
+        assert!(limit.may_continue(&blame(Fault::Lost, &[2]), world, 8));
+    }
+}

@@ -1,0 +1,332 @@
+//! The rounds in which the workers of a re-formed group agree on the state of training, and transfer it.
+
+use super::report::{Decision, decide};
+use super::{Counters, Report};
+use bytes::{Bytes, BytesMut};
+use distribute_cluster::World;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt::Display;
+
+/// The default size in bytes of the part of a state that is sent in one round.
+const CHUNK: usize = 16 << 20;
+
+/// One worker's part in a state transfer. `E` is the type of the error if this worker cannot provide its state or
+/// receive one.
+///
+/// Call [`next_action`](Self::next_action), and execute the action that it returns. If a round fails, the transfer is
+/// over, and the workers must re-form the group again.
+#[derive(Debug)]
+pub struct StateTransfer<E> {
+    world: World,
+    chunk: usize,
+    stage: Stage<E>,
+    plan: Plan,
+}
+
+/// The decision about the transfer.
+#[derive(Clone, Debug, Default)]
+struct Plan {
+    source: usize,
+    receivers: Vec<usize>,
+    counters: Counters,
+}
+
+#[derive(Debug)]
+enum Stage<E> {
+    Reports(Report),
+    Provide,
+    Lengths(Result<Bytes, E>),
+    Chunks { image: Bytes, length: usize, at: usize, received: BytesMut },
+    Receive(Bytes),
+    Outcomes(Result<(), E>),
+    Over(Option<Result<Option<Agreed>, Failure<E>>>),
+}
+
+/// The next action of the caller.
+#[derive(Debug)]
+pub enum Next<E> {
+    /// Exchange this round's data with the other workers, and pass the result to [`receive`](StateTransfer::receive).
+    Exchange(Round),
+    /// Pass this worker's encoded state to [`provide_state`](StateTransfer::provide_state).
+    Provide,
+    /// Replace this worker's state and counters with those of worker `source`, before anything else. If another worker
+    /// is lost before all have the state, this worker's next report then matches its state. Then call
+    /// [`received`](StateTransfer::received).
+    Receive {
+        /// The encoded state.
+        image: Bytes,
+        /// The worker whose state is transferred.
+        source: usize,
+        /// The counters of the source.
+        counters: Counters,
+    },
+    /// The transfer is over: either all workers have agreed, or it has failed on all of them.
+    End(Result<Option<Agreed>, Failure<E>>),
+}
+
+/// The data to be exchanged in a round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Round {
+    /// The name of the data, which is the same on all workers.
+    pub what: String,
+    /// Whether this is the first round, in which workers wait for those that have just started.
+    pub is_first: bool,
+    /// The workers to which the body is sent; the others receive an empty body.
+    pub to: Vec<usize>,
+    /// The data that this worker sends.
+    pub body: Bytes,
+}
+
+/// The outcome if all workers have the same state. There is no such outcome if no worker had begun training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// The worker whose state all workers now have.
+    pub source: usize,
+    /// The counters from which all workers continue.
+    pub counters: Counters,
+}
+
+/// The reason why the workers cannot continue.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Failure<E> {
+    /// This worker cannot provide its state or receive one.
+    Own(E),
+    /// Another worker cannot provide its state or receive one. The variant contains the worker's index and its reason.
+    Peer(usize, String),
+    /// The message of the worker with this index cannot be decoded.
+    Unreadable(usize, String),
+    /// No worker has a complete state. The variant contains the index of a worker, and its reason.
+    Torn(usize, String),
+}
+
+impl<E: Display> StateTransfer<E> {
+    /// Creates the part of a worker whose report is `mine`.
+    pub fn new(world: World, mine: Report) -> Self {
+        Self { world, chunk: CHUNK, stage: Stage::Reports(mine), plan: Plan::default() }
+    }
+
+    /// Sets the size in bytes of the part of a state that is sent in one round. It must be the same on all workers.
+    pub fn with_chunk_size(mut self, bytes: usize) -> Self {
+        self.chunk = bytes.max(1);
+        self
+    }
+
+    /// Returns the next action.
+    pub fn next_action(&mut self) -> Next<E> {
+        let all = || (0..self.world.workers()).collect();
+        let record = |what: &str, body| {
+            Next::Exchange(Round { what: what.to_owned(), is_first: false, to: all(), body })
+        };
+        match &mut self.stage {
+            Stage::Reports(mine) => {
+                let (what, body) = ("the progress of each worker".to_owned(), encode(mine));
+                Next::Exchange(Round { what, is_first: true, to: all(), body })
+            }
+            Stage::Provide => Next::Provide,
+            Stage::Lengths(given) => record("its state", encode(&to_wire(given, Bytes::len))),
+            Stage::Chunks { image, length, at, .. } => {
+                let (number, of) = (*at / self.chunk + 1, length.div_ceil(self.chunk));
+                let what = format!("its state, part {number} of {of}");
+                let is_source = self.world.worker() == self.plan.source;
+                let (to, body) = if is_source {
+                    (self.plan.receivers.clone(), image.slice(*at..(*at + self.chunk).min(*length)))
+                } else {
+                    (Vec::new(), Bytes::new())
+                };
+                Next::Exchange(Round { what, is_first: false, to, body })
+            }
+            Stage::Receive(image) => {
+                let Plan { source, counters, .. } = self.plan;
+                Next::Receive { image: image.clone(), source, counters }
+            }
+            Stage::Outcomes(received) => {
+                record("whether all workers have received it", encode(&to_wire(received, |()| ())))
+            }
+            Stage::Over(end) => Next::End(end.take().unwrap_or(Ok(None))),
+        }
+    }
+
+    /// Processes the messages of all workers in this round. The entry of this worker is ignored.
+    pub fn receive(&mut self, mut bodies: Vec<Bytes>) {
+        let over = Stage::Over(None);
+        let next = match std::mem::replace(&mut self.stage, over) {
+            Stage::Reports(mine) => self.decode_all(bodies, mine).map(|reports| self.decide(&reports)),
+            Stage::Lengths(given) => self.agree(bodies, given, Bytes::len).map(|(image, lengths)| {
+                let length = lengths.get(self.plan.source).copied().unwrap_or(0);
+                self.chunks(image, length, 0, BytesMut::new())
+            }),
+            Stage::Chunks { image, length, at, mut received } => {
+                if self.receives()
+                    && let Some(body) = bodies.get_mut(self.plan.source)
+                {
+                    received.extend_from_slice(&std::mem::take(body));
+                }
+                Ok(self.chunks(image, length, at + self.chunk, received))
+            }
+            Stage::Outcomes(received) => self.agree(bodies, received, |()| ()).map(|_| {
+                let Plan { source, counters, .. } = self.plan;
+                Stage::Over(Some(Ok(Some(Agreed { source, counters }))))
+            }),
+            other => Ok(other),
+        };
+        self.stage = next.unwrap_or_else(|failure| Stage::Over(Some(Err(failure))));
+    }
+
+    /// Continues with this worker's encoded state, or with the error if it cannot be encoded.
+    pub fn provide_state(&mut self, image: Result<Bytes, E>) {
+        self.stage = Stage::Lengths(image);
+    }
+
+    /// Records whether this worker has received the state.
+    pub fn received(&mut self, received: Result<(), E>) {
+        self.stage = Stage::Outcomes(received);
+    }
+
+    fn receives(&self) -> bool {
+        self.plan.receivers.contains(&self.world.worker())
+    }
+
+    fn decide(&mut self, reports: &[Report]) -> Stage<E> {
+        let (source, receivers, counters) = match decide(reports) {
+            Decision::Begin => return Stage::Over(Some(Ok(None))),
+            Decision::Torn(worker, reason) => return Stage::Over(Some(Err(Failure::Torn(worker, reason)))),
+            Decision::Transfer { source, receivers, counters } => (source, receivers, counters),
+        };
+        self.plan = Plan { source, receivers, counters };
+        match () {
+            () if self.plan.receivers.is_empty() => Stage::Outcomes(Ok(())),
+            () if self.world.worker() == source => Stage::Provide,
+            () => Stage::Lengths(Ok(Bytes::new())),
+        }
+    }
+
+    /// Returns the stage that transfers the rest of the state, beginning at byte `at`.
+    fn chunks(&self, image: Bytes, length: usize, at: usize, received: BytesMut) -> Stage<E> {
+        match () {
+            () if at < length => Stage::Chunks { image, length, at, received },
+            () if self.receives() => Stage::Receive(received.freeze()),
+            () => Stage::Outcomes(Ok(())),
+        }
+    }
+
+    /// Returns the results of all workers if all have succeeded, and otherwise the failure.
+    fn agree<T, U: Serialize + DeserializeOwned>(
+        &self,
+        bodies: Vec<Bytes>,
+        mine: Result<T, E>,
+        to_wire: impl Fn(&T) -> U,
+    ) -> Result<(T, Vec<U>), Failure<E>> {
+        // This worker's own error keeps its type.
+        let mine = mine.map_err(Failure::Own)?;
+        let all: Vec<Result<U, String>> = self.decode_all(bodies, Ok(to_wire(&mine)))?;
+        let outcome = |(worker, outcome): (usize, Result<U, String>)| {
+            outcome.map_err(|reason| Failure::Peer(worker, reason))
+        };
+        Ok((mine, all.into_iter().enumerate().map(outcome).collect::<Result<_, _>>()?))
+    }
+
+    /// Decodes the records of all workers; `mine` is this worker's own.
+    fn decode_all<T: DeserializeOwned>(&self, bodies: Vec<Bytes>, mine: T) -> Result<Vec<T>, Failure<E>> {
+        let (me, mut mine) = (self.world.worker(), Some(mine));
+        let decode = |(worker, body): (usize, &Bytes)| match mine.take_if(|_| worker == me) {
+            Some(mine) => Ok(mine),
+            None => {
+                postcard::from_bytes(body).map_err(|error| Failure::Unreadable(worker, error.to_string()))
+            }
+        };
+        bodies.iter().enumerate().map(decode).collect()
+    }
+}
+
+/// Converts a result to the form in which it is sent.
+fn to_wire<T, U, E: Display>(result: &Result<T, E>, of: impl Fn(&T) -> U) -> Result<U, String> {
+    result.as_ref().map(of).map_err(ToString::to_string)
+}
+
+/// Encodes a record. A record that cannot be encoded becomes empty, and receivers then report the worker that sent it.
+fn encode(record: &impl Serialize) -> Bytes {
+    postcard::to_allocvec(record).unwrap_or_default().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn at(updates: u64) -> Report {
+        let counters = Counters { updates, steps: updates, ..Counters::default() };
+        Report { begun: updates > 0, agreed: 1, counters, torn: None }
+    }
+
+    type Ended = Result<Option<Agreed>, Failure<String>>;
+
+    /// Runs the transfer on all workers of a world, whose states are texts, until it has ended. Worker `fails` cannot
+    /// receive a state.
+    fn hand_over(reports: &[Report], states: &mut [String], fails: Option<usize>) -> Vec<Ended> {
+        let workers = reports.len();
+        let make = |(worker, report): (usize, &Report)| {
+            StateTransfer::new(World::new(workers, worker, 1).unwrap(), report.clone()).with_chunk_size(3)
+        };
+        let mut all: Vec<_> = reports.iter().enumerate().map(make).collect();
+        let mut ends = BTreeMap::new();
+        while ends.len() < workers {
+            let mut rounds = Vec::new();
+            for (worker, state_transfer) in all.iter_mut().enumerate() {
+                loop {
+                    match state_transfer.next_action() {
+                        Next::Provide => state_transfer.provide_state(Ok(states[worker].clone().into())),
+                        Next::Receive { .. } if fails == Some(worker) => {
+                            state_transfer.received(Err("no room".to_owned()))
+                        }
+                        Next::Receive { image, .. } => {
+                            states[worker] = String::from_utf8(image.to_vec()).unwrap();
+                            state_transfer.received(Ok(()));
+                        }
+                        Next::Exchange(round) => break rounds.push(round),
+                        Next::End(end) => break drop(ends.insert(worker, end)),
+                    }
+                }
+            }
+            let Some(first) = rounds.first() else { continue };
+            assert!(rounds.iter().all(|round| round.what == first.what) && rounds.len() == workers);
+            let body =
+                |from: &Round, to| if from.to.contains(&to) { from.body.clone() } else { Bytes::new() };
+            for (to, state_transfer) in all.iter_mut().enumerate() {
+                state_transfer.receive(rounds.iter().map(|from| body(from, to)).collect());
+            }
+        }
+        ends.into_values().collect()
+    }
+
+    // INV-42
+    #[test]
+    fn all_end_with_the_state_of_the_furthest() {
+        let mut states = ["seven", "", "the eighth"].map(str::to_owned);
+        let ends = hand_over(&[at(7), at(0), at(8)], &mut states, None);
+        assert_eq!(states, ["the eighth"; 3]);
+        let counters = at(8).counters;
+        assert_eq!(ends, [Agreed { source: 2, counters }; 3].map(|agreed| Ok(Some(agreed))));
+    }
+
+    #[test]
+    fn before_the_first_step_there_is_no_state_to_transfer() {
+        let mut states = ["", ""].map(str::to_owned);
+        assert_eq!(hand_over(&[at(0), at(0)], &mut states, None), [Ok(None), Ok(None)]);
+    }
+
+    #[test]
+    fn a_worker_that_cannot_load_the_state_is_named_on_all() {
+        let mut states = ["a state", "", ""].map(str::to_owned);
+        let ends = hand_over(&[at(7), at(0), at(0)], &mut states, Some(1));
+        let named = || Err(Failure::Peer(1, "no room".to_owned()));
+        assert_eq!(ends, [named(), Err(Failure::Own("no room".to_owned())), named()]);
+    }
+
+    #[test]
+    fn unreadable_bytes_name_their_worker() {
+        let mut state_transfer = StateTransfer::<String>::new(World::new(2, 0, 1).unwrap(), at(3));
+        state_transfer.receive(vec![Bytes::new(), Bytes::from_static(b"\xff")]);
+        assert!(matches!(state_transfer.next_action(), Next::End(Err(Failure::Unreadable(1, _)))));
+    }
+}

@@ -1,0 +1,88 @@
+//! The workers' agreement on a dataset: that they read the same files and shard them in the same way.
+
+use crate::strategy::{Strategy, wire};
+use distribute_base::{Error, ErrorKind, Result};
+use distribute_cluster::{Fingerprint, Operation};
+use distribute_data::{Distribution, FileList, UnevenEnds};
+use distribute_tensor::Nest;
+use std::panic::Location;
+
+/// Returns this worker's plan if all workers have the same plan, and an error otherwise. Plans may differ if some
+/// workers do not see all files.
+pub(super) fn agree_on_plan<T: Nest>(
+    strategy: &Strategy,
+    operation: &'static str,
+    at: &'static Location<'static>,
+    plan: Result<Distribution<T>>,
+) -> Result<Distribution<T>> {
+    let call = || Fingerprint::new(Operation::DistributeDataset, operation, at);
+    let plan = require_same_files(strategy, operation, &call, plan)?;
+    let ends = plan.and_then(|plan| {
+        let ends = plan.ends(strategy.world().worker())?;
+        Ok((plan, ends))
+    });
+    let what = ("the plan", "build the same dataset on every worker, from files that all of them see");
+    let (plan, _) =
+        strategy.require_equal(operation, call, ends, what, |(plan, ends)| describe(plan, *ends))?;
+    Ok(plan)
+}
+
+/// Checks that all workers have the same files in the same order, because each reads some of the files, or
+/// part of each batch. A worker whose plan failed reports its error later, when the plans are compared.
+///
+/// # Errors
+/// - [`Error::Failed`]: the files differ. The error names the file and the difference, and is the same on all
+///   workers.
+fn require_same_files<T: Nest>(
+    strategy: &Strategy,
+    operation: &'static str,
+    call: &impl Fn() -> Fingerprint,
+    plan: Result<Distribution<T>>,
+) -> Result<Result<Distribution<T>>> {
+    // All workers already have the error of a call in which all participated.
+    let is_reported = plan.as_ref().is_err_and(|error| error.blame().is_some());
+    if strategy.world().workers() == 1 || is_reported {
+        return Ok(plan);
+    }
+    let mine = plan.as_ref().ok().and_then(Distribution::files);
+    let all = |lists: &Option<FileList>| -> Result<Vec<Option<FileList>>> {
+        let (_, all) = strategy.exchange_results(operation, call, Ok(()), |()| wire::encode(lists))?;
+        wire::decode_all(operation, &all)
+    };
+    // Lists may be long, and are almost always equal, so digests are compared first.
+    let brief = all(&mine.as_ref().map(FileList::brief))?;
+    let first = brief.first().and_then(Option::as_ref);
+    let differ = |other: &FileList| first.is_some_and(|first| first.difference(other).is_some());
+    if !brief.iter().flatten().any(differ) {
+        return Ok(plan);
+    }
+    let lists = all(&mine)?;
+    let Some(first) = lists.first().and_then(Option::as_ref) else { return Ok(plan) };
+    for (worker, other) in lists.iter().enumerate() {
+        if let Some(differs) = other.as_ref().and_then(|other| other.difference(first)) {
+            let reason = format!(
+                "the workers have other files: {} is {} on {}, but {} on worker 0; give all of them the same files in the \
+                 same order (with AutoShardPolicy::Off each may have separate files)",
+                differs.what,
+                differs.here,
+                strategy.describe_worker(worker),
+                differs.there
+            );
+            return Err(Error::failed(ErrorKind::Disagreement, operation, reason));
+        }
+    }
+    Ok(plan)
+}
+
+/// Describes the properties of a plan that must be the same on all workers.
+fn describe<T: Nest>(plan: &Distribution<T>, ends: UnevenEnds) -> String {
+    let origin = plan.beginning(0).origin;
+    let parted = match (plan.decision(), origin.pipeline) {
+        (Some(decision), Some(pipeline)) => {
+            format!("policy {} ({}), checksum of the pipeline {pipeline:08x}", decision.taken, decision.why)
+        }
+        _ => "by a function".into(),
+    };
+    let size = origin.batch.map_or("unknown size".into(), |size| size.to_string());
+    format!("\"{parted}, batches of {size}, split by {:?}, at the end {ends:?}\"", origin.rule)
+}

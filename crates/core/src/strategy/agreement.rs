@@ -1,0 +1,245 @@
+//! Exchange of the results of work that each worker does alone. If a worker fails, all workers get the same error.
+
+use super::Strategy;
+use crate::context::failure;
+use bytes::Bytes;
+use distribute_base::{Error, Result};
+use distribute_cluster::{Fingerprint, Process, locations};
+use distribute_collective::group::GroupCall;
+
+/// The outcome that a worker sends to the others.
+#[derive(Clone, Debug, PartialEq)]
+enum Outcome {
+    /// Success, with the bytes of the record for the other workers.
+    Done(Bytes),
+    /// Failure, with the error message.
+    Failed(String),
+}
+
+const DONE: u8 = 1;
+const FAILED: u8 = 0;
+
+impl Strategy {
+    /// Reports to the other workers whether this one has succeeded. Returns the records of all workers, in the order of
+    /// ranks. The list is empty if there is only one worker.
+    ///
+    /// # Errors
+    /// - [`Error::Worker`]: one or more workers failed. All workers get the error of the failed worker with
+    ///   the lowest rank.
+    /// - This worker's own error, if all workers failed with the same message.
+    /// - The error of the exchange itself, if a worker makes a different call, disconnects or times out.
+    #[doc(hidden)]
+    pub fn exchange_results<T>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce() -> Fingerprint,
+        mine: Result<T>,
+        record: impl FnOnce(&T) -> Bytes,
+    ) -> Result<(T, Vec<Bytes>)> {
+        // All workers already have the error of a call in which all participated, so none of them arrives here.
+        if mine.as_ref().is_err_and(|error| error.blame().is_some()) {
+            return mine.map(|mine| (mine, Vec::new()));
+        }
+        let outcome = || Outcome::of(&mine, record);
+        let all =
+            self.worker_call(operation, call, |mut calling| calling.all_gather_bytes(outcome().encode()));
+        let (all, mine) = match (all, mine) {
+            // This worker's error is the cause, even if the others make other calls.
+            (Err(_) | Ok(None), Err(error)) => return Err(error),
+            (Err(error), Ok(_)) => return Err(error),
+            (Ok(None), Ok(mine)) => return Ok((mine, Vec::new())),
+            (Ok(Some(all)), mine) => (all, mine),
+        };
+        let all: Vec<_> = all.into_iter().map(Outcome::decode).collect();
+        merge_outcomes(mine, all, self.world().worker()).map_err(|error| self.with_process(error))
+    }
+
+    /// Adds the process of the worker that an error names, if the process is known.
+    #[doc(hidden)]
+    pub fn with_process(&self, mut error: Error) -> Error {
+        if let Error::Worker { worker, process, .. } = &mut error {
+            *process = self.process(*worker).map(Box::new);
+        }
+        error
+    }
+
+    /// Returns a text such as `worker 1`, with the worker's task and address if these are known.
+    #[doc(hidden)]
+    pub fn describe_worker(&self, worker: usize) -> String {
+        match self.process(worker) {
+            Some(process) => format!("worker {worker} ({process})"),
+            None => format!("worker {worker}"),
+        }
+    }
+
+    /// Formats the processes of `workers`, to append to an error that names the workers by rank.
+    pub(crate) fn describe_processes(&self, workers: &[usize]) -> String {
+        let process = |worker: &usize| Some((*worker, self.process(*worker)?));
+        locations(&workers.iter().filter_map(process).collect::<Vec<_>>())
+    }
+
+    fn process(&self, worker: usize) -> Option<Process> {
+        self.extended().group()?.process(worker)
+    }
+
+    /// Acts like [`exchange_results`](Self::exchange_results), for records that must be equal on all workers.
+    /// `what` names the compared record in the error.
+    pub(crate) fn require_equal<T>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce() -> Fingerprint,
+        mine: Result<T>,
+        (what, advice): (&str, &str),
+        record: impl FnOnce(&T) -> String,
+    ) -> Result<T> {
+        let (mine, all) = self.exchange_results(operation, call, mine, |mine| record(mine).into())?;
+        let Some(first) = all.first() else { return Ok(mine) };
+        match all.iter().enumerate().find(|(_, record)| *record != first) {
+            None => Ok(mine),
+            Some((worker, theirs)) => {
+                let (theirs, first) = (String::from_utf8_lossy(theirs), String::from_utf8_lossy(first));
+                let reason = format!(
+                    "{what} of {} is {theirs}, but that of worker 0 is {first}; {advice}",
+                    self.describe_worker(worker)
+                );
+                Err(Error::invalid(operation, reason))
+            }
+        }
+    }
+
+    /// Calls `act` only on the chief, and sends its result to all workers. A process that is catching up with the
+    /// others also calls `act`. Returns the value on a worker that called `act`, and the chief's record on all workers.
+    ///
+    /// # Errors
+    /// Returns the errors of [`exchange_results`](Self::exchange_results).
+    pub(crate) fn on_chief<T>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce() -> Fingerprint,
+        act: impl FnOnce() -> Result<T>,
+        record: impl FnOnce(&T) -> Bytes,
+    ) -> Result<(Option<T>, Bytes)> {
+        let acts = self.world().is_chief() || self.is_catching_up();
+        let mine = if acts { act().map(Some) } else { Ok(None) };
+        let record = |mine: &Option<T>| mine.as_ref().map(record).unwrap_or_default();
+        let (mine, all) = self.exchange_results(operation, call, mine, record)?;
+        Ok((mine, all.into_iter().next().unwrap_or_default()))
+    }
+}
+
+impl Outcome {
+    fn of<T>(result: &Result<T>, record: impl FnOnce(&T) -> Bytes) -> Self {
+        match result {
+            Ok(done) => Self::Done(record(done)),
+            Err(error) => Self::Failed(error.to_string()),
+        }
+    }
+
+    fn encode(&self) -> Bytes {
+        let (kind, rest): (u8, &[u8]) = match self {
+            Outcome::Done(record) => (DONE, record),
+            Outcome::Failed(text) => (FAILED, text.as_bytes()),
+        };
+        [&[kind], rest].concat().into()
+    }
+
+    fn decode(mut bytes: Bytes) -> Self {
+        match bytes.first() {
+            Some(&DONE) => Outcome::Done(bytes.split_off(1)),
+            Some(&FAILED) => Outcome::Failed(String::from_utf8_lossy(&bytes[1..]).into_owned()),
+            _ => Outcome::Failed("it sent a record that cannot be read".into()),
+        }
+    }
+}
+
+/// Reports to the other workers, in a call that is already being made, whether this one has succeeded.
+///
+/// # Errors
+/// - [`Error::Worker`]: one or more workers failed. All workers get the error of the failed worker with the lowest
+///   rank.
+/// - The error of the exchange itself.
+pub fn exchange_in_call<T>(
+    operation: &'static str,
+    mut calling: GroupCall<'_>,
+    mine: Result<T>,
+) -> Result<T> {
+    let outcome = Outcome::of(&mine, |_| Bytes::new());
+    let worker = calling.world().worker();
+    let all = calling.all_gather_bytes(outcome.encode()).map_err(failure(operation))?;
+    merge_outcomes(mine, all.into_iter().map(Outcome::decode).collect(), worker).map(|(mine, _)| mine)
+}
+
+/// Returns the records of all workers, or the error of the first worker that failed.
+fn merge_outcomes<T>(mine: Result<T>, all: Vec<Outcome>, me: usize) -> Result<(T, Vec<Bytes>)> {
+    let all_failed_alike = |error: &Error, all: &[Outcome]| {
+        let text = error.to_string();
+        all.iter().all(|outcome| matches!(outcome, Outcome::Failed(theirs) if *theirs == text))
+    };
+    if mine.as_ref().is_err_and(|error| all_failed_alike(error, &all)) {
+        return mine.map(|mine| (mine, Vec::new()));
+    }
+    let mut records = Vec::with_capacity(all.len());
+    for (worker, outcome) in all.into_iter().enumerate() {
+        let text = match outcome {
+            Outcome::Done(record) => {
+                records.push(record);
+                continue;
+            }
+            Outcome::Failed(text) => text,
+        };
+        let source = match mine {
+            // If this worker has failed in the same way, its typed error is more useful than a text.
+            Err(error) if worker == me || error.to_string() == text => error,
+            _ => Error::other(text),
+        };
+        return Err(Error::worker_failed(worker, source));
+    }
+    Ok((mine?, records))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(record: &'static str) -> Outcome {
+        Outcome::Done(Bytes::from_static(record.as_bytes()))
+    }
+
+    fn failed(text: &str) -> Outcome {
+        Outcome::Failed(text.into())
+    }
+
+    #[test]
+    fn outcomes_round_trip_and_invalid_bytes_are_failures() {
+        for outcome in [done(""), done("record"), failed("why"), failed("")] {
+            assert_eq!(Outcome::decode(outcome.encode()), outcome);
+        }
+        for broken in [&b""[..], b"\x07odd"] {
+            assert!(matches!(Outcome::decode(Bytes::from_static(broken)), Outcome::Failed(_)));
+        }
+    }
+
+    #[test]
+    fn the_error_of_the_first_that_failed_is_that_of_all() {
+        let all = vec![done("a"), failed("no such file"), failed("other")];
+        let mine = [Ok(()), Err(Error::other("no such file")), Err(Error::other("other"))];
+        for (me, mine) in mine.into_iter().enumerate() {
+            let error = merge_outcomes(mine, all.clone(), me).unwrap_err();
+            assert_eq!(error.to_string(), "worker 1 failed: no such file", "on worker {me}");
+        }
+        let (_, records) = merge_outcomes(Ok(()), vec![done("a"), done("b")], 1).unwrap();
+        assert_eq!(records, ["a", "b"]);
+    }
+
+    #[test]
+    fn a_local_error_keeps_its_type() {
+        let mine = || Error::OutOfRange { operation: "x" };
+        let text = mine().to_string();
+        let error = merge_outcomes::<()>(Err(mine()), vec![failed(&text); 2], 1).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+        let two = vec![failed(&text), done(""), failed(&text)];
+        let error = merge_outcomes::<()>(Err(mine()), two, 2).unwrap_err();
+        assert!(matches!(error.root_cause(), Error::OutOfRange { .. }), "{error}");
+        assert!(error.to_string().starts_with("worker 0 failed: "), "{error}");
+    }
+}

@@ -1,0 +1,60 @@
+//! [`Buckets`]: the ranges of lengths whose elements are batched together.
+
+use crate::Padding;
+use std::sync::Arc;
+
+/// The buckets of [`Dataset::bucket_by_sequence_length`](super::Dataset::bucket_by_sequence_length): ranges of
+/// lengths, the size of the batches of each, and how they are padded.
+#[derive(Clone, Debug)]
+pub struct Buckets {
+    pub(crate) boundaries: Arc<[usize]>,
+    pub(crate) batch_sizes: Arc<[usize]>,
+    pub(crate) padding: Padding,
+    pub(crate) to_boundary: bool,
+    pub(crate) exact: bool,
+}
+
+impl Buckets {
+    /// Creates buckets that are separated by `boundaries`, in ascending order. The first contains lengths less than
+    /// the first boundary, and the last contains those that are not less than the last. So there is one more size in
+    /// `batch_sizes` than there are boundaries.
+    #[doc(alias = "bucket_boundaries")]
+    #[doc(alias = "bucket_batch_sizes")]
+    pub fn new(
+        boundaries: impl IntoIterator<Item = usize>,
+        batch_sizes: impl IntoIterator<Item = usize>,
+    ) -> Self {
+        let (boundaries, batch_sizes) = (boundaries.into_iter().collect(), batch_sizes.into_iter().collect());
+        Self { boundaries, batch_sizes, padding: Padding::new(), to_boundary: false, exact: false }
+    }
+
+    /// Sets the padding of batches. The default is [`Padding::new`]: to the longest element, with zeros.
+    pub fn padding(self, padding: Padding) -> Self {
+        Self { padding, ..self }
+    }
+
+    /// Pads to the greatest length of the bucket instead of that of the longest element, so that batches have one
+    /// shape for each bucket. This size, the bucket's upper boundary minus 1, is used for axis 0 of each tensor. If the
+    /// padding has [sizes](Padding::sizes), it is used for each `None` instead.
+    ///
+    /// An element in the last bucket, which has no upper boundary, gives [`Error::Pad`](crate::Error::Pad).
+    #[doc(alias = "pad_to_bucket_boundary")]
+    pub fn pad_to_boundary(self) -> Self {
+        Self { to_boundary: true, ..self }
+    }
+
+    /// Drops the remaining elements of each bucket that make no full batch.
+    pub fn drop_remainder(self) -> Self {
+        Self { exact: true, ..self }
+    }
+
+    /// Returns the index of the bucket of a length.
+    pub(crate) fn of(&self, length: usize) -> usize {
+        self.boundaries.partition_point(|boundary| *boundary <= length)
+    }
+
+    /// Returns the size of full batches of a bucket. Returns 1 if there is no such bucket.
+    pub(crate) fn size(&self, bucket: usize) -> usize {
+        self.batch_sizes.get(bucket).copied().unwrap_or(1)
+    }
+}

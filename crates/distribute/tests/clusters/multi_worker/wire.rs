@@ -1,0 +1,253 @@
+//! Gradients that workers send in half precision: the same bits on all workers and for any spread of the replicas,
+//! and half of the bytes.
+
+use crate::multi_worker::training::{ALL, Micro, Outcome, Parts, Plan, train};
+use candle_core::{Device, Module, Tensor};
+use distribute::cluster::resolver::SimpleClusterResolver;
+use distribute::cluster::{ClusterSpec, Job};
+use distribute::nn::{self, embedding, linear};
+use distribute::optimizer::{NotFinite, rules};
+use distribute::strategy::{Links, TableHosts, TableOptions, Wire};
+use distribute::{Error, MultiWorkerMirroredStrategy, Result, Sgd, Strategy};
+use distribute_collective::group::{Group, Inbox, local};
+use distribute_net::{Message, PollOutcome, Receiver, Transport, memory};
+use distribute_testing::watched;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// Calls `worker` on a thread for each group. Worker `w` sends in the type `wire(w)`.
+fn on_groups<R: Send>(
+    groups: Vec<Group>,
+    wire: impl Fn(usize) -> Wire + Sync,
+    worker: impl Fn(&Strategy) -> Result<R> + Sync,
+) -> Vec<R> {
+    thread::scope(|scope| {
+        let start = |(number, group)| {
+            let (wire, worker) = (wire(number), &worker);
+            scope.spawn(move || {
+                let strategy =
+                    MultiWorkerMirroredStrategy::builder().group(group).wire(wire).build().unwrap();
+                worker(&strategy).unwrap()
+            })
+        };
+        let threads: Vec<_> = groups.into_iter().enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Returns the outcome of a training, which is the same on all workers. A single worker has no group.
+fn trained(wire: Wire, workers: usize, replicas: usize, plan: Plan) -> Outcome {
+    let rule = rules::Adam::lazy();
+    if workers == 1 {
+        let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse().unwrap();
+        let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
+        let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver);
+        return train(&builder.replicas(replicas).wire(wire).build().unwrap(), plan, &rule).unwrap();
+    }
+    let groups = local::groups(crate::multi_worker::links(workers, replicas), workers, replicas).unwrap();
+    let all = on_groups(groups, |_| wire, |strategy| train(strategy, plan, &rule));
+    assert!(all.iter().all(|other| *other == all[0]), "{workers} workers of {replicas} replicas");
+    all.into_iter().next().unwrap()
+}
+
+fn assert_same_for_any_spread(plan: Plan) {
+    watched(move || {
+        for wire in [Wire::Bf16, Wire::F16] {
+            let mut by_replicas: BTreeMap<usize, Outcome> = BTreeMap::new();
+            for (workers, replicas) in
+                [1, 2, 3].into_iter().flat_map(|w| [1, 2].map(|r| (w, r))).chain([(4, 1), (1, 6), (2, 3)])
+            {
+                let outcome = trained(wire, workers, replicas, plan);
+                let first = by_replicas.entry(workers * replicas).or_insert_with(|| outcome.clone());
+                assert!(outcome == *first, "{workers} workers of {replicas} replicas, {wire}: {plan:?}");
+                if (workers, replicas) == (2, 1) {
+                    assert!(outcome != trained(Wire::Full, 2, 1, plan), "nothing was rounded to {wire}");
+                }
+            }
+        }
+    });
+}
+
+// INV-7, INV-27
+#[test]
+fn halves_give_the_same_bits_on_all_workers_and_for_any_spread_of_the_replicas() {
+    assert_same_for_any_spread(Plan { parts: ALL, ..Plan::new(23, 12) });
+    assert_same_for_any_spread(Plan {
+        parts: Parts { table: true, ..Parts::default() },
+        clip: true,
+        ..Plan::new(11, 8)
+    });
+    assert_same_for_any_spread(Plan { micro: Micro::Uneven, ..Plan::new(7, 5) });
+}
+
+// INV-40
+#[test]
+fn halves_give_the_same_bits_with_a_sharded_state() {
+    let parts = Parts { table: true, ..Parts::default() };
+    let plan = Plan { parts, width: 2500, words: 3300, clip: true, ..Plan::new(11, 8) };
+    watched(move || {
+        for (workers, replicas) in [(2, 1), (3, 2), (2, 3)] {
+            let whole = trained(Wire::Bf16, workers, replicas, plan);
+            let sharded = trained(Wire::Bf16, workers, replicas, Plan { sharded: true, ..plan });
+            assert!(whole == sharded, "{workers} workers of {replicas} replicas");
+        }
+    });
+}
+
+// INV-86
+#[test]
+fn halves_give_the_same_bits_with_tables_on_workers() {
+    let plan = Plan { parts: Parts { table: true, ..Parts::default() }, words: 33, ..Plan::new(23, 12) };
+    watched(move || {
+        for (workers, replicas) in [(2, 1), (3, 2)] {
+            let mirrored = trained(Wire::Bf16, workers, replicas, plan);
+            let tables = TableOptions { min_bytes: 0, ..TableHosts::Workers.into() };
+            let builder = MultiWorkerMirroredStrategy::builder().replicas(replicas).wire(Wire::Bf16);
+            let links = crate::multi_worker::links(workers, replicas);
+            let train = |strategy: &Strategy| train(strategy, plan, &rules::Adam::lazy());
+            for outcome in builder.tables(tables).on_threads(links, workers, train).unwrap() {
+                assert!(outcome == mirrored, "{workers} workers of {replicas} replicas");
+            }
+        }
+    });
+}
+
+/// A transport that counts the bytes of messages.
+#[derive(Debug)]
+struct Counting {
+    inner: memory::Memory,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Transport for Counting {
+    fn send(&self, to: usize, message: Message) {
+        self.bytes.fetch_add(message.head.len() + message.body.len(), Ordering::Relaxed);
+        self.inner.send(to, message);
+    }
+
+    fn poll(&self, patience: std::time::Duration, is_there: &dyn Fn() -> bool) -> PollOutcome {
+        self.inner.poll(patience, is_there)
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+}
+
+/// Returns the number of bytes that all workers together send in a step, after the first two.
+fn bytes_of_a_step(wire: Wire, workers: usize, replicas: usize, by_row: bool) -> usize {
+    let bytes = Arc::new(AtomicUsize::new(0));
+    let inboxes: Vec<_> = (0..workers).map(|_| Inbox::new(workers)).collect();
+    let receivers = inboxes.iter().map(|inbox| Arc::new(inbox.clone()) as Arc<dyn Receiver>).collect();
+    let groups =
+        memory::transports(receivers).into_iter().zip(inboxes).enumerate().map(|(worker, (inner, inbox))| {
+            let world = distribute::cluster::World::new(workers, worker, replicas).unwrap();
+            Group::new(world, Arc::new(Counting { inner, bytes: bytes.clone() }), inbox)
+        });
+    const STEPS: usize = 3;
+    let counted = on_groups(
+        groups.collect(),
+        |_| wire,
+        |strategy| {
+            let model = strategy.replicate(|vb| {
+                Ok::<_, Error>((embedding(500, 64, vb.pp("table"))?, linear(64, 300, vb.pp("out"))?))
+            })?;
+            let optimizer =
+                Sgd::new(&model.variables, 0.1)?.freeze(|name| by_row == name.starts_with("out"))?;
+            let ids = Tensor::arange(0u32, 400, &Device::Cpu)?;
+            let step = || {
+                strategy.run(&model, |ctx, (table, out)| {
+                    optimizer.minimize(ctx, out.forward(&table.forward(&ids)?)?.sqr()?.mean_all()?, 400)
+                })
+            };
+            (0..2).try_for_each(|_| step().map(drop))?;
+            // All workers have sent everything before the calls between steps are complete.
+            let all = || strategy.run((), |ctx, ()| ctx.all_reduce(distribute::ReduceOp::Sum, 1f32));
+            all()?;
+            let before = bytes.load(Ordering::Relaxed);
+            all()?;
+            (0..STEPS).try_for_each(|_| step().map(drop))?;
+            all()?;
+            Ok(bytes.load(Ordering::Relaxed) - before)
+        },
+    );
+    counted.into_iter().max().unwrap() / STEPS
+}
+
+#[test]
+fn halves_take_half_of_the_bytes() {
+    watched(|| {
+        for (workers, replicas, by_row) in
+            [(2, 1, false), (3, 1, false), (2, 3, false), (2, 1, true), (3, 2, true)]
+        {
+            let bytes = |wire| bytes_of_a_step(wire, workers, replicas, by_row) as f64;
+            let (full, half) = (bytes(Wire::Full), bytes(Wire::Bf16));
+            let case = format!(
+                "{workers} workers of {replicas} replicas, by row: {by_row}: {full} and {half} bytes"
+            );
+            assert!((0.45..0.58).contains(&(half / full)), "{case}");
+        }
+        // The sum of two replicas is sent as it is, and with more workers the total in halves.
+        let bytes = |wire, workers| bytes_of_a_step(wire, workers, 2, false) as f64;
+        assert!((bytes(Wire::Bf16, 2) / bytes(Wire::Full, 2) - 1.).abs() < 0.02);
+        assert!((bytes(Wire::Bf16, 3) / bytes(Wire::Full, 3) - 0.75).abs() < 0.02);
+    });
+}
+
+#[test]
+fn workers_with_different_types_get_an_error_that_names_both() {
+    let errors = watched(|| {
+        let groups = local::groups(Links::Memory, 2, 1).unwrap();
+        on_groups(
+            groups,
+            |worker| [Wire::Full, Wire::Bf16][worker],
+            |strategy| {
+                let model = strategy.replicate(|vb| linear(2, 2, vb))?;
+                let optimizer = Sgd::new(&model.variables, 0.1)?;
+                let x = Tensor::ones((1, 2), candle_core::DType::F32, &Device::Cpu)?;
+                let step = strategy
+                    .run(&model, |ctx, model| optimizer.minimize(ctx, model.forward(&x)?.sum_all()?, 1));
+                Ok(step.unwrap_err().to_string())
+            },
+        )
+    });
+    for error in errors {
+        assert!(error.contains("wire: full on worker 0, bf16 on worker 1"), "{error}");
+    }
+}
+
+#[test]
+fn a_gradient_that_is_too_large_for_f16_is_found() {
+    watched(|| {
+        let groups = local::groups(Links::Memory, 2, 1).unwrap();
+        on_groups(
+            groups,
+            |_| Wire::F16,
+            |strategy| {
+                let model = strategy.replicate(|vb| {
+                    Ok::<_, Error>((
+                        nn::embedding(3, 1, vb.pp("table"))?,
+                        vb.get_with_hints(1, "w", candle_nn::Init::Const(0.))?,
+                    ))
+                })?;
+                let optimizer = Sgd::new(&model.variables, 1e-9)?.on_not_finite(NotFinite::Error);
+                let ids = Tensor::new(&[1u32], &Device::Cpu)?;
+                let step = |of_rows: f64, of_w: f64| {
+                    strategy.run(&model, |ctx, (table, w)| {
+                        let loss = ((table.forward(&ids)?.sum_all()? * of_rows)? + (w.sum_all()? * of_w)?)?;
+                        optimizer.minimize(ctx, loss, 1)
+                    })
+                };
+                step(65_519., -65_519.)?;
+                for (gradients, name) in [((65_520., 1.), "table.weight"), ((1., -65_520.), "w")] {
+                    let error = step(gradients.0, gradients.1).unwrap_err();
+                    let Error::NotFinite { variable, .. } = error.root_cause() else { panic!("{error}") };
+                    assert_eq!(variable.as_deref(), Some(name), "{error}");
+                }
+                Ok(())
+            },
+        )
+    });
+}

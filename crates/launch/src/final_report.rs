@@ -1,0 +1,64 @@
+//! The end of a job's output. The launcher waits for the reader up to a limit, then reports dropped lines and the
+//! outcome.
+
+use crate::event::Event;
+use crate::printer::Printer;
+use crate::{Notice, Outcome, Stream};
+use distribute_cluster::Deadline;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+/// The time after the end of the job for which the reader may make no progress. After that, the remaining output is
+/// dropped.
+const UNREAD: Duration = Duration::from_secs(10);
+
+/// The same limit if the user has sent two signals.
+const UNREAD_HURRIED: Duration = Duration::from_millis(500);
+
+/// Writes the remaining output and the launcher's final notices. Waits for the reader, up to a limit; `hurried`
+/// selects the shorter limit. A signal during the wait ends it.
+pub(crate) fn write(printer: &Printer, events: &Receiver<Event>, outcome: &Outcome, hurried: bool) {
+    let patience = |hurried| if hurried { UNREAD_HURRIED } else { UNREAD };
+    printer.drained();
+    let all = flush(printer, events, patience(hurried), Printer::is_idle);
+    let dropped = printer.discard();
+    // A hung reader has had its time, and may be the reader of both streams. Before the notices are queued: one of them
+    // may be in the middle of being written right after that.
+    let can_write = printer.can_write_notices();
+    for (stream, dropped) in [Stream::Out, Stream::Err].into_iter().zip(dropped) {
+        if dropped.lines > 0 {
+            let (lines, bytes, why) = (dropped.lines, dropped.bytes, dropped.why);
+            printer.notice(Notice::Dropped { stream, lines, bytes, why });
+        }
+    }
+    printer.notice(Notice::Ended(Box::new(outcome.clone())));
+    if can_write {
+        flush(printer, events, patience(hurried || !all), Printer::notices_are_written);
+    }
+}
+
+/// Waits until `is_done` returns `true`, the reader has made no progress for `patience`, or a signal is received.
+/// Returns whether the output is done.
+fn flush(
+    printer: &Printer,
+    events: &Receiver<Event>,
+    patience: Duration,
+    is_done: fn(&Printer) -> bool,
+) -> bool {
+    let (mut deadline, mut seen) = (Deadline::after(patience), printer.progress());
+    while !is_done(printer) {
+        match events.recv_timeout(deadline.look()) {
+            Ok(Event::Signal(_)) => return false,
+            Ok(_) => (),
+            Err(_) => {
+                let now = printer.progress();
+                if now != seen {
+                    (deadline, seen) = (Deadline::after(patience), now);
+                } else if deadline.has_passed() {
+                    return false;
+                }
+            }
+        }
+    }
+    true
+}

@@ -1,0 +1,26 @@
+//! Workers that connect after the world is complete, as seen by a mesh. The rendezvous runs their handshakes.
+
+use rustix::event::PollFd;
+use std::collections::BTreeSet;
+
+/// A handler of workers that connect after the world is complete. It rejects them, with the reason.
+pub(crate) trait LateJoinHandler: Send {
+    /// Returns the descriptors for which to wait.
+    fn interests(&self) -> Vec<PollFd<'_>>;
+
+    /// Performs the handshakes of new connections. `lost` returns whether a worker is disconnected, and `over` is
+    /// `true` if the world accepts no replacements.
+    fn serve(&mut self, lost: &dyn Fn(usize) -> bool, over: bool);
+}
+
+/// The workers that wait for the next world, as several threads see them.
+pub(crate) trait WaitingWorkers: Send + Sync {
+    /// Returns the number of workers that wait.
+    fn count(&self) -> usize;
+
+    /// Returns the positions of the waiting workers in the cluster.
+    fn positions(&self) -> BTreeSet<usize>;
+
+    /// Returns whether a waiting worker was a member of a different world of this generation or a later one.
+    fn supplants(&self, generation: u64) -> bool;
+}

@@ -1,0 +1,102 @@
+//! Connects to a process that may not have started yet.
+
+use super::attempt::{Attempt, AttemptError, CallContext};
+use super::retries::Retries;
+use super::state::Call;
+use crate::handshake::Refusal;
+use crate::identity::PolicyError;
+use crate::stream::Stream;
+use distribute_cluster::Deadline;
+use rustix::event::PollFd;
+use std::time::Duration;
+
+/// A call that is retried until the process is running.
+#[derive(Debug)]
+pub(crate) struct Dialer {
+    call: Call,
+    state: State,
+    retries: Retries,
+    attempts: usize,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting(Deadline),
+    Trying(Attempt),
+}
+
+/// The reason why no connection is possible.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    Refused(Refusal),
+    Policy(PolicyError),
+}
+
+impl Dialer {
+    /// Creates a call, which starts immediately. A task that belongs to no world has rank 0.
+    pub fn new(call: Call) -> Self {
+        let mut retries = Retries::default();
+        if let Some(before) = &call.before {
+            retries.note(before.clone());
+        }
+        Self { call, state: State::Waiting(Deadline::after(Duration::ZERO)), retries, attempts: 0 }
+    }
+
+    /// Returns the call.
+    pub fn call(&self) -> &Call {
+        &self.call
+    }
+
+    /// Returns the result of the last attempt, or the reason why it has no result yet; `None` before the first attempt.
+    pub fn last(&self) -> Option<String> {
+        let looking = matches!(&self.state, State::Trying(attempt) if attempt.is_looking());
+        let last = self.retries.last().map(str::to_owned);
+        last.or_else(|| looking.then(|| "its name is still being looked up".to_owned()))
+    }
+
+    /// Returns the events for which to wait; `None` if there are none.
+    pub fn interest(&self) -> Option<PollFd<'_>> {
+        match &self.state {
+            State::Waiting(_) => None,
+            State::Trying(attempt) => attempt.interest(),
+        }
+    }
+
+    /// Returns the time until the next attempt, unless one is running.
+    pub fn pause(&self) -> Option<Duration> {
+        match &self.state {
+            State::Waiting(until) => Some(until.remaining()),
+            State::Trying(_) => None,
+        }
+    }
+
+    /// Continues without blocking. Returns the connection once the other side has accepted it.
+    pub fn advance(&mut self, context: &CallContext) -> Result<Option<Stream>, Failed> {
+        loop {
+            let result = match &mut self.state {
+                State::Waiting(until) if !until.has_passed() => return Ok(None),
+                State::Waiting(_) => {
+                    self.attempts += 1;
+                    match Attempt::begin(&self.call, self.attempts - 1) {
+                        Ok(attempt) => {
+                            self.state = State::Trying(attempt);
+                            continue;
+                        }
+                        Err(failure) => Err(failure),
+                    }
+                }
+                State::Trying(attempt) => attempt.advance(&self.call, context),
+            };
+            let failure = match result {
+                Ok(stream) => return Ok(stream),
+                Err(failure) => failure,
+            };
+            let wait = match failure {
+                AttemptError::Broken(reason) => self.retries.broken(reason),
+                AttemptError::Refused(refusal) => self.retries.refused(refusal).map_err(Failed::Refused)?,
+                AttemptError::Policy(policy) => return Err(Failed::Policy(policy)),
+            };
+            self.state = State::Waiting(Deadline::after(wait));
+        }
+    }
+}

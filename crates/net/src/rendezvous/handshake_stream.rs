@@ -1,0 +1,137 @@
+//! The handshake on a connection that never blocks.
+
+use crate::handshake::{HandshakeDecoder, Reason, Refusal, Words};
+use crate::identity::{Access, VerifyError};
+use crate::poll;
+use crate::stream::Stream;
+use distribute_cluster::Task;
+use rustix::event::PollFd;
+use std::io::{self, IoSlice};
+
+/// The handshake on a connection, one message at a time.
+#[derive(Debug)]
+pub(super) struct HandshakeStream {
+    stream: Stream,
+    decoder: HandshakeDecoder,
+    /// The bytes that are still to be sent.
+    unsent: Vec<u8>,
+    /// Whether a message was received.
+    has_received: bool,
+    /// Whether anything was sent.
+    pub has_sent: bool,
+}
+
+/// The reason why a handshake has failed.
+#[derive(Debug)]
+pub(super) enum HandshakeError {
+    /// The connection was closed.
+    Broken(String),
+    /// The peer's message could not be authenticated or understood.
+    Refused(Refusal),
+}
+
+impl HandshakeStream {
+    pub fn new(stream: Stream) -> Self {
+        let decoder = HandshakeDecoder::default();
+        Self { stream, decoder, unsent: Vec::new(), has_received: false, has_sent: false }
+    }
+
+    pub fn interest(&self) -> PollFd<'_> {
+        poll::interest(&**self.stream.socket(), self.is_sending())
+    }
+
+    pub fn queue(&mut self, words: &[u8]) {
+        self.has_sent = true;
+        self.unsent.extend_from_slice(words);
+    }
+
+    /// Returns whether anything is still to be sent.
+    pub fn is_sending(&self) -> bool {
+        !self.unsent.is_empty() || self.stream.has_unsent()
+    }
+
+    /// Sends without blocking.
+    pub fn flush(&mut self) -> Result<(), HandshakeError> {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&[IoSlice::new(&self.unsent)]) {
+                Ok(written) => drop(self.unsent.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return handshake_error(error),
+            }
+        }
+        self.stream.flush().or_else(handshake_error)
+    }
+
+    /// Reads the next message. Returns `None` if it is not complete yet.
+    pub fn receive(&mut self) -> Result<Option<Words>, HandshakeError> {
+        loop {
+            match self.stream.read(self.decoder.buffer()) {
+                Ok(0) => return Err(HandshakeError::Broken("it closed its connection".to_owned())),
+                Ok(read) => {
+                    if let Some(words) = self.decoder.advance(read).map_err(HandshakeError::Refused)? {
+                        self.has_received = true;
+                        return Ok(Some(words));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return handshake_error(error).map(|()| None),
+            }
+        }
+    }
+
+    /// Reads and discards what was received. Returns `true` if more may follow.
+    pub fn discard_received(&mut self) -> bool {
+        // The last words may still be on their way.
+        let _ = self.flush();
+        let mut bytes = [0; 1024];
+        for _ in 0..16 {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return false,
+                Ok(_) => {}
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            }
+        }
+        true
+    }
+
+    /// Checks that the other side, which has shown that it belongs to the job, may act as this task.
+    pub fn verify_peer(&self, access: &Access, task: &Task) -> Result<(), HandshakeError> {
+        access.verify_peer(self.stream.socket(), self.stream.certificate(), task).map_err(|doubt| match doubt
+        {
+            VerifyError::Ended => {
+                HandshakeError::Broken("the other side closed it before its user was known".into())
+            }
+            VerifyError::Refused(refusal) => HandshakeError::Refused(refusal),
+        })
+    }
+
+    /// Signals to the other side that no more data will be sent.
+    pub fn finish(&mut self) {
+        let _ = self.flush();
+        self.stream.finish();
+    }
+
+    /// Returns whether the other side has sent anything valid.
+    pub fn has_begun(&self) -> bool {
+        self.has_received || self.stream.has_begun()
+    }
+
+    pub fn into_stream(self) -> Stream {
+        self.stream
+    }
+}
+
+/// Converts an error of the connection. `WouldBlock` is not an error.
+fn handshake_error(error: io::Error) -> Result<(), HandshakeError> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => Ok(()),
+        // From rustls: a certificate of another CA, or no TLS at all.
+        io::ErrorKind::InvalidData => {
+            let text = format!(
+                "TLS: {error}: give all tasks of the job the same DISTRIBUTE_SECRET, or certificates of one CA"
+            );
+            Err(HandshakeError::Refused(Refusal::new(Reason::Secret, text)))
+        }
+        _ => Err(HandshakeError::Broken(crate::link::describe_error(&error))),
+    }
+}

@@ -1,0 +1,327 @@
+//! The rendezvous over sockets.
+
+use super::attempt::CallContext;
+use super::dialer::{Dialer, Failed};
+use super::late_join_listener::{LateJoinListener, WaitingRoom};
+use super::note::Note;
+use super::reception::{HANDSHAKE, MemberRefusal, Reception};
+use super::refusal_broadcast::RefusalBroadcast;
+use super::state::{Call, NextStep, RendezvousState};
+use super::{JoinError, Missing, Progress};
+use crate::link::{Event, Link};
+use crate::mesh::RendezvousResult;
+use crate::ready;
+use crate::wire::{Decoder, Frame};
+use crate::{Mesh, Message, Receiver, Settings};
+use distribute_cluster::{Address, Deadline, Stopwatch, World};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The interval of progress reports.
+const REPORT: Duration = Duration::from_secs(1);
+
+/// The maximum time between two checks of new connections, unless the process was stopped.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The maximum number of turns of one link before it is the turn of the others.
+const TURNS: usize = 64;
+
+/// A running rendezvous: incoming connections, outgoing connections, and connections that have become links.
+pub(super) struct RunningRendezvous {
+    world: World,
+    state: RendezvousState,
+    reception: Reception,
+    context: CallContext,
+    dialers: Vec<Dialer>,
+    links: Vec<Link>,
+    /// The deadline of each link for the next message.
+    silences: Vec<(usize, Deadline)>,
+    /// The messages from workers that already have all their links.
+    early: Vec<Event>,
+    settings: Settings,
+    progress: Box<dyn FnMut(&Progress) + Send>,
+}
+
+/// The time since the last worker connected. Time in which this process was stopped is not included, because others may
+/// have connected in that time.
+#[derive(Debug)]
+struct IdleTime {
+    so_far: Duration,
+    since: Stopwatch,
+    /// The time for which a handshake was running.
+    talked: Duration,
+}
+
+impl Default for IdleTime {
+    fn default() -> Self {
+        Self { so_far: Duration::ZERO, since: Stopwatch::start(), talked: Duration::ZERO }
+    }
+}
+
+impl IdleTime {
+    /// Returns the time without a new worker, or zero while a handshake is running. The timer pauses for at most the
+    /// duration of one handshake, because connections from outside the job can always start another one.
+    fn look(&mut self, is_talking: bool) -> Duration {
+        let since = std::mem::replace(&mut self.since, Stopwatch::start()).elapsed().min(CHECK_INTERVAL);
+        if is_talking && self.talked < HANDSHAKE {
+            self.talked += since;
+            return Duration::ZERO;
+        }
+        self.so_far += since;
+        self.so_far
+    }
+}
+
+impl RunningRendezvous {
+    pub fn new(
+        world: World,
+        state: RendezvousState,
+        reception: Reception,
+        context: CallContext,
+        settings: Settings,
+        progress: Box<dyn FnMut(&Progress) + Send>,
+    ) -> Self {
+        let dialers = state.begin().map(Dialer::new).into_iter().collect();
+        let (links, silences, early) = Default::default();
+        Self { world, state, reception, context, dialers, links, silences, early, settings, progress }
+    }
+
+    /// Continues until this worker has links to all others.
+    pub fn complete(
+        mut self,
+        mut deadline: Deadline,
+        receiver: Arc<dyn Receiver>,
+    ) -> Result<Mesh, JoinError> {
+        let waited = Stopwatch::start();
+        let (mut connected, mut idle) = (BTreeSet::new(), IdleTime::default());
+        let mut report = Deadline::after(REPORT);
+        let mut beat = Deadline::after(self.settings.heartbeat);
+        loop {
+            self.advance()?;
+            if let Some(member_refusal) = self.member_refusal() {
+                return Err(self.abort(member_refusal));
+            }
+            if connected != self.state.members().connected() {
+                (connected, idle) = (self.state.members().connected(), IdleTime::default());
+            }
+            // A worker that is being accepted has no link yet, and the identity of a handshake is not known
+            // yet.
+            let is_welcoming = self.reception.welcoming().next().is_some();
+            if !is_welcoming {
+                self.state.close_with_quorum(idle.look(self.reception.is_talking()));
+            }
+            let missing = self.missing();
+            if self.state.is_complete(&missing) && !is_welcoming {
+                return self.into_mesh(receiver);
+            }
+            if beat.has_passed() {
+                // Workers that have all their links monitor heartbeats.
+                self.links.iter().for_each(Link::send_heartbeat);
+                beat = Deadline::after(self.settings.heartbeat);
+                self.check_silences();
+            }
+            let workers = self.world.workers();
+            if report.has_passed() {
+                report = Deadline::after(REPORT);
+                let progress = self.so_far(waited.elapsed(), &missing);
+                (self.progress)(&progress);
+                self.send_progress(progress);
+            }
+            let slice = deadline.look();
+            if slice.is_zero() {
+                let loopback =
+                    self.state.members().addresses().iter().all(|address| address.host().is_loopback());
+                let waited = waited.elapsed();
+                // The others usually have the same deadline, and know of refusals only from the leader.
+                self.send_progress(self.so_far(waited, &missing));
+                let refused = self.state.refused_connections(self.reception.refused());
+                return Err(JoinError::Deadline { waited, workers, missing, loopback, refused });
+            }
+            self.wait(slice)?;
+            deadline.look();
+        }
+    }
+
+    /// Returns a worker of the job that was rejected, if no world can be formed without it.
+    fn member_refusal(&mut self) -> Option<MemberRefusal> {
+        self.reception
+            .take_member_refusals()
+            .into_iter()
+            .find(|member_refusal| self.state.needs(member_refusal.hello.rank))
+    }
+
+    /// Notifies all others that there will be no world because a worker was rejected, and returns the error.
+    fn abort(mut self, member_refusal: MemberRefusal) -> JoinError {
+        let MemberRefusal { hello, from, refusal } = member_refusal;
+        let note = Note::Refused(hello.rank, from.to_string(), refusal.clone());
+        let mut refusal_broadcast = RefusalBroadcast::new(self.world.workers(), hello.rank);
+        while !refusal_broadcast.is_over(&self.links, self.reception.is_refusing()) {
+            for link in &self.links {
+                if refusal_broadcast.must_notify(link.peer()) {
+                    link.send(Frame::Data(Message::new("", note.encode())));
+                }
+            }
+            // A notified worker closes its link.
+            if self.wait(refusal_broadcast.patience()).is_err() || self.advance().is_err() {
+                break;
+            }
+            self.reception
+                .take_member_refusals()
+                .iter()
+                .for_each(|other| refusal_broadcast.remove(other.hello.rank));
+        }
+        self.state.other_refused(hello.rank, from.to_string(), refusal)
+    }
+
+    /// Marks links as failed over which nothing has been received for too long, for example because a machine has
+    /// failed. All linked workers send heartbeats.
+    fn check_silences(&mut self) {
+        let silence = self.settings.silence;
+        self.silences.retain(|(worker, _)| self.links.iter().any(|link| link.peer() == *worker));
+        for link in &self.links {
+            let at = self.silences.iter_mut().find(|(worker, _)| *worker == link.peer());
+            match at {
+                None => self.silences.push((link.peer(), Deadline::after(silence))),
+                Some((_, until)) if link.take_received() => *until = Deadline::after(silence),
+                Some((_, until)) => {
+                    until.look();
+                    if until.has_passed() {
+                        link.fail(format!("it has sent nothing for {} s", silence.as_secs_f32()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Processes all connections without blocking.
+    fn advance(&mut self) -> Result<(), JoinError> {
+        let arrivals = self.reception.advance(&mut |hello, _| self.state.decide(hello));
+        for arrival in arrivals {
+            self.links.push(Link::new(
+                arrival.hello.rank,
+                arrival.stream,
+                Decoder::new(self.settings.limits),
+            ));
+        }
+        let mut at = 0;
+        while let Some(dialer) = self.dialers.get_mut(at) {
+            match dialer.advance(&self.context) {
+                Ok(None) => at += 1,
+                Ok(Some(stream)) => {
+                    let worker = self.dialers.remove(at).call().worker;
+                    self.links.push(Link::new(worker, stream, Decoder::new(self.settings.limits)));
+                }
+                Err(Failed::Refused(refusal)) => return Err(self.state.refused(dialer.call(), refusal)),
+                Err(Failed::Policy(error)) => return Err(error.into()),
+            }
+        }
+        let mut events = Vec::new();
+        for link in &self.links {
+            // Bytes that arrive later are read the next time.
+            for _ in 0..TURNS {
+                if !link.poll(&mut events) {
+                    break;
+                }
+            }
+        }
+        for event in events {
+            let then = match &event {
+                Event::Message(from, message) => self.state.receive(*from, &message.body)?,
+                Event::Lost(worker, reason) => self.state.mark_lost(*worker, reason.clone())?,
+            };
+            match then {
+                NextStep::Keep => self.early.push(event),
+                NextStep::Call(calls) => self.dialers.extend(calls.into_iter().map(Dialer::new)),
+                NextStep::Drop(worker, again) => self.drop_link(worker, again),
+            }
+        }
+        // Workers whose acceptance could not be sent.
+        for worker in self.world.worker() + 1..self.world.workers() {
+            let linked = self.links.iter().any(|link| link.peer() == worker);
+            if !linked && !self.reception.welcoming().any(|welcome| welcome == worker) {
+                self.state.leave(worker);
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_link(&mut self, worker: usize, again: Option<Call>) {
+        self.links.retain(|link| link.peer() != worker);
+        self.early.retain(|event| !matches!(event, Event::Message(from, _) if *from == worker));
+        self.dialers.extend(again.map(Dialer::new));
+    }
+
+    fn missing(&self) -> Vec<Missing> {
+        self.state.missing(self.dialers.iter().map(|dialer| (dialer.call(), dialer.last())))
+    }
+
+    fn so_far(&self, waited: Duration, missing: &[Missing]) -> Progress {
+        let (workers, refused) = (self.world.workers(), self.reception.refused());
+        Progress { workers, waited, missing: missing.to_vec(), refused }
+    }
+
+    /// Sends the progress to the others, if this worker is the leader.
+    fn send_progress(&self, progress: Progress) {
+        if self.world.is_chief() {
+            self.broadcast(&Note::Waiting(progress));
+        }
+    }
+
+    /// Sends a note to all that have joined.
+    fn broadcast(&self, note: &Note) {
+        for link in &self.links {
+            link.send(Frame::Data(Message::new("", note.encode())));
+        }
+    }
+
+    fn wait(&self, slice: Duration) -> Result<(), JoinError> {
+        let pause = self.dialers.iter().filter_map(Dialer::pause).min().unwrap_or(slice);
+        let mut sockets = self.reception.interests();
+        sockets.extend(self.dialers.iter().filter_map(Dialer::interest));
+        ready::wait(&self.links, sockets, slice.min(pause))?;
+        Ok(())
+    }
+
+    fn into_mesh(self, receiver: Arc<dyn Receiver>) -> Result<Mesh, JoinError> {
+        if let Some(table) = self.state.table() {
+            self.broadcast(&table);
+        }
+        let members = self.state.members().members();
+        // From here on, workers are identified by their ranks in the world.
+        let number = |place: usize| members.iter().position(|member| *member == place);
+        let me = number(self.world.worker()).unwrap_or_default();
+        let world = World::new(members.len(), me, self.world.replicas())?;
+        let renumbered = |link: Link| number(link.peer()).map(|worker| link.renumbered(worker));
+        let links = self.links.into_iter().filter_map(renumbered).collect();
+        let early = self.early.into_iter().filter_map(|event| {
+            Some(match event {
+                Event::Message(from, message) => Event::Message(number(from)?, message),
+                Event::Lost(from, reason) => Event::Lost(number(from)?, reason),
+            })
+        });
+        let address = |place: &usize| self.state.members().addresses().get(*place);
+        let host = |place: &usize| address(place).map(Address::host);
+        let here = members.iter().filter(|place| host(place) == host(&self.world.worker())).count();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let crowded = here.saturating_mul(world.replicas()) > cores;
+        let addresses = members.iter().filter_map(address).cloned().collect();
+        let generation = self.state.members().generation();
+        let waiting = Arc::<WaitingRoom>::default();
+        let late_join_listener =
+            LateJoinListener::new(self.reception, self.context.names, members.clone(), waiting.clone());
+        let early = early.collect();
+        let settings = self.settings;
+        let met = RendezvousResult {
+            world,
+            positions: members,
+            addresses,
+            generation,
+            links,
+            early,
+            settings,
+            crowded,
+        };
+        Ok(Mesh::open(met, receiver, Some((Box::new(late_join_listener), waiting)))?)
+    }
+}

@@ -1,0 +1,295 @@
+//! The decisions of one worker in a rendezvous about incoming and outgoing connections, until it has a link to every
+//! other worker. This module contains only pure functions and values, without sockets, threads and clocks.
+//!
+//! A rendezvous executes these decisions over sockets, and the crate `distribute-simulation` executes them without
+//! sockets.
+
+use super::membership::Membership;
+use super::note::Note;
+use super::{JoinError, Missing, Progress, Quorum};
+use crate::handshake::{Hello, Purpose, Reason, Refusal};
+use distribute_cluster::{Address, Task, World};
+use std::time::Duration;
+
+/// One worker's state in a rendezvous.
+#[derive(Clone, Debug)]
+pub struct RendezvousState {
+    world: World,
+    members: Membership,
+    quorum: Quorum,
+    /// Whether the leader has sent the table of the world.
+    located: bool,
+    /// The progress that the leader has sent last.
+    reported: Option<Progress>,
+    /// The connections that the leader has rejected. They are kept if the leader disconnects.
+    refused: Vec<String>,
+}
+
+/// A worker to which this worker must connect, with retries until that worker is running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The rank of the worker.
+    pub worker: usize,
+    /// The address of the worker.
+    pub address: Address,
+    /// The purpose of the connection.
+    pub purpose: Purpose,
+    /// The generation to [send](crate::handshake::Hello::generation).
+    pub generation: u64,
+    /// The reason why an earlier link to the worker has failed.
+    pub before: Option<String>,
+}
+
+/// The next step after an event of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NextStep {
+    /// Connect to the given workers.
+    Call(Vec<Call>),
+    /// Keep the event for the user of the links. Its sender has all of its links.
+    Keep,
+    /// Close the link to the worker, if it still exists, and discard everything received from it. The worker may
+    /// return. If this worker must connect to it again, the variant contains the call.
+    Drop(usize, Option<Call>),
+}
+
+impl RendezvousState {
+    /// Creates the state before any worker has connected. `members` is the membership from the point of view of worker
+    /// `world.worker()`.
+    pub fn new(world: World, members: Membership) -> Self {
+        let quorum = Quorum::all(world.workers());
+        Self { world, members, quorum, located: world.is_chief(), reported: None, refused: Vec::new() }
+    }
+
+    /// Sets the number of workers that form a world. The default is all of them. Only the leader uses it.
+    pub fn quorum(mut self, quorum: Quorum) -> Self {
+        self.quorum = quorum;
+        self
+    }
+
+    /// Returns the first connection to make. The leader makes none.
+    pub fn begin(&self) -> Option<Call> {
+        self.call_leader(None)
+    }
+
+    /// Returns whether no world can be formed without this worker, because the world needs all workers and this one has
+    /// not connected.
+    pub fn needs(&self, worker: usize) -> bool {
+        let is_awaited =
+            (1..self.world.workers()).contains(&worker) && !self.members.connected().contains(&worker);
+        self.world.is_chief() && is_awaited && self.quorum.minimum >= self.world.workers()
+    }
+
+    /// Returns the connections that were rejected: first those that this worker has rejected, then those that the
+    /// leader has reported.
+    pub fn refused_connections(&self, own: Vec<String>) -> Vec<String> {
+        own.into_iter().chain(self.refused.iter().cloned()).collect()
+    }
+
+    /// Returns the error for the rejection of another worker.
+    pub fn other_refused(&self, worker: usize, address: String, refusal: Refusal) -> JoinError {
+        JoinError::OtherRefused { worker, task: self.members.task(worker), address, refusal }
+    }
+
+    fn call_leader(&self, before: Option<String>) -> Option<Call> {
+        let ([leader, .., _], false) = (self.members.addresses(), self.world.is_chief()) else { return None };
+        let purpose = Purpose::Join { address: self.members.address(self.world.worker()) };
+        let generation = self.members.before();
+        Some(Call { worker: 0, address: leader.clone(), purpose, generation, before })
+    }
+
+    /// Returns whether this worker knows the generation of the world, and the addresses of its workers.
+    pub fn is_located(&self) -> bool {
+        self.located
+    }
+
+    /// Returns the workers of the rendezvous, and their addresses.
+    pub fn members(&self) -> &Membership {
+        &self.members
+    }
+
+    /// Accepts a worker that has proved that it belongs to the job, and records it.
+    ///
+    /// # Errors
+    /// Returns the refusal of a worker that cannot be accepted.
+    pub fn decide(&mut self, hello: &Hello) -> Result<(), Refusal> {
+        self.members.decide(hello)?;
+        self.members.connect(hello);
+        Ok(())
+    }
+
+    /// Removes a worker that was accepted but could not be notified. It may return.
+    pub fn leave(&mut self, worker: usize) {
+        self.members.leave(worker);
+    }
+
+    /// Processes a message of a link.
+    ///
+    /// # Errors
+    /// - [`JoinError::Lost`]: the leader's message is malformed.
+    /// - [`JoinError::OtherRefused`]: there will be no world, because the leader has rejected a worker.
+    pub fn receive(&mut self, from: usize, body: &[u8]) -> Result<NextStep, JoinError> {
+        if self.world.is_chief() {
+            // The world is not made yet, so no worker has a message to send.
+            self.members.leave(from);
+            return Ok(NextStep::Drop(from, None));
+        }
+        if from != 0 || self.located {
+            return Ok(NextStep::Keep);
+        }
+        match Note::decode(body) {
+            Ok(Note::Waiting(progress)) => {
+                self.refused.clone_from(&progress.refused);
+                self.reported = Some(progress);
+                Ok(NextStep::Call(Vec::new()))
+            }
+            Ok(Note::Table(generation, members)) if self.members.locate(generation, members.clone()) => {
+                self.located = true;
+                let below = members.into_iter().filter(|(place, _)| (1..self.world.worker()).contains(place));
+                let call = |(worker, address)| Call {
+                    worker,
+                    address,
+                    purpose: Purpose::Link,
+                    generation,
+                    before: None,
+                };
+                Ok(NextStep::Call(below.map(call).collect()))
+            }
+            Ok(Note::Refused(worker, address, refusal)) => Err(self.other_refused(worker, address, refusal)),
+            _ => self.mark_lost(0, "its list of workers cannot be read".to_owned()),
+        }
+    }
+
+    /// Processes a disconnect. The worker may return, unless the leader has sent the table of the world.
+    ///
+    /// # Errors
+    /// - [`JoinError::Lost`]: this worker has received the table, and the other worker did not exit gracefully after it
+    ///   had all its links. A worker that has left for a new rendezvous waits there for this one.
+    pub fn mark_lost(&mut self, worker: usize, reason: String) -> Result<NextStep, JoinError> {
+        if self.located && !self.world.is_chief() {
+            if reason == crate::ENDED {
+                return Ok(NextStep::Keep);
+            }
+            let (task, address) = (self.members.task(worker), self.members.address(worker));
+            return Err(JoinError::Lost { worker, task, address, reason });
+        }
+        tracing::debug!(worker, reason, "a worker left before all had joined");
+        self.members.leave(worker);
+        if worker != 0 {
+            return Ok(NextStep::Drop(worker, None));
+        }
+        self.reported = None;
+        Ok(NextStep::Drop(0, self.call_leader(Some(reason))))
+    }
+
+    /// Returns the workers that are missing, as far as this worker knows. It is empty if this worker has a link to
+    /// every other one. `calls` contains the connections that are not established, with the result of the last attempt
+    /// of each.
+    pub fn missing<'a>(&self, calls: impl Iterator<Item = (&'a Call, Option<String>)>) -> Vec<Missing> {
+        if let (false, Some(reported)) = (self.located, &self.reported) {
+            let named =
+                |missing: &Missing| Missing { task: self.members.task(missing.worker), ..missing.clone() };
+            return reported.missing.iter().map(named).collect();
+        }
+        let called = calls.map(|(call, last)| Missing {
+            worker: call.worker,
+            task: self.members.task(call.worker),
+            address: call.address.to_string(),
+            last,
+        });
+        // Only the leader knows which other workers have joined.
+        let connected = if self.located { self.members.missing() } else { Vec::new() };
+        let missing: Vec<_> = called.chain(connected).collect();
+        if missing.is_empty() && !self.located {
+            let address = self.members.address(0);
+            let last = Some("joined, but the addresses of the others have not arrived".to_owned());
+            return vec![Missing { worker: 0, task: self.members.task(0), address, last }];
+        }
+        missing
+    }
+
+    /// Closes the world on the leader if the connected workers are a quorum and no worker has connected for the time
+    /// `idle`. From then on, no other worker is missing.
+    pub fn close_with_quorum(&mut self, idle: Duration) {
+        if self.world.is_chief() && self.quorum.is_met(&self.members.connected(), idle) {
+            self.members.close();
+        }
+    }
+
+    /// Returns whether this worker has a link to every other one, given the missing workers.
+    pub fn is_complete(&self, missing: &[Missing]) -> bool {
+        missing.is_empty() && self.located
+    }
+
+    /// Returns the message that the leader sends to all others when the world is complete.
+    pub fn table(&self) -> Option<Note> {
+        let located = |place: usize| Some((place, self.members.addresses().get(place)?.clone()));
+        let members = || self.members.members().into_iter().filter_map(located).collect();
+        self.world.is_chief().then(|| Note::Table(self.members.generation(), members()))
+    }
+
+    /// Returns the error for a connection that one side has rejected.
+    pub fn refused(&self, call: &Call, refusal: Refusal) -> JoinError {
+        let (task, address) = (self.members.task(call.worker), call.address.to_string());
+        JoinError::Refused { worker: call.worker, task, address, refusal }
+    }
+}
+
+/// Returns the refusal of a process that connects to a complete world. `lost` is `true` if the worker at its position
+/// is disconnected. `mine` is the task of this worker, and `theirs` that of the process.
+pub fn latecomer(mine: &Task, theirs: &Task, lost: bool) -> Refusal {
+    if lost {
+        let text = format!("{mine} has lost {theirs}, and accepts another one when the group re-forms");
+        return Refusal::new(Reason::Early, text);
+    }
+    let text = format!("the world is complete, and has a {theirs} already: {mine} accepts no other");
+    Refusal::new(Reason::Complete, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handshake::Names;
+    use crate::{ENDED, LEFT};
+
+    // INV-85
+    #[test]
+    fn a_worker_that_was_refused_is_needed_where_it_has_not_come_and_all_have_to() {
+        let addresses: Vec<Address> =
+            (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+        let at = |me: usize| {
+            let members = Membership::new(me, Names::default(), addresses.clone());
+            RendezvousState::new(World::new(3, me, 1).unwrap(), members)
+        };
+        let needs = |state: &RendezvousState| [0, 1, 2, 3].map(|worker| state.needs(worker));
+        assert_eq!(needs(&at(0)), [false, true, true, false]);
+        assert_eq!(needs(&at(1)), [false; 4], "the leader decides");
+        let some = Quorum { minimum: 2, ..Quorum::all(3) };
+        assert_eq!(needs(&at(0).quorum(some)), [false; 4], "there may be a world without it");
+        let purpose = Purpose::Join { address: "10.0.0.1:7".to_owned() };
+        let (job, digest) = ("a".to_owned(), [0; 32]);
+        let hello = Hello { job, generation: 0, rank: 1, workers: 3, replicas: 1, digest, purpose };
+        let mut leader = at(0);
+        leader.decide(&hello).unwrap();
+        assert_eq!(needs(&leader), [false, false, true, false], "another one has its number");
+    }
+
+    #[test]
+    fn a_leader_that_has_ended_is_done_and_one_that_has_left_waits_for_all_to_come_again() {
+        let addresses: Vec<Address> =
+            (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+        for (reason, done) in [(ENDED, true), (LEFT, false), ("connection reset", false)] {
+            let members = Membership::new(2, Names::default(), addresses.clone());
+            let mut state = RendezvousState::new(World::new(3, 2, 1).unwrap(), members);
+            let all = addresses.iter().cloned().enumerate().collect();
+            let then = state.receive(0, &Note::Table(1, all).encode()).unwrap();
+            assert!(
+                matches!(then, NextStep::Call(calls) if calls.len() == 1),
+                "worker 1 is still to be linked"
+            );
+            match state.mark_lost(0, reason.to_owned()) {
+                Ok(then) => assert!(done && then == NextStep::Keep, "{reason}"),
+                Err(error) => assert!(!done && matches!(error, JoinError::Lost { worker: 0, .. }), "{error}"),
+            }
+        }
+    }
+}

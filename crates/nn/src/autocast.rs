@@ -1,0 +1,63 @@
+//! The conversions of mixed precision: which dtype a layer computes in, and which one it returns.
+
+use candle_core::{DType, Result, Tensor};
+use distribute_base::MixedPrecision;
+use distribute_base::internal::accumulation_dtype;
+
+/// Returns the dtype to which a layer with weights converts its operands under mixed precision. Returns `None` if the
+/// operands stay as they are: if mixed precision is off, if both have this dtype, and if one has neither f32 nor half
+/// precision.
+pub(super) fn compute_dtype(x: &Tensor, weight: &Tensor) -> Option<DType> {
+    let dtype = MixedPrecision::current().compute_dtype()?;
+    let converts = |tensor: &Tensor| tensor.dtype() == DType::F32 || is_half(tensor);
+    (converts(x) && converts(weight) && [x, weight].into_iter().any(|t| t.dtype() != dtype)).then_some(dtype)
+}
+
+/// Returns the dtype in which candle's convolutions compute activations of `dtype`. On CPUs they do not support bf16.
+pub(super) fn convolution_dtype(x: &Tensor, dtype: DType) -> DType {
+    if x.device().is_cpu() { DType::F32 } else { dtype }
+}
+
+/// Converts parameters to the dtype of a layer's input.
+pub(super) fn parameters(
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    dtype: DType,
+) -> Result<(Tensor, Option<Tensor>)> {
+    Ok((weight.to_dtype(dtype)?, bias.map(|bias| bias.to_dtype(dtype)).transpose()?))
+}
+
+/// Converts the result of a lookup in a table to the dtype of activations.
+pub(super) fn activations(y: Tensor) -> Result<Tensor> {
+    match MixedPrecision::current().compute_dtype() {
+        Some(dtype) if y.dtype() == DType::F32 => y.to_dtype(dtype),
+        _ => Ok(y),
+    }
+}
+
+/// Returns the dtype of a state that a layer passes from step to step, if its variables have `dtype`.
+pub(super) fn state_dtype(dtype: DType) -> DType {
+    MixedPrecision::current().compute_dtype().filter(|_| dtype == DType::F32).unwrap_or(dtype)
+}
+
+/// Returns whether operations convert the activations `x` to f32 while they compute, under mixed precision.
+pub(super) fn widens(x: &Tensor) -> bool {
+    MixedPrecision::current() != MixedPrecision::Off && is_half(x)
+}
+
+/// Returns f32 for half precision, and the same tensor for other dtypes.
+pub(super) fn widened(x: &Tensor) -> Result<Tensor> {
+    x.to_dtype(accumulation_dtype(x.dtype()))
+}
+
+/// Converts the operands of a loss to f32 under mixed precision; `None` if neither needs a conversion.
+pub(super) fn loss_operands(x: &Tensor, targets: &Tensor) -> Result<Option<(Tensor, Tensor)>> {
+    if widens(x) || widens(targets) {
+        return Ok(Some((widened(x)?, widened(targets)?)));
+    }
+    Ok(None)
+}
+
+fn is_half(tensor: &Tensor) -> bool {
+    accumulation_dtype(tensor.dtype()) != tensor.dtype()
+}

@@ -1,0 +1,55 @@
+//! The step of workers that store tables together. Each sends its part of the gradients to the servers of the tables.
+//! When all have succeeded, each updates its own copy of the other variables.
+
+use super::{OPERATION, Servers};
+use crate::progress::Change;
+use crate::reduce::operands::Operands;
+use crate::sync::{StepSync, Threads};
+use crate::update::Update;
+use crate::update::local::InPlaceUpdater;
+use distribute_base::internal::ReplicaGradient;
+use distribute_base::{Error, Result};
+use distribute_core::internal::exchange_in_call;
+use distribute_ps_client::internal::Session;
+
+impl Servers {
+    // INV-86
+    /// Applies reduced gradients together with the other workers, and counts the step.
+    ///
+    /// # Errors
+    /// - [`Error::IncompleteState`]: a worker has failed after the first gradient was sent. Some tables may already be
+    ///   those of the next step.
+    pub(super) fn apply_in_lock_step(
+        &self,
+        session: &Session,
+        update: &Update<'_>,
+        gradients: &[Option<ReplicaGradient>],
+        change: &Change<'_>,
+        sync: &StepSync<'_>,
+        threads: &Threads<'_>,
+    ) -> Result<()> {
+        let requests = self.requests(update, gradients);
+        change.begin_step();
+        let agree = |pushed: Result<()>| match sync.group_call("its tables") {
+            Some(calling) => exchange_in_call(OPERATION, calling, pushed),
+            None => pushed,
+        };
+        session
+            .push_in_lock_step(OPERATION, requests, agree)
+            .map_err(|error| interrupted(update.operation, change.number(), error))?;
+        let operands = Operands::new(update.parameters(), &[(1., gradients)], 1)?;
+        let operands = operands.only(|number| !self.is_on_servers(number));
+        // The gradients have already been transformed.
+        InPlaceUpdater::new(update, &[]).reduce_and_apply(change, &operands, threads)?;
+        update.parameters().commit(change)
+    }
+}
+
+/// Returns the error of the step in which some tables may have changed.
+fn interrupted(operation: &'static str, step: u64, source: Error) -> Error {
+    let reason = format!(
+        "{source}; step {step} of this optimizer has ended while tables were being updated, some of which may already be those of \
+         the next step; restore the last checkpoint on all workers"
+    );
+    Error::IncompleteState { operation, step, reason, source: Some(Box::new(source)) }
+}

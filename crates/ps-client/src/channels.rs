@@ -1,0 +1,473 @@
+//! Sends requests to several parameter servers at once.
+
+use super::closure_sequence::ClosureSequence;
+use super::lock_step::LockStep;
+use distribute_base::internal::lock;
+use distribute_base::{Error, Result};
+use distribute_cluster::Deadline;
+use distribute_ps_tables::{Channel, ChannelError, Refusal, RefusalKind, Request, Response, Started};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// The maximum total size, in bytes, of the requests or of the responses that share a message.
+const MESSAGE_BYTES: usize = 1 << 20;
+
+/// The maximum number of requests in a message.
+const MAX_REQUESTS: usize = 1024;
+
+/// The connections to all servers, by the servers' indices.
+pub struct Channels {
+    channels: Vec<Arc<dyn Channel>>,
+    timeout: Duration,
+    /// The running closure to which changes belong.
+    closure: Mutex<Option<ClosureSequence>>,
+    /// This worker's part in changes that several workers make together; `None` if it makes its own changes.
+    lock_step: Option<LockStep>,
+}
+
+/// A request to one server.
+#[derive(Clone, Debug)]
+pub struct ServerRequest {
+    /// The index of the server.
+    pub server: usize,
+    /// The request to send.
+    pub request: Request,
+    /// The approximate size in bytes of the request or of its response.
+    pub bytes: usize,
+}
+
+impl Channels {
+    pub(crate) fn new(channels: Vec<Arc<dyn Channel>>, timeout: Duration) -> Self {
+        Self { channels, timeout, closure: Mutex::new(None), lock_step: None }
+    }
+
+    /// Declares that all workers make the same changes together, each of which is sent by one of them.
+    pub(crate) fn in_lock_step(self, lock_step: LockStep) -> Self {
+        Self { lock_step: Some(lock_step), ..self }
+    }
+
+    pub(crate) fn lock_step(&self) -> Option<LockStep> {
+        self.lock_step
+    }
+
+    /// Assigns later changes to a closure, or to none. Returns `false` and does nothing if another closure is
+    /// running.
+    pub(super) fn run(&self, closure: Option<ClosureSequence>) -> bool {
+        let mut running = lock(&self.closure);
+        let can = running.is_none() || closure.is_none();
+        if can {
+            *running = closure;
+        }
+        can
+    }
+
+    /// Records that `finished`, the step counter of an optimizer, has counted a step of the running closure.
+    pub(super) fn record_step(&self, finished: &Arc<AtomicU64>) {
+        lock(&self.closure).iter_mut().for_each(|closure| closure.record_step(finished));
+    }
+
+    /// Makes the steps of the running closure permanent, because it has succeeded.
+    pub(super) fn commit_steps(&self) {
+        lock(&self.closure).iter_mut().for_each(ClosureSequence::commit_steps);
+    }
+
+    /// Closes all connections.
+    pub(super) fn close(&self) {
+        self.channels.iter().for_each(|channel| channel.close());
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.channels.len()
+    }
+
+    /// Sends the same request to all servers. Returns the response of each server, or an error if it does not
+    /// answer within `timeout`.
+    pub(crate) fn ask_each(
+        &self,
+        request: &Request,
+        timeout: Duration,
+    ) -> Vec<std::result::Result<Response, ChannelError>> {
+        // All at once: the others answer while one is awaited.
+        let started: Vec<_> =
+            self.channels.iter().map(|channel| channel.start(request.clone(), timeout)).collect();
+        started.into_iter().map(|started| started.and_then(Started::wait)).collect()
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Sends requests to all servers at once, and waits for all responses. Requests for the same table are
+    /// executed in their order.
+    ///
+    /// # Errors
+    /// Returns the errors of [`PendingReplies::wait`].
+    pub fn ask(&self, operation: &'static str, requests: Vec<ServerRequest>) -> Result<Vec<Response>> {
+        self.start(requests).wait(operation)
+    }
+
+    /// Sends requests to all servers at once, without waiting for the responses. Requests for the same table
+    /// are executed in their order.
+    ///
+    /// All requests have the same deadline. If a request cannot be sent to a server, nothing more is sent to
+    /// this server.
+    pub(crate) fn start(&self, mut requests: Vec<ServerRequest>) -> PendingReplies {
+        self.number_changes(&mut requests);
+        self.start_numbered(requests)
+    }
+
+    // INV-59
+    /// Assigns numbers to the changes of the running closure, if there is one. A change keeps its number if
+    /// it is sent again.
+    pub(super) fn number_changes(&self, requests: &mut [ServerRequest]) {
+        lock(&self.closure).iter_mut().for_each(|closure| {
+            closure.number_changes(requests.iter_mut().map(|ask| (ask.server, &mut ask.request)));
+        });
+    }
+
+    /// Acts like [`start`](Self::start), for requests whose changes have already been numbered.
+    pub(super) fn start_numbered(&self, requests: Vec<ServerRequest>) -> PendingReplies {
+        let (answers, mut sent) = (self.answers_of_others(&requests), Vec::new());
+        let deadline = Deadline::after(self.timeout);
+        let mut servers: Vec<_> = self
+            .channels
+            .iter()
+            .zip(self.messages(requests, &answers))
+            .map(|(channel, messages)| (channel, messages.into_iter(), None::<ChannelError>))
+            .collect();
+        // In turn, so that no server waits until another one has room for all its messages.
+        loop {
+            let before = sent.len();
+            for (channel, messages, failed) in &mut servers {
+                let Some(Message { positions, requests, .. }) = messages.next() else { continue };
+                let call = match failed {
+                    Some(error) => Err(error.clone()),
+                    None => channel.start(batch(requests), deadline.remaining()),
+                };
+                *failed = call.as_ref().err().cloned();
+                sent.push(Sent { channel: Arc::clone(channel), positions, call });
+            }
+            if sent.len() == before {
+                return PendingReplies { answers, messages: sent };
+            }
+        }
+    }
+
+    /// Returns the response to each request that another worker sends, and `None` for those that this one sends.
+    fn answers_of_others(&self, requests: &[ServerRequest]) -> Vec<Option<Answer>> {
+        let of_other = |ServerRequest { server, request, .. }: &ServerRequest| {
+            let is_sent = self.lock_step.is_none_or(|lock_step| lock_step.sends(*server, request));
+            (!is_sent).then(|| Ok(Response::repeated(request)))
+        };
+        requests.iter().map(of_other).collect()
+    }
+
+    /// Groups the requests without a response into messages. Returns the messages for each server.
+    fn messages(&self, requests: Vec<ServerRequest>, answers: &[Option<Answer>]) -> Vec<Vec<Message>> {
+        let mut of_servers: Vec<Messages> = self.channels.iter().map(|_| Messages::default()).collect();
+        let unanswered =
+            requests.into_iter().enumerate().filter(|(position, _)| answers[*position].is_none());
+        for (position, ServerRequest { server, request, bytes }) in unanswered {
+            if let Some(messages) = of_servers.get_mut(server) {
+                messages.add(position, request, bytes);
+            }
+        }
+        of_servers.into_iter().map(|messages| messages.all).collect()
+    }
+}
+
+/// The messages to one server, while requests are being added.
+#[derive(Default)]
+struct Messages {
+    all: Vec<Message>,
+    /// The index of the message to which small requests are added.
+    open: usize,
+    /// The index of the last message that contains a request for each table.
+    last: HashMap<String, usize>,
+    /// The index of the first message to which later requests may be added, whatever their table.
+    barrier: usize,
+}
+
+impl Messages {
+    fn add(&mut self, position: usize, request: Request, bytes: usize) {
+        let table = request.table().map(str::to_owned);
+        // Large requests for other tables may come in between, but none for this table.
+        let earliest = match &table {
+            Some(table) => self.last.get(table).copied().unwrap_or_default().max(self.barrier),
+            None => self.all.len().saturating_sub(1),
+        };
+        let open = self.all.get_mut(self.open).filter(|open| {
+            self.open >= earliest
+                && open.bytes.saturating_add(bytes) <= MESSAGE_BYTES
+                && open.requests.len() < MAX_REQUESTS
+        });
+        let number = match open {
+            Some(open) => {
+                open.positions.push(position);
+                open.requests.push(request);
+                open.bytes += bytes;
+                self.open
+            }
+            None => {
+                self.all.push(Message { positions: vec![position], requests: vec![request], bytes });
+                let number = self.all.len() - 1;
+                if bytes < MESSAGE_BYTES {
+                    self.open = number;
+                }
+                number
+            }
+        };
+        match table {
+            Some(table) => drop(self.last.insert(table, number)),
+            None => self.barrier = number,
+        }
+    }
+}
+
+/// The response to a request, or the reason why there is none.
+type Answer = Result<Response, ChannelError>;
+
+/// Requests that have been sent and whose responses may not have arrived yet.
+pub(crate) struct PendingReplies {
+    /// The responses that were known when the requests were sent; `None` for all others.
+    answers: Vec<Option<Answer>>,
+    messages: Vec<Sent>,
+}
+
+/// A message that was sent, with the positions of its responses among all responses.
+struct Sent {
+    channel: Arc<dyn Channel>,
+    positions: Vec<usize>,
+    call: Result<Started, ChannelError>,
+}
+
+impl PendingReplies {
+    /// Waits for all responses. Returns them in the order of the requests.
+    ///
+    /// # Errors
+    /// Returns the first error in this order, after all servers have answered. Requests to other servers have been
+    /// executed.
+    pub(crate) fn wait(self, operation: &'static str) -> Result<Vec<Response>> {
+        let answers = self.wait_each().into_iter();
+        answers.map(|answer| answer.map_err(|source| failed(operation, source))).collect()
+    }
+
+    /// Waits for all responses. Returns each response or its error, in the order of the requests.
+    pub(super) fn wait_each(self) -> Vec<Answer> {
+        let mut answers = self.answers;
+        for Sent { channel, positions, call } in self.messages {
+            let answer = call.and_then(Started::wait);
+            for (position, answer) in positions.iter().zip(unbatch(&*channel, answer, positions.len())) {
+                answers[*position] = Some(answer);
+            }
+        }
+        let nothing = || ChannelError::Unreachable {
+            server: "a server".into(),
+            request: "a request".into(),
+            reason: "there is no such server".into(),
+        };
+        answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(nothing()))).collect()
+    }
+}
+
+/// Returns the error of an operation one of whose requests failed.
+pub(super) fn failed(operation: &'static str, source: ChannelError) -> Error {
+    Error::Server { operation, source: Box::new(with_advice(source)) }
+}
+
+/// Adds advice to the error if a server has lost the table of a variable.
+fn with_advice(error: ChannelError) -> ChannelError {
+    match error {
+        ChannelError::Refused { server, refusal } if refusal.kind == RefusalKind::NoSuchTable => {
+            let text = format!(
+                "{}; it restarted without its tables: it has no folder, or the folder was emptied. Give \
+                 each server a folder for its tables, and start the chief again from a checkpoint",
+                refusal.text
+            );
+            ChannelError::Refused { server, refusal: Refusal::new(refusal.kind, text) }
+        }
+        other => other,
+    }
+}
+
+/// A message to one server, with the positions of its responses among all responses.
+struct Message {
+    positions: Vec<usize>,
+    requests: Vec<Request>,
+    bytes: usize,
+}
+
+fn batch(mut requests: Vec<Request>) -> Request {
+    match (requests.len(), requests.pop()) {
+        (1, Some(only)) => only,
+        (_, last) => {
+            requests.extend(last);
+            Request::Batch(requests)
+        }
+    }
+}
+
+/// Splits the response to a message into the responses to its `count` requests.
+fn unbatch(
+    channel: &dyn Channel,
+    answer: Result<Response, ChannelError>,
+    count: usize,
+) -> Vec<Result<Response, ChannelError>> {
+    let server = || channel.server().to_string();
+    match answer {
+        Ok(Response::Batch(all)) if count > 1 && all.len() == count => {
+            let one = |answer: Result<Response, _>| {
+                answer.map_err(|refusal| ChannelError::Refused { server: server(), refusal })
+            };
+            all.into_iter().map(one).collect()
+        }
+        Ok(other) if count > 1 => {
+            let found = other.name().to_string();
+            let request = format!("batch of {count}");
+            vec![Err(ChannelError::Answer { server: server(), request, found }); count]
+        }
+        // Each request gets the error.
+        Err(error) => vec![Err(error); count],
+        Ok(only) => vec![Ok(only)],
+    }
+}
+
+/// Returns the error for a response that does not match its request.
+pub fn unexpected(operation: &'static str, server: usize, found: &Response) -> Error {
+    let (server, request, found) = (format!("ps {server}"), operation.to_string(), found.name().to_string());
+    Error::Server { operation, source: Box::new(ChannelError::Answer { server, request, found }) }
+}
+
+impl fmt::Debug for Channels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Links({} servers)", self.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_ps_tables::{LocalChannel, TableSpec, Tables};
+    use distribute_tensor::HostTensor;
+
+    fn channels(servers: usize) -> Channels {
+        let channel =
+            |server| Arc::new(LocalChannel::new(server, Arc::new(Tables::new()))) as Arc<dyn Channel>;
+        Channels::new((0..servers).map(channel).collect(), Duration::from_secs(60))
+    }
+
+    fn create(server: usize, name: &str, bytes: usize) -> ServerRequest {
+        let spec = TableSpec::values(name, HostTensor::scalar(server as f32));
+        ServerRequest { server, request: Request::Create(spec), bytes }
+    }
+
+    #[test]
+    fn small_questions_to_a_server_go_together_and_large_ones_alone() {
+        let requests = vec![
+            create(0, "a", 10),
+            create(1, "b", 10),
+            create(0, "c", MESSAGE_BYTES - 10),
+            create(0, "d", 1),
+            create(0, "e", 2 * MESSAGE_BYTES),
+            create(0, "f", usize::MAX),
+        ];
+        let none = vec![None; requests.len()];
+        let messages = channels(2).messages(requests, &none);
+        let positions = |messages: &Vec<Message>| {
+            messages.iter().map(|message| message.positions.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(positions(&messages[0]), [vec![0, 2], vec![3], vec![4], vec![5]]);
+        assert_eq!(positions(&messages[1]), [vec![1]]);
+        // A small request joins those before a large one, unless that is for the same table. A request without a table
+        // keeps its position.
+        let requests = vec![
+            create(0, "a", 10),
+            create(0, "b", 2 * MESSAGE_BYTES),
+            create(0, "c", 10),
+            create(0, "b", 10),
+            create(0, "a", 10),
+            ServerRequest { server: 0, request: Request::List, bytes: 0 },
+            create(0, "d", 2 * MESSAGE_BYTES),
+            ServerRequest { server: 0, request: Request::List, bytes: 0 },
+            create(0, "e", 10),
+        ];
+        let none = vec![None; requests.len()];
+        let messages = channels(1).messages(requests, &none);
+        assert_eq!(positions(&messages[0]), [vec![0, 2], vec![1], vec![3, 4, 5], vec![6], vec![7, 8]]);
+        let many = (0..MAX_REQUESTS + 1).map(|_| create(0, "a", 0)).collect();
+        let many = channels(1).messages(many, &vec![None; MAX_REQUESTS + 1]);
+        assert_eq!(
+            many[0].iter().map(|message| message.requests.len()).collect::<Vec<_>>(),
+            [MAX_REQUESTS, 1]
+        );
+    }
+
+    /// A server that is unreachable, and the timeout of each attempt.
+    #[derive(Debug, Default)]
+    struct Away(std::sync::Mutex<Vec<Duration>>);
+
+    impl Channel for Away {
+        fn server(&self) -> &str {
+            "ps 0"
+        }
+
+        fn start(&self, request: Request, timeout: Duration) -> Result<Started, ChannelError> {
+            lock(&self.0).push(timeout);
+            let (server, request) = (self.server().to_string(), request.describe());
+            Err(ChannelError::Unreachable { server, request, reason: "it is away".into() })
+        }
+    }
+
+    #[test]
+    fn nothing_more_is_sent_to_a_server_that_something_could_not_be_sent_to() {
+        let (away, here) = (Arc::new(Away::default()), Arc::new(Tables::new()));
+        let timeout = Duration::from_secs(60);
+        let local = Arc::new(LocalChannel::new(1, here.clone()));
+        let channels = Channels::new(vec![away.clone(), local], timeout);
+        let large = |server, name| create(server, name, 2 * MESSAGE_BYTES);
+        let requests = vec![large(0, "a"), large(0, "b"), large(1, "c"), large(0, "d"), large(1, "e")];
+        let error = channels.ask("create", requests).unwrap_err().to_string();
+        assert!(error.contains("ps 0") && error.contains("table a"), "{error}");
+        let attempts = lock(&away.0).clone();
+        assert!(attempts.len() == 1 && attempts[0] <= timeout, "{attempts:?}");
+        assert_eq!(here.names(), ["c", "e"]);
+    }
+
+    #[test]
+    fn responses_are_in_the_order_of_the_requests_and_the_first_error_is_returned() {
+        let channels = channels(2);
+        let made =
+            channels.ask("create", vec![create(1, "a", 1), create(0, "b", 1), create(1, "c", 1)]).unwrap();
+        assert_eq!(
+            made,
+            [
+                Response::Created { new: true },
+                Response::Created { new: true },
+                Response::Created { new: true }
+            ]
+        );
+        let read = |server, table: &str| {
+            let request = Request::ReadRows { table: table.into(), rows: vec![0] };
+            ServerRequest { server, request, bytes: 4 }
+        };
+        let rows = channels.ask("read", vec![read(1, "a"), read(0, "b"), read(1, "c")]).unwrap();
+        let rows: Vec<_> = rows
+            .into_iter()
+            .map(|answer| match answer {
+                Response::Rows(rows) => {
+                    rows.cast(distribute_tensor::DType::F32).and_then(HostTensor::into_vec::<f32>).unwrap()[0]
+                }
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(rows, [1., 0., 1.]);
+        let error =
+            channels.ask("read", vec![read(1, "a"), read(1, "x"), read(0, "y")]).unwrap_err().to_string();
+        assert!(error.contains("ps 1") && error.contains('x') && !error.contains('y'), "{error}");
+        assert!(channels.ask("read", vec![read(7, "a")]).is_err());
+        assert!(channels.ask("nothing", Vec::new()).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,63 @@
+//! Servers that several workers use in lock step. Every worker makes every call, and each change is sent by one of
+//! them.
+
+// - INV-86: enforced here and in `Session::push_in_lock_step`, `Variable::agree`. Tests: `ps-client/src/lock_step.rs`,
+//   `clusters/multi_worker/tables.rs`.
+
+use distribute_cluster::World;
+use distribute_ps_tables::Request;
+
+/// The part of this worker in the changes that all workers make together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockStep {
+    worker: usize,
+    workers: usize,
+}
+
+impl LockStep {
+    /// Creates the part of this process's worker in its world.
+    pub(crate) fn new(world: World) -> Self {
+        Self { worker: world.worker(), workers: world.workers() }
+    }
+
+    /// Returns the worker that sends the changes of the tables on a server.
+    pub fn sender(self, server: usize) -> usize {
+        server % self.workers
+    }
+
+    /// Returns `true` if this worker sends a request to a server. Every worker reads for itself. Creating a table and
+    /// setting its rule can be repeated, so every worker requests both, and uses the table only after its own request
+    /// was answered.
+    pub(crate) fn sends(self, server: usize, request: &Request) -> bool {
+        let repeatable = matches!(request, Request::Create(_) | Request::SetRule { .. });
+        repeatable || !request.is_change() || self.sender(server) == self.worker
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_tensor::{HostTensor, Write};
+
+    // INV-86
+    #[test]
+    fn each_change_is_sent_by_one_worker_and_all_others_by_each() {
+        let change =
+            || Request::Write { table: "t".into(), how: Write::Add, value: HostTensor::scalar(1f32) };
+        for workers in 1..5 {
+            let all: Vec<_> =
+                (0..workers).map(|worker| LockStep::new(World::new(workers, worker, 2).unwrap())).collect();
+            for server in 0..7 {
+                let count = |request: Request| all.iter().filter(|of| of.sends(server, &request)).count();
+                assert_eq!(count(change()), 1);
+                assert_eq!(count(Request::ReadRows { table: "t".into(), rows: vec![0] }), workers);
+                assert_eq!(count(Request::SetRule { table: "t".into(), rule: rule() }), workers);
+                assert!(all[all[0].sender(server)].sends(server, &change()));
+            }
+        }
+    }
+
+    fn rule() -> distribute_optim::RuleSpec {
+        distribute_optim::RuleSpec::Sgd(distribute_optim::Sgd)
+    }
+}

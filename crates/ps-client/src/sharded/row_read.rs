@@ -1,0 +1,90 @@
+//! Reads of rows that have not been sent yet, so that those of several tables can be sent together.
+
+use super::super::Channels;
+use super::super::channels::ServerRequest;
+use distribute_base::Result;
+use distribute_ps_tables::Response;
+use distribute_tensor::HostTensor;
+use std::sync::Arc;
+
+/// The requested rows, each only once. There may be additional rows.
+#[derive(Debug)]
+pub struct UniqueRows {
+    /// The rows, each only once.
+    pub rows: HostTensor,
+    /// The position in `rows` of the row of each requested id.
+    pub places: Vec<usize>,
+}
+
+impl UniqueRows {
+    /// Returns the row of each id, in the order of the ids.
+    pub fn in_order(&self) -> Result<HostTensor> {
+        Ok(self.rows.take_rows(&self.places)?)
+    }
+}
+
+/// A read of rows of one table that has not been sent yet.
+pub struct RowRead<'a> {
+    channels: &'a Arc<Channels>,
+    requests: Vec<ServerRequest>,
+    finish: Finish<'a>,
+}
+
+/// Assembles the rows from the responses to the requests.
+type Finish<'a> = Box<dyn FnOnce(Vec<Response>) -> Result<UniqueRows> + 'a>;
+
+impl<'a> RowRead<'a> {
+    pub(crate) fn new(
+        channels: &'a Arc<Channels>,
+        requests: Vec<ServerRequest>,
+        finish: impl FnOnce(Vec<Response>) -> Result<UniqueRows> + 'a,
+    ) -> Self {
+        Self { channels, requests, finish: Box::new(finish) }
+    }
+
+    /// Sends the requests, and returns the rows.
+    pub(crate) fn send(self, operation: &'static str) -> Result<UniqueRows> {
+        (self.finish)(self.channels.ask(operation, self.requests)?)
+    }
+
+    /// Sends the requests of all reads at once, and returns the rows of each. A `None` among the reads results in a
+    /// `None`. Reads by other connections than those of the first are sent separately.
+    ///
+    /// # Errors
+    /// Returns the errors of the servers.
+    pub fn together(
+        operation: &'static str,
+        reads: Vec<Option<RowRead<'a>>>,
+    ) -> Result<Vec<Option<UniqueRows>>> {
+        let Some(channels) = reads.iter().flatten().map(|read| read.channels).next() else {
+            return Ok(reads.iter().map(|_| None).collect());
+        };
+        let (mut requests, mut finishes) = (Vec::new(), Vec::with_capacity(reads.len()));
+        for read in reads {
+            finishes.push(match read {
+                Some(read) if !Arc::ptr_eq(read.channels, channels) => Part::Apart(read),
+                Some(read) => {
+                    let count = read.requests.len();
+                    requests.extend(read.requests);
+                    Part::Together(count, read.finish)
+                }
+                None => Part::Nothing,
+            });
+        }
+        let mut answers = channels.ask(operation, requests)?.into_iter();
+        let rows = |part| match part {
+            Part::Nothing => Ok(None),
+            Part::Apart(read) => read.send(operation).map(Some),
+            Part::Together(count, finish) => finish(answers.by_ref().take(count).collect()).map(Some),
+        };
+        finishes.into_iter().map(rows).collect()
+    }
+}
+
+/// One of several reads, whose requests may be among those of all.
+enum Part<'a> {
+    Nothing,
+    Apart(RowRead<'a>),
+    /// The number of requests, and what is done with their responses.
+    Together(usize, Finish<'a>),
+}

@@ -1,0 +1,55 @@
+//! The request that a restarted follower sends for its copy. The request is needed because the other side may not
+//! notice that the connection was lost.
+
+use super::message::{FollowerRequest, FollowerResponse};
+use crate::REPLICAS;
+use crate::store::StopSignal;
+use distribute_cluster::{Deadline, Task};
+use distribute_rpc::ClientBuilder;
+use std::io;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// The time for which the follower sends requests. A server that starts later connects without a request.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The timeout of one attempt, and the delay before the next one.
+const ATTEMPT: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// A thread that requests the missing copy from a server until there is a response or this is dropped.
+#[derive(Debug)]
+pub(crate) struct CopyRequester {
+    end: Arc<StopSignal>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl CopyRequester {
+    pub fn start(clients: ClientBuilder, of: Task, run: u64) -> io::Result<Self> {
+        let end = Arc::<StopSignal>::default();
+        let ended = end.clone();
+        let asks = move || {
+            let deadline = Deadline::after(PATIENCE);
+            // After any response, the server knows this process.
+            while !deadline.has_passed() && ask(&clients, &of, run).is_none() && !ended.wait(AGAIN) {}
+        };
+        let thread = Builder::new().name("distribute-copy".to_owned()).spawn(asks)?;
+        Ok(Self { end, thread: Some(thread) })
+    }
+}
+
+impl Drop for CopyRequester {
+    fn drop(&mut self) {
+        self.end.set();
+        // This waits for one attempt at most.
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// Sends one request, and returns the response, if there is one.
+fn ask(clients: &ClientBuilder, of: &Task, run: u64) -> Option<FollowerResponse> {
+    let client = clients.connect(of, ATTEMPT).ok()?;
+    let message = FollowerRequest::Copy { server: of.index as u64, run }.encode().ok()?;
+    FollowerResponse::decode(client.call(REPLICAS, message, ATTEMPT).ok()?).ok()
+}

@@ -1,0 +1,160 @@
+//! The limits on calls without an answer: their number on each connection, and their bytes on the server. This module
+//! contains only pure functions and values.
+
+// - INV-28: a caller of a server has a limited number of unanswered calls. The unanswered calls of all its callers
+//   take at most half of the memory, and no caller more than it leaves for others. A call that exceeds this is
+//   answered with an error and not kept. Tests: `rpc/src/memory_budget.rs`, `rpc/tests/it/failures.rs`,
+//   `rpc/tests/it/calls.rs`, `net/tests/it/endpoint.rs`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The divisor of this process's memory: unanswered calls may occupy half of it.
+pub(crate) const MEMORY_DIVISOR: usize = 2;
+
+/// The total size of the unanswered calls of all connections of a server.
+#[derive(Debug)]
+pub(crate) struct MemoryBudget {
+    max: usize,
+    taken: AtomicUsize,
+}
+
+/// The number and size of the unanswered calls of one connection.
+#[derive(Debug)]
+pub(crate) struct OpenCalls {
+    budget: Arc<MemoryBudget>,
+    /// The maximum number of calls.
+    max: usize,
+    count: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+/// The space reserved for one call, which is released when this is dropped.
+#[derive(Debug)]
+pub(crate) struct CallPermit {
+    calls: Arc<OpenCalls>,
+    bytes: usize,
+}
+
+/// The reason why a call cannot be accepted.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// The connection has the maximum number of calls.
+    Calls,
+    /// There is not enough memory, because of other calls.
+    Bytes {
+        /// The number of bytes that the calls of this connection occupy.
+        own: usize,
+        /// The number of bytes that the calls of all connections occupy.
+        taken: usize,
+        /// The maximum number of bytes for all connections.
+        max: usize,
+    },
+}
+
+impl MemoryBudget {
+    pub fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, taken: AtomicUsize::new(0) })
+    }
+
+    /// Reserves `bytes` bytes for a call of a connection whose other calls occupy `own` bytes. The connection gets at
+    /// most the number of bytes that it leaves for others, except that its first call may use all that is left.
+    fn take(&self, own: usize, bytes: usize) -> Result<(), NoRoom> {
+        let taken = |taken: usize| {
+            let fits = own.checked_add(bytes)? <= self.max.saturating_sub(taken);
+            fits.then(|| taken + bytes)
+        };
+        self.taken
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, taken)
+            .map(drop)
+            .map_err(|taken| NoRoom::Bytes { own, taken, max: self.max })
+    }
+}
+
+impl OpenCalls {
+    /// Creates the state of a connection that has no calls, and may have at most `max` unanswered ones.
+    pub fn new(budget: Arc<MemoryBudget>, max: usize) -> Arc<Self> {
+        Arc::new(Self { budget, max, count: AtomicUsize::new(0), bytes: AtomicUsize::new(0) })
+    }
+
+    /// Returns the maximum number of calls.
+    pub fn max(&self) -> usize {
+        self.max
+    }
+
+    /// Reserves space for a call of `bytes` bytes. For each connection, only one thread may call this at a time.
+    ///
+    /// # Errors
+    /// - [`NoRoom::Calls`]: the connection has the maximum number of calls.
+    /// - [`NoRoom::Bytes`]: there is not enough memory, because of other calls.
+    pub fn enter(self: &Arc<Self>, bytes: usize) -> Result<CallPermit, NoRoom> {
+        self.count()?;
+        self.budget.take(self.bytes.load(Ordering::Acquire), bytes)?;
+        Ok(self.hold(bytes))
+    }
+
+    /// Counts a call that is rejected, without reserving memory for it.
+    ///
+    /// # Errors
+    /// - [`NoRoom::Calls`]: the connection has the maximum number of calls.
+    pub fn enter_refused(self: &Arc<Self>) -> Result<CallPermit, NoRoom> {
+        self.count().map(|()| self.hold(0))
+    }
+
+    fn count(&self) -> Result<(), NoRoom> {
+        if self.count.load(Ordering::Acquire) < self.max { Ok(()) } else { Err(NoRoom::Calls) }
+    }
+
+    fn hold(self: &Arc<Self>, bytes: usize) -> CallPermit {
+        self.count.fetch_add(1, Ordering::AcqRel);
+        self.bytes.fetch_add(bytes, Ordering::AcqRel);
+        CallPermit { calls: self.clone(), bytes }
+    }
+}
+
+impl Drop for CallPermit {
+    fn drop(&mut self) {
+        self.calls.count.fetch_sub(1, Ordering::AcqRel);
+        self.calls.bytes.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.calls.budget.taken.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // INV-28
+    #[test]
+    fn calls_take_no_more_than_the_room_and_each_connection_leaves_as_much_for_others() {
+        let budget = MemoryBudget::new(1000);
+        let [one, other, third] = [(); 3].map(|()| OpenCalls::new(budget.clone(), 100));
+        let mut permits: Vec<_> = (0..5).map(|_| one.enter(100).unwrap()).collect();
+        assert_eq!(one.enter(100).unwrap_err(), NoRoom::Bytes { own: 500, taken: 500, max: 1000 });
+        // There is always room for the refusal.
+        drop(one.enter_refused().unwrap());
+        permits.push(other.enter(100).unwrap());
+        permits.push(other.enter(100).unwrap());
+        assert!(matches!(other.enter(150), Err(NoRoom::Bytes { own: 200, taken: 700, .. })));
+        // The first call of a connection may take all that is left.
+        let last = third.enter(300).unwrap();
+        assert!(matches!(third.enter(1), Err(NoRoom::Bytes { own: 300, taken: 1000, .. })));
+        assert!(matches!(OpenCalls::new(budget.clone(), 1).enter(1), Err(NoRoom::Bytes { .. })));
+        assert!(matches!(one.enter(usize::MAX), Err(NoRoom::Bytes { .. })));
+        drop(permits);
+        assert!(one.enter(700).is_ok());
+        drop(last);
+        assert_eq!(budget.taken.load(Ordering::Acquire), 0);
+        assert!(one.enter(1000).is_ok() && one.enter(1001).is_err());
+    }
+
+    #[test]
+    fn a_connection_has_so_many_calls_at_once() {
+        let calls = OpenCalls::new(MemoryBudget::new(10), 2);
+        let permits = [(); 2].map(|()| calls.enter(0).unwrap());
+        assert_eq!(calls.enter(0).unwrap_err(), NoRoom::Calls);
+        assert_eq!(calls.enter_refused().unwrap_err(), NoRoom::Calls);
+        drop(permits);
+        assert!(calls.enter(0).is_ok());
+    }
+}

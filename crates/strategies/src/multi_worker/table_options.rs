@@ -1,0 +1,51 @@
+//! The location of a model's tables, as the program sets it.
+
+use distribute_ps_tables::PartitionStrategy;
+
+/// The location of a model's tables: the weights of layers that look up rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TableHosts {
+    /// Each worker has a copy of each table, as of all other variables.
+    #[default]
+    Mirrored,
+    /// Each worker stores a share of the rows of each table, with their slots.
+    Workers,
+    /// The parameter servers of the cluster store the tables. The workers still train in lock step: no server applies a
+    /// step before all workers have computed their gradients. In the tasks of the job `ps`, call
+    /// [`serve`](https://docs.rs/distribute/latest/distribute/fn.serve.html), and call
+    /// [`end_servers`](distribute_core::Strategy::end_servers) on all workers at the end.
+    Servers,
+}
+
+/// The location of a model's tables, and which of them are partitioned.
+///
+/// ```
+/// use distribute::strategy::{TableHosts, TableOptions};
+/// use distribute::parameter_server::PartitionStrategy;
+/// let tables = TableOptions { partition: PartitionStrategy::Div, ..TableHosts::Workers.into() };
+/// assert_eq!(tables.min_bytes, 1 << 20);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableOptions {
+    /// The location of the tables.
+    pub hosts: TableHosts,
+    /// The minimum size of a partitioned table in bytes; 1 MiB by default. Each worker has a copy of smaller ones.
+    /// Tables of ids are always partitioned.
+    pub min_bytes: usize,
+    /// The partition of rows. By default, rows are assigned to shards in turn, so that the shards share the frequent
+    /// rows of a table that is sorted by frequency. Tables of ids are partitioned by a hash of the id.
+    pub partition: PartitionStrategy,
+}
+
+impl From<TableHosts> for TableOptions {
+    fn from(hosts: TableHosts) -> Self {
+        Self { hosts, min_bytes: 1 << 20, partition: PartitionStrategy::Mod }
+    }
+}
+
+impl Default for TableOptions {
+    fn default() -> Self {
+        TableHosts::default().into()
+    }
+}

@@ -1,0 +1,87 @@
+//! The fraction of the positive examples that are predicted as positive.
+
+use super::counts::{Confusion, Counts};
+use candle_core::Tensor;
+use distribute_base::Result;
+use distribute_core::{Strategy, Variable};
+
+/// The recall of a binary classifier: the fraction of the positive examples that are predicted as positive. 0 if there
+/// are none, as in TensorFlow.
+///
+/// ```
+/// # use distribute::prelude::*;
+/// use candle_core::{Device, Tensor};
+/// use distribute::metrics::Recall;
+/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
+/// let recall = Recall::new(&strategy, "recall")?;
+/// strategy.run((), |_, ()| {
+///     let predictions = Tensor::new(&[0.9f32, 0.7, 0.2], &Device::Cpu)?;
+///     recall.update(&predictions, &Tensor::new(&[1u32, 0, 1], &Device::Cpu)?)
+/// })?;
+/// assert_eq!(recall.result()?, 0.5);
+/// # Ok::<(), distribute::Error>(())
+/// ```
+#[doc(alias = "tf.keras.metrics.Recall")]
+#[derive(Clone, Debug)]
+pub struct Recall {
+    confusion: Confusion,
+}
+
+impl Recall {
+    /// Creates an empty metric whose variable is named `name`. Predictions above 0.5 are positive.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Mean::new`](super::Mean::new).
+    pub fn new(strategy: &Strategy, name: &str) -> Result<Self> {
+        Self::with_threshold(strategy, name, 0.5)
+    }
+
+    /// Creates an empty metric like [`new`](Self::new). Predictions above `threshold` are positive.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): `threshold` is not in [0, 1].
+    /// - The errors of [`Mean::new`](super::Mean::new).
+    pub fn with_threshold(strategy: &Strategy, name: &str, threshold: f64) -> Result<Self> {
+        Ok(Self { confusion: Confusion::new("Recall::with_threshold", strategy, name, threshold)? })
+    }
+
+    /// Adds examples. `predictions` are probabilities of the positive class; `labels` have the same shape and are 0 for
+    /// the negative class, and any other number for the positive one.
+    ///
+    /// # Errors
+    /// Nothing is counted after an error.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the shapes differ, or a prediction is not
+    ///   in [0, 1].
+    /// - The errors of writing a variable: see [`Variable`].
+    #[track_caller]
+    pub fn update(&self, predictions: &Tensor, labels: &Tensor) -> Result<()> {
+        self.confusion.update("Recall::update", predictions, labels)
+    }
+
+    /// Returns the recall over the examples of all replicas.
+    ///
+    /// # Errors
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    pub fn result(&self) -> Result<f64> {
+        let [true_positives, _, false_negatives] = self.confusion.total("Recall::result")?;
+        Ok(true_positives / (true_positives + false_negatives).max(1.))
+    }
+
+    /// Resets the counts on all replicas.
+    ///
+    /// # Errors
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): the call is inside `run`.
+    #[track_caller]
+    pub fn reset(&self) -> Result<()> {
+        self.counts().reset("Recall::reset")
+    }
+
+    /// Returns the variable with the counts, f64 `[3]`: true positives, false positives, false negatives.
+    pub fn variable(&self) -> &Variable {
+        self.counts().variable()
+    }
+
+    fn counts(&self) -> &Counts {
+        self.confusion.counts()
+    }
+}

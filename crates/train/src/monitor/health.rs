@@ -1,0 +1,33 @@
+//! Reports of a worker that has no page, for probes.
+
+use super::job::world;
+use distribute_core::Strategy;
+use distribute_core::internal::WeakStrategy;
+use distribute_monitor::{Report, Source};
+
+/// The watched worker. It does not keep the strategy alive. Unlike for a page, nothing of a step is recorded.
+pub(super) struct Health {
+    strategy: WeakStrategy,
+    /// The last report. It is repeated after the training is over.
+    last: Report,
+}
+
+impl Health {
+    pub(super) fn new(strategy: &Strategy) -> Self {
+        Self { strategy: strategy.downgrade(), last: Report::default() }
+    }
+}
+
+impl Source for Health {
+    fn report(&mut self) -> Report {
+        if let Some(strategy) = self.strategy.upgrade() {
+            let group = strategy.extended().group();
+            self.last = Report {
+                strategy: strategy.extended().kind().into(),
+                world: world(&strategy, group, None),
+                ..Report::default()
+            };
+        }
+        self.last.clone()
+    }
+}
