@@ -53,7 +53,7 @@ impl Role {
 }
 
 /// Serves other tasks if this process is a parameter server or a worker, and blocks until the chief
-/// [stops](crate::ParameterServerStrategy::end_servers) it. In any other process, returns immediately. Returns the role
+/// [stops](distribute_core::Strategy::end_servers) it. In any other process, returns immediately. Returns the role
 /// of this process; if it [has served](Role::has_served), the program should exit.
 ///
 /// Use [`ServeBuilder`] to change settings.

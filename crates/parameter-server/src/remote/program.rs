@@ -40,7 +40,7 @@ impl RemoteProgram {
         })
     }
 
-    /// Creates the program for all workers of a [`LocalCluster`](crate::LocalCluster). Their strategies have
+    /// Creates the program for all workers of a [`LocalCluster`](distribute_ps_client::LocalCluster). Their strategies have
     /// the same settings as the coordinator's. Returns `None` if the workers are in other processes.
     ///
     /// # Errors
