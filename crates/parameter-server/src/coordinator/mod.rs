@@ -99,9 +99,9 @@ impl Scheduler {
 
 impl ClusterCoordinator {
     /// Waits until all workers of the strategy have answered, and creates its coordinator. The workers are in this
-    /// process if the cluster is a [`LocalCluster`](distribute_ps_client::LocalCluster). Otherwise they are the processes that
-    /// [serve](crate::serve). A strategy has only one coordinator. If it already exists, this returns another handle to
-    /// it.
+    /// process if the cluster is a [`LocalCluster`](distribute_ps_client::LocalCluster). Otherwise they are the
+    /// processes that [serve](crate::serve). A strategy has only one coordinator. If it already exists, this returns
+    /// another handle to it.
     ///
     /// # Errors
     /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): workers do not answer, or their

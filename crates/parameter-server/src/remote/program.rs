@@ -40,8 +40,8 @@ impl RemoteProgram {
         })
     }
 
-    /// Creates the program for all workers of a [`LocalCluster`](distribute_ps_client::LocalCluster). Their strategies have
-    /// the same settings as the coordinator's. Returns `None` if the workers are in other processes.
+    /// Creates the program for all workers of a [`LocalCluster`](distribute_ps_client::LocalCluster). Their strategies
+    /// have the same settings as the coordinator's. Returns `None` if the workers are in other processes.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): two functions have the same name.
