@@ -74,7 +74,8 @@ impl Attention {
     /// Checks the operands and creates the attention.
     ///
     /// # Errors
-    /// - An error if the shapes do not match.
+    /// - An error if the shapes or dtypes do not match, or the scores or the result would be too large.
+    /// - An error if `causal` is `true` and there are more queries than keys.
     /// - An error if the cap is not positive.
     pub(super) fn new(
         (q, k, v): (&Tensor, &Tensor, &Tensor),
@@ -203,7 +204,8 @@ struct Fused<T> {
     attention: Attention,
     /// Whether the attention weights are kept for the backward pass.
     keep: bool,
-    /// The attention weights. For each head and query, there is a row with a weight for each key.
+    /// The attention weights, which the forward pass sets if `keep` is `true`. For each head and query, there is a row
+    /// with a weight for each key.
     weights: OnceLock<Vec<T>>,
 }
 

@@ -5,7 +5,7 @@ use distribute_base::MixedPrecision;
 use distribute_base::internal::accumulation_dtype;
 
 /// Returns the dtype to which a layer with weights converts its operands under mixed precision. Returns `None` if the
-/// operands stay as they are: if mixed precision is off, if both have this dtype, and if one has neither f32 nor half
+/// operands stay as they are: mixed precision is off, both have this dtype, or the dtype of one is neither f32 nor half
 /// precision.
 pub(super) fn compute_dtype(x: &Tensor, weight: &Tensor) -> Option<DType> {
     let dtype = MixedPrecision::current().compute_dtype()?;
@@ -13,7 +13,8 @@ pub(super) fn compute_dtype(x: &Tensor, weight: &Tensor) -> Option<DType> {
     (converts(x) && converts(weight) && [x, weight].into_iter().any(|t| t.dtype() != dtype)).then_some(dtype)
 }
 
-/// Returns the dtype in which candle's convolutions compute activations of `dtype`. On CPUs they do not support bf16.
+/// Returns the dtype in which candle's convolutions compute activations of `dtype` on the device of `x`. On CPUs this
+/// is f32, because candle's convolutions do not support bf16 there.
 pub(super) fn convolution_dtype(x: &Tensor, dtype: DType) -> DType {
     if x.device().is_cpu() { DType::F32 } else { dtype }
 }
@@ -27,7 +28,8 @@ pub(super) fn parameters(
     Ok((weight.to_dtype(dtype)?, bias.map(|bias| bias.to_dtype(dtype)).transpose()?))
 }
 
-/// Converts the result of a lookup in a table to the dtype of activations.
+/// Converts the f32 result of a table lookup to the dtype of activations under mixed precision. Returns any other
+/// result unchanged.
 pub(super) fn activations(y: Tensor) -> Result<Tensor> {
     match MixedPrecision::current().compute_dtype() {
         Some(dtype) if y.dtype() == DType::F32 => y.to_dtype(dtype),
@@ -45,7 +47,7 @@ pub(super) fn widens(x: &Tensor) -> bool {
     MixedPrecision::current() != MixedPrecision::Off && is_half(x)
 }
 
-/// Returns f32 for half precision, and the same tensor for other dtypes.
+/// Converts a tensor in half precision to f32. Returns a tensor of any other dtype unchanged.
 pub(super) fn widened(x: &Tensor) -> Result<Tensor> {
     x.to_dtype(accumulation_dtype(x.dtype()))
 }

@@ -9,10 +9,10 @@ use distribute_tensor::without_elements;
 
 /// A transposed convolution of images: candle_nn's `ConvTranspose2d`, with gradients for images of any size.
 ///
-/// On the CPU, the same operation adds the bias.
+/// For f32 and f64 on the CPU, the bias is added in the same operation.
 ///
-/// `x` has shape `[n, in, height, width]`, and the result has shape `[n, out, …, …]`. The weight has shape `[in,
-/// out, …, …]`, and the bias `[out]`.
+/// `x` has shape `[n, in, height, width]`, and the result has shape `[n, out, …, …]`. The weight has shape `[in, out,
+/// …, …]`, and the bias `[out]`.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor, Var};
@@ -92,7 +92,7 @@ macro_rules! layer {
                 self.bias.as_ref()
             }
 
-            /// Returns the configuration: paddings, stride and dilation.
+            /// Returns the configuration of the layer.
             pub fn config(&self) -> &$config {
                 &self.config
             }
@@ -193,7 +193,8 @@ fn forward(
     stock(&x.to_dtype(inner)?, &weight, bias.as_ref(), size, config, output_padding)?.to_dtype(dtype)
 }
 
-/// Applies candle's operations, to operands of the same dtype. `size` is the height and width of the result.
+/// Computes the transposed convolution with candle's own operations. All operands must have the same dtype. `size` is
+/// the height and width of the result.
 fn stock(
     x: &Tensor,
     weight: &Tensor,
@@ -224,7 +225,7 @@ fn stock(
 }
 
 /// Returns the size of an axis after `output_padding` elements are added at its end and `padding` elements are removed
-/// at both ends.
+/// at both ends. Returns an error if no element is left.
 fn crop(name: &str, whole: usize, padding: usize, output_padding: usize) -> Result<usize> {
     let size = whole.checked_add(output_padding).zip(padding.checked_mul(2));
     match size.and_then(|(size, crop)| size.checked_sub(crop)) {

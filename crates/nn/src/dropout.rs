@@ -69,7 +69,7 @@ impl Dropout {
     /// the elements that are kept.
     ///
     /// # Errors
-    /// - An error if `xs` is a tensor of integers.
+    /// - An error if elements are to be dropped from a tensor of integers.
     pub fn forward(&self, xs: &Tensor, train: bool) -> Result<Tensor> {
         if !train || self.p == 0. {
             return Ok(xs.clone());

@@ -29,7 +29,9 @@ use distribute_ps_tables::DynamicOptions;
 /// A [`Checkpoint`](distribute_core::Checkpoint) saves the ids together with the rows.
 ///
 /// # Errors
-/// `forward` returns an error if an id is `i64::MAX`, or if a request to a server fails.
+/// `forward` returns an error in these cases:
+/// - An id is `i64::MAX`, or the dtype of the ids is not u8, u32 or i64.
+/// - A request to a server fails.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -64,7 +66,7 @@ pub struct DynamicEmbedding {
 ///
 /// # Errors
 /// - The error of the `VarBuilder`.
-/// - An error if the strategy of the `VarBuilder` has no parameter servers.
+/// - An error if the strategy of the `VarBuilder` has no tables on workers or parameter servers.
 pub fn dynamic_embedding(
     hidden_size: usize,
     options: DynamicOptions,

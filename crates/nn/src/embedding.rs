@@ -18,7 +18,10 @@ use distribute_tensor::kernel::RowMerge;
 /// gradient is dense.
 ///
 /// # Errors
-/// `forward` returns an error if an id is not the index of a row. The error contains the id's position.
+/// `forward` returns an error in these cases:
+/// - An id is not the index of a row. For a contiguous table of f32 or f64, the error contains the id's position.
+/// - The dtype of the ids is not u8, u32 or i64.
+/// - A request to a parameter server fails.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -80,8 +83,8 @@ impl Embedding {
         Self { embeddings, hidden_size, device, rows: None }
     }
 
-    /// Creates a layer from a table of shape `[rows, hidden_size]`. It has the name of a function of
-    /// candle_transformers' `with_tracing::Embedding`.
+    /// Creates a layer from a table of shape `[rows, hidden_size]`. candle_transformers' `with_tracing::Embedding` has
+    /// a function of the same name.
     ///
     /// # Errors
     /// - An error if the tensor does not have two dimensions.
@@ -92,8 +95,8 @@ impl Embedding {
 
     /// Returns the table, of shape `[rows, hidden_size]`.
     ///
-    /// If the table is on parameter servers and this layer has only fetched rows so far, all later runs fetch the
-    /// complete table. If that fails, the run returns an error.
+    /// If the table is on parameter servers and this layer has only fetched rows so far, this call fetches the complete
+    /// table, and so do all later runs. If that fails, the run returns an error.
     pub fn embeddings(&self) -> &Tensor {
         self.rows.as_ref().map_or(&self.embeddings, |rows| rows.complete(&self.embeddings))
     }
@@ -197,7 +200,7 @@ mod tests {
     use distribute_core::internal::DeviceCopier;
     use distribute_testing::{child, skipped, watched};
 
-    /// Runs a test in its own process, with a GPU of CUDA that no other test uses.
+    /// Runs `body` in a separate process, with a CUDA GPU that no other test uses. Skips the test if there is none.
     fn with_gpu(test: &str, body: impl FnOnce(candle_core::CudaDevice) + Send + 'static) {
         if child::part().is_none() {
             let command = child::command(&format!("embedding::tests::{test}"), "by itself");

@@ -23,8 +23,9 @@ use distribute_tensor::kernel::RowMerge;
 /// # Errors
 /// `forward` returns an error in these cases:
 /// - An id is neither the index of a row nor padding. The error contains the id's position.
-/// - `ids` is a scalar.
-/// - The table is not contiguous, or its dtype is not f32 or f64.
+/// - `ids` is a scalar, or its dtype is not u8, u32 or i64.
+/// - The table is empty or not contiguous, or its dtype is not f32 or f64.
+/// - A request to a parameter server fails.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -99,8 +100,8 @@ impl EmbeddingBag {
 
     /// Returns the table, of shape `[rows, hidden]`.
     ///
-    /// If the table is on parameter servers and this layer has only fetched rows so far, all later runs fetch the
-    /// complete table. If that fails, the run returns an error.
+    /// If the table is on parameter servers and this layer has only fetched rows so far, this call fetches the complete
+    /// table, and so do all later runs. If that fails, the run returns an error.
     pub fn embeddings(&self) -> &Tensor {
         self.rows.as_ref().map_or(&self.embeddings, |rows| rows.complete(&self.embeddings))
     }
@@ -148,7 +149,7 @@ impl RowLayer for EmbeddingBag {
     }
 }
 
-/// A combination that adds the rows of each bag.
+/// A combination that adds the rows of each bag, and scales the sum according to the mode.
 struct Bags {
     mode: BagMode,
     /// The end of each bag in the list of all rows. The list contains one bag after another, without padding.

@@ -65,9 +65,10 @@ impl<'a, T: Copy> Matrix<'a, T> {
 
 /// Computes `out = a b`, or `out += a b` if `add` is `true`. `out` is in row-major order.
 ///
-/// The product uses the threads that are reserved for the replica. Without replicas, or with a single one, it uses as
-/// many threads as candle's own products: `RAYON_NUM_THREADS`, which `distribute::init` sets to 1. On a thread of a
-/// different pool, it uses only that thread.
+/// In a replica, a large product uses the threads that are reserved for the replica, and a small one only the calling
+/// thread. Without replicas, or with a single one, a product uses as many threads as candle's own products:
+/// `RAYON_NUM_THREADS`, which `distribute::init` sets to 1. On a thread of another rayon pool, it uses only that
+/// thread.
 ///
 /// # Panics
 /// Panics if the shapes do not match.
@@ -147,7 +148,8 @@ fn transposed<T: Number>(by_column: &[T], rows: usize, bias: &[T], finish: impl 
     out
 }
 
-/// Computes a product and writes all elements of `out`. If `add` is `true`, they must be initialized.
+/// Computes `out = a b`, or `out += a b` if `add` is `true`; `order` is that of `out`. Every element of `out` is
+/// written. If `add` is `true`, all of them must be initialized.
 fn multiply<T: Number>(
     out: &mut [MaybeUninit<T>],
     order: Order,

@@ -26,7 +26,7 @@ pub(super) fn sum<T: Number>(x: &[T], y: &[T], term: impl Fn(T, T) -> T) -> T {
     lanes[0]
 }
 
-/// Returns the largest element of a row. NaNs are ignored.
+/// Returns the largest element of a row. NaNs are ignored; if there is nothing else, the result is negative infinity.
 pub(super) fn max<T: Number>(x: &[T]) -> T {
     let mut lanes = [T::of(f64::NEG_INFINITY); LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();

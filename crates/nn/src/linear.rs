@@ -11,14 +11,14 @@ use distribute_tensor::without_elements;
 
 /// A linear layer, `activation(x wᵀ + b)`: candle_nn's `Linear` with an optional activation.
 ///
-/// The bias and most activations are part of a single operation. The backward pass writes the gradients of weight
-/// and bias directly into the memory that `minimize` reduces.
+/// The bias and the activations relu, sigmoid and leaky relu are part of a single operation. The backward pass writes
+/// the gradients of weight and bias directly into the memory that `minimize` reduces.
 ///
 /// `x` has shape `[…, in]`, and the result has shape `[…, out]`. The weight has shape `[out, in]`, and the bias
 /// `[out]`. For f32 and f64 on the CPU, this layer is faster than candle_nn's. For other dtypes and devices it uses
 /// candle's operations, with a separate backward pass. Results are the same as those of candle_nn, with two exceptions.
-/// Products may be added up in a different order. At 0, the slope of relu is 0, and that of leaky relu is the lower
-/// slope; in candle they are 1 and the mean of both slopes.
+/// Products may be added up in a different order. At 0, the slope of relu is 0, and that of leaky relu is the slope for
+/// negative inputs; in candle they are 1 and the mean of both slopes.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -80,13 +80,13 @@ impl Linear {
         Self { weight, bias, activation: None }
     }
 
-    /// Creates the same layer as [`new`](Linear::new). It has the name of a function of candle_transformers'
-    /// `with_tracing::Linear`.
+    /// Creates the same layer as [`new`](Linear::new). candle_transformers' `with_tracing::Linear` has a function of
+    /// the same name.
     pub fn from_weights(weights: Tensor, bias: Option<Tensor>) -> Self {
         Self::new(weights, bias)
     }
 
-    /// Adds an activation after the layer. Relu, sigmoid and leaky relu do not need an additional pass.
+    /// Sets an activation that is applied to the output. Relu, sigmoid and leaky relu do not need an additional pass.
     pub fn with_activation(mut self, activation: Activation) -> Self {
         self.activation = Some(activation);
         self
@@ -177,7 +177,7 @@ impl Linear {
         self.unflatten(y, x)
     }
 
-    /// Applies candle_nn's layer.
+    /// Applies candle_nn's layer, without the activation.
     fn stock(&self, x: &Tensor) -> Result<Tensor> {
         if let (Ok((out, _)), [outer @ .., _]) = (self.weight.dims2(), x.dims()) {
             operation::require_size("linear", &[outer, &[out]].concat())?;

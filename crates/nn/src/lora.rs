@@ -1,4 +1,5 @@
-//! Low-rank adapters over the weights of any model: its builder is wrapped, the model does not change.
+//! Low-rank adapters for the weights of any model. They are added by wrapping the model's builder; the model does not
+//! change.
 
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
@@ -13,10 +14,10 @@ const UP: &str = "lora_B.weight";
 /// `[rank, in]` and B is `[out, rank]`.
 ///
 /// [`wrap`](Lora::wrap) takes the builder of a model. Wrap it inside [`per_thread`](super::per_thread()), and call
-/// [`PerThread::rebuilt`](super::PerThread::rebuilt) in each step: a model has the sums of the time at which it was
-/// built. The model's own variables are detached, so they get no gradient; `freeze` them. Adapters have the names that
-/// the library PEFT uses, without its prefix: `layer.lora_A.weight` and `layer.lora_B.weight` for `layer.weight`. At
-/// the start B is 0, so the model computes the same as without adapters.
+/// [`PerThread::rebuilt`](super::PerThread::rebuilt) in each step, because a model keeps the sums that were computed
+/// when it was built. The model's own variables are detached, so they get no gradient; `freeze` them. Adapters have the
+/// names that the library PEFT uses, without its prefix: `layer.lora_A.weight` and `layer.lora_B.weight` for
+/// `layer.weight`. At the start B is 0, so the model computes the same as without adapters.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -60,6 +61,7 @@ pub struct Lora {
 
 impl Lora {
     /// Creates settings for adapters of all variables of two dimensions that are called `weight`, with the scale 1.
+    /// `rank` must be at least 1; otherwise the wrapped builder returns an error for these variables.
     pub fn new(rank: usize) -> Self {
         Self { rank, scale: 1., adapts: Arc::new(|_| true) }
     }
@@ -69,13 +71,14 @@ impl Lora {
         Self { scale, ..self }
     }
 
-    /// Sets the weights that get adapters, by a function of their names. Tables of embeddings are weights of two
-    /// dimensions as well.
+    /// Sets the weights that get adapters: those for whose names `adapts` returns `true`. Tables of embeddings are
+    /// weights of two dimensions as well.
     pub fn of(self, adapts: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         Self { adapts: Arc::new(adapts), ..self }
     }
 
-    /// Returns a builder that adds adapters to the weights that a model requests from `vb`.
+    /// Returns a builder that adds adapters to the weights that a model requests from `vb`, and detaches all variables
+    /// of the model.
     ///
     /// A model in bf16 or f16 has adapters in f32, which optimizers train.
     pub fn wrap<'a>(&self, vb: VarBuilder<'a>) -> VarBuilder<'a> {
@@ -95,7 +98,7 @@ impl fmt::Debug for Lora {
     }
 }
 
-/// Returns `true` for the path of a module with its dot, or nothing.
+/// Returns `true` if `layer` is empty or is a module path that ends with a dot.
 fn is_path(layer: &str) -> bool {
     layer.is_empty() || layer.ends_with('.')
 }

@@ -89,7 +89,7 @@ pub(super) fn require_size(name: &str, dims: &[usize]) -> Result<()> {
     }
 }
 
-/// Computes the output of an operation. The operands must be supported. See [`is_supported`].
+/// Computes the output of an operation. The operands must be supported; see [`is_supported`].
 pub(super) fn apply<O: Operation>(
     operation: O,
     x: &Tensor,

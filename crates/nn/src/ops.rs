@@ -70,7 +70,9 @@ pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
 ///
 /// # Errors
 /// - An error if the shapes do not match.
-/// - An error if the operands have different dtypes.
+/// - An error if `xs` is a tensor of integers.
+/// - An error if the operands have different dtypes. Under mixed precision, `xs` may be in half precision and `alpha`
+///   in f32.
 pub fn rms_norm(xs: &Tensor, alpha: &Tensor, eps: f32) -> Result<Tensor> {
     require_rows("rms_norm", xs, &[("alpha", alpha)])?;
     LayerNorm::rms_norm(alpha.clone(), eps.into()).forward(xs)
@@ -84,13 +86,16 @@ pub fn rms_norm(xs: &Tensor, alpha: &Tensor, eps: f32) -> Result<Tensor> {
 ///
 /// # Errors
 /// - An error if the shapes do not match.
-/// - An error if the operands have different dtypes.
+/// - An error if `xs` is a tensor of integers.
+/// - An error if the operands have different dtypes. Under mixed precision, `xs` may be in half precision and the
+///   others in f32.
 pub fn layer_norm(xs: &Tensor, alpha: &Tensor, beta: &Tensor, eps: f32) -> Result<Tensor> {
     require_rows("layer_norm", xs, &[("alpha", alpha), ("beta", beta)])?;
     LayerNorm::new(alpha.clone(), beta.clone(), eps.into()).forward(xs)
 }
 
-/// Returns an error if a parameter does not have the length of the rows, or has a different dtype.
+/// Returns an error if a parameter does not have the length of the rows or has a different dtype, or if the rows are
+/// integers.
 fn require_rows(name: &str, xs: &Tensor, parameters: &[(&str, &Tensor)]) -> Result<()> {
     if xs.dtype().is_int() {
         bail!("{name}: rows of {:?} have no mean square: convert them with to_dtype", xs.dtype());
@@ -126,6 +131,7 @@ fn require_rows(name: &str, xs: &Tensor, parameters: &[(&str, &Tensor)]) -> Resu
 ///
 /// # Errors
 /// - An error if the shapes or dtypes do not match.
+/// - An error if `do_causal` is `true` and there are more queries than keys.
 /// - An error if the cap is not positive.
 #[doc(alias = "tf.keras.layers.Attention")]
 #[doc(alias = "Attention")]

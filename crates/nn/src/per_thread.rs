@@ -48,10 +48,10 @@ pub struct PerThread<M> {
 /// must always request the same ones; a new variable is an error. If `build` computes something from variables, it uses
 /// their values at the time of the call.
 ///
-/// A thread keeps its model until the thread exits, or until it builds another model after the [`PerThread`] was
-/// dropped. A strategy keeps the threads of its replicas. If a thread is replaced, or if there are several concurrent
-/// runs, `build` is called again. A model that changes itself (with a `Cell`) then starts from its initial state. Store
-/// such state in variables instead.
+/// A thread keeps its model until the thread exits, drops the [`PerThread`], or builds another model after the
+/// [`PerThread`] was dropped. A strategy keeps the threads of its replicas. If a thread is replaced, or if there are
+/// several concurrent runs, `build` is called again. A model that changes itself (with a `Cell`) then starts from its
+/// initial state. Store such state in variables instead.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -121,6 +121,7 @@ impl<M: 'static> PerThread<M> {
     /// # Errors
     /// - The error of `build`.
     /// - An error if `build` requests a variable that did not exist after its first call.
+    /// - An error if the thread is exiting.
     pub fn get(&self) -> Result<Rc<M>> {
         let find = |models: &RefCell<HashMap<u64, BuiltModel>>| {
             models.borrow().get(&self.number).map(|built| built.model.clone())
@@ -132,18 +133,20 @@ impl<M: 'static> PerThread<M> {
         }
     }
 
-    /// Builds another model, from the present values of the variables.
+    /// Builds another model, from the current values of the variables. The model that [`get`](PerThread::get) returns
+    /// does not change.
     ///
-    /// Call it in each step if the model computes something from its variables while it is built, such as the product
-    /// of an adapter ([`Lora`](super::Lora)), or keeps something of the step before.
+    /// Call this method in each step if the model computes something from its variables while it is built, such as the
+    /// product of an adapter ([`Lora`](super::Lora)), or keeps something of the step before.
     ///
     /// # Errors
-    /// Returns the errors of [`get`](PerThread::get).
+    /// - The error of `build`.
+    /// - An error if `build` requests a variable that did not exist after its first call.
     pub fn rebuilt(&self) -> Result<M> {
         rebuild(|| (self.build)(self.vb.clone()))
     }
 
-    /// Stores a model for this thread. Drops this thread's other models whose [`PerThread`] was dropped.
+    /// Stores a model for this thread and returns it. Drops this thread's other models whose [`PerThread`] was dropped.
     fn store(&self, model: M) -> Result<Rc<M>> {
         let model = Rc::new(model);
         let built = BuiltModel { owner: Arc::downgrade(&self.alive), model: model.clone() };
@@ -158,7 +161,7 @@ impl<M: 'static> PerThread<M> {
         Ok(model)
     }
 
-    /// Calls `forward_t` of the model of this thread.
+    /// Calls the `forward_t` method of this thread's model.
     ///
     /// # Errors
     /// - The errors of [`get`](PerThread::get).
@@ -178,7 +181,7 @@ impl<M: Module + 'static> Module for PerThread<M> {
 }
 
 impl<M> Drop for PerThread<M> {
-    /// Drops the model of this thread. Other threads drop theirs when they build another model.
+    /// Drops the model of this thread. Other threads drop theirs when they build another model or exit.
     fn drop(&mut self) {
         let model = MODELS.try_with(|models| models.try_borrow_mut().ok()?.remove(&self.number));
         drop(model);

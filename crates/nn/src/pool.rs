@@ -100,8 +100,8 @@ pub fn avg_pool1d(xs: &Tensor, kernel_size: usize, stride: usize) -> Result<Tens
 ///
 /// # Errors
 /// - An error if the input does not have four axes.
-/// - An error if the images have no elements.
-/// - An error if the output has size 0.
+/// - An error if the height or the width of the images or of the output is 0.
+/// - An error if the output would have more elements than memory can address.
 pub fn adaptive_max_pool2d<T: ToUsize2>(xs: &Tensor, output_size: T) -> Result<Tensor> {
     let axes = adaptive("adaptive_max_pool2d", xs, output_size.to_usize2())?;
     largest("adaptive_max_pool2d", xs, axes, windows::largest)
@@ -179,7 +179,7 @@ fn mean(
     windows::applied(name, xs, axes, forward, |_, up, axes| windows::combined_gradient(up, axes))
 }
 
-/// Computes the gradient of candle's `max_pool2d`.
+/// Computes the gradient of candle's `max_pool2d` with respect to `x`, from the gradient `up` of its result.
 pub fn max_pool2d_gradient(
     x: &Tensor,
     kernel: (usize, usize),
@@ -189,7 +189,7 @@ pub fn max_pool2d_gradient(
     windows::largest_gradient(x, up, &fixed("max_pool2d", x, kernel, stride)?)
 }
 
-/// Computes the gradient of candle's `avg_pool2d`.
+/// Computes the gradient of candle's `avg_pool2d` with respect to `x`, from the gradient `up` of its result.
 pub fn avg_pool2d_gradient(
     x: &Tensor,
     kernel: (usize, usize),

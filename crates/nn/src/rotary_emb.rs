@@ -31,7 +31,9 @@ use std::marker::PhantomData;
 ///
 /// # Errors
 /// - An error if the shapes do not match.
-/// - An error if the operands have different dtypes.
+/// - An error if `xs` is a tensor of integers.
+/// - An error if the operands have different dtypes. Under mixed precision, `xs` may be in half precision and the
+///   tables in f32.
 pub fn rope(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     rotated("rope", RotaryLayout { pairs: Pairs::Halves, positions: 2 }, xs, cos, sin)
 }
@@ -141,8 +143,9 @@ struct Rotary<T> {
 }
 
 impl<T: Number> Rotary<T> {
-    /// Returns, for each row along the last dimension of the input, the offset of its angles in the tables. A row uses
-    /// half its width of angles.
+    /// Returns, for each row along the last dimension of the input, the offset of its angles in the tables. A row of
+    /// `width` elements uses `width / 2` angles. `tables` is the rank of the tables: 3 if each example has separate
+    /// angles.
     fn offsets(&self, dims: &[usize], tables: usize) -> impl Iterator<Item = usize> {
         let (outer, inner, half) = (dims[1], dims[2], dims[3] / 2);
         let (by_position, per_batch) = (self.kind.positions == 1, tables == 3);

@@ -8,8 +8,8 @@ use distribute_base::internal::PrecomputedOp;
 /// along `dim` of each element of `source`.
 ///
 /// If several elements have the same position, the last one is written. `indexes` has the same shape as `source`; both
-/// have the shape of `xs` except along `dim`. Elements of `xs` and `source` that are overwritten have no gradient,
-/// while candle 0.11's own backward pass computes one for them.
+/// have the shape of `xs` except along `dim`. The gradient of elements of `xs` and `source` that are overwritten is 0,
+/// while candle 0.11's own backward pass computes another one for them.
 ///
 /// # Errors
 /// - An error if the shapes do not match.
@@ -64,13 +64,15 @@ where
     xs.apply_op2(source, PrecomputedOp::new(name, result, backward))
 }
 
-/// Computes the gradient of the argument `xs` of [`scatter`]. It is 0 for elements that were overwritten.
+/// Computes the gradient of the argument `xs` of [`scatter`] from the gradient `up` of its result. The gradient is 0
+/// for elements that were overwritten.
 pub fn scatter_input_gradient(indexes: &Tensor, up: &Tensor, dim: usize) -> Result<Tensor> {
     let zeros = Tensor::zeros(indexes.shape(), up.dtype(), up.device())?;
     up.contiguous()?.scatter(&indexes.contiguous()?, &zeros, dim)
 }
 
-/// Computes the gradient of the argument `source` of [`scatter`]. It is 0 for elements that were overwritten.
+/// Computes the gradient of the argument `source` of [`scatter`] from the gradient `up` of its result. The gradient is
+/// 0 for elements that were overwritten.
 pub fn scatter_source_gradient(indexes: &Tensor, up: &Tensor, dim: usize) -> Result<Tensor> {
     let (indexes, up) = (indexes.contiguous()?, up.contiguous()?);
     let gradient = up.gather(&indexes, dim)?;

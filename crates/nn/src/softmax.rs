@@ -28,8 +28,8 @@ pub(super) fn softmax_rows<T: Exp>(numbers: &mut [T], width: usize) {
     }
 }
 
-/// Replaces the gradient g of the softmax `y` of each row by the gradient of the row itself, y (g - Σ g y), in
-/// `gradient`.
+/// Computes the gradient of rows of `width` numbers from their softmax `y` and the gradient g of the softmax.
+/// `gradient` contains g, which is replaced by the gradient of the rows, y (g - Σ g y).
 pub(super) fn gradient_rows<T: Number>(y: &[T], gradient: &mut [T], width: usize) {
     if width == 0 {
         return;

@@ -19,8 +19,8 @@ pub(super) fn height(table: &Tensor, width: usize) -> Option<usize> {
 
 /// Applies `combine` to the given rows. Returns the result as a tensor of the given shape.
 ///
-/// Each row index must be less than the table's [`height`]. Rows are those in `fetched`, or else those of the table,
-/// which may be on a device if it is the layer's own.
+/// Each row index must be less than the table's [`height`]. Rows are read from `fetched` if it is `Some`, otherwise
+/// from `table`. `is_own` is whether `table` is the layer's own tensor; only then may it be on a device.
 pub(super) fn look_up<C: Combine>(
     table: &Tensor,
     is_own: bool,

@@ -27,7 +27,8 @@ pub fn upsample_nearest1d(xs: &Tensor, target_size: usize) -> Result<Tensor> {
 ///
 /// # Errors
 /// - An error if the input does not have four axes.
-/// - An error if the images before or after resizing have no elements.
+/// - An error if the height or the width of the images is 0 before or after resizing.
+/// - An error if the result would have more elements than memory can address.
 #[doc(alias = "interpolate2d")]
 #[doc(alias = "tf.keras.layers.UpSampling2D")]
 #[doc(alias = "tf.image.resize")]
@@ -90,12 +91,12 @@ fn upsampled(
     windows::applied(name, xs, axes, forward, |_, up, axes| windows::combined_gradient(up, axes))
 }
 
-/// Computes the gradient of candle's `upsample_nearest1d`.
+/// Computes the gradient of candle's `upsample_nearest1d` with respect to `x`, from the gradient `up` of its result.
 pub fn nearest1d_gradient(x: &Tensor, up: &Tensor) -> Result<Tensor> {
     nearest2d_gradient(&x.unsqueeze(2)?, &up.unsqueeze(2)?)?.squeeze(2)
 }
 
-/// Computes the gradient of candle's `upsample_nearest2d`.
+/// Computes the gradient of candle's `upsample_nearest2d` with respect to `x`, from the gradient `up` of its result.
 pub fn nearest2d_gradient(x: &Tensor, up: &Tensor) -> Result<Tensor> {
     let (_, _, height, width) = up.dims4()?;
     windows::combined_gradient(up, &nearest("upsample_nearest2d", x, height, width)?)

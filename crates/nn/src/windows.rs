@@ -184,8 +184,8 @@ fn computed(x: &Tensor, function: impl FnOnce(&Tensor) -> Result<Tensor>) -> Res
     function(&prepared(x)?)?.to_dtype(x.dtype())
 }
 
-/// Applies a function for its dtype to each plane of `x`, which is resized to `size`. Returns `None` if this crate's
-/// loops do not support `x`.
+/// Applies to each plane of `x` the function in `plane` for its dtype, which writes a plane of the given `size`.
+/// Returns `None` if this crate's loops do not support `x`.
 fn native(
     x: &Tensor,
     axes: &Axes,

@@ -12,7 +12,8 @@ use super::normalize::{self, Gradient};
 use candle_core::{DType, Device, Result, Tensor};
 use distribute_base::internal::{PrecomputedOp, to_device, to_host};
 
-/// The count, the mean and the squared deviations of each channel, in a shape that can be broadcast to `x`.
+/// The number of values per channel, and each channel's mean and sum of squared deviations, in a shape that can be
+/// broadcast to `x`.
 pub(super) struct Moments {
     count: f64,
     mean: Tensor,
@@ -108,7 +109,8 @@ impl Normalize {
         weight.detach().reshape(of_channels(x))? * &self.inverse
     }
 
-    /// Computes the same gradients as [`normalize::Normalize`].
+    /// Computes the same gradients as [`normalize::Normalize`]. With several replicas, this is a collective, in which
+    /// an empty `x` contributes zeros.
     fn gradients(&self, x: &Tensor, weight: &Tensor, upstream: &Tensor) -> Result<[Tensor; 3]> {
         let channels = x.dim(1)?;
         if x.elem_count() == 0 {

@@ -19,10 +19,9 @@ use std::sync::Arc;
 /// device.
 ///
 /// candle_nn's batch norm can also be used, but it normalizes each per-replica batch separately. Its results therefore
-/// depend on the number of replicas, especially if per-replica batches are small. In all other respects, this layer is
-/// the same as candle_nn's: inputs of shape `[rows, channels, ...]` with at least two dimensions; the variables
-/// `weight`, `bias`, `running_mean` and `running_var`; the formula in evaluation; and gradients for input, weight and
-/// bias.
+/// depend on the number of replicas, especially if per-replica batches are small. This layer has the same inputs, of
+/// shape `[rows, channels, ...]` with at least two dimensions, and the same variables: `weight`, `bias`, `running_mean`
+/// and `running_var`. The formula in evaluation is also the same. Input, weight and bias have gradients.
 ///
 /// In training, the forward and backward passes are collectives. All replicas must make these calls, even with an empty
 /// per-replica batch. A replica has no weight if its batch is empty or if all of its rows are masked in the loss. Such
@@ -71,8 +70,8 @@ pub struct BatchNorm {
 /// Creates a [`BatchNorm`] for inputs with `channels` channels, with the signature and variables of candle_nn.
 ///
 /// # Errors
-/// - An error if the configuration is out of range.
-/// - An error if existing variables have different shapes.
+/// - An error if the epsilon or the momentum in `config` is out of range.
+/// - The errors of the `VarBuilder`.
 pub fn batch_norm<C: Into<BatchNormConfig>>(channels: usize, config: C, vb: VarBuilder) -> Result<BatchNorm> {
     let config = config.into();
     let stock = candle_nn::batch_norm(channels, config, vb)?;
@@ -117,12 +116,12 @@ impl BatchNorm {
         self.stock.weight_and_bias()
     }
 
-    /// Normalizes `x` with the statistics over all replicas, and updates the running statistics. This is a
-    /// collective.
+    /// Normalizes `x` with the statistics over all replicas, and updates the running statistics. This is a collective.
     ///
     /// # Errors
-    /// - An error if the shape or the dtype of `x` does not match the layer.
-    /// - An error with the message of the collective, if it fails; `run` returns it as
+    /// - An error if the shape of `x` does not match the layer, or its dtype is not a float dtype.
+    /// - An error if this is called in the cross-replica context of several replicas.
+    /// - An error with the collective's error message, if the collective fails; `run` returns it as
     ///   [`Error::Collective`](distribute_base::Error::Collective).
     #[track_caller]
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
@@ -158,7 +157,7 @@ impl BatchNorm {
         y.to_dtype(x.dtype())
     }
 
-    /// Normalizes `x` with its own moments, which are not copied to the host.
+    /// Normalizes `x` with its own moments, which are not copied to the host. Updates the running statistics.
     fn train_alone(
         &self,
         x: &Tensor,
@@ -170,7 +169,8 @@ impl BatchNorm {
         mine.normalize(self.remove_mean, self.eps())?.apply(x, &weight, &bias)
     }
 
-    /// Normalizes `x` with the moments over all replicas. `mine` are the moments of this replica.
+    /// Normalizes `x` with the moments over all replicas, of which `mine` are those of this replica. Updates the
+    /// running statistics.
     #[track_caller]
     fn train_over_replicas(
         &self,
@@ -237,7 +237,8 @@ impl BatchNorm {
     }
 
     /// Moves the running mean and variance towards `new` with candle_nn's formula. If the new value of a statistic is
-    /// `None`, the statistic does not change.
+    /// `None`, the statistic does not change. In a replica, both are marked as valid even if the replica's batch is
+    /// empty.
     fn set_running(&self, new: [Option<Tensor>; 2], context: Option<&ReplicaContext>) -> Result<()> {
         for (running, new) in [self.running_mean(), self.running_var()].into_iter().zip(new) {
             let running = Var::from_tensor(running)?;

@@ -1,4 +1,4 @@
-//! The count, the mean and the squared deviations of each channel, and merging those of several per-replica batches.
+//! The moments of each channel, and merging those of several per-replica batches.
 
 use candle_core::{DType, Result, Storage, Tensor, WithDType, bail};
 use distribute_base::internal::operand;
@@ -29,7 +29,7 @@ impl<'a, T: WithDType> Planes<'a, T> {
     }
 }
 
-/// The count, the mean and the squared deviations of each channel.
+/// The number of elements per channel, and each channel's mean and sum of squared deviations.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Moments {
     pub(super) count: f64,
@@ -56,7 +56,7 @@ impl Moments {
         Self { count, mean, deviation }
     }
 
-    /// Computes the moments of a CPU tensor of f32 or f64 that is contiguous or empty.
+    /// Computes the moments of a tensor, which must be empty, or else a contiguous CPU tensor of f32 or f64.
     pub(super) fn of_tensor(x: &Tensor) -> Result<Self> {
         let nothing = || vec![0.; x.dims()[1]];
         match x.dtype() {
@@ -88,7 +88,7 @@ impl Moments {
         }
     }
 
-    /// Merges two moments with the formula of Chan, Golub and LeVeque, which contains no differences of large numbers.
+    /// Merges two moments with the formula of Chan, Golub and LeVeque, which does not subtract sums of squares.
     fn merge(mut self, other: &Self) -> Self {
         let count = self.count + other.count;
         if count == 0. {

@@ -1,4 +1,4 @@
-//! The operation of batch norm in training and its gradient, with one collective in each direction.
+//! The operation of batch norm in training, and its gradient, which is a collective.
 
 use super::moments::{Planes, sum, with_planes};
 use candle_core::{CpuStorage, CustomOp3, Device, Layout, Result, Shape, Tensor, WithDType, bail};

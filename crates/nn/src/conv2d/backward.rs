@@ -15,8 +15,8 @@ type GradientPair = [Option<Tensor>; 2];
 /// The padding, the stride and the dilation, in this order.
 type Sizes = [usize; 3];
 
-/// Computes the gradients of candle's `conv2d`, for `x` of shape `[n, in, height, width]` and a weight of shape
-/// `[out, in, …, …]`.
+/// Computes the gradients of candle's `conv2d` from the gradient `up` of its result. `x` has shape `[n, in, height,
+/// width]`, and the weight has shape `[out, in, …, …]`.
 pub fn conv2d_gradients(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<GradientPair> {
     if let Some(zeros) = empty_gradient(x, weight, up)? {
         return Ok(zeros);
@@ -51,8 +51,8 @@ pub fn conv2d_gradients(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) 
     Ok([x.track_op().then(input_gradient).transpose()?, weight.track_op().then(weight_gradient).transpose()?])
 }
 
-/// Computes the gradients of candle's `conv1d`, for `x` of shape `[n, in, length]` and a weight of shape `[out, in,
-/// width]`.
+/// Computes the gradients of candle's `conv1d` from the gradient `up` of its result. `x` has shape `[n, in, length]`,
+/// and the weight has shape `[out, in, width]`.
 pub fn conv1d_gradients(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<GradientPair> {
     let [padding, stride, dilation] = sizes;
     // The single row gets no padding above and below.
@@ -68,8 +68,8 @@ pub fn conv1d_gradients(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) 
     ])
 }
 
-/// Computes the gradients of candle's `conv_transpose2d`, for `x` of shape `[n, in, height, width]` and a weight of
-/// shape `[in, out, …, …]`.
+/// Computes the gradients of candle's `conv_transpose2d` from the gradient `up` of its result. `x` has shape `[n, in,
+/// height, width]`, and the weight has shape `[in, out, …, …]`.
 pub fn conv_transpose2d_gradients(
     x: &Tensor,
     weight: &Tensor,
@@ -97,8 +97,8 @@ pub fn conv_transpose2d_gradients(
     Ok([x.track_op().then(input_gradient).transpose()?, weight.track_op().then(weight_gradient).transpose()?])
 }
 
-/// Computes the gradients of candle's `conv_transpose1d`, for `x` of shape `[n, in, length]` and a weight of shape
-/// `[in, out, width]`.
+/// Computes the gradients of candle's `conv_transpose1d` from the gradient `up` of its result. `x` has shape `[n, in,
+/// length]`, and the weight has shape `[in, out, width]`.
 pub fn conv_transpose1d_gradients(
     x: &Tensor,
     weight: &Tensor,
@@ -114,7 +114,8 @@ pub fn conv_transpose1d_gradients(
     Ok([input_gradient?, weight_gradient?])
 }
 
-/// Returns the height and width of the image that the kernel covers, given all positions of `output`.
+/// Returns the height and width of the part of an image that the kernel covers at all positions of `output`. Returns an
+/// error if the kernel covers no image.
 fn extent(output: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<[usize; 2]> {
     let (_, _, height, width) = output.dims4()?;
     let (_, _, k_height, k_width) = weight.dims4()?;
@@ -124,8 +125,9 @@ fn extent(output: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<[us
     }
 }
 
-/// Returns the gradient of a kernel that covers `image` completely and computes `output`. It has shape `[out, in, …,
-/// …]`.
+/// Returns the gradient of a kernel, of shape `[out, in, …, …]`, from the image that the kernel covers completely and
+/// the gradient of the result, `output`. For a transposed convolution, `image` is the gradient of the result and
+/// `output` is the input.
 fn kernel_gradient(image: &Tensor, output: &Tensor, stride: usize, dilation: usize) -> Result<Tensor> {
     let (image, output) = (image.transpose(0, 1)?.contiguous()?, output.transpose(0, 1)?.contiguous()?);
     image.conv2d(&output, 0, dilation, stride, 1)?.transpose(0, 1)?.contiguous()
@@ -139,7 +141,7 @@ fn empty_gradient(x: &Tensor, weight: &Tensor, up: &Tensor) -> Result<Option<Gra
     Ok(Some([Some(x.zeros_like()?), Some(weight.zeros_like()?)]))
 }
 
-/// Computes the gradients in f32, for tensors in half precision.
+/// Computes the gradients in f32, and converts them to the dtype of `x`, which is in half precision.
 fn in_f32(
     x: &Tensor,
     weight: &Tensor,

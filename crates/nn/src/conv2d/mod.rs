@@ -103,7 +103,8 @@ impl Conv2d {
     /// Applies candle's operation.
     ///
     /// If the kernel does not reach the last rows or columns of the image, candle's operation computes a gradient of
-    /// the wrong shape. These rows and columns are therefore cropped first.
+    /// the wrong shape. These rows and columns are therefore cropped first. For a batch without images, the result is
+    /// created without candle's operation.
     fn composed(&self, x: &Tensor) -> Result<Tensor> {
         let config = self.config;
         let stock = |config| candle_nn::Conv2d::new(self.weight.clone(), self.bias.clone(), config);
@@ -130,8 +131,8 @@ impl Conv2d {
         stock(Conv2dConfig { padding: 0, ..config }).forward(&inner)
     }
 
-    /// Returns an error if the kernel does not fit into the image, or if the number of positions overflows. candle
-    /// would panic in these cases.
+    /// Returns an error if the kernel does not fit into the image, or if the result or the patches would have more
+    /// elements than memory can address. candle would panic in these cases.
     fn require_fit(&self, x: &Tensor) -> Result<()> {
         if let Some(patches) = Patches::new(x.dims(), self.weight.dims(), &self.config) {
             patches.require_size()?;
@@ -215,9 +216,11 @@ impl Fused {
     }
 }
 
-/// Returns the gradients of the input, the weight and the bias; `None` for those that are not needed.
+/// Returns the gradients of the input, the weight and the bias. A gradient is `None` if it is not needed or was written
+/// into a bucket.
 ///
-/// `weight_gradient` writes the gradient of the weight, and `input_gradient` computes the gradient of the input. The
+/// `weight_gradient` gets the elements of `x`, and writes the gradient of the weight to a slice, or adds it if its last
+/// argument is `true`. `input_gradient` computes the gradient of the input from the elements of the weight. The
 /// gradient of the bias is the sum of `upstream` over each channel's planes, which have `plane` elements.
 fn gradients<T: Number>(
     [x, weight]: [&Tensor; 2],

@@ -25,7 +25,8 @@ pub(super) struct Patches {
     dilation: usize,
 }
 
-/// Returns the number of positions of a kernel along an axis of the image, or `None` if the kernel does not fit.
+/// Returns the number of positions of a kernel along an axis of the image. Returns `None` if the kernel does not fit or
+/// has size 0, if the stride is 0, and on overflow.
 pub(super) fn positions(input: usize, kernel: usize, config: &Conv2dConfig) -> Option<usize> {
     let padded = config.padding.checked_mul(2)?.checked_add(input)?;
     Some(padded.checked_sub(covered(1, kernel, config)?)?.checked_div(config.stride)? + 1)
@@ -41,7 +42,8 @@ pub(crate) fn covered(positions: usize, kernel: usize, config: &Conv2dConfig) ->
 }
 
 impl Patches {
-    /// Computes the sizes of a convolution. Returns `None` if the shapes do not match.
+    /// Computes the sizes of a convolution. Returns `None` if the shapes do not match, if the kernel does not fit into
+    /// the image, or if a size other than that of the image or the batch is 0.
     pub(super) fn new(x: &[usize], weight: &[usize], config: &Conv2dConfig) -> Option<Self> {
         let ([images, all, height, width], [outputs, channels, k_height, k_width]) = (x, weight) else {
             return None;
@@ -115,7 +117,8 @@ impl Patches {
         (self.kernel, self.stride, self.padding) == ([1, 1], 1, 0)
     }
 
-    /// Returns the patches of an image. They are written to `buffer`, unless they are identical to the image.
+    /// Returns the patches of an image. Writes them to `buffer`, unless they are identical to the image. `buffer` must
+    /// be empty or come from an earlier call of the same sizes, because the elements for padding are not written.
     pub(super) fn gather<'a, T: Number>(&self, image: &'a [T], buffer: &'a mut Vec<T>) -> Matrix<'a, T> {
         let patches = if self.is_whole() {
             image

@@ -39,7 +39,7 @@ impl Transposed {
 }
 
 /// Computes images of the given size with a transposed convolution, in a single operation. Returns `None` if this
-/// crate's loops do not support the operands.
+/// crate's loops do not support the operands, or if `size` does not match them.
 pub(crate) fn transposed(
     x: &Tensor,
     weight: &Tensor,
@@ -51,8 +51,8 @@ pub(crate) fn transposed(
     operation.map(|operation| operation::apply(operation, x, weight, bias)).transpose()
 }
 
-/// Computes the gradients of `x` and the weight from the gradient of the images. Returns `None` if this crate's loops
-/// do not support the operands.
+/// Computes the gradients of `x` and the weight from the gradient `upstream` of the images, which must be contiguous.
+/// The third element, for a bias, is `None`. Returns `None` if this crate's loops do not support the operands.
 pub(super) fn gradients(
     x: &Tensor,
     weight: &Tensor,

@@ -85,7 +85,7 @@ impl OneHotLabels {
         chosen.sum_all()? * (-1. / log_probabilities.dim(0)? as f64)
     }
 
-    /// Returns the negative mean over all rows of the mean of their elements.
+    /// Returns the negative mean, over all rows, of the mean of each row's elements. A row without a label counts as 0.
     fn negative_mean_of_all(&self, log_probabilities: &Tensor) -> Result<Tensor> {
         let mut means = log_probabilities.mean_keepdim(1)?;
         if let Some(has_label) = &self.has_label {

@@ -6,7 +6,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, b
 use distribute_base::internal::{host_value, with_elements};
 
 /// Computes the mean cross-entropy of logits of shape `[n, classes]` on the CPU, with its gradient. The label's class
-/// has the probability 1 − `smoothing`, and `smoothing` is divided equally among all classes.
+/// has the probability 1 − `smoothing`. In addition, `smoothing` is divided equally among all classes.
 pub(super) fn cross_entropy<T: Exp>(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<Tensor> {
     let (rows, classes) = logits.dims2()?;
     let labels = read(labels, rows, classes)?;

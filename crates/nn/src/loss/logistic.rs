@@ -4,7 +4,7 @@
 use candle_core::{Result, Tensor};
 use distribute_base::internal::{PrecomputedOp, choose, sum};
 
-/// Computes the mean over pairs of logits and targets with the same shape and dtype.
+/// Computes the mean binary cross-entropy of logits and targets with the same shape and dtype, with its gradients.
 pub(super) fn composed(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let result = mean(&logits.detach(), &targets.detach())?;
     let backward = |[x, z]: [&Tensor; 2], _: &Tensor, upstream: &Tensor| {

@@ -3,7 +3,7 @@
 //! candle_nn's losses divide by the number of rows, so the result for an empty per-replica batch is NaN or an error.
 //! The losses in this module return 0 in this case, without a gradient. Pass 0 examples to `minimize` then.
 //!
-//! With [mixed precision](crate::MixedPrecision), all losses compute in f32 and return f32.
+//! With [mixed precision](crate::MixedPrecision), losses of tensors in half precision are computed and returned in f32.
 
 mod composed;
 mod cross_entropy;
@@ -32,7 +32,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 /// Computes the mean cross-entropy like [`cross_entropy`], with smoothed labels.
 ///
 /// The label's class has the probability 1 − `smoothing` + `smoothing` / classes, and each other class `smoothing` /
-/// classes. `smoothing` is in [0, 1]; 0.1 is common.
+/// classes. `smoothing` must be in [0, 1]; 0.1 is common.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -121,7 +121,8 @@ pub fn huber(predictions: &Tensor, targets: &Tensor, delta: f64) -> Result<Tenso
     })
 }
 
-/// Computes the mean binary cross-entropy of logits and targets with the same shape. Targets are in [0, 1].
+/// Computes the mean binary cross-entropy of logits and targets with the same shape. Targets must be in [0, 1], which
+/// is not checked.
 ///
 /// The result is exact for any logit. In contrast, candle_nn's loss takes the logarithm of a sigmoid, which is rounded
 /// to 0 or 1 for large logits.

@@ -26,7 +26,7 @@ pub(super) fn mean<T: Exp>(kind: PairLoss, x: &Tensor, z: &Tensor) -> Result<Ten
 
 struct Pairs<T>(PairLoss, PhantomData<T>);
 
-/// The number of parallel sums, and the number of pairs added to each before the sums are combined.
+/// The number of sums that are computed in parallel. Each gets [`DEPTH`] pairs before the sums are combined.
 const LANES: usize = 8;
 const DEPTH: usize = 32;
 
@@ -98,13 +98,13 @@ fn huber<T: Exp>(x: &[T], z: &[T], delta: f64) -> f64 {
     sums.iter().sum()
 }
 
-/// Returns x, at most `delta` and at least −`delta`.
+/// Returns `x`, limited to the range from −`delta` to `delta`. NaN stays NaN.
 fn clamped<T: Exp>(x: T, delta: T) -> T {
     if abs(x) > delta { distribute_optim::Float::copysign(delta, x) } else { x }
 }
 
-/// Returns the sum of the cross-entropies of a block. Numbers from 1 to 2 are multiplied, which does not overflow
-/// within a block, so a single logarithm is enough for all of them.
+/// Returns the sum of the cross-entropies of a block. The numbers 1 + e⁻ˡˣˡ are between 1 and 2. They are multiplied,
+/// which does not overflow within a block, so a single logarithm per lane is enough.
 fn logistic<T: Exp>(x: &[T], z: &[T]) -> f64 {
     let zero = T::of(0.);
     let (mut sums, mut products) = ([0.; LANES], [1.; LANES]);
