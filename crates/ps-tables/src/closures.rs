@@ -22,19 +22,20 @@ const BITS: u64 = u64::BITS as u64;
 /// failed or seems to have failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
-    /// The number of the coordinator's job, see [`Request::BeginJob`](crate::Request::BeginJob); 0 if no job was begun.
+    /// The number of the coordinator's job; 0 if no job was begun. See [`Request::BeginJob`](crate::Request::BeginJob).
     pub job: u64,
     /// The sequence number of the closure in its job.
     pub closure: u64,
-    /// All closures with lower numbers have ended, so their changes are rejected.
+    /// The lowest number of a closure that may still be running. All closures with lower numbers have ended, so their
+    /// changes are rejected.
     pub floor: u64,
 }
 
 /// The changes that closures have made to one table.
 ///
-/// There is an entry for each closure that has changed the table and is not known to have ended. Memory is therefore
-/// limited by the number of running closures. Store this together with the values, and include it in snapshots, so that
-/// the two stay consistent.
+/// There is an entry for every 64 changes of a closure that is not below the highest [floor](Origin::floor) so far.
+/// Memory is limited to 65,536 entries. Store this record together with the values, and include it in snapshots, so
+/// that the two stay consistent.
 ///
 /// ```
 /// use distribute_ps_tables::{ClosureChanges, Origin};
@@ -63,13 +64,13 @@ impl ClosureChanges {
         Self { job, ..Self::default() }
     }
 
-    /// Returns the number of the job whose closures change the table.
+    /// Returns the number of the current job, whose closures may change the table.
     pub fn job(&self) -> u64 {
         self.job
     }
 
-    /// Begins a new job if its number is greater than that of the current one. All changes of the previous job are
-    /// discarded.
+    /// Begins job `job` if its number is greater than that of the current job, and discards the record of the changes
+    /// made by the previous one. Otherwise does nothing.
     pub fn begin(&mut self, job: u64) {
         if job > self.job {
             *self = Self::new(job);
@@ -82,7 +83,7 @@ impl ClosureChanges {
     /// # Errors
     /// - [`Error::OtherJob`]: the closure belongs to a different job.
     /// - [`Error::ClosureEnded`]: the closure has ended, so its changes are no longer recorded.
-    /// - [`Error::TooManyClosures`]: there is no space to record the change.
+    /// - [`Error::TooManyClosures`]: the record is full, and none of its closures is known to have ended.
     pub fn has(&self, origin: Origin, number: u64) -> Result<bool> {
         let Origin { job, closure, floor } = origin;
         if job != self.job {
@@ -105,7 +106,8 @@ impl ClosureChanges {
         }
     }
 
-    /// Records that a change was applied, now or by an earlier attempt.
+    /// Records that a change was applied, now or by an earlier attempt. Removes the entries of closures below the floor
+    /// of `origin`, which have ended. Does nothing if the closure belongs to a different job.
     pub fn record(&mut self, origin: Origin, number: u64) {
         let Origin { job, closure, floor } = origin;
         if job != self.job {
@@ -157,8 +159,8 @@ mod tests {
     /// An event of the test.
     #[derive(Clone, Debug)]
     enum Event {
-        /// A change that a closure of this job or the previous one makes, `behind` the newest closure; and whether the
-        /// table accepts it.
+        /// A change by a closure of this job or, if `old_job`, of the previous one. `behind` is the distance of the
+        /// closure's number from the newest one, and `fits` is whether the table accepts the change.
         Change {
             old_job: bool,
             behind: u64,

@@ -29,14 +29,15 @@ pub enum Error {
         /// The variable's shape.
         shape: Vec<usize>,
     },
-    /// A partitioner returned an unusable result.
+    /// A partitioner returned an unusable result, or a variable was [recorded](crate::Placement::record) with a number
+    /// of servers that differs from its number of shards.
     #[error(
         "the partitioner returned {partitions:?} for shape {shape:?}: it must give one number for each \
          axis, at least 1 for the first and 1 for all others, because variables are only partitioned along \
          axis 0"
     )]
     Partitions {
-        /// The unusable result: the number of parts along each axis.
+        /// The number of parts along each axis that the partitioner returned, or the number of servers.
         partitions: Vec<usize>,
         /// The variable's shape.
         shape: Vec<usize>,
@@ -206,12 +207,12 @@ pub enum Error {
         /// The slots to be restored.
         found: Vec<String>,
     },
-    /// The values of the table do not fit into memory.
+    /// The table, or a copy of it, does not fit into memory.
     #[error("table {table}: there is no memory for {dtype}{shape:?}; use more servers")]
     NoMemory {
         /// The name of the table.
         table: String,
-        /// The table's shape.
+        /// The shape of the table; for a dynamic table, that of a row.
         shape: Vec<usize>,
         /// The table's dtype.
         dtype: DType,
@@ -260,7 +261,7 @@ pub enum Error {
     IdTwice {
         /// The name of the table.
         table: String,
-        /// The requested id.
+        /// The id that occurs twice.
         id: i64,
     },
     /// The server has no table with this name.
@@ -394,7 +395,7 @@ pub enum Error {
         /// The lowest number of a closure that may not have ended.
         floor: u64,
     },
-    /// Too many closures have changed a table before an older closure has ended.
+    /// Too many closures have changed a table while an older closure has not ended.
     #[error(
         "a change of closure {closure} is refused because a table remembers {limit} changes of closures, \
          all since closure {oldest}, which has not ended; retry after it has"

@@ -70,7 +70,10 @@ impl Initializer {
         Self { seed, stream, draws: Draws::new(seed, stream), distribution }
     }
 
-    /// Returns an error if elements of dtype `dtype` cannot be initialized.
+    /// Checks that elements of dtype `dtype` can be initialized.
+    ///
+    /// # Errors
+    /// - [`Error::Tensor`](crate::Error::Tensor): the dtype does not support the distribution.
     pub fn check(&self, dtype: DType) -> Result<()> {
         Ok(self.distribution.check(dtype)?)
     }

@@ -33,11 +33,13 @@ pub struct ServerState {
 /// The decision whether a training run begins or is resumed, based on the states of all servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayoutDecision {
-    /// All servers belong to one training run, with this layout. It is resumed.
+    /// All servers belong to the same training run, at the same indices as before. It is resumed.
     Resume,
-    /// No server belongs to a training run. A new one begins, and all servers get a layout with a new random number.
+    /// A new training run begins, because no server has a layout or none has a table. All servers get a layout with a
+    /// new random number.
     Begin,
-    /// Servers without a folder have restarted and lost their tables. They get the layout of this training run again.
+    /// Some servers, which have no folder, have restarted and lost their tables. They get the layout of this training
+    /// run again.
     Lost {
         /// The number that identifies the training run.
         training: u64,

@@ -2,8 +2,8 @@
 //!
 //! This crate implements a server's operations on variables, without the server itself. It never opens a socket, starts
 //! a thread, or depends on strategies or models. Decisions (partitioning, placement, the detection of repeated pushes)
-//! are pure functions or plain values. Only tables contain locks, so that several threads can push to a table at the
-//! same time.
+//! are pure functions or plain values. Only [`Tables`] and its tables contain locks, so that several threads can push
+//! to a table at the same time.
 //!
 //! ```
 //! use distribute_optim::{Sgd, Step};

@@ -101,8 +101,8 @@ pub struct FixedShardsPartitioner {
 /// A partitioner with the highest number of shards, up to `max_shards`, for which each shard takes at least about
 /// `min_shard_bytes`.
 ///
-/// The number is rounded up, so shards can be slightly smaller: 65,537 elements of `f32` and 256 KiB give two
-/// shards. By default there is at most one shard, so variables are not split.
+/// The number of shards is rounded up, so shards can be smaller: 65,537 elements of `f32` and 256 KiB give two shards
+/// of about 128 KiB. By default there is at most one shard, so variables are not split.
 ///
 /// ```
 /// use distribute_ps_tables::{MinSizePartitioner, Partitioner};
@@ -138,6 +138,9 @@ impl FixedShardsPartitioner {
     const NAME: &'static str = "FixedShardsPartitioner";
 
     /// Creates a partitioner with `num_shards` shards, which must be at least 1.
+    ///
+    /// # Errors
+    /// - [`Error::PartitionerParameter`]: `num_shards` is 0.
     pub fn new(num_shards: usize) -> Result<Self> {
         Ok(Self { num_shards: positive(Self::NAME, "num_shards", num_shards)? })
     }
@@ -159,6 +162,9 @@ impl MinSizePartitioner {
 
     /// Creates a partitioner with shards of at least `min_shard_bytes`, and at most `max_shards` shards. Both must be
     /// at least 1.
+    ///
+    /// # Errors
+    /// - [`Error::PartitionerParameter`]: a parameter is 0.
     pub fn new(min_shard_bytes: usize, max_shards: usize) -> Result<Self> {
         Ok(Self {
             min_shard_bytes: positive(Self::NAME, "min_shard_bytes", min_shard_bytes)?,
@@ -168,6 +174,9 @@ impl MinSizePartitioner {
     }
 
     /// Sets the assumed size of a string in bytes, which must be at least 1; 16 by default.
+    ///
+    /// # Errors
+    /// - [`Error::PartitionerParameter`]: `bytes` is 0.
     pub fn bytes_per_string(self, bytes: usize) -> Result<Self> {
         Ok(Self { bytes_per_string: positive(Self::NAME, "bytes_per_string", bytes)?, ..self })
     }
@@ -199,6 +208,9 @@ impl MaxSizePartitioner {
     const NAME: &'static str = "MaxSizePartitioner";
 
     /// Creates a partitioner with shards of at most `max_shard_bytes`, which must be at least 1.
+    ///
+    /// # Errors
+    /// - [`Error::PartitionerParameter`]: `max_shard_bytes` is 0.
     pub fn new(max_shard_bytes: usize) -> Result<Self> {
         Ok(Self {
             max_shard_bytes: positive(Self::NAME, "max_shard_bytes", max_shard_bytes)?,
@@ -213,6 +225,9 @@ impl MaxSizePartitioner {
     }
 
     /// Sets the assumed size of a string in bytes, which must be at least 1; 16 by default.
+    ///
+    /// # Errors
+    /// - [`Error::PartitionerParameter`]: `bytes` is 0.
     pub fn bytes_per_string(self, bytes: usize) -> Result<Self> {
         Ok(Self { bytes_per_string: positive(Self::NAME, "bytes_per_string", bytes)?, ..self })
     }

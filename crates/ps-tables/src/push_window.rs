@@ -26,7 +26,7 @@ pub enum Admission {
 ///
 /// A client numbers its pushes in ascending order. If a push gets no response, the client repeats it with the same
 /// number. A client waits for responses before its numbers exceed the window. After a restart, a client identifies
-/// itself by a new id. Store this together with the values, and include it in snapshots, so that the two stay
+/// itself by a new id. Store this record together with the values, and include it in snapshots, so that the two stay
 /// consistent.
 ///
 /// ```
@@ -42,7 +42,7 @@ pub enum Admission {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushWindows {
     clients: BTreeMap<u64, Window>,
-    /// The id of each client, with the time of the client's last push as the key.
+    /// The ids of the clients. The key of a client is the `used` of its window.
     by_use: BTreeMap<u64, u64>,
     uses: u64,
     limit: usize,
@@ -55,7 +55,7 @@ struct Window {
     highest: u64,
     applied: Bits,
     in_progress: Bits,
-    /// The time of the client's last push.
+    /// The value of `uses` at the client's last push.
     used: u64,
 }
 
@@ -80,12 +80,14 @@ impl PushWindows {
     pub const SPAN: u64 = 1024;
 
     /// Creates an empty record of up to `clients` clients, which takes about 300 bytes for each client. If there are
-    /// more clients, the record of the least recently active one is discarded.
+    /// more clients, the record of the least recently active one without a push in progress is discarded.
     pub fn new(clients: usize) -> Self {
         Self { clients: BTreeMap::new(), by_use: BTreeMap::new(), uses: 0, limit: clients }
     }
 
-    /// Decides whether push `sequence` of a client is applied.
+    /// Decides whether push `sequence` of a client must be applied. If so, marks it as in progress until
+    /// [`done`](Self::done) is called. A client without a record gets one, for which that of another client may be
+    /// discarded.
     ///
     /// # Errors
     /// - [`Error::PushExpired`]: the push is older than the window.
@@ -123,7 +125,7 @@ impl PushWindows {
         }
     }
 
-    /// Records the result of a push that an earlier process has written to its log.
+    /// Records the result of a push that an earlier process of the server has written to its log.
     pub fn record(&mut self, client: u64, sequence: u64, applied: bool) {
         // No push is in progress while a log is read, so there is room.
         let Ok(window) = self.window(client, sequence) else { return };
@@ -144,7 +146,9 @@ impl PushWindows {
         }
     }
 
-    /// Returns the window of a client, advanced to sequence number `sequence`, and marks the client as active.
+    /// Returns the window of a client, advanced to sequence number `sequence`, and marks the client as active. A client
+    /// without a record gets one. If there is no space for it, the record of the least recently active client without a
+    /// push in progress is discarded.
     fn window(&mut self, client: u64, sequence: u64) -> Result<&mut Window> {
         if !self.clients.contains_key(&client) && self.clients.len() >= self.limit {
             // A push in progress would be applied twice if it were repeated after its client was forgotten.
@@ -200,7 +204,7 @@ impl Window {
     }
 
     /// Advances the window to a number that is higher than all previous ones, by clearing the bits of the numbers that
-    /// leave the window.
+    /// enter the window. Does nothing if the number is not higher.
     fn advance(&mut self, sequence: u64) {
         if sequence <= self.highest {
             return;
@@ -240,7 +244,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Sequence numbers that are close to each other, or differ by about the size of a window.
+    /// Generates pushes by two clients. Their sequence numbers are close to each other, or differ by about the size of
+    /// a window.
     fn sequences() -> impl Strategy<Value = Vec<(u64, u64, bool, bool)>> {
         let step = prop_oneof![0u64..4, 1000u64..1050, 0u64..3000];
         prop::collection::vec((0u64..2, step, any::<bool>(), any::<bool>()), 0..200)

@@ -74,7 +74,7 @@ impl Steps {
         Step::after(next(last.unwrap_or_else(|last| last)) - 1, step.learning_rate())
     }
 
-    /// Releases the step of a push that was rejected.
+    /// Releases the step of a push that was rejected, unless another push has been counted since.
     pub(crate) fn undo(&self, push: Push, step: Step) {
         if push.is_counted() {
             let number = step.number();

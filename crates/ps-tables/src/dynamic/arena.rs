@@ -1,7 +1,7 @@
 //! Memory for rows that can be added and removed.
 
-/// The number of rows that are allocated together. The number is small so that little memory is left unused. Rows never
-/// move.
+/// The number of rows in a chunk, which are allocated together. It is small, so that little memory is left unused. Rows
+/// never move.
 pub(crate) const CHUNK: usize = 128;
 
 /// Rows of the same width. Indices of removed rows are reused.
@@ -19,7 +19,8 @@ impl<T: Copy + Default> Arena<T> {
         Self { width, chunks: Vec::new(), rows: 0, free: Vec::new() }
     }
 
-    /// Returns the index of a row for the caller to fill, or `None` if all indices are in use.
+    /// Returns the index of a free row, or `None` if all indices are in use. The caller must fill the row, which may
+    /// contain the values of a removed one.
     pub(super) fn add(&mut self) -> Option<u32> {
         if let Some(row) = self.free.pop() {
             return Some(row);

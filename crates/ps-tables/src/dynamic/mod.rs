@@ -1,4 +1,4 @@
-//! Tables whose rows are 64-bit ids, created on demand.
+//! Tables whose rows are identified by 64-bit ids and created on demand.
 //!
 //! | module | contents |
 //! |---|---|
@@ -32,7 +32,8 @@ use segment::{Number, Segment};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, OnceLock};
 
-/// The number of segments, each with its own lock. A batch of a thousand ids has several ids for each lock.
+/// The maximum number of segments of a table, each with its own lock. A batch of a thousand ids has several ids for
+/// each lock.
 const SEGMENTS: usize = 64;
 
 /// The approximate memory in bytes that an id occupies in addition to its row.
@@ -41,17 +42,18 @@ const ENTRY: usize = 40;
 /// The admission and eviction settings of a dynamic table. By default every id gets a row, and no row is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DynamicOptions {
-    /// The number of pushes in which an id must occur before it gets a row; at least 1. Gradients of earlier pushes are
-    /// dropped.
+    /// The number of pushes in which an id must have occurred to get a row, including the push that creates the row; at
+    /// least 1. Gradients of earlier pushes are dropped.
     pub admit_after: u32,
-    /// The approximate number of ids without a row for which occurrences are counted; at least 2. The counts of rare
-    /// ids are discarded first.
+    /// The approximate maximum number of ids without a row whose occurrences are counted; at least 2. If there are
+    /// more, the counts of ids that have not occurred recently are discarded.
     pub waiting: usize,
     /// The maximum number of rows on this shard; at least 1, and `None` means no limit. If the limit would be exceeded,
-    /// rows are evicted in the order of [`eviction`](Self::eviction).
+    /// rows are evicted in the order of [`eviction`](Self::eviction). The rows are divided over up to 64 segments, each
+    /// with an equal part of the limit, so eviction can begin a little before the limit is reached.
     pub max_rows: Option<usize>,
-    /// The number of steps for which a row is kept without a push; `None` means forever. Eviction may be late by up to
-    /// an eighth of this number: see [`DynamicTable::evict`].
+    /// The number of steps for which a row is kept without a push; `None` means forever. Pushes evict older rows only
+    /// in steps that are multiples of an eighth of this number: see [`DynamicTable::evict`].
     pub max_age: Option<u64>,
     /// The rows that are evicted first if there are too many; by default the least recently pushed ones.
     pub eviction: Eviction,
@@ -92,7 +94,7 @@ struct Limits {
     eviction: Eviction,
 }
 
-/// An embedding table of 64-bit ids, or the shard of one. Rows are created on demand and may be evicted.
+/// An embedding table of 64-bit ids, or a shard of one. Rows are created on demand and may be evicted.
 ///
 /// Reading an id that has no row returns its initial value, which is a function of (seed, name, id). Reading therefore
 /// creates no row, and the result does not depend on the shard. The first push of an id creates its row. With limits
@@ -243,12 +245,15 @@ impl DynamicTable {
         with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().waiting()).sum())
     }
 
-    /// Returns the size of rows, slots and index in bytes.
+    /// Returns the size in bytes of the rows, their slots, the index, and the counts of ids without a row.
     pub fn bytes(&self) -> usize {
         with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().bytes()).sum())
     }
 
     /// Returns the rows of the given ids, in the same order. An id without a row has its initial value.
+    ///
+    /// # Errors
+    /// - [`Error::Tensor`]: there is not enough memory for the result.
     #[doc(alias = "embedding_lookup")]
     pub fn read_rows(&self, ids: &[i64]) -> Result<HostTensor> {
         fn fill<T: Number>(
@@ -283,7 +288,8 @@ impl DynamicTable {
     /// Evicts the rows that received no push in the [`max_age`](DynamicOptions::max_age) steps before `now`, and
     /// returns the number of evicted rows. If `max_age` is `None`, no row is evicted.
     ///
-    /// Pushes also evict rows, once every `max_age / 8` steps. Segments are locked one after another.
+    /// Pushes also evict such rows, in steps that are multiples of `max_age / 8`. Segments are locked one after
+    /// another.
     pub fn evict(&self, now: u64) -> usize {
         let Some(oldest) = self.options.max_age.and_then(|age| now.checked_sub(age)) else { return 0 };
         with_segments!(&self.segments, all => {
@@ -314,8 +320,8 @@ impl DynamicTable {
         self.bytes_of_rows(self.len().next_multiple_of(CHUNK)).saturating_mul(slots)
     }
 
-    /// Returns the size in bytes of the rows that would be created for the given ids. If `exact` is `false`, the result
-    /// is an upper bound; the exact size requires a lookup of each id.
+    /// Returns an upper bound of the memory in bytes that a push of the given ids allocates. If `exact` is `true`, each
+    /// id is looked up, and rows are only counted for ids that have none.
     pub(crate) fn bytes_of_new(&self, ids: &[i64], exact: bool) -> usize {
         let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
         let rows = with_segments!(&self.segments, all => {
@@ -352,13 +358,14 @@ impl DynamicTable {
     }
 }
 
-/// Sorts ids by segment. The number of segments is a power of two.
+/// Sorts ids by segment. The number of segments must be a power of two.
 fn split(segments: usize, ids: &[i64]) -> Split<i64> {
     let places: Vec<_> = ids.iter().map(|id| (segment_of(segments, *id), *id)).collect();
     Split::new(segments, &places)
 }
 
-/// Returns the index of an id's segment. It is computed from bits of the hash that a segment's hash table uses last.
+/// Returns the index of an id's segment. It is computed from bits of the hash that the hash table of a segment does not
+/// use unless it is very large.
 fn segment_of(segments: usize, id: i64) -> usize {
     (hash(id) >> 40) as usize & (segments - 1)
 }

@@ -70,14 +70,15 @@ impl<T: Number> Segment<T> {
         self.index.allocation_size() + self.rows.bytes() + self.waiting.bytes()
     }
 
-    /// Returns the number of rows for which memory would be allocated to create rows for the given ids.
+    /// Returns the number of rows for which memory would be allocated to create rows for the given ids. An id that
+    /// occurs twice counts twice.
     pub(super) fn chunk_rows(&self, ids: &[i64]) -> usize {
         let is_new = |id: &&i64| self.row(**id).is_none();
         let new = ids.iter().filter(is_new).count().saturating_sub(self.rows.spare_rows());
         new.next_multiple_of(CHUNK)
     }
 
-    /// Returns the values of an id, followed by its slots.
+    /// Returns the values of an id, followed by its slots; `None` if the id has no row.
     pub(super) fn row(&self, id: i64) -> Option<&[T]> {
         self.index.find(hash(id), |entry| entry.id == id).map(|entry| self.rows.row(entry.row))
     }
@@ -86,7 +87,8 @@ impl<T: Number> Segment<T> {
         self.index.iter().map(|entry| (entry, self.rows.row(entry.row)))
     }
 
-    /// Replaces the slots of the existing rows by new ones.
+    /// Replaces the slots of all rows by those of `specs`, with their initial values. Rows that are created later get
+    /// the same slots.
     pub(super) fn set_slots(&mut self, specs: &[SlotSpec]) {
         let mut rows = Arena::new(self.width * (1 + specs.len()));
         for entry in self.index.iter_mut() {
@@ -100,7 +102,8 @@ impl<T: Number> Segment<T> {
         (self.rows, self.slots) = (rows, specs.to_vec());
     }
 
-    /// Applies the gradients at `positions`, one for each element of `ids`.
+    /// Applies the gradients of `ids`; `positions` contains the index of each id's row in the gradient of `update`.
+    /// Creates and evicts rows according to the limits, and counts the ids that do not get a row yet.
     pub(super) fn push(
         &mut self,
         ids: &[i64],
@@ -184,8 +187,8 @@ impl<T: Number> Segment<T> {
         Ok(())
     }
 
-    /// Creates a row for an id that has none. `fill` receives the row's values, its slots and their specifications.
-    /// Returns `None` if the segment is full.
+    /// Creates a row for an id that has none, and removes the id's count. `fill` receives the row's values, its slots
+    /// and their specifications. Returns `None` if the segment is full.
     pub(super) fn insert(
         &mut self,
         id: i64,
@@ -203,7 +206,8 @@ impl<T: Number> Segment<T> {
         Some(row)
     }
 
-    /// Stores a row of values and slots. Returns `false` if the segment is full.
+    /// Stores a row of values and slots, and replaces the id's row if it has one. Returns `false` if the id has no row
+    /// and the segment is full.
     pub(super) fn put(&mut self, id: i64, used: u64, row: &[T]) -> bool {
         let used = Uses::restored(self.limits.eviction, used);
         if let Some(entry) = self.index.find_mut(hash(id), |entry| entry.id == id) {
@@ -219,8 +223,9 @@ impl<T: Number> Segment<T> {
         .is_some()
     }
 
-    /// Stores a part of a row, beginning with element `at`, and keeps the rest. A new row gets initial slots, and
-    /// values from `initial`. Returns `false` if the segment is full.
+    /// Stores a part of a row, beginning with element `at`, and keeps the rest. If `used` is `None`, the uses are kept
+    /// as well. A new row gets initial slots, and values from `initial`. Returns `false` if the id has no row and the
+    /// segment is full.
     pub(super) fn put_part(
         &mut self,
         id: i64,
@@ -254,8 +259,10 @@ impl<T: Number> Segment<T> {
         self.evict(|entry| gone(entry.id))
     }
 
-    /// Evicts the rows with the smallest [`Uses`], so that `new` more rows fit. Of equal ones, those with the smallest
-    /// ids are evicted first. Rows for which `kept` returns `true` are not evicted. Returns the number of evicted rows.
+    /// Evicts the rows with the smallest [`Uses`], so that `new` more rows fit; of equal ones, those with the smallest
+    /// ids are evicted first. If there is not enough space, the number of evicted rows is at least a sixteenth of the
+    /// limit. Rows for which `kept` returns `true` are never evicted, so some of the new rows may still not fit.
+    /// Returns the number of evicted rows.
     pub(super) fn evict_for(&mut self, new: usize, kept: impl Fn(i64) -> bool) -> usize {
         let Some(limit) = self.limits.rows else { return 0 };
         let excess = (self.index.len() + new).saturating_sub(limit);

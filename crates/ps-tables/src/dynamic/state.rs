@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashSet};
 /// counted earlier.
 pub type WaitingCounts = [Vec<(i64, u32)>; 2];
 
-/// The rows of some ids, with their slots. It does not contain the counts of ids without a row: see
+/// The rows of some ids, with their slots. The state does not contain the counts of ids without a row: see
 /// [`DynamicTable::waiting_counts`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct DynamicState {
@@ -29,6 +29,9 @@ pub struct DynamicState {
 
 impl DynamicState {
     /// Returns the entries at the given positions, for example the entries that belong to a different shard.
+    ///
+    /// # Errors
+    /// - [`Error::Tensor`]: a position is out of range.
     pub fn take(&self, positions: &[usize]) -> Result<Self> {
         Ok(Self {
             values: self.values.take_rows(positions)?,
@@ -83,9 +86,9 @@ impl DynamicTable {
         })
     }
 
-    /// Restores rows, which may come from any shards. Existing rows of these ids are replaced. If the maximum number of
-    /// rows is exceeded, the rows that would be evicted first are not restored. Returns the number of rows that were
-    /// not restored.
+    /// Restores rows, which may come from any shards. Existing rows of these ids are replaced, and no other row is
+    /// evicted. If there is no space for all of the rows, those that would be evicted first are left out. Returns the
+    /// number of rows that were left out.
     ///
     /// # Errors
     /// - [`Error::Shape`]: values or slots have a wrong shape.
@@ -115,7 +118,7 @@ impl DynamicTable {
     /// table is full.
     ///
     /// # Errors
-    /// Returns the errors of [`restore`](Self::restore).
+    /// Returns the errors of [`restore`](Self::restore), except [`Error::Rows`].
     pub fn restore_slots(&self, ids: &[i64], slots: &[(String, HostTensor)]) -> Result<usize> {
         const OPERATION: &str = "restore";
         let parts = self.checked(OPERATION, ids, slots)?;
@@ -132,7 +135,7 @@ impl DynamicTable {
     /// id. New rows get initial slots. Returns the number of rows that were not created because the table is full.
     ///
     /// # Errors
-    /// Returns the errors of [`restore`](Self::restore).
+    /// Returns the errors of [`restore`](Self::restore), except [`Error::Slots`].
     pub fn restore_values(&self, ids: &[i64], used: &[u64], values: &HostTensor) -> Result<usize> {
         const OPERATION: &str = "restore";
         self.check_rows(OPERATION, ids, values)?;
@@ -154,14 +157,15 @@ impl DynamicTable {
     }
 
     /// Returns the counts of a [part](Self::parts)'s ids that have no row yet, so that a restarted server can continue
-    /// with them. Other shards cannot use these counts, so counting starts again there.
+    /// with them. Other shards cannot use these counts, so counting starts again there. If there is no such part, the
+    /// counts are empty.
     pub fn waiting_counts(&self, part: usize) -> WaitingCounts {
         with_segments!(&self.segments, all => {
             all.get(part).map(|segment| segment.read().waiting_counts()).unwrap_or_default()
         })
     }
 
-    /// Replaces the counts of a part's ids that have no row yet.
+    /// Replaces the counts of a part's ids that have no row yet. Does nothing if there is no such part.
     pub fn restore_waiting(&self, part: usize, counts: &WaitingCounts) {
         with_segments!(&self.segments, all => {
             if let Some(segment) = all.get(part) {
@@ -193,7 +197,8 @@ impl DynamicTable {
         left_out
     }
 
-    /// Returns the slots in the order of the rule, after checking that they are complete and that ids are unique.
+    /// Returns the slots in the order of the rule. Checks first that they are complete, that their shapes and dtypes
+    /// are right, and that ids are unique.
     fn checked<'a>(
         &self,
         operation: &'static str,

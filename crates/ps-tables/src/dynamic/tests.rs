@@ -38,7 +38,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// A row, its slots, and the step of its last push.
+/// A row, its slots, the step of its last push, and the number of its pushes.
 struct Row {
     values: Vec<f32>,
     slots: Vec<Vec<f32>>,

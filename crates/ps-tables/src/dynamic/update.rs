@@ -16,11 +16,11 @@ pub struct PushResult {
     pub rows: usize,
     /// The number of rows that were created.
     pub created: usize,
-    /// The number of ids that have not yet occurred often enough to get a row.
+    /// The number of the push's ids that have not yet occurred often enough to get a row.
     pub waiting: usize,
-    /// The number of ids without a row because the push contains more ids than the maximum number of rows.
+    /// The number of the push's ids that got no row because the push contains more ids than there may be rows.
     pub full: usize,
-    /// The number of rows that were evicted to make space.
+    /// The number of rows that were evicted, to make space or because of their age.
     pub evicted: usize,
 }
 

@@ -61,8 +61,8 @@ pub struct RowLocation {
 }
 
 impl RowPartition {
-    /// Creates a partition of `rows` rows over `shards` shards. There is at least one shard, and there are no more
-    /// shards than rows.
+    /// Creates a partition of `rows` rows over `shards` shards. The number of shards is reduced to the number of rows
+    /// if it is greater, and is at least 1.
     pub fn new(strategy: PartitionStrategy, rows: usize, shards: usize) -> Self {
         Self { strategy, rows, shards: shards.min(rows).max(1) }
     }
@@ -87,7 +87,8 @@ impl RowPartition {
         self.shards
     }
 
-    /// Returns the number of rows of a shard. If there is a remainder, the first shards have one row more.
+    /// Returns the number of rows of a shard; 0 if there is no such shard. If the rows cannot be divided evenly, the
+    /// first shards have one row more.
     pub fn len(&self, shard: usize) -> usize {
         if shard < self.shards { self.base() + usize::from(shard < self.extra()) } else { 0 }
     }
@@ -137,7 +138,8 @@ impl RowPartition {
         }
     }
 
-    /// Sorts ids by shard. The result contains the rows of each shard, in the order of the ids.
+    /// Sorts ids by shard. The result contains the rows of each shard, in the order of the ids. `operation` is the name
+    /// of the operation in errors.
     ///
     /// # Errors
     /// - [`Error::Id`]: an id is not the index of a row of the table.
@@ -178,7 +180,8 @@ impl RowPartition {
         }
     }
 
-    /// Checks that a variable of shape `shape` has a shard `shard`. A scalar is treated as one row.
+    /// Checks that this is a partition of a variable of shape `shape`, and that it has a shard `shard`. A scalar is
+    /// treated as one row.
     pub(crate) fn require_shard(&self, shape: &[usize], shard: usize) -> Result<()> {
         let rows = shape.first().copied().unwrap_or(1);
         if self.rows != rows {

@@ -58,7 +58,7 @@ pub struct PlacementSnapshot {
 /// A variable on a server, or a shard of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
-    /// The name of the variable. The name of a shard is followed by `/part_` and the shard's number.
+    /// The name of the variable; for a shard, followed by `/part_` and the shard's number.
     pub name: String,
     /// The rows of the variable that the shard contains; `None` if the variable is not split.
     pub rows: Option<Range<usize>>,
@@ -84,7 +84,8 @@ impl Placement {
         Ok(Self { choice: Choice::new(policy, servers), placed: Vec::new(), by_name: BTreeMap::new() })
     }
 
-    /// Places a new variable, split by `partition`, and returns the server of each shard.
+    /// Places a new variable, split by `partition`, and returns the server of each shard. If `partition` is `None`, the
+    /// variable is not split, and there is one server.
     ///
     /// # Errors
     /// - [`Error::PlacedTwice`]: the name is in use.

@@ -36,7 +36,7 @@ impl Choice {
         &self.loads
     }
 
-    /// Returns the server of a new variable or shard.
+    /// Chooses the server of a new variable or shard, and records the placement.
     pub(super) fn next(&mut self, name: &str, bytes: u64) -> usize {
         let servers = 0..self.loads.len();
         let server = match self.policy {

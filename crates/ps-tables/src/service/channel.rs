@@ -44,7 +44,7 @@ pub trait Channel: Send + Sync + fmt::Debug {
     /// Sends a request, and waits for the response.
     ///
     /// # Errors
-    /// Returns a [`ChannelError`] if there is no response.
+    /// Returns a [`ChannelError`] if the server rejects the request, or if there is no valid response.
     fn call(&self, request: Request, timeout: Duration) -> Result<Response, ChannelError> {
         self.start(request, timeout)?.wait()
     }
@@ -59,7 +59,7 @@ pub trait WaitForResponse: Send {
     /// Waits for the response until the deadline of the request.
     ///
     /// # Errors
-    /// Returns a [`ChannelError`] if there is no response.
+    /// Returns a [`ChannelError`] if the server rejects the request, or if there is no valid response.
     fn wait(self: Box<Self>) -> Result<Response, ChannelError>;
 }
 
@@ -72,7 +72,7 @@ impl Started {
     /// Waits for the response, until the timeout of [`Channel::start`] has passed.
     ///
     /// # Errors
-    /// Returns a [`ChannelError`] if there is no response.
+    /// Returns a [`ChannelError`] if the server rejects the request, or if there is no valid response.
     pub fn wait(self) -> Result<Response, ChannelError> {
         self.0.wait()
     }
@@ -84,8 +84,8 @@ impl fmt::Debug for Started {
     }
 }
 
-/// The reason why a request has no response. All variants contain the names of the server and the request; that of
-/// [`Refused`](Self::Refused) has the request in its message.
+/// The reason why a request has failed. Each variant contains the name of the server. Each also contains a description
+/// of the request, except that [`Refused`](Self::Refused) names the request in its message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {
@@ -94,7 +94,7 @@ pub enum ChannelError {
     Refused {
         /// The name of the server.
         server: String,
-        /// The reason why it was rejected.
+        /// The reason why the request was rejected.
         refusal: Refusal,
     },
     /// There was no response before the timeout. A change may have been applied, or may still be applied.
@@ -128,9 +128,9 @@ pub enum ChannelError {
         request: String,
         /// The name of the quantity that is too large.
         what: &'static str,
-        /// The size of the request.
+        /// The value of this quantity.
         found: u64,
-        /// The maximum size.
+        /// The maximum value of this quantity.
         limit: u64,
     },
     /// The response does not match the request.

@@ -23,11 +23,13 @@ impl Tables {
 
     // INV-28
     /// Checks that there is enough memory for a request, and reserves it. [`handle`](Self::handle) calls this; a server
-    /// with a log calls it before it writes a change to the log, and calls [`execute`](Self::execute) afterwards.
+    /// with a log calls it before it writes a change to the log, and calls [`execute`](Self::execute) afterwards. The
+    /// requests of a batch are not checked here, but when each of them is executed.
     ///
     /// # Errors
     /// - [`Error::Budget`]: the tables would exceed the memory limit.
-    /// - [`Error::Rows`], [`Error::NoShard`]: a table to be created is not a shard of its variable.
+    /// - [`Error::Rows`]: the partition of a table to be created has a different number of rows than the variable.
+    /// - [`Error::NoShard`]: the variable of a table to be created has no shard with this index.
     pub fn check(&self, request: &Request) -> Result<()> {
         let operation = request.operation();
         match request {
@@ -132,7 +134,7 @@ impl Entry {
     }
 }
 
-/// Returns the size of a tensor in bytes, including the contents of strings.
+/// Returns the size of a tensor in bytes, including the contents of strings. It is at least one byte for each row.
 fn bytes_of(values: &HostTensor) -> usize {
     // A row without elements takes time, although no memory.
     values.memory().max(values.dims().first().copied().unwrap_or(1))

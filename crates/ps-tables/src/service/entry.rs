@@ -26,7 +26,11 @@ impl Entry {
     /// Executes a request for this table.
     ///
     /// # Errors
-    /// Returns the errors of the table's operation.
+    /// - [`Error::WrongKind`]: the operation is not defined for this kind of table.
+    /// - [`Error::Id`]: an id is negative, but the table is dense.
+    /// - [`Error::NoPart`]: the table has no part with this index.
+    /// - [`Error::NotOnce`]: the request is not about the contents of one table.
+    /// - The errors of the table's operation.
     pub fn handle(&self, request: &Request) -> Result<Response> {
         let operation = request.operation();
         match request {
@@ -181,7 +185,7 @@ impl Entry {
     }
 }
 
-/// Converts ids to row indices of a dense table.
+/// Converts ids to row indices of a dense table. Fails if an id is negative, but does not check that the rows exist.
 fn rows_of(operation: &'static str, table: &Table, rows: &[i64]) -> Result<Vec<usize>> {
     let row = |(position, id): (usize, &i64)| {
         usize::try_from(*id).map_err(|_| Error::Id { operation, id: *id, position, rows: table.rows() })

@@ -41,7 +41,8 @@ impl ExactlyOnce {
     }
 
     /// Begins a job, after which only the closures of this job may change the table. All changes in progress for the
-    /// previous job are completed first; later ones are rejected.
+    /// previous job are completed first; later ones are rejected. Does nothing if a job with the same or a greater
+    /// number has begun.
     pub fn begin(&self, job: u64) {
         let _all: Vec<MutexGuard<'_, ()>> = self.orders.iter().map(|order| order.lock()).collect();
         self.changes.lock().begin(job);

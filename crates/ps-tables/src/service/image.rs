@@ -17,7 +17,7 @@ pub struct TableImage {
     pub fingerprint: u64,
     /// A description of the specification.
     pub described: String,
-    /// The rule that applies gradients.
+    /// The rule that applies gradients; `None` if the table has none.
     pub rule: Option<RuleSpec>,
     /// The contents of the table.
     pub contents: ImageContents,

@@ -12,13 +12,14 @@ pub enum RefusalKind {
     NoSuchTable,
     /// There is a table with this name, but with a different specification.
     Exists,
-    /// An argument does not match the table: a shape, a dtype, a row or id, a slot, or a learning rate.
+    /// An argument is invalid or does not match the table: for example a shape, a dtype, a row or id, a slot, or a
+    /// learning rate.
     Argument,
     /// A gradient contains a NaN or infinite value.
     NotFinite,
     /// The table has no rule, or a different one.
     Rule,
-    /// There is not enough memory for the table.
+    /// There is not enough memory for the request.
     NoMemory,
     /// The server no longer has a record of whether a repeated change was applied.
     Expired,

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 /// A request to a parameter server about its tables, as data.
 ///
-/// The rows of a dense table are those of the shard, counted from 0. The rows of a dynamic table are ids.
+/// The rows of a dense table are those of the shard, counted from 0. The rows of a dynamic table are ids. If a variant
+/// does not name its response, the response is [`Response::Done`](super::Response::Done).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Request {
@@ -34,7 +35,7 @@ pub enum Request {
     Read {
         /// The name of the table.
         table: String,
-        /// The version of the value that the client already has.
+        /// The version of the value that the client already has; `None` if it has none.
         known: Option<super::Version>,
         /// Whether the client only computes with the value, so that a connection may round it. Otherwise the response
         /// is exact.
@@ -144,10 +145,10 @@ pub enum Request {
         /// The change, which must modify the contents of one table.
         change: Box<Request>,
     },
-    /// Begins a job. From then on, only closures of this job may change tables, unless a job with a greater number has
-    /// begun. The response, [`Response::Job`](super::Response::Job), contains the greatest number. Once it is sent,
-    /// every change of an earlier job either has been applied or never will be. If the number is 0, no job begins, and
-    /// the request only reads the greatest number.
+    /// Begins a job. From then on, changes of closures are only accepted if the closure belongs to this job, unless a
+    /// job with a greater number has begun. The response, [`Response::Job`](super::Response::Job), contains the
+    /// greatest number. Once it is sent, every change of an earlier job either has been applied or never will be. If
+    /// the number is 0, no job begins, and the request only reads the greatest number.
     ///
     /// A coordinator that starts begins a job whose number is greater than all previous ones. Requests of workers that
     /// still run closures of a previous coordinator are then [rejected](crate::RefusalKind::Stale).
@@ -195,7 +196,7 @@ pub enum State {
     IdValues {
         /// The ids of the rows.
         ids: Vec<i64>,
-        /// The step of each id's last push.
+        /// The [uses](DynamicState::used) of each id.
         used: Vec<u64>,
         /// The values, one row for each id.
         values: HostTensor,
@@ -269,7 +270,7 @@ impl Request {
     }
 
     /// Returns whether the request can be executed [once](Self::Once) for a closure, because it changes the contents of
-    /// one table. Creating a table, setting its rule and removing it are idempotent.
+    /// one table. Creating a table, setting its rule and removing it are idempotent, so they need no such protection.
     pub fn can_be_exactly_once(&self) -> bool {
         match self {
             Self::Write { .. }

@@ -52,8 +52,9 @@ pub enum Response {
 
 /// A version of the value of a table.
 ///
-/// Reads with the same version return the same value. If a table is created again, by another client or after a restart
-/// of its server, its versions differ from all previous ones.
+/// If two reads return the same version, no write was completed between them. A value may already contain a part of a
+/// write in progress, which is not yet counted. If a table is created again, by another client or after a restart of
+/// its server, its versions differ from all previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// A number that distinguishes the table from all others with the same name.

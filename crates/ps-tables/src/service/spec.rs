@@ -83,7 +83,7 @@ impl TableSpec {
         Self { rule: Some(rule), ..self }
     }
 
-    /// Creates the table.
+    /// Checks the length of the name, and creates the table.
     pub(super) fn create(&self) -> Result<AnyTable> {
         if self.name.is_empty() || self.name.len() > MAX_NAME {
             return Err(Error::TableName { length: self.name.len(), limit: MAX_NAME });

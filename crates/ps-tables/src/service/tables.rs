@@ -69,7 +69,10 @@ impl Tables {
     /// # Errors
     /// - [`Error::NoSuchTable`]: there is no table with this name.
     /// - [`Error::Exists`]: the table exists with a different specification.
-    /// - The errors of the table's operation and of [`check`](Self::check).
+    /// - [`Error::NestedBatch`]: a batch contains a batch.
+    /// - [`Error::NotOnce`]: the request cannot be executed exactly once for a closure.
+    /// - [`Error::JobTooGreat`]: the number of a job is much greater than that of the latest job.
+    /// - The errors of [`check`](Self::check), of creating a table, and of the table's operation.
     ///
     /// After an error nothing has changed.
     pub fn handle(&self, request: &Request) -> Result<Response> {
@@ -136,7 +139,7 @@ impl Tables {
         self.job.load(Ordering::Acquire)
     }
 
-    /// Restores the greatest number of a job that has begun.
+    /// Restores the greatest number of a job that has begun. Does nothing if it is not greater than the current one.
     pub fn restore_job(&self, job: u64) {
         self.begin_job(job);
     }
@@ -165,7 +168,8 @@ impl Tables {
         all.iter().map(|entry| entry.info().bytes).sum()
     }
 
-    /// Returns the usage: the tables, and the numbers of rows that were read and pushed since this value was created.
+    /// Returns the usage: the tables, except that of the layout, and the numbers of rows that were read and pushed
+    /// since this value was created. The fields about folders and copies have their default values; a server sets them.
     pub fn usage(&self) -> Usage {
         let all: Vec<_> = self.all.read().values().cloned().collect();
         let infos: Vec<_> =
@@ -197,18 +201,17 @@ impl Tables {
         self.all.read().keys().cloned().collect()
     }
 
-    /// Returns an image of a table; `None` if there is no such table. Concurrent changes may or may not be
-    /// included.
+    /// Returns an image of a table; `None` if there is no such table. Concurrent changes may or may not be included.
     ///
     /// # Errors
-    /// - [`Error::Tensor`]: there is not enough memory for the image.
+    /// - [`Error::NoMemory`]: there is not enough memory for the image.
     pub fn image(&self, name: &str) -> Result<Option<TableImage>> {
         let entry = self.all.read().get(name).cloned();
         entry.map(|entry| entry.image()).transpose()
     }
 
-    /// Restores a table from an image, and replaces the table with the same name, if there is one. It gets a new
-    /// [version](super::Version::created).
+    /// Restores a table from an image, and replaces the table with the same name, if there is one. The restored table
+    /// gets a new [version](super::Version::created).
     ///
     /// # Errors
     /// Returns the errors of creating a table and of restoring it.

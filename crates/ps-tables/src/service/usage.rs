@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The tables of a parameter server, and the numbers of rows that were read and pushed since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// The number of tables.
+    /// The number of tables, without the table of the layout.
     pub tables: u64,
     /// The number of rows of all tables.
     pub rows: u64,
@@ -14,7 +14,7 @@ pub struct Usage {
     pub bytes: u64,
     /// The number of rows that were read by their ids; a row that is read twice counts twice.
     pub rows_read: u64,
-    /// The number of rows of gradients that were applied.
+    /// The number of rows in the gradients of rows that were pushed; gradients of complete tables are not counted.
     pub rows_pushed: u64,
     /// Whether the server keeps its tables in a folder.
     pub has_folder: bool,

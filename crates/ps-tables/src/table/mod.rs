@@ -72,6 +72,9 @@ pub struct Table {
 
 impl Table {
     /// Creates a table with the given values. A scalar is treated as one row of one element.
+    ///
+    /// # Errors
+    /// - [`Error::NoMemory`]: the table does not fit into memory.
     pub fn new(name: impl Into<String>, value: HostTensor) -> Result<Self> {
         let (shape, dtype) = (value.dims().to_vec(), value.dtype());
         Self::build(name.into(), shape, dtype, |layout, width| {
@@ -191,14 +194,15 @@ impl Table {
         self.stripes.layout.rows()
     }
 
-    /// Returns the number of writes to the table. While the number is the same, the values are the same.
+    /// Returns the number of completed writes to the table. If the number has not changed, no write has been completed;
+    /// a write in progress may already have changed some values.
     ///
     /// If the table is created again, for example after a restart of its server, the count starts again at zero.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Increments the version, which makes a change visible to later reads.
+    /// Increments the version after a change, so that [`read_if_changed`](Self::read_if_changed) notices the change.
     fn changed(&self) {
         self.version.fetch_add(1, Ordering::Release);
     }

@@ -19,6 +19,9 @@ pub struct Versioned {
 
 impl Table {
     /// Reads the complete table, with its version.
+    ///
+    /// # Errors
+    /// - [`Error::NoMemory`](crate::Error::NoMemory): there is not enough memory for the result.
     pub fn read(&self) -> Result<Versioned> {
         // The version is read before the value: after a concurrent write the value looks older than it is,
         // never newer.
@@ -27,6 +30,9 @@ impl Table {
     }
 
     /// Reads the complete table, or returns `None` if its version is still `known`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read`](Self::read).
     pub fn read_if_changed(&self, known: u64) -> Result<Option<Versioned>> {
         if self.version() == known { Ok(None) } else { self.read().map(Some) }
     }

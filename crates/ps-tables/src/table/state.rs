@@ -10,12 +10,12 @@ use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{Element, HostTensor, Write, with_buffer};
 use std::ops::Range;
 
-/// The values and slots of a table at one point in time.
+/// The values and slots of a table or of some of its rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableState {
-    /// The version of the table when the state was read.
+    /// The version of the table before the state was read.
     pub version: u64,
-    /// The values of all rows.
+    /// The values of the rows.
     pub values: HostTensor,
     /// The name and contents of each slot of the table's rule. The contents have the shape of the values.
     pub slots: Vec<(String, HostTensor)>,
@@ -23,6 +23,9 @@ pub struct TableState {
 
 impl Table {
     /// Returns all values and slots as they are between two pushes to the complete table.
+    ///
+    /// # Errors
+    /// - [`Error::NoMemory`]: there is not enough memory for the result.
     pub fn state(&self) -> Result<TableState> {
         let version = self.version();
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
@@ -79,6 +82,7 @@ impl Table {
     ///
     /// # Errors
     /// - [`Error::Row`]: the table does not contain all of these rows.
+    /// - [`Error::NoMemory`]: there is not enough memory for the result.
     pub fn state_rows(&self, rows: Range<usize>) -> Result<TableState> {
         self.check_range("state", &rows)?;
         let version = self.version();
@@ -216,7 +220,7 @@ impl Table {
 }
 
 /// Returns the part of a stripe's range that is in `rows`: its indices in the stripe, and its indices relative to the
-/// start of `rows`.
+/// start of `rows`. Returns `None` if there is no such part.
 fn within(stripe_range: &StripeRange, rows: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
     let (start, end) = (stripe_range.rows.start.max(rows.start), stripe_range.rows.end.min(rows.end));
     let local = stripe_range.local.start + start.checked_sub(stripe_range.rows.start)?;

@@ -14,7 +14,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[derive(Debug)]
 pub(super) struct Stripe {
     pub(super) values: Buffer,
-    /// The slots, each as long as `values`. It is empty before the first update.
+    /// The slots, each as long as `values`. There are none before the first update or restoration.
     pub(super) slots: Vec<Buffer>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Stripes {
 }
 
 impl Stripes {
-    /// Creates the stripes. `make` creates the values of a stripe from the ranges of its rows.
+    /// Creates the stripes. `make` creates the values of a stripe from the number of its rows and their ranges.
     pub(super) fn new(
         layout: Layout,
         mut make: impl FnMut(usize, &mut dyn Iterator<Item = StripeRange>) -> Buffer,

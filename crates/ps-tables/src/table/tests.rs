@@ -29,7 +29,8 @@ fn rules() -> Vec<Arc<dyn Rule>> {
     ]
 }
 
-/// Returns the numbers and widths of rows: a scalar, rows of which many share a lock, and rows larger than a range.
+/// Generates a number of rows and their width: of a scalar, of rows of which many share a lock, or of rows larger than
+/// a range.
 fn sizes() -> impl Strategy<Value = (usize, usize)> {
     prop_oneof![
         Just((1, 1)),
@@ -206,7 +207,7 @@ proptest! {
     }
 }
 
-/// Moves all rows and slots from the shards of one partition to the tables of another.
+/// Copies all rows and slots from the shards of one partition to the tables of another.
 fn restored(states: &[TableState], tables: &[Table], from: RowPartition, to: RowPartition) {
     let mut new: Vec<TableState> = tables.iter().map(|table| table.state().unwrap()).collect();
     for moved in from.moves(to).unwrap() {

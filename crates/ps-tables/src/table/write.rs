@@ -9,8 +9,15 @@ use distribute_tensor::{Element, HostTensor, Write, with_buffer};
 impl Table {
     /// Writes a value of the same shape and dtype to the complete table, element by element, with the operation `how`.
     ///
-    /// Integers wrap around, and division by 0 is an error. Booleans and strings can only be assigned. Complex numbers
-    /// have no minimum and maximum.
+    /// Integers wrap around.
+    ///
+    /// # Errors
+    /// - [`Error::Shape`]: the value has a wrong shape.
+    /// - [`Error::DType`]: the value has a wrong dtype.
+    /// - [`Error::UnsupportedDType`]: the operation is not defined for the dtype. Booleans and strings can only be
+    ///   assigned; complex numbers have no minimum and maximum.
+    /// - [`Error::DivisionByZero`]: an integer would be divided by 0.
+    /// - [`Error::Tensor`]: there is not enough memory to check a division.
     #[doc(alias = "assign")]
     #[doc(alias = "assign_add")]
     #[doc(alias = "assign_sub")]
@@ -28,8 +35,11 @@ impl Table {
 
     /// Writes values to rows, one after another, with the operation `how`. A row that occurs twice is written twice.
     ///
-    /// `values` contains one row for each element of `rows`. The errors are those of [`write`](Table::write), and
-    /// [`Error::Row`].
+    /// `values` contains one row for each element of `rows`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`write`](Table::write), and:
+    /// - [`Error::Row`]: the table does not contain one of the rows.
     #[doc(alias = "scatter_add")]
     #[doc(alias = "scatter_sub")]
     #[doc(alias = "scatter_mul")]
