@@ -1,9 +1,9 @@
-//! Leaves that are candle tensors. Below the crate `distribute`, only this file, one variant each in `leaf.rs` and
-//! `error.rs`, and `nest/` depend on candle.
+//! Leaves that are candle tensors. All operations on them are in this file; the other modules only call it.
 //!
 //! On the CPU, the kernels read candle's storage in place, so sums have the same order and types as those of host
-//! tensors. Tensors on other devices are copied to the host and back in two cases: if several tensors are joined,
-//! because they may be on different devices; and if candle has no operation for their dtype.
+//! tensors. Only sums over the axes of a tensor that gradients flow through are left to candle. Tensors on other
+//! devices are copied to the host and back in two cases: if several tensors are reduced or joined, because they may be
+//! on different devices; and if candle has no operation for their dtype.
 
 use crate::fold::{Folder, mean};
 use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
@@ -62,6 +62,7 @@ impl HostTensor {
     ///
     /// # Errors
     /// - [`Error::ForeignDType`]: the dtype is one of candle's 4-, 6- and 8-bit floats, which have no equivalent here.
+    /// - [`Error::Candle`]: the elements cannot be copied.
     pub fn from_candle(tensor: &Tensor) -> Result<Self> {
         with_type!("from_candle", tensor.dtype(), T => HostTensor::new(elements::<T>(tensor)?, tensor.dims()))
     }
@@ -72,6 +73,7 @@ impl HostTensor {
     /// # Errors
     /// - [`Error::UnsupportedDType`]: candle does not support the dtype. This applies to int8, uint16, uint64, string
     ///   and complex numbers.
+    /// - [`Error::Candle`]: the device cannot allocate the tensor.
     pub fn to_candle(&self, device: &Device) -> Result<Tensor> {
         self.clone().into_candle(device)
     }
@@ -166,7 +168,8 @@ pub(crate) fn stack(tensors: &[&Tensor]) -> Result<Tensor> {
     join("stack", &rows.iter().collect::<Vec<_>>(), 0, |dims| dims[0] = tensors.len())
 }
 
-/// Joins tensors along an axis. The caller has checked that they match, and `shape` sets the shape of the result.
+/// Joins tensors along an axis. The caller must have checked that the tensors match. `shape` receives the shape of the
+/// first tensor, and changes it to that of the result.
 fn join(
     operation: &'static str,
     tensors: &[&Tensor],
@@ -192,19 +195,19 @@ pub(crate) fn narrow(tensor: &Tensor, axis: usize, start: usize, len: usize) -> 
     Ok(tensor.narrow(axis, start, len)?)
 }
 
-/// Returns a tensor with the same dtype, device and row shape, but without rows. It does not share the memory of
-/// `tensor`.
+/// Returns a tensor with the same dtype, device and row shape, but without rows. The result does not share the memory
+/// of `tensor`, except for dtypes of which candle cannot create zeros.
 pub(crate) fn without_rows(tensor: &Tensor) -> Result<Tensor> {
     let view = narrow(tensor, 0, 0, 0)?;
     // candle cannot create zeros of its 4- and 6-bit dtypes.
     Ok(without_elements(view.dims(), view.dtype(), view.device()).unwrap_or(view))
 }
 
-/// Creates a candle tensor with at least one axis of size 0 on the given device. The allocated memory has one element
-/// along each such axis, because CUDA cannot allocate 0 bytes.
+/// Creates a candle tensor without elements on the given device. At least one of `dims` must be 0. The allocated memory
+/// has one element along each such axis, because CUDA cannot allocate 0 bytes.
 ///
 /// # Errors
-/// Returns the errors of candle: the device is out of memory, or does not support the dtype.
+/// Returns candle's error if the device is out of memory or does not support the dtype.
 pub fn without_elements(dims: &[usize], dtype: CandleDType, device: &Device) -> candle_core::Result<Tensor> {
     let some: Vec<usize> = dims.iter().map(|size| *size.max(&1)).collect();
     let some = Tensor::zeros(some, dtype, device)?;
@@ -263,6 +266,7 @@ pub(crate) fn sum_axes(tensor: &Tensor, axes: &[usize]) -> Result<Tensor> {
 ///
 /// # Errors
 /// - [`Error::UnsupportedDType`]: candle does not support the dtype.
+/// - [`Error::Candle`]: the conversion fails.
 pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
     let dtype = match dtype {
         DType::U8 => CandleDType::U8,
@@ -302,8 +306,8 @@ pub(crate) fn divide(tensor: &Tensor, by: f64) -> Result<Tensor> {
     Ok(wide.broadcast_div(&by)?.to_dtype(tensor.dtype())?)
 }
 
-/// Returns the first tensor if all others match it, otherwise an error. `check` receives the dtypes and shapes of the
-/// first tensor and of another.
+/// Returns the first tensor if all others match it. Otherwise, or if there are no tensors, returns an error. `check`
+/// receives the dtypes and shapes of the first tensor and of another.
 fn same<'a>(
     operation: &'static str,
     what: &'static str,
@@ -362,7 +366,7 @@ pub(crate) fn joined(tensors: &[&Tensor]) -> Result<HostTensor> {
 /// Calls `f` with the elements of tensors on the CPU, in row-major order. Contiguous tensors are not copied.
 ///
 /// Each storage is locked only once, in the order of addresses. If tensors share a storage, locking it again could
-/// deadlock with a writer that waits for the first lock.
+/// deadlock with a writer that is waiting for the first lock to be released.
 fn slices<T: WithDType, R>(tensors: &[&Tensor], f: impl FnOnce(&[&[T]]) -> R) -> Result<R> {
     let tensors = tensors.iter().map(|t| t.contiguous()).collect::<candle_core::Result<Vec<_>>>()?;
     let address = |t: &Tensor| std::ptr::from_ref::<Storage>(&t.storage_and_layout().0).addr();

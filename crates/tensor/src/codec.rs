@@ -9,7 +9,8 @@ use std::ops::Range;
 
 /// An element of fixed size. On little-endian machines, its encoding equals its bytes in memory.
 trait Raw: NoUninit {
-    /// Reads elements from bytes that are in the byte order of this machine.
+    /// Reads elements from bytes, in the byte order of this machine. Bytes at the end that do not fill an element are
+    /// ignored.
     ///
     /// # Errors
     /// Returns the offset of the first bytes that are not a valid element.
@@ -90,7 +91,7 @@ macro_rules! by_kind {
 }
 
 /// Returns the bytes of a range of elements in chunks, so that the bytes of a large tensor are never all in memory at
-/// once. Strings are concatenated without their lengths.
+/// once. Strings are concatenated without their lengths. The range must be within the buffer.
 pub fn chunks(buffer: &Buffer, elements: Range<usize>) -> impl Iterator<Item = Vec<u8>> {
     let end = elements.end;
     elements.step_by(CHUNK).map(move |start| {
@@ -126,7 +127,7 @@ pub fn append(buffer: &Buffer, elements: Range<usize>, to: &mut Vec<u8>) {
         strings => strings[elements].iter().for_each(|string| to.extend_from_slice(string)));
 }
 
-/// Reads all elements of a dtype with a fixed size.
+/// Reads all elements of a dtype with a fixed size. Bytes at the end that do not fill an element are ignored.
 ///
 /// # Errors
 /// Returns the offset of the first bytes that are not a valid element, such as a bool that is neither 0 nor 1. For

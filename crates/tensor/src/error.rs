@@ -17,7 +17,7 @@ pub enum Error {
         /// The actual number of elements.
         elements: usize,
     },
-    /// Received bytes do not encode valid leaves.
+    /// Received bytes do not encode valid leaves, or a leaf has too many axes to be encoded.
     #[error("{operation}: {what} at byte {offset}; the sender has another version, or the bytes are damaged")]
     Bytes {
         /// The name of the operation that failed.
@@ -32,9 +32,9 @@ pub enum Error {
     ShapeMismatch {
         /// The name of the operation that failed.
         operation: &'static str,
-        /// The shape of the first value.
+        /// The required shape, such as that of the first value.
         expected: Vec<usize>,
-        /// The shape that differs from it.
+        /// The actual shape.
         found: Vec<usize>,
     },
     /// Two dtypes that must be equal differ.
@@ -42,9 +42,9 @@ pub enum Error {
     DTypeMismatch {
         /// The name of the operation that failed.
         operation: &'static str,
-        /// The dtype of the first value.
+        /// The required dtype, such as that of the first value.
         expected: DType,
-        /// The dtype that differs from it.
+        /// The actual dtype.
         found: DType,
     },
     /// The operation is not defined for this dtype.
@@ -185,7 +185,7 @@ pub enum Error {
         /// The name of the operation that failed.
         operation: &'static str,
     },
-    /// A dtype of candle has no equivalent here.
+    /// A candle dtype has no equivalent here.
     #[cfg(feature = "candle")]
     #[error("{operation}: candle's dtype {dtype} is not supported; cast the tensor, for example to f32")]
     ForeignDType {
@@ -194,15 +194,15 @@ pub enum Error {
         /// The name of the dtype in candle.
         dtype: &'static str,
     },
-    /// An operation of candle failed.
+    /// A candle operation failed.
     #[cfg(feature = "candle")]
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }
 
 impl Error {
-    /// Prepends `segment` (such as `.name` or `[3]`) to the path in this error. An error without a path is wrapped in
-    /// [`Error::At`].
+    /// Prepends `segment` (such as `.name` or `[3]`) to the path of an [`Error::Structure`] or [`Error::At`]. Any other
+    /// error is wrapped in an [`Error::At`].
     pub fn within(self, segment: impl std::fmt::Display) -> Self {
         let extend = |path: String| match path.strip_prefix(ROOT) {
             Some(rest) => format!("{ROOT}{segment}{rest}"),

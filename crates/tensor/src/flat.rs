@@ -10,6 +10,9 @@ use crate::{DType, Element, Error, HostTensor, Leaf, Result, with_buffer};
 /// - [`Error::Empty`]: `leaves` is empty.
 /// - [`Error::LeafKind`]: a leaf is indexed slices.
 /// - [`Error::DTypeMismatch`]: the leaves have different dtypes.
+/// - `Error::ForeignDType`: the dtype is one of candle's 4-, 6- and 8-bit floats.
+/// - `Error::Candle`: a candle tensor cannot be copied, or the leaves are candle tensors on the CPU with different
+///   dtypes.
 pub fn join(leaves: &[&Leaf]) -> Result<HostTensor> {
     #[cfg(feature = "candle")]
     {
@@ -34,11 +37,12 @@ fn dense(leaf: &Leaf) -> Result<&Leaf> {
 }
 
 /// Splits the concatenated elements of `pieces` into leaves with the shapes, kinds and devices of `like`. The leaves
-/// have the dtype of the pieces.
+/// have the dtype of the pieces, or float32 if there are no pieces.
 ///
 /// # Errors
 /// - [`Error::DTypeMismatch`]: the dtypes of the pieces differ.
 /// - [`Error::ElementCount`]: the pieces have more or fewer elements than the leaves.
+/// - [`Error::UnsupportedDType`], `Error::Candle`: the elements cannot be copied to a candle tensor.
 pub fn split(pieces: &[HostTensor], like: &[&Leaf]) -> Result<Vec<Leaf>> {
     fn all<T: Element>(_: &[T], pieces: &[HostTensor], like: &[&Leaf]) -> Result<Vec<Leaf>> {
         let mut pieces =

@@ -10,8 +10,8 @@ pub trait Folder {
     /// [`crate::kernel::fold_then`].
     fn fold<T: Summand>(&self, inputs: &[&[T]], last: impl Fn(T::Sum) -> T::Sum + Sync) -> Vec<T>;
 
-    /// Creates `len` elements. `fill` is called with slices that are initially zero, and with the offset of each slice,
-    /// and fills them. Every element is in exactly one slice.
+    /// Creates `len` elements by calling `fill` with slices of them, each with its offset. The slices are
+    /// initially zero, and every element is in exactly one slice.
     fn fill<T: Sum>(&self, len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T>;
 }
 

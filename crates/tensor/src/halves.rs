@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 /// The type of the numbers that are sent to other tasks. Sums are computed in the type of the numbers themselves.
 ///
-/// A number is rounded to the nearest half, ties to even. A number that is too large becomes infinite. The relative
-/// error of one rounding is at most the unit roundoff `u`.
+/// A number is rounded to the nearest number of this type, ties to even. A number that is too large becomes infinite.
+/// The relative error of one rounding is at most the unit roundoff `u`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Wire {
     /// The type of the numbers themselves.
@@ -42,10 +42,10 @@ impl Wire {
         }
     }
 
-    /// Writes numbers in the form in which they are sent to `bytes`, which has [this length](Self::len).
+    /// Encodes numbers as the bytes that are sent. `bytes` must have the [length](Self::len) of the encoded numbers.
     ///
     /// # Panics
-    /// Panics if the lengths differ.
+    /// Panics if `bytes` does not have this length.
     pub fn encode(self, numbers: &[f32], bytes: &mut [u8]) {
         match self {
             Wire::Full => bytes.copy_from_slice(bytemuck::cast_slice(numbers)),
@@ -54,10 +54,11 @@ impl Wire {
         }
     }
 
-    /// Reads numbers from the form in which they were sent. `bytes` may have any alignment.
+    /// Decodes numbers from the bytes that were sent, which may have any alignment. `bytes` must have the
+    /// [length](Self::len) of the encoded numbers.
     ///
     /// # Panics
-    /// Panics if the lengths differ.
+    /// Panics if `bytes` does not have this length.
     pub fn decode(self, bytes: &[u8], numbers: &mut [f32]) {
         match self {
             Wire::Full => bytemuck::cast_slice_mut(numbers).copy_from_slice(bytes),
@@ -116,8 +117,8 @@ impl Half for f16 {
     }
 }
 
-/// This has no branches, so that the compiler vectorizes it. The loops of the crate `half` take 1.5 and 2 times as
-/// long.
+/// Converts without branches, so that the compiler vectorizes the loops. The loops of the crate `half` take 1.5 to 2
+/// times as long.
 impl Half for bf16 {
     fn narrow(numbers: &[f32], halves: &mut [Self]) {
         for (half, number) in halves.iter_mut().zip(numbers) {

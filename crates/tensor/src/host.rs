@@ -75,7 +75,7 @@ impl HostTensor {
     /// Creates a tensor filled with zeros, `false` or empty strings.
     ///
     /// # Errors
-    /// - [`Error::TooLarge`]: there is not enough memory for the elements.
+    /// - [`Error::TooLarge`]: there is not enough memory for the elements, or their number overflows.
     pub fn zeros(dtype: DType, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
         let bytes = dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
@@ -183,11 +183,10 @@ impl HostTensor {
     }
 }
 
-/// Returns whether `bytes` bytes can be allocated. This is called before large allocations, because a failed allocation
-/// would abort the process.
+/// Returns whether `bytes` bytes can be allocated. Call this before an allocation whose size is not checked otherwise,
+/// because a failed allocation aborts the process.
 fn is_allocatable(bytes: usize) -> bool {
-    /// The size in bytes from which an allocation is first tried. A smaller allocation does not fail, even if a shape
-    /// is wrong.
+    /// The size in bytes from which an allocation is tried first. Smaller allocations are assumed to succeed.
     const LARGE: usize = 1 << 30;
     bytes < LARGE || Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }

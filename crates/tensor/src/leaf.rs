@@ -9,8 +9,11 @@ use std::borrow::Borrow;
 
 /// A leaf of a nest.
 ///
-/// Operations preserve the kind of leaf. Results of candle tensors are candle tensors on the device of the first one.
-/// Gradients do not flow through operations on several leaves.
+/// Operations preserve the kind of leaf, unless they need indexed slices to be dense. Results of candle tensors are
+/// candle tensors on the device of the first one. Gradients do not flow through operations on several leaves.
+///
+/// Operations on candle tensors also return `Error::Candle` if candle fails, and `Error::ForeignDType` for dtypes that
+/// have no equivalent here.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Leaf {
@@ -87,18 +90,20 @@ impl Leaf {
 
     /// Returns the element-wise sum or mean of the leaves of all replicas.
     ///
-    /// The leaves must have the same kind, shape and dtype; nothing is broadcast. The order of the sum is a balanced
-    /// binary tree over the list, see `kernel::fold`. Floats of 16 bits are accumulated as `f32` and rounded once. A
-    /// SUM of integers wraps. A MEAN divides a sum that does not wrap, so the mean of integers is a float; see
-    /// [`DType::mean`]. The same rules apply to a single leaf.
+    /// All leaves must have the same dtype and shape, and be of the same kind, except that slices and dense tensors may
+    /// be mixed: slices are then made dense first. Nothing is broadcast.
     ///
-    /// Rows of indexed slices with the same index are merged, even in a single leaf; see [`IndexedSlices::reduce`]. If
-    /// some leaves are dense, slices are first made dense.
+    /// Values are added in the order of a balanced binary tree over `leaves`; see `kernel::fold`. Floats of 16 bits are
+    /// accumulated as `f32` and rounded once. A SUM of integers wraps. A MEAN is computed from a sum that does not
+    /// wrap; for integers, the mean is a float, see [`DType::mean`]. The same rules apply to a single leaf.
+    ///
+    /// Rows of indexed slices with the same index are merged, even in a single leaf; see [`IndexedSlices::reduce`].
     ///
     /// # Errors
     /// - [`Error::Empty`]: `leaves` is empty.
     /// - [`Error::Differs`]: a replica does not match replica 0.
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
+    /// - The other errors of [`IndexedSlices::reduce`], if all leaves are indexed slices.
     pub fn reduce(op: ReduceOp, leaves: &[Leaf]) -> Result<Leaf> {
         Self::reduce_with(op, leaves, &Alone)
     }
@@ -135,7 +140,7 @@ impl Leaf {
     }
 
     /// Converts leaves to the dtype in which `op` accumulates them: [`DType::of_sum`]. [`reduction`](Leaf::reduction)
-    /// computes the result from the sum of the converted leaves.
+    /// computes the result from the sum of the converted leaves. Without leaves, the list is empty.
     ///
     /// # Errors
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
@@ -153,12 +158,12 @@ impl Leaf {
         leaves.iter().map(Borrow::borrow).enumerate().map(summand).collect()
     }
 
-    /// Computes the result of `op` from `self`, which is the sum of `count` [summands](Leaf::summands) that were
+    /// Computes the result of `op` from `self`, which must be the sum of `count` [summands](Leaf::summands) that were
     /// converted from `dtype`. The result of a SUM has that dtype. A MEAN divides the sum and has the dtype
     /// [`DType::mean`].
     ///
     /// # Errors
-    /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
+    /// - [`Error::UnsupportedDType`]: `op` is a MEAN, and the dtype is bool or string.
     pub fn reduction(self, op: ReduceOp, count: usize, dtype: DType) -> Result<Leaf> {
         match (op, dtype.mean()) {
             (ReduceOp::Sum, _) if dtype.of_sum(op) == dtype => Ok(self),
@@ -186,6 +191,7 @@ impl Leaf {
     /// - [`Error::LeafKind`]: the leaves are indexed slices.
     /// - [`Error::Axis`]: `axis` is not less than the rank. A scalar has no axis.
     /// - [`Error::Differs`]: a replica does not match replica 0.
+    /// - [`Error::TooLarge`]: the number of elements of the result overflows.
     pub fn concat(leaves: &[Leaf], axis: usize) -> Result<Leaf> {
         match Leaf::require_one_kind("concat", "replica", leaves)? {
             Kind::Host(tensors) => HostTensor::concat(&tensors, axis).map(Leaf::Host),
@@ -201,6 +207,7 @@ impl Leaf {
     /// - [`Error::Empty`]: `leaves` is empty.
     /// - [`Error::LeafKind`]: the leaves are indexed slices.
     /// - [`Error::Differs`]: an element does not match element 0.
+    /// - [`Error::TooLarge`]: the number of elements of the result overflows.
     pub fn stack(leaves: &[Leaf]) -> Result<Leaf> {
         match Leaf::require_one_kind("stack", "element", leaves)? {
             Kind::Host(tensors) => HostTensor::stack(&tensors).map(Leaf::Host),
@@ -224,8 +231,8 @@ impl Leaf {
         }
     }
 
-    /// Returns a leaf with the same dtype and row shape, but without rows (entries along axis 0). It does not share the
-    /// memory of the original.
+    /// Returns a leaf with the same dtype and row shape, but without rows (entries along axis 0). The result does not
+    /// share the memory of the original, except for candle dtypes of which candle cannot create zeros.
     ///
     /// # Errors
     /// - [`Error::Axis`]: the leaf is a scalar.
@@ -256,6 +263,7 @@ impl Leaf {
     ///
     /// # Errors
     /// - [`Error::Axis`], [`Error::Index`]: a row does not exist.
+    /// - [`Error::TooLarge`]: the number of elements of the result overflows.
     /// - [`Error::LeafKind`]: the leaf is indexed slices.
     pub fn take_rows(&self, rows: &[usize]) -> Result<Leaf> {
         match self {
@@ -293,7 +301,7 @@ impl Leaf {
         }
     }
 
-    /// Divides every element. Integers become floats. See [`DType::mean`]. For indexed slices, the values are divided.
+    /// Divides every element. Integers become floats; see [`DType::mean`]. For indexed slices, the values are divided.
     ///
     /// # Errors
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
@@ -306,7 +314,8 @@ impl Leaf {
         }
     }
 
-    /// Copies the leaf to host memory. Indexed slices become dense.
+    /// Converts the leaf to a dense host tensor. The elements of a host tensor remain shared; those of a candle tensor
+    /// are copied.
     ///
     /// # Errors
     /// Returns the errors of `HostTensor::from_candle` and [`IndexedSlices::to_dense`].
@@ -319,8 +328,8 @@ impl Leaf {
         }
     }
 
-    /// Converts a leaf that was received from another process to the kind and device of `like`. Indexed slices are not
-    /// changed.
+    /// Converts a host tensor to a candle tensor on the device of `like` if `like` is a candle tensor. Returns any
+    /// other leaf unchanged. This is for leaves that were received from another process, which are in host memory.
     ///
     /// # Errors
     /// - [`Error::UnsupportedDType`]: candle does not support the dtype.
@@ -341,7 +350,8 @@ impl Leaf {
         }
     }
 
-    /// Converts indexed slices to a dense leaf of the same kind as `dense`. Returns other leaves unchanged.
+    /// Converts indexed slices to a dense leaf with the kind, device and shape of `dense`. Returns other leaves
+    /// unchanged.
     fn densify_like(&self, dense: &Leaf) -> Result<Leaf> {
         let Leaf::Slices(slices) = self else { return Ok(self.clone()) };
         let whole = slices.to_dense_of(dense.dims())?;
@@ -352,8 +362,8 @@ impl Leaf {
         }
     }
 
-    /// Collects the leaves by kind. Returns an error if there are none, or if a leaf's kind differs from that of the
-    /// first; `what` names the values in this error.
+    /// Collects leaves, which must all be of one kind. Returns an error if there are none, or if a leaf's kind differs
+    /// from that of the first; `what` names the values in this error.
     fn require_one_kind<'a>(
         operation: &'static str,
         what: &'static str,
@@ -385,7 +395,8 @@ fn refuse(operation: &'static str) -> Error {
     Error::LeafKind { operation, expected: "a dense tensor", found: "indexed slices" }
 }
 
-/// Prints the leaf like [`HostTensor`] and [`IndexedSlices`]. Candle tensors are printed like host tensors.
+/// Prints the leaf like [`HostTensor`] and [`IndexedSlices`]. A candle tensor is printed like a host tensor, or without
+/// its elements if they cannot be copied.
 impl std::fmt::Display for Leaf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -20,7 +20,7 @@ pub enum Packing {
 /// A range of elements of one leaf in a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The index of the leaf among the leaves of the reduction.
+    /// The index of the leaf in the list that [`Packing::packs`] received.
     pub leaf: usize,
     /// The range of the leaf's elements, in row-major order.
     pub elements: Range<usize>,
@@ -35,7 +35,8 @@ impl Packing {
         !matches!(self, Packing::Bytes(0) | Packing::Count(0))
     }
 
-    /// Returns the buckets for leaves with `lens` elements of `width` bytes each. No bucket is empty.
+    /// Returns the buckets for leaves with `lens` elements of `width` bytes each. No bucket is empty: leaves without
+    /// elements are in no bucket.
     pub fn packs(self, lens: &[usize], width: usize) -> Vec<Vec<Segment>> {
         let whole = |leaf: usize| Segment { leaf, elements: 0..lens[leaf] };
         let leaves = (0..lens.len()).filter(|leaf| lens[*leaf] > 0);
@@ -85,8 +86,8 @@ impl Packing {
 /// Reduces each leaf over the replicas. `replicas[r][i]` is leaf `i` of replica `r`; all replicas must have the same
 /// number of leaves. The result is bit-identical to that of [`Leaf::reduce_with`].
 ///
-/// Leaves of the same kind, dtype and device share buckets. Indexed slices, and leaves that differ between replicas,
-/// are reduced separately, so errors are the same as without buckets.
+/// Leaves of the same kind, dtype and device share buckets. Leaves that are indexed slices, empty, not numeric or
+/// different between replicas are reduced separately, so errors are the same as without buckets.
 ///
 /// # Errors
 /// Returns the errors of [`Leaf::reduce`].

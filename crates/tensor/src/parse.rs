@@ -7,6 +7,9 @@ impl FromStr for DType {
     type Err = Error;
 
     /// Parses a name as returned by [`DType::name`], such as `"float32"`.
+    ///
+    /// # Errors
+    /// - [`Error::UnknownDType`]: no dtype has this name.
     fn from_str(text: &str) -> Result<Self> {
         DType::ALL
             .into_iter()
@@ -19,6 +22,9 @@ impl FromStr for ReduceOp {
     type Err = Error;
 
     /// Parses `"SUM"` or `"MEAN"`, ignoring case.
+    ///
+    /// # Errors
+    /// - [`Error::UnknownReduceOp`]: the text is neither.
     fn from_str(text: &str) -> Result<Self> {
         match text.to_ascii_uppercase().as_str() {
             "SUM" => Ok(ReduceOp::Sum),

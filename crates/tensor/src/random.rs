@@ -29,7 +29,7 @@ impl Draws {
         Self { key: mix(mix(seed) ^ stream) }
     }
 
-    /// Returns a separate sequence for each index.
+    /// Derives a sequence for `index` from this one. Different indices have different sequences.
     pub fn at(self, index: u64) -> Self {
         Self { key: self.bits(index) }
     }
@@ -135,9 +135,10 @@ impl Buffer {
     }
 }
 
-/// An element type that can be filled with random numbers, which are rounded to the type.
+/// An element type that a [`Distribution`] can fill. Numbers are computed as `f64` and then converted.
 pub trait RandomElement: Element + Copy {
-    /// Rounds a number to the nearest value of this type.
+    /// Converts a number. For floats and complex numbers, it is rounded to the nearest value. For integers, the
+    /// fraction is dropped, and values out of range saturate. For bool, any number other than 0 becomes `true`.
     fn of_f64(value: f64) -> Self;
 }
 

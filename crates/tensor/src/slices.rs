@@ -49,7 +49,10 @@ impl IndexedSlices {
     /// set directly are checked when they are used.
     ///
     /// # Errors
-    /// - An error that describes how the arguments are inconsistent.
+    /// - [`Error::Axis`]: `values` is a scalar.
+    /// - [`Error::ShapeMismatch`]: `indices` does not have shape `[n]`, or `dense_shape` does not match `values`.
+    /// - [`Error::DTypeMismatch`]: the dtype of `indices` is neither int32 nor int64.
+    /// - [`Error::Index`]: an index is negative or not less than `dense_shape[0]`.
     pub fn new(values: HostTensor, indices: HostTensor, dense_shape: Option<Vec<usize>>) -> Result<Self> {
         let slices = Self { values, indices, dense_shape };
         slices.rows("IndexedSlices")?;
@@ -59,7 +62,7 @@ impl IndexedSlices {
     /// Returns the index of each row.
     ///
     /// # Errors
-    /// - An error that describes how these slices are inconsistent.
+    /// Returns the errors of [`new`](Self::new).
     pub fn to_rows(&self) -> Result<Vec<usize>> {
         self.rows("to_rows")
     }
@@ -101,13 +104,14 @@ impl IndexedSlices {
     /// # Errors
     /// - [`Error::NoDenseShape`]: the dense shape is unknown.
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
-    /// - An error that describes how these slices are inconsistent.
+    /// - [`Error::TooLarge`]: there is not enough memory for the dense tensor.
+    /// - The errors of [`new`](Self::new).
     pub fn to_dense(&self) -> Result<HostTensor> {
         let shape = self.dense_shape.as_deref().ok_or(Error::NoDenseShape { operation: TO_DENSE })?;
         self.to_dense_of(shape)
     }
 
-    /// Creates the dense tensor with the given shape.
+    /// Creates the dense tensor with the given shape. Returns an error if the dense shape is known and differs.
     pub(crate) fn to_dense_of(&self, shape: &[usize]) -> Result<HostTensor> {
         let dtype = self.values.dtype();
         if is_narrow(dtype) {
@@ -138,12 +142,12 @@ impl IndexedSlices {
     ///
     /// Rows with the same index are first added within each replica, in their order, and then over the replicas in the
     /// order of `kernel::fold`. A replica without that row is treated as zero. The result is therefore bit-identical to
-    /// that of dense tensors. Reducing within every worker first does not change the result. Replicas may have
+    /// that of dense tensors. Merging the rows of each replica first does not change the result. Replicas may have
     /// different numbers of rows. A MEAN divides the sums by the number of replicas, and accumulates integers in a
     /// wider type, as [`HostTensor::reduce`] does. Floats of 16 bits are accumulated as `f32` and rounded once.
     ///
     /// Slices of a single replica are also merged, so the form of the result does not depend on the number of replicas.
-    /// Slices that are already merged are returned unchanged.
+    /// If its rows are already merged, a SUM returns them unchanged.
     ///
     /// The result has at most as many rows as all replicas together, and at most `dense_shape[0]` rows. For any number
     /// of replicas, it needs no more memory than the dense tensor and its indices.
@@ -152,7 +156,7 @@ impl IndexedSlices {
     /// - [`Error::Empty`]: `slices` is empty.
     /// - [`Error::Differs`]: a replica does not match replica 0.
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
-    /// - An error that describes how replica 0's slices are inconsistent.
+    /// - The errors of [`new`](Self::new): replica 0's slices are inconsistent.
     pub fn reduce(op: ReduceOp, slices: &[&IndexedSlices]) -> Result<IndexedSlices> {
         Self::reduce_with(op, slices, &Alone)
     }
@@ -248,7 +252,7 @@ impl IndexedSlices {
     /// # Errors
     /// - [`Error::Empty`]: `slices` is empty.
     /// - [`Error::Differs`]: one of the slices does not match the first one.
-    /// - An error that describes how the first slices are inconsistent.
+    /// - The errors of [`new`](Self::new): the first slices are inconsistent.
     pub fn concat(slices: &[&IndexedSlices]) -> Result<IndexedSlices> {
         let (_, dense_shape) = Self::require_alike(CONCAT, slices)?;
         let values = HostTensor::concat(&slices.iter().map(|s| &s.values).collect::<Vec<_>>(), 0)?;
@@ -256,8 +260,8 @@ impl IndexedSlices {
         Ok(Self { values, indices, dense_shape })
     }
 
-    /// Checks that all slices have the same dtype, row shape and dense shape. Returns the indices of each, and the
-    /// dense shape. An error names the first slices that differ.
+    /// Checks that all slices have the same dtypes and row shape, and the same dense shape if it is known. Returns the
+    /// indices of each, and the first known dense shape. An error names the first slices that differ.
     fn require_alike(
         operation: &'static str,
         slices: &[&IndexedSlices],
@@ -303,8 +307,8 @@ impl IndexedSlices {
         Ok(Self { values: self.values.divide(by)?, ..self.clone() })
     }
 
-    /// Returns the dtype and shape of the rows and the dense shape as text, such as `IndexedSlices(float32[2, 3] of
-    /// [5, 3])`.
+    /// Returns the dtype and shape of the rows and, if known, the dense shape as text, such as
+    /// `IndexedSlices(float32[2, 3] of [5, 3])`.
     pub fn describe(&self) -> String {
         match &self.dense_shape {
             Some(whole) => format!("IndexedSlices({} of {whole:?})", self.values.describe()),
@@ -314,11 +318,12 @@ impl IndexedSlices {
 }
 
 impl HostTensor {
-    /// Writes rows to this tensor, one after another. A row that occurs twice is written twice.
+    /// Writes rows to this tensor, one after another. A row that occurs twice is written twice. The dense shape of
+    /// `rows` is ignored. After an error, this tensor is unchanged.
     ///
     /// # Errors
     /// - The errors of [`HostTensor::write`].
-    /// - [`Error::Index`]: an index is not a row of this tensor.
+    /// - The errors of [`IndexedSlices::new`], with the shape of this tensor as the dense shape.
     pub fn write_rows(&mut self, how: Write, rows: &IndexedSlices) -> Result<()> {
         let rows = IndexedSlices { dense_shape: Some(self.dims().to_vec()), ..rows.clone() };
         let indices = rows.to_rows()?;

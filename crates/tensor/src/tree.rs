@@ -74,8 +74,8 @@ impl<L> Tree<L> {
         items.iter().enumerate().map(item).collect()
     }
 
-    /// Calls `f` with each leaf in order, and with a function that returns the path of the leaf, such as
-    /// `value.a[1]`.
+    /// Calls `f` with each leaf in order, and with a function that returns the path of the leaf, such as `value.a[1]`.
+    /// Returns the first error of `f`.
     pub fn visit<E>(&self, f: &mut impl FnMut(&dyn Fn() -> String, &L) -> Result<(), E>) -> Result<(), E> {
         fn walk<L, E>(
             tree: &Tree<L>,
@@ -118,10 +118,10 @@ impl<L> Tree<L> {
         (leaves, structure)
     }
 
-    /// Fills this structure with leaves, in order.
+    /// Fills this structure with leaves, in order. Leaves after the last one of the structure are ignored.
     ///
     /// # Errors
-    /// - An error if the number of leaves differs from that of the structure.
+    /// - [`Error::Empty`]: there are fewer leaves than the structure has.
     pub fn fill<M>(&self, leaves: impl IntoIterator<Item = M>) -> Result<Tree<M>> {
         fn walk<L, M>(tree: &Tree<L>, leaves: &mut impl Iterator<Item = M>) -> Result<Tree<M>> {
             Ok(match tree {

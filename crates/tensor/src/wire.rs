@@ -9,7 +9,7 @@ use crate::codec;
 use crate::dtype::Buffer;
 use crate::{DType, Error, HostTensor, IndexedSlices, Leaf, Result};
 
-/// The kinds of leaves in the encoding.
+/// The kinds of leaves in the encoding: dense, and indexed slices without and with a dense shape.
 const DENSE: u8 = 0;
 const SLICES: u8 = 1;
 const SLICES_OF: u8 = 2;
@@ -17,7 +17,8 @@ const SLICES_OF: u8 = 2;
 /// Encodes leaves as bytes that [`decode`] can read.
 ///
 /// # Errors
-/// - An error if a candle tensor cannot be copied to host memory, or if the rank of a tensor exceeds 255.
+/// - [`Error::Bytes`]: the rank of a tensor exceeds 255.
+/// - `Error::ForeignDType`, `Error::Candle`: a candle tensor cannot be copied to host memory.
 pub fn encode<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Result<Vec<u8>> {
     let mut to = vec![0; 8];
     let mut count = 0u64;
@@ -47,10 +48,12 @@ pub fn encode<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Result<Vec<u8>>
     Ok(to)
 }
 
-/// Decodes leaves into host memory. The allocated memory is limited by the number of bytes.
+/// Decodes leaves into host memory. The allocated memory is proportional to the number of bytes.
 ///
 /// # Errors
 /// - [`Error::Bytes`]: the bytes are invalid. The error contains the offset of the first invalid byte.
+/// - [`Error::ElementCount`]: the sizes of an empty tensor's other axes overflow.
+/// - The errors of [`IndexedSlices::new`]: indexed slices are inconsistent.
 pub fn decode(bytes: &[u8]) -> Result<Vec<Leaf>> {
     let mut from = Bytes { all: bytes, at: 0 };
     let count = from.number()?;

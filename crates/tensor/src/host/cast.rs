@@ -48,7 +48,7 @@ fn to<S: AsPrimitive<T>, T: Copy + 'static>(v: &[S]) -> Vec<T> {
     v.iter().map(|x| x.as_()).collect()
 }
 
-/// Converts real numbers to any dtype except string.
+/// Converts real numbers to any dtype except string, for which it returns `None`.
 fn from<S>(v: &[S], dtype: DType) -> Option<Buffer>
 where
     S: Copy
@@ -86,7 +86,7 @@ where
     })
 }
 
-/// Converts complex numbers to any dtype except string.
+/// Converts complex numbers to any dtype except string, for which it returns `None`.
 fn from_complex<F: AsPrimitive<f32> + AsPrimitive<f64>>(v: &[Complex<F>], dtype: DType) -> Option<Buffer> {
     let wide = |x: &F| -> f64 { x.as_() };
     match dtype {

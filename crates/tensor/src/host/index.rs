@@ -29,7 +29,8 @@ pub enum Index {
     Slice {
         /// The first position. `None` means the first or, with a negative step, the last position of the axis.
         start: Option<i64>,
-        /// The position before which the slice stops. `None` means that the slice extends to the end of the axis.
+        /// The position before which the slice stops. `None` means that the slice extends to the end or, with a
+        /// negative step, to the beginning of the axis.
         stop: Option<i64>,
         /// The distance between positions. It must not be 0.
         step: i64,
@@ -95,7 +96,8 @@ impl Selection {
     ///
     /// # Errors
     /// - [`Error::Index`]: a position is outside its axis.
-    /// - [`Error::Indices`]: there are more indices than axes, two ellipses, or a slice with step 0.
+    /// - [`Error::Indices`]: there are more indices than axes, more than one ellipsis, or a slice with step 0.
+    /// - [`Error::TooLarge`]: the number of selected elements overflows.
     pub fn new(indices: &[Index], dims: &[usize]) -> Result<Self> {
         let wrong = |what| Error::Indices { operation: OPERATION, what, shape: dims.to_vec() };
         let ellipses = indices.iter().filter(|index| **index == Index::Ellipsis).count();

@@ -14,9 +14,9 @@ impl HostTensor {
     /// Returns the element-wise sum or mean of tensors with the same shape and dtype. Elements are added in the order
     /// of [`kernel::fold`].
     ///
-    /// A SUM of integers wraps. A MEAN divides the sum, so the mean of integers is a float. See
-    /// [`DType::mean`](crate::DType::mean). Integers are then accumulated in a wider type, which does not wrap. Floats
-    /// of 16 bits are accumulated and divided as `f32`, and rounded once.
+    /// A SUM of integers wraps. A MEAN is computed from a sum that does not wrap; for integers, the mean is a float,
+    /// see [`DType::mean`](crate::DType::mean). Floats of 16 bits are accumulated and divided as `f32`, and rounded
+    /// once.
     ///
     /// # Errors
     /// - [`Error::Empty`]: `tensors` is empty.
@@ -91,7 +91,7 @@ impl HostTensor {
     /// # Errors
     /// - [`Error::Axis`]: an axis is not less than the rank.
     /// - [`Error::DuplicateAxis`]: an axis occurs twice.
-    /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
+    /// - [`Error::UnsupportedDType`]: the dtype is bool or string, and `axes` is not empty.
     pub fn sum_axes(&self, axes: &[usize]) -> Result<HostTensor> {
         const OPERATION: &str = "sum_axes";
         let axes = check_axes(OPERATION, axes, self.dims())?;
@@ -110,7 +110,7 @@ impl HostTensor {
         }
     }
 
-    /// Divides every element by `by`. Integers become floats. See [`DType::mean`](crate::DType::mean). Division by 0
+    /// Divides every element by `by`. Integers become floats; see [`DType::mean`](crate::DType::mean). Division by 0
     /// results in NaN or infinity.
     ///
     /// # Errors
@@ -164,7 +164,8 @@ pub(crate) fn check_axes(operation: &'static str, axes: &[usize], dims: &[usize]
     Ok(sorted)
 }
 
-/// Sums over the given axes, which are in ascending order, from the last to the first. Returns the sum and its shape.
+/// Sums over the given axes, from the last to the first. The axes must be in ascending order. Returns the sum and its
+/// shape.
 pub(crate) fn sum_over<T: Summand>(elements: &[T], dims: &[usize], axes: &[usize]) -> (Vec<T>, Vec<usize>) {
     let mut shape = dims.to_vec();
     let mut current: Option<Vec<T::Sum>> = None;

@@ -72,8 +72,8 @@ pub(crate) fn check_same(
     Ok(())
 }
 
-/// Checks that a tensor can be joined to the first one. The dtype, the rank and the sizes of all other axes must be
-/// equal.
+/// Checks that a tensor can be joined to the first one along `axis`. The dtype, the rank and the sizes of all other
+/// axes must be equal.
 pub(crate) fn check_pieces(
     operation: &'static str,
     axis: usize,
@@ -101,6 +101,7 @@ impl HostTensor {
     /// - [`Error::Empty`]: `tensors` is empty.
     /// - [`Error::Axis`]: `axis` is not less than the rank. A scalar has no axis.
     /// - [`Error::Differs`]: a tensor does not match the first one.
+    /// - [`Error::TooLarge`]: the number of elements of the result overflows.
     pub fn concat(tensors: &[&HostTensor], axis: usize) -> Result<HostTensor> {
         const OPERATION: &str = "concat";
         let [first, rest @ ..] = tensors else { return Err(Error::Empty { operation: OPERATION }) };
@@ -126,6 +127,7 @@ impl HostTensor {
     /// # Errors
     /// - [`Error::Empty`]: `tensors` is empty.
     /// - [`Error::Differs`]: a tensor does not match the first one.
+    /// - [`Error::TooLarge`]: the number of elements of the result overflows.
     pub fn stack(tensors: &[&HostTensor]) -> Result<HostTensor> {
         const OPERATION: &str = "stack";
         let [first, rest @ ..] = tensors else { return Err(Error::Empty { operation: OPERATION }) };
@@ -165,6 +167,7 @@ impl HostTensor {
     /// # Errors
     /// - [`Error::Axis`]: the tensor is a scalar.
     /// - [`Error::Index`]: a row does not exist.
+    /// - [`Error::TooLarge`]: the number of elements of the result overflows.
     pub fn take_rows(&self, rows: &[usize]) -> Result<HostTensor> {
         axis_of("take_rows", 0, self.dims())?;
         let (_, size, inner) = sizes(self.dims(), 0);

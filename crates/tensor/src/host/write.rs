@@ -26,7 +26,8 @@ impl Buffer {
     /// buffer is unchanged.
     ///
     /// # Errors
-    /// Returns the errors of [`HostTensor::write`].
+    /// - [`Error::UnsupportedDType`]: the dtypes differ, or the dtype does not support this operation.
+    /// - [`Error::DivisionByZero`]: an integer would be divided by 0.
     ///
     /// # Panics
     /// Panics if the number of elements differs.
@@ -34,12 +35,12 @@ impl Buffer {
         into(how, self, from, None)
     }
 
-    /// Writes rows, which must have the same dtype, to this buffer one after another. A row that occurs twice is
-    /// written twice. The width of a row is the number of elements in `from`, divided by the number of `rows`. After an
-    /// error, the buffer is unchanged.
+    /// Writes the rows in `from`, which must have the same dtype, to the given rows of this buffer, one after another.
+    /// A row that occurs twice is written twice. The width of a row is the number of elements in `from`, divided by the
+    /// number of `rows`. After an error, the buffer is unchanged.
     ///
     /// # Errors
-    /// Returns the errors of [`HostTensor::write`].
+    /// Returns the errors of [`write`](Self::write).
     ///
     /// # Panics
     /// Panics if a row does not exist.
@@ -51,11 +52,14 @@ impl Buffer {
 impl HostTensor {
     /// Splits this tensor into `of` summands whose sum is the tensor, and returns the summand with the given index.
     ///
-    /// For integers, the sum is exact: if there is a remainder, the first summands are larger (or smaller) by one.
-    /// Floats are divided, so the sum may be rounded unless `of` is a power of two.
+    /// For integers, the sum is exact: if there is a remainder, the first summands are larger by one, or smaller by one
+    /// for a negative element. Floats are divided, so the sum may be rounded unless `of` is a power of two.
     ///
     /// # Errors
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
+    ///
+    /// # Panics
+    /// Panics if `of` is 0 and the elements are integers.
     pub fn share(&self, index: usize, of: usize) -> Result<HostTensor> {
         macro_rules! by_type {
             ($($variant:ident)*) => {
@@ -146,7 +150,7 @@ fn into(how: Write, to: &mut Buffer, from: &Buffer, rows: Option<&[usize]>) -> R
     by_type!(F16 Bf16 F32 F64 I8 U8 I16 U16 I32 U32 I64 U64 C64 C128)
 }
 
-/// Writes elements that support arithmetic. Returns `None` if they do not support the operation `how`.
+/// Writes elements that support arithmetic. Returns `None` if their type does not support the operation `how`.
 fn calculated<T: Arithmetic>(how: Write, to: &mut [T], from: &[T], rows: Option<&[usize]>) -> Option<()> {
     fn each<T: Copy>(to: &mut [T], from: &[T], rows: Option<&[usize]>, operation: impl Fn(T, T) -> T) {
         match rows {

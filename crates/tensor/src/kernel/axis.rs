@@ -24,7 +24,7 @@ pub fn sum_axis<T: Summand>(input: &[T], outer: usize, len: usize, inner: usize,
     }
 }
 
-/// Sums rows of `inner` elements. There must be at least one row.
+/// Writes the sum of rows of `inner` elements to `out`. There must be at least one row.
 fn sum_rows<T: Summand>(rows: &[T], inner: usize, out: &mut [T::Sum]) {
     let count = rows.len() / inner;
     if count <= RUN {

@@ -3,7 +3,7 @@
 //! A tensor of shape `[outer…, n, inner…]` consists of `outer` chunks of `n * inner` elements. To join tensors along
 //! the axis of size `n`, one chunk of each tensor is copied in turn.
 
-/// Joins `pieces`. Piece `i` consists of chunks with `chunks[i]` elements each. If `chunks[i]` is 0, the piece is
+/// Joins `pieces`. Piece `i` consists of chunks with `chunks[i]` elements each. If `chunks[i]` is 0, the piece must be
 /// empty.
 ///
 /// # Panics

@@ -13,7 +13,7 @@
 /// Returns the first error of `then`, after which no more rows are processed.
 ///
 /// # Panics
-/// Panics if the rows of a replica are not in ascending order, or do not have `width` values each.
+/// Panics if the rows of a replica are not in ascending order or occur twice, or do not have `width` values each.
 pub fn each_row<T: Copy + Default, E>(
     parts: &[(&[usize], &[T])],
     width: usize,

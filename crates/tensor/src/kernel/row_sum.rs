@@ -2,20 +2,21 @@
 
 use super::{RowMerge, Sum, fold_then};
 
-/// The plan of a sum of rows: the rows that at least one replica has, and which of them must be added in the order of
-/// the tree. It depends only on indices.
+/// A plan for summing rows: the rows that at least one replica has, and which of them must be added in the tree order
+/// of [`fold`](super::fold). A plan depends only on the indices.
 ///
-/// Rows with the same index are first added within each replica, and then over the replicas in the order of
-/// [`fold`](super::fold). A replica without the row is treated as zero. The result is bit-identical to that of dense
+/// Rows with the same index are first added within each replica, and then over the replicas in the order of `fold`. A
+/// replica without the row is treated as zero. The result is bit-identical to the sum of the corresponding dense
 /// tensors.
 #[derive(Clone, Debug)]
 pub struct RowSum {
     merge: RowMerge,
-    /// The position at which each replica's indices start. The last entry is the total number of indices.
+    /// The position at which each replica's indices start in the concatenated list. The last entry is the total number
+    /// of indices.
     starts: Vec<usize>,
     /// Whether a row must be added in the order of the tree, because adding its values one after another would produce
-    /// a different sum. This is the case if three replicas have the row, or if a replica other than the first has it
-    /// twice.
+    /// a different sum. This is the case if at least three replicas have the row, or if one of them other than the
+    /// first has it twice.
     in_tree: Vec<bool>,
     /// The rows that need the tree, in ascending order, each with the start of its range in `positions`.
     trees: Vec<(usize, usize)>,

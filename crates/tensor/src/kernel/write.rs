@@ -41,7 +41,8 @@ pub trait Arithmetic: Summand {
 }
 
 impl Write {
-    /// Returns the operation for elements of type `T`, or `None` if the type does not support it.
+    /// Returns the operation for elements of type `T`, or `None` if the type does not support it. An integer that would
+    /// be divided by 0 stays unchanged; [`check`](Self::check) finds such divisors.
     pub fn of<T: Arithmetic>(self) -> Option<fn(T, T) -> T> {
         let ordered = T::default().less(T::default()).is_some();
         Some(match self {
@@ -67,7 +68,8 @@ pub fn write<T: Copy>(to: &mut [T], from: &[T], operation: impl Fn(T, T) -> T) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to = operation(*to, *from));
 }
 
-/// Applies `operation` to rows of a table and new rows, one after another. A row that occurs twice is written twice.
+/// Applies `operation` to each of the given `rows` of a table and the row at the same position in `from`, one after
+/// another, and stores the results in the table. A row that occurs twice is written twice.
 ///
 /// # Panics
 /// Panics if a row index is outside the table.

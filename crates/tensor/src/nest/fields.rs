@@ -15,7 +15,7 @@ impl Fields {
     /// Creates the fields from a map that must have exactly the given names.
     ///
     /// # Errors
-    /// - [`Error::Structure`]: a name is missing or unexpected.
+    /// - [`Error::Structure`]: the tree is not a map, or a name is missing or unexpected.
     pub fn named(tree: Tree<Leaf>, names: &[&str]) -> Result<Self> {
         let named = match tree {
             Tree::Dict(items) => items,
@@ -49,7 +49,8 @@ impl Fields {
     /// Takes the field named `name`.
     ///
     /// # Errors
-    /// Returns the errors of [`Nest::from_tree`], with the path of the field.
+    /// Returns the errors of [`Nest::from_tree`], with the path of the field. If there is no such field, returns
+    /// [`Error::Structure`].
     pub fn take<T: Nest>(&mut self, name: &str) -> Result<T> {
         let tree = self.named.remove(name).ok_or_else(|| absent(name))?;
         T::from_tree(tree).map_err(|e| e.within(format_args!(".{name}")))
@@ -58,7 +59,8 @@ impl Fields {
     /// Takes the next field of a tuple.
     ///
     /// # Errors
-    /// Returns the errors of [`Nest::from_tree`], with the path of the field.
+    /// Returns the errors of [`Nest::from_tree`], with the path of the field. If no field is left, returns
+    /// [`Error::Empty`].
     #[allow(clippy::should_implement_trait)]
     pub fn next<T: Nest>(&mut self) -> Result<T> {
         let (i, tree) = self.unnamed.next().ok_or(Error::Empty { operation: "from_tree" })?;

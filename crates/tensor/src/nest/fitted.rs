@@ -2,8 +2,9 @@
 
 use crate::{Leaf, Nest, Tree};
 
-/// Converts host tensors to candle tensors if `T` requires them. This is for leaves that were created from a
-/// description, which does not contain the kind of leaf.
+/// Converts host tensors to candle tensors on the CPU if `T` requires them. Stops at the first leaf that does not fit
+/// `T` for another reason. This is for leaves that were created from a description, which does not contain the kind of
+/// leaf.
 #[cfg(feature = "candle")]
 pub fn fitted<T: Nest>(tree: Tree<Leaf>) -> Tree<Leaf> {
     let (mut leaves, structure) = tree.clone().flatten();

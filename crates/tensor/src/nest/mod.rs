@@ -15,8 +15,8 @@ pub use rows::{concat, concat_rows, narrow_rows, rows, stack, take_rows};
 
 use crate::{DType, HostTensor, IndexedSlices, Leaf, Result, Tree};
 
-/// A nested structure of tensors: a tensor, a number, a tuple, an array, a `Vec`, an `Option`, a map with names as
-/// keys, a struct with `#[derive(Nest)]`, or a [`Tree`] itself.
+/// A nested structure of tensors: a tensor, a number, a string, a tuple, an array, a `Vec`, an `Option`, a map with
+/// names as keys, a struct with `#[derive(Nest)]`, or a [`Tree`] itself.
 ///
 /// Functions that move data between replicas take and return nests. They process the leaves in the common form
 /// [`Tree<Leaf>`].

@@ -32,7 +32,7 @@ impl Tree<Leaf> {
         first.map(|(_, rows)| rows).ok_or(Error::Empty { operation: "rows" })
     }
 
-    /// Stacks elements into a batch. Each leaf of the result has a new axis 0, see [`Leaf::stack`].
+    /// Stacks elements into a batch. Each leaf of the result has a new axis 0; see [`Leaf::stack`].
     ///
     /// # Errors
     /// Returns the errors of [`Tree::zip`] and [`Leaf::stack`], with the path of the leaf.
@@ -40,7 +40,7 @@ impl Tree<Leaf> {
         Tree::zip(elements)?.try_map_at(&mut |leaves: &Vec<Leaf>| Leaf::stack(leaves))
     }
 
-    /// Joins batches along axis 0, see [`Leaf::concat`].
+    /// Joins batches along axis 0; see [`Leaf::concat`].
     ///
     /// # Errors
     /// Returns the errors of [`Tree::zip`] and [`Leaf::concat`], with the path of the leaf.
@@ -61,7 +61,7 @@ impl Tree<Leaf> {
         self.try_map_at(&mut |leaf| leaf.narrow(0, start, len))
     }
 
-    /// Returns a batch with the same leaves, but without rows. It does not share the memory of the original.
+    /// Returns a batch with the same structure, but without rows; see [`Leaf::without_rows`].
     ///
     /// # Errors
     /// Returns the errors of [`Leaf::without_rows`], with the path of the leaf.
@@ -110,7 +110,7 @@ pub fn concat_rows<N: Nest>(batches: Vec<N>) -> Result<N> {
     N::from_tree(Tree::concat_rows(batches.into_iter().map(N::into_tree).collect())?)
 }
 
-/// Joins the leaves of nests along an axis, see [`Leaf::concat`].
+/// Joins the leaves of nests along an axis; see [`Leaf::concat`].
 ///
 /// # Errors
 /// Returns the errors of [`Tree::zip`] and [`Leaf::concat`], with the path of the leaf.
