@@ -2,13 +2,15 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The maximum limit that is set. No process needs more. If the system had no limit, some programs that this process
-/// starts might loop over all descriptors up to it.
+/// The highest limit that [`raise`] sets, which is more than any process needs. A program that this process starts
+/// inherits the limit, and some programs loop over all descriptors up to it.
 const MAX_LIMIT: u64 = 1 << 20;
 
-/// Raises this process's limit on open files and sockets to the maximum that the system allows. Most systems start with
-/// 1,024, for compatibility with old programs. A server with many connections, some of them over shared memory, needs
-/// several times that number.
+/// Raises this process's limit on open files and sockets to the maximum that the system allows, but not above
+/// [`MAX_LIMIT`]. A failure is only logged.
+///
+/// Most systems start with 1,024, for compatibility with old programs. A server with many connections, some of them
+/// over shared memory, needs several times that number.
 pub(crate) fn raise() {
     let limit = getrlimit(Resource::Nofile);
     let most = limit.maximum.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);

@@ -44,7 +44,7 @@ pub(crate) struct Link {
     state: Mutex<State>,
     /// Whether anything is queued for writing.
     backlog: AtomicBool,
-    /// Whether the link needs a turn even if nothing was received.
+    /// Whether the link has failed, so that it needs a turn even if nothing was received.
     failing: AtomicBool,
     loss_reported: AtomicBool,
 }
@@ -143,8 +143,11 @@ impl Link {
         self.loans.iter().for_each(Loans::reclaim);
     }
 
-    /// Sends a frame, and queues the bytes that the socket does not accept. Returns `true` if the polling thread must
-    /// be woken, because bytes are queued or the link has failed.
+    /// Sends a frame, and queues the bytes that the socket does not accept. A frame is discarded if the link has failed
+    /// or is closing.
+    ///
+    /// Returns `true` if the polling thread must be woken, because the queue was empty before and now contains bytes,
+    /// or because the frame's head is too long, which fails the link.
     pub fn send(&self, frame: Frame) -> bool {
         let mut state = self.state.lock();
         if self.loss_is_reported() || state.closing || state.broken.is_some() {
@@ -181,7 +184,8 @@ impl Link {
         }
     }
 
-    /// Returns whether anything was received since the last query, or is ready to be read.
+    /// Returns whether anything was received since the last query, is ready to be read, or is left to do for the
+    /// polling thread.
     pub fn take_received(&self) -> bool {
         let mut sockets = [poll::interest(&*self.socket, false)];
         let waits = poll::wait(&mut sockets, Duration::ZERO).is_ok() && poll::is_ready(&sockets[0]);
@@ -206,13 +210,14 @@ impl Link {
         self.state.lock().decoder.partial_message()
     }
 
-    /// Marks the link as failed, with the reason. The polling thread reports it.
+    /// Marks the link as failed, unless it has already failed. The polling thread reports the reason.
     pub fn fail(&self, reason: String) {
         self.state.lock().broken.get_or_insert(reason);
         self.failing.store(true, Ordering::Release);
     }
 
-    /// Writes and reads without blocking, at most one turn in each direction. Returns `true` if there may be more to
+    /// Writes and reads without blocking, at most one turn in each direction. Appends the received messages to `events`
+    /// and, if the link has ended, the loss of the worker as the last event. Returns `true` if there may be more to
     /// read or write. This includes a partial message, because the rest usually follows immediately.
     ///
     /// Only the thread that polls may call this.
@@ -260,7 +265,8 @@ impl Link {
         more
     }
 
-    /// Extracts the frames from the received bytes. If no more frames will follow, returns the reason.
+    /// Extracts the frames from the received bytes, of which `read` are new, and appends the messages to `events`. If
+    /// no more frames will follow, returns the reason.
     fn take(&self, state: &mut State, read: usize, events: &mut Vec<Event>) -> Option<String> {
         state.decoder.advance(read);
         loop {
@@ -307,7 +313,7 @@ impl Link {
 
 impl State {
     /// Writes about `most` bytes; the last write may exceed this number. Returns `true` if something was written and
-    /// more is queued.
+    /// more is queued. An error is recorded in `broken`.
     fn write(&mut self, most: usize) -> bool {
         let mut written = 0;
         let result = loop {

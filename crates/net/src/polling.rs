@@ -31,9 +31,9 @@ pub fn poll_until<T>(patience: Duration, mut ask: impl FnMut() -> Option<T>) -> 
     }
 }
 
-/// Runs a closure that may never end on a separate thread, and waits for it for at most `patience`. The values that the
-/// closure owns are dropped only when it ends. If no thread can be started, the closure does not run and is never
-/// dropped.
+/// Runs a closure, which may never end, on a separate thread, and waits for the thread for at most `patience`. The
+/// values that the closure owns are dropped only when it ends. If no thread can be started, the closure does not run
+/// and is never dropped.
 pub fn wait_or_leave(name: &str, patience: Duration, run: impl FnOnce() + Send + 'static) {
     let run = ManuallyDrop::new(run);
     let thread = std::thread::Builder::new().name(name.into()).spawn(move || ManuallyDrop::into_inner(run)());

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// A receiver of messages from a [`Transport`]. Its methods are called on any thread that moves bytes. Both methods
-/// must return quickly, and must not call the transport.
+/// A receiver of messages from a [`Transport`]. Its methods are called on the thread that polls or sends, which may be
+/// any thread. Both methods must return quickly, and must not call the transport.
 pub trait Receiver: Send + Sync {
     /// Delivers a message. Messages of one worker are delivered in the order in which it has sent them.
     fn deliver(&self, from: usize, message: Message);
@@ -24,9 +24,9 @@ pub trait Receiver: Send + Sync {
 pub enum PollOutcome {
     /// Messages were delivered to the receiver.
     Delivered,
-    /// The time has passed, and nothing was delivered.
+    /// The call has delivered nothing: `patience` has passed, or no other worker is connected any more.
     Nothing,
-    /// Another thread moves the bytes. Wait for the receiver's own signal, and retry after a millisecond.
+    /// Another thread is polling. Wait for the receiver's own signal, and retry after a millisecond.
     Elsewhere,
     /// No call is needed. Wait for the receiver's own signal.
     Never,
@@ -110,7 +110,7 @@ pub trait Transport: Debug + Send + Sync {
         let _ = patience;
     }
 
-    /// Moves bytes on the calling thread. Returns as soon as a message was delivered, or after `patience`.
+    /// Polls the sockets on the calling thread. Returns as soon as a message was delivered, or after `patience`.
     ///
     /// A thread that waits for a message calls this, so that no other thread must be woken first. Otherwise messages
     /// arrive about 50 µs later, or a millisecond later if another thread has polled recently.

@@ -135,7 +135,8 @@ impl Acceptor {
     }
 
     /// Equivalent to [`accept`](Self::accept), except that `admit` decides whether another caller can be accepted. It
-    /// is called once for each caller, with its task and address, before the caller is accepted.
+    /// is called once for each caller, with the caller's task and IP address. If it fails, the caller receives a
+    /// refusal that asks it to retry.
     ///
     /// # Errors
     /// Returns an I/O error if the wait fails.

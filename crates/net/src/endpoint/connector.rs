@@ -53,14 +53,14 @@ impl Connector {
         &self.from
     }
 
-    /// Connects to a task, and retries until the task is running.
+    /// Connects to a task, and retries until the task is running or the deadline has passed.
     ///
     /// # Errors
-    /// - [`ConnectError::Refused`]: one side rejects the other. This error is returned immediately.
+    /// - [`ConnectError::Refused`]: one side rejects the other, and a retry would not help.
     /// - [`ConnectError::Policy`]: the connection would be unprotected.
     /// - [`ConnectError::Name`]: the name of the job or of a task's job is too long.
     /// - [`ConnectError::System`]: a socket cannot be opened, or a thread cannot be started.
-    /// - [`ConnectError::Unreachable`]: the deadline has passed. The error contains the result of the last attempt.
+    /// - [`ConnectError::Unreachable`]: the deadline has passed. The error contains the reason for the latest failure.
     pub fn connect(
         &self,
         to: &Task,

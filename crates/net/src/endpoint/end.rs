@@ -21,8 +21,8 @@ pub(super) const CALLING: usize = 1;
 /// reported once, after everything that was received from the other side. In a [`Receiver`], worker 0 is the side that
 /// was connected to, and worker 1 is the side that has connected.
 ///
-/// Dropping an endpoint sends a final message and waits until the other side has received everything, within the
-/// deadline of [`Settings::shutdown_idle_timeout`].
+/// Dropping an endpoint sends a final message and waits until the other side has received everything. The wait ends
+/// early if no bytes are transferred for [`Settings::shutdown_idle_timeout`], or after [`Settings::max_shutdown_wait`].
 pub struct Endpoint {
     mesh: Mesh,
     other: usize,
@@ -48,7 +48,8 @@ impl Endpoint {
         Ok(Self { mesh, other, peer, address })
     }
 
-    /// Returns the task at the other end, as it has identified itself. It has proved that it belongs to the job.
+    /// Returns the task at the other end: the caller as it has identified itself, or the called task. The handshake has
+    /// checked that the other side may act as this task, as far as the job's credentials allow.
     pub fn peer(&self) -> &Task {
         &self.peer
     }
@@ -68,8 +69,8 @@ impl Endpoint {
         self.mesh.memory(len)
     }
 
-    /// Reclaims memory that the other side has read and released. This also happens whenever that memory is used, and
-    /// with each heartbeat.
+    /// Reclaims memory that the other side has read and released. This also happens in each call of
+    /// [`memory`](Self::memory), and with each heartbeat.
     pub fn reclaim(&self) {
         self.mesh.reclaim();
     }

@@ -19,7 +19,7 @@ pub enum ListenError {
         address: String,
         /// The reason why it cannot listen.
         source: io::Error,
-        /// A remedy for the user.
+        /// A remedy for the user, as a suffix of the message; empty if none is known.
         advice: &'static str,
     },
     /// Connections would be unprotected.
@@ -64,7 +64,8 @@ pub enum ConnectError {
         address: String,
         /// The time spent on attempts.
         waited: Duration,
-        /// The result of the last attempt, if there was one.
+        /// The reason for the latest failed attempt, or a note that the host name is still being looked up; `None` if
+        /// there is neither.
         last: Option<String>,
     },
     /// The connection would be unprotected.

@@ -8,8 +8,8 @@
 //! | `connector` | [`Connector`]: connects to other tasks |
 //! | `error` | [`ListenError`], [`ConnectError`] |
 //!
-//! They use the same handshake, protection, frames and heartbeats as the links between workers. The called task must be
-//! the one that the caller intends to reach.
+//! These connections use the same handshake, protection, frames and heartbeats as the links between workers. The called
+//! task must be the one that the caller intends to reach.
 //!
 //! ```
 //! use distribute_cluster::{Deadline, Job};

@@ -27,7 +27,7 @@ pub enum Answer {
 
 impl Caller {
     /// Creates the handshake with worker `to`. `hello` identifies this side, and `key` is derived from the job's
-    /// secret, if it has one.
+    /// secret, if it has one. `nonce` must be random.
     pub fn new(hello: Hello, to: usize, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
         Self {
             hello: Words::Hello(hello, key.is_some(), nonce),
@@ -50,7 +50,8 @@ impl Caller {
         [preamble(), self.hello.encode()].concat()
     }
 
-    /// Sets the memory to offer to the other side, whose challenge must have shown that it is on this machine.
+    /// Sets the memory to offer to the other side. The other side's challenge must have shown that it is on this
+    /// machine. Call this before that challenge is passed to [`receive`](Self::receive).
     pub fn offer(&mut self, offer: Offer) {
         self.offer = Some(offer);
     }

@@ -20,7 +20,8 @@ impl Writer {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Writes a text. It is truncated to 65535 bytes.
+    /// Writes a text after its length in 2 bytes. A text of more than 65,535 bytes is truncated at a character
+    /// boundary.
     pub fn text(&mut self, text: &str) {
         let text = &text[..text.floor_char_boundary(usize::from(u16::MAX))];
         self.0.extend_from_slice(&(text.len() as u16).to_le_bytes());

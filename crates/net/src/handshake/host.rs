@@ -7,15 +7,14 @@ use ring::hmac;
 /// The handshake as performed by the side that was connected to. It checks that the other side belongs to the job.
 #[derive(Debug)]
 pub struct Host {
-    /// The hello that a caller of the same job sends, except for its rank and purpose. If this host accepts calls, its
-    /// own task is the called task in this purpose.
+    /// The hello that a caller of the same job sends, except for rank and purpose, which are this host's own. If the
+    /// host accepts calls, the purpose is a call to its own task.
     own: Hello,
     key: Option<hmac::Key>,
     nonce: [u8; 32],
     names: Names,
     machine: Option<[u8; 32]>,
-    /// The caller, if it has proved that it knows the secret but disagrees on data that must be the same on all
-    /// workers.
+    /// The hello of the caller, if it has passed the check of the secret but disagrees on the job or the cluster.
     refused_member: Option<Hello>,
     state: State,
 }
@@ -32,13 +31,15 @@ enum State {
 pub enum Answer {
     /// Send these bytes, and wait for a response.
     Send(Vec<u8>),
-    /// The other side belongs to the job, and may have offered memory to share. The user of the handshake decides
-    /// whether to accept it, and responds with [`Host::welcome`] or [`Host::refuse`].
+    /// The other side, with this hello, belongs to the job. The offer is memory that the other side shares, if it has
+    /// offered any. The user of the handshake decides whether to accept the other side, and responds with
+    /// [`Host::welcome`] or [`Host::refuse`].
     Applies(Hello, Option<Offer>),
 }
 
 impl Host {
-    /// Creates the handshake of the worker with the hello `own`. `key` is derived from the job's secret, if it has one.
+    /// Creates the handshake with one caller. `own` is the host's own hello, with which that of the caller is compared.
+    /// `key` is derived from the job's secret, if it has one. `nonce` must be random.
     pub fn new(own: Hello, key: Option<hmac::Key>, nonce: [u8; 32]) -> Self {
         let (names, machine, refused_member) = Default::default();
         Self { own, key, nonce, names, machine, refused_member, state: State::Start }
@@ -57,9 +58,9 @@ impl Host {
         self
     }
 
-    /// Returns the hello of a caller that was rejected although it has proved that it knows the secret, because it
-    /// disagrees on the job or the cluster. If the job has no secret, the user of the caller's process must still be
-    /// verified.
+    /// Returns the hello of a caller that has passed the check of the secret, but was rejected because it disagrees on
+    /// the job or the cluster; `None` for any other caller. In a job without a secret, passing the check proves
+    /// nothing, so the caller's certificate or the user of its process must still be verified.
     pub fn refused_member(&self) -> Option<&Hello> {
         self.refused_member.as_ref()
     }
@@ -104,8 +105,9 @@ impl Host {
         }
     }
 
-    /// Compares the names of the jobs, unless one side calls and the other joins a world. In that case,
-    /// [`compare`](Self::compare) rejects the connection because of its purpose.
+    /// Checks that both sides have the same name of the job. A call with an empty name may be to any job. If one side
+    /// calls and the other joins a world, the names are not compared: [`compare`](Self::compare) rejects the connection
+    /// because of its purpose.
     fn compare_jobs(&self, hello: &Hello) -> Result<(), Refusal> {
         let is_any = is_call(hello) && hello.job.is_empty();
         if is_call(hello) != is_call(&self.own) || hello.job == self.own.job || is_any {
@@ -174,7 +176,8 @@ impl Host {
         Words::Welcome.encode()
     }
 
-    /// Returns the bytes that reject the other side. They begin with the preamble if nothing else has been sent before.
+    /// Returns the bytes that reject the other side. If `is_first` is `true`, because nothing has been sent before,
+    /// they begin with the preamble.
     pub fn refuse(refusal: Refusal, is_first: bool) -> Vec<u8> {
         let words = Words::Refusal(refusal).encode();
         if is_first { [preamble(), words].concat() } else { words }
@@ -194,7 +197,11 @@ pub(super) fn proof(key: &hmac::Key, side: &[u8], transcript: &[u8]) -> [u8; 32]
     bytes
 }
 
-/// Compares a proof with the expected one in constant time.
+/// Checks the other side's proof of the secret, in constant time. If neither side has a secret, there is no proof to
+/// check.
+///
+/// # Errors
+/// Returns the refusal to send if the secrets differ, or if only one side has a secret.
 pub(super) fn check(
     key: Option<&hmac::Key>,
     side: &[u8],

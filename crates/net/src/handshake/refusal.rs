@@ -20,7 +20,7 @@ pub enum Reason {
     Replaced,
     /// The clusters or programs differ in data that must be the same on all workers.
     Cluster,
-    /// No worker has this rank, or it is not this worker's turn to connect.
+    /// No worker has this rank, another worker or task is at the address, or it is not this worker's turn to connect.
     Rank,
     /// A worker with that rank has already connected.
     Taken,
@@ -28,13 +28,15 @@ pub enum Reason {
     Complete,
     /// The work of the world has ended.
     Ended,
-    /// There are too many connections that have not identified themselves.
+    /// There is no room: too many connections have not identified themselves, or a server has too many callers. The
+    /// other side may retry.
     Crowded,
     /// The handshake timed out.
     Late,
-    /// The worker that was connected to is not ready for the other one, which may retry.
+    /// The worker that was connected to cannot accept the other one yet. The other one may retry.
     Early,
-    /// A call has reached a worker that does not accept calls, or a worker that joins has reached a task that does.
+    /// A call has reached a worker that accepts no calls, or a worker that joins a world has reached a task that only
+    /// accepts calls.
     Purpose,
     /// The certificate of one side belongs to another task.
     Certificate,

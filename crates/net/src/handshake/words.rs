@@ -84,8 +84,8 @@ pub struct Offer {
 pub enum Words {
     /// The identity of the side that has connected, whether it has a secret, and its nonce.
     Hello(Hello, bool, [u8; 32]),
-    /// The rank and nonce of this worker, a digest of its machine if it offers shared memory, and its proof of the
-    /// secret, if there is one.
+    /// The rank and nonce of the side that was connected to, a digest of its machine if it offers shared memory, and
+    /// its proof of the secret, if the job has one.
     Challenge(usize, [u8; 32], Option<[u8; 32]>, Option<[u8; 32]>),
     /// The proof of the side that has connected, and memory that it offers to share.
     Proof(Option<[u8; 32]>, Option<Offer>),
@@ -96,7 +96,8 @@ pub enum Words {
 }
 
 impl Words {
-    /// Encodes the message: the length of the rest in 2 bytes, the kind, and the fields.
+    /// Encodes the message: the length of the rest in 2 bytes, the kind, and the fields. Texts that are too long are
+    /// truncated.
     pub fn encode(&self) -> Vec<u8> {
         let mut fields = Writer::default();
         fields.fixed(&[0; 2]);

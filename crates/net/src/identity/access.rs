@@ -78,8 +78,8 @@ impl Access {
     /// or by the user of its process if there is no other evidence.
     ///
     /// # Errors
-    /// Returns a [`VerifyError`] if the certificate names other tasks, if the process belongs to a different user, or
-    /// if the connection was closed before the user was known.
+    /// Returns a [`VerifyError`] if the certificate cannot be read or names other tasks, if the process belongs to a
+    /// different user, or if the connection was closed before the user was known.
     pub(crate) fn verify_peer(
         &self,
         socket: &TcpStream,

@@ -11,7 +11,8 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// The maximum size of a file of certificates, keys or a secret.
+/// The maximum number of bytes to read from a file of certificates, keys or a secret. The rest of a longer file is
+/// ignored.
 const LONGEST: u64 = 1 << 20;
 
 /// Files with certificates and a key, in PEM format.
@@ -67,12 +68,13 @@ fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'s
     }
 }
 
-/// Reads a small file.
+/// Reads at most [`LONGEST`] bytes of a file.
 fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
     read_with_mode(path, what).map(|(bytes, _)| bytes)
 }
 
-/// Reads a small file that only its owner should be able to read. Logs a warning once if other users can read it.
+/// Reads at most [`LONGEST`] bytes of a file that only its owner should be able to access. Logs a warning, once for
+/// each path, if the file's group or other users can read or write it.
 pub(super) fn read_private(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
     static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let (bytes, mode) = read_with_mode(path, what)?;
@@ -111,7 +113,7 @@ mod tests {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
 
-    /// A writer that stores the text of warnings.
+    /// A subscriber that stores the texts of all events.
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Vec<String>>>);
 

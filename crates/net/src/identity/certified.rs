@@ -10,7 +10,7 @@ const SCHEME: &str = "distribute:";
 /// Checks that the owner of a certificate may act as a task. A certificate that names no task is valid for all tasks.
 ///
 /// # Errors
-/// Returns a text with the tasks that the certificate names.
+/// Returns a text for the refusal if the certificate names other tasks only, or cannot be read.
 pub(super) fn check(certificate: &CertificateDer<'_>, task: &Task) -> Result<(), String> {
     let certificate = EndEntityCert::try_from(certificate)
         .map_err(|error| format!("the certificate of {task} cannot be read: {error}"))?;

@@ -34,7 +34,7 @@ enum Job {
 }
 
 impl Credentials {
-    /// Creates credentials with the secret in `DISTRIBUTE_SECRET`, if it is set. By default, links between machines
+    /// Creates credentials that use the secret in `DISTRIBUTE_SECRET`, if it is set. By default, links between machines
     /// must be encrypted.
     pub fn new() -> Self {
         Self::default()
@@ -45,7 +45,7 @@ impl Credentials {
         Self { identity: Some(Identity::Certificates(certificates)), ..self }
     }
 
-    /// Sets the secret of the job, if it is not in `DISTRIBUTE_SECRET`.
+    /// Sets the secret of the job. `DISTRIBUTE_SECRET` is then ignored.
     pub fn secret(self, secret: Secret) -> Self {
         Self { identity: Some(Identity::Secret(secret)), ..self }
     }
@@ -69,7 +69,7 @@ impl Credentials {
         Self { job: Job::Any, ..self }
     }
 
-    /// Returns the name of this process's job: see [`job`](Self::job).
+    /// Returns the name of this process's job: see [`job`](Self::job). It is empty if jobs with any name may be called.
     pub fn job_name(&self) -> String {
         match &self.job {
             Job::Own => job_name(),
@@ -78,7 +78,8 @@ impl Credentials {
         }
     }
 
-    /// Returns the identity of this process, including the secret in the environment.
+    /// Returns the identity of this process: the one that was set or, if none was, the secret in the environment, if
+    /// there is one.
     ///
     /// # Errors
     /// - [`AccessError::Identity`]: the environment variable does not contain a valid secret.

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 const NAME: &str = "DISTRIBUTE_JOB";
 
 /// Returns the name of this process's job: the value of the environment variable `DISTRIBUTE_JOB` or, if that is not
-/// set, the file name of the program. A different program that connects to an address of this job by mistake is
-/// therefore rejected, even without a secret.
+/// set or empty, the file name of the program. A different program that connects to an address of this job by mistake
+/// is therefore rejected, even without a secret.
 pub fn job_name() -> String {
     job_name_from(std::env::var_os(NAME), std::env::current_exe().ok())
 }

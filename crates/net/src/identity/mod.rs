@@ -33,16 +33,16 @@ pub use secret::Secret;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Identity {
-    /// No evidence. This is only possible with loopback addresses. If the operating system reports the user at the
-    /// other end, as Linux does, only processes of the same user may join. Otherwise any process that reaches the port
-    /// may join.
+    /// No evidence. Unless plain text is [allowed](Credentials::allow_plain_text_on_the_network), this is only possible
+    /// with loopback addresses and, if the operating system reports the user at the other end, as Linux does, only
+    /// processes of the same user may join. Otherwise any process that reaches the port may join.
     #[default]
     None,
-    /// The secret of the job. On loopback, each side proves that it knows the secret. Other links are also encrypted,
-    /// with certificates that each process derives from the secret.
+    /// The secret of the job. Each side proves that it knows the secret. Links are also encrypted, with certificates
+    /// that each process derives from the secret, unless all addresses are loopback addresses or plain text is allowed.
     Secret(Secret),
     /// Certificates of the user. Links are encrypted, and any process with a certificate of the CA may join, as one of
-    /// the tasks that the certificate [names](Certificates).
+    /// the tasks that the certificate [names](Certificates) or, if it names none, as any task.
     Certificates(Certificates),
 }
 

@@ -72,8 +72,8 @@ pub fn protection(
     }
 }
 
-/// Returns an error if some addresses are loopback and others are not. `task` returns the name of a worker by its
-/// index.
+/// Checks that either all addresses are loopback addresses, or none is. `task` returns the task of the worker with a
+/// given index.
 ///
 /// # Errors
 /// - [`PolicyError::LoopbackAmongSeveral`]: some addresses are loopback and others are not.

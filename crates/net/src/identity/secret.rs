@@ -31,7 +31,7 @@ impl Secret {
         Self::from_hex(&text.to_string_lossy(), VARIABLE).map(Some)
     }
 
-    /// Reads a secret from a file of hexadecimal digits.
+    /// Reads a secret from a file of hexadecimal digits. Logs a warning if other users can read or write the file.
     ///
     /// # Errors
     /// Returns the errors of [`from_hex`](Self::from_hex), and [`IdentityError::File`] if the file cannot be read.

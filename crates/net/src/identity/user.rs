@@ -24,7 +24,7 @@ const MAX_READS: usize = 3;
 /// The timeout of this process's connection to itself.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// The maximum number of connections to accept to find that of this process.
+/// The maximum number of connections to accept in order to find this process's own.
 const CALLERS: usize = 256;
 
 /// Returns whether this system reports the user at the other end of a connection.
@@ -44,7 +44,8 @@ pub(super) fn is_supported() -> bool {
     told
 }
 
-/// Returns whether the table contains a connection of this process to itself.
+/// Connects this process to itself, and returns whether the system reports that the other end belongs to this user.
+/// Returns `None` if the connection cannot be made.
 fn probe() -> Option<bool> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
     let caller = TcpStream::connect_timeout(&listener.local_addr().ok()?, CONNECT).ok()?;
@@ -64,10 +65,11 @@ pub(super) enum UserCheckError {
     Other(String),
 }
 
-/// Checks that the other end of a loopback connection is a process of this user.
+/// Checks that the other end of a loopback connection is a process of this user. A connection from another machine is
+/// not checked.
 ///
 /// # Errors
-/// - [`UserCheckError::Closed`]: the other end is closed.
+/// - [`UserCheckError::Closed`]: the other end is closed, or is not in the system's table.
 /// - [`UserCheckError::Other`]: the process belongs to a different user.
 pub(super) fn check(socket: &TcpStream) -> Result<(), UserCheckError> {
     let (Ok(here), Ok(there)) = (socket.local_addr(), socket.peer_addr()) else {
@@ -88,7 +90,8 @@ pub(super) fn check(socket: &TcpStream) -> Result<(), UserCheckError> {
     }
 }
 
-/// Returns the user that has opened the end at `this` of a connection to `other`.
+/// Returns the user that has opened the end at `this` of a connection to `other`; `None` if no table contains that end,
+/// or if it is closed.
 fn look_up(this: SocketAddr, other: SocketAddr) -> Option<u32> {
     TABLES.iter().find_map(|table| {
         let lines = BufReader::new(std::fs::File::open(table).ok()?).lines();
@@ -96,7 +99,7 @@ fn look_up(this: SocketAddr, other: SocketAddr) -> Option<u32> {
     })
 }
 
-/// Returns the user in the row of an open end.
+/// Returns the user in the row of the open end at `this` of a connection to `other`; `None` if there is no such row.
 fn find(mut rows: impl Iterator<Item = String>, this: SocketAddr, other: SocketAddr) -> Option<u32> {
     rows.find_map(|row| {
         let mut fields = row.split_ascii_whitespace().skip(1);

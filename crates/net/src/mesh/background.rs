@@ -1,4 +1,4 @@
-//! The thread that moves bytes while no other thread polls, sends heartbeats, and detects failed workers.
+//! The thread that polls the sockets while no other thread does, sends heartbeats, and detects failed workers.
 
 use super::late_joins::LateJoinHandler;
 use super::shared::Shared;
@@ -10,13 +10,14 @@ use distribute_cluster::Deadline;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The interval of checks for heartbeats and silences.
+/// The longest interval between checks of heartbeats and silences.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The time for which this thread does not use the sockets after another thread has polled.
 const BACK_OFF: Duration = Duration::from_millis(1);
 
-/// Moves bytes until all links are closed or the shutdown wait has ended.
+/// Polls the links while no other thread does, until the mesh is closed and its shutdown wait is over. Then closes the
+/// connections.
 pub(crate) fn run(shared: &Shared, mut late_joins: Option<Box<dyn LateJoinHandler>>) {
     let mut timers = HeartbeatTimers::new(shared);
     let mut shutdown_wait = None;
@@ -93,7 +94,8 @@ fn wait(shared: &Shared, late_joins: Option<&dyn LateJoinHandler>) -> Woken {
 /// The maximum number of turns of all links before the next check of heartbeats, even if more is received.
 const TURNS: usize = 64;
 
-/// Moves bytes without blocking, until another thread wants to poll.
+/// Gives all links turns without blocking, as long as there is more to read or write and no other thread wants to poll,
+/// but at most [`TURNS`] times. Does nothing if another thread is polling.
 fn move_bytes(shared: &Shared) {
     let Some(mut events) = shared.try_become_poller() else { return };
     let _span = tracing::trace_span!("network").entered();
@@ -120,7 +122,8 @@ impl HeartbeatTimers {
         Self { look: Deadline::after(CHECK_INTERVAL), beat, silences }
     }
 
-    /// Checks the timers if a check is due. Returns `true` if they were checked.
+    /// Checks the timers if a check is due: sends the heartbeats that are due, and fails links that have been silent
+    /// for too long. Returns `true` if the timers were checked.
     fn look(&mut self, shared: &Shared) -> bool {
         if !self.look.has_passed() {
             return false;

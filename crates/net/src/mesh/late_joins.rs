@@ -21,6 +21,7 @@ pub(crate) trait WaitingWorkers: Send + Sync {
     /// Returns the positions of the waiting workers in the cluster.
     fn positions(&self) -> BTreeSet<usize>;
 
-    /// Returns whether a waiting worker was a member of a different world of this generation or a later one.
+    /// Returns whether another world has taken the place of the world of `generation`: a waiting worker was a member of
+    /// a different world, of the same generation or a later one.
     fn supplants(&self, generation: u64) -> bool;
 }

@@ -2,8 +2,8 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `shared` | the links, and the turns of threads to move their bytes |
-//! | `background` | the thread that moves bytes while no other thread polls, and detects failed workers |
+//! | `shared` | the links, and the turns of threads to poll them |
+//! | `background` | the thread that polls while no other thread does, and detects failed workers |
 //! | `late_joins` | workers that connect after the world is complete |
 //! | `shutdown_wait` | the wait of a closed mesh |
 
@@ -75,7 +75,8 @@ impl Mesh {
         self.waiting.as_ref().map_or(0, |waiting| waiting.count())
     }
 
-    /// Returns the positions in the cluster of the workers that wait. Only the leader knows them.
+    /// Returns the positions in the cluster of the workers that wait. Only the leader knows them; on other workers, the
+    /// set is empty.
     pub fn waiting_positions(&self) -> BTreeSet<usize> {
         self.waiting.as_ref().map(|waiting| waiting.positions()).unwrap_or_default()
     }
@@ -91,8 +92,9 @@ impl Mesh {
         &self.addresses
     }
 
-    /// Returns whether a waiting worker was a member of a different world of this generation or a later one. This
-    /// world's leader did not know of that world, because it had just started.
+    /// Returns whether another world has taken the place of this one: a waiting worker was a member of a different
+    /// world, of the same generation or a later one. This happens if the leader had just started when it formed this
+    /// world, and did not know of the other one. Only the leader knows this; other workers return `false`.
     pub fn is_supplanted(&self) -> bool {
         self.waiting.as_ref().is_some_and(|waiting| waiting.supplants(self.generation))
     }

@@ -1,4 +1,4 @@
-//! The state that a mesh shares with its background thread: the links, and the turns to move their bytes.
+//! The state that a mesh shares with its background thread: the links, and the turns of threads to poll them.
 
 use super::late_joins::LateJoinHandler;
 use crate::link::{Event, Link};
@@ -82,7 +82,8 @@ impl RendezvousResult {
 }
 
 impl Shared {
-    /// Sends this last frame to all other workers, unless the mesh is already closed.
+    /// Closes the mesh, unless it is already closed: sends `last` to all other workers, after which the background
+    /// thread begins the shutdown wait.
     pub fn close(&self, last: &Frame) {
         if !self.closed.swap(true, Ordering::AcqRel) {
             for link in &self.links {
@@ -110,7 +111,7 @@ impl Shared {
         late_joins.serve(&|worker| self.has_lost(worker), self.over.load(Ordering::Relaxed));
     }
 
-    /// Creates the shared state of a mesh and its background thread.
+    /// Creates the state that a mesh shares with its background thread.
     pub fn new(met: RendezvousResult, receiver: Arc<dyn Receiver>) -> io::Result<Self> {
         let RendezvousResult { world, links, early, settings, crowded, .. } = met;
         let mut at = vec![None; world.workers()];
@@ -140,17 +141,17 @@ impl Shared {
         })
     }
 
-    /// Returns the maximum duration of the shutdown wait, even if bytes are still transferred.
+    /// Returns the time after which the shutdown wait ends even if bytes are still being transferred.
     pub fn max_shutdown_wait(&self) -> Duration {
         Duration::from_millis(self.shutdown_wait.load(Ordering::Relaxed))
     }
 
-    /// Returns whether a worker is disconnected.
+    /// Returns whether a worker is disconnected, or has no link to this one.
     pub fn has_lost(&self, worker: usize) -> bool {
         self.link(worker).is_none_or(Link::loss_is_reported)
     }
 
-    /// Returns the link to this worker.
+    /// Returns the link to `worker`; `None` if `worker` is this worker or does not exist.
     pub fn link(&self, worker: usize) -> Option<&Link> {
         self.links.get(self.at.get(worker).copied().flatten()?)
     }
@@ -163,7 +164,7 @@ impl Shared {
         self.wake_background.wake();
     }
 
-    /// Moves bytes until some were delivered: see [`Transport::poll`].
+    /// Polls the links until something was delivered: see [`Transport::poll`].
     pub fn poll(&self, patience: Duration, is_there: &dyn Fn() -> bool) -> PollOutcome {
         if self.links.iter().all(Link::loss_is_reported) {
             return PollOutcome::Never;
@@ -218,8 +219,8 @@ impl Shared {
         }
     }
 
-    /// Becomes the thread that polls, unless a thread other than the background thread already polls. If the background
-    /// thread polls, waits until it stops, which it does soon.
+    /// Becomes the thread that polls; `None` if another thread remains it. If that is the background thread, waits
+    /// until it stops, for at most [`YIELD_WAIT`].
     fn become_poller(&self) -> Option<MutexGuard<'_, Vec<Event>>> {
         if let Some(events) = self.try_become_poller() {
             return Some(events);
@@ -251,7 +252,8 @@ impl Shared {
         links.fold(false, |more, (_, link)| link.poll(events) | more)
     }
 
-    /// Waits until a link can be read or written, and gives the ready links a turn.
+    /// Waits until a link needs a turn or this thread is woken, for at most `patience`, and gives these links a turn.
+    /// Returns `true` if there may be more to read or write.
     fn poll_ready_links(&self, events: &mut Vec<Event>, patience: Duration) -> bool {
         let wait = ready::wait(&self.links, vec![self.wake_poller.interest()], patience);
         let Ok(Ready { links, others }) = wait else { return false };

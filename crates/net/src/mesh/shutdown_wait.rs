@@ -28,8 +28,8 @@ impl ShutdownWait {
         }
     }
 
-    /// Returns whether the wait is over, because all links are closed, no bytes are transferred, or the limit has
-    /// passed. Call this often.
+    /// Returns whether the wait is over, because all links are closed, no bytes were transferred for the idle timeout,
+    /// or the limit has passed. If data is left that could not be sent, logs a warning. Call this often.
     pub fn is_over(&mut self, shared: &Shared) -> bool {
         let mut open = shared.links.iter().filter(|link| !link.loss_is_reported()).peekable();
         if open.peek().is_none() {

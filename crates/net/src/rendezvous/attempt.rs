@@ -152,7 +152,7 @@ impl Attempt {
     }
 }
 
-/// Sends the hello over an established connection.
+/// Starts the handshake over an established connection. The hello is queued, and is sent by the next steps.
 fn start_handshake(socket: TcpStream, call: &Call, context: &CallContext) -> Result<State, AttemptError> {
     if is_itself(&socket) {
         return Err(AttemptError::Broken("no process listens there".to_owned()));
@@ -202,7 +202,8 @@ impl Handshake {
         }
     }
 
-    /// Offers memory, because the other side is on this machine.
+    /// Offers memory to the other side, which must be on this machine. If no memory can be created, messages go through
+    /// the socket.
     fn share(&mut self) {
         match Offered::new() {
             Ok(offered) => {

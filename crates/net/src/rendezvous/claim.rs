@@ -28,7 +28,8 @@ impl Claim {
     }
 
     /// Processes the failure of a rendezvous. Returns `Ok` if the process may try the next rendezvous while time is
-    /// left.
+    /// left. If the others have formed a world without this process, its claim becomes that of a process that has just
+    /// started.
     ///
     /// # Errors
     /// Returns the error if a retry would fail in the same way.

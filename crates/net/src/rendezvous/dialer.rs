@@ -47,7 +47,8 @@ impl Dialer {
         &self.call
     }
 
-    /// Returns the result of the last attempt, or the reason why it has no result yet; `None` before the first attempt.
+    /// Returns the reason for the latest failure: of an attempt or, before the first one has failed, of an earlier
+    /// link. If there is none, returns a note if the name is still being looked up, and `None` otherwise.
     pub fn last(&self) -> Option<String> {
         let looking = matches!(&self.state, State::Trying(attempt) if attempt.is_looking());
         let last = self.retries.last().map(str::to_owned);

@@ -91,7 +91,7 @@ pub enum JoinError {
         workers: usize,
         /// The workers that have not connected.
         missing: Vec<Missing>,
-        /// Whether all addresses are loopback addresses.
+        /// Whether the addresses of all workers are loopback addresses, which are not reachable from other machines.
         loopback: bool,
         /// The connections that were rejected, each with its address and the reason. One of them may come from a
         /// missing worker.

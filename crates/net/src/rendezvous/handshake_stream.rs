@@ -24,9 +24,9 @@ pub(super) struct HandshakeStream {
 /// The reason why a handshake has failed.
 #[derive(Debug)]
 pub(super) enum HandshakeError {
-    /// The connection was closed.
+    /// The connection was closed, or has failed.
     Broken(String),
-    /// The peer's message could not be authenticated or understood.
+    /// One side rejects the other, for example because a message could not be authenticated or understood.
     Refused(Refusal),
 }
 
@@ -50,7 +50,7 @@ impl HandshakeStream {
         !self.unsent.is_empty() || self.stream.has_unsent()
     }
 
-    /// Sends without blocking.
+    /// Sends the queued bytes, as far as this is possible without blocking.
     pub fn flush(&mut self) -> Result<(), HandshakeError> {
         while !self.unsent.is_empty() {
             match self.stream.write(&[IoSlice::new(&self.unsent)]) {
@@ -79,7 +79,7 @@ impl HandshakeStream {
         }
     }
 
-    /// Reads and discards what was received. Returns `true` if more may follow.
+    /// Discards what was received, and sends what is still queued. Returns `true` if more may be received.
     pub fn discard_received(&mut self) -> bool {
         // The last words may still be on their way.
         let _ = self.flush();

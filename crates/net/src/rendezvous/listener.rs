@@ -32,7 +32,8 @@ impl Listener {
         Self::bind_to(&address.to_socket_addrs()?.collect::<Vec<_>>())
     }
 
-    /// Listens at an address, if connections there have the required protection.
+    /// Listens at an address, if connections there have the required protection. The lookup of a host name ends at
+    /// `deadline`. If the port is in use, binding is retried for a short time.
     pub(crate) fn open(address: &Address, access: &Access, deadline: Deadline) -> Result<Self, OpenError> {
         let all = Lookup::begin(address)?.wait(deadline)?;
         // A host name may resolve to an address of a different kind than it suggests.

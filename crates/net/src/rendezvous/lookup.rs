@@ -9,8 +9,8 @@ use std::sync::{Arc, mpsc};
 
 type Found = io::Result<Vec<SocketAddr>>;
 
-/// A lookup that may still be running. Its thread exits when the system's own timeout passes, and is not
-/// joined.
+/// A lookup that may still be running. Its thread is not joined: it exits when the system has answered, or when the
+/// system's own timeout has passed.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     waker: Arc<Waker>,
@@ -67,7 +67,8 @@ impl Lookup {
         }
     }
 
-    /// Waits for the result.
+    /// Waits for the result, until `deadline` at the latest. Returns an error of the kind
+    /// [`TimedOut`](io::ErrorKind::TimedOut) if the deadline has passed.
     pub fn wait(&self, mut deadline: Deadline) -> Found {
         loop {
             if let Some(found) = self.take() {

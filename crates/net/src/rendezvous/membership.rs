@@ -179,12 +179,12 @@ impl Membership {
         self.members.clone().unwrap_or_else(|| (0..self.connected.len()).collect())
     }
 
-    /// Returns the addresses of the workers, as far as the leader knows them.
+    /// Returns the addresses of all workers by position in the cluster, as far as this worker knows them.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Returns the address of a worker as text.
+    /// Returns the address of a worker as text; empty if there is no such worker.
     pub fn address(&self, worker: usize) -> String {
         self.addresses.get(worker).map(Address::to_string).unwrap_or_default()
     }
@@ -207,7 +207,7 @@ impl Membership {
         is_world
     }
 
-    /// Returns the workers of the world that have not connected.
+    /// Returns the workers of the world for which this worker waits, and which have not connected.
     pub fn missing(&self) -> Vec<Missing> {
         let waited = self.connected.iter().zip(&self.addresses).enumerate().skip(self.me + 1);
         let is_member = |place| self.members.as_ref().is_none_or(|members| members.contains(&place));

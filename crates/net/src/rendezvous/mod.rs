@@ -138,9 +138,9 @@ impl Rendezvous {
     /// Sets the generation of the last world of which this worker was a member. The default is 0, for a process that
     /// has just started.
     ///
-    /// The new world has the [next](Mesh::generation) generation. It is either the first world, or the world that
-    /// workers form after a failure. A worker whose generation is earlier than the leader's is rejected, because the
-    /// others have continued without it.
+    /// The new world has the [next](Mesh::generation) generation. It is either the first world, or a world that workers
+    /// form again, for example after a failure. A worker of an earlier world than the leader's last one is rejected,
+    /// because the others have continued without it. A process that has just started is not.
     pub fn generation(mut self, generation: u64) -> Self {
         self.generation = generation;
         self
@@ -199,7 +199,7 @@ impl Rendezvous {
         self
     }
 
-    /// Sets a function that is called once a second while workers are missing.
+    /// Sets a function that is called once a second while workers are missing. By default, the progress is logged.
     pub fn on_progress(mut self, progress: impl FnMut(&Progress) + Send + 'static) -> Self {
         self.progress = Box::new(progress);
         self

@@ -25,9 +25,9 @@ pub struct Missing {
     pub worker: usize,
     /// The task of the worker.
     pub task: Task,
-    /// The address at which it is expected.
+    /// The address at which the worker is expected.
     pub address: String,
-    /// The result of the last attempt to reach it, if there was one.
+    /// The reason why the worker could not be reached so far, or the state of the connection to it, if known.
     pub last: Option<String>,
 }
 

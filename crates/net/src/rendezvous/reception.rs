@@ -43,7 +43,8 @@ pub(crate) struct Reception {
     guests: Vec<Guest>,
     admission: Guests,
     refused_connections: RefusedConnections,
-    /// The workers that the last call rejected although they have proved that they belong to the job.
+    /// The workers that the last call of [`advance`](Self::advance) rejected although they have proved that they belong
+    /// to the job.
     member_refusals: Vec<MemberRefusal>,
     /// The end of a pause in which no guest is accepted, because accepting a guest has failed.
     pause: Option<Deadline>,
@@ -54,7 +55,7 @@ struct Guest {
     handshake_stream: HandshakeStream,
     place: GuestId,
     from: SocketAddr,
-    /// The reason why the guest was rejected, until it is reported.
+    /// The reason why the handshake has failed, until it is reported.
     handshake_error: Option<HandshakeError>,
     /// The worker as which the guest has identified itself, if it was rejected because it disagrees on the job or the
     /// cluster.
@@ -136,8 +137,8 @@ impl Reception {
             .collect()
     }
 
-    /// Serves all guests. `decide` is called once for each guest that belongs to the job, before it is
-    /// accepted.
+    /// Accepts new guests, and continues the handshakes of all guests. `decide` is called once for each guest that
+    /// belongs to the job, before it is accepted. Returns the accepted guests that have been notified.
     pub fn advance(&mut self, decide: &mut Decide<'_>) -> Vec<Accepted> {
         self.member_refusals.clear();
         self.accept_all();
@@ -160,7 +161,8 @@ impl Reception {
         arrivals
     }
 
-    /// Records the states of the guests. Guests that were accepted or have disconnected are removed.
+    /// Logs the handshakes that have failed, and records the stages of the guests. Guests that were accepted or have
+    /// disconnected no longer count.
     fn note(&mut self) {
         for guest in &mut self.guests {
             if let Some(handshake_error) = guest.handshake_error.take() {
@@ -302,8 +304,8 @@ impl Guest {
         }
     }
 
-    /// Removes this guest so that another can be accepted. Returns the reason, unless the guest was already rejected
-    /// for a different reason.
+    /// Closes the connection of this guest, so that another guest can be accepted. Without TLS, a refusal is sent
+    /// before. Returns the reason, unless the guest was already rejected for a different reason.
     fn evict(mut self, is_tls: bool) -> Option<HandshakeError> {
         if !matches!(self.state, State::Talking(_)) {
             return None;

@@ -21,7 +21,7 @@ const MAX_KEPT: usize = 4;
 pub(super) struct RefusedConnections {
     repeats: Repeats<LogKind>,
     began: Stopwatch,
-    /// The latest refusals, one of each kind and address.
+    /// The latest refusals, one for each kind and IP address, oldest first.
     refused: Vec<(SocketAddr, Refusal)>,
 }
 
@@ -39,7 +39,8 @@ impl Default for RefusedConnections {
 }
 
 impl RefusedConnections {
-    /// Logs a rejected connection.
+    /// Logs a connection whose handshake has failed, at a limited rate. If the connection was refused for a reason that
+    /// may identify a worker, it is kept for the error at the deadline.
     pub fn log(&mut self, from: SocketAddr, handshake_error: &HandshakeError) {
         match handshake_error {
             // It will be accepted soon.

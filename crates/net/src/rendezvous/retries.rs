@@ -34,7 +34,7 @@ impl Default for Retries {
 }
 
 impl Retries {
-    /// Returns the result of the last attempt.
+    /// Returns the reason for the latest failure; `None` if there was none.
     pub fn last(&self) -> Option<&str> {
         self.last.as_deref()
     }

@@ -37,7 +37,7 @@ pub(super) struct RunningRendezvous {
     links: Vec<Link>,
     /// The deadline of each link for the next message.
     silences: Vec<(usize, Deadline)>,
-    /// The messages from workers that already have all their links.
+    /// The events of links to workers that already have all of their links. The mesh delivers them.
     early: Vec<Event>,
     settings: Settings,
     progress: Box<dyn FnMut(&Progress) + Send>,
@@ -87,7 +87,8 @@ impl RunningRendezvous {
         Self { world, state, reception, context, dialers, links, silences, early, settings, progress }
     }
 
-    /// Continues until this worker has links to all others.
+    /// Continues until this worker has links to all others of its world, until `deadline` at the latest. Returns the
+    /// mesh, whose messages are delivered to `receiver`.
     pub fn complete(
         mut self,
         mut deadline: Deadline,
@@ -174,8 +175,8 @@ impl RunningRendezvous {
         self.state.other_refused(hello.rank, from.to_string(), refusal)
     }
 
-    /// Marks links as failed over which nothing has been received for too long, for example because a machine has
-    /// failed. All linked workers send heartbeats.
+    /// Fails each link over which nothing has been received for too long, for example because the machine at the other
+    /// end is down. A healthy worker is never silent for so long, because it sends heartbeats.
     fn check_silences(&mut self) {
         let silence = self.settings.silence;
         self.silences.retain(|(worker, _)| self.links.iter().any(|link| link.peer() == *worker));

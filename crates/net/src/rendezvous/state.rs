@@ -17,7 +17,7 @@ pub struct RendezvousState {
     world: World,
     members: Membership,
     quorum: Quorum,
-    /// Whether the leader has sent the table of the world.
+    /// Whether this worker knows the table of the world: it is the leader, or the leader has sent the table.
     located: bool,
     /// The progress that the leader has sent last.
     reported: Option<Progress>,
@@ -28,7 +28,7 @@ pub struct RendezvousState {
 /// A worker to which this worker must connect, with retries until that worker is running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The rank of the worker.
+    /// The position of the worker in the cluster; 0 for a task that belongs to no world.
     pub worker: usize,
     /// The address of the worker.
     pub address: Address,
@@ -36,7 +36,7 @@ pub struct Call {
     pub purpose: Purpose,
     /// The generation to [send](crate::handshake::Hello::generation).
     pub generation: u64,
-    /// The reason why an earlier link to the worker has failed.
+    /// The reason why an earlier link to the worker has failed, if there was one.
     pub before: Option<String>,
 }
 
@@ -71,8 +71,8 @@ impl RendezvousState {
         self.call_leader(None)
     }
 
-    /// Returns whether no world can be formed without this worker, because the world needs all workers and this one has
-    /// not connected.
+    /// Returns whether the leader cannot form a world without `worker`, because the world needs all workers and
+    /// `worker` has not connected. Returns `false` on any worker other than the leader.
     pub fn needs(&self, worker: usize) -> bool {
         let is_awaited =
             (1..self.world.workers()).contains(&worker) && !self.members.connected().contains(&worker);
@@ -122,10 +122,10 @@ impl RendezvousState {
         self.members.leave(worker);
     }
 
-    /// Processes a message of a link.
+    /// Processes a message of a link. If a message of the leader is malformed, its link is dropped and this worker
+    /// joins again.
     ///
     /// # Errors
-    /// - [`JoinError::Lost`]: the leader's message is malformed.
     /// - [`JoinError::OtherRefused`]: there will be no world, because the leader has rejected a worker.
     pub fn receive(&mut self, from: usize, body: &[u8]) -> Result<NextStep, JoinError> {
         if self.world.is_chief() {
@@ -181,9 +181,9 @@ impl RendezvousState {
         Ok(NextStep::Drop(0, self.call_leader(Some(reason))))
     }
 
-    /// Returns the workers that are missing, as far as this worker knows. It is empty if this worker has a link to
-    /// every other one. `calls` contains the connections that are not established, with the result of the last attempt
-    /// of each.
+    /// Returns the workers that are missing, as far as this worker knows. The list is empty if this worker has a link
+    /// to every other one. `calls` contains the connections that are not established, each with the reason for its
+    /// latest failure.
     pub fn missing<'a>(&self, calls: impl Iterator<Item = (&'a Call, Option<String>)>) -> Vec<Missing> {
         if let (false, Some(reported)) = (self.located, &self.reported) {
             let named =
@@ -220,7 +220,7 @@ impl RendezvousState {
         missing.is_empty() && self.located
     }
 
-    /// Returns the message that the leader sends to all others when the world is complete.
+    /// Returns the message that the leader sends to all others when the world is complete; `None` on any other worker.
     pub fn table(&self) -> Option<Note> {
         let located = |place: usize| Some((place, self.members.addresses().get(place)?.clone()));
         let members = || self.members.members().into_iter().filter_map(located).collect();

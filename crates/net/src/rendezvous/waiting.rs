@@ -42,8 +42,8 @@ impl WaitingProcesses {
         self.all.keys().copied().collect()
     }
 
-    /// Returns whether a waiting process was a member of a different world of this generation or a later one. This
-    /// world's leader did not know of it, because it had just started.
+    /// Returns whether another world has taken the place of the world of `generation`: a waiting process was a member
+    /// of a different world, of the same generation or a later one.
     pub fn supplant(&self, generation: u64) -> bool {
         self.all.values().any(|knock| knock.generation >= generation)
     }

@@ -16,7 +16,8 @@ const PAGE: usize = 4 << 10;
 /// The number of block sizes from one power of two to the next, if they are multiples of a page.
 const STEPS: usize = 4;
 
-/// The minimum size of a segment in bytes. Smaller blocks are parts of one segment.
+/// The maximum size in bytes of a segment that is divided into several blocks. A block of more than half this size has
+/// a segment of its own.
 const SEGMENT: usize = 1 << 20;
 
 /// The maximum number of segments. Each needs a file descriptor, and the limit on descriptors is often a thousand.
@@ -56,7 +57,7 @@ struct Class {
     unused: usize,
 }
 
-/// The memory of one file.
+/// A shared-memory segment, backed by one in-memory file (memfd).
 #[derive(Debug)]
 pub(crate) struct Segment {
     /// The id of the segment, which is never reused.
@@ -79,7 +80,8 @@ pub(super) struct Block {
 }
 
 impl Arena {
-    /// Allocates a region of `length` bytes. Its contents are zeros or data of an earlier region.
+    /// Allocates a region of `length` bytes. Its contents are zeros or data of an earlier region. Returns an error if
+    /// there are too many segments, or if the system has no memory.
     pub fn allocate(self: &Arc<Self>, length: usize) -> io::Result<Region> {
         let size = size_for(length).ok_or(io::ErrorKind::OutOfMemory)?;
         let block = match self.reuse(size) {
@@ -127,7 +129,8 @@ impl Arena {
         Ok(block)
     }
 
-    /// Keeps a block for the next allocation of its size.
+    /// Keeps a block for the next allocation of its size. Frees it instead if its segment is retired, or if too many
+    /// bytes are unused.
     pub(super) fn put_back(&self, block: Block) {
         let (mut free, size) = (self.free.lock(), block.extent.size());
         if !block.segment.retired.load(Ordering::Acquire) && free.bytes.saturating_add(size) <= MAX_UNUSED {
@@ -175,7 +178,8 @@ impl Arena {
 }
 
 impl Segment {
-    /// Prevents the reuse of this segment's blocks, because another process may still read them.
+    /// Prevents the reuse of this segment's blocks, because another process may still read them. Unused blocks are
+    /// freed.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::Release);
         if let Some(arena) = self.arena.upgrade() {

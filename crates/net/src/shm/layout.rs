@@ -31,7 +31,7 @@ pub(crate) struct Control {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Side {
-    /// The side's process, once it has mapped this memory. It is written by the side.
+    /// The id of the side's process; 0 until the side has mapped this memory. It is written by the side.
     pub pid: Line<AtomicU32>,
     /// Whether the side can open memory of the other's process. It is written by the side.
     pub opens: Line<AtomicU32>,

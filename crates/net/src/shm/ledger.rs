@@ -32,7 +32,8 @@ impl<T> Default for Ledger<T> {
 }
 
 impl<T> Ledger<T> {
-    /// Adds a loan of `bytes` bytes, and returns its slot and its id. Returns `None` if there are too many loans.
+    /// Adds a loan of `bytes` bytes, and returns its slot and its id. Returns `None` if there are too many loans, or
+    /// after [`close`](Self::close).
     pub fn lend(&mut self, bytes: usize, what: impl FnOnce() -> T) -> Option<(u32, u64)> {
         let fits = self.lent.is_empty() || self.bytes.saturating_add(bytes) <= MAX;
         if self.closed || !fits {

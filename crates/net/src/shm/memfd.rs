@@ -54,7 +54,7 @@ mod system {
         format!("/proc/{}/fd/{}", location.pid, location.descriptor)
     }
 
-    /// Returns whether the file still exists.
+    /// Returns whether the process still has this file open under the same descriptor.
     pub(crate) fn is_there(location: Location) -> bool {
         std::fs::metadata(path(location)).is_ok_and(|file| file.ino() == location.inode)
     }
@@ -64,8 +64,8 @@ mod system {
         std::fs::read_link(format!("/proc/{pid}/exe")).is_ok()
     }
 
-    /// Opens a file of another process. Returns an error if the file is not in memory, does not belong to this user, or
-    /// has no fixed size.
+    /// Opens a file of another process. Returns an error if the file is not in memory, is not the announced one, does
+    /// not belong to this user, or has no fixed size.
     pub(crate) fn open(location: Location, write: bool) -> io::Result<File> {
         let path = path(location);
         // Other files are not opened, because that could block or have an effect.

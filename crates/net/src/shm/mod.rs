@@ -16,12 +16,13 @@
 //! the other opens it. From then on, each direction is a ring of bytes, with the same content as a socket. The socket
 //! stays open: a byte on it wakes sleeping threads, and its end shows that the worker has exited.
 //!
-//! The memory has no name. It is freed when the last process that has mapped it exits, in any way.
+//! The memory has no name. It is freed when the last process has unmapped it or has exited, in any way.
 //!
 //! A body in a [`Region`] is not copied. It is on *loan*: the ring contains a [`reference`] to it. The receiver maps
 //! the sender's memory for reading, once, and reads the body there. When the last of its [`Bytes`](bytes::Bytes) is
-//! dropped, it writes a number into the memory of the pair, which returns the loan. Until then, the sender keeps the
-//! body. If the other worker disconnects before, the memory is not used again, so that received bytes do not change.
+//! dropped, the receiver writes a number into the memory of the pair, which returns the loan. Until then, the sender
+//! keeps the body. If the other worker disconnects before, the memory is not used again, so that received bytes do not
+//! change.
 
 // - **INV-32** Values that another process writes into shared memory are validated before use, and read once when
 //   they are parsed. An invalid position or reference ends the link with an error; lengths and offsets are this

@@ -90,13 +90,13 @@ impl Pair {
         Ok(Self { memory: Paired::of(file)?, me, peer_pid, read: zero(), written: zero(), socket })
     }
 
-    /// Returns the process of the other side.
+    /// Returns the id of the other side's process.
     pub fn peer_pid(&self) -> u32 {
         self.peer_pid
     }
 
-    /// Returns whether the other side can open the memory of this process. The side that has connected sets this after
-    /// the other side has accepted it.
+    /// Returns whether the other side can open the memory of this process. The side that has connected sets this only
+    /// when it has learned that its offer was accepted, so the result may be `false` at first.
     pub fn is_readable_by_peer(&self) -> bool {
         self.peer_side().opens.0.load(Ordering::Acquire) != 0
     }
@@ -145,7 +145,8 @@ impl Pair {
         Ok(length)
     }
 
-    /// Returns whether the other side must be woken because it waits for space and there is some. Call this after
+    /// Returns whether a byte must be sent to wake the other side, because it sleeps until there is space in its ring,
+    /// and at least half of the ring is free. Returns `true` once for each such wait. Call this after
     /// [`read`](Self::read).
     pub fn must_notify_room(&self) -> bool {
         // The other side sets its flag and checks again. One of the two sees what the other has written.
@@ -213,13 +214,15 @@ impl Pair {
         self.socket.load(Ordering::Acquire) && self.socket.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns whether there is data to read, or space for queued data. Also returns `true` if positions are wrong.
+    /// Returns whether there is data to read, space for queued data if `backlog` is `true`, or an event of the socket.
+    /// Also returns `true` if positions are wrong.
     pub fn has_work(&self, backlog: bool) -> bool {
         self.socket.load(Ordering::Acquire) || self.readable() != Ok(0) || (backlog && self.room() != Ok(0))
     }
 
-    /// Makes the other side send a byte when it writes. Must be followed by [`has_work`](Self::has_work), and
-    /// ended by [`wake`](Self::wake).
+    /// Announces that a thread is about to sleep, so that the other side sends a wake-up byte when it has written data
+    /// or made room. Call [`has_work`](Self::has_work) before sleeping, because work may have arrived in the meantime,
+    /// and [`wake`](Self::wake) afterwards.
     pub fn begin_sleep(&self) {
         self.own_side().asleep.0.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);

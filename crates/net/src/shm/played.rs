@@ -1,4 +1,4 @@
-//! The reactions of this worker if the other side, which the tests act as, violates the protocol.
+//! The tests of this worker's reactions to violations of the protocol. The tests act as the other side.
 
 #[cfg(target_os = "linux")]
 #[cfg(test)]

@@ -104,7 +104,8 @@ impl Decoder {
     /// Returns the next frame, if it is complete.
     ///
     /// # Errors
-    /// Returns a [`WireError`] if the bytes are not a valid frame. The stream cannot be read any further.
+    /// Returns a [`WireError`] if the bytes are not a valid frame, or if there is not enough memory for it. The stream
+    /// cannot be read any further.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, WireError> {
         let header = match self.header {
             Some(header) => header,
@@ -190,7 +191,8 @@ impl Decoder {
         Some(PartialMessage { received: received as u64, length: length as u64 })
     }
 
-    /// Returns the number of bytes allocated for the frame that is being received.
+    /// Returns the number of bytes allocated for the frame that is being received, including the buffer for small
+    /// parts.
     pub fn allocated(&self) -> usize {
         STAGED + self.head.bytes.capacity() + self.body.bytes.capacity()
     }

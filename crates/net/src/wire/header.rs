@@ -76,7 +76,7 @@ pub enum WireError {
         /// The maximum length.
         limit: u64,
     },
-    /// A heartbeat or goodbye announces data.
+    /// A frame of a kind without data announces data.
     #[error("a frame without data announces {0} bytes")]
     NotEmpty(u64),
     /// There is not enough memory for the received bytes.
