@@ -34,7 +34,8 @@ pub enum Host {
 }
 
 impl Host {
-    /// Returns whether the host is a loopback address, which always refers to the local machine.
+    /// Returns whether the host always refers to the local machine: it is a loopback address, or a name such as
+    /// `localhost`.
     pub fn is_loopback(&self) -> bool {
         match self {
             Host::Ip(ip) => ip.to_canonical().is_loopback(),

@@ -2,8 +2,8 @@
 //! without sockets and clocks.
 //!
 //! Connections that have not authenticated yet are [`Guests`]. A new guest is always admitted; if necessary, another
-//! guest is evicted. Authenticated connections take a [seat](Seats), and keep it until they leave. One source therefore
-//! never gets all seats.
+//! guest is evicted. Authenticated connections take a [seat](Seats), and keep it until they leave. Therefore one source
+//! never gets all seats, if there are at least three.
 
 // - INV-83: the oldest guest is closed, from the address with most of them, and a silent one never replaces one
 //   that sends. No task and no address gets all connections of a server, and the process may have as many sockets

@@ -11,10 +11,10 @@ use std::time::Duration;
 pub enum Fault {
     /// Members made different calls.
     Mismatch,
-    /// A member's closure returned while others wait for it in a call.
+    /// A member's closure returned while others were waiting for it in a call.
     Returned,
-    /// A member failed while others wait for it in a call. The cause is that member's error, not the members that
-    /// wait.
+    /// A member failed while others were waiting for it in a call, or while it executed the call for all members. The
+    /// cause is that member's error, not the members that were waiting.
     Failed,
     /// A member did not make the call before the deadline.
     TimedOut,
@@ -32,7 +32,7 @@ pub struct Blame {
     pub fault: Fault,
     /// The number of the step, counted from 1, that is, of the strategy's `run` call.
     pub step: u64,
-    /// The global ids of the replicas that did not do what the others waited for.
+    /// The global ids of the replicas that caused the fault.
     pub culprits: Vec<usize>,
     /// The details of the fault.
     pub cause: Cause,
@@ -60,7 +60,7 @@ pub enum Cause {
         number: u64,
         /// The call that is assumed to be correct, and its callers.
         right: Callers,
-        /// The calls that differ from it, with their callers.
+        /// The other calls, with their callers.
         others: Vec<Callers>,
     },
     /// Members have returned or failed without making the call in which others wait.
@@ -69,7 +69,7 @@ pub enum Cause {
         number: u64,
         /// The call in which others wait, and its callers.
         waiting: Callers,
-        /// The statuses of the members that have returned or failed.
+        /// The statuses of the members that have failed or, if none has, of those that have returned.
         gone: Vec<ReplicaStatus>,
     },
     /// Members did not make the call in time.
@@ -107,7 +107,8 @@ impl Blame {
     /// member waits, or because all waiting members make equal calls and no member is gone.
     ///
     /// If members made different calls, the call that most members made is assumed to be correct. In a tie, all waiting
-    /// members are to blame.
+    /// members are to blame. If more members have returned than are waiting, the waiting ones are to blame, because
+    /// they make an additional call.
     pub fn decide(step: u64, statuses: &[ReplicaStatus]) -> Option<Self> {
         if ReplicaStatus::all_agree(statuses) {
             return None;

@@ -88,8 +88,8 @@ impl Deadline {
         at.saturating_duration_since(now).min(self.slice)
     }
 
-    /// Returns the remaining time, or zero after the deadline has passed. Time for which the process was suspended
-    /// before the last look is not counted.
+    /// Returns the remaining time: zero after the deadline has passed, and [`Duration::MAX`] if it never passes. Time
+    /// for which the process was suspended before the last look is not counted.
     pub fn remaining(&self) -> Duration {
         self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
@@ -122,7 +122,8 @@ impl Stopwatch {
     }
 }
 
-/// Rounds a duration for messages: to 0.1 s if it is at least ten seconds, otherwise to 1 ms.
+/// Rounds a duration for messages: to 0.1 s if it is at least ten seconds, otherwise to 1 ms. A duration of less than
+/// 1 ms is not rounded.
 ///
 /// ```
 /// use distribute_cluster::rounded;

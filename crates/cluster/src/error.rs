@@ -282,12 +282,12 @@ pub enum ClusterError {
         /// The URL of the list.
         url: String,
     },
-    /// A file of the pod's service account cannot be read.
+    /// A file of the pod's service account cannot be read, or contains no valid certificate.
     #[error("{path}: {what}; does the pod have a service account with a mounted token?")]
     Account {
         /// The path of the file.
         path: String,
-        /// The error from the operating system.
+        /// The reason why the file cannot be used.
         what: String,
     },
     /// A pod of the cluster is not running.

@@ -89,8 +89,8 @@ impl From<&'static Location<'static>> for CallSite {
 }
 
 impl CallSite {
-    /// Returns the location to report for a call of `Iterator::next` at `at`. An adapter of the standard library,
-    /// such as `enumerate` or `zip`, may make the call. Its own line does not help the user, so this returns
+    /// Returns the location to report for a call of `Iterator::next` at `at`. An adapter of the standard library, such
+    /// as `enumerate` or `zip`, may make the call. Its own line does not help the user, so in this case the result is
     /// `begun`, where the loop begins.
     pub fn or_begun(at: &'static Location<'static>, begun: &'static Location<'static>) -> Self {
         if is_of_std(at.file()) { begun.into() } else { at.into() }
@@ -137,7 +137,7 @@ impl Fingerprint {
         Self { detail: format!("{}: {part}", self.detail).into(), continues: true, ..self.clone() }
     }
 
-    /// Returns whether both fingerprints are of the same call.
+    /// Returns whether both fingerprints are of the same call: the operations and the details are equal.
     pub fn matches(&self, other: &Self) -> bool {
         self.operation == other.operation && self.detail == other.detail
     }

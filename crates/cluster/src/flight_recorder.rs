@@ -18,7 +18,7 @@ pub struct FlightRecorder {
     next: u64,
 }
 
-/// A handle to a recorded call, which is passed to [`FlightRecorder::end`].
+/// A handle to a recorded call, for [`FlightRecorder::continue_call`] and [`FlightRecorder::end`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u64);
 
@@ -82,7 +82,8 @@ impl FlightRecorder {
         ticket
     }
 
-    /// Records that a call continues with another part. The call is considered to be running until that part ends.
+    /// Records that a call continues with another part. The call is considered to be running until that part ends. Has
+    /// no effect if the call has been replaced.
     pub fn continue_call(&mut self, ticket: Ticket, part: Fingerprint) {
         if let Some(entry) = self.entry(ticket) {
             (entry.call, entry.ended) = (part, None);

@@ -16,7 +16,7 @@ use std::fmt;
 pub struct Process {
     /// The task of the worker in the cluster.
     pub task: Task,
-    /// The address at which other workers reach it.
+    /// The address at which other workers reach this worker.
     pub address: Address,
 }
 

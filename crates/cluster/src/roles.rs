@@ -88,10 +88,10 @@ impl ClusterSpec {
     }
 
     /// Returns the leader of collective calls: the chief, or worker 0 if there is no chief. Returns `None` for an
-    /// evaluator, which is alone, and for an empty cluster.
+    /// evaluator, which is alone, and for a cluster that has neither chief nor workers.
     ///
     /// # Errors
-    /// Returns the errors of [`validate`](Self::validate).
+    /// Returns the errors of [`validate`](Self::validate), unless the cluster is empty.
     pub fn collective_leader(&self, task: &Task) -> Result<Option<Task>, ClusterError> {
         if self.is_empty() {
             return Ok(None);
@@ -131,7 +131,7 @@ impl ClusterSpec {
     /// - [`ClusterError::NoRank`]: the task is a parameter server.
     /// - [`ClusterError::Gaps`]: the indices of the workers have gaps.
     /// - [`ClusterError::AddressTwice`]: two tasks have the same address.
-    /// - [`ClusterError::World`]: `replicas` is 0.
+    /// - [`ClusterError::World`]: `replicas` is 0 or too large.
     pub fn world(&self, task: &Task, replicas: usize) -> Result<World, ClusterError> {
         // MW-5, MW-6
         let rank = self.id_in_cluster(task)?;

@@ -54,6 +54,7 @@ impl ClusterSpec {
     /// # Errors
     /// - [`ClusterError::Address`]: a string is not a valid address.
     /// - [`ClusterError::Duplicate`]: a job occurs twice.
+    /// - [`ClusterError::TooLarge`]: a job has too many tasks.
     pub fn from_lists<J, L>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self, ClusterError>
     where
         J: Into<Job>,

@@ -49,7 +49,7 @@ impl<F: Fn(&Request<'_>) -> Result<Vec<u8>, HttpError>> Http for F {
 pub struct HttpError {
     /// The URL of the request.
     pub url: String,
-    /// The status code of the response; `None` if there was no response.
+    /// The status code of the response; `None` if there was no complete response.
     pub status: Option<u16>,
     /// The reason for the failure.
     pub what: String,

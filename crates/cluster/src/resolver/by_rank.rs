@@ -11,7 +11,7 @@ const TASKS: &str = "DISTRIBUTE_TASKS";
 /// The environment variable with the port of the first task on each host.
 const PORT_BASE: &str = "DISTRIBUTE_PORT_BASE";
 
-/// The first port outside Slurm. It is TensorFlow's.
+/// The default of the first port outside Slurm. TensorFlow has the same default.
 const DEFAULT_PORT: usize = 8888;
 
 /// The ports of Slurm's jobs: `BLOCKS` blocks of `BLOCK` ports from `FIRST` up, below those that Linux assigns to

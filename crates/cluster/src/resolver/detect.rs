@@ -19,10 +19,10 @@ pub enum Scheduler {
     SageMaker,
 }
 
-/// Returns the scheduler that started this process as one of several. Returns `None` if the process was started
-/// alone.
+/// Returns the scheduler that started this process as one of several; `None` if no known scheduler did.
 ///
-/// A program can call this to detect that it is about to train alone in each process of a cluster.
+/// Call this in a program that is about to train without a cluster: `Some` means that every process would train a
+/// model of its own.
 ///
 /// ```
 /// use distribute_cluster::resolver::{Scheduler, detect};

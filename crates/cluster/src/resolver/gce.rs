@@ -64,8 +64,10 @@ impl GceOptions {
     }
 }
 
-/// A resolver whose tasks are the running machines of an instance group. They are found when the resolver is
-/// created. All tasks have the same job. They are ordered by their internal addresses, sorted as text.
+/// A resolver for a cluster of Google Compute Engine VMs. Each running instance of an instance group is a task.
+///
+/// The instances are listed once, when the resolver is created. All tasks belong to the same job, and are numbered in
+/// the lexicographic order of their internal addresses.
 #[doc(alias = "tf.distribute.cluster_resolver.GCEClusterResolver")]
 #[derive(Clone, Debug)]
 pub struct GceClusterResolver {
@@ -74,13 +76,15 @@ pub struct GceClusterResolver {
 }
 
 impl GceClusterResolver {
-    /// Finds the machines of a group, through the metadata server and the API. On a machine outside the group,
-    /// the options must contain the project, the zone, the index of the task and the token.
+    /// Finds the instances of a group, through the metadata server and the API. Outside Google Compute Engine, the
+    /// options must contain the project, the zone, the index of the task and the token. In an instance outside the
+    /// group, they must contain the index of the task.
     ///
     /// # Errors
     /// - [`ClusterError::Http`]: a request to the metadata server or the API failed.
     /// - [`ClusterError::Forbidden`]: the API denies access.
-    /// - [`ClusterError::NotInGroup`]: this machine is not part of the group.
+    /// - [`ClusterError::NotInGroup`]: this machine is not part of the group, and the options do not contain the index
+    ///   of the task.
     /// - [`ClusterError::Malformed`], [`ClusterError::Endless`]: a response is not as expected.
     #[cfg(feature = "gce")]
     pub fn new(options: GceOptions) -> Result<Self, ClusterError> {
@@ -88,8 +92,8 @@ impl GceClusterResolver {
         Self::with_http(options, &client, &crate::environment::ProcessEnvironment)
     }
 
-    /// Finds the machines of a group like `new`, but sends requests with `http`: a `http::Client` (feature
-    /// `gce`), or a custom one.
+    /// Finds the instances of a group like `new`, but sends requests with `http`: a `http::Client` (feature `gce`), or
+    /// a custom one. If `environment` contains `GCE_METADATA_HOST`, this is the host of the metadata server.
     ///
     /// # Errors
     /// Returns the errors of `new`.

@@ -19,7 +19,7 @@ pub struct MpiOptions {
     /// `chief:1,ps:1,worker:2`, which `distribute launch --print mpi` sets. Without it, all ranks are workers.
     pub jobs: Option<BTreeMap<Job, usize>>,
     /// The port of the first rank on each host. Further ranks on the host have the next ports. If it is `None`, it
-    /// comes from `DISTRIBUTE_PORT_BASE`, or inside Slurm the number of the job; or it is 8888.
+    /// comes from `DISTRIBUTE_PORT_BASE` or, inside Slurm, from the number of the job; otherwise it is 8888.
     pub port_base: Option<u16>,
     /// The protocol prefix of addresses, such as `grpc`.
     pub rpc_layer: Option<String>,
@@ -43,8 +43,8 @@ pub struct MpiOptions {
 /// - [`MpiOptions::hosts`];
 /// - the variable `DISTRIBUTE_HOSTS`, such as `a:2,b:1` for two ranks on a and one on b, which
 ///   `distribute launch --print mpi` sets;
-/// - Slurm, inside a Slurm job step;
-/// - `127.0.0.1`, if all ranks are on this host.
+/// - `127.0.0.1`, if all ranks are on this host;
+/// - Slurm, inside a Slurm job step with one task for each rank.
 ///
 /// Without any of these, the resolver returns [`ClusterError::NoHosts`].
 ///

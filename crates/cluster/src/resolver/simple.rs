@@ -41,7 +41,8 @@ impl SimpleClusterResolver {
         self
     }
 
-    /// Sets the result of [`master`](ClusterResolver::master). The default is an empty string.
+    /// Sets the address that [`master`](ClusterResolver::master) returns, after the protocol prefix if there is one.
+    /// The default is an empty string.
     pub fn with_master(mut self, master: impl Into<String>) -> Self {
         self.master = master.into();
         self

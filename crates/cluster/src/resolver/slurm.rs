@@ -17,14 +17,14 @@ pub struct SlurmOptions {
     /// `chief:1,ps:1,worker:2`, which `distribute launch --print slurm` sets. Without it, all tasks are workers.
     pub jobs: Option<BTreeMap<Job, usize>>,
     /// The port of the first task on each node. Further tasks on the node have the next ports. If it is `None`, it
-    /// comes from `DISTRIBUTE_PORT_BASE` or the number of the job, so that jobs on one node have different ports; or
-    /// it is 8888.
+    /// comes from `DISTRIBUTE_PORT_BASE` or from the number of the Slurm job, so that jobs on one node have different
+    /// ports; otherwise it is 8888.
     pub port_base: Option<u16>,
     /// The number of GPUs of each node. If it is `None`, it comes from `CUDA_VISIBLE_DEVICES` or
     /// `SLURM_GPUS_ON_NODE`, or is 0.
     pub gpus_per_node: Option<usize>,
-    /// The number of GPUs of each task. If it is `None`, it is the number of GPUs of a node, divided by the
-    /// largest number of tasks on a node.
+    /// The number of GPUs of each task. If it is `None`, it is the number of GPUs of a node, divided by the largest
+    /// number of tasks on a node and rounded down.
     pub gpus_per_task: Option<usize>,
     /// The number of tasks on each node; `None` means that it is the same as in the step.
     pub tasks_per_node: Option<TasksPerNode>,

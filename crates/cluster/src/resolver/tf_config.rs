@@ -12,7 +12,8 @@ use crate::tf_config::{TF_CONFIG, TfConfig};
 ///
 /// The variable is read once and parsed completely. If it is not set, there is no cluster. If it is not set although
 /// Slurm, MPI or SageMaker started this process as one of several, [`membership`](ClusterResolver::membership) is an
-/// error: each process would train alone. [`from_env`](super::from_env) reads the variables of those as well.
+/// error: each process would train alone. [`from_env`](super::from_env) reads the variables of these schedulers, in
+/// addition to `TF_CONFIG`.
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
@@ -101,8 +102,15 @@ impl ClusterResolver for TfConfigClusterResolver {
         self.accelerators.clone()
     }
 
-    /// Returns the address of a task, as [`ClusterResolver::master_of`] does, with two exceptions. Returns
-    /// `session_master` if that is set, and an empty string if the cluster has at most one task.
+    /// Returns the address of a task, as [`ClusterResolver::master_of`] does, with these exceptions:
+    ///
+    /// - If `session_master` is set, the result is `session_master`.
+    /// - If the cluster has at most one task, the result is empty.
+    /// - If `rpc_layer` is empty, the address has no prefix.
+    ///
+    /// # Errors
+    /// - [`ClusterError::NoTask`]: `task` is `None`, and the task of this process is not known.
+    /// - [`ClusterError::NoSuchJob`], [`ClusterError::NoSuchTask`]: the cluster does not contain the task.
     fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
         if let Some(master) = &self.config.session_master {
             return Ok(master.clone());

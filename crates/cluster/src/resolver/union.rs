@@ -48,7 +48,9 @@ impl ClusterResolver for UnionResolver {
     ///
     /// # Errors
     /// - The errors of the resolvers.
-    /// - [`ClusterError::Duplicate`]: two resolvers have the same task.
+    /// - [`ClusterError::Duplicate`]: a job keeps its indices because they have gaps, and two resolvers list the same
+    ///   index.
+    /// - [`ClusterError::TooLarge`]: a job has too many tasks.
     fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
         let all = std::iter::once(&self.first).chain(&self.others);
         union(&all.map(|resolver| resolver.cluster_spec()).collect::<Result<Vec<_>, _>>()?)
@@ -74,8 +76,8 @@ impl ClusterResolver for UnionResolver {
         self.first.num_accelerators()
     }
 
-    /// Returns the address of a task, as [`ClusterResolver::master_of`] does. If `task` is `None`, it is the
-    /// first resolver's result.
+    /// Returns the address of a task, as [`ClusterResolver::master_of`] does, except that the first resolver's prefix
+    /// is not used. If `task` is `None`, returns the first resolver's result for `None`.
     fn master_of(&self, task: Option<&Task>, rpc_layer: Option<&str>) -> Result<String, ClusterError> {
         let Some(task) = task else { return self.first.master_of(None, rpc_layer) };
         let layer = rpc_layer.filter(|layer| !layer.is_empty()).or(self.overrides.rpc_layer.as_deref());
