@@ -37,7 +37,7 @@ impl<V: Copy + PartialEq> Coherent<V> {
         lock(&self.0).iter().map(version).collect()
     }
 
-    /// Calls `write`, which writes version `version` of the value to a copy.
+    /// Calls `write`, which must write version `version` of the value to a copy, and marks the copy as fresh.
     ///
     /// # Errors
     /// Returns the error of `write`; the copy is then stale.
@@ -45,8 +45,8 @@ impl<V: Copy + PartialEq> Coherent<V> {
         self.lock().store(copy, version, write)
     }
 
-    /// Calls `write`, which writes the value to a copy, unless the copy is dirty or already holds the current version.
-    /// `version` returns the current version, and is called under the lock.
+    /// Calls `write`, which must write the value to a copy, and marks the copy as fresh. Does nothing if the copy is
+    /// dirty or already holds the current version. `version` returns the current version, and is called under the lock.
     ///
     /// # Errors
     /// Returns the error of `write`; the copy is then stale.
@@ -65,8 +65,8 @@ impl<V: Copy + PartialEq> Coherent<V> {
         }
     }
 
-    /// Calls `write`, which writes the same contents to all `copies` instead of to the value. The copies are dirty from
-    /// then on, even if `write` fails.
+    /// Calls `write`, which must write the same contents to all `copies` instead of to the value. The copies are dirty
+    /// from then on, even if `write` fails.
     ///
     /// # Errors
     /// Returns the error of `write`.
@@ -80,8 +80,8 @@ impl<V: Copy + PartialEq> Coherent<V> {
         write()
     }
 
-    /// Makes the value fresh. Must be called before the value itself is read or written. If there are dirty copies,
-    /// calls `back` with the index of one of them, which writes that copy to the value. All dirty copies then become
+    /// Makes the value fresh. Call this before the value itself is read or written. If there are dirty copies, calls
+    /// `back` with the index of one of them; `back` must write that copy to the value. All dirty copies then become
     /// fresh, with the value's `version`.
     ///
     /// # Errors

@@ -35,10 +35,10 @@ pub fn accumulation_dtype(dtype: DType) -> DType {
     }
 }
 
-/// Calls `then` with the elements of a contiguous CPU tensor. Returns its result.
+/// Calls `then` with the elements of a contiguous CPU tensor, and returns the result of `then`.
 ///
 /// # Errors
-/// Returns an error of candle if the tensor is on another device, is not contiguous or has a different dtype.
+/// Returns candle's error if the tensor is on another device, is not contiguous or has a different dtype.
 pub fn with_elements<T: Number, R>(tensor: &Tensor, then: impl FnOnce(&[T]) -> R) -> Result<R> {
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
@@ -53,7 +53,7 @@ pub fn with_elements<T: Number, R>(tensor: &Tensor, then: impl FnOnce(&[T]) -> R
 /// storage.
 ///
 /// # Errors
-/// Returns an error of candle if the operand is not contiguous or has a different dtype.
+/// Returns candle's error if the operand is not contiguous or has a different dtype.
 pub fn operand<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
     let all = T::cpu_storage_as_slice(storage)?;
     match layout.contiguous_offsets() {

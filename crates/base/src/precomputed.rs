@@ -108,8 +108,9 @@ operation!(CustomOp1, 1, Option<Tensor>, first);
 operation!(CustomOp2, 2, (Option<Tensor>, Option<Tensor>), first, second);
 operation!(CustomOp3, 3, (Option<Tensor>, Option<Tensor>, Option<Tensor>), first, second, third);
 
-/// Connects a precomputed result to the graph of its argument if the argument depends on a variable. `backward`
-/// computes the gradient of the argument from the argument and the gradient of the result.
+/// Connects a precomputed result to the graph of its argument. If the argument does not depend on a variable, returns
+/// the result unchanged. `backward` computes the gradient of the argument from the argument and the gradient of the
+/// result.
 pub fn attach(
     name: &'static str,
     argument: &Tensor,

@@ -3,8 +3,8 @@
 
 use candle_core::{Result, Tensor};
 
-/// Selects elements of `then` if the condition is not 0, and of `otherwise` if it is 0. All three have the
-/// same shape.
+/// Selects elements of `then` if the condition is not 0, and of `otherwise` if it is 0. All three must have the same
+/// shape.
 pub fn choose(condition: &Tensor, then: &Tensor, otherwise: &Tensor) -> Result<Tensor> {
     if condition.rank() > 0 {
         return condition.where_cond(then, otherwise);

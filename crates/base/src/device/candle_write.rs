@@ -6,8 +6,13 @@ use distribute_tensor::dtype::Buffer;
 use distribute_tensor::kernel;
 use distribute_tensor::{HostTensor, IndexedSlices, Write};
 
-/// Writes values to a candle variable: in place on the CPU, or through a copy on the host for other devices. If `rows`
-/// is given, writes only these rows of the variable.
+/// Writes values to a candle variable: in place if it is contiguous on the CPU, otherwise through a copy on the host.
+/// If `rows` is given, writes only these rows of the variable. `values` must have the shape of the variable or of these
+/// rows. A variable without elements stays unchanged.
+///
+/// # Errors
+/// - [`Error::Candle`], [`Error::Tensor`]: the dtypes differ, the dtype does not support the operation, an integer
+///   would be divided by 0, or a copy fails.
 pub fn write(var: &Var, how: Write, values: &HostTensor, rows: Option<Vec<usize>>) -> Result<()> {
     // candle treats rows without columns as repeated elements.
     if var.elem_count() == 0 {
@@ -28,6 +33,10 @@ pub fn write(var: &Var, how: Write, values: &HostTensor, rows: Option<Vec<usize>
 }
 
 /// Writes values to a contiguous candle variable on the CPU, beginning at element `first`.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: the values exceed the variable.
+/// - [`Error::Candle`]: the dtypes differ, or the variable is not a contiguous tensor on the CPU.
 pub fn put(var: &Var, first: usize, values: &HostTensor) -> Result<()> {
     if values.len().checked_add(first).is_none_or(|end| end > var.elem_count()) {
         let reason = format!("{} elements from {first} on exceed {:?}", values.len(), var.dims());

@@ -57,7 +57,7 @@ impl DeviceCopies {
     /// computes in CPU memory. Creates the copy on the first call.
     ///
     /// # Errors
-    /// Returns an error of candle if the device has too little memory.
+    /// Returns candle's error if the device fails or has too little memory.
     pub fn replica_var(&self, number: usize) -> Result<&Var> {
         let Some(Some(replica)) = self.replicas.get(number) else { return Ok(&self.variable) };
         if replica.copy.get().is_none() {
@@ -67,7 +67,8 @@ impl DeviceCopies {
         Ok(replica.copy.get().unwrap_or(&self.variable))
     }
 
-    /// Writes the variable to a replica's copy if the copy is missing or has a different version.
+    /// Writes the variable to a replica's copy, unless the copy is dirty or holds the current version. Creates the copy
+    /// if it is missing. If writes are not tracked, no copy holds the current version.
     fn copy(&self, number: usize, replica: &Replica) -> Result<()> {
         // If writes are not tracked, the variable has a different version each time.
         let version = || {
@@ -98,7 +99,7 @@ impl DeviceCopies {
     }
 
     /// Stops tracking reads and writes, because other code, such as candle's own optimizers, may access the variable.
-    /// From then on, the variable is copied before each step.
+    /// Copies the value back if the copies are dirty. From then on, the variable is copied before each step.
     ///
     /// # Errors
     /// Returns the errors of [`sync_to_host`](Self::sync_to_host).
@@ -108,7 +109,7 @@ impl DeviceCopies {
     }
 
     /// Stops tracking reads, because some code reads the variable without copying the value back first. Layers that
-    /// look up rows do so, for example.
+    /// look up rows do so, for example. Copies the value back if the copies are dirty.
     ///
     /// # Errors
     /// Returns the errors of [`sync_to_host`](Self::sync_to_host).
@@ -126,8 +127,8 @@ impl DeviceCopies {
         self.replicas.iter().map(|replica| replica.as_ref()?.copy.get()).collect()
     }
 
-    /// Calls `write`, which writes the same value to the copies of all replicas. No replica may be computing during the
-    /// call.
+    /// Calls `write`, which must write the same value to the copies of all replicas, and marks the copies as dirty. No
+    /// replica may be computing during the call.
     ///
     /// # Errors
     /// Returns the error of `write`.
@@ -140,7 +141,7 @@ impl DeviceCopies {
     /// for the device.
     ///
     /// # Errors
-    /// Returns an error of candle if the device fails. The next call copies the value again.
+    /// Returns candle's error if the value cannot be copied. The next call then tries again.
     pub fn sync_to_host(&self) -> Result<()> {
         // All copies have the same value.
         self.states.read(
@@ -152,11 +153,11 @@ impl DeviceCopies {
         )
     }
 
-    /// Refreshes the copy of a local replica, if it has one. The replica must not be computing with the copy during the
-    /// call.
+    /// Refreshes a local replica's copy of the variable, if it has one. The replica must not be using the copy during
+    /// the call.
     ///
     /// # Errors
-    /// Returns an error of candle if the device fails. The next call copies the value again.
+    /// Returns candle's error if the value cannot be copied. The next call then tries again.
     pub fn refresh(&self, replica: usize) -> Result<()> {
         self.existing(replica).map_or(Ok(()), |(found, _)| self.copy(replica, found))
     }

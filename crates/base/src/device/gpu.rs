@@ -13,7 +13,7 @@ static OPEN: Mutex<Option<HashMap<usize, Device>>> = Mutex::new(None);
 /// Returns this process's only handle to the GPU with the given index. Opens the GPU on the first call.
 ///
 /// # Errors
-/// Returns an error of candle if there is no such GPU.
+/// Returns candle's error if there is no such GPU or it cannot be opened.
 pub fn open(number: usize) -> Result<Device> {
     // Held while a GPU is opened, so that two threads do not open it twice.
     let mut all = lock(&OPEN);

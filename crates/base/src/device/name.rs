@@ -97,8 +97,8 @@ impl DeviceName {
 }
 
 impl DeviceName {
-    /// Returns `true` if optimizers can update variables on this device with candle's operations. Metal does
-    /// not support f64.
+    /// Returns `true` if optimizers can update variables on this device with candle's operations. On a GPU, this
+    /// requires CUDA, because Metal does not support f64.
     #[doc(hidden)]
     pub fn can_update(self) -> bool {
         self.has_separate_memory() && (self.kind == DeviceKind::Cpu || cfg!(feature = "cuda"))

@@ -124,7 +124,7 @@ impl Error {
     ///
     /// The layers that `run` adds do not change the kind. If the program's own error wraps an error of this crate, the
     /// wrapped error determines the kind. Otherwise an error of candle, of a dataset or of the operating system among
-    /// its sources determines it.
+    /// its sources determines it; without one, the kind is [`User`](ErrorKind::User).
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Replica { source, .. } => source.kind(),
@@ -304,8 +304,8 @@ fn of_coordinator(error: &Coordinator) -> ErrorKind {
     }
 }
 
-/// Returns the kind of the program's own error. This is the kind of the first error among it and its sources that has a
-/// known kind.
+/// Returns the kind of the program's own error. The first error of this crate among the error and its sources
+/// determines it. Otherwise the first error of candle, of a dataset or of the operating system does.
 fn of_user(error: &(dyn StdError + 'static)) -> ErrorKind {
     if let Some(own) = own_errors(error).next() {
         return own.kind();

@@ -62,7 +62,7 @@ pub enum Error {
         worker: usize,
         /// The task and address of the worker, if workers are processes.
         process: Option<Box<Process>>,
-        /// The worker's error. On other workers, an error with the same text.
+        /// The worker's own error; on other workers, an error with the same text.
         #[source]
         source: Box<Error>,
     },
@@ -72,7 +72,7 @@ pub enum Error {
     /// This worker could not join the other workers.
     #[error(transparent)]
     Join(Box<JoinError>),
-    /// The closure of `run` panicked on a replica.
+    /// A function of the program panicked, such as the closure of `run` on a replica, or a learning-rate schedule.
     #[error("panicked: {message}")]
     Panicked {
         /// The panic message.
@@ -315,7 +315,7 @@ pub enum Error {
         #[source]
         source: distribute_tensor::Error,
     },
-    /// An operation of candle failed.
+    /// A candle operation failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
     /// Reading or processing data failed.
@@ -354,7 +354,7 @@ pub enum Error {
     Io {
         /// A description of the operation that failed.
         operation: String,
-        /// The error of the operating system.
+        /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
@@ -425,7 +425,7 @@ impl Error {
         self
     }
 
-    /// Returns an error that reports a worker's failure, if only the worker's rank is known.
+    /// Returns an error that reports the failure of a worker of which only the rank is available.
     #[doc(hidden)]
     pub fn worker_failed(worker: usize, source: Self) -> Self {
         Error::Worker { worker, process: None, source: Box::new(source) }

@@ -89,7 +89,8 @@ impl BucketPool {
     }
 
     /// Returns the layout of packs for the gradients of the variables that are `dense`. The next buckets use the same
-    /// layout. If an `order` is given, it replaces the previous order.
+    /// layout. If an `order` is given, it replaces the previous order. Otherwise the layout stays the same as long as
+    /// the same variables are dense; a new one has the order of the variables.
     pub fn layout(&self, dense: &[bool], order: Option<&[u32]>) -> Arc<Layout> {
         let layout = &mut lock(&self.layout).1;
         match &*layout {
@@ -107,8 +108,8 @@ impl BucketPool {
         self.packs.is_some()
     }
 
-    /// Returns the order in which the first replica of this process completed its gradients in the last step.
-    /// Returns `None` if there were no gradients.
+    /// Returns the order in which the first replica of this process completed its gradients in the last step. Variables
+    /// with an unknown order come last. Returns `None` if the group's current generation has not completed a step.
     pub fn order(&self) -> Option<Vec<u32>> {
         Some(lock(&self.order).clone()).filter(|order| !order.is_empty())
     }
@@ -171,8 +172,10 @@ impl Bucket {
         self.packs.as_ref().is_some_and(|packs| packs.layout().has(number))
     }
 
-    /// Takes the packs for other workers, if there are any. In the packs, sets all variables to zero except those in
-    /// `filled`, which is sorted. The gradients of the variables in `joined` contain contributions that no layer wrote.
+    /// Ends the step for the packs: sets all variables in them to zero except those in `filled`, which must be sorted,
+    /// sends the packs that have not been sent, and returns all. Returns `None` if gradients are not written into
+    /// packs, or not yet in this step. `joined` contains the variables whose gradients have contributions that no layer
+    /// wrote. The first replica records the order in which its gradients were completed.
     fn take_packs(&mut self, filled: &[usize], joined: Vec<usize>) -> Option<Arc<PackedGradients>> {
         self.pool.packs.as_ref()?;
         self.memory.ready.end(joined);
@@ -204,8 +207,8 @@ impl Bucket {
         }
     }
 
-    /// Returns the elements of a variable's dense gradient, and whether the caller must add to them instead of setting
-    /// them. Returns `None` if the variable has a different dtype.
+    /// Makes the gradient of a variable dense, with the rows that were added before. Returns its elements, and whether
+    /// the caller must add to them instead of setting them. Returns `None` if the variable has a different dtype.
     pub(super) fn dense_mut<T: Number>(&mut self, number: usize) -> Option<(&mut [T], bool)> {
         let Self { pool, memory: BucketMemory { elements, slots, .. }, packs, .. } = self;
         let dense: &mut [T] = match packs.as_mut().and_then(|packs| packs.elements_mut(number)) {
@@ -282,11 +285,12 @@ impl Bucket {
         })
     }
 
-    /// Returns the gradients of all variables. They are the sum of the gradients that layers have written into the
-    /// bucket and those in `found`. Candle has computed the latter, and they are on the host.
+    /// Returns the gradients of all variables: the sums of the gradients that layers have written into the bucket and
+    /// those in `found`, which candle has computed and which must be on the host. Sends the packs for other workers
+    /// that have not been sent yet.
     ///
     /// # Errors
-    /// Returns an error of candle.
+    /// Returns candle's error if a gradient in `found` cannot be read.
     pub fn into_gradients(
         mut self,
         found: Vec<Option<ReplicaGradient>>,

@@ -56,17 +56,18 @@ impl ReplicaGradient {
         }
     }
 
-    /// Rounds rows on the host to the type in which they are sent.
+    /// Rounds `f32` rows on the host to the type in which they are sent. Other gradients are unchanged.
     pub fn round_rows(&mut self, wire: Wire) {
         if let Self::Rows(Rows { values: RowValues::Host(Elements::F32(values)), .. }) = self {
             wire.round(values);
         }
     }
 
-    /// Converts rows to a dense gradient on the host, so that the rows can be added to a dense gradient.
+    /// Converts rows, which must be on the host, to a dense gradient on the host, so that they can be added to a dense
+    /// gradient. Returns a dense gradient unchanged.
     ///
     /// # Errors
-    /// Returns an error of candle.
+    /// Returns candle's error if the tensor cannot be created.
     pub fn to_dense(&self, variable: &Var) -> Result<Self> {
         let (Self::Rows(rows), count, shape) = (self, variable.elem_count(), variable.shape()) else {
             return Ok(self.clone());
@@ -80,7 +81,7 @@ impl ReplicaGradient {
     /// Copies the gradient to the host if it is on a device. Waits for the device.
     ///
     /// # Errors
-    /// Returns an error of candle if the device fails.
+    /// Returns candle's error if the device fails.
     pub fn to_host(&self, variable: &Var) -> crate::Result<Self> {
         Ok(match self {
             Self::Dense(Dense::Device(values)) => Self::Dense(Dense::Host(to_host(values)?)),
@@ -93,7 +94,7 @@ impl ReplicaGradient {
     /// computes with.
     ///
     /// # Errors
-    /// Returns an error of candle if the device fails.
+    /// Returns candle's error if the device fails.
     pub fn into_device(self, copy: &Var) -> Result<Self> {
         let device = copy.device();
         Ok(match self {
@@ -117,7 +118,7 @@ impl ReplicaGradient {
     /// Adds another gradient of the same variable. Both gradients must be on the device of `copy`.
     ///
     /// # Errors
-    /// Returns an error of candle if the device fails.
+    /// Returns candle's error if the device fails.
     pub fn add_on_device(self, other: Self, copy: &Var) -> Result<Self> {
         Ok(match (self, other) {
             (Self::Rows(none), one) | (one, Self::Rows(none)) if none.rows.is_empty() => one,
@@ -158,7 +159,7 @@ impl ReplicaGradient {
     /// without rows.
     ///
     /// # Errors
-    /// Returns an error of candle if the device fails.
+    /// Returns candle's error if the device fails.
     pub fn index_on_device(&self) -> Result<Option<Tensor>> {
         match self {
             Self::Rows(rows) => rows.index(),
@@ -166,10 +167,11 @@ impl ReplicaGradient {
         }
     }
 
-    /// Converts the gradient to a tensor with all elements of the variable, on the device of `copy`.
+    /// Converts the gradient to a tensor with all elements of the variable, on the device of `copy`. Rows must be on
+    /// that device.
     ///
     /// # Errors
-    /// Returns an error of candle if the device fails.
+    /// Returns candle's error if the device fails.
     pub fn to_dense_on(&self, copy: &Var) -> Result<Tensor> {
         match self {
             Self::Dense(dense) => dense.tensor(copy),
@@ -185,7 +187,7 @@ impl Dense {
     /// Calls `then` with the elements, which must be on the host.
     ///
     /// # Errors
-    /// Returns an error of candle if the dtype is different or the elements are on a device.
+    /// Returns candle's error if the dtype is different or the elements are on a device.
     pub fn with_elements<T: Number, R>(&self, then: impl FnOnce(&[T]) -> R) -> Result<R> {
         match self {
             Self::Host(tensor) | Self::Device(tensor) => with_elements(tensor, then),
@@ -212,11 +214,11 @@ impl Dense {
         }
     }
 
-    /// Returns the elements as a tensor with the variable's shape, on the variable's device. Copies elements that are
-    /// stored in a bucket or in packs.
+    /// Returns the elements as a tensor. Elements in a bucket or in packs are copied to a tensor with the variable's
+    /// shape, on the variable's device. A tensor is returned as it is.
     ///
     /// # Errors
-    /// Returns an error of candle.
+    /// Returns candle's error if the elements cannot be copied, or if the gradient contains only a range of them.
     pub fn tensor(&self, variable: &Var) -> Result<Tensor> {
         let (shape, device) = (variable.shape(), variable.device());
         match (self, variable.dtype()) {

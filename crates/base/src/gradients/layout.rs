@@ -133,7 +133,7 @@ impl Layout {
         })
     }
 
-    /// Returns the packs in the order in which they are sent.
+    /// Returns the packs, in the order of their indices.
     pub fn packs(&self) -> &[Pack] {
         &self.packs
     }

@@ -62,8 +62,8 @@ pub fn collect<R>(bucket: &mut Option<Bucket>, backward: impl FnOnce() -> R) -> 
     backward()
 }
 
-/// Returns `true` if the gradient of `variable` is used: it may depend on a variable, and the optimizer has not frozen
-/// it. This is for backward passes that return their gradients to candle.
+/// Returns `true` if the gradient of `variable` is used: the tensor is a variable or depends on one, and the optimizer
+/// whose backward pass is running has not frozen it. This is for backward passes that return their gradients to candle.
 pub fn is_used(variable: &Tensor) -> bool {
     let is_frozen =
         || OPEN.with_borrow(|open| open.as_ref().is_some_and(|bucket| bucket.is_frozen(variable)));
@@ -75,6 +75,9 @@ pub fn is_used(variable: &Tensor) -> bool {
 ///
 /// Returns `None` if the gradient was written into the bucket or is not needed. Otherwise returns the gradient, for
 /// candle.
+///
+/// # Errors
+/// Returns candle's error if the gradient for candle cannot be created.
 pub fn gradient<T: Number>(variable: &Tensor, write: impl FnOnce(&mut [T], bool)) -> Result<Option<Tensor>> {
     if !variable.track_op() {
         return Ok(None);
@@ -102,6 +105,10 @@ pub fn gradient<T: Number>(variable: &Tensor, write: impl FnOnce(&mut [T], bool)
 ///
 /// Returns `None` if the gradient was written into the bucket or is not needed. Otherwise returns a dense gradient, for
 /// candle.
+///
+/// # Errors
+/// Returns candle's error if `table` is a table of ids that does not belong to the optimizer, or if the gradient for
+/// candle cannot be created.
 pub fn row_gradient<T: Number>(table: &Tensor, rows: Vec<usize>, values: Vec<T>) -> Result<Option<Tensor>> {
     if !table.track_op() {
         return Ok(None);
@@ -128,8 +135,11 @@ pub fn row_gradient<T: Number>(table: &Tensor, rows: Vec<usize>, values: Vec<T>)
     })
 }
 
-/// Acts like [`row_gradient`] for a table on a device. `values` has one row for each index in `rows`, which may contain
-/// duplicates.
+/// Acts like [`row_gradient`] for a table on a device. `values` has one row for each index in `rows`, which may be in
+/// any order and contain duplicates.
+///
+/// # Errors
+/// Returns candle's error if the device fails.
 pub fn device_row_gradient(table: &Tensor, rows: &[usize], values: &Tensor) -> Result<Option<Tensor>> {
     if !table.track_op() || rows.is_empty() {
         return Ok(None);

@@ -15,7 +15,8 @@ pub(super) struct OverlapSender {
     first: usize,
     /// The number of incomplete variables in each pack.
     open: Vec<usize>,
-    /// The packs that have been sent, in the form in which they were sent; `None` for a pack that has not been sent.
+    /// The packs that have been sent, in the form in which they were sent, or unencoded if each worker receives its own
+    /// shard. `None` for a pack that has not been sent.
     sent: Vec<Option<Bytes>>,
 }
 
@@ -53,8 +54,8 @@ impl OverlapSender {
         }
     }
 
-    /// Sends the remaining packs. Returns the sequence number of the call for which all packs have been sent in
-    /// advance.
+    /// Sends the remaining packs, and sends all packs to the workers that share memory with this one. Returns the
+    /// sequence number of the call for which all packs have been sent in advance.
     pub(super) fn finish(mut self, packs: &[Bytes]) -> u64 {
         for (pack, bytes) in packs.iter().enumerate() {
             self.send(pack, bytes);

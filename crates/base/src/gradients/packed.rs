@@ -46,7 +46,8 @@ impl PackWriter {
         OverlapSender::new(early, replica, &self.layout, coding)
     }
 
-    /// Returns the elements of a variable. Returns `None` if the dtype is different or the variable is not in a pack.
+    /// Returns the elements of a variable for writing. A closed pack is copied first, as by
+    /// [`pack_mut`](Self::pack_mut). Returns `None` if the dtype is different or the variable is not in a pack.
     pub fn elements_mut<T: Number>(&mut self, number: usize) -> Option<&mut [T]> {
         let PackOffset { pack, bytes } = self.layout.offset(number)?.clone();
         if self.layout.packs().get(pack)?.dtype != <T as WithDType>::DTYPE {
@@ -55,8 +56,8 @@ impl PackWriter {
         Some(bytemuck::cast_slice_mut(&mut self.pack_mut(pack)?[bytes]))
     }
 
-    /// Returns all bytes of a pack for writing. If the pack is closed, it is copied first, because other workers may
-    /// already have read it.
+    /// Returns all bytes of a pack for writing; `None` if there is no such pack. If the pack is closed, it is copied
+    /// first, because other workers may already have read it.
     pub fn pack_mut(&mut self, pack: usize) -> Option<&mut [u8]> {
         let filled = self.packs.get_mut(pack)?;
         if let PackState::Closed(bytes) = filled {

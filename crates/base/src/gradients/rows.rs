@@ -151,7 +151,7 @@ impl Rows {
     /// Copies the rows to the host. Waits for the device. If there are no rows, the result has dtype `dtype`.
     ///
     /// # Errors
-    /// Returns an error of candle if the device fails.
+    /// Returns candle's error if the device fails.
     pub fn to_host(&self, dtype: DType) -> Result<Self> {
         let values = match &self.values {
             RowValues::Host(values) => values.clone(),

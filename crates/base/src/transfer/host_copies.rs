@@ -51,8 +51,9 @@ impl HostCopies {
             && (1..=LARGEST).contains(&size(here))
     }
 
-    /// Keeps a pair of tensors, each of which must have its own memory. Drops the oldest tensors if the limits are
-    /// exceeded.
+    /// Keeps a pair of tensors: `here` on the host, and its copy `there` on a device. Each must have its own memory.
+    /// Does nothing if the copy does not fill its memory in order or has a gradient. Drops the oldest tensors if the
+    /// limits are exceeded.
     pub fn insert(&self, here: Tensor, there: Tensor) {
         let is_whole = {
             let (_, layout) = there.storage_and_layout();
@@ -88,7 +89,7 @@ impl HostCopies {
 /// been kept, returns the original. Otherwise waits for the device and copies the value back.
 ///
 /// # Errors
-/// Returns an error of candle if the device cannot be read.
+/// Returns candle's error if the device cannot be read.
 pub fn host_value(tensor: &Tensor) -> Result<Tensor> {
     if tensor.device().is_cpu() {
         return Ok(tensor.clone());

@@ -29,7 +29,8 @@ pub use host_copies::{HostCopies, host_value};
 /// until the GPU has finished all earlier work.
 const AT_ONCE: usize = 64 << 10;
 
-/// Copies a tensor to a device. Also handles cases that candle does not support:
+/// Copies a tensor to a device, or returns it unchanged if it is already there. Also handles cases that candle does not
+/// support:
 ///
 /// - A tensor without elements: CUDA cannot copy zero bytes.
 /// - A large tensor is copied to a GPU through pinned memory, so that no thread waits for the GPU's other work.
@@ -40,7 +41,7 @@ const AT_ONCE: usize = 64 << 10;
 ///   function therefore waits for all work of the GPU before and after the copy.
 ///
 /// # Errors
-/// Returns an error of candle if the device has too little memory or does not support the dtype.
+/// Returns candle's error if the device has too little memory or does not support the dtype.
 pub fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
     if tensor.device().same_device(device) {
         return Ok(tensor.clone());
@@ -64,7 +65,7 @@ pub fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
 ///
 /// # Errors
 /// - The errors of [`to_device`].
-/// - An error of candle if the shape has a different number of elements.
+/// - Candle's error if the shape has a different number of elements.
 pub fn from_vec<T: WithDType>(
     numbers: Vec<T>,
     shape: impl ShapeWithOneHole,
@@ -107,13 +108,13 @@ pub fn through_pinned_memory(tensor: &Tensor, device: &Device) -> Option<Tensor>
 /// Copies a tensor to CPU memory. Waits for the device of the tensor.
 ///
 /// # Errors
-/// Returns an error of candle if the device fails.
+/// Returns candle's error if the device fails.
 pub fn to_host(tensor: &Tensor) -> Result<Tensor> {
     WAITS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     tensor.to_device(&Device::Cpu)
 }
 
-/// The number of times that this process has waited for a device, for tests.
+/// The number of calls of [`to_host`] in this process, each of which may wait for a device. Tests use it.
 pub static WAITS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 #[cfg(all(test, feature = "cuda"))]

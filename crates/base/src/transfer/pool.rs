@@ -40,8 +40,8 @@ impl<B: Buffer> BufferPool<B> {
     /// The caller must return the buffer with [`put_back`](Self::put_back) before it takes another one.
     ///
     /// # Errors
-    /// - The error of a buffer when its state is checked.
-    /// - The error of `make`, if the pool has no buffer.
+    /// - The error of a buffer when its state is checked or its copy is waited for.
+    /// - The error of `make`, if the pool has no other buffer.
     pub(super) fn take(
         &mut self,
         bytes: usize,
@@ -112,7 +112,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// Returns the numbers of finished copies and of buffers, and their bytes.
+    /// A device with the number of the last finished copy, and the number and total size of existing buffers.
     #[derive(Default)]
     struct Device {
         over: Cell<usize>,

@@ -1,4 +1,4 @@
-//! Tests of copies between GPUs, and between two handles of one. Without the GPUs each test says so, and passes.
+//! Tests of copies between GPUs, and between two handles of one. Each test is skipped without these GPUs.
 
 use super::*;
 use crate::device::DeviceName;

@@ -1,5 +1,4 @@
-//! Tests of copies that are made and used while a GPU has other work. Without a GPU of CUDA each test says so, and
-//! passes.
+//! Tests of copies that are made and used while a GPU has other work. Each test is skipped without a CUDA GPU.
 
 use super::*;
 use crate::device::DeviceName;
@@ -40,7 +39,7 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
     here.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Runs this test in a process of its own, with nothing else on the GPU, and returns its output.
+/// Runs test `name` in a separate process, with nothing else on the GPU, and returns its output.
 fn by_itself(name: &str, without_pinned_memory: bool) -> (String, String) {
     let mut command = child::command(&format!("transfer::pinned::tests::{name}"), "by itself");
     if without_pinned_memory {
