@@ -43,8 +43,8 @@ fn limit_threads() {
     });
 }
 
-/// Prepares the process for a strategy with the given number of replicas. Installs the log subscriber if
-/// `DISTRIBUTE_LOG` is set. Calls [`init`] if there are several replicas.
+/// Prepares the process for a strategy with the given number of replicas. On the first call, installs the log
+/// subscriber if `DISTRIBUTE_LOG` is set. Calls [`init`] if there are several replicas.
 pub fn prepare(replicas: usize) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -57,7 +57,8 @@ pub fn prepare(replicas: usize) {
     }
 }
 
-/// Returns `true` if the process has no other thread, according to the operating system.
+/// Returns `true` if the environment can be written safely. On Linux, this requires that the process has no other
+/// thread. It is always `true` on Windows, which locks its environment, and `false` on other systems.
 fn is_only_thread() -> bool {
     #[cfg(target_os = "linux")]
     return std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);

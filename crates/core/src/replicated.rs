@@ -133,8 +133,11 @@ impl Strategy {
     ///   variables, or two layers request the same path with different shapes. The error names them.
     /// - [`Error::Failed`](distribute_base::Error::Failed): variables or initial values differ between
     ///   workers. The error names them.
-    /// - [`Error::Collective`](distribute_base::Error::Collective): a worker makes a different call,
-    ///   disconnects or times out.
+    /// - [`Error::Collective`](distribute_base::Error::Collective): a worker makes a different call, disconnects or
+    ///   times out.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext),
+    ///   [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies): called inside `run`, or inside another
+    ///   strategy's scope.
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -43,7 +43,7 @@ use workers::Saved;
 /// A component of a checkpoint: [`Variables`](crate::Variables), a [`Variable`](crate::Variable), an
 /// `Optimizer`, or a custom type.
 pub trait Checkpointed {
-    /// Adds all state that is needed to resume. Each name that it adds is `prefix` or begins with `prefix/`.
+    /// Adds all state that is needed to resume. The name of each tensor is `prefix` or begins with `prefix/`.
     ///
     /// # Errors
     /// Returns an error if state cannot be read, or if two tensors have the same name.
@@ -88,9 +88,8 @@ pub trait Checkpointed {
         Ok(())
     }
 
-    /// Returns the strategy whose workers save and restore this component together. With `None` (the
-    /// default), the strategy of the checkpoint's other components is used or, if they have none, the current
-    /// strategy.
+    /// Returns the strategy whose workers save and restore this component together. With `None` (the default), these
+    /// are the workers of another component's strategy or, if there is none with a group, of the current strategy.
     fn strategy(&self) -> Option<&Strategy> {
         None
     }
@@ -185,7 +184,7 @@ impl<'a> Checkpoint<'a> {
     /// chief needs.
     ///
     /// # Errors
-    /// - [`Error::WrongContext`]: called in a replica context.
+    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`, or in an update.
     /// - [`Error::InvalidArgument`]: two components have the same name.
     /// - The errors of the components.
     pub fn writer(&self) -> Result<Writer> {
@@ -203,6 +202,9 @@ impl<'a> Checkpoint<'a> {
     /// # Errors
     /// - The errors of [`writer`](Checkpoint::writer).
     /// - [`Error::Checkpoint`]: `path` already exists, or the files cannot be written.
+    /// - [`Error::InvalidArgument`]: the workers run independently and this one is not the chief, or components belong
+    ///   to different strategies with several workers.
+    /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[doc(alias = "tf.train.Checkpoint.save")]
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -224,10 +226,11 @@ impl<'a> Checkpoint<'a> {
     }
 
     /// Saves everything as the next checkpoint in the manager's folder. The manager may then remove old checkpoints.
-    /// Returns the path of the new checkpoint.
+    /// Returns the path of the new checkpoint. On workers other than the chief, this is the path of a checkpoint with
+    /// that name in their own folder, where it need not exist.
     ///
     /// # Errors
-    /// - The errors of [`writer`](Checkpoint::writer).
+    /// - The errors of [`save`](Checkpoint::save), except that the path is always new.
     /// - [`Error::Checkpoint`]: the same as for [`CheckpointManager::save`].
     #[doc(alias = "tf.train.CheckpointManager.save")]
     #[track_caller]
@@ -272,10 +275,11 @@ impl<'a> Checkpoint<'a> {
     ///
     /// # Errors
     /// If an error is returned, nothing has been changed.
-    /// - [`Error::InvalidArgument`]: state of a component is missing in the checkpoint, or has a different
-    ///   shape, dtype or rule there.
+    /// - [`Error::InvalidArgument`]: state of a component is missing in the checkpoint, or has a different shape, dtype
+    ///   or rule there. Also if two components have the same name, or the workers read different checkpoints.
     /// - [`Error::Checkpoint`]: the checkpoint is damaged.
-    /// - [`Error::WrongContext`]: called in a replica context.
+    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`, or in an update.
+    /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[track_caller]
     pub fn restore_from(&self, reader: &Reader) -> Result<()> {
         self.restore_by(RESTORE, Location::caller(), || Ok(reader), |reader| self.all_of(reader)).map(drop)
@@ -317,9 +321,9 @@ impl<'a> Checkpoint<'a> {
     /// # Errors
     /// If an error is returned, nothing has been changed.
     /// - [`Error::InvalidArgument`]: selected names are missing or do not match (the error lists them),
-    ///   nothing would be restored, or a component can only be restored completely.
-    /// - [`Error::Checkpoint`]: the checkpoint is damaged.
-    /// - [`Error::WrongContext`]: called in a replica context.
+    /// nothing would be restored, or a component can only be restored completely.
+    /// - [`Error::Checkpoint`]: the checkpoint is damaged or does not exist.
+    /// - The other errors of [`restore_from`](Checkpoint::restore_from).
     #[track_caller]
     pub fn restore_some(&self, path: impl AsRef<Path>, select: &RestoreFilter<'_>) -> Result<RestoreReport> {
         let some = |reader: &Reader| {

@@ -45,9 +45,12 @@ impl<'a> RestoreFilter<'a> {
         self
     }
 
-    /// Decides for each tensor in `here` (name, dtype and shape) whether it is restored. `there` returns the
-    /// shape of a tensor in the source, and its dtype if the dtype is supported. `names` returns all names in
-    /// the source, for error messages.
+    /// Decides for each tensor in `here` (name, dtype and shape) whether it is restored. `there` returns the shape of a
+    /// tensor in the source, and its dtype if the dtype is supported. `names` returns all names in the source, for
+    /// error messages.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: the filter is not lenient, and a selected tensor is missing or does not match.
     pub(crate) fn decide(
         &self,
         operation: &'static str,

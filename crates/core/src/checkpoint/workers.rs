@@ -90,6 +90,9 @@ impl<'a> Checkpoint<'a> {
 
     /// Returns the strategy whose workers save and restore this checkpoint together. If a component's strategy may have
     /// several workers, this is that strategy; otherwise it is the current strategy.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: two components belong to different strategies that may have several workers.
     #[doc(hidden)]
     pub fn joint_strategy(&self, operation: &'static str) -> Result<Strategy> {
         let parts = self.parts.iter().filter_map(|(name, part)| Some((name, part.strategy()?)));

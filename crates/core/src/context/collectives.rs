@@ -14,16 +14,18 @@ use std::sync::Arc;
 impl ReplicaContext {
     /// Reduces `value` over all replicas. Every replica gets the result.
     ///
-    /// `value` is a nest of tensors (candle's, [`HostTensor`](distribute_tensor::HostTensor)s,
-    /// [`IndexedSlices`](distribute_tensor::IndexedSlices) or numbers) with the same structure, shapes and
-    /// dtypes on all replicas. The call is differentiable: the gradients of the results are reduced in the
-    /// same way. Every replica contributes, even if all pass the same tensor. A result of more than 64 KiB is
-    /// one tensor that all replicas share, so do not change it in place. The rows of indexed slices are
-    /// merged, see [`IndexedSlices::reduce`](distribute_tensor::IndexedSlices::reduce).
+    /// `value` is a nest of numbers, candle tensors, [`HostTensor`](distribute_tensor::HostTensor)s or
+    /// [`IndexedSlices`](distribute_tensor::IndexedSlices), with the same structure, shapes and dtypes on all replicas.
+    /// The call is differentiable: the gradients of the results are reduced in the same way. Every replica contributes,
+    /// even if all pass the same tensor. A result of more than 64 KiB may be one tensor that all replicas share, so do
+    /// not change it in place. The rows of indexed slices are merged; see
+    /// [`IndexedSlices::reduce`](distribute_tensor::IndexedSlices::reduce).
     ///
     /// # Errors
-    /// - [`Error::Collective`]: the replicas' calls differ, or a replica has failed or timed out. Every
-    ///   replica gets this error.
+    /// - [`Error::WrongContext`], [`Error::StaleContext`], [`Error::MixedStrategies`]: this is not the context of the
+    ///   closure that is running.
+    /// - [`Error::Collective`]: the replicas' calls differ, or a replica has failed or timed out. Every replica gets
+    ///   this error.
     /// - [`Error::Tensor`]: the values cannot be reduced.
     ///
     /// ```
@@ -76,10 +78,12 @@ impl ReplicaContext {
     /// summed upstream gradients.
     ///
     /// # Errors
-    /// - [`Error::Collective`]: the replicas' calls differ, or a replica has failed or timed out. Every
-    ///   replica gets this error.
-    /// - [`Error::Tensor`]: a value is a scalar or [`IndexedSlices`](distribute_tensor::IndexedSlices), or
-    ///   `axis` is not less than the rank.
+    /// - [`Error::WrongContext`], [`Error::StaleContext`], [`Error::MixedStrategies`]: this is not the context of the
+    ///   closure that is running.
+    /// - [`Error::Collective`]: the replicas' calls differ, or a replica has failed or timed out. Every replica gets
+    ///   this error.
+    /// - [`Error::Tensor`]: a value is a scalar or [`IndexedSlices`](distribute_tensor::IndexedSlices), or `axis` is
+    ///   not less than the rank.
     ///
     /// One tensor:
     ///

@@ -13,8 +13,8 @@ use std::panic::Location;
 use std::sync::Arc;
 
 impl ReplicaContext {
-    /// Reduces leaves over the replicas, either on all of their threads or with the strategy's cross-device
-    /// ops. All reductions inside `run` use this function.
+    /// Reduces leaves over the replicas, either on all of their threads or with the strategy's cross-device ops.
+    /// [`all_reduce`](Self::all_reduce) and the gradients of collectives use this function.
     pub(super) fn combine(
         &self,
         operation: &'static str,

@@ -12,8 +12,9 @@ pub(crate) fn describe(structure: &Tree<()>, leaves: &[Leaf], leaf: impl Fn(&Lea
     structure.fill(texts).map(|tree| tree.describe(&String::clone)).unwrap_or_default()
 }
 
-/// Describes the properties that must be equal in a sum. For indexed slices these are the dtype and the dense
-/// shape, but not the number of rows. Another replica may contribute a dense tensor of the same shape.
+/// Describes the properties that must be equal in a sum. For indexed slices these are the dtype and the dense shape,
+/// but not the number of rows. Another replica may contribute a dense tensor of the same shape. If the dense shape is
+/// unknown, the shape of a row takes its place.
 pub(crate) fn describe_for_sum(leaf: &Leaf) -> String {
     match leaf {
         Leaf::Slices(slices) => match &slices.dense_shape {

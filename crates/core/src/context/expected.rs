@@ -53,6 +53,7 @@ type Order = Option<Vec<ResultId>>;
 impl ReplicaContext {
     /// Records that all replicas must participate in computing the gradient of `result`. The operation that computed
     /// `result` owns `graph`. `contributed` is `true` if the gradient continues to variables of this replica.
+    /// `participate` takes part in the gradient's collective with zeros. Does nothing if there is only one replica.
     #[doc(hidden)]
     pub fn expect_gradient(
         &self,
@@ -118,11 +119,13 @@ impl ReplicaContext {
         self.expected().results.len()
     }
 
-    /// Announces that this replica computes gradients of a loss with a nonzero weight. Replicas whose loss has
-    /// weight 0 call [`join_gradients`](Self::join_gradients) at the same time. Returns `true` if any graph
-    /// contains collectives.
+    /// Announces that this replica computes gradients of a loss with a nonzero weight. Replicas whose loss has weight 0
+    /// call [`join_gradients`](Self::join_gradients) at the same time. Returns `true` if any graph contains
+    /// collectives.
     ///
     /// # Errors
+    /// - [`Error::WrongContext`], [`Error::StaleContext`], [`Error::MixedStrategies`]: this is not the context of the
+    ///   closure that is running.
     /// - [`Error::Collective`]: a replica makes neither of the two calls. Every replica gets this error.
     #[doc(hidden)]
     pub fn announce_gradients(&self, loss: &Tensor, at: &'static Location<'static>) -> Result<bool> {
@@ -147,6 +150,8 @@ impl ReplicaContext {
     /// without elements.
     ///
     /// # Errors
+    /// - [`Error::WrongContext`], [`Error::StaleContext`], [`Error::MixedStrategies`]: this is not the context of the
+    ///   closure that is running.
     /// - [`Error::Collective`]: a replica makes neither of the two calls. Every replica gets this error.
     /// - [`Error::InvalidArgument`]: `loss` does not depend on the values that this replica contributed.
     #[doc(hidden)]
@@ -238,7 +243,7 @@ mod tests {
     use distribute_tensor::ReduceOp;
     use distribute_testing::watched;
 
-    /// A run may be a whole training. The batches of replica 1 have no graph, those of replica 0 do.
+    /// A run may last as long as training. The batches of replica 0 have a graph, those of replica 1 do not.
     #[test]
     fn a_gradient_is_forgotten_only_if_no_replica_has_it() {
         watched(forgets);

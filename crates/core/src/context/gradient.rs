@@ -16,9 +16,9 @@ thread_local! {
     static COLLECTIVE_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
-/// Returns the original error of a collective that failed inside backward and was returned as an error of candle. This
-/// works even if the closure wrapped the error's text. An earlier error that the closure handled is not returned,
-/// because its text is not part of the new error's text.
+/// Returns the original error of a collective that failed inside backward, if candle returned `error` in its place;
+/// otherwise `error`. This works even if the closure wrapped the error's text. An earlier error that the closure
+/// handled is not returned, because its text is not part of the new error's text.
 pub fn unwrap_candle_error(error: Error) -> Error {
     if error.blame().is_some() {
         return error;
@@ -29,8 +29,8 @@ pub fn unwrap_candle_error(error: Error) -> Error {
     }
 }
 
-/// Wraps an error of this crate as an error of candle, which holds only text. [`unwrap_candle_error`]
-/// recovers the original.
+/// Converts an error of this crate to candle's error, which holds only text. Stores the original on this thread, from
+/// which [`unwrap_candle_error`] takes it.
 pub fn to_candle_error(error: Error) -> candle_core::Error {
     let text = error.to_string();
     COLLECTIVE_ERROR.set(Some(error));

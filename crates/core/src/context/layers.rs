@@ -1,4 +1,4 @@
-//! The state of a replica that layers read and update.
+//! The state that layers read and update, for one replica.
 
 use super::ReplicaContext;
 use candle_core::{TensorId, Var};
@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// The state of one replica during one run that layers read and update.
+/// The state that layers read and update, for one replica during one run.
 #[derive(Default)]
 pub(super) struct LayerState {
     rows: OnceLock<Range<usize>>,
@@ -18,9 +18,9 @@ pub(super) struct LayerState {
 }
 
 impl ReplicaContext {
-    /// Returns which rows of the global batch this replica's batch contains. Returns `None` if the arguments
-    /// of [`run`](crate::Strategy::run) contain no per-replica batches, such as those from
-    /// [`distribute_dataset`](crate::Strategy::distribute_dataset).
+    /// Returns which rows of the global batch this replica's batch contains. Returns `None` if the arguments of
+    /// [`run`](crate::Strategy::run) contain no per-replica batches, such as those from
+    /// [`distribute_dataset`](crate::Strategy::distribute_dataset), or if another replica's batch size is unknown.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -50,7 +50,8 @@ impl ReplicaContext {
         *count - 1
     }
 
-    /// Records that a layer sets `variable` correctly even if this replica's batch has no rows.
+    /// Records that a layer sets `variable` correctly even if this replica's batch has no rows. Does nothing outside
+    /// `run`.
     #[doc(hidden)]
     pub fn mark_valid_on_empty(&self, variable: &Var) {
         // The default context lives as long as the process, and no run reads its records.

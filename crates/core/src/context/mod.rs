@@ -93,7 +93,7 @@ impl Mode {
         }
     }
 
-    /// Returns `true` if code in this mode runs once for all replicas.
+    /// Returns `true` if code in this mode does not run as a replica.
     fn is_cross_replica(&self) -> bool {
         !matches!(self, Mode::Replica(_))
     }
@@ -118,7 +118,7 @@ pub(crate) fn merging_member(strategy: &Strategy) -> Option<Member> {
     })
 }
 
-/// A guard that leaves the mode when it is dropped.
+/// A guard that leaves the mode that it entered, if any, when it is dropped.
 pub struct ContextGuard {
     pushed: bool,
     /// A marker that keeps the guard on its thread, because modes belong to the thread that entered them.
@@ -139,8 +139,9 @@ pub fn enter(mode: Mode) -> ContextGuard {
     ContextGuard { pushed: true, _not_send: std::marker::PhantomData }
 }
 
-/// Enters the cross-replica context of `strategy` for an operation that requires it. Returns an error with
-/// the reason if that is not possible. If the context is already at the top of the stack, pushes nothing.
+/// Enters the cross-replica context of `strategy` for an operation that requires it. Returns an error with the reason
+/// if that is not possible. Pushes nothing if the context is already at the top of the stack, or if `strategy` is the
+/// default strategy.
 pub(crate) fn enter_cross_replica(
     strategy: &Strategy,
     operation: &'static str,
@@ -167,7 +168,7 @@ pub(crate) fn enter_cross_replica(
     Ok(enter(Mode::CrossReplica(strategy.clone())))
 }
 
-/// Returns an error if this thread is inside the `run` of any strategy other than the default one.
+/// Returns an error if this thread runs a replica of a strategy other than the default one.
 pub fn require_outside_of_run(operation: &'static str, advice: &'static str) -> Result<()> {
     let inside = with_mode(|mode| match mode {
         Some(Mode::Replica(context)) => !context.strategy().is_default(),
@@ -204,9 +205,8 @@ pub fn has_strategy() -> bool {
     with_mode(|mode| mode.is_some_and(|mode| !mode.strategy().is_default()))
 }
 
-/// Returns the replica context of this thread. Inside `run`, this is the context of the replica. If no
-/// strategy has been entered, it is the default context (replica 0 of 1). In cross-replica context it is
-/// `None`.
+/// Returns the replica context of this thread. Inside `run`, this is the context of the replica. If no strategy has
+/// been entered, it is the default context (replica 0 of 1). In cross-replica and update context it is `None`.
 #[doc(alias = "tf.distribute.get_replica_context")]
 pub fn get_replica_context() -> Option<ReplicaContext> {
     with_mode(|mode| match mode {
@@ -216,14 +216,14 @@ pub fn get_replica_context() -> Option<ReplicaContext> {
     })
 }
 
-/// Returns `true` if this thread is in cross-replica context.
+/// Returns `true` if this thread is in cross-replica context. Update contexts are included.
 #[doc(alias = "tf.distribute.in_cross_replica_context")]
 pub fn in_cross_replica_context() -> bool {
     with_mode(|mode| mode.is_some_and(Mode::is_cross_replica))
 }
 
-/// Returns the update context of this thread, which identifies the copy that is being updated. Returns `None`
-/// outside the closure of [`update`](Strategy::update).
+/// Returns the update context of this thread, which identifies the copy that is being updated. Returns `None` outside
+/// the closure of [`update`](Strategy::update) or [`update_non_slot`](Strategy::update_non_slot).
 #[doc(alias = "get_update_replica_id")]
 pub fn get_update_context() -> Option<UpdateContext> {
     with_mode(|mode| match mode {
@@ -268,7 +268,8 @@ pub fn set_strategy(strategy: Option<&Strategy>) -> Result<()> {
 }
 
 // SCOPE-5
-/// Enters the scope of the default strategy. Pushes nothing. Fails if another strategy is current.
+/// Enters the scope of the default strategy, for which nothing is pushed. Returns an error if another strategy is
+/// current.
 pub(crate) fn enter_default(default: &Strategy) -> Result<ContextGuard> {
     if has_strategy() {
         Err(mixed("scope", None, default))

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 #[derive(Clone)]
 pub struct ReplicaContext(Arc<Inner>, Option<Arc<View>>);
 
-/// The settings of a view that differ from its context's, see [`ReplicaContext::with_options`].
+/// The settings of a view that differ from its context's; see [`ReplicaContext::with_options`].
 struct View {
     options: CommunicationOptions,
     member: Member,
@@ -173,7 +173,7 @@ impl ReplicaContext {
         &self.0.strategy
     }
 
-    /// Returns the sequence number of this `run` among its strategy's steps, from 1.
+    /// Returns the sequence number of this `run` among its strategy's steps, from 1; 0 in the default context.
     pub fn step(&self) -> u64 {
         self.0.member.step()
     }
@@ -182,8 +182,8 @@ impl ReplicaContext {
     /// `/job:localhost/replica:0/task:0/device:CPU:1`.
     ///
     /// # Errors
-    /// - [`Error::StaleContext`], [`Error::WrongContext`]: this is not the context of the closure that is
-    ///   running.
+    /// - [`Error::StaleContext`], [`Error::WrongContext`], [`Error::MixedStrategies`]: this is not the context of the
+    ///   closure that is running.
     #[doc(alias = "tf.distribute.ReplicaContext.devices")]
     #[doc(alias = "devices")]
     pub fn device(&self) -> Result<String> {
@@ -196,7 +196,7 @@ impl ReplicaContext {
     /// Returns the candle device of this replica. Create tensors inside the closure on this device.
     ///
     /// # Errors
-    /// - [`Error::Candle`]: candle cannot open the device.
+    /// - [`Error::Device`]: candle cannot open the device.
     pub fn device_for_candle(&self) -> Result<candle_core::Device> {
         match self.0.strategy.extended().worker_devices().get(self.0.member.rank()) {
             Some(name) => name.to_candle(),

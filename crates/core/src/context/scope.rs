@@ -11,9 +11,9 @@ impl Strategy {
     /// inside and outside it.
     ///
     /// # Errors
-    /// - [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies): called inside another strategy's
-    ///   scope.
-    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
+    /// - [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies): called inside another strategy's scope or
+    ///   `run`.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside this strategy's `run`.
     /// - The error of `body`.
     ///
     /// ```

@@ -10,11 +10,14 @@ use distribute_collective::group::{Group, GroupCall, Session};
 use std::sync::Arc;
 
 impl Strategy {
-    /// Makes a call together with the other workers, once for all local replicas. Returns `None` if there is
-    /// only one worker. Inside a merge function, the call belongs to the session of the step.
+    /// Makes a call together with the other workers, once for all local replicas. Returns `None`, without calling
+    /// `make`, if there is only one worker, or if this process is catching up with the others or has left them. Inside
+    /// a merge function, the call belongs to the session of the step; otherwise it belongs to the session for calls
+    /// between steps.
     ///
     /// # Errors
-    /// Returns an error if a worker makes a different call, disconnects or times out. All workers get the same error.
+    /// Returns an error if a worker makes a different call, disconnects or times out, or if `make` fails. All workers
+    /// get the same error.
     #[doc(hidden)]
     pub fn worker_call<R>(
         &self,
@@ -78,8 +81,8 @@ impl Strategy {
         prepared
     }
 
-    /// Returns the session for calls between steps. Opens a new one if there is none, or if a worker failed
-    /// or timed out in the previous one.
+    /// Returns the session for calls between steps, with the current step number. Opens a new session if there is none,
+    /// or if a worker failed or timed out in the previous one.
     fn open_between_steps(&self, group: &Group, open: &mut Option<Arc<Session>>) -> Arc<Session> {
         match open {
             Some(session) if !session.is_over() => {

@@ -27,12 +27,12 @@ pub(super) fn agree_on_plan<T: Nest>(
     Ok(plan)
 }
 
-/// Checks that all workers have the same files in the same order, because each reads some of the files, or
-/// part of each batch. A worker whose plan failed reports its error later, when the plans are compared.
+/// Checks that all workers have the same files in the same order, because each reads some of the files, or part of each
+/// batch. Returns `plan` unchanged. A worker whose plan failed reports its error later, when the plans are compared.
 ///
 /// # Errors
-/// - [`Error::Failed`]: the files differ. The error names the file and the difference, and is the same on all
-///   workers.
+/// - [`Error::Failed`]: the files differ. The error names the file and the difference, and is the same on all workers.
+/// - The errors of [`Strategy::exchange_results`].
 fn require_same_files<T: Nest>(
     strategy: &Strategy,
     operation: &'static str,

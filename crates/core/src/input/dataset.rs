@@ -73,8 +73,11 @@ impl Strategy {
     ///
     /// # Errors
     /// - [`Error::Data`](distribute_base::Error::Data): the dataset is not batched.
-    /// - [`Error::Failed`](distribute_base::Error::Failed): the workers have different files. The error names
-    ///   the file and the difference.
+    /// - [`Error::Failed`](distribute_base::Error::Failed): the workers have different files. The error names the file
+    ///   and the difference.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the workers build different datasets.
+    /// - [`Error::Worker`](distribute_base::Error::Worker): another worker cannot distribute its dataset.
+    /// - [`Error::Collective`](distribute_base::Error::Collective): a worker does not make the call.
     ///
     /// Iterating returns the errors of the pipeline, which name the element.
     ///
@@ -182,7 +185,8 @@ impl<T: Nest> DistributedDataset<T> {
         &self.strategy == strategy
     }
 
-    /// Starts a pass over the dataset. Each step yields one batch per local replica.
+    /// Starts a pass over the dataset. Each step yields one batch per local replica. If the pass cannot start, its
+    /// first step returns the error.
     #[track_caller]
     pub fn iter(&self) -> DistributedIterator<T> {
         self.pass(DevicePlacement::new(&self.strategy, &self.options))
@@ -246,7 +250,8 @@ impl<T: Nest> DistributedDataset<T> {
         Ok(self.plan.current(&self.strategy)?.check_position(position)?)
     }
 
-    /// Returns the number of global batches in a pass, if it can be determined without reading them.
+    /// Returns the number of steps in a pass, if it can be determined without reading the data; otherwise
+    /// [`Cardinality::Unknown`].
     #[doc(alias = "tf.distribute.DistributedDataset.cardinality")]
     pub fn cardinality(&self) -> Cardinality {
         if let Some(batches) = &self.batches {
@@ -264,9 +269,9 @@ impl<T: Nest> DistributedDataset<T> {
     }
 
     /// Returns the dtypes and shapes of each local replica's batches, from the dataset's
-    /// [`element_spec`](distribute_data::Dataset::element_spec): its types, its declaration, or its first
-    /// element. The number of rows is known if every batch divides evenly over the replicas. Returns `None`
-    /// if there is no spec.
+    /// [`element_spec`](distribute_data::Dataset::element_spec): its types, its declaration, or its first element. With
+    /// one worker, the number of rows is known if the global batch size is a known multiple of the number of replicas.
+    /// Returns `None` if there is no spec.
     #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
     pub fn element_spec(&self) -> Option<PerReplica<ElementSpec>> {
         let layout = layout(&self.strategy);

@@ -5,7 +5,7 @@ use distribute_base::{Error, Result};
 use distribute_data::FileDeck;
 use distribute_data::distribution::DeckPosition;
 
-/// Saves the files that have been dealt as metadata. After it is restored, the deck continues with the next file.
+/// Saves as metadata which files have been dealt. After a deck is restored, it continues with the next file.
 impl Checkpointed for FileDeck {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let position = serde_json::to_value(self.position());

@@ -16,10 +16,11 @@ impl DeviceCopier {
         Self { device, host_copies: HostCopies::new() }
     }
 
-    /// Copies a tensor to the device. Returns the tensor itself if it is already there.
+    /// Copies a tensor to the device. Returns the tensor itself if it is already there. The host's copy of a small
+    /// tensor of integers is kept for a while, so that ids and labels can be read without waiting for the device.
     ///
     /// # Errors
-    /// Returns an error of candle: the device has too little memory, or does not support the dtype.
+    /// Returns candle's error if the device has too little memory, or does not support the dtype.
     pub fn copy(&self, tensor: &Tensor) -> Result<Tensor> {
         if tensor.device().same_device(&self.device) {
             return Ok(tensor.clone());
@@ -97,7 +98,7 @@ mod tests {
         assert_eq!(in_own_memory(&all).unwrap().id(), all.id(), "all of it is copied for nothing");
     }
 
-    /// A CUDA GPU with no other work on it, in a separate process.
+    /// Runs `body` with a CUDA GPU that has no other work, in a separate process. Skips the test if there is no GPU.
     #[cfg(feature = "cuda")]
     fn with_gpu(test: &str, body: impl FnOnce(candle_core::CudaDevice) + Send + 'static) {
         use distribute_testing::{child, skipped, watched};

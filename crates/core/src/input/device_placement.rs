@@ -53,7 +53,7 @@ impl DevicePlacement {
 
     /// Extends the plan so that each per-replica batch is copied to its device when it is created. If steps are
     /// prepared in advance, the copies are made while the replicas compute an earlier step. A copy to a device with
-    /// separate memory is expensive enough to justify a thread.
+    /// separate memory is expensive enough to justify a thread. Returns the plan unchanged if batches are not copied.
     pub(super) fn apply<T: Nest>(&self, plan: Distribution<T>) -> Distribution<T> {
         let DevicePlacement::Copied(names, copy) = self else { return plan };
         let copies = names.iter().any(|name| name.has_separate_memory());

@@ -19,6 +19,10 @@ impl Strategy {
     ///
     /// # Errors
     /// - [`Error::Data`](distribute_base::Error::Data): `dataset_fn` failed.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument),
+    ///   [`Error::Failed`](distribute_base::Error::Failed): the workers' datasets do not fit together.
+    /// - [`Error::Worker`](distribute_base::Error::Worker): `dataset_fn` failed on another worker.
+    /// - [`Error::Collective`](distribute_base::Error::Collective): a worker does not make the call.
     ///
     /// Iterating returns the errors of the pipeline.
     ///

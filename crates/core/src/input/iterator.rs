@@ -17,8 +17,9 @@ use std::panic::Location;
 /// A pass over a [`DistributedDataset`](super::DistributedDataset). Each step yields one batch per local
 /// replica.
 ///
-/// [`next`](Iterator::next) returns `None` at the end of the pass and after an error, and in every later
-/// call. Inside `run` it returns [`Error::WrongContext`].
+/// [`next`](Iterator::next) returns `None` after the end of the pass and after an error. Inside `run` it returns
+/// [`Error::WrongContext`]; only this error, and that of a worker that has not caught up with the others, do not end
+/// the pass.
 ///
 /// Several workers take each step together, in a call in which each worker reports whether it has data for the step. If
 /// the pipeline of a worker fails, the pass ends on all workers, and each gets [`Error::Worker`], which names that
@@ -56,7 +57,7 @@ enum Pass<T> {
 }
 
 impl<T: Nest> DistributedIterator<T> {
-    /// Starts the next pass on this worker.
+    /// Starts the next pass on this worker. If that fails, the first step of the pass returns the error.
     pub(super) fn new(
         strategy: &Strategy,
         plan: &CurrentPlan<T>,

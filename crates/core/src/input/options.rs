@@ -60,7 +60,7 @@ impl Default for InputOptions {
     }
 }
 
-/// Whether a function creates one dataset per worker or one per replica.
+/// The number of datasets that a function creates: one per worker, or one per replica.
 #[doc(alias = "tf.distribute.InputReplicationMode")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InputReplicationMode {

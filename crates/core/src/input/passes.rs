@@ -11,7 +11,7 @@ pub(super) struct Passes(Arc<Mutex<State>>);
 struct State {
     /// The position of the latest pass, or the position at which the next one begins.
     position: Position,
-    /// Whether a pass has already begun at `position`. If so, the next pass begins at the next epoch.
+    /// Whether the latest pass has begun and is not complete. If so, the next pass begins at the next epoch.
     begun: bool,
     /// The sequence number of the latest pass in this process. Records that earlier passes still make are ignored.
     latest: u64,
@@ -87,7 +87,8 @@ impl Passes {
         lock(&self.0).position.clone()
     }
 
-    /// Makes the next pass begin at `position`. Passes that are in progress are ignored from then on.
+    /// Makes the next pass begin at `position`. Passes in progress may continue, but the positions that they record are
+    /// ignored.
     pub(super) fn resume(&self, position: Position) {
         let mut state = lock(&self.0);
         (state.position, state.begun, state.anchor) = (position, false, None);

@@ -7,8 +7,8 @@ use distribute_base::{Error, Result};
 use distribute_data::Position;
 use distribute_tensor::Nest;
 
-/// Saves the position of the latest pass as metadata. After it is restored, the next pass continues there,
-/// with any number of replicas.
+/// Saves the position of the latest pass as metadata. After the dataset is restored, its next pass continues at this
+/// position, with any number of replicas.
 impl<T: Nest> Checkpointed for DistributedDataset<T> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let position = serde_json::to_value(self.position());

@@ -20,14 +20,15 @@ pub(super) struct StartedStep {
 }
 
 impl Strategy {
-    /// Begins the next step, on all workers if there are several. `rows` is the number of rows in this
-    /// worker's per-replica batches, if known. Returns the step number, the started step if there are several
-    /// workers, and the number of rows on the workers of lower rank, if known.
+    /// Begins the next step, on all workers if there are several. `rows` is the number of rows in this worker's
+    /// per-replica batches, if known. Returns the step number, the started step if there are several workers, and the
+    /// number of rows on the workers of lower rank, if known.
     ///
     /// This is a call between steps, so it fails immediately if a worker makes a different call. The step itself has a
     /// separate session. A step that has not begun on all workers is not counted. The step does not begin if variables
-    /// differ between workers, or if new workers are waiting to join. Afterwards all workers know whether one of them
-    /// has received a notice to exit.
+    /// differ between workers, or if new workers are waiting to join. If the workers' step counters differ, all are set
+    /// to the largest one, and the step does not begin. Afterwards all workers know whether one of them has received a
+    /// notice to exit.
     pub(super) fn begin(
         &self,
         rows: Option<usize>,

@@ -20,8 +20,11 @@ impl ReplicaContext {
     /// must not call `run`, which returns an error. Reductions in the function include the replicas of all workers.
     ///
     /// # Errors
-    /// - [`Error::Collective`]: a replica does not make the call, or `merge` takes longer than the timeout.
-    ///   Every replica gets this error.
+    /// - [`Error::Collective`]: a replica does not make the call, or `merge` takes longer than the timeout. Every
+    ///   replica gets this error.
+    /// - [`Error::WrongContext`], [`Error::StaleContext`], [`Error::MixedStrategies`]: this is not the context of the
+    ///   closure that is running.
+    /// - [`Error::Parts`]: `merge` returned a value for a different number of replicas.
     ///
     /// If `merge` fails, `run` returns the error of `merge`.
     ///

@@ -27,11 +27,11 @@ impl Strategy {
     /// that is not distributed is then reduced over the workers, each of which has one value.
     ///
     /// # Errors
-    /// - [`Error::Tensor`]: shapes or dtypes differ, an axis is outside the rank, or the dtype is bool or
-    ///   string.
-    /// - [`Error::InvalidArgument`]: SUM of a value that is not distributed, with several replicas in one
-    ///   process.
+    /// - [`Error::Tensor`]: shapes or dtypes differ, an axis is outside the rank, or the dtype is bool or string.
+    /// - [`Error::InvalidArgument`]: SUM of a value that is not distributed, with several replicas in one process. Also
+    ///   a value that was created for a different number of replicas.
     /// - [`Error::WrongContext`]: called inside `run`.
+    /// - [`Error::MixedStrategies`]: called inside another strategy's scope.
     /// - [`Error::Collective`]: a worker does not make the same call.
     ///
     /// ```
@@ -127,9 +127,11 @@ impl Strategy {
     /// values of all replicas on all workers. A value that is not distributed counts once per worker.
     ///
     /// # Errors
-    /// - [`Error::Tensor`]: the value is a scalar or [`IndexedSlices`](distribute_tensor::IndexedSlices), the
-    ///   axis is outside `[0, rank)`, shapes differ in another dimension, or dtypes differ.
+    /// - [`Error::Tensor`]: the value is a scalar or [`IndexedSlices`](distribute_tensor::IndexedSlices), the axis is
+    ///   outside `[0, rank)`, shapes differ in another dimension, or dtypes differ.
+    /// - [`Error::InvalidArgument`]: the value was created for a different number of replicas.
     /// - [`Error::WrongContext`]: called inside `run`.
+    /// - [`Error::MixedStrategies`]: called inside another strategy's scope.
     /// - [`Error::Collective`]: a worker does not make the same call.
     ///
     /// ```

@@ -14,7 +14,7 @@ const ADVICE: &str = "use the replica context's all_reduce, or merge_call";
 
 /// One leaf of a value that is to be reduced.
 pub(super) enum Contribution {
-    /// A value that is already the result, because the mean of equal values is that value.
+    /// A value that is already the result: the mean of equal values, or the sum over a single replica.
     Same(Leaf),
     /// The values of all local replicas.
     PerReplica(Vec<Leaf>),
@@ -112,11 +112,12 @@ impl Strategy {
     ///
     /// # Errors
     /// - [`Error::Tensor`]: shapes or dtypes differ, or the dtype is bool or string.
-    /// - [`Error::InvalidArgument`]: SUM of a value that is not distributed over several replicas, a value
-    ///   that was created for a different number of replicas, or empty destinations.
-    /// - [`Error::Device`]: a destination cannot be parsed, or is neither a device of the strategy nor the
-    ///   host's `cpu:0`.
+    /// - [`Error::InvalidArgument`]: SUM of a value that is not distributed over several replicas, a value that was
+    ///   created for a different number of replicas, or empty destinations. Also a destination on another worker.
+    /// - [`Error::Device`]: a destination cannot be parsed, or is neither a device of the strategy nor the host's
+    ///   `cpu:0`.
     /// - [`Error::WrongContext`]: called inside `run`.
+    /// - [`Error::MixedStrategies`]: called inside another strategy's scope.
     /// - [`Error::Collective`]: a worker does not make the same call.
     ///
     /// ```
@@ -142,8 +143,8 @@ impl Strategy {
         reduced.ok_or_else(|| Error::invalid("reduce_to", "the reduction returned no result"))
     }
 
-    /// Acts like several calls of [`reduce_to`](Strategy::reduce_to), but communicates only once. The results
-    /// are in the order of the pairs.
+    /// Acts like several calls of [`reduce_to`](Strategy::reduce_to), but exchanges all per-replica values at once. The
+    /// results are in the order of the pairs.
     ///
     /// Destinations may differ between pairs, and dense and sparse values may be mixed.
     ///

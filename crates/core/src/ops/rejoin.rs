@@ -5,7 +5,8 @@ use crate::variables::DriftCheck;
 use distribute_collective::recovery::Counters;
 
 impl Strategy {
-    /// Sets the counters to the values that all workers have agreed on.
+    /// Sets the counters to the values that all workers have agreed on. The check that variables are equal on all
+    /// workers starts over.
     #[doc(hidden)]
     pub fn set_counters(&self, counters: Counters) {
         self.store_counters(counters);

@@ -25,10 +25,19 @@ impl Strategy {
     /// - [`Error::Parts`]: an argument was created for a different number of replicas.
     /// - [`Error::Replica`]: `body` failed or panicked. The error names the replica that caused the others to fail,
     ///   even if `body` wrapped the error. If several replicas are the cause, it names the one with the lowest id.
+    /// - [`Error::WrongContext`], [`Error::MixedStrategies`]: called inside `run`, or inside another strategy's scope.
+    /// - [`Error::Io`]: a thread cannot be started.
     ///
-    /// The source of this error is [`Error::Collective`] if the replicas did not make the same calls, or if a
-    /// replica arrived after the strategy's timeout. In the latter case `run` returns only after the closure
-    /// of that replica has returned. The strategy can then be used again.
+    /// The source of an `Error::Replica` is [`Error::Collective`] if the replicas did not make the same calls, or if a
+    /// replica arrived after the strategy's timeout. In the latter case `run` returns only after the closure of that
+    /// replica has returned. The strategy can then be used again.
+    ///
+    /// With several workers, the step may also fail to begin:
+    /// - [`Error::Collective`]: a worker does not call `run`.
+    /// - [`Error::Failed`]: the workers have run different numbers of steps, or their variables differ.
+    /// - [`Error::InvalidArgument`]: another step of this strategy is running, or this worker has not caught up with
+    ///   the others or has left them.
+    /// - [`Error::WorkersWaiting`]: new workers are waiting to join.
     ///
     /// ```
     /// # use distribute::prelude::*;

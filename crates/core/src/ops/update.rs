@@ -13,7 +13,7 @@ const ADVICE: &str = "use merge_call to leave it first, and reduce the replicas'
 
 /// A value that may belong to a variable. See [`Strategy::value_container`].
 pub trait Contained: sealed::Sealed {
-    /// Returns the variable of `strategy` that the value belongs to.
+    /// Returns the variable of `strategy` that the value belongs to, if there is one.
     #[doc(hidden)]
     fn container(&self, strategy: &Strategy) -> Option<Variable>;
 }
@@ -78,7 +78,8 @@ impl Strategy {
     /// Returns the first error of `update`, after which later copies are not updated. Also:
     /// - [`Error::InvalidArgument`]: the variable belongs to a different strategy, or `args` contains per-replica
     ///   values, which would make the copies drift apart.
-    /// - [`Error::WrongContext`]: called inside `run`.
+    /// - [`Error::Parts`]: `args` contains a [`Mirrored`] with another number of copies.
+    /// - [`Error::WrongContext`], [`Error::MixedStrategies`]: called inside `run`, or inside another strategy's scope.
     #[doc(alias = "tf.distribute.StrategyExtended.update")]
     pub fn update<D: Distributed, R>(
         &self,
@@ -98,7 +99,7 @@ impl Strategy {
         Ok(results)
     }
 
-    /// Calls `update` once per device that [`non_slot_devices`](Strategy::non_slot_devices) returned, in
+    /// Calls `update` once per device of `devices`, which [`non_slot_devices`](Strategy::non_slot_devices) returned, in
     /// update context. Use it for variables that are not slots of another variable, such as a step counter.
     ///
     /// ```
@@ -112,7 +113,8 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`Strategy::update`]; [`Error::InvalidArgument`] for any other devices.
+    /// Returns the errors of [`Strategy::update`], and [`Error::InvalidArgument`] if `devices` are not devices that
+    /// [`non_slot_devices`](Strategy::non_slot_devices) returns.
     #[doc(alias = "tf.distribute.StrategyExtended.update_non_slot")]
     pub fn update_non_slot<D: Distributed, R>(
         &self,
@@ -208,11 +210,15 @@ impl Strategy {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::WrongContext`]: called outside this strategy's scope.
-    /// - [`Error::InvalidArgument`]: a variable belongs to a different strategy.
+    /// - [`Error::WrongContext`], [`Error::MixedStrategies`]: called outside this strategy's scope, or inside another
+    ///   strategy's scope.
+    /// - [`Error::InvalidArgument`]: a variable belongs to a different strategy, or `with` is empty or has another
+    ///   number of replicas.
+    /// - [`Error::Device`]: `with` cannot be parsed, or is neither a device of the strategy nor the host's `cpu:0`.
+    /// - The error of `body`.
     ///
-    /// Inside `body`, `replicate` returns [`Error::InvalidArgument`] if the strategy stores variables on
-    /// parameter servers and `with` is not one of them.
+    /// Inside `body`, `replicate` returns [`Error::InvalidArgument`] if the strategy stores variables on parameter
+    /// servers and `with` is not one of them.
     #[doc(alias = "tf.distribute.StrategyExtended.colocate_vars_with")]
     pub fn colocate_vars_with<T>(
         &self,

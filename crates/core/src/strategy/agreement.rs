@@ -20,14 +20,17 @@ const DONE: u8 = 1;
 const FAILED: u8 = 0;
 
 impl Strategy {
-    /// Reports to the other workers whether this one has succeeded. Returns the records of all workers, in the order of
-    /// ranks. The list is empty if there is only one worker.
+    /// Reports to the other workers whether this one has succeeded. Returns the value of `mine`, and the records of all
+    /// workers in the order of ranks. The list is empty if this worker makes no calls with others.
     ///
     /// # Errors
-    /// - [`Error::Worker`]: one or more workers failed. All workers get the error of the failed worker with
-    ///   the lowest rank.
-    /// - This worker's own error, if all workers failed with the same message.
-    /// - The error of the exchange itself, if a worker makes a different call, disconnects or times out.
+    /// - [`Error::Worker`]: one or more workers failed. All workers get the error of the failed worker with the lowest
+    ///   rank.
+    /// - This worker's own error, if all workers failed with the same message, if the exchange itself fails, or if this
+    ///   worker makes no calls with others. The same holds for an error of a collective, which all workers already
+    ///   have.
+    /// - The error of the exchange, if this worker succeeded and another one makes a different call, disconnects or
+    ///   times out.
     #[doc(hidden)]
     pub fn exchange_results<T>(
         &self,
@@ -82,8 +85,12 @@ impl Strategy {
         self.extended().group()?.process(worker)
     }
 
-    /// Acts like [`exchange_results`](Self::exchange_results), for records that must be equal on all workers.
-    /// `what` names the compared record in the error.
+    /// Acts like [`exchange_results`](Self::exchange_results), for records that must be equal on all workers. `what`
+    /// names the compared record in the error, and `advice` ends its message.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: the records differ.
+    /// - The errors of [`exchange_results`](Self::exchange_results).
     pub(crate) fn require_equal<T>(
         &self,
         operation: &'static str,
@@ -107,8 +114,9 @@ impl Strategy {
         }
     }
 
-    /// Calls `act` only on the chief, and sends its result to all workers. A process that is catching up with the
-    /// others also calls `act`. Returns the value on a worker that called `act`, and the chief's record on all workers.
+    /// Calls `act` on the chief, and on a process that is catching up with the others. Sends the record of the chief's
+    /// result to all workers. Returns the value on a worker that called `act`, and the chief's record. The record is
+    /// empty on a worker that makes no calls with others.
     ///
     /// # Errors
     /// Returns the errors of [`exchange_results`](Self::exchange_results).
@@ -152,11 +160,13 @@ impl Outcome {
     }
 }
 
-/// Reports to the other workers, in a call that is already being made, whether this one has succeeded.
+/// Reports to the other workers, in a call that is already being made, whether this one has succeeded. Returns the
+/// value of `mine` if all workers have.
 ///
 /// # Errors
 /// - [`Error::Worker`]: one or more workers failed. All workers get the error of the failed worker with the lowest
 ///   rank.
+/// - This worker's own error, if all workers failed with the same message.
 /// - The error of the exchange itself.
 pub fn exchange_in_call<T>(
     operation: &'static str,
@@ -169,7 +179,8 @@ pub fn exchange_in_call<T>(
     merge_outcomes(mine, all.into_iter().map(Outcome::decode).collect(), worker).map(|(mine, _)| mine)
 }
 
-/// Returns the records of all workers, or the error of the first worker that failed.
+/// Returns the value of `mine` and the records of all workers, or the error of the failed worker with the lowest rank.
+/// If all failed with the same message, returns this worker's own error. `me` is the rank of this worker.
 fn merge_outcomes<T>(mine: Result<T>, all: Vec<Outcome>, me: usize) -> Result<(T, Vec<Bytes>)> {
     let all_failed_alike = |error: &Error, all: &[Outcome]| {
         let text = error.to_string();

@@ -1,6 +1,6 @@
 //! Reductions and gathers over the replicas of all workers, for code that runs once per worker.
 //!
-//! Each function returns `None` if there is only one worker, because that worker already has all the values.
+//! Each function returns `None` if this worker makes no calls with others, because it then already has all the values.
 
 use super::Strategy;
 use distribute_base::Result;

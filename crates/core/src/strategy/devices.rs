@@ -16,7 +16,8 @@ pub fn check_count(operation: &'static str, replicas: usize) -> Result<()> {
     Err(Error::invalid(operation, reason))
 }
 
-/// Parses the names of devices for `operation`. Each device must exist and be named only once.
+/// Parses the names of devices. There must be at least one device, each must exist, and none may be named twice. Errors
+/// name `operation`.
 pub fn resolve<'a>(
     operation: &'static str,
     names: impl IntoIterator<Item = &'a str>,

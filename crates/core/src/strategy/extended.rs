@@ -88,7 +88,9 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         }
     }
 
-    /// Returns the parameter servers, if [variables are stored on them](VariablePlacement::Servers).
+    /// Returns the parameter servers that store [all variables](VariablePlacement::Servers), or the client of the
+    /// tables that the workers of the [`group`](Self::group) store together. Returns `None` (the default) if there are
+    /// neither.
     fn parameter_servers(&self) -> Option<&Arc<ParameterServers>> {
         None
     }
@@ -156,9 +158,9 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         CHECK_DRIFT_EVERY
     }
 
-    /// Returns the type in which the gradients of variables of `f32` are sent between the workers of
-    /// [`group`](Self::group). It must be the same on all workers. With another type than [`Wire::Full`], optimizers
-    /// round the gradients of each replica, and their sum, on any number of workers.
+    /// Returns the type in which the gradients of `f32` variables are sent between the workers of
+    /// [`group`](Self::group). It must be the same on all workers. With a type other than [`Wire::Full`], optimizers
+    /// round the gradients of each replica, and their sum, even if there is only one worker.
     fn wire(&self) -> Wire {
         Wire::Full
     }
@@ -175,17 +177,17 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns `true` if step functions require static shapes. It is `false` for all strategies of this
-    /// crate.
+    /// Returns `true` if step functions require static shapes. It is `false` for all strategies of `distribute`.
     #[doc(alias = "tf.distribute.StrategyExtended.experimental_require_static_shapes")]
     fn require_static_shapes(&self) -> bool {
         false
     }
 
-    /// Runs a step on all local replicas at the same time. Returns when all replicas have finished.
+    /// Runs a step on all local replicas at the same time, by calling [`Replicas::on_threads`] exactly once. Returns
+    /// when all replicas have finished. The replicas' own errors are not returned here.
     ///
     /// # Errors
-    /// Returns an error if a thread cannot be started.
+    /// Returns the errors of [`Replicas::on_threads`].
     #[doc(alias = "tf.distribute.StrategyExtended.call_for_each_replica")]
     fn call_for_each_replica(&self, replicas: &Replicas<'_>) -> Result<()> {
         replicas.on_threads()
@@ -208,7 +210,7 @@ pub struct Replicas<'a> {
     /// The session with the other workers in this step; `None` if there are no other workers.
     session: Option<Arc<Session>>,
     body: &'a (dyn Fn(Member) -> bool + Sync),
-    /// Whether the replicas have already run.
+    /// Whether [`on_threads`](Self::on_threads) has been called.
     ran: AtomicBool,
 }
 
@@ -233,14 +235,15 @@ impl<'a> Replicas<'a> {
         self.strategy.world().replicas()
     }
 
-    /// Runs every replica on its own thread. Returns after all have finished.
+    /// Runs every replica on its own thread. Returns after all have finished, whether or not they succeeded.
     ///
-    /// The first replica usually runs on the calling thread. It runs on a separate thread if each replica has [several
-    /// threads](Threads), or if the calling thread belongs to a rayon pool, as in `rayon::spawn` or `par_iter`. In the
-    /// middle of the step, a rayon thread could execute other work of its pool.
+    /// The first replica usually runs on the calling thread. It runs on a separate thread if [several threads per
+    /// replica or pinned threads](Threads) are requested. The same holds if the calling thread belongs to a rayon pool,
+    /// as in `rayon::spawn` or `par_iter`. In the middle of the step, a rayon thread could execute other work of its
+    /// pool.
     ///
     /// # Errors
-    /// - [`Error::Io`]: a thread cannot be started.
+    /// - [`Error::Io`]: a thread cannot be started, or there is no memory for its stack.
     /// - [`Error::InvalidArgument`]: the replicas of this step have already run.
     pub fn on_threads(&self) -> Result<()> {
         if self.ran.swap(true, Ordering::Relaxed) {

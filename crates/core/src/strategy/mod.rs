@@ -112,8 +112,7 @@ struct Inner {
     created: AtomicU64,
     /// The world that consists only of this process, for a strategy without a group.
     alone: World,
-    /// Whether the strategy has a group, and whether it has parameter servers. These are cached because every
-    /// step reads them.
+    /// Whether the strategy has a group. This flag and the next are cached because every step reads them.
     has_group: bool,
     has_servers: bool,
     /// The copies of variables on devices with separate memory; `None` if no replica uses such a device.
@@ -125,13 +124,14 @@ struct Inner {
 }
 
 impl Strategy {
-    /// Creates a handle to the strategy that `extended` describes.
+    /// Creates a handle to the strategy that `extended` describes. If there are several replicas, this limits candle to
+    /// one thread per replica, as `distribute::init` does.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the methods of `extended`
-    ///   contradict each other, for example because a device is named twice. Or the
-    ///   [`communication_options`](StrategyExtended::communication_options) or the cross-device ops (see
-    ///   [`check`](CrossDeviceOps::check)) require something that is not supported.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the methods of `extended` contradict each
+    ///   other, for example because a device is named twice, or return an unsupported value, such as a timeout of zero.
+    /// - The errors of the [`check`](CrossDeviceOps::check) of the
+    ///   [`cross_device_ops`](StrategyExtended::cross_device_ops).
     #[track_caller]
     pub fn new(extended: impl StrategyExtended) -> Result<Self> {
         validate::check(&extended)?;
@@ -235,11 +235,12 @@ impl Strategy {
         self.0.created.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Creates copies of a new variable for the replicas whose devices have separate memory. Returns `None`
-    /// if there are no such devices.
+    /// Creates copies of the new variable `of` for the replicas whose devices have separate memory.
+    /// [`refresh_copies`](Self::refresh_copies) includes them from then on. Returns `None` if there are no such
+    /// devices.
     ///
     /// # Errors
-    /// Returns an error of candle if a device cannot be opened.
+    /// - [`Error::Device`](distribute_base::Error::Device): a device cannot be opened.
     pub(crate) fn device_copies(&self, of: &candle_core::Var) -> Result<Option<Arc<DeviceCopies>>> {
         let Some(all) = &self.0.device_copies else { return Ok(None) };
         let open = |device: DeviceName| device.has_separate_memory().then(|| device.to_candle()).transpose();
@@ -259,8 +260,8 @@ impl Strategy {
         self.0.device_copies.is_some()
     }
 
-    /// Returns `true` if tables whose rows are looked up are stored on the replicas' devices. This requires
-    /// that every replica's device has separate memory, and that neither servers nor other workers
+    /// Returns `true` if tables whose rows are looked up are stored on the replicas' devices. This requires that
+    /// optimizers can update variables on every replica's device, and that neither servers nor other workers
     /// participate in updates.
     pub(crate) fn keeps_tables_on_devices(&self) -> bool {
         self.has_device_copies()
@@ -269,10 +270,10 @@ impl Strategy {
             && self.devices().into_iter().all(DeviceName::can_update)
     }
 
-    /// Refreshes the copies that a local replica computes with. Call it on the replica's thread.
+    /// Refreshes all variables' copies with which local replica `replica` computes. Call this on the replica's thread.
     ///
     /// # Errors
-    /// Returns an error of candle if a device fails.
+    /// Returns candle's error if a value cannot be copied.
     #[doc(hidden)]
     pub fn refresh_copies(&self, replica: usize) -> Result<()> {
         let Some(all) = &self.0.device_copies else { return Ok(()) };
@@ -298,15 +299,17 @@ impl Strategy {
         servers.flatten().map(|servers| servers.session())
     }
 
-    /// Returns `true` if the workers store tables together, so that a change of a table is a call of all workers.
+    /// Returns `true` if the workers store tables together, so that all workers must take part in each change of a
+    /// table.
     pub(crate) fn shares_tables(&self) -> bool {
         self.session().is_some_and(|session| session.lock_step().is_some())
     }
 
-    /// Waits until the servers have acknowledged all gradients. Returns immediately while a step is running.
+    /// Waits until the servers have acknowledged all gradients. Returns immediately while a step is running, or if
+    /// there are no servers.
     ///
     /// # Errors
-    /// Returns the error of a server that did not acknowledge them.
+    /// Returns the error of the first update that failed.
     #[doc(hidden)]
     pub fn await_updates(&self) -> Result<()> {
         self.session().map_or(Ok(()), Session::flush)
@@ -356,7 +359,7 @@ impl PartialEq for Strategy {
 impl Eq for Strategy {}
 
 /// Displays the kind, the number of replicas, the index in this process, and the source location at which the strategy
-/// was created.
+/// was created. For the default strategy, displays only the kind.
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, replicas) = (self.extended().kind(), self.num_replicas_in_sync());

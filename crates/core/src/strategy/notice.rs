@@ -42,9 +42,9 @@ impl Notice {
         lock(&self.0).received.is_some()
     }
 
-    /// Records which workers have received a notice, and decides which exit. Has no effect if no worker has received
-    /// one, or after the first decision. `min_remaining` is the minimum number of workers with which training can
-    /// continue; `None` means that all are needed.
+    /// Records which workers have received a notice, by rank, and decides which exit. Has no effect if no worker has
+    /// received one, or if there is already a decision. `min_remaining` is the minimum number of workers with which
+    /// training can continue; `None` means that all are needed.
     pub fn record_decision(&self, received: impl Iterator<Item = bool>, min_remaining: Option<usize>) {
         let received: Vec<bool> = received.collect();
         let workers: Vec<usize> =
@@ -58,8 +58,8 @@ impl Notice {
         state.decision = Some(NoticeDecision { since, workers, departure });
     }
 
-    /// Returns the ranks of the workers that exit while the others continue, according to the workers'
-    /// decision.
+    /// Returns the ranks of the workers that exit while the others continue, according to the workers' decision. The
+    /// list is empty if there is no decision, or if all workers exit.
     pub fn leaving(&self) -> Vec<usize> {
         let decision = self.decision().filter(|decision| decision.departure == Departure::Notified);
         decision.map(|decision| decision.workers).unwrap_or_default()
@@ -71,7 +71,7 @@ impl Notice {
         lock(&self.0).decision = None;
     }
 
-    /// Returns the decision of the workers, if any worker has received a notice.
+    /// Returns the workers' decision; `None` if none has been recorded, or it was discarded.
     pub fn decision(&self) -> Option<NoticeDecision> {
         lock(&self.0).decision.clone()
     }

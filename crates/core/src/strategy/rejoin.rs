@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Strategy {
-    /// Returns how many times the group of this strategy has formed: 1 at first, and one more after each rendezvous
-    /// that followed a failure. Always 1 for strategies of a single process.
+    /// Returns the generation of the group: 1 after the job's first rendezvous, and one more after each later one.
+    /// Always 1 for strategies without a group.
     #[doc(hidden)]
     pub fn generation(&self) -> u64 {
         self.extended().group().map_or(1, Group::generation)
@@ -50,10 +50,11 @@ impl Strategy {
         lock(&self.0.updates).end();
     }
 
-    /// Resets the step counter to the step of the last update, so that the steps after it are repeated.
+    /// Resets the step counter to the step of the last update, so that the steps after it are repeated. Changes nothing
+    /// if there are no such steps.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: only some of the updates of one step were applied.
+    /// - [`Error::InvalidArgument`]: only some of the updates of one step, or of those between two steps, were applied.
     #[doc(hidden)]
     pub fn rewind_steps(&self) -> Result<()> {
         let rewound = lock(&self.0.updates).rewind();
@@ -80,9 +81,9 @@ impl Strategy {
         self.0.optimizers.store(counters.optimizers, Ordering::Relaxed);
     }
 
-    /// Marks this process as one that has joined a training run in progress. Until
-    /// [`finish_catching_up`](Self::finish_catching_up), it builds what the other workers have already built,
-    /// and makes no calls with them.
+    /// Marks this process as one that has joined, or may have joined, a training run in progress. Until
+    /// [`finish_catching_up`](Self::finish_catching_up), the process makes no calls with the other workers, and builds
+    /// alone what they have already built.
     pub(super) fn begin_catching_up(&self) {
         self.0.workers.begin_catching_up();
     }
@@ -124,8 +125,11 @@ impl Strategy {
         Some(*range.start())
     }
 
-    /// Returns an error if this process has not yet received the state of the other workers, or has left the training
-    /// run.
+    /// Checks that this process may take part in steps.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: this process has not yet received the state of the other workers, or has left the
+    ///   training run.
     pub(crate) fn require_caught_up(&self, operation: &'static str) -> Result<()> {
         if self.has_left() {
             let reason = "this worker was notified to exit and has left the training, which the others continue: \
@@ -140,9 +144,11 @@ impl Strategy {
         Err(Error::invalid(operation, reason))
     }
 
-    /// Leaves the world in which a worker failed, and waits for the next rendezvous. Calls with the new
-    /// workers are possible after this process [has caught up](Self::finish_catching_up). Does not wait for
-    /// workers that are known to exit. Returns `None` if the group cannot re-form.
+    /// Leaves the world in which a worker failed, and waits for the next rendezvous. Does not wait for workers that are
+    /// known to exit. Calls with the new workers are possible after this process [has caught
+    /// up](Self::finish_catching_up). The workers' decision about a notice is discarded. See
+    /// [`StrategyExtended::rejoin`](super::StrategyExtended::rejoin) for `once_more`. Returns `None` if the group
+    /// cannot re-form.
     ///
     /// # Errors
     /// - [`Error::Join`]: workers have not joined within `patience`.

@@ -5,8 +5,8 @@ use distribute_base::Result;
 use std::sync::atomic::Ordering;
 
 impl Strategy {
-    /// Returns the number of steps that have been [run](Strategy::run). This is also the sequence number of the last
-    /// step.
+    /// Returns the number of steps that have been [run](Strategy::run), including failed ones. This is also the
+    /// sequence number of the latest step, which may still be running.
     pub fn steps(&self) -> u64 {
         self.0.steps.load(Ordering::Relaxed)
     }

@@ -14,13 +14,15 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Creates `per_replica` threads per replica. If `pinned` is `true`, each thread is pinned to a core. The cores
-    /// that this process may use are assigned in order, beginning with the threads of replica 0. If there are more
-    /// threads than cores, the assignment starts over at the first core.
+    /// Prepares `per_replica` threads for each of `replicas` replicas; they start with the first run. If `pinned` is
+    /// `true`, each thread is pinned to a core. The cores that this process may use are assigned in order, beginning
+    /// with the threads of replica 0. If there are more threads than cores, the assignment starts over at the first
+    /// core.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: `per_replica` is zero, there would be more threads than a process may
-    ///   have, or `pinned` is set on a system other than Linux.
+    /// - [`Error::InvalidArgument`]: `per_replica` is zero, there would be more threads than a process may have, or
+    ///   `pinned` is set on a system other than Linux.
+    /// - [`Error::Io`]: the system does not return the cores that this process may use.
     pub fn new(replicas: usize, per_replica: usize, pinned: bool) -> Result<Self> {
         if per_replica == 0 {
             return Err(Error::invalid("threads_per_replica", "a replica needs at least 1 thread"));
@@ -50,19 +52,19 @@ impl Threads {
     }
 }
 
-/// Returns the core for the thread with index `thread` among the threads of all replicas.
+/// Returns the core for the thread with index `thread` among the threads of all replicas; `None` if `cores` is empty.
 fn core_of(cores: &[usize], thread: usize) -> Option<usize> {
     cores.get(thread % cores.len().max(1)).copied()
 }
 
 thread_local! {
-    /// The cores that this thread could run on before it was pinned.
+    /// The cores that this thread could run on before it was pinned; `None` if it is not pinned.
     static FREE: Cell<Option<affinity::Cores>> = const { Cell::new(None) };
 }
 
-/// Unpins a replica's thread until the returned guard is dropped. A thread inherits the cores of the thread that starts
-/// it, and threads that are started for a nested run are later used by other strategies. Returns `None` if the thread
-/// is not pinned.
+/// Unpins a replica's thread until the returned guard is dropped. Otherwise the threads that it starts for a nested run
+/// would inherit its core, although other strategies use them later. Returns `None` if the thread is not pinned or
+/// cannot be unpinned.
 pub(super) fn unpinned() -> Option<Unpinned> {
     let free = FREE.take()?;
     let pinned = affinity::swap(&free)?;
@@ -101,8 +103,8 @@ mod affinity {
         Ok((0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect())
     }
 
-    /// Pins this thread to `cores`. Returns the previous cores. Returns `None`, without a change, if the
-    /// system does not permit it, for example because the process has lost cores in the meantime.
+    /// Pins this thread to `cores`, and returns the previous cores. If the system does not permit it, for example
+    /// because the process has lost cores in the meantime, logs a warning and returns `None`.
     pub(super) fn change(cores: &[usize]) -> Option<Cores> {
         let mut set = CpuSet::new();
         cores.iter().for_each(|core| set.set(*core));

@@ -6,7 +6,12 @@ use distribute_cluster::World;
 use distribute_collective::group::Group;
 use std::time::Duration;
 
-/// Returns an error if the values of two methods contradict each other. The error names the methods.
+/// Checks the values that the methods of `extended` return.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: two values contradict each other, or a value is not supported. The error names the
+///   methods.
+/// - The errors of [`CrossDeviceOps::check`](super::CrossDeviceOps::check).
 pub(super) fn check(extended: &dyn StrategyExtended) -> Result<()> {
     let claims = Declared {
         devices: extended.worker_devices(),

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Set once the warning has been logged or is no longer needed.
 static SUPPRESSED: AtomicBool = AtomicBool::new(false);
 
-/// Logs a warning, once per process, that the process trains alone although it was started as one of several. Without
-/// the warning, each of these processes would train separate weights without anyone noticing.
+/// Logs a warning if this process was started as one of several, although a strategy of kind `kind` trains in it alone.
+/// Without the warning, each process would train separate weights without anyone noticing. Only the first call in a
+/// process checks this, and evaluators get no warning.
 pub fn warn(kind: &'static str) {
     if SUPPRESSED.swap(true, Ordering::Relaxed) {
         return;
@@ -27,8 +28,8 @@ pub fn warn(kind: &'static str) {
     }
 }
 
-/// Logs a warning that a strategy for several workers consists only of this process, because the processes of
-/// the Slurm job were not started with `srun`.
+/// Logs a warning if this process belongs to a Slurm job with several tasks, but was not started with `srun`. Call this
+/// if a strategy for several workers consists only of this process.
 pub fn warn_without_srun() {
     if let Some(tasks) = tasks_without_srun(&ProcessEnvironment) {
         warn_or_stderr(|| {

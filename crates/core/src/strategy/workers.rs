@@ -17,10 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 pub(super) struct Workers {
     /// A lock that is held during a step, because concurrent steps could run in a different order on each worker.
     step: Mutex<()>,
-    /// The session for calls between steps; `None` until the first such call.
+    /// The session for calls between steps; `None` before the first such call, and after such calls have been stopped.
     between: Mutex<Option<Arc<Session>>>,
-    /// Whether this process replaces, or may replace, another process in a training run and does not yet make calls
-    /// with the other workers.
+    /// Whether this process does not yet make calls with the other workers. This is the case after a rendezvous in
+    /// which it joined, or may have joined, a training run in progress.
     catching_up: AtomicBool,
     /// Whether this process has left a training run that the others continue.
     left: AtomicBool,
@@ -144,7 +144,7 @@ impl Strategy {
     /// Returns the number of workers that wait for functions scheduled by a coordinator; 0 under other strategies.
     ///
     /// # Errors
-    /// The errors of the cluster resolver.
+    /// Returns the errors of the cluster resolver.
     #[doc(hidden)]
     pub fn scheduled_workers(&self) -> Result<usize> {
         let extended = self.extended();
@@ -169,7 +169,7 @@ impl Strategy {
         self.extended().group().map_or(self.0.alone, Group::world)
     }
 
-    /// Returns the group, if there are other workers or more may join.
+    /// Returns the group, if the strategy has one, even if this process is its only worker.
     pub(crate) fn possible_group(&self) -> Option<&Group> {
         if self.0.has_group { self.extended().group() } else { None }
     }
@@ -179,7 +179,11 @@ impl Strategy {
         lock(&self.0.workers.between)
     }
 
-    /// Prevents concurrent steps if there are several workers. Returns an error if another step is running.
+    /// Prevents concurrent steps until the returned guard is dropped. Returns `None` if this worker makes no calls with
+    /// others, because concurrent steps are then permitted.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: another step is running.
     pub(crate) fn one_step_at_a_time(&self) -> Result<Option<MutexGuard<'_, ()>>> {
         if self.group().is_none() {
             return Ok(None);

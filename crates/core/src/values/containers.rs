@@ -26,8 +26,8 @@ pub trait Container: Sized {
     /// container.
     fn from_nodes<U>(nodes: Tree<U>) -> Option<Self::With<U>>;
 
-    /// Returns the number of local results on `replicas` local replicas, usually one per replica. A container with a
-    /// single item returns the result of `of` for that item.
+    /// Returns the number of local results on `replicas` local replicas: by default one per replica. A container that
+    /// may be a single item, such as an `Option`, returns the result of `of` for that item, and 1 if it is empty.
     fn results(&self, replicas: usize, of: impl Fn(&Self::Item) -> usize) -> usize {
         let _ = of;
         replicas

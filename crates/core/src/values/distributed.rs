@@ -6,8 +6,8 @@ use candle_core::{Tensor, Var};
 use distribute_base::{Error, Result};
 use distribute_tensor::{HostTensor, IndexedSlices};
 
-/// A value that is split between the local replicas. Each replica gets its component of a [`PerReplica`]. A
-/// [`Mirrored`], a variable, a tensor or a number is passed unchanged.
+/// A value that is split between the local replicas. Each replica gets its component of a [`PerReplica`], and its copy
+/// of a [`Mirrored`]. A variable, a tensor or a number is passed unchanged.
 ///
 /// In a nested value (a tuple, an array, a `Vec`, an `Option`, a map by name or a
 /// [`Tree`](distribute_tensor::Tree)), each item is split separately. A struct with `#[derive(Nest)]` is

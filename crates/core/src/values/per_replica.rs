@@ -67,7 +67,7 @@ impl<T> PerReplica<T> {
         self.values.get(replica)
     }
 
-    /// Returns the number of local replicas.
+    /// Returns the number of values, which is the number of local replicas.
     pub fn len(&self) -> usize {
         self.values.len()
     }
@@ -111,8 +111,8 @@ impl PerReplica<Tensor> {
     /// [`all_reduce`](crate::ReplicaContext::all_reduce).
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the replicas have different numbers, which the error lists. Use
-    ///   [`reduce`](crate::Strategy::reduce) to combine them.
+    /// - [`Error::InvalidArgument`]: the replicas have different numbers, of which the error lists the first. Use
+    ///   [`reduce`](crate::Strategy::reduce) to combine them. Also if there is no value.
     /// - [`Error::Candle`]: a value is not a scalar, or does not have the dtype of `S`.
     ///
     /// ```

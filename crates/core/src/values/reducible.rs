@@ -79,7 +79,8 @@ impl<N: Nest + Clone> Reducible for &Mirrored<N> {
 /// because other crates may implement [`Reducible`].
 ///
 /// # Errors
-/// Returns the errors of [`Reducible::into_parts`].
+/// - [`Error::InvalidArgument`]: a leaf has another number of components.
+/// - The errors of [`Reducible::into_parts`].
 pub(crate) fn parts_of<V: Reducible>(operation: &'static str, value: V, replicas: usize) -> Result<Parts> {
     let parts = value.into_parts(operation, replicas)?;
     parts.leaves().into_iter().try_for_each(|leaf| match leaf {

@@ -7,7 +7,8 @@ use std::fmt;
 
 impl Strategy {
     /// Returns the parts of a value that belong to this process. For a [`PerReplica`] these are its components, in
-    /// order. For a nested structure, there is one structure per local replica. Any other value is returned unchanged.
+    /// order. For a nested structure, there is one structure per local replica, and for a `Mirrored` or a variable, one
+    /// copy or handle. Any other value is the only part.
     ///
     /// # Errors
     /// - [`Error::Parts`](distribute_base::Error::Parts): the value was created for a different number of
@@ -22,7 +23,7 @@ impl Strategy {
     }
 
     /// Creates one value per local replica by calling `value` once for each, in the order of replica ids, on the
-    /// calling thread.
+    /// calling thread. Returns the first error of `value`.
     ///
     /// The values may be equal on all replicas, depend on the number of replicas, or come from an array:
     ///

@@ -10,6 +10,7 @@ use distribute_base::{ContextKind, DeviceName, Error, Result};
 pub(super) struct AccessSite {
     pub(super) kind: ContextKind,
     /// The devices of the replicas, or of the copies that are being updated. `index` is the index of the current one.
+    /// Empty in other contexts.
     devices: Vec<DeviceName>,
     index: usize,
     pub(super) replica: Option<ReplicaContext>,
@@ -17,8 +18,8 @@ pub(super) struct AccessSite {
 
 impl Variable {
     // VAR-8
-    /// Returns the context of the calling code with respect to this variable. Returns an error in the context
-    /// of a different strategy.
+    /// Returns the context of the calling code with respect to this variable. Returns an error in the context of a
+    /// different strategy. There, an ordinary variable can still be read, and written outside replicas and updates.
     pub(super) fn access_site(&self, operation: &'static str, writes: bool) -> Result<AccessSite> {
         let ours = self.strategy();
         let other = || mixed(operation, Some(format!("variable {}", self.name())), ours);

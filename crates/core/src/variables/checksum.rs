@@ -15,7 +15,7 @@ impl Variable {
     /// Computes the CRC-32C of a range of elements of every copy, one copy after another, continuing from `sum`.
     ///
     /// # Errors
-    /// Returns an error of candle if a copy on another device cannot be read.
+    /// Returns candle's error if a copy on another device cannot be read.
     pub(crate) fn checksum(&self, elements: Range<usize>, sum: u32) -> Result<u32> {
         let _all = self.all_copies();
         let mut copies = self.0.copies.iter();

@@ -66,9 +66,11 @@ impl VariableBuilder {
     /// With several workers, all must make this call. All variables get worker 0's initial value.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the initial value is not a single tensor, synchronization is NONE on a strategy
-    ///   with replicas, or aggregation is MEAN and the dtype is not floating-point.
+    /// - [`Error::InvalidArgument`]: the initial value is not a single tensor, or aggregation is MEAN and the dtype is
+    ///   not floating-point. Also if synchronization is NONE, unless the variable is ordinary.
     /// - [`Error::Collective`]: a replica or worker does not create the same variable.
+    /// - [`Error::Server`]: a parameter server failed.
+    /// - [`Error::Candle`]: a device has too little memory.
     #[track_caller]
     pub fn create(self) -> Result<Variable> {
         let at = Location::caller();

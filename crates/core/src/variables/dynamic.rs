@@ -36,8 +36,9 @@ impl Variable {
         self.ids().map(Dynamic::options)
     }
 
-    /// Returns all ids that have a row, in ascending order, with their values and the slots of the rule that
-    /// trains them. Also returns the step in which gradients for each id were last pushed.
+    /// Returns all ids that have a row, in ascending order, with their values and the slots of the rule that trains
+    /// them. Also returns the step in which gradients for each id were last pushed. First waits until the servers have
+    /// acknowledged all gradients.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the variable [is not dynamic](Variable::is_dynamic).

@@ -18,11 +18,12 @@ impl Variable {
     /// combination of the copies of all replicas.
     ///
     /// # Errors
-    /// - [`Error::VariableAccess`]: the copies of an ON_READ variable would be combined, but it has no
-    ///   aggregation.
+    /// - [`Error::VariableAccess`]: the copies of an ON_READ variable would be combined, but it has no aggregation.
     /// - [`Error::Tensor`]: the value is not of type `N`.
     /// - [`Error::MixedStrategies`]: called in another strategy's context.
     /// - [`Error::Collective`]: a worker does not make the call.
+    /// - [`Error::Server`]: a parameter server failed.
+    /// - [`Error::NotSupported`]: the variable [is dynamic](Variable::is_dynamic).
     #[doc(alias = "tf.distribute.StrategyExtended.read_var")]
     #[track_caller]
     pub fn read<N: Nest>(&self) -> Result<N> {
@@ -82,11 +83,14 @@ impl Variable {
 
     /// Returns the candle tensor of this replica's copy, for a forward pass. Gradients flow to the tensor, and later
     /// writes change its value. In [`update`](crate::Strategy::update), this is the copy that is being updated;
-    /// elsewhere, it is the first copy.
+    /// elsewhere, it is the first copy. If the variable is on parameter servers, this and all later steps fetch the
+    /// complete value.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the variable was created from numbers or a host tensor, which cannot be
-    ///   part of a candle graph.
+    /// - [`Error::InvalidArgument`]: the variable was created from numbers or a host tensor, which cannot be part of a
+    ///   candle graph.
+    /// - [`Error::MixedStrategies`]: called in another strategy's context.
+    /// - [`Error::Server`]: a parameter server failed.
     pub fn as_tensor(&self) -> Result<Tensor> {
         const OPERATION: &str = "as_tensor";
         let site = self.access_site(OPERATION, false)?;

@@ -18,7 +18,8 @@ struct Registry {
 }
 
 impl Strategy {
-    /// Registers a new variable by the candle tensors of its copies and by its name.
+    /// Registers a new variable by the candle tensors of its copies and by its name. If the variable must be equal on
+    /// all workers, they compare it from now on.
     pub(crate) fn register(&self, variable: &Variable) {
         let registry = self.extension::<Registry>();
         let mut containers = lock(&registry.containers);
@@ -48,7 +49,7 @@ impl Strategy {
         lock(&self.extension::<Registry>().containers).get(&id)?.upgrade()
     }
 
-    /// Returns the first variable named `name` that has not been dropped.
+    /// Returns the variable that is registered under `name`; `None` if there is none, or if it has been dropped.
     pub(crate) fn variable_named(&self, name: &str) -> Option<Variable> {
         lock(&self.extension::<Registry>().names).get(name)?.upgrade()
     }

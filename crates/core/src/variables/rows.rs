@@ -79,8 +79,13 @@ pub(super) fn requested_ids() -> Option<DynamicOptions> {
 }
 
 /// Records that a variable was requested. If it is on parameter servers, its rows can be looked up there, and any other
-/// use fetches the complete value. If the replica computes with a copy on its own device, rows are looked up in that
-/// copy.
+/// use fetches the complete value. If the replica computes with a copy on its own device (`on_device`), rows are looked
+/// up in that copy.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: the variable is a table of ids and is requested as one of numbered rows, or the
+///   reverse.
+/// - [`Error::Server`]: the complete value cannot be fetched.
 pub(super) fn record_request(variable: &Variable, replica: usize, on_device: bool) -> Result<()> {
     let got = || {
         REQUEST.with_borrow_mut(|request| {
@@ -153,8 +158,8 @@ impl RowSource {
         remote.tables().row_read(operation, &ids).map(Some)
     }
 
-    /// Returns the complete table with which the replica computes: the copy on its device if the device has
-    /// separate memory, otherwise `table`.
+    /// Returns the complete table with which the replica computes: the copy on its device if the device has separate
+    /// memory, otherwise `table`. From now on, the complete table is kept in memory.
     pub fn complete<'a>(&'a self, table: &'a Tensor) -> &'a Tensor {
         self.keep_complete();
         match self.0.replica_var(self.1) {
@@ -170,7 +175,7 @@ impl RowSource {
     }
 
     /// Keeps the complete table in memory from now on, because it is used by more than lookups. If the table cannot be
-    /// fetched, the current step fails.
+    /// fetched, the current step fails. If no step is running, logs an error.
     fn keep_complete(&self) {
         let fail = |error| match self.0.strategy().session() {
             Some(session) => session.fail_step(error),

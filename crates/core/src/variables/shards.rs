@@ -54,7 +54,7 @@ impl Variable {
         sharded.ranges().into_iter().enumerate().filter_map(one).collect()
     }
 
-    /// Returns `true` if the variable is partitioned into shards.
+    /// Returns `true` if the variable is partitioned into shards, or [is dynamic](Self::is_dynamic).
     #[doc(alias = "ShardedVariable")]
     pub fn is_sharded(&self) -> bool {
         self.is_dynamic() || self.remote().is_some_and(|remote| remote.tables().partition().is_some())
@@ -127,6 +127,7 @@ impl Variable {
     /// - [`Error::Params`]: an id is not the index of a row. The error contains the position of the id.
     /// - [`Error::InvalidArgument`]: the variable is a scalar.
     /// - [`Error::MixedStrategies`]: called in another strategy's context.
+    /// - [`Error::Server`]: a parameter server failed.
     #[doc(alias = "sparse_read")]
     #[doc(alias = "tf.gather")]
     pub fn gather(&self, ids: &[i64]) -> Result<HostTensor> {

@@ -68,8 +68,8 @@ impl Variable {
         self.remote().is_none() || !strategy.shares_tables() || strategy.world().is_chief()
     }
 
-    /// Returns a closure that restores the variable. If the same number of copies was saved, it sets each copy to its
-    /// saved value; otherwise it sets the variable to `value`.
+    /// Returns a closure that restores the variable. If the same number of copies was saved, with the variable's dtype,
+    /// the closure sets each copy to its saved value; otherwise it sets the variable to `value`.
     fn change<'a>(&'a self, value: HostTensor, source: &str, from: &Reader) -> Result<Restore<'a>> {
         const OPERATION: &str = "restore";
         let site = self.access_site(OPERATION, true)?;

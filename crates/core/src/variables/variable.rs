@@ -148,11 +148,11 @@ impl Variable {
         (0..self.0.copies.len()).map(name).collect()
     }
 
-    /// Returns the values of the copies, in the order of replicas, or a single value if all replicas share
-    /// one copy.
+    /// Returns the values of the copies, in the order of replicas, or a single value if all replicas share one copy.
     ///
     /// # Errors
     /// - [`Error::Tensor`](distribute_base::Error::Tensor): the value is not of type `N`.
+    /// - [`Error::Server`](distribute_base::Error::Server): a parameter server failed.
     pub fn copies<N: Nest>(&self) -> Result<Vec<N>> {
         self.0.copies.iter().map(|copy| super::read::typed(copy.read()?)).collect()
     }
@@ -172,7 +172,8 @@ impl Variable {
     ///
     /// # Errors
     /// - [`Error::WrongContext`]: called inside `run`, where each replica would get a separate variable.
-    /// - An error of candle if there is not enough memory.
+    /// - [`Error::Candle`]: there is not enough memory.
+    /// - [`Error::Server`]: a parameter server failed.
     #[doc(alias = "__deepcopy__")]
     pub fn deep_copy(&self) -> Result<Variable> {
         if current_kind() == ContextKind::Replica {
@@ -285,7 +286,7 @@ impl Variable {
     /// Copies the value of the first copy, which an optimizer has written, to all other copies.
     ///
     /// # Errors
-    /// Returns an error of candle if a device fails.
+    /// Returns candle's error if a value cannot be copied.
     #[doc(hidden)]
     pub fn copy_to_followers(&self) -> Result<()> {
         let Some((first, others)) = self.0.copies.split_first() else { return Ok(()) };

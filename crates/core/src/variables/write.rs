@@ -34,7 +34,9 @@ macro_rules! writes {
             /// - [`Error::InvalidArgument`]: the value has a different shape or dtype than the variable, or
             ///   is a [`PerReplica`](crate::PerReplica). Reduce a per-replica value first, or write each
             ///   replica's value in `run`.
+            /// - [`Error::MixedStrategies`]: called in another strategy's context.
             /// - [`Error::Collective`]: a replica does not make the call. Nothing has been written.
+            /// - [`Error::Server`]: a parameter server failed.
             #[doc(alias = $alias)]
             #[track_caller]
             pub fn $name<V: Reducible>(&self, value: V) -> Result<()> {
@@ -55,8 +57,8 @@ macro_rules! scatters {
     ($($name:ident $how:ident $what:literal $alias:literal;)*) => {
         impl Variable {$(
             #[doc = concat!($what, " An index that occurs twice is written twice. In `run` the rows of all replicas")]
-            /// are concatenated in the order of replica ids, and written to all copies. MEAN divides the
-            /// values by the number of replicas.
+            /// are concatenated in the order of replica ids, and written to all copies. MEAN divides the values by the
+            /// number of replicas. With ONLY_FIRST_REPLICA, only the rows of replica 0 are written.
             ///
             /// # Errors
             /// Returns the errors of [`Variable::assign`], and [`Error::Tensor`] for an index that is out of bounds.
@@ -81,8 +83,9 @@ scatters! {
 }
 
 impl Variable {
-    /// Calls `write`, which changes the variable. First waits until all pending updates have been applied, unless a
-    /// step is running. The next step begins with the new value.
+    /// Calls `write`, which changes the variable, and refreshes the copies on devices. If the variable is on parameter
+    /// servers, first waits until all pending updates have been applied, unless a step is running. The next step begins
+    /// with the new value.
     #[doc(hidden)]
     pub fn writing<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
         self.writing_as("a change", write)
@@ -207,7 +210,7 @@ impl Variable {
     }
 
     /// Makes a call in which all replicas participate. `write` is called once, with the values of this worker's
-    /// replicas, and may communicate with the other workers.
+    /// replicas, and may communicate with the other workers. If `replica` is `None`, only calls `write` with `value`.
     fn collective_write<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -324,7 +327,7 @@ impl Variable {
         (first..first + copies, copies * world.workers())
     }
 
-    /// Adds the name of the variable to an error.
+    /// Converts the errors of tensors and of candle to [`Error::InvalidArgument`] with the name of the variable.
     fn name_in_error(&self, operation: &'static str, error: Error) -> Error {
         match error {
             Error::Tensor { source, .. } => {

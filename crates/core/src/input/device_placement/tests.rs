@@ -16,10 +16,10 @@ use std::time::Duration;
 /// A candle tensor, and ids that stay on the host.
 type Both = (Tensor, HostTensor);
 
-/// A copied replica's number, its value, and the thread that copied it.
+/// The replica whose batch was copied, the first value in the batch, and the thread that made the copy.
 type CopyRecord = (usize, u32, ThreadId);
 
-/// `range(20).batch(4)` of both kinds, for two replicas.
+/// Returns `range(20).batch(4)` as tensors of both kinds, for two replicas, with `ahead` steps prepared in advance.
 fn data(ahead: usize) -> DistributedDataset<Both> {
     let numbers = Dataset::from_slices(Tensor::arange(0u32, 20, &Device::Cpu).unwrap()).unwrap();
     let ids = Dataset::from_slices(HostTensor::vector((0..20i64).collect())).unwrap();
@@ -38,7 +38,7 @@ fn to_gpus(
     DevicePlacement::Copied((0..2).map(DeviceName::gpu).collect(), Arc::new(copy))
 }
 
-/// Reports each copy, and adds 100 to the value.
+/// Returns a placement that sends a record of each copy to `copied`, and adds 100 to the copied values.
 fn noted(copied: Sender<CopyRecord>) -> DevicePlacement {
     to_gpus(move |replica, tensor| {
         let sent = copied.send((replica, first(tensor)?, std::thread::current().id()));

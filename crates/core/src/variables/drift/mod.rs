@@ -45,7 +45,7 @@ pub(crate) struct DriftCheck {
 struct OrderedVariables {
     /// The variables. They are sorted in the order of creation if there is a plan.
     variables: Vec<WeakVariable>,
-    /// The plan; `None` after a variable has been created.
+    /// The plan; `None` if it must be made again, for example after a variable has been created.
     planned: Option<Planned>,
 }
 
@@ -152,10 +152,11 @@ impl Strategy {
     }
 
     /// Returns an error if the workers' variables have drifted apart. `all` contains the digests that the workers have
-    /// sent.
+    /// sent. If the workers have different variables, nothing is compared, and a warning is logged once.
     ///
     /// # Errors
     /// - [`Error::Drift`]: a variable differs. The error is the same on all workers.
+    /// - The errors of [`worker_call`](Self::worker_call), and of reading the variables.
     pub(crate) fn require_no_drift(
         &self,
         all: &[Option<Digest>],

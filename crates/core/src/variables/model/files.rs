@@ -29,14 +29,16 @@ impl Variables {
     ///
     /// # Errors
     /// - [`Error::Io`]: the file cannot be written. The error contains the path.
-    /// - [`Error::WrongContext`]: called inside `run`, but not in `merge_call`.
+    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`.
+    /// - [`Error::NotSupported`]: a variable is a dynamic embedding.
+    /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         self.write_file("Variables::save", path.as_ref(), Location::caller(), &|_| true)
     }
 
-    /// Writes the variables for whose names `names` returns `true` to a safetensors file, like
-    /// [`save`](Self::save). All workers must select the same ones.
+    /// Writes the variables for whose names `names` returns `true` to a safetensors file, like [`save`](Self::save).
+    /// All workers must select the same variables.
     ///
     /// [`load_some`](Self::load_some) reads such a file, and leaves the other variables as they are.
     ///
@@ -112,9 +114,10 @@ impl Variables {
     /// # Errors
     /// If an error is returned, nothing has been changed.
     /// - [`Error::Candle`]: the file cannot be read. The error contains the path.
-    /// - [`Error::InvalidArgument`]: the file has a different format, or a variable is missing or has a
-    ///   different shape or dtype in it.
-    /// - [`Error::WrongContext`]: called inside `run`, but not in `merge_call`.
+    /// - [`Error::InvalidArgument`]: the file has a different format, a variable is missing or has a different shape or
+    ///   dtype in it, or the workers' files differ.
+    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`.
+    /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[track_caller]
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
         require_outside_of_run("Variables::load", super::WRITE)?;
@@ -195,8 +198,10 @@ impl Variables {
     /// # Errors
     /// If an error is returned, nothing has been changed.
     /// - [`Error::InvalidArgument`]: selected tensors are missing in the files or do not match (the error lists them),
-    ///   no tensor would be set, or two files contain the same name.
+    /// no tensor would be set, two files contain the same name, or the workers' files differ.
     /// - [`Error::Candle`]: a file cannot be read. The error contains the path.
+    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`.
+    /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[doc(alias = "from_mmaped_safetensors")]
     #[track_caller]
     pub fn load_some<P: AsRef<Path>>(
@@ -252,7 +257,8 @@ impl Variables {
     }
 
     /// Returns the SHA-256 of the names, dtypes, shapes and bytes of all variables, as hexadecimal digits.
-    /// Bit-identical variables have equal checksums.
+    /// Bit-identical variables have equal checksums. If the model has running statistics, all workers must make this
+    /// call.
     ///
     /// # Errors
     /// Returns the errors of reading the variables.

@@ -62,7 +62,8 @@ struct Entry {
 
 #[derive(Clone)]
 enum ModelVariable {
-    /// An ON_WRITE variable with one copy, which all replicas share.
+    /// An ON_WRITE variable with one copy, which all replicas share, unless `colocate_vars_with` requests several
+    /// copies.
     Mirrored(Variable),
     /// An ON_READ variable with aggregation MEAN. Each replica has its own copy.
     Running(Running),
@@ -91,6 +92,8 @@ impl Variables {
     /// # Errors
     /// - [`Error::InvalidArgument`]: there is no variable with this name. The error lists the existing names.
     /// - [`Error::Collective`]: a worker does not make this call for running statistics.
+    /// - [`Error::NotSupported`]: the variable is a dynamic embedding.
+    /// - [`Error::Server`]: a parameter server failed.
     #[track_caller]
     pub fn get(&self, name: &str) -> Result<Tensor> {
         self.find("get", name)?.read()
@@ -99,10 +102,11 @@ impl Variables {
     /// Sets a variable on all replicas of this worker. With several workers, each worker must set the same value.
     ///
     /// # Errors
-    /// If an error is returned, nothing has been changed.
-    /// - [`Error::InvalidArgument`]: there is no variable with this name, or the value has a different shape
-    ///   or dtype.
-    /// - [`Error::WrongContext`]: called inside `run`, but not in `merge_call`.
+    /// Nothing has been changed if an error is returned, unless a parameter server failed.
+    /// - [`Error::InvalidArgument`]: there is no variable with this name, or the value has a different shape or dtype.
+    /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`.
+    /// - [`Error::NotSupported`]: the variable is a dynamic embedding.
+    /// - [`Error::Server`]: a parameter server failed.
     pub fn set(&self, name: &str, value: &Tensor) -> Result<()> {
         require_outside_of_run("Variables::set", WRITE)?;
         let kind = self.find("set", name)?;
@@ -335,7 +339,8 @@ impl Variables {
     }
 
     /// Returns the copy of a table on a replica's device, if rows are looked up there. This requires that no other
-    /// process uses the table, that no replica computes in CPU memory, and that the device has enough memory.
+    /// process uses the table, that no replica computes in CPU memory, and that 32-bit indices suffice. If the device
+    /// has too little memory, logs a warning and returns `None`.
     fn table_on_device<'v>(&self, weights: &'v Variable, replica: usize) -> Option<&'v Var> {
         let is_table = rows::rows_are_requested() && rows::requested_ids().is_none();
         // candle's kernels look rows up by 32-bit indices.

@@ -20,7 +20,7 @@ impl Variables {
     /// Returns an empty list if variables are on parameter servers.
     ///
     /// # Errors
-    /// Returns an error of candle if a device fails.
+    /// Returns candle's error if a statistic cannot be read from a device.
     #[doc(hidden)]
     pub fn unchanged_norms(&self) -> Result<Vec<UnchangedNorm>> {
         if self.strategy().extended().variable_placement() == VariablePlacement::Servers {

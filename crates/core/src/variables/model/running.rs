@@ -38,7 +38,8 @@ impl Running {
     }
 
     /// Returns the mean over the replicas of all workers that have processed rows, or the common value if there are
-    /// none. If the copies of these replicas are equal, the mean is bit-identical to them.
+    /// none. If the copies of these replicas are equal, the mean is bit-identical to them. All workers must make this
+    /// call.
     #[track_caller]
     pub(super) fn mean(&self) -> Result<Tensor> {
         let copies = self.variable.gather_copies(Location::caller())?;
@@ -86,7 +87,7 @@ impl Running {
         *self.common() = common;
     }
 
-    /// Locks and returns the common value, which [`set_common`](Running::set_common) has set.
+    /// Locks and returns the common value of the copies.
     pub(super) fn common(&self) -> MutexGuard<'_, Tensor> {
         lock(&self.common)
     }

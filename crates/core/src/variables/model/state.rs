@@ -95,8 +95,9 @@ impl Variables {
         self.names().into_iter().filter_map(describe).collect()
     }
 
-    /// Returns a closure that restores a variable. If the same number of copies was saved, it sets each copy to its
-    /// saved value; otherwise it sets the variable to `value`.
+    /// Returns a closure that restores a variable. For running statistics that were saved with the same dtype and
+    /// number of copies, the closure sets each copy and the common value to what was saved. Otherwise it sets the
+    /// variable to `value`.
     fn change<'a>(
         &'a self,
         name: String,
