@@ -48,13 +48,13 @@ pub enum OpenError {
         /// The path of the file that contains the version.
         path: PathBuf,
     },
-    /// A snapshot cannot be read.
+    /// A snapshot is missing or cannot be read, or the file with the number of the server's life contains no number.
     #[error(
         "the snapshot in {}: {reason}. Restore that folder; or empty the folders of all servers, and restore a checkpoint",
         path.display()
     )]
     Snapshot {
-        /// The path of the snapshot's folder.
+        /// The path of the snapshot or file, or of the server's folder.
         path: PathBuf,
         /// A description of the problem.
         reason: String,

@@ -17,6 +17,7 @@ fn path(folder: &Path) -> PathBuf {
 ///
 /// # Errors
 /// - [`OpenError::Version`]: the folder has a different version.
+/// - [`OpenError::Io`]: the file cannot be read.
 pub(crate) fn check(folder: &Path) -> Result<bool, OpenError> {
     let path = path(folder);
     match std::fs::read_to_string(&path) {

@@ -40,13 +40,13 @@ pub struct Damage {
 }
 
 /// Inspects the folder of a server that is not running, and returns the number of changes in its log and the damage.
-/// The folder is not changed.
+/// The folder is locked until the returned value is dropped, and is not changed.
 ///
 /// # Errors
 /// - [`OpenError::InUse`]: a server uses the folder.
 /// - [`OpenError::Snapshot`]: tables cannot be read, or are missing. A server cannot start without them.
 /// - [`OpenError::Version`]: a different version has written the folder.
-/// - [`OpenError::Io`]: the folder or a file cannot be read.
+/// - [`OpenError::Io`]: the folder or a file cannot be read, or no server has used the folder.
 ///
 /// ```
 /// use distribute_ps_server::{ParameterServer, ServerOptions, inspect};
@@ -116,11 +116,12 @@ impl Inspection {
         &self.damage
     }
 
-    /// Removes the damage from the log, and returns the paths of the original files, which are kept in the folder
-    /// `set-aside`. All readable changes are kept; the others are lost.
+    /// Removes the damage from the log, and returns the paths of copies of the original files, which are made in the
+    /// folder `set-aside`. All readable changes are kept; the others are lost.
     ///
     /// # Errors
-    /// - [`OpenError::Io`]: a file cannot be written. Files that were already moved to `set-aside` stay there.
+    /// - [`OpenError::Io`]: a file cannot be read or written. Copies in `set-aside` stay there, and some files may
+    ///   already be repaired.
     pub fn repair(self) -> Result<Vec<PathBuf>, OpenError> {
         let kept =
             log::repair(&self.log, self.last).map_err(OpenError::io("repairing the log in", &self.folder))?;

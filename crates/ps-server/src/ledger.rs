@@ -36,6 +36,11 @@ impl Default for Ledger {
 
 impl Ledger {
     /// Decides whether a change is applied. If an earlier attempt is in progress, this waits until it has completed.
+    ///
+    /// # Errors
+    /// - [`RefusalKind::Busy`]: the earlier attempt is still in progress after 20 seconds, or there are too many
+    ///   clients.
+    /// - [`RefusalKind::Expired`]: there is no longer a record of whether the change was applied.
     pub fn begin(&self, client: u64, sequence: u64) -> Result<Decision, Refusal> {
         let mut deadline = Deadline::after(PATIENCE);
         let mut windows = self.windows.lock();
@@ -64,7 +69,7 @@ impl Ledger {
         self.changed.notify_all();
     }
 
-    /// Records the result of a change from the log.
+    /// Records the result of a change from a log, or of one that was replicated.
     pub fn record(&self, client: u64, sequence: u64, applied: bool) {
         self.windows.lock().record(client, sequence, applied);
     }

@@ -61,13 +61,13 @@ impl ServerOptions {
 
     /// Sets the size of the log in bytes after which all tables are saved before the interval has passed; 256 MiB by
     /// default. In addition, the log must be at least twice as large as the tables. A server that restarts reads a log
-    /// of up to about this size.
+    /// of up to about the greater of these sizes.
     pub fn snapshot_after(self, bytes: u64) -> Self {
         Self { after: bytes.max(1), ..self }
     }
 
     /// Sets the maximum size in bytes of all tables, including slots; by default, three quarters of the memory of the
-    /// machine or container. A request that would exceed it is rejected, and changes nothing.
+    /// machine or container. A request that would exceed the limit is rejected, and changes nothing.
     pub fn memory(self, bytes: usize) -> Self {
         Self { memory: Some(bytes), ..self }
     }

@@ -32,6 +32,9 @@ struct Counted {
 impl Outgoing {
     /// Waits until a client has received enough of its responses. `reclaim` must release the responses in shared memory
     /// that the client has already read.
+    ///
+    /// # Errors
+    /// - [`RefusalKind::Busy`]: the client has not received them within the default timeout.
     pub fn wait_for_room(&self, caller: &Task, reclaim: impl Fn()) -> Result<(), Refusal> {
         self.room_within(caller, deadline::DEFAULT_TIMEOUT, reclaim)
     }

@@ -68,10 +68,10 @@ impl ParameterServer {
         self
     }
 
-    /// Replicates this server to a follower. Changes that are acknowledged from then on are also on the follower, and a
-    /// server that restarts without its folder resumes from the follower's copy. `clients` connects to the cluster's
-    /// servers. `by` is the task of the follower, whose server must have the service [`REPLICAS`](crate::REPLICAS).
-    /// `number` is the index of this server.
+    /// Replicates this server to a follower, unless it already has one. Changes that are acknowledged from then on are
+    /// also on the follower, and a server that restarts without its folder resumes from the follower's copy. `clients`
+    /// connects to the cluster's servers. `by` is the task of the follower, whose server must have the service
+    /// [`REPLICAS`](crate::REPLICAS). `number` is the index of this server.
     ///
     /// Calls wait until the follower has been reached, for up to a minute, and are then rejected with
     /// [`RefusalKind::Busy`]. The same applies to changes while the follower is unavailable.
@@ -83,8 +83,9 @@ impl ParameterServer {
         Ok(self)
     }
 
-    /// Returns the service with which this server follows server `of`, and begins to request the copy. `clients`
-    /// connects to the cluster's servers. The service must be added under the name [`REPLICAS`](crate::REPLICAS).
+    /// Returns the service with which this server follows server `of`, and begins to request its copy of that server.
+    /// `clients` connects to the cluster's servers. The service must be added under the name
+    /// [`REPLICAS`](crate::REPLICAS).
     ///
     /// # Errors
     /// - [`OpenError::Thread`]: a thread cannot be started.

@@ -89,7 +89,7 @@ impl Manifest {
         Ok(writer.save(manifest_path(folder, self.start), 1)?)
     }
 
-    /// Returns the newest snapshot of a folder, if there is one.
+    /// Reads the manifest of the newest snapshot of a folder; `None` if there is no snapshot.
     pub fn newest(folder: &Path) -> Result<Option<Self>, OpenError> {
         let Some(start) = numbered(folder, SNAPSHOT)?.into_iter().max() else { return Ok(None) };
         let path = manifest_path(folder, start);
@@ -228,7 +228,7 @@ fn load(path: &Path) -> Result<TableImage, String> {
     Ok(TableImage { name, fingerprint, described, rule, contents, steps, closures })
 }
 
-/// Removes the files of other snapshots: earlier ones, and unfinished ones.
+/// Removes the files of all snapshots except the one with number `start`: earlier ones, and unfinished ones.
 pub(crate) fn remove_others(folder: &Path, start: Option<u64>) -> Result<(), OpenError> {
     for name in names(folder)? {
         if destination_name(&name).is_some_and(|name| name.starts_with(SNAPSHOT)) {

@@ -27,9 +27,10 @@ enum AnswerHead {
     Usage(Usage),
 }
 
-/// Encodes the responses to the requests of a call; there is one unless the call is a batch. `memory` returns a region
-/// of the given length that the client can read, or `None` if there is no such region. `wires` are the types in which
-/// the tensors of the responses are sent; those that are missing are sent unchanged.
+/// Encodes the responses to the requests of a call. `batch` is whether the call is a batch; otherwise there is one
+/// response. `memory` returns a region of the given length that the client can read, or `None` if there is no such
+/// region. `wires` contains the type in which the tensors of each response are sent; if there are fewer types than
+/// responses, the rest is sent unchanged.
 pub(crate) fn encode_answer(
     answers: Vec<Result<Response, Refusal>>,
     batch: bool,

@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 /// encoding.
 pub(crate) const MAX_REQUESTS: usize = 16_384;
 
-/// The position in a head of the flag that says that the server has acknowledged a change of the client. It comes
+/// The position in a head of the flag whether the server has acknowledged a change of the client. The flag comes
 /// directly after the version, so that it can be set in a call that is sent again.
 const ACKNOWLEDGED: usize = 1;
 
-/// The part of a head before the requests.
+/// The part of a head between the flag and the requests.
 #[derive(Debug, Serialize, Deserialize)]
 struct CallHead {
     client: u64,
@@ -98,8 +98,8 @@ impl Encoded {
     }
 }
 
-/// Sets the flag in the message of a call that says that the server has acknowledged a change of the client. It is used
-/// if this happens after the message was created.
+/// Sets the flag in the message of a call whether the server has acknowledged a change of the client, for an
+/// acknowledgement that arrives after the message was created.
 pub(crate) fn acknowledge(message: &mut Message) {
     if message.head.get(ACKNOWLEDGED) == Some(&0) {
         let mut head = message.head.to_vec();

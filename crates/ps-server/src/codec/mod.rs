@@ -1,7 +1,7 @@
 //! Requests and responses as messages, without a connection.
 //!
-//! The head of a call consists of a version, the client, and the heads of its requests; a batch has several. The body
-//! contains the elements of all tensors, in their memory layout. The head and the body of each request are
+//! The head of a call begins with a version and the client, followed by the heads of its requests; a batch has several.
+//! The body contains the elements of all tensors, in their memory layout. The head and the body of each request are
 //! self-contained, so that they can be written to a log.
 //!
 //! | module | contents |
@@ -35,8 +35,8 @@ fn put_head(head: &impl serde::Serialize, to: Vec<u8>) -> Result<Vec<u8>, Malfor
     postcard::to_extend(head, to).map_err(|_| Malformed("a head that cannot be encoded"))
 }
 
-/// Decodes the next head, and returns it with the remaining bytes. The memory of its contents is subtracted from the
-/// budget of the message.
+/// Decodes the next head, and returns it with the remaining bytes. If there are more than a few bytes, the memory of
+/// its contents is subtracted from the budget of the message.
 fn take_head<'a, T: serde::Deserialize<'a>>(
     from: &'a [u8],
     budget: &Budget,

@@ -97,7 +97,8 @@ pub(super) enum RequestHead {
     Usage,
 }
 
-/// Appends the head of a request. A batch has no separate head: those of its requests are concatenated.
+/// Appends the head of a request to `heads`, and its tensors to `body`. The request must not be a batch: the heads of a
+/// batch's requests are concatenated.
 pub(super) fn put_request(
     request: Request,
     wire: Wire,

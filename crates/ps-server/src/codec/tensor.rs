@@ -81,11 +81,11 @@ impl AsRef<[u8]> for Elements {
     }
 }
 
-/// A body that is being decoded.
+/// The part of a body that has not been decoded yet.
 #[derive(Debug)]
 pub(crate) struct Rest(pub Bytes);
 
-/// Returns the dtype in which `float32` is sent, if it is another one.
+/// Returns the dtype in which `float32` is sent; `None` if it is sent unchanged.
 fn narrow(wire: Wire) -> Option<DType> {
     match wire {
         Wire::Full => None,

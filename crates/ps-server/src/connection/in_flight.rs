@@ -8,7 +8,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-/// The maximum range of sequence numbers of changes in flight: the number of changes of which a server keeps a record.
+/// The maximum range of sequence numbers of changes in flight: the number of changes of which a server keeps a record
+/// for each client.
 pub(super) const SPAN: u64 = PushWindows::SPAN;
 
 /// The limit on requests in flight, and these requests.
@@ -31,7 +32,7 @@ struct State {
     bytes: u64,
     /// The number of calls admitted so far. A call's number is the number of calls admitted before it.
     entered: u64,
-    /// The calls that were sent, and whose responses have not been received yet.
+    /// The calls that were sent, or are being sent, and whose responses have not been received yet.
     sent: BTreeMap<u64, Weak<Call>>,
     /// A counter that is incremented when there may be space for another call, or another call whose response can be
     /// collected.
@@ -98,7 +99,8 @@ impl InFlightLimit {
         }
     }
 
-    /// Records that the call of a permit was sent. From then on, other threads may collect its response to make space.
+    /// Records that the call with number `permit` is about to be sent. From then on, other threads may collect its
+    /// response to make space.
     pub fn sent(&self, permit: u64, call: &Arc<Call>) {
         let mut state = self.state.lock();
         state.sent.insert(permit, Arc::downgrade(call));

@@ -36,7 +36,12 @@ impl Link {
         Self { clients, to, reconnects, state: Mutex::new(State::Down), changed: Condvar::new() }
     }
 
-    /// Returns the current connection, or establishes one. Never returns the connection `lost`.
+    /// Returns the current connection, or establishes one. Never returns the connection `lost`. If another thread is
+    /// connecting, waits for it.
+    ///
+    /// # Errors
+    /// - [`ConnectFailure::TimedOut`]: the deadline has passed.
+    /// - [`ConnectFailure::Refused`]: a retry would not help, or a connection was lost and must not be replaced.
     pub fn client(
         &self,
         mut deadline: Deadline,

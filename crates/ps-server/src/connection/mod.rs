@@ -81,7 +81,7 @@ impl ConnectionBuilder {
         Self { clients, calls, bytes, wire, reconnects: true, name: None }
     }
 
-    /// Sets the maximum number of requests in flight; 64 by default.
+    /// Sets the maximum number of requests in flight; 64 by default. 0 is treated as 1.
     pub fn calls(self, calls: usize) -> Self {
         Self { calls: calls.max(1), ..self }
     }

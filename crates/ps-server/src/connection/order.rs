@@ -23,9 +23,9 @@ pub(super) struct SendOrder {
 
 #[derive(Default)]
 struct State {
-    /// Whether a thread is sending. The lock is not held while it does.
+    /// Whether a thread is sending. The thread does not hold the mutex while it sends.
     busy: bool,
-    /// The connection of the latest request. It is not kept open.
+    /// The connection of the latest request. This reference does not keep the connection open.
     current: Weak<Client>,
 }
 
@@ -71,7 +71,8 @@ impl SendOrder {
         Ok(())
     }
 
-    /// Waits until no other thread is sending; returns `None` at the deadline.
+    /// Waits until no other thread is sending, and prevents others from sending until the returned guard is dropped.
+    /// Returns `None` if the deadline passes first.
     fn turn(&self, mut deadline: Deadline) -> Option<SendTurn<'_>> {
         let mut state = self.state.lock();
         while state.busy {

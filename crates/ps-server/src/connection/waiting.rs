@@ -46,7 +46,8 @@ struct InFlightMessage {
     message: Message,
     /// The connection over which the request was last sent; `None` if it was not sent.
     client: Option<Arc<Client>>,
-    /// The call on that connection; `None` if the connection was lost.
+    /// The call on that connection; `None` before the request is sent, after the connection was lost, and once the
+    /// response is received.
     call: Option<Arc<Started>>,
     /// The error if this request cannot be sent, although other requests can.
     failed: Option<ChannelError>,
@@ -93,8 +94,8 @@ impl WaitForResponse for PendingCall {
 }
 
 impl Call {
-    /// Receives the response, to make space for another call. Returns `false` if another thread waits for the response,
-    /// or if it has not arrived before `patience` has passed.
+    /// Receives the response, to make space for another call. Returns `false` if another thread waits for the response
+    /// or has received it, or if it has not arrived before `patience` has passed.
     pub fn collect(&self, patience: Deadline) -> bool {
         let Some(mut state) = self.state.try_lock() else { return false };
         matches!(*state, State::Pending { .. }) && self.advance(&mut state, patience)
@@ -113,7 +114,8 @@ impl Call {
         !matches!(state, State::Pending { .. })
     }
 
-    /// Returns the response, or `None` if `patience` has passed before the deadline.
+    /// Waits for the response and returns it; `None` if `patience` has passed before the deadline. If the connection is
+    /// lost, sends the request again. The deadline and failures result in an error as the response.
     fn answer(&self, patience: Deadline) -> Option<Result<Response, ChannelError>> {
         let deadline =
             if patience.remaining() < self.deadline.remaining() { patience } else { self.deadline };
@@ -160,10 +162,12 @@ impl Call {
         sent.failed.is_some() || sent.client.as_ref().is_some_and(|client| !is_lost(client))
     }
 
-    /// Sends the request over a connection, unless it was already sent over that connection or has a response.
+    /// Sends the request over a connection. Does nothing if the request was already sent over that connection, has a
+    /// response, cannot be sent, or has reached its deadline.
     ///
     /// # Errors
-    /// Returns an error if the connection is lost. Other errors only concern this request.
+    /// - [`CallError::Lost`]: the connection is lost. Other errors only concern this request, and are kept as its
+    ///   response.
     pub fn send_over(&self, client: &Arc<Client>, deadline: Deadline) -> Result<(), CallError> {
         let message = {
             let mut sent = self.sent();

@@ -27,7 +27,8 @@ pub(crate) fn back_up_once(folder: &Path, name: &str, bytes: &[u8]) -> io::Resul
     if there.is_ok_and(|there| there == bytes) { Ok(path) } else { keep(folder, name, bytes) }
 }
 
-/// Writes bytes to a new file in the folder for copies.
+/// Writes bytes to a new file in the folder for copies, syncs it to disk, and returns its path. If a file with this
+/// name exists, a number is appended to the name.
 fn keep(folder: &Path, name: &str, mut bytes: impl Read) -> io::Result<PathBuf> {
     let backup = folder.join(FOLDER);
     distribute_files::create_private_folder(&backup)?;

@@ -28,7 +28,7 @@ pub(crate) struct Journal {
 /// The part of the log that is on disk.
 #[derive(Debug)]
 struct Durable {
-    /// All records with lower numbers are on disk.
+    /// The number below which all records are on disk.
     below: u64,
     /// Whether a thread is currently syncing to disk.
     syncing: bool,
@@ -58,7 +58,12 @@ impl Journal {
         &self.folder
     }
 
-    /// Appends a record, and returns its number. From then on, the record survives if the process is killed.
+    /// Appends a record, and returns its number. From then on, the record survives if the process is killed. After an
+    /// error, or if a sync has failed that the durability requires, [`rejects_changes`](Self::rejects_changes) returns
+    /// `true`.
+    ///
+    /// # Errors
+    /// Returns the error of the file, or that of the earlier sync.
     pub fn append(&self, record: &Record) -> io::Result<u64> {
         let appended = match &self.durable().failed {
             Some((_, reason)) if self.durability != Durability::System => {
@@ -110,6 +115,10 @@ impl Journal {
 
     /// Waits until all records with numbers less than `below` are on disk. If several threads call this at the same
     /// time, one of them syncs.
+    ///
+    /// # Errors
+    /// Returns the error of this sync or of an earlier one that has failed, and an error if another thread's sync takes
+    /// longer than a minute.
     pub fn sync(&self, below: u64) -> io::Result<()> {
         let mut deadline = Deadline::after(PATIENCE);
         let mut durable = self.durable();
@@ -150,7 +159,9 @@ impl Journal {
         synced
     }
 
-    /// Begins a new file, and returns the number of its first record. No thread may append at the same time.
+    /// Syncs the log to disk, begins a new file, and returns the number of the file's first record. If the current file
+    /// contains no change, the log continues in it, and the number is that of the next record. After a failed sync, the
+    /// new file is begun without another sync. No thread may append at the same time.
     pub fn rotate(&self) -> io::Result<u64> {
         let next = self.next();
         let has_failed = self.durable().failed.is_some();
@@ -184,8 +195,9 @@ impl Journal {
         Ok(next)
     }
 
-    /// Clears a failure. Call it after a snapshot that contains all records with numbers less than `below`, because
-    /// these records no longer depend on the log.
+    /// Clears failures: those of appends, and that of a sync if it concerns only records with numbers less than
+    /// `below`. Call this after a snapshot that contains all of these records, because they no longer depend on the
+    /// log.
     pub fn forget_failure(&self, below: u64) {
         self.rejects_changes.store(false, Ordering::Relaxed);
         let mut durable = self.durable();

@@ -16,7 +16,7 @@ pub(crate) struct LogFile {
     link: Link,
     /// Whether the file contains a change.
     changed: bool,
-    /// Whether this process has written a begin record.
+    /// Whether this process has written a begin record to the file.
     begun: bool,
     /// Whether the last record is a change that is not followed by a mark.
     unmarked: bool,
@@ -55,7 +55,7 @@ impl LogFile {
         self.disk.clone()
     }
 
-    /// Writes a begin record, unless this process has already written one.
+    /// Writes a begin record, unless this process has already written one to the file.
     pub fn begin(&mut self) -> io::Result<()> {
         if !self.begun {
             self.write(Kind::Begin, &Record::of_log(boot::id()))?;

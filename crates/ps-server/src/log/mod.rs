@@ -1,8 +1,8 @@
 //! The log: changes on disk, before they are acknowledged.
 //!
-//! A log is a series of files, each named by the number of its first record:
-//! `changes-00000000000000000000.log`. Changes are numbered consecutively. A snapshot begins a new file, and
-//! earlier files are removed when it is complete.
+//! A log is a series of files, each named by the number of its first record: `changes-00000000000000000000.log`.
+//! Changes are numbered consecutively. A snapshot begins a new file. When the snapshot is complete, earlier files are
+//! removed.
 //!
 //! Each record contains its number and the checksum of the previous record. Missing, repeated and misplaced records are
 //! therefore detected. In addition to changes there are records of the log itself ([`Kind`]). An incomplete record is a

@@ -71,7 +71,8 @@ pub(crate) struct LogFacts {
 /// Passes all changes of the files `firsts` to `then`, in order and with their numbers. Returns the position at which
 /// the log continues, or `None` if the log has no file yet.
 ///
-/// Damage is passed to `damaged`. If that returns `Ok`, the damage is skipped.
+/// Damage is passed to `damaged`, also if `then` returns an error for a change. If `damaged` returns `Ok`, the damage
+/// is skipped.
 pub(crate) fn read(
     folder: &Path,
     firsts: &[u64],
@@ -117,7 +118,7 @@ struct LogPart {
     path: PathBuf,
     /// The number in the name of the file, which is that of its first record.
     first: u64,
-    /// The path of the next file.
+    /// The path of the next file; `None` for the last one.
     next: Option<PathBuf>,
     /// Whether the begin record may be missing, because a server stopped before writing it.
     may_lack_begin: bool,

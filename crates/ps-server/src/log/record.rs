@@ -30,8 +30,8 @@ pub(crate) struct Record {
 pub(crate) enum Kind {
     /// A change.
     Change = 0,
-    /// A server begins or resumes here. This is the first record of each file. Its body identifies the boot of the
-    /// machine.
+    /// A server begins or resumes here. The first record of each file has this kind. Its body identifies the boot of
+    /// the machine.
     Begin = 1,
     /// All previous changes were acknowledged, so damage to them is not a torn end.
     Mark = 2,
@@ -84,7 +84,7 @@ impl Record {
         Some(bytes)
     }
 
-    /// Returns the encoded record.
+    /// Returns the encoded record; `None` if the head is longer than any head that can be received.
     pub(super) fn encoded(&self, kind: Kind, link: Link) -> Option<Vec<u8>> {
         let header = self.header(kind, link)?;
         let trailer = self.checksum(&header).to_le_bytes();
@@ -110,7 +110,7 @@ impl Record {
 }
 
 impl Header {
-    /// Decodes a header, if its checksum is correct.
+    /// Decodes a header; `None` if its checksum or its kind is not valid.
     pub fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         if bytes[..4] != MAGIC || small(bytes, 48)? != crc32c::crc32c(&bytes[..48]) {
             return None;

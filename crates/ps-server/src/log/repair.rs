@@ -9,7 +9,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Removes damage from a log, and returns the paths of the original files. `last` is the number of the last file.
+/// Removes damage from a log, and returns the paths of copies of the original files. `last` is the number in the name
+/// of the log's last file.
 pub(crate) fn repair(damage: &[Damage], last: Option<u64>) -> io::Result<Vec<PathBuf>> {
     let mut of_files: BTreeMap<&PathBuf, Vec<&Damage>> = BTreeMap::new();
     for one in damage {

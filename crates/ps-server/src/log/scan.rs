@@ -66,7 +66,8 @@ impl Scan {
         self.length
     }
 
-    /// Reads the next record. It must have the given number and, if known, the given checksum of the previous record.
+    /// Reads the next record. If it does not have the given number and, if known, the given checksum of the previous
+    /// record, returns [`Found::Broken`].
     pub fn next(&mut self, number: u64, chain: Option<u32>) -> io::Result<Found> {
         let left = self.length.saturating_sub(self.at);
         if left == 0 {
@@ -141,7 +142,7 @@ impl Scan {
     }
 
     /// Searches for the next complete record whose number is at least `least`, and returns its position in the log;
-    /// `None` if there is none.
+    /// `None` if there is none. Reading continues at this record, or at the end of the file.
     pub fn search(&mut self, least: u64) -> io::Result<Option<Link>> {
         let (mut window, mut base) = (Vec::new(), self.at);
         self.from.seek(SeekFrom::Start(base))?;

@@ -18,7 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ATTEMPT: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// A thread that requests the missing copy from a server until there is a response or this is dropped.
+/// A thread that requests the missing copy from a server until there is a response, a minute has passed, or this is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct CopyRequester {
     end: Arc<StopSignal>,

@@ -70,8 +70,8 @@ pub(crate) enum FollowerResponse {
     Table(Box<TableImage>),
     /// The request was executed.
     Done,
-    /// The request was rejected, because the follower has a copy of a different life or its copy is incomplete. The
-    /// state must be sent again.
+    /// The request was rejected, for example because the follower has no complete copy of this life. The variant
+    /// contains the reason.
     Refused(String),
 }
 
@@ -96,7 +96,7 @@ enum FollowerRequestHead {
     Changes(ServerLife, u64, Vec<ChangeHead>),
 }
 
-/// The client, the sequence number, the number in the log, and the lengths of head and body.
+/// The client of a change, its sequence number, its number in the log, and the lengths of its head and body.
 #[derive(Debug, Serialize, Deserialize)]
 struct ChangeHead(u64, u64, u64, usize, usize);
 

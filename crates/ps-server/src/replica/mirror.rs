@@ -17,8 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The copies of the servers that a server follows. They are a [`Service`] in addition to the server's own
 /// [`ParameterServer`](crate::ParameterServer). Clones share the same copies.
 ///
-/// The service only responds to servers that have a [follower](crate::ParameterServer::followed_by), and only about
-/// their own tables. A message about server `n` is rejected unless it comes from the task `ps n`.
+/// The service only serves servers that have a [follower](crate::ParameterServer::followed_by), and only copies of
+/// their own tables. A message about server `n` is rejected unless it comes from the task `ps n`. The exception is a
+/// follower's request for its copy, which the server that it follows receives.
 ///
 /// [`ParameterServer::replicas`](crate::ParameterServer::replicas) creates a service that also requests its copy when
 /// it starts.
@@ -223,7 +224,8 @@ impl Mirror {
             .collect()
     }
 
-    /// Applies changes, some of which may have been received before.
+    /// Applies changes, of which the first has the number `first`, and skips those that were applied before. If a
+    /// change cannot be applied, the copy is marked as broken.
     fn make(&mut self, first: u64, changes: Vec<Change>) -> Result<(), String> {
         if self.broken {
             return Err(format!("change {} could not be applied", self.changes));

@@ -19,7 +19,7 @@
 //! | `message` | the messages between a server and its follower |
 //! | `replication_plan` | the protocol: the next request, and the effects of the response, without a thread |
 //! | `sender` | the thread that sends requests |
-//! | `mirror` | the copy of the follower |
+//! | `mirror` | the copies that a follower keeps |
 //! | `copy_requester` | the request of a restarted follower for its copy |
 //! | `replicated` | a server with its follower, and the server that it follows |
 //!

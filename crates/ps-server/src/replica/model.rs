@@ -124,7 +124,7 @@ impl Ring {
         (server + 1) % self.all.len()
     }
 
-    /// Sends one request of a server to its follower.
+    /// Sends one request of a server to its follower. Returns `false` if there is nothing to send.
     fn step(&mut self, server: usize) -> bool {
         let next = self.next(server);
         let [process, next] = self.all.get_disjoint_mut([server, next]).unwrap();
@@ -221,7 +221,8 @@ impl Ring {
         panic!("it comes to no end: {:#?}", self.history);
     }
 
-    /// Checks that every server has each acknowledged change exactly once, or reports the loss.
+    /// Checks that every server has each acknowledged change exactly once, or reports the loss. Returns the number of
+    /// losses.
     fn check(mut self) -> usize {
         self.run_to_idle();
         for server in 0..self.all.len() {

@@ -28,8 +28,8 @@ impl Replicated {
         self.store.core()
     }
 
-    /// Adds a follower, unless there already is one. `by` contains the clients that connect to it, its task, and the
-    /// number of this server.
+    /// Adds a follower, unless there already is one. `by` contains the builder of clients that connect to it, its task,
+    /// and the number of this server.
     pub fn follow(&self, by: (ClientBuilder, Task, u64)) -> io::Result<()> {
         if self.sender.get().is_none() {
             let _ = self.sender.set(ChangeSender::start(self.store.core(), by)?);
@@ -47,8 +47,8 @@ impl Replicated {
         Ok(replicas)
     }
 
-    /// Records that task `by` has started as process `run`, and requests its copy of server `number`. Returns whether
-    /// the task is the follower of this server.
+    /// Records that a task, running as process `run`, has requested its copy of a server. `by` contains the task and
+    /// the number of that server. Returns whether the task is the follower of this server; otherwise does nothing.
     pub fn asked(&self, by: (&Task, u64), run: u64) -> bool {
         self.sender.get().is_some_and(|sender| sender.asked(by, run))
     }

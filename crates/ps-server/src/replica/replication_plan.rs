@@ -86,6 +86,7 @@ impl ReplicationPlan {
     }
 
     /// Starts the protocol again after the connection was lost, because the state of the follower is then unknown.
+    /// Allows changes again if they were blocked.
     pub fn restart(&mut self, follower: &Follower, link: &mut impl FollowerLink) {
         self.phase = Phase::Connected;
         link.release();
@@ -201,7 +202,8 @@ impl ReplicationPlan {
     }
 
     // INV-57
-    /// Begins a life, with this server's state or its follower's, whichever is newer.
+    /// Begins a life with the newer state: this server's own, or that of its follower, which is fetched first. If the
+    /// newer state is lost, this server begins without tables.
     fn begin(
         &mut self,
         core: &Core,
@@ -243,6 +245,9 @@ impl ReplicationPlan {
     }
 
     /// Resumes at the follower's position, or prepares to send the complete state.
+    ///
+    /// # Errors
+    /// Returns a message if the follower has a greater life, because this server was replaced.
     fn resume(&mut self, follower: &Follower, found: Position, life: u64) -> Result<(), String> {
         let newest = found.incomplete.as_ref().map_or(0, |(life, _)| *life).max(found.life);
         if newest > life {

@@ -44,8 +44,8 @@ impl ChangeSender {
 }
 
 impl ChangeSender {
-    /// Records that task `by` has started as process `run`, and follows server `number`. Returns whether the task is
-    /// the follower of this server.
+    /// Records that task `by`, running as process `run`, has requested its copy of server `number`. Returns whether the
+    /// task is the follower of this server; otherwise does nothing.
     pub fn asked(&self, (by, number): (&Task, u64), run: u64) -> bool {
         let follows = *by == self.to && number == self.number;
         if follows {
@@ -108,6 +108,9 @@ impl SenderThread {
     }
 
     /// Sends requests over one connection, and returns when the server stops.
+    ///
+    /// # Errors
+    /// Returns the reason if the connection is lost, the follower has restarted, or it has not executed a request.
     fn connected(
         &self,
         replication_plan: &mut ReplicationPlan,

@@ -26,13 +26,13 @@ pub(crate) struct StateHeader {
 }
 
 impl Core {
-    /// Sends all further changes to a follower.
+    /// Sends all further changes to a follower, unless there already is one.
     pub(crate) fn follow(&self, follower: Arc<Follower>) {
         // Only one follower is supported; the first one stays.
         let _ = self.follower.set(follower);
     }
 
-    /// Blocks changes until the returned guards are dropped.
+    /// Waits for changes in progress, and blocks further ones until the returned guards are dropped.
     pub(crate) fn orders(&self) -> Vec<MutexGuard<'_, ()>> {
         self.orders.iter().map(|order| order.lock()).collect()
     }
@@ -70,7 +70,8 @@ impl Core {
         self.log.as_ref().map_or(Ok(()), |log| write_life(log.journal.folder(), life))
     }
 
-    /// Copies the files of the folder before another state replaces them.
+    /// Copies the files of the folder before another state replaces them, and logs a warning. Does nothing without a
+    /// log, or if the log is empty.
     fn back_up(&self) -> std::result::Result<(), OpenError> {
         let Some(log) = self.log.as_ref().filter(|log| log.journal.next() > 0) else { return Ok(()) };
         let folder = log.journal.folder();
@@ -91,7 +92,8 @@ impl Core {
         Ok(())
     }
 
-    /// Replaces all tables and the rest of the state, both in memory and in the folder.
+    /// Replaces all tables and the rest of the state, both in memory and in the folder. The files of the previous state
+    /// are backed up first.
     pub(crate) fn replace(
         &self,
         images: Vec<TableImage>,

@@ -66,7 +66,7 @@ impl Pending {
         self.first += count;
     }
 
-    /// Returns the first of the changes, approximately as many bytes as one message should contain.
+    /// Returns the first changes, up to about the maximum size of one request; at least one if there are any.
     pub fn next_batch(&self) -> Vec<Change> {
         let mut bytes = 0;
         let fits = |change: &&Change| {
@@ -80,6 +80,9 @@ impl Pending {
 
 impl Follower {
     /// Waits until this server has its state, and can execute requests.
+    ///
+    /// # Errors
+    /// - [`RefusalKind::Busy`]: the follower has not been reached within a minute, or the server is stopping.
     pub fn await_ready(&self) -> Result<(), Refusal> {
         self.wait(
             |state| state.life > 0,
@@ -94,6 +97,9 @@ impl Follower {
     }
 
     /// Waits until the follower has a complete copy with all changes that were added so far.
+    ///
+    /// # Errors
+    /// - [`RefusalKind::Busy`]: this takes longer than a minute, or the server is stopping.
     pub fn await_arrived(&self) -> Result<(), Refusal> {
         let next = self.state.lock().next();
         let what = "the change was applied, but only on this server";
@@ -128,7 +134,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Waits for changes or the loss of the connection, for at most `patience`.
+    /// Waits for changes, the loss of the connection or the end of the server, for at most `patience`.
     pub(crate) fn await_changes(&self, patience: Duration) -> MutexGuard<'_, Pending> {
         let idle = |state: &mut Pending| state.changes.is_empty() && state.lost.is_none() && !state.over;
         let mut state = self.state.lock();
@@ -151,7 +157,8 @@ impl Follower {
         state.connection
     }
 
-    /// Records that a connection was lost, and that the follower's copy may be lost as well.
+    /// Records that a connection was lost, and that the follower's copy may be lost as well. Does nothing if there is a
+    /// newer connection.
     pub(crate) fn disconnected(&self, connection: u64, reason: &str) {
         self.update(|state| {
             if state.connection == connection {

@@ -12,6 +12,10 @@ fn path(folder: &Path) -> PathBuf {
 
 /// Returns the life stored in a folder; 0 if there is none, which is the case if the folder was created without a
 /// follower.
+///
+/// # Errors
+/// - [`OpenError::Snapshot`]: the file contains no number.
+/// - [`OpenError::Io`]: the file cannot be read.
 pub(crate) fn read_life(folder: &Path) -> Result<u64, OpenError> {
     let path = path(folder);
     match std::fs::read_to_string(&path) {

@@ -49,14 +49,14 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The maximum size in bytes of the responses to a call, which are all in memory at the same time. If it is exceeded,
-/// further reads of the call are rejected.
+/// The total size in bytes of the responses to a call from which on further reads of the call are rejected. All
+/// responses to a call are in memory at the same time.
 const MAX_ANSWERED: usize = 64 << 20;
 
 /// The number of locks for the order of changes, which are assigned to tables by name.
 const ORDERS: usize = 64;
 
-/// One server's tables, and the thread that saves them if there is a folder.
+/// One server's tables, and the threads that save them if there is a folder.
 #[derive(Debug)]
 pub(crate) struct Store {
     core: Arc<Core>,
@@ -134,7 +134,8 @@ impl Core {
         &self.tables
     }
 
-    /// Responds to each request of a call, after all of its changes are as safe as the durability requires.
+    /// Executes a call, and returns the response to each request. First waits until the changes of the call are as safe
+    /// as the durability requires, and have reached the follower.
     pub fn answer(&self, call: &Call) -> Vec<Result<Response, Refusal>> {
         let is_usage = |sent: &EncodedRequest| matches!(sent.request, Request::Usage);
         if let Some(follower) = self.follower.get()
@@ -156,7 +157,7 @@ impl Core {
     }
 
     /// Executes a call, and returns the responses. The flag is `true` if the call contains changes that must be
-    /// committed first.
+    /// committed before the responses are sent.
     pub(crate) fn execute(&self, call: &Call) -> (Vec<Result<Response, Refusal>>, bool) {
         // INV-57
         if self.has_lost(call) {
@@ -186,8 +187,8 @@ impl Core {
         (answers, changed)
     }
 
-    /// Returns whether a change that was acknowledged to a client is lost. This is the case if the client is unknown,
-    /// and no job was begun since.
+    /// Returns whether this server, which has a follower, has lost a change that was acknowledged to a client. This is
+    /// the case if the client is unknown, and no job was begun since.
     fn has_lost(&self, call: &Call) -> bool {
         call.acknowledged
             && self.follower.get().is_some()
@@ -196,8 +197,8 @@ impl Core {
     }
 
     /// Returns whether the folder of this server belongs to other clients: it contains tables, but none of the changes
-    /// that were acknowledged to this client. Returns `false` if a job was begun since, because beginning a job has
-    /// restored the state.
+    /// that were acknowledged to this client. Returns `false` if a job was begun since, because a program that begins a
+    /// job restores the state.
     fn belongs_to_others(&self, call: &Call) -> bool {
         call.acknowledged
             && self.found.is_some_and(|job| job == self.tables.job())
@@ -286,7 +287,7 @@ impl Core {
         })
     }
 
-    /// Returns the lock for the order of changes to a table.
+    /// Acquires the lock for the order of changes to a table.
     fn order_of(&self, table: &str) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         table.hash(&mut hasher);

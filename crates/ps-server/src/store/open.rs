@@ -17,7 +17,8 @@ use std::fs;
 use std::path::Path;
 
 impl Core {
-    /// Resumes from a folder, which is created if it does not exist. After an error, nothing in it has changed.
+    /// Resumes from a folder, which is created if it does not exist. Nothing in an existing folder is changed before
+    /// the snapshot and the log have been read completely.
     pub(super) fn open(options: ServerOptions, opens: Opens) -> Result<Self, OpenError> {
         let folder = &options.folder;
         distribute_files::create_private_folder(folder).map_err(OpenError::io("making", folder))?;
@@ -64,10 +65,11 @@ impl Core {
     }
 }
 
-/// Returns the numbers of a log's files: first those of the files before the snapshot, then those of the files to
+/// Returns two lists of log files, each file by the number of its first record: those before the snapshot, and those to
 /// replay.
 ///
 /// # Errors
+/// - [`OpenError::Io`]: the folder cannot be read.
 /// - [`OpenError::Snapshot`]: there is no snapshot, but the log continues after one.
 pub(crate) fn files(folder: &Path, snapshot: Option<u64>) -> Result<(Vec<u64>, Vec<u64>), OpenError> {
     let firsts = log::firsts(folder).map_err(OpenError::io("reading", folder))?;
@@ -81,6 +83,10 @@ pub(crate) fn files(folder: &Path, snapshot: Option<u64>) -> Result<(Vec<u64>, V
 }
 
 /// Locks a folder for the lifetime of the returned value.
+///
+/// # Errors
+/// - [`OpenError::InUse`]: another process has locked the folder.
+/// - [`OpenError::Io`]: the lock file cannot be opened.
 pub(crate) fn hold(folder: &Path) -> Result<LockFile, OpenError> {
     let path = folder.join("lock");
     let held = LockFile::acquire(&path).map_err(OpenError::io("locking", path))?;
@@ -149,7 +155,8 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Replays a change, unless it is in the snapshot.
+    /// Replays a record of the log: applies a change unless the snapshot contains it, or takes note that a change was
+    /// rejected. Records the result for the client.
     fn record(&mut self, number: u64, record: Record) -> Result<(), String> {
         let Record { client, sequence, .. } = record;
         let refused = record.is_refusal();

@@ -79,7 +79,8 @@ impl StopSignal {
 }
 
 impl Core {
-    /// Syncs the log to disk within the time that the durability guarantees.
+    /// Syncs the log to disk within the time that [`Durability::Soon`] guarantees, until `end` is set. Returns
+    /// immediately with another durability.
     fn sync_periodically(&self, end: &StopSignal) {
         let Some(log) = &self.log else { return };
         let Durability::Soon(within) = log.options.durability else { return };
@@ -108,7 +109,8 @@ impl Core {
         }
     }
 
-    /// Saves all tables whenever a snapshot is due, until `end` is set.
+    /// Saves all tables whenever a snapshot is due, until `end` is set. Marks the changes in the log as acknowledged
+    /// whenever none was added for a while.
     fn save_periodically(&self, end: &StopSignal) {
         let Some(log) = &self.log else { return };
         let every = log.options.every;

@@ -65,7 +65,7 @@ fn mutated_requests_are_refused_or_executed_and_the_server_continues() {
     assert!(answered > 100 && refused > 100, "{answered} {refused}");
 }
 
-/// Short requests that would take more memory than there is, or unlimited time.
+/// Returns short requests that would take more memory than there is, or unlimited time.
 fn greedy() -> Vec<Request> {
     let initializer = Initializer::new(Distribution::Uniform { lo: 0., up: 1. }, 3, "w");
     let drawn = |shape: &[usize], (rows, shards, shard)| {
