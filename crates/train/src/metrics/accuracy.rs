@@ -32,6 +32,7 @@ impl Accuracy {
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the shapes do not match.
+    /// - [`Error::WrongContext`]: called outside `run`.
     /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, logits: &Tensor, labels: &Tensor) -> Result<()> {

@@ -62,13 +62,14 @@ impl Auc {
         })
     }
 
-    /// Adds examples. `predictions` are between 0 and 1. `labels` have the same shape, and are positive unless they are
-    /// 0.
+    /// Adds examples. Each prediction must be between 0 and 1. `labels` must have the same shape; a nonzero label marks
+    /// a positive example.
     ///
     /// # Errors
     /// Nothing is counted after an error.
     /// - [`Error::InvalidArgument`]: the shapes differ.
     /// - [`Error::InvalidArgument`]: a prediction is out of range. The error names the first such prediction.
+    /// - [`Error::WrongContext`]: called outside `run`.
     /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, predictions: &Tensor, labels: &Tensor) -> Result<()> {

@@ -46,6 +46,7 @@ impl ConfusionMatrix {
     /// Nothing is counted after an error.
     /// - [`Error::InvalidArgument`]: the shapes differ.
     /// - [`Error::InvalidArgument`]: a prediction or label is not one of the classes. The error names the first.
+    /// - [`Error::WrongContext`]: called outside `run`.
     /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, predictions: &Tensor, labels: &Tensor) -> Result<()> {

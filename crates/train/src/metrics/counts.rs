@@ -124,7 +124,8 @@ pub(super) fn require_probability(operation: &'static str, place: usize, predict
     Err(Error::invalid(operation, reason))
 }
 
-/// Returns an error if called in a replica, because a replica can only read its own copy.
+/// Returns an error in a replica, because a replica can only read its own copy. The replica of the default strategy is
+/// an exception.
 fn outside(operation: &'static str) -> Result<()> {
     let (found, replica) = (current_kind(), get_replica_context());
     if found == ContextKind::CrossReplica || replica.is_some_and(|replica| replica.strategy().is_default()) {

@@ -5,8 +5,8 @@ use candle_core::Tensor;
 use distribute_base::Result;
 use distribute_core::{Strategy, Variable};
 
-/// The weighted mean of all numbers that replicas have added: Σ wᵢ xᵢ / Σ wᵢ. Without any numbers it is 0, as in
-/// TensorFlow.
+/// The weighted mean of all numbers that replicas have added: Σ wᵢ xᵢ / Σ wᵢ. If the weights sum to 0, as they do
+/// without any numbers, the mean is 0, as in TensorFlow.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -37,6 +37,7 @@ impl Mean {
     /// # Errors
     /// - [`Error::MixedStrategies`](distribute_base::Error::MixedStrategies),
     ///   [`Error::WrongContext`](distribute_base::Error::WrongContext): as for [`Strategy::scope`].
+    /// - [`Error::Collective`](distribute_base::Error::Collective): another worker does not create the same metric.
     pub fn new(strategy: &Strategy, name: &str) -> Result<Self> {
         Ok(Self { counts: Counts::new(strategy, name, &[2])? })
     }
@@ -44,7 +45,8 @@ impl Mean {
     /// Adds each element of `values` with weight 1. `values` may have any shape and dtype.
     ///
     /// # Errors
-    /// Returns the errors of writing a variable: see [`Variable`].
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called outside `run`.
+    /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, values: &Tensor) -> Result<()> {
         let values = numbers(values)?;
@@ -57,6 +59,7 @@ impl Mean {
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the shapes differ.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called outside `run`.
     /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update_weighted(&self, values: &Tensor, weights: &Tensor) -> Result<()> {

@@ -5,8 +5,8 @@ use candle_core::Tensor;
 use distribute_base::Result;
 use distribute_core::{Strategy, Variable};
 
-/// The precision of a binary classifier: the fraction of the examples predicted as positive that are positive. 0 if
-/// none was predicted as positive, as in TensorFlow.
+/// The precision of a binary classifier: the fraction of the examples predicted as positive that are positive. It is 0
+/// if no example was predicted as positive, as in TensorFlow.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -52,6 +52,7 @@ impl Precision {
     /// Nothing is counted after an error.
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the shapes differ, or a prediction is not
     ///   in [0, 1].
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called outside `run`.
     /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, predictions: &Tensor, labels: &Tensor) -> Result<()> {

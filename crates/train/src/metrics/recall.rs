@@ -5,8 +5,8 @@ use candle_core::Tensor;
 use distribute_base::Result;
 use distribute_core::{Strategy, Variable};
 
-/// The recall of a binary classifier: the fraction of the positive examples that are predicted as positive. 0 if there
-/// are none, as in TensorFlow.
+/// The recall of a binary classifier: the fraction of the positive examples that are predicted as positive. It is 0 if
+/// there are no positive examples, as in TensorFlow.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -52,6 +52,7 @@ impl Recall {
     /// Nothing is counted after an error.
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the shapes differ, or a prediction is not
     ///   in [0, 1].
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called outside `run`.
     /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, predictions: &Tensor, labels: &Tensor) -> Result<()> {

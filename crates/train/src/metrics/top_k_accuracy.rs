@@ -7,8 +7,8 @@ use distribute_core::{Strategy, Variable};
 
 /// The fraction of examples whose label is among the k classes with the largest scores.
 ///
-/// Classes with equal scores are all among them if one is, as in TensorFlow. A row with a score that is infinite or
-/// NaN counts as wrong.
+/// If one of several classes with equal scores is among the k classes, they all are, as in TensorFlow. A row with a
+/// score that is infinite or NaN counts as wrong.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -54,6 +54,7 @@ impl TopKAccuracy {
     /// # Errors
     /// Nothing is counted after an error.
     /// - [`Error::InvalidArgument`]: the shapes do not match, or a label is not one of the classes.
+    /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called outside `run`.
     /// - The errors of writing a variable: see [`Variable`].
     #[track_caller]
     pub fn update(&self, scores: &Tensor, labels: &Tensor) -> Result<()> {
@@ -102,7 +103,7 @@ impl TopKAccuracy {
     }
 }
 
-/// Returns whether fewer than `k` classes have a larger score than `label`.
+/// Returns whether all scores are finite and fewer than `k` classes have a larger score than `label`.
 fn is_in_top_k(scores: &[f64], label: usize, k: usize) -> bool {
     let larger = scores.iter().filter(|score| **score > scores[label]).count();
     scores.iter().all(|score| score.is_finite()) && larger < k

@@ -5,10 +5,11 @@ use distribute_core::Strategy;
 use distribute_core::internal::WeakStrategy;
 use distribute_monitor::{Report, Source};
 
-/// The watched worker. It does not keep the strategy alive. Unlike for a page, nothing of a step is recorded.
+/// A source of reports on a worker that has no page. It does not keep the strategy alive. Unlike the source of a page,
+/// it does not record what a step does.
 pub(super) struct Health {
     strategy: WeakStrategy,
-    /// The last report. It is repeated after the training is over.
+    /// The last report. It is repeated after the strategy has been dropped.
     last: Report,
 }
 

@@ -29,8 +29,9 @@ pub(super) struct Job {
     watch: Watch,
     /// The coordinator's missing workers by name, with the time since each was first seen to be missing.
     away: BTreeMap<String, Stopwatch>,
-    /// The status of the coordinator and the staleness of values when a closure last finished.
+    /// The coordinator's status when a report last found that closures had ended; until then, that of the first report.
     status: Option<Status>,
+    /// The staleness of values up to that status; `None` before closures have ended.
     staleness: Option<f64>,
     /// The last report, which is shown after the job no longer exists.
     last: Report,
@@ -175,7 +176,7 @@ pub(super) fn world(
     }
 }
 
-/// Returns a report on the contents of each server.
+/// Returns a report on the contents of each server. Waits for the servers' own figures for at most [`USAGE_TIMEOUT`].
 fn server_reports(servers: &ParameterServers) -> Vec<ParameterServer> {
     let placement = servers.placement();
     let mut all: Vec<_> = (0..placement.servers())

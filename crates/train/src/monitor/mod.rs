@@ -1,7 +1,8 @@
 //! The monitor of a running job: a page for browsers, JSON for programs and `distribute status`, and metrics for
 //! Prometheus.
 //!
-//! [`Monitor::start`] starts it. It shows which replicas and workers wait, for whom, and where the time of each goes.
+//! [`Monitor::start`] starts a monitor. The page shows which replicas and workers wait, for whom, and where the time of
+//! each goes.
 //!
 //! | file | contents |
 //! |---|---|
@@ -41,7 +42,7 @@ const HEALTH: &str = "DISTRIBUTE_HEALTH";
 ///
 /// `/healthz` and `/readyz` answer probes with 200 or 503. A process is healthy if it has reported its status in the
 /// last minute, also while it waits for others. It is ready if the job has all of its workers or, with a coordinator,
-/// at least one. [`MonitorBuilder::health`] opens another port for these two, which each worker has.
+/// at least one. [`MonitorBuilder::health`] opens a separate port for these two paths on each worker.
 ///
 /// The loss and the number of examples come from [`minimize`](distribute_optimizer::Optimizer::minimize). The calls
 /// of replicas come from the spans of a [timeline](distribute_trace). While a monitor exists, each span costs about
@@ -115,7 +116,7 @@ impl Monitor {
         self.health_address
     }
 
-    /// Returns the current report; `None` on workers other than the chief.
+    /// Returns the latest report; `None` on workers other than the chief.
     pub fn report(&self) -> Option<Report> {
         self.server.as_ref().map(Server::report)
     }
@@ -151,7 +152,7 @@ impl MonitorBuilder {
         self
     }
 
-    /// Opens an address for probes, such as `0.0.0.0:6071`, on each worker. By default it is the value of the
+    /// Sets an address for probes, such as `0.0.0.0:6071`, which each worker opens. By default it is the value of the
     /// environment variable `DISTRIBUTE_HEALTH`, if there is one.
     ///
     /// Any machine that reaches the address can ask for `/healthz` and `/readyz`, and for nothing else. The responses
@@ -165,9 +166,10 @@ impl MonitorBuilder {
     /// them is set.
     ///
     /// # Errors
-    /// - [`Error::Monitor`](distribute_base::Error::Monitor): the address is in use.
-    /// - [`Error::Monitor`](distribute_base::Error::Monitor): other machines can connect to the address, and this
-    ///   was not allowed.
+    /// - [`Error::Monitor`](distribute_base::Error::Monitor): an address cannot be opened, for example because it is in
+    ///   use, or a thread cannot be started.
+    /// - [`Error::Monitor`](distribute_base::Error::Monitor): other machines can connect to the address of the page,
+    ///   and this was not allowed.
     pub fn start(self) -> Result<Monitor> {
         let Self { strategy, coordinator, address, network, health } = self;
         let mut monitor =

@@ -13,7 +13,7 @@ pub(super) struct WaitingCall<'a> {
     pub(super) seconds: f64,
 }
 
-/// Returns all waits that have lasted longer than in a normal step.
+/// Returns all waits that have lasted longer than in a normal step, and those of the coordinator for missing workers.
 pub(super) fn all(
     replicas: &[Replica],
     group: Option<&WaitingCall<'_>>,

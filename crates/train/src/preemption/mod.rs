@@ -65,7 +65,7 @@ const GRACE: Duration = Duration::from_secs(30);
 /// ```
 ///
 /// While a `Preemption` or one of its clones exists, SIGTERM does not kill the process. After the last one is dropped,
-/// it does.
+/// SIGTERM kills the process again.
 ///
 /// # Failures
 ///
@@ -148,13 +148,13 @@ impl Preemption {
 
     /// Saves a checkpoint from which training can resume, as the next one in the manager's folder, and logs its path.
     ///
-    /// All workers make this call after [`requested`](Self::requested) has returned `true`. Only the chief writes.
+    /// All workers must make this call after [`requested`](Self::requested) has returned `true`. Only the chief writes.
     /// Returns the path of the checkpoint, or `None` on a worker that leaves while the others continue, because they
     /// have its complete state.
     ///
     /// # Errors
-    /// - [`Error::GracePeriod`]: writing took longer than the grace period. This checkpoint is complete and valid, but
-    ///   the scheduler may kill the process before another one is written.
+    /// - [`Error::GracePeriod`]: the checkpoint was complete only after the grace period, which begins with the notice.
+    ///   The checkpoint is valid, but the scheduler may kill the process before another one is written.
     /// - The errors of [`Checkpoint::save_to`].
     #[track_caller]
     pub fn save(&self, training: &Checkpoint<'_>, manager: &CheckpointManager) -> Result<Option<PathBuf>> {
@@ -189,7 +189,7 @@ impl Preemption {
         notice.decision()
     }
 
-    /// Returns the names of the workers that received a notice, for the log.
+    /// Returns the end of a log message: the names of the workers that received a notice.
     fn describe_workers(&self, workers: &[usize]) -> String {
         let each: Vec<_> = workers.iter().map(|worker| self.strategy.describe_worker(*worker)).collect();
         format!(" to {}", each.join(", "))

@@ -10,7 +10,9 @@ impl Trainer<'_> {
     /// Checks that the settings are valid and do not contradict each other.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: settings contradict each other.
+    /// - [`Error::InvalidArgument`]: a setting is out of range, settings contradict each other, or the strategy does
+    ///   not support one.
+    /// - [`Error::NotSupported`]: the workers only run functions that a coordinator schedules.
     /// - [`Error::Data`]: the global batch cannot be divided equally over the replicas.
     pub(super) fn check(&self, strategy: &Strategy, validates: bool, has_ema: bool) -> Result<()> {
         self.counts()?;
@@ -57,7 +59,7 @@ impl Trainer<'_> {
         }
     }
 
-    /// Returns an error if a count is 0.
+    /// Returns an error if a count is 0, or if the minimum difference is negative, infinite or NaN.
     fn counts(&self) -> Result<()> {
         let counts = [
             (Some(self.global_batch), "Trainer::new: a global batch"),
@@ -76,7 +78,7 @@ impl Trainer<'_> {
         }
     }
 
-    /// Returns an error if a setting requires another setting that is missing.
+    /// Returns an error if a setting requires another one that is missing, or contradicts another one.
     fn fit(&self, validates: bool, has_ema: bool) -> Result<()> {
         let examples = "there are no examples to validate with; set them with Datasets::validation";
         let (steps, backup) =
@@ -121,8 +123,8 @@ impl Trainer<'_> {
         }
     }
 
-    /// Returns the number of epochs and the number of steps in each. If an epoch is divided by validations, each part
-    /// is counted as an epoch.
+    /// Returns the number of epochs and the number of steps in each, or `None` if that is not set. If an epoch is
+    /// divided by validations, each part is counted as an epoch.
     pub(super) fn parts(&self) -> (usize, Option<usize>) {
         let parts = self.validate_per_epoch.unwrap_or(1);
         (self.epochs.saturating_mul(parts), self.steps_per_epoch.map(|steps| steps / parts.max(1)))

@@ -99,6 +99,7 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
     }
 
     /// Returns the training batches. They repeat forever if the trainer sets the number of steps of an epoch.
+    /// Otherwise, an infinite dataset is an error.
     #[track_caller]
     pub(super) fn to_train(
         &self,
@@ -113,7 +114,8 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
         Ok(batches)
     }
 
-    /// Returns the batches of one validation; `None` if there are no validation examples.
+    /// Returns the batches of one validation; `None` if there are no validation examples. An infinite dataset is an
+    /// error unless the trainer sets the number of steps of a validation.
     #[track_caller]
     pub(super) fn to_validate(
         &self,

@@ -67,7 +67,7 @@ impl End {
 pub struct History {
     /// The epochs, in order.
     pub epochs: Vec<Epoch>,
-    /// The reason why the run ended after these epochs.
+    /// The reason why the run ended after these epochs. Before the run has ended, this is [`End::Epochs`].
     pub end: End,
 }
 

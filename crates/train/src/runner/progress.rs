@@ -66,7 +66,8 @@ impl Progress {
 
     /// Marks a position to return to. Call this before a batch is taken, and after the last step of an epoch.
     ///
-    /// If a worker fails before the next update, everything after this position is repeated.
+    /// If a worker fails before the next update, everything after this position is repeated. The mark therefore does
+    /// not move until there has been an update.
     pub fn anchor(&self) {
         let updates = self.strategy.updates();
         let mut state = lock(&self.state);
@@ -76,7 +77,8 @@ impl Progress {
         }
     }
 
-    /// Records a step, and adds its loss to the epoch. `rate` is its learning rate, if that does not follow a schedule.
+    /// Records a step, and adds its loss to the epoch. `rate` is the learning rate of the step, if it does not follow a
+    /// schedule.
     pub fn record_step(&self, loss: f64, rate: Option<f64>) {
         let at = &mut lock(&self.state).at;
         at.steps += 1;
@@ -97,7 +99,8 @@ impl Progress {
         lock(&self.state).at.rate
     }
 
-    /// Adds the results of a complete epoch. `ended` is the reason to end training after it, if there is one.
+    /// Adds the results of a complete epoch, and moves to the start of the next one. `ended` is the reason to end
+    /// training after the epoch, if there is one.
     pub fn push(&self, epoch: Epoch, ended: Option<End>) {
         let mut state = lock(&self.state);
         state.epochs.push(epoch);

@@ -84,7 +84,8 @@ impl Phase {
 ///   validation.
 /// - [`Error::InvalidArgument`]: the folder contains checkpoints of a different program, or a backup with a
 ///   different global batch.
-/// - [`Error::InvalidArgument`]: there are several independent workers, and backups are enabled.
+/// - [`Error::InvalidArgument`]: there are several independent workers, and backups, the best weights, recovery or
+///   validations with averaged weights are enabled.
 /// - [`Error::Data`]: the global batch cannot be divided equally over the replicas.
 /// - [`Error::GracePeriod`]: see [`Preemption::save`].
 /// - The errors of the datasets, of `loss` and of the callbacks.
@@ -209,7 +210,7 @@ where
         Ok(history)
     }
 
-    /// Removes the bar while code of users runs that may print.
+    /// Removes the bar before users' code runs, because that code may print.
     fn hide_progress(&self) {
         if let Some(bar) = &self.bar {
             bar.hide();
@@ -237,7 +238,8 @@ where
         self.trainer.callbacks.iter().try_for_each(|callback| call(&**callback, &context))
     }
 
-    /// Runs the remaining epochs. Returns the reason why training ended.
+    /// Runs the remaining epochs, and restores the best weights if this was requested. Returns the reason why training
+    /// ended.
     #[track_caller]
     fn all(&self) -> Result<End> {
         let (epochs, steps) = self.trainer.parts();
@@ -261,7 +263,10 @@ where
         Ok(end)
     }
 
-    /// Runs the remaining steps of the current epoch. Returns `Break` if the process must exit.
+    /// Runs the remaining steps of the current epoch. Returns `Break` if the process must exit, after saving its state.
+    ///
+    /// `pass` is the current pass over the dataset. If `steps` is `Some`, the pass continues in the next epoch. Returns
+    /// an error if the epoch has no batch.
     #[track_caller]
     fn train(
         &self,
@@ -369,7 +374,8 @@ where
         Ok(if !last && self.save_on_notice()? { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
-    /// Gives the model the averages of its weights, if these are validated.
+    /// Gives the model the averages of its weights, if these are validated. The result then restores the weights;
+    /// otherwise it is `None`.
     #[track_caller]
     fn begin_validated(&self) -> Result<Option<ReplacedWeights<'_>>> {
         if self.trainer.validates_ema { self.optimizer.begin_ema().map(Some) } else { Ok(None) }

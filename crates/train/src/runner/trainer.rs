@@ -123,8 +123,9 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Validates with the averages of the weights that the optimizer keeps by [`Optimizer::with_ema`], and
-    /// [`save_best`](Self::save_best) saves these averages. Training continues with the weights.
+    /// Validates with the averages of the weights, which the optimizer keeps if it was created with
+    /// [`Optimizer::with_ema`]. [`save_best`](Self::save_best) then saves these averages. Training continues with the
+    /// weights themselves.
     ///
     /// [`Optimizer::with_ema`]: distribute_optimizer::Optimizer::with_ema
     #[doc(alias = "tf.keras.callbacks.SwapEMAWeights")]
@@ -189,7 +190,8 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Saves a backup every `steps` steps, in addition to the backup after each epoch.
+    /// Saves a backup every `steps` steps, in addition to the backup after each epoch. Requires
+    /// [`backup`](Self::backup).
     #[doc(alias = "save_freq")]
     pub fn backup_every(mut self, steps: usize) -> Self {
         self.backup_every = Some(steps);
@@ -206,7 +208,7 @@ impl<'a> Trainer<'a> {
 
     /// Saves a backup after the current step if a worker receives SIGTERM or another notice from a
     /// [`Preemption`](crate::Preemption) of the same strategy. All workers then return
-    /// [`End::Notice`](super::End::Notice).
+    /// [`End::Notice`](super::End::Notice). Requires [`backup`](Self::backup).
     ///
     /// `grace` is the time between the notice and the moment at which the scheduler kills the process.
     #[doc(alias = "save_before_preemption")]

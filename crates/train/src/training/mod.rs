@@ -105,14 +105,15 @@ pub struct Training<'a> {
 }
 
 impl<'a> Training<'a> {
-    /// Creates a training run with the given components. It waits for other workers for at most five minutes. Use
-    /// [`builder`](Self::builder) to change this time.
+    /// Creates a training run with the given components. This call waits for other workers for at most five minutes.
+    /// Use [`builder`](Self::builder) to change this time.
     ///
     /// All workers must make this call together. If training is already in progress, this process receives the state of
     /// the other workers.
     ///
     /// # Errors
-    /// Returns the errors of [`recover`](Self::recover).
+    /// - [`Error::InvalidArgument`]: two components belong to different strategies with several workers.
+    /// - The errors of [`recover`](Self::recover).
     #[track_caller]
     pub fn new(parts: Checkpoint<'a>) -> Result<Self> {
         Self::builder(parts).build()
@@ -167,7 +168,8 @@ impl<'a> Training<'a> {
         self.strategy.set_survives(true);
     }
 
-    /// Returns the result of an attempt if all workers have finished, or `None` if the attempt must be repeated.
+    /// Returns the result of an attempt if all workers have finished. Otherwise recovers from the failure, and returns
+    /// `None`: the attempt must be repeated.
     ///
     /// # Errors
     /// Returns the errors of [`recover`](Self::recover).
@@ -190,9 +192,10 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// Waits until all workers have finished. Otherwise a worker could wait for one that has already exited.
+    /// Waits until all workers have finished. Otherwise a worker could wait for one that has already exited. A worker
+    /// that leaves after a notice, while the others continue, does not wait.
     ///
-    /// [`run`](Self::run) calls this. A custom loop must call it last, inside the part that is repeated after a
+    /// [`run`](Self::run) calls this method. A custom loop must call it last, inside the part that is repeated after a
     /// failure.
     ///
     /// # Errors
@@ -303,7 +306,7 @@ impl<'a> Training<'a> {
     }
 
     /// Agrees with the other workers of the rendezvous on the position of the training run, and receives the state if
-    /// necessary.
+    /// necessary. If this process has taken part in training, its state is first rewound to the last update.
     fn synchronize(&self, patience: Duration, at: &'static Location<'static>) -> Result<()> {
         let was_begun = self.begun.load(Ordering::Relaxed);
         let rewind = || self.strategy.rewind_steps().and_then(|()| self.parts.rewind());
@@ -356,7 +359,7 @@ impl<'a> TrainingBuilder<'a> {
     /// Creates the training run, together with all other workers. See [`Training::new`].
     ///
     /// # Errors
-    /// Returns the errors of [`Training::recover`].
+    /// Returns the errors of [`Training::new`].
     #[track_caller]
     pub fn build(self) -> Result<Training<'a>> {
         let Self { parts, patience } = self;

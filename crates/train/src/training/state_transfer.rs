@@ -1,7 +1,6 @@
-//! The transfer of state after a rendezvous, which runs the rounds of a `recovery::StateTransfer` in a session.
+//! The transfer of state after a rendezvous, by running the rounds of a `recovery::StateTransfer` in a session.
 //!
-//! The workers agree on the position of the training run, and workers without the state receive it from another
-//! worker.
+//! The workers agree on the position of the training run, and workers without the state receive it from another worker.
 
 use bytes::Bytes;
 use distribute_base::{Error, ErrorKind, Result};

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 /// A callback that writes the results of all epochs to a file of comma-separated values.
 ///
 /// The columns are `epoch`, `steps`, `loss`, `validation_loss` and `learning_rate`. The value of `validation_loss` is
-/// empty for an epoch without a validation. The chief replaces the file atomically after each epoch. It always has
-/// the epochs of the [`History`], also after training was resumed.
+/// empty for an epoch without a validation. The chief replaces the file atomically after each epoch. The file always
+/// contains all epochs of the [`History`], including those before training was resumed.
 ///
 /// ```
 /// # use distribute::prelude::*;

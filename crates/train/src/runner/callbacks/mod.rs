@@ -28,14 +28,15 @@ use distribute_optim::Rule;
 use distribute_optimizer::Optimizer;
 use std::ops::ControlFlow;
 
-/// Code that [`run`](super::run) calls at certain times, which [`Trainer::callback`](super::Trainer::callback) adds.
+/// Code that [`run`](super::run) calls at certain times. [`Trainer::callback`](super::Trainer::callback) adds it to a
+/// training run.
 ///
 /// All methods are called between steps, on all workers, with the same arguments. They must have the same effects on
-/// the weights and the learning rate of all workers. A callback that writes a file does so if
-/// [`is_chief`](CallbackContext::is_chief).
+/// the weights and the learning rate of all workers. A callback that writes a file must do so only if
+/// [`is_chief`](CallbackContext::is_chief) returns `true`.
 ///
-/// If training resumes from a backup, or after the loss of a worker, work since then is repeated, including
-/// callbacks. A callback should therefore have no state of its own and decide from the
+/// If training resumes from a backup, or after the loss of a worker, the work after the restored position is repeated,
+/// including callbacks. A callback should therefore have no state of its own and decide from the
 /// [`history`](CallbackContext::history), which is part of backups, as [`ReduceOnPlateau`] does.
 ///
 /// ```
@@ -56,8 +57,8 @@ use std::ops::ControlFlow;
 /// ```
 #[doc(alias = "tf.keras.callbacks.Callback")]
 pub trait Callback {
-    /// Called before the first step, after the backup was restored. On a worker that joins a run in progress, it is
-    /// called before the worker receives the state: the history is empty.
+    /// Called before the first step, after the backup was restored. On a worker that joins a run in progress, this is
+    /// before the worker receives the state, so the history is empty.
     ///
     /// # Errors
     /// An error ends the training run.
@@ -107,7 +108,7 @@ pub struct CallbackContext<'a> {
 }
 
 impl CallbackContext<'_> {
-    /// Returns the epochs that are complete. In [`on_end`](Callback::on_end), it has the reason why training ended.
+    /// Returns the history: the complete epochs and, in [`on_end`](Callback::on_end), the reason why training ended.
     pub fn history(&self) -> &History {
         self.history
     }

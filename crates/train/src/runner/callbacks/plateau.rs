@@ -49,7 +49,7 @@ impl ReduceOnPlateau {
         self
     }
 
-    /// Sets the lowest rate to which this callback reduces it; 0 by default.
+    /// Sets the minimum learning rate: this callback never reduces the rate below it. The default is 0.
     #[doc(alias = "min_lr")]
     pub fn min_learning_rate(mut self, rate: f64) -> Self {
         self.min_learning_rate = rate;

@@ -26,7 +26,7 @@ struct Timing {
     epoch: Option<usize>,
     /// The time since the results of the previous epoch, or since the run began.
     began: Stopwatch,
-    /// The steps that were complete when this process began the epoch.
+    /// The number of steps of the epoch that were complete before this process made its first one.
     resumed_at: usize,
     since: Stopwatch,
     drawn: Option<Stopwatch>,
@@ -39,7 +39,7 @@ impl ProgressBar {
         is_chief.then(|| Self { line: StatusLine::on_terminal(), shown: Mutex::new(timing) })
     }
 
-    /// Removes the status line, because code of users may print.
+    /// Removes the status line, because users' code may print.
     pub fn hide(&self) {
         if let Some(line) = &self.line {
             line.hide();

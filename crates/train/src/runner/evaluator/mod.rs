@@ -127,9 +127,11 @@ impl Evaluator {
     /// # Errors
     /// - [`Error::NoCheckpoint`]: no new checkpoint appeared within the [patience](Self::patience). The error names the
     ///   folder.
-    /// - [`Error::Io`], [`Error::InvalidArgument`]: the results file cannot be read or written.
-    /// - The errors of [`Checkpoint::restore_from`] and of `evaluate`. The next run evaluates that checkpoint
-    ///   again.
+    /// - [`Error::Io`]: the results file cannot be read or written, or the handler of SIGTERM cannot be installed.
+    /// - [`Error::InvalidArgument`]: a line of the results file was not written by an evaluator.
+    /// - The errors of [`Checkpoint::restore_from`], of `evaluate` and of writing the event file. The next run
+    ///   evaluates that checkpoint again. If the checkpoint has been deleted, its errors are ignored.
+    /// - The errors of [`CheckpointManager::new`] and [`CheckpointManager::paths`].
     pub fn run(
         &self,
         parts: &Checkpoint<'_>,
@@ -176,7 +178,7 @@ impl Evaluator {
         }
     }
 
-    /// Evaluates a checkpoint that is not in the ledger. Returns `true` if it is the last checkpoint of the training
+    /// Evaluates a checkpoint, unless it is in the ledger. Returns `true` if it is the last checkpoint of the training
     /// run.
     fn evaluate_checkpoint(
         &self,
