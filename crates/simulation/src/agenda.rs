@@ -29,7 +29,8 @@ impl<E> Agenda<E> {
         self.next += 1;
     }
 
-    /// Removes the next event, and advances the virtual time to the time of this event.
+    /// Removes the next event, and advances the virtual time to the time of this event. Returns `None` if the queue is
+    /// empty.
     pub fn pop(&mut self) -> Option<E> {
         let ((time, _), event) = self.all.pop_first()?;
         self.now = time;

@@ -94,7 +94,7 @@ impl Checks {
         std::mem::take(&mut self.met)
     }
 
-    /// Records that a worker has lost another worker, and continues.
+    /// Records that a worker has lost another worker and continues.
     pub fn lost(&mut self) {
         self.losses += 1;
     }
@@ -143,7 +143,8 @@ impl Checks {
         self.expect(round, rank, call, Made::Agreed(sum));
     }
 
-    /// Records that a round failed for a worker, with the given blame.
+    /// Records that a round failed for a worker, with the given blame. `over` is whether the session is over for this
+    /// worker.
     pub fn blamed(&mut self, round: Round, rank: usize, call: u64, blame: &Blame, over: bool) {
         let made = if over { Made::Over } else { Made::Blamed(blame.clone()) };
         self.expect(round, rank, call, made);

@@ -71,7 +71,7 @@ impl Weights {
         [self.made, self.digest].map(u64::to_le_bytes).concat()
     }
 
-    /// Decodes the state from bytes.
+    /// Decodes the state from bytes; `None` if they are malformed.
     pub fn of_image(image: &[u8]) -> Option<Self> {
         let (made, digest) = image.split_first_chunk()?;
         Some(Self { made: u64::from_le_bytes(*made), digest: u64::from_le_bytes(digest.try_into().ok()?) })

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// The maximum duration of a handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Decodes handshake messages from the bytes of one arrival.
+/// Decodes the handshake message that the bytes of an arrival complete; `None` if more bytes are needed.
 pub fn words(hearing: &mut HandshakeDecoder, mut bytes: &[u8]) -> Result<Option<Words>, Refusal> {
     while !bytes.is_empty() {
         let buffer = hearing.buffer();

@@ -347,7 +347,8 @@ impl Joining {
         }
     }
 
-    /// Returns the generation of the world, as far as this worker knows it.
+    /// Returns the generation that this worker has created as the leader, or otherwise the generation that it has
+    /// received.
     fn generation(&self) -> u64 {
         self.made.unwrap_or(self.meeting.members().generation())
     }

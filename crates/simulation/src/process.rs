@@ -20,33 +20,34 @@ use std::time::Duration;
 pub struct Process {
     /// The name of the process in the history.
     pub name: Name,
-    /// The port on which it listens.
+    /// The port on which the process listens.
     pub port: u16,
-    /// Whether it was started by mistake.
+    /// Whether the process was started by mistake.
     pub mistaken: bool,
     world: World,
     addresses: Vec<String>,
     claim: Claim,
-    /// The workers that it expects at the rendezvous, as cluster indices.
+    /// The workers that the process expects at the rendezvous, as cluster indices.
     expected: BTreeSet<usize>,
-    /// The workers that were waiting when it left a world which had begun without them, and the time at which it left.
+    /// The workers that were waiting when the process left a world that had begun without them, and the time at which
+    /// it left; `None` if its last world was not such a world.
     pub owed: Option<(BTreeSet<usize>, Duration)>,
-    /// The time at which it was started.
+    /// The time at which the process was started.
     pub started: Duration,
     /// The deadline for joining.
     until: Duration,
-    /// The generation of its last world; 0 if there was none.
+    /// The generation of the process's last world; 0 if there was none.
     pub generation: u64,
-    /// The cluster indices of the workers of that world.
+    /// The cluster indices of the last world's workers.
     pub places: Vec<usize>,
     stage: Stage,
     program: Program,
     /// The inbox of the previous world, which is only kept because of a planted bug.
     kept: Option<Inbox>,
-    /// The time at which it was stopped. `waiting` contains the arrivals since then.
+    /// The time at which the process was stopped; `None` if it is running. `waiting` contains the arrivals since then.
     pub stopped: Option<Duration>,
     waiting: Vec<(Conn, Arrival)>,
-    /// The sequence number of its latest timer.
+    /// The sequence number of the process's latest timer.
     pub woken: u64,
 }
 
@@ -126,7 +127,7 @@ impl Process {
         told.err().and_then(|error| self.could_not_join(context, error)).or_else(|| self.go_on(context))
     }
 
-    /// Handles a failed rendezvous.
+    /// Handles a failed rendezvous: takes part in the next one, or returns the way in which the process ends.
     fn could_not_join(&mut self, context: &mut Context<'_>, error: JoinError) -> Option<Ending> {
         context.note(|| format!("cannot join: {error}"));
         context.close_all("it closed its connection");
@@ -151,7 +152,7 @@ impl Process {
         }
     }
 
-    /// Leaves its world, and takes part in the next rendezvous.
+    /// Leaves the current world, and takes part in the next rendezvous.
     fn meet_again(&mut self, context: &mut Context<'_>) {
         context.note(|| "meets the others again".to_owned());
         context.close_all(if context.has(Planted::LeaveAsEnd) { ENDED } else { LEFT });
@@ -181,7 +182,7 @@ impl Process {
         !matches!(self.stage, Stage::Ended(_))
     }
 
-    /// Returns the time at which its machine failed silently; `None` if it did not.
+    /// Returns the time at which the machine of the process failed silently; `None` if it did not.
     pub fn vanished(&self) -> Option<Duration> {
         match self.stage {
             Stage::Ended(vanished) => vanished,
@@ -197,7 +198,7 @@ impl Process {
         }
     }
 
-    /// Returns its training run; `None` if it runs a script.
+    /// Returns the training run of the process; `None` if it runs a script.
     pub fn training(&self) -> Option<&Training> {
         match &self.program {
             Program::Training(training) => Some(training),
@@ -205,7 +206,8 @@ impl Process {
         }
     }
 
-    /// Returns its links, their generation if it is known, and the time since which it has checked them for silence.
+    /// Returns the links of the process, their generation if the process has received it, and the time since which it
+    /// has checked them for silence. Returns `None` if the process has ended.
     pub fn links(&self) -> Option<(&BTreeMap<Conn, usize>, Option<u64>, Duration)> {
         match &self.stage {
             Stage::Joining(joining) => Some((joining.links(), joining.told(), joining.began())),
@@ -214,7 +216,7 @@ impl Process {
         }
     }
 
-    /// Returns the farewell that it sends when it exits.
+    /// Returns the farewell that the process sends when it exits.
     pub fn farewell(&self) -> &'static str {
         match self.stage {
             Stage::Working(_) => ENDED,

@@ -7,16 +7,16 @@ use std::time::Duration;
 /// The action of a worker when it should make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// It makes the same call as the others, or a different one.
+    /// The worker makes the same call as the others, or a different one.
     Call {
-        /// Whether it makes a different call.
+        /// Whether the worker makes a different call.
         other: bool,
     },
-    /// It has failed, and does not participate in the call.
+    /// The worker has failed, and does not participate in the call.
     Decline,
-    /// It ends the session for all workers.
+    /// The worker ends the session for all workers.
     Abandon,
-    /// Its replicas have returned, so it leaves the session.
+    /// The worker's replicas have returned, so it leaves the session.
     Leave,
 }
 
@@ -68,8 +68,8 @@ impl Script {
         least + Duration::from_micros(self.draw([generation, rank as u64, step, call]).bits() % (span + 1))
     }
 
-    /// Returns the action that replaces a call, and the first worker that performs it; `None` if the call is made
-    /// normally.
+    /// Returns the action that replaces a call, the first worker that performs it, and the source of further random
+    /// choices; `None` if the call is made normally.
     fn oddity(&self, generation: u64, step: u64, call: u64) -> Option<(Deed, usize, SplitMix)> {
         let mut draw = self.draw([generation, u64::MAX, step, call]);
         if self.oddities.is_empty() || draw.bits() % 100 >= self.odd {

@@ -18,7 +18,7 @@ const NAME: &str = "strategy";
 pub struct Scripted {
     step: u64,
     call: u64,
-    /// Whether it does not participate in the current round.
+    /// Whether the worker does not participate in the current round.
     declines: bool,
 }
 

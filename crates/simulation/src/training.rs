@@ -29,19 +29,19 @@ const RUN: &str = "run";
 pub struct Training {
     /// Whether the worker has already taken part in the training run.
     begun: bool,
-    /// The generation in which it last agreed with the others on the position.
+    /// The generation in which the worker last agreed with the others on the position.
     agreed: u64,
     weights: Weights,
     updates: Updates,
-    /// The number of steps that it has counted.
+    /// The number of steps that the worker has counted.
     steps: u64,
     recovery_limit: RecoveryLimit,
     stage: Stage,
-    /// The value of `agreed` that it sent at the last rendezvous.
+    /// The value of `agreed` that the worker sent at the last rendezvous.
     told: u64,
-    /// The number of waiting workers that it reported when the step began.
+    /// The number of waiting workers that this worker reported when the step began.
     waiting: u64,
-    /// The deadline for the rendezvous after a loss.
+    /// The deadline for the rendezvous after a loss; `None` if no worker has been lost since the last agreement.
     until: Option<Duration>,
 }
 
@@ -73,12 +73,12 @@ impl Training {
         self.told
     }
 
-    /// Returns `true` if the worker is in the agreement after a rendezvous.
+    /// Returns `true` while the worker is agreeing on a state with the others after a rendezvous.
     pub fn is_meeting(&self) -> bool {
         matches!(self.stage, Stage::Meeting(..))
     }
 
-    /// Returns the deadline for the rendezvous.
+    /// Returns the deadline for the rendezvous after a loss; `None` if there was no loss since the last agreement.
     pub fn until(&self) -> Option<Duration> {
         self.until
     }
@@ -235,7 +235,7 @@ impl Training {
         context.plan.course.as_ref().is_none_or(|course| self.steps >= course.steps)
     }
 
-    /// Begins a step after all workers have made the call.
+    /// Begins the step that all workers have agreed to begin, or a rendezvous if other workers are waiting to join.
     fn begun(&mut self, working: &mut Working, context: &mut Context<'_>, bodies: &[Bytes]) -> Go {
         let (mut number, mut waiting) = (working.next_number(RUN), self.waiting);
         for (from, body) in bodies.iter().enumerate().filter(|(from, _)| *from != working.world.worker()) {
@@ -363,7 +363,8 @@ impl Training {
         }
     }
 
-    /// Handles a failed call.
+    /// Handles a failed call: begins a rendezvous, or ends the program if the deadline or the recovery limit does not
+    /// permit one.
     fn lost(&mut self, working: &Working, context: &mut Context<'_>, blame: &Blame) -> Go {
         context.note(|| format!("stops after step {}: {blame}", self.steps));
         if context.plan.elastic.is_some() && self.is_meeting() {

@@ -39,9 +39,9 @@ pub struct Working {
     pub world: World,
     /// The generation of the world.
     pub generation: u64,
-    /// The state of its current session.
+    /// The state of the current session.
     pub protocol: Protocol,
-    /// The time at which it began to work.
+    /// The time at which the worker joined the world.
     pub since: Duration,
     /// The cluster indices of the world's workers.
     places: Vec<usize>,
@@ -50,7 +50,7 @@ pub struct Working {
     late_join_replies: LateJoinReplies,
     /// The workers that are waiting for the next world.
     waiting_processes: WaitingProcesses,
-    /// The time since which each of these workers has been waiting.
+    /// The time since which each of the waiting workers, by cluster index, has been waiting.
     waits: BTreeMap<usize, Duration>,
     inbox: Inbox,
     doing: Doing,
@@ -60,18 +60,18 @@ pub struct Working {
 
 #[derive(Clone, Copy, Debug)]
 enum Doing {
-    /// It computes until this time, and then acts.
+    /// The worker computes until this time, and then acts.
     Computing(Duration),
-    /// It waits for the others in a round until `until`. The round must be over at `end`.
+    /// The worker waits for the others in a round until `until`. The round must be over at `end`.
     Waiting { until: Duration, end: Duration },
 }
 
 /// The way in which a worker's program ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It has completed all of its steps.
+    /// The program has completed all of its steps.
     Done,
-    /// It has failed, for the given reason.
+    /// The program has failed, for the given reason.
     Failed(String),
     /// No worker has a complete state, so all must restart.
     Torn,
@@ -80,11 +80,11 @@ pub enum Ending {
 /// The next action of a worker.
 #[derive(Debug)]
 pub enum Go {
-    /// It continues in this world.
+    /// The worker continues in this world.
     On,
-    /// It leaves this world for the next rendezvous.
+    /// The worker leaves this world for the next rendezvous.
     Meet,
-    /// It exits.
+    /// The worker exits.
     End(Ending),
 }
 
@@ -159,7 +159,7 @@ impl Working {
         there.map(|(_, place)| *place).chain(self.waiting_processes.positions()).collect()
     }
 
-    /// Returns the received messages.
+    /// Returns the inbox, which contains the received messages.
     pub fn inbox(&self) -> &Inbox {
         &self.inbox
     }
@@ -243,7 +243,8 @@ impl Working {
         }
     }
 
-    /// Rejects a connection that is not a link.
+    /// Rejects a connection that is not a link. Records the process at its other end if the process waits for the next
+    /// world.
     fn refuse(&mut self, context: &mut Context<'_>, conn: Conn, bytes: &[u8]) {
         let hides = context.has(Planted::EarlyUnsaid);
         let now = context.now();
@@ -273,7 +274,7 @@ impl Working {
         self.inbox.deliver(rank, message);
     }
 
-    /// Performs all actions that are due. Returns the next action if the worker leaves this world.
+    /// Performs all actions that are due. Returns the next action if the worker leaves this world, otherwise `None`.
     pub fn go_on(&mut self, context: &mut Context<'_>, program: &mut impl Acts) -> Option<Go> {
         self.guests.wake(context);
         loop {

@@ -11,7 +11,7 @@ use distribute_coordinator::dispatch::{Outcome, Task};
 use distribute_coordinator::{Call, ClosureId, Done, Failure, FailureKind, Origin, Work};
 use std::collections::BTreeSet;
 
-/// The maximum number of times that a worker's thread may find work without returning a result.
+/// The maximum number of times in a row that a worker's thread may wake up for work and find none.
 const IDLE: u32 = 64;
 
 /// The results of a coordinator's cluster, and the rules that were broken.
@@ -19,8 +19,9 @@ const IDLE: u32 = 64;
 pub struct Checks {
     /// The rules that were broken.
     pub broken: Vec<String>,
-    /// The number of closures that have succeeded. The next field is the number that have failed.
+    /// The number of closures that have succeeded.
     pub well: usize,
+    /// The number of closures that have failed.
     pub otherwise: usize,
     /// The changes that servers have made. Each entry contains the server, the coordinator, the closure and the
     /// change's number.
@@ -41,7 +42,8 @@ impl Checks {
 }
 
 impl World {
-    /// Returns the coordinator of a session if both ends still have the connection open.
+    /// Returns the coordinator of a session; `None` if the coordinator has been killed or no longer uses the session's
+    /// connection.
     fn lives(&self, session: usize) -> Option<usize> {
         let Session { job, conn, process, .. } = self.sessions[session];
         let chief = job as usize - 1;
@@ -50,7 +52,7 @@ impl World {
         (lives && !self.chiefs[chief].is_gone).then_some(chief)
     }
 
-    /// Returns the session that uses a connection.
+    /// Returns the last session that was opened over a connection.
     fn session_over(&self, conn: Conn) -> Option<usize> {
         self.sessions.iter().rposition(|session| session.conn == conn)
     }

@@ -36,21 +36,23 @@ pub struct Chief {
     pub first: Option<Failure>,
     /// The position of each stream on each worker, according to the closures whose results were accepted.
     pub consumed: BTreeMap<(ResourceId, usize), u64>,
-    /// The worker that creates the variables of each resource, and whether it has created them.
+    /// The worker that is creating the variables of each resource, and whether they have been created.
     pub variables: BTreeMap<ResourceId, (Option<usize>, bool)>,
-    /// The number of workers that were lost while they had each closure.
+    /// The number of workers that were lost while each closure was the first of their closures.
     pub losses: BTreeMap<ClosureId, u32>,
     pid: Pid,
     pub is_gone: bool,
     /// The servers that have not registered this coordinator yet.
     pub beginning: BTreeSet<usize>,
-    /// The index of the program's next act. An earlier coordinator has handled the closures before `skipped`.
+    /// The index of the program's next act.
     pub next: usize,
+    /// The index of the first act whose closure this coordinator schedules. An earlier coordinator has handled the
+    /// others.
     pub skipped: usize,
     /// The current task of each worker, and the time at which it began.
     pub busy: Vec<Option<(Task, Duration)>>,
     sending: Vec<bool>,
-    /// The number of times that each worker's thread found work without returning a result.
+    /// The number of times in a row that each worker's thread woke up for work and found none.
     pub idle: Vec<u32>,
     /// The time until which the program rests.
     pub rests: Duration,
@@ -145,8 +147,9 @@ impl World {
         }
     }
 
-    /// Registers a coordinator on a server, which then accepts only changes by this coordinator's closures. The
-    /// coordinator connects to workers after it is registered on all servers.
+    /// Tries to register a coordinator on a server, and schedules the next try. A server on which it is registered
+    /// accepts only changes by this coordinator's closures. The coordinator connects to workers after it is registered
+    /// on all servers.
     pub fn begin_job(&mut self, chief: usize, server: usize) {
         let state = &self.chiefs[chief];
         if state.is_gone || !state.beginning.contains(&server) {
@@ -165,7 +168,8 @@ impl World {
         self.agenda.at(now + ms(500), Event::Begin { chief, server });
     }
 
-    /// Records that a server has registered the coordinator.
+    /// Records that a server has registered the coordinator. After the last server, the coordinator begins its program
+    /// and connects to the workers.
     pub fn job_begun(&mut self, chief: usize, server: usize) {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];
@@ -175,7 +179,7 @@ impl World {
         }
     }
 
-    /// Connects to a worker.
+    /// Connects to a worker, unless the coordinator is already connected or has been killed.
     pub fn connect(&mut self, chief: usize, worker: usize) {
         let Chief { is_gone, follows, pid, host, .. } = &mut self.chiefs[chief];
         if *is_gone || follows[worker] != Follow::Away {
@@ -235,7 +239,8 @@ impl World {
         self.stir(chief);
     }
 
-    /// Handles an arrival over a closed connection, which must have no effect.
+    /// Delivers results that have arrived over a closed connection, as soon as the worker works in another session.
+    /// This is the effect of a planted bug.
     pub fn late_words(&mut self, conn: Conn, what: Arrival<Words>) {
         let worker = self.network.leads_to(conn);
         let Arrival::Message(Words::Collected(done)) = what else { return };
@@ -414,7 +419,8 @@ impl World {
         self.stir(chief);
     }
 
-    /// Records resources as created if they were created in an earlier session.
+    /// Records resources as created if they were created in an earlier session, and removes them from the work. This is
+    /// the effect of a planted bug.
     fn keep_made(&mut self, chief: usize, worker: usize, work: &mut Vec<Work>) {
         let state = &mut self.chiefs[chief];
         let mut made = Vec::new();

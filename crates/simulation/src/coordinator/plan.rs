@@ -26,22 +26,22 @@ pub enum Step {
 /// The way in which a closure, or the creation of a resource, ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It succeeds.
+    /// The code succeeds.
     Well,
-    /// It returns an error.
+    /// The code returns an error.
     Fails,
-    /// It panics.
+    /// The code panics.
     Panics,
-    /// It hangs.
+    /// The code hangs.
     Hangs,
-    /// It kills its process.
+    /// The code kills its process.
     Kills,
 }
 
 /// A closure of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closure {
-    /// The indices of the resources among its arguments.
+    /// The indices of the resources among the closure's arguments.
     pub uses: Vec<usize>,
     /// The steps of the closure.
     pub steps: Vec<Step>,
@@ -54,11 +54,11 @@ pub struct Closure {
 /// A resource of the program: a stream of elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
-    /// The indices of the resources among its arguments.
+    /// The indices of the resources among the arguments with which the resource is created.
     pub uses: Vec<usize>,
-    /// The time that its creation takes.
+    /// The time that the creation of the resource takes.
     pub takes: Duration,
-    /// The way in which its creation ends.
+    /// The way in which the creation of the resource ends.
     pub end: End,
 }
 
@@ -119,7 +119,7 @@ pub struct Plan {
 /// The kinds of faults that a plan contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weather {
-    /// Only closures of the program fail.
+    /// Only closures and the creation of resources fail.
     Fair,
     /// Workers and servers fail.
     Rough,

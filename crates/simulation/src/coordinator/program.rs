@@ -91,7 +91,8 @@ impl World {
         self.chiefs[chief].dispatch.is_idle()
     }
 
-    /// Ends all closures because one has failed. Returns `true` if all have ended.
+    /// Cancels all closures after one has failed. Returns `true` once all of them have ended and the failure has been
+    /// reported.
     fn settle(&mut self, chief: usize) -> bool {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];

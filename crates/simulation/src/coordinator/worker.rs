@@ -30,9 +30,9 @@ pub struct Worker {
     /// The index of the worker.
     pub number: usize,
     pub pid: Pid,
-    /// The time at which the process was killed.
+    /// The time at which the process was killed; `None` if it has not been.
     pub gone: Option<Duration>,
-    /// The times at which the process was stopped and resumes.
+    /// The times at which the process was last stopped and at which it resumes; `None` if it has never been stopped.
     pub stopped: Option<(Duration, Duration)>,
     job: u64,
     /// The coordinator of the last session.
@@ -160,7 +160,8 @@ impl World {
         self.agenda.at(at, Event::Started { process, id, conn, job: hello.job });
     }
 
-    /// Begins the session, after the executor of the coordinator's calls has started.
+    /// Begins the session, after the executor of the coordinator's calls has started. Rejects it if a coordinator has
+    /// connected again in the meantime.
     pub fn started(&mut self, process: usize, id: u64, conn: Conn, job: u64) {
         if self.workers[process].sessions != id {
             return self.say(process, conn, Words::Refused);
@@ -406,7 +407,8 @@ impl World {
         self.agenda.at(now + AGAIN, Event::Again(push));
     }
 
-    /// Ends an execution with the result of its code.
+    /// Ends the execution of a closure with the result of its code. Records the positions of the streams that it has
+    /// taken elements of, or resets them if a server has failed.
     fn ended(&mut self, execution: usize, result: Result<(), Failure>) {
         let state = &self.executions[execution];
         let Doing::Closure { origin, .. } = state.task else { return };

@@ -318,7 +318,7 @@ impl World {
         }
     }
 
-    /// Kills the process of a worker. Another process replaces it.
+    /// Kills the process of a worker. Another process replaces it after some time.
     pub fn kill(&mut self, number: usize, silently: bool) {
         let Some(process) = self.present(number) else { return };
         let now = self.agenda.now();

@@ -20,29 +20,30 @@ pub enum Scenario {
     Starts,
     /// A worker is started twice, by mistake.
     Twins,
-    /// Workers are killed, and links break, while the world is being formed.
+    /// Workers are killed, stopped or cut off, and links break, while the world is being formed.
     Joining,
     /// Workers make different calls.
     Calls,
-    /// Workers fail between calls, leave sessions, and end sessions.
+    /// Workers make different calls, fail between calls, leave sessions, and end sessions.
     Declines,
     /// Messages and workers are delayed, by approximately the timeout of a call.
     Delays,
-    /// A worker is stopped for longer than the timeout of a call, but not long enough to be considered lost.
+    /// Workers are stopped for about as long as the timeout of a call, but not long enough to be considered lost.
     Pause,
     /// A worker is stopped, possibly for long enough to be considered lost.
     Stop,
-    /// A worker is killed during a call, or its machine fails silently.
+    /// One or two workers are killed during a call, or their machines fail silently.
     CrashInCall,
     /// A worker is killed between two calls.
     CrashBetween,
     /// A part of the network is interrupted for a time, in one or both directions.
     Partition,
-    /// A connection breaks.
+    /// One or two connections break.
     Break,
     /// Processes of an earlier generation return.
     Revenants,
-    /// All of the above.
+    /// Workers make different calls, are killed, stopped or cut off, fail silently, or return from an earlier
+    /// generation, in any combination.
     Storm,
     /// 64 workers, of which two are killed.
     Crowd,
@@ -52,11 +53,11 @@ pub enum Scenario {
     TrainHandover,
     /// Workers are killed in steps that make several updates.
     TrainHalves,
-    /// Workers of a training run are stopped or cut off, or fail silently.
+    /// Workers of a training run are killed, stopped or cut off, or fail silently.
     TrainParted,
     /// A worker that cannot be reached is replaced, and then returns.
     TrainSupplanted,
-    /// All of the above, in training runs.
+    /// A training run in which workers are killed, stopped, cut off or fail silently, in any combination.
     TrainStorm,
     /// A training run with 64 workers, some of which are killed.
     TrainCrowd,
@@ -66,7 +67,7 @@ pub enum Scenario {
     ElasticKilled,
     /// The first worker is lost, and its replacement may start before the others have noticed.
     ElasticLeader,
-    /// All of the above, in elastic training runs.
+    /// A training run with worlds that grow and shrink, in which workers are killed, stopped, cut off or fail silently.
     ElasticStorm,
     /// A coordinator schedules closures, some of which fail.
     Coordinator,
@@ -110,7 +111,7 @@ impl Scenario {
         Scenario::CoordinatorStorm,
     ];
 
-    /// Simulates the plan that is derived from a seed.
+    /// Simulates the plan that is derived from a seed. The history is only recorded if `kept` is `true`.
     pub fn run(self, seed: u64, planted: Option<Planted>, kept: bool) -> Report {
         match self.weather() {
             Some(weather) => coordinator::run(weather, self.draw(seed), planted, kept),

@@ -36,11 +36,13 @@ pub struct Report {
     pub broken: Vec<String>,
     /// The lines of the history, if it was recorded.
     pub history: Vec<String>,
-    /// The number of generations.
+    /// The number of generations; with a coordinator, the number of coordinators.
     pub generations: u64,
-    /// The number of rounds in which all workers agreed, and the number of those in which they did not.
+    /// The number of rounds in which all workers agreed, and the number of those in which they did not. For a training
+    /// run, these are the numbers of updates and of losses; with a coordinator, those of closures that succeeded and
+    /// failed.
     pub rounds: (usize, usize),
-    /// The virtual time at which the last process ended.
+    /// The virtual time at which the last process ended, or the last coordinator finished its program.
     pub lasted: Duration,
     /// The number of events.
     pub events: usize,
@@ -208,7 +210,7 @@ impl Simulation {
         }
     }
 
-    /// Makes a process act.
+    /// Calls `act` with a process and its context, and handles the consequences.
     fn act(&mut self, pid: Pid, act: impl FnOnce(&mut Process, &mut Context<'_>) -> Option<Ending>) {
         let process = &mut self.processes[pid];
         let ending = act(process, &mut self.surroundings.of(process.name));
@@ -282,7 +284,8 @@ impl Simulation {
         }
     }
 
-    /// Checks that the members of a world have the same generation.
+    /// Checks the world that a process has just joined: the number of its members, the process's links, and the
+    /// generation of each member. Records the generation.
     fn compare_members(&mut self, pid: Pid) {
         let process = &self.processes[pid];
         let Some(working) = process.working().filter(|working| working.since == self.now()) else { return };
