@@ -22,7 +22,7 @@ use distribute_ps_tables::DynamicOptions;
 /// evicted if there are more than [`max_rows`](DynamicOptions::max_rows), or if they have not been trained for
 /// [`max_age`](DynamicOptions::max_age) steps.
 ///
-/// The table is trained by `minimize`, with rules that do not change rows without a gradient: `Sgd`, `Adagrad`,
+/// The table is trained by `minimize`, with rules that do not change rows without a gradient, such as `Sgd`, `Adagrad`,
 /// `Ftrl` or `Adam::lazy()`. `with_rule_for` sets a rule for this table only.
 /// [`Variables::variable`](distribute_core::Variables::variable) returns the table as a variable, which can be read
 /// with [`gather`](distribute_core::Variable::gather) and [`dynamic_rows`](distribute_core::Variable::dynamic_rows).

@@ -19,8 +19,8 @@ const BLOCK: usize = 1024;
 /// the variable. The slot [`SLOT`](Averaged::SLOT) is the difference average − var, which is 0 for variables and rows
 /// that have never been updated.
 ///
-/// The average of a row changes in the steps in which the rule changes the row. If it does not move absent rows, their
-/// averages stay.
+/// The average of a row changes in the steps in which the rule changes the row. If the rule does not change rows
+/// without a gradient, their averages do not change either.
 ///
 /// ```
 /// use distribute_optim::{Averaged, Rule, RuleExt, Sgd, Step};

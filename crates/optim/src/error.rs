@@ -1,6 +1,6 @@
 //! Errors of updates and of hyper-parameters.
 
-/// An error of an update whose arguments do not match. Nothing has been changed.
+/// An error in the arguments of an update. The update has changed nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpdateError {
@@ -40,18 +40,18 @@ pub enum UpdateError {
         /// The row that should be greater than the previous one.
         row: usize,
     },
-    /// The rule does not support this learning rate. It would fill the variable with NaN.
+    /// The rule does not support the learning rate, for example because it is not finite.
     #[error(transparent)]
     LearningRate(#[from] InvalidHyperparameter),
 }
 
-/// An error: with this value of a hyper-parameter, a rule would diverge or divide by zero.
+/// A value of a hyper-parameter that is out of range, for example because a rule would diverge or divide by zero.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{rule}: {parameter} is {value}, but must be {range}")]
 pub struct InvalidHyperparameter {
-    /// The name of the rule, as [`Rule::name`](crate::Rule::name) returns it.
+    /// The name of the rule, as [`Rule::name`](crate::Rule::name) returns it, or the name of the schedule.
     pub rule: &'static str,
-    /// The name of the hyper-parameter's field.
+    /// The name of the hyper-parameter.
     pub parameter: &'static str,
     /// The value that is out of range.
     pub value: f64,

@@ -1,4 +1,4 @@
-//! [`Formula`]: the trait for code that defines update rules. It implements [`Rule`].
+//! [`Formula`]: the trait for code that defines update rules. Every type that implements it is a [`Rule`].
 
 // - INV-12: enforced here. Tests: `optim/src/formula.rs`, `ps-tables/tests/it/refusals.rs`.
 
@@ -74,10 +74,10 @@ pub trait Formula: Debug + Send + Sync + 'static {
 
     /// Returns whether the kernel does nothing but compute with its arguments. It is `false` by default.
     ///
-    /// Such a kernel does not block, take locks, read variables or panic. The rule is then applied to variables in
-    /// place, in the same pass that reduces their gradients. Other rules are applied to copies, which takes more
-    /// time. If the kernel of such a rule hangs, the other replicas wait only until the deadline; if it fails,
-    /// nothing has changed.
+    /// Such a kernel must not block, take locks, read variables or panic. The rule is then applied to variables in
+    /// place, in the same pass that reduces their gradients. Any other rule is applied to copies, which takes more
+    /// time. If its kernel hangs, the other replicas wait only until the deadline; if its kernel fails, nothing has
+    /// changed.
     fn only_computes(&self) -> bool {
         false
     }

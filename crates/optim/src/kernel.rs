@@ -51,8 +51,8 @@ impl Kernel {
     /// rounded.
     pub const OPTIONS: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 
-    /// Creates the kernel of a program. Returns `None` if an operation uses a later result, or an exponent is not a
-    /// constant.
+    /// Creates the kernel of a program. Returns `None` if an operation uses a later result, an exponent is not
+    /// constant, or an output does not exist.
     pub fn new(program: &Program, precision: Precision) -> Option<Self> {
         let Program { operations, outputs } = program.folded(precision)?;
         let mut kernel = Kernel {

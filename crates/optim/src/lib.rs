@@ -32,7 +32,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `rule` | [`Rule`], the trait for code that applies rules, and [`Step`] |
-//! | `formula` | [`Formula`], the trait for code that defines rules; it implements [`Rule`] |
+//! | `formula` | [`Formula`], the trait for code that defines rules; every `Formula` is a [`Rule`] |
 //! | `spec` | the hyper-parameters of each rule as data, such as [`Adam`], and [`RuleSpec`] for any rule |
 //! | `rules` | the [`Formula`] of each rule, in one file each |
 //! | `averaged` | [`Averaged`]: any rule, with a moving average of the weights |

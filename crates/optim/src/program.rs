@@ -40,7 +40,8 @@ pub enum Operation {
     Div(usize, usize),
     /// The square root √a.
     Sqrt(usize),
-    /// The power a ᵇ. The exponent b must be a constant.
+    /// The power aᵇ. The exponent b must be constant: an [`Operation::Constant`], or a result that is computed from
+    /// constants alone.
     Pow(usize, usize),
     /// The absolute value |a|.
     Abs(usize),
@@ -102,7 +103,8 @@ impl Operation {
         })
     }
 
-    /// Computes the result if all operands are constants; otherwise returns `None`.
+    /// Computes the result if all operands are constants; otherwise returns `None`. `numbers` contains the earlier
+    /// results that are constants.
     fn number<F: Float + Into<f64>>(self, numbers: &[Option<f64>]) -> Option<f64> {
         self.result(|at| numbers[at].map(F::from_f64), |_| None).map(Into::into)
     }
@@ -132,9 +134,9 @@ impl Operation {
 impl Program {
     /// Returns the program for elements of one type, without unused operations and operations on constants only.
     ///
-    /// Operations on constants are computed here, rounded to the type of the elements. Which operations remain does
-    /// not depend on the values of constants. Returns `None` if an operation uses a later result, or an exponent is
-    /// not a constant.
+    /// Operations on constants are computed here, rounded to the type of the elements. Which operations remain does not
+    /// depend on the values of constants. Returns `None` if an operation uses a later result, an exponent is not
+    /// constant, or an output does not exist.
     pub fn folded(&self, precision: Precision) -> Option<Program> {
         let mut numbers: Vec<Option<f64>> = Vec::with_capacity(self.operations.len());
         for (at, operation) in self.operations.iter().enumerate() {

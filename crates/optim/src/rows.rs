@@ -39,7 +39,8 @@ pub fn merge_rows<F: Float>(
     Ok((merge.into_rows(), sums))
 }
 
-/// Checks that `rows` are strictly ascending rows of a table with `len` elements, and that each has a gradient.
+/// Checks that a table with `len` elements consists of complete rows, that `rows` are strictly ascending rows of it,
+/// and that `grads`, the number of elements of all gradients, is right.
 pub(crate) fn check_rows(
     len: usize,
     row_len: usize,

@@ -74,6 +74,9 @@ pub trait Rule: Debug + Send + Sync + 'static {
     fn slots(&self) -> Vec<SlotSpec>;
 
     /// Checks the hyper-parameters. Updates do not check them, so call this once for a rule that a user has created.
+    ///
+    /// # Errors
+    /// - [`InvalidHyperparameter`]: a hyper-parameter is out of range.
     fn validate(&self) -> Result<(), InvalidHyperparameter>;
 
     /// Returns whether an update by row also changes rows without a gradient.
@@ -95,7 +98,8 @@ pub trait Rule: Debug + Send + Sync + 'static {
 
     /// Returns a step of the rule as operations on tensors, for devices whose memory cannot be accessed as slices.
     ///
-    /// Returns `None` if the operations depend on the values of elements.
+    /// Returns `None` if the operations depend on the values of elements. The default implementation returns `None` as
+    /// well.
     ///
     /// # Errors
     /// - [`LearningRate`](UpdateError::LearningRate): see [`RuleExt::update`].
@@ -183,7 +187,9 @@ pub trait RuleExt: Rule {
     /// Nothing has changed after an error.
     /// - [`RowOutOfRange`](UpdateError::RowOutOfRange): a row is outside the table.
     /// - [`RowsOutOfOrder`](UpdateError::RowsOutOfOrder): the rows are not strictly ascending.
-    /// - The errors of [`update`](RuleExt::update).
+    /// - [`LengthMismatch`](UpdateError::LengthMismatch): `var` does not consist of complete rows, `grads` does not
+    ///   contain `row_len` elements for each row, or the slots do not match as in [`update`](RuleExt::update).
+    /// - [`LearningRate`](UpdateError::LearningRate): as in [`update`](RuleExt::update).
     fn update_rows<F: Float>(
         &self,
         at: Step,

@@ -50,12 +50,12 @@ pub enum RuleSpec {
 }
 
 thread_local! {
-    /// Whether this thread decodes the rule of an average.
+    /// Whether this thread is decoding the rule of an average.
     static IN_AVERAGE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Decodes the rule of an average. It is not an average itself: otherwise, untrusted bytes could nest rules to any
-/// depth.
+/// Decodes the rule of an average. Returns an error if this is an average itself: otherwise, untrusted bytes could nest
+/// rules to any depth.
 fn not_averaged<'de, D: Deserializer<'de>>(from: D) -> Result<Box<RuleSpec>, D::Error> {
     if IN_AVERAGE.replace(true) {
         return Err(D::Error::custom("the rule of an average is an average"));
@@ -124,9 +124,9 @@ impl Default for Momentum {
 /// ε is added before the bias of v is corrected, as in TensorFlow. In PyTorch, candle_nn and
 /// [`AdamW`](crate::AdamW), it is added after the correction. TensorFlow's default learning rate is 0.001.
 ///
-/// In an update by row, rows without a gradient are treated as if it were 0: m and v decay, and all rows change in
-/// every step. If `lazy` is `true`, such rows do not change. This is much faster for large tables, but the results are
-/// different.
+/// In an update by row, rows without a gradient are treated as if their gradient were 0: m and v decay, and all rows
+/// change in every step. If `lazy` is `true`, such rows do not change. This is much faster for large tables, but the
+/// results are different.
 ///
 /// ```
 /// use distribute_optim::{Adam, Rule};
@@ -169,8 +169,8 @@ impl Default for Adam {
 /// ε is added after the bias of v is corrected, unlike in [`Adam`](crate::Adam). The defaults are those of candle_nn
 /// and PyTorch, whose default learning rate is 0.001. In Keras, ε is 1e-7 and λ is 0.004.
 ///
-/// In an update by row, rows without a gradient are treated as if it were 0, so all rows decay and change. If `lazy` is
-/// `true`, such rows do not change.
+/// In an update by row, rows without a gradient are treated as if their gradient were 0, so all rows decay and change.
+/// If `lazy` is `true`, such rows do not change.
 #[doc(alias = "tf.keras.optimizers.AdamW")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
@@ -201,7 +201,8 @@ impl Default for AdamW {
 /// TensorFlow's default learning rate is 0.001. PyTorch's momentum increases more slowly: it has 0.96 to the power of
 /// 0.004 t.
 ///
-/// In an update by row, rows without a gradient are treated as if it were 0. With `lazy`, such rows do not change.
+/// In an update by row, rows without a gradient are treated as if their gradient were 0. If `lazy` is `true`, such rows
+/// do not change.
 #[doc(alias = "tf.keras.optimizers.Nadam")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NAdam {
@@ -230,8 +231,8 @@ impl Default for NAdam {
 /// learning rate that is 3 to 10 times smaller, and a weight decay that is as much larger. Keras' default learning
 /// rate is 0.001, and it has no weight decay by default.
 ///
-/// In an update by row, rows without a gradient are treated as if it were 0, so all rows change. With `lazy`, such
-/// rows do not change.
+/// In an update by row, rows without a gradient are treated as if their gradient were 0, so all rows change. If `lazy`
+/// is `true`, such rows do not change.
 #[doc(alias = "tf.keras.optimizers.Lion")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lion {

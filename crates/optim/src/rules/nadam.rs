@@ -10,7 +10,7 @@ const DECAY: f64 = 0.96;
 /// The number of steps after which 1 − ½ · 0.96ᵗ is 1 in f64.
 const SCHEDULED: usize = 900;
 
-/// The products of 1 − ½ · 0.96ⁱ for i from 1 to t.
+/// The products of 1 − ½ · 0.96ⁱ for i from 1 to t, for each t up to [`SCHEDULED`].
 static PRODUCTS: LazyLock<Vec<f64>> = LazyLock::new(|| {
     let mut product = 1.0;
     let mut next = |step: usize| {
@@ -28,7 +28,7 @@ fn schedule(step: u64) -> f64 {
 }
 
 impl NAdam {
-    /// Returns the momentum μ of step t, and the product of all up to it.
+    /// Returns the momentum of the step with this number, and the product of the momenta of all steps up to this one.
     fn momentum(&self, step: u64) -> (f64, f64) {
         let scheduled = PRODUCTS[usize::try_from(step).unwrap_or(SCHEDULED).min(SCHEDULED)];
         let power = self.beta1.powi(i32::try_from(step).unwrap_or(i32::MAX));

@@ -17,7 +17,7 @@ pub struct CosineDecay {
     pub initial: f64,
     /// The number of steps until the final rate is reached.
     pub decay_steps: u64,
-    /// The final rate as a fraction of lr₀, from 0, the default, to 1.
+    /// The final rate as a fraction of lr₀, from 0 to 1. 0 by default.
     pub alpha: f64,
 }
 
@@ -39,8 +39,8 @@ impl Schedule for CosineDecay {
     }
 }
 
-/// A [`CosineDecay`] that restarts when it ends. Each decay is `t_mul` times as long as the previous one, and starts
-/// `m_mul` times as high.
+/// A [`CosineDecay`] that restarts when it ends. Each decay is `t_mul` times as long and `m_mul` times as high as the
+/// previous one.
 #[doc(alias = "tf.keras.optimizers.schedules.CosineDecayRestarts")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineDecayRestarts {
@@ -50,9 +50,10 @@ pub struct CosineDecayRestarts {
     pub first_decay_steps: u64,
     /// The factor between the lengths of consecutive decays, at least 1. 2 by default.
     pub t_mul: f64,
-    /// The factor between the initial rates of consecutive decays, at least 0. 1 by default.
+    /// The factor between the heights of consecutive decays, at least 0. 1 by default. The height of a decay is the
+    /// difference between its initial and its final rate.
     pub m_mul: f64,
-    /// The final rate of each decay as a fraction of lr₀, from 0, the default, to 1.
+    /// The final rate of each decay as a fraction of lr₀, from 0 to 1. 0 by default.
     pub alpha: f64,
 }
 
@@ -105,7 +106,8 @@ fn check_alpha(check: Check, alpha: f64) -> Result<(), InvalidHyperparameter> {
     check.that((0.0..=1.0).contains(&alpha), "alpha", alpha, "from 0 to 1")
 }
 
-/// Returns the rate after the fraction `done` of a decay that begins at `height` times `initial`.
+/// Returns the rate after the fraction `done` of a decay to `alpha` times `initial`. `height` is the height of the
+/// decay relative to that of the first one.
 fn fall(initial: f64, height: f64, done: f64, alpha: f64) -> f64 {
     let cosine = 0.5 * height * (1.0 + (PI * done).cos());
     initial * ((1.0 - alpha) * cosine + alpha)
