@@ -10,13 +10,17 @@ use distribute_core::IndependentWorker;
 pub(super) enum Membership {
     /// There is no cluster, so the process trains alone.
     Local,
-    /// The process is one of several workers that train with parameter servers.
+    /// The process is a worker that trains with parameter servers. There may be other workers.
     Worker(Task, IndependentWorker),
 }
 
 impl Membership {
     // PSV1-1, PSV1-2, CL-2, CL-3
     /// Returns the role of `task` in a cluster.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: there is a cluster, but `task` is unknown, a parameter server or an evaluator.
+    /// - [`Error::Cluster`]: the cluster has no parameter servers, or has unexpected tasks.
     pub(super) fn of(spec: &ClusterSpec, task: Option<Task>) -> Result<Self> {
         if spec.is_empty() {
             return Ok(Membership::Local);

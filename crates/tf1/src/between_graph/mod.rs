@@ -140,7 +140,7 @@ impl AsyncWorkerStrategy {
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the task of this process in the cluster
-    ///   is unknown, or is a parameter server or an evaluator.
+    ///   is unknown, or is a parameter server or an evaluator; or a setting is not supported.
     /// - [`ErrorKind::ServerUnavailable`](distribute_base::ErrorKind::ServerUnavailable): servers cannot be
     ///   reached. The error names them.
     /// - [`Error::Cluster`](distribute_base::Error::Cluster): the cluster has no parameter servers, or has
@@ -208,7 +208,7 @@ impl AsyncWorkerStrategy {
     ///
     /// # Errors
     /// - [`Error::WrongContext`](distribute_base::Error::WrongContext): called inside `run`.
-    /// - An error of a server, or an error if the chief has not created the variable.
+    /// - The error of a server, or an error if the chief has not created the variable.
     #[doc(alias = "tf.compat.v1.train.get_or_create_global_step")]
     #[track_caller]
     pub fn global_step(&self) -> Result<Variable> {
@@ -217,9 +217,8 @@ impl AsyncWorkerStrategy {
     }
 
     /// Signals, on the chief, that variables have been created and restored. On the other workers, waits for this
-    /// signal.
-    ///
-    /// Waits no longer than `patience`. This prevents workers from making steps that the chief would overwrite.
+    /// signal, but no longer than `patience`. The workers then make no steps that the chief would overwrite. Does
+    /// nothing without a cluster.
     ///
     /// # Errors
     /// - [`ErrorKind::TimedOut`](distribute_base::ErrorKind::TimedOut): the chief is not ready within `patience`.
@@ -231,11 +230,11 @@ impl AsyncWorkerStrategy {
     /// Waits until the servers have applied this worker's updates, and signals that this worker has finished.
     ///
     /// Each worker must call this at the end of the program. The chief then waits for at most `patience` until all
-    /// workers have finished, and shuts down the servers in other processes.
+    /// workers have finished, and shuts down the servers in other processes. Does nothing without a cluster.
     ///
     /// # Errors
     /// - [`ErrorKind::TimedOut`](distribute_base::ErrorKind::TimedOut): workers have not finished within
-    ///   `patience`. The error names them.
+    ///   `patience`. The error names them, and the servers keep running.
     /// - The error of a server, or of an update that a server has not applied.
     pub fn finish(&self, patience: Duration) -> Result<()> {
         let Some(Worker { servers, others, of, progress }) = &self.1.worker else { return Ok(()) };
@@ -250,7 +249,7 @@ impl AsyncWorkerStrategy {
 }
 
 /// Serves variables until the chief [finishes](AsyncWorkerStrategy::finish), if this process is a parameter server of
-/// the cluster. On workers, returns immediately.
+/// the cluster. Otherwise returns immediately.
 ///
 /// Returns the role of this process. If it [has served](Role::has_served), the program
 /// should exit.

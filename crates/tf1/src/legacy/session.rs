@@ -40,8 +40,8 @@ impl SessionConfig {
     // PSV1-7
     /// Returns the settings for an independent task with parameter servers. `None` means that there is no cluster.
     ///
-    /// A chief or worker has access to its own devices and those of the servers; an evaluator only to its own. Sessions
-    /// share variables, except without a cluster.
+    /// A chief or worker has access to its own devices and those of the servers; an evaluator only to its own. For any
+    /// other job, the device filters do not change. Sessions share variables, except without a cluster.
     pub fn of_parameter_servers(&self, cluster: Option<(&ClusterSpec, &Task)>) -> Self {
         let Some((_, task)) = cluster else { return self.of_mirrored() };
         let mut device_filters = vec![filter(task)];
