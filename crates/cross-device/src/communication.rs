@@ -40,7 +40,7 @@ pub struct CommunicationOptions {
 }
 
 impl CommunicationOptions {
-    /// Returns these options, with options that have their default value taken from `base`.
+    /// Returns these options, with each option that is at its default replaced by that of `base`.
     pub fn over(self, base: Self) -> Self {
         Self {
             bytes_per_pack: if self.bytes_per_pack > 0 { self.bytes_per_pack } else { base.bytes_per_pack },
@@ -94,7 +94,7 @@ impl CommunicationOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CommunicationImplementation {
-    /// The transport is chosen based on the devices.
+    /// The transport is chosen automatically.
     #[doc(alias = "tf.distribute.experimental.CommunicationImplementation.AUTO")]
     #[default]
     Auto,

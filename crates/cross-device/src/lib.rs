@@ -54,8 +54,8 @@ pub struct Reduction<'a> {
 ///
 /// Pass it to `MirroredStrategy::builder`. The strategy's `reduce`, `reduce_to`, `batch_reduce_to` and `all_reduce` use
 /// it. In an `all_reduce`, replica 0 calls it while the others wait, but no longer than their timeout. Optimizers do
-/// not call it. They reduce and update in one pass or, if it is [`NcclAllReduce`] and all weights are on GPUs, reduce
-/// with NCCL.
+/// not call it. They reduce and update in one pass or, if the algorithm is [`NcclAllReduce`] and all weights are on
+/// GPUs, reduce with NCCL.
 ///
 /// A custom algorithm implements [`reduce`](Self::reduce). It may sum in a different order, which changes the last bits
 /// of results:
@@ -145,7 +145,13 @@ pub trait CrossDeviceOps: Any + Debug + Send + Sync {
 /// The default algorithm of strategies. It is the same for all devices.
 pub const DEFAULT: &dyn CrossDeviceOps = &ReductionToOneDevice { reduce_to_device: None };
 
-/// Reduces a batch of values with `ops`, and checks the results.
+/// Reduces a batch of values with `ops`, and checks the results. If each value has a single part that is already on its
+/// destination, `ops` is not called.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: `ops` returned a wrong number of copies, or a copy of the wrong kind, shape or dtype.
+///   The error names `operation`.
+/// - The errors of [`CrossDeviceOps::batch_reduce`].
 pub fn reduce_by(
     ops: &dyn CrossDeviceOps,
     operation: &'static str,

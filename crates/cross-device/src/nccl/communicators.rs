@@ -34,8 +34,8 @@ pub(super) trait Library: Sync {
     /// Allocates uninitialized memory for the sum of parts like `part`.
     fn room(&self, part: &Tensor) -> CandleResult<Tensor>;
 
-    /// Begins a group of calls on this thread. None of them starts before [`end`](Self::end). Otherwise a call that
-    /// waits for another GPU would prevent this thread from making the call for that GPU.
+    /// Begins a group of calls on this thread. No call of the group starts before [`end`](Self::end). Otherwise a call
+    /// that waits for another GPU would prevent this thread from making the call for that GPU.
     fn start(&self) -> Result<(), CallError>;
 
     /// Adds the calls for one sum. `parts` and `sums` each contain one tensor per replica. All tensors are contiguous,
@@ -77,8 +77,9 @@ impl<C> CommunicatorSets<C> {
 }
 
 /// Sums `parts[replica][number]` over the replicas. Each replica gets its own copy of the sums. When this returns, the
-/// sums have been enqueued on the GPUs, like all computations of candle. Waits no longer than `patience` for that. If a
-/// sum hangs in a queue, this is detected when it is read.
+/// sums have been enqueued on the GPUs, like all computations of candle. Waits no longer than `patience` for that, and
+/// after a failure no longer than half of it for the abort. If a sum hangs in a queue, this is detected when it is
+/// read.
 ///
 /// # Errors
 /// - [`Fault::Parts`]: the replicas' parts differ.
@@ -151,7 +152,7 @@ pub(super) fn sum<L: Library>(
     Ok(sums)
 }
 
-/// Creates communicators for these GPUs and links them.
+/// Creates communicators for these GPUs and links them. If linking fails or times out, aborts the communicators.
 fn linked<L: Library>(
     library: &'static L,
     gpus: &[usize],

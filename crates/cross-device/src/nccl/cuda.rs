@@ -21,6 +21,7 @@ static SETS: CommunicatorSets<Communicators> = CommunicatorSets::new();
 /// Sums `parts[replica][number]` over the GPUs. See [`communicators::sum`].
 ///
 /// # Errors
+/// - [`Fault::Parts`]: a part is not on its replica's GPU.
 /// - The errors of [`communicators::sum`].
 /// - The errors of [`Nccl::get`], as [`Fault::Load`].
 pub(super) fn sum(

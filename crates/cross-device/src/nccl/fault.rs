@@ -52,7 +52,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// Converts the fault to an error that names these devices.
+    /// Converts the fault to an error that names these devices. Candle's errors are returned unchanged.
     pub(super) fn on(self, devices: &[DeviceName]) -> Error {
         match self {
             Fault::Candle(error) => Error::Candle(error),

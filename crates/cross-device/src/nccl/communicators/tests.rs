@@ -56,7 +56,7 @@ impl Played {
 }
 
 impl Library for Played {
-    /// The GPUs.
+    /// The indices of the GPUs.
     type Communicators = Vec<usize>;
 
     fn open(&self, gpus: &[usize]) -> Result<Vec<usize>, CallError> {
