@@ -29,7 +29,7 @@ pub(crate) struct Board {
 
 struct State {
     latest: Report,
-    /// The time at which the report was created.
+    /// The time at which the report was requested, since the start of the monitor.
     made: Duration,
     is_over: bool,
 }
@@ -42,7 +42,7 @@ impl Board {
         Self { state: Mutex::new(state), changed: Condvar::new(), clock: Stopwatch::start() }
     }
 
-    /// Returns the latest report.
+    /// Returns the latest report with its current age.
     pub(crate) fn report(&self) -> Report {
         let now = self.clock.elapsed();
         let state = self.state.lock();

@@ -197,8 +197,8 @@ mod tests {
         assert!(!exposition(&report).contains("distribute_loss"));
     }
 
-    /// Uses the parser of Prometheus' own library. DISTRIBUTE_PYTHON has to be the Python of a virtual
-    /// environment with it.
+    /// Parses the metrics with Prometheus' Python library. The test is skipped if the Python in `DISTRIBUTE_PYTHON`, by
+    /// default `python3`, does not have this library.
     #[test]
     fn prometheus_own_parser_reads_it() {
         let python = std::env::var("DISTRIBUTE_PYTHON").unwrap_or_else(|_| "python3".into());

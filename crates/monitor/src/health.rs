@@ -1,17 +1,18 @@
-//! The health of a process, as probes ask for it; pure functions of its report.
+//! The health of a process for probes, as pure functions of its report.
 
 use crate::Report;
 
-/// The age of a report in seconds from which the process hangs. A report is made twice a second and waits for nothing
-/// longer than a parameter server's 0.3 s.
+/// The age of the latest report, in seconds, at which the process counts as hung. A report is made twice a second, and
+/// waits for nothing longer than a parameter server's 0.3 s.
 const HUNG: f64 = 60.;
 
-/// The age of a report in seconds from which nothing is known.
+/// The age of the latest report, in seconds, at which the job no longer counts as ready.
 const STALE: f64 = 10.;
 
-/// Checks that the process is alive, so that a restart would not help. A process that waits for others is alive.
+/// Checks that the process is not hung. A process that waits for others is alive.
 ///
-/// Returns the reason if it is not.
+/// # Errors
+/// Returns the reason if the process is hung, so that a restart may help.
 pub(crate) fn alive(report: &Report) -> Result<(), String> {
     if report.age >= HUNG {
         return Err(format!("no report for {:.0} s", report.age));
@@ -19,9 +20,11 @@ pub(crate) fn alive(report: &Report) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that the job is complete as this process sees it: it has found the others, and no worker is lost.
+/// Checks that the job is ready as this process sees it: the process has found the others, and no worker is lost. A
+/// coordinator is ready until all of its workers are lost.
 ///
-/// Returns the reason if it is not. Names of the job are not part of it, because any machine may ask.
+/// # Errors
+/// Returns the reason if the job is not ready. The reason contains no names of the job, because any machine may ask.
 pub(crate) fn ready(report: &Report) -> Result<(), String> {
     if report.strategy.is_empty() || report.age >= STALE {
         return Err(format!("no report for {:.0} s", report.age));

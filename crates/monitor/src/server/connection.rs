@@ -29,7 +29,7 @@ pub(super) fn serve(stream: &TcpStream, board: &Board, access: Access, has_reque
     }
 }
 
-/// Reads until the request is complete or the deadline has passed.
+/// Reads until the request is complete or the deadline has passed. In the latter case, returns [`Request::Partial`].
 fn read(mut stream: &TcpStream, deadline: &Deadline, access: Access) -> io::Result<Request> {
     stream.set_nonblocking(false)?;
     let mut bytes = Vec::new();

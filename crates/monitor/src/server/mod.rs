@@ -6,7 +6,7 @@
 //! | `/status.json` | the report, as JSON |
 //! | `/metrics` | the report, in Prometheus' text format |
 //! | `/healthz` | 200 if the process is alive; otherwise 503 |
-//! | `/readyz` | 200 if the job has all of its workers; otherwise 503 |
+//! | `/readyz` | 200 if no worker is lost or, with a coordinator, if a worker is left; otherwise 503 |
 //!
 //! | module | contents |
 //! |---|---|
@@ -32,7 +32,8 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The maximum number of connections. A further connection replaces the oldest one, preferably one without a request.
+/// The maximum number of connections to one address. A further connection replaces the oldest one, preferably one
+/// without a request.
 pub(crate) const CONNECTIONS: usize = 16;
 
 /// The interval at which the thread that accepts connections checks for shutdown.
@@ -68,8 +69,8 @@ impl Server {
     /// contain names or numbers of the job, except how many workers are lost.
     ///
     /// # Errors
-    /// - [`Error::Listen`]: the address cannot be listened on.
-    /// - [`Error::Thread`]: the system refuses a thread.
+    /// - [`Error::Listen`]: the server cannot listen on the address.
+    /// - [`Error::Thread`]: a thread cannot be started.
     pub fn start_health(address: &str, source: impl Source) -> Result<Self> {
         Self::open(address, Access::Health, source)
     }
