@@ -60,7 +60,7 @@ pub(super) fn set_activity(replica: (u64, u64), part: Option<(&'static str, &str
     drop(before);
 }
 
-/// Records a slice that a replica has completed.
+/// Adds a slice that a replica has completed to the time spent in its kind. Slices of whole steps are not counted.
 pub(super) fn spent(replica: (u64, u64), slice: &Slice) {
     if slice.name != super::internal::STEP {
         let nanos = slice.end.saturating_sub(slice.start);

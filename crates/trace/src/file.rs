@@ -65,7 +65,7 @@ impl<W: Write> Events<W> {
         }
     }
 
-    /// Writes the rest of the buffer and the closing bracket.
+    /// Writes the rest of the buffer and the closing bracket. Returns the first error of this or an earlier write.
     pub(super) fn close(mut self) -> io::Result<()> {
         self.buffer.push_str("\n]\n");
         self.write();

@@ -85,7 +85,7 @@ impl Drop for WatchGuard {
     }
 }
 
-/// Returns the number of nanoseconds since the first trace of the process.
+/// Returns the number of nanoseconds since the first call of this function.
 pub(super) fn now() -> u64 {
     static CLOCK: OnceLock<Stopwatch> = OnceLock::new();
     CLOCK.get_or_init(Stopwatch::start).elapsed().as_nanos() as u64

@@ -66,33 +66,11 @@ use tracing::Subscriber;
 use tracing_subscriber::Layer;
 use tracing_subscriber::registry::LookupSpan;
 
-/// Whether a subscriber in this process includes the layer.
+/// Whether this project's subscriber is installed, or the program has requested the layer for its own subscriber.
 static LAYERED: AtomicBool = AtomicBool::new(false);
 
-/// Starts writing a timeline to a file, until the guard is dropped or [finished](TraceFile::finish).
-///
-/// The file is in the Trace Event Format. It is readable however the process exits. After a panic or `kill -9`, only
-/// the last slices may be missing. An existing file is replaced. A link is also replaced, not followed.
-/// Each worker needs its own path, because the file of another process is replaced as well.
-///
-/// # Errors
-/// - [`Error::Io`]: the file cannot be written. The error contains the path.
-/// - [`Error::InvalidArgument`]: another trace is already being written.
-/// - [`Error::InvalidArgument`]: the program has its own `tracing` subscriber without [`layer`].
-///
-/// ```
-/// # use distribute::prelude::*;
-/// # let folder = std::env::temp_dir().join(format!("trace-doc-{}", std::process::id()));
-/// # std::fs::create_dir_all(&folder)?;
-/// # let path = folder.join("trace.json");
-/// let trace = distribute::trace::to_file(&path)?;
-/// let strategy = MirroredStrategy::new(["cpu:0", "cpu:1"])?;
-/// strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1f32))?;
-/// trace.finish()?;
-/// assert!(std::fs::read_to_string(&path)?.contains("\"replica 1\""));
-/// # std::fs::remove_dir_all(&folder)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// Starts writing a timeline to a file, until the guard is dropped or [finished](TraceFile::finish). If the program has
+/// no `tracing` subscriber, installs one that also logs to standard error.
 #[doc(alias = "tf.profiler.experimental.start")]
 #[doc(alias = "timeline")]
 #[doc(alias = "straggler")]
@@ -161,7 +139,7 @@ fn failed(path: &Path, source: std::io::Error) -> Error {
     Error::Io { operation: format!("writing the trace {}", path.display()), source }
 }
 
-/// Records that a subscriber with this module's layer is installed.
+/// Records that a subscriber with this crate's layer is installed, or that the program has requested the layer.
 pub(crate) fn is_layered() {
     LAYERED.store(true, Ordering::Relaxed);
 }

@@ -44,7 +44,7 @@ impl Open {
 }
 
 impl Stack {
-    /// Returns the name, the arguments and the start of the thread's current part.
+    /// Returns the name, the arguments and the start of the thread's current part; `None` outside parts.
     pub(super) fn part(&self) -> Option<(&'static str, &str, u64)> {
         let part = self.0.iter().rev().find(|open| open.kind == SliceKind::Part)?;
         Some((part.name, &part.args, part.since))
@@ -72,7 +72,8 @@ impl Stack {
         ended
     }
 
-    /// Exits a span. Returns its slice or, if it was interrupted, the last section of it.
+    /// Exits a span. Returns its slice or, if it was interrupted, the last section of it. Returns `None` if the slice
+    /// is empty, continues in the span around it, or would overlap others.
     pub(super) fn exit(&mut self, now: u64, span: u64) -> Option<Slice> {
         let at = self.0.iter().rposition(|open| open.span == span)?;
         let open = self.0.remove(at);
@@ -95,7 +96,8 @@ impl Stack {
 mod tests {
     use super::*;
 
-    /// Runs a script: `+name` enters, `-name` exits, and each takes a nanosecond. Capitals are wholes.
+    /// Runs a script: `+name` enters, `-name` exits, and each takes a nanosecond. Spans with a capital letter become
+    /// complete slices.
     fn slices(script: &[&'static str]) -> Vec<(&'static str, u64, u64)> {
         let mut stack = Stack::default();
         let mut spans = Vec::new();

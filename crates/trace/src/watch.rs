@@ -9,7 +9,7 @@ use super::subscribe;
 pub struct Watch(#[allow(dead_code, reason = "its end is what counts")] WatchGuard);
 
 impl Watch {
-    /// Starts recording.
+    /// Starts recording. If the program has no `tracing` subscriber, installs one that also logs to standard error.
     pub fn begin() -> Self {
         subscribe();
         Self(WatchGuard::new())
