@@ -55,7 +55,7 @@ impl HostCache {
         Ok(Var::zeros(shape, dtype, &Device::Cpu)?)
     }
 
-    /// Creates the cache of a variable. Unless `by_row` is set, the complete value is fetched.
+    /// Creates the cache of a variable. Unless `by_row` is set, each step fetches the complete value when it begins.
     pub fn new(tables: Sharded, var: Var, by_row: bool) -> Self {
         let fetched = if by_row { Fetched::Rows } else { Fetched::Loading };
         let (fetched, shards) = (AtomicU8::new(fetched as u8), Coherent::new(tables.shards().len()));
@@ -82,7 +82,8 @@ impl HostCache {
     /// the values.
     ///
     /// # Errors
-    /// - [`Error::Server`]: a server did not answer.
+    /// - [`Error::Server`]: a server did not answer, or its response does not match the request.
+    /// - [`Error::InvalidArgument`]: the value on a server has a different shape or dtype.
     pub fn refresh(self: &Arc<Self>, operation: &'static str) -> Result<()> {
         fetch_all(operation, std::slice::from_ref(self))
     }
@@ -136,8 +137,8 @@ impl Fetch {
     /// Waits for the values and writes them into the caches. No thread may be computing with them.
     ///
     /// # Errors
-    /// Returns the error of the first server that did not answer. In this case no value has been changed. If writing
-    /// into memory fails, some values may have been changed.
+    /// Returns the error of the first server that did not answer, or whose value has a different shape or dtype. In
+    /// these cases no value has been changed. If writing into memory fails, some values may have been changed.
     pub(crate) fn finish(self, operation: &'static str) -> Result<()> {
         let mut answers = self.answers.wait(operation)?.into_iter();
         let (mut changes, mut fetched) = (Vec::new(), Vec::new());

@@ -22,7 +22,7 @@ const MAX_REQUESTS: usize = 1024;
 pub struct Channels {
     channels: Vec<Arc<dyn Channel>>,
     timeout: Duration,
-    /// The running closure to which changes belong.
+    /// The running closure to which changes belong, if there is one.
     closure: Mutex<Option<ClosureSequence>>,
     /// This worker's part in changes that several workers make together; `None` if it makes its own changes.
     lock_step: Option<LockStep>,
@@ -100,8 +100,8 @@ impl Channels {
         self.timeout
     }
 
-    /// Sends requests to all servers at once, and waits for all responses. Requests for the same table are
-    /// executed in their order.
+    /// Sends requests to their servers, to all of them at once, and waits for all responses. Requests for the same
+    /// table are executed in their order.
     ///
     /// # Errors
     /// Returns the errors of [`PendingReplies::wait`].
@@ -109,8 +109,8 @@ impl Channels {
         self.start(requests).wait(operation)
     }
 
-    /// Sends requests to all servers at once, without waiting for the responses. Requests for the same table
-    /// are executed in their order.
+    /// Sends requests to their servers, to all of them at once, without waiting for the responses. Requests for the
+    /// same table are executed in their order.
     ///
     /// All requests have the same deadline. If a request cannot be sent to a server, nothing more is sent to
     /// this server.
@@ -185,7 +185,7 @@ struct Messages {
     all: Vec<Message>,
     /// The index of the message to which small requests are added.
     open: usize,
-    /// The index of the last message that contains a request for each table.
+    /// The index of the last message with a request for each table.
     last: HashMap<String, usize>,
     /// The index of the first message to which later requests may be added, whatever their table.
     barrier: usize,

@@ -11,15 +11,15 @@ use std::hash::{BuildHasher, RandomState};
 /// A guard. While it exists, the changes that its strategy makes on parameter servers belong to a closure.
 /// See [`ParameterServers::run_closure`].
 ///
-/// If it is dropped without a call of [`end`](Self::end), the closure's steps are subtracted from the
+/// If the guard is dropped, and [`end`](Self::end) has not succeeded, the closure's steps are subtracted from the
 /// optimizers' `finished_steps`, because the closure will run again.
 #[derive(Debug)]
 #[must_use = "changes belong to the closure until this guard is dropped"]
 pub struct RunningClosure<'a>(&'a ParameterServers);
 
 impl RunningClosure<'_> {
-    /// Waits until servers have acknowledged all changes of the closure, even if values may be stale. The
-    /// closure has then succeeded, and none of its changes can be lost.
+    /// Waits until servers have acknowledged all changes of the closure, even if values may be stale. The closure has
+    /// then succeeded, and its steps remain counted.
     ///
     /// # Errors
     /// Returns the error of the first update that was not acknowledged.
@@ -84,7 +84,7 @@ impl ParameterServers {
         Ok(job)
     }
 
-    /// Begins job `job` on all servers. Returns the greatest job number that any server knows.
+    /// Begins job `job` on all servers, or none if `job` is 0. Returns the greatest job number that any server knows.
     fn request_job(&self, job: u64) -> Result<u64> {
         const OPERATION: &str = "begin_job";
         let ask = |server| ServerRequest { server, request: Request::BeginJob { job }, bytes: 0 };

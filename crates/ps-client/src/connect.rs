@@ -12,8 +12,8 @@ use std::time::Duration;
 pub(crate) const OPERATION: &str = "connecting to parameter servers";
 
 /// Connects to all servers, which have the given addresses. Waits no longer than `patience` for servers in other
-/// processes to answer. If this process `begins` the training run, also checks that all servers belong to the same
-/// training run, or to none.
+/// processes to answer. If this process `begins` the training run, and no server is in this process, also checks that
+/// all servers belong to the same training run, or makes them store the layout of a new one.
 ///
 /// # Errors
 /// - [`Error::Failed`]: servers did not answer. The error lists them, with the causes.

@@ -15,7 +15,8 @@ use std::cmp::Reverse;
 /// The maximum number of ids in a request that lists the rows to keep.
 const MAX_IDS: usize = 1 << 20;
 
-/// A variable with a table of ids on each server. A hash of the id determines the server that stores its row.
+/// A variable whose rows are in a table of ids on each server, or in a single table. A hash of the id determines the
+/// server that stores its row.
 #[derive(Clone, Debug)]
 pub struct Dynamic {
     /// The tables, represented as the shards of a variable. Each table is treated as one row.
@@ -25,8 +26,11 @@ pub struct Dynamic {
 }
 
 impl Dynamic {
-    /// Creates a variable, or finds one that another process has created in the same way. It has a table on
-    /// each server, or a single table on the server of another variable.
+    /// Creates a variable, or finds one that another process has created in the same way. It has a table on each
+    /// server, or a single table on the server of another variable.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Sharded::create`].
     pub fn create(
         servers: &ParameterServers,
         (name, row, dtype): (&str, &[usize], DType),
@@ -100,6 +104,9 @@ impl Dynamic {
 
     /// Returns the requests that apply a gradient. `ids` contains the ids of its rows, without duplicates. `gradient`
     /// returns the gradient of the ids at the given positions.
+    ///
+    /// # Errors
+    /// Returns the error of `gradient`.
     pub fn push(
         &self,
         push: Push,
@@ -164,8 +171,9 @@ impl Dynamic {
         answers.into_iter().enumerate().map(info).collect()
     }
 
-    /// Sets the values of `ids`, and removes all other rows. Existing rows keep their slots; new rows get new slots.
-    /// Logs a warning if a server does not have enough space for all rows.
+    /// Sets the values of `ids`, and removes all other rows. `used` contains the [uses](DynamicState::used) of each id.
+    /// Existing rows keep their slots; new rows get initial slots. Logs a warning if a server does not have enough
+    /// space for all rows.
     pub fn set_values(
         &self,
         operation: &'static str,
@@ -190,7 +198,8 @@ impl Dynamic {
         Ok(())
     }
 
-    /// Sets the slots of `ids`. Ids without a row get a row.
+    /// Sets the slots of `ids`. Ids without a row get a row. Logs a warning if a server does not have enough space for
+    /// all rows.
     pub fn set_slots(
         &self,
         operation: &'static str,

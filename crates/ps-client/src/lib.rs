@@ -91,7 +91,7 @@ pub struct ParameterServers {
     patience: Duration,
     workers: usize,
     creation_policy: Mutex<CreationPolicy>,
-    /// The index of the worker that uses these servers for calls of a coordinator, if it is one.
+    /// The index of the worker that this process is, if it uses these servers for calls of a coordinator.
     worker: OnceLock<usize>,
     /// Whether the coordinator and all its workers share variables by name.
     is_shared: AtomicBool,
@@ -306,7 +306,7 @@ impl ParameterServers {
         CreationPolicyGuard { servers: self, before }
     }
 
-    /// Records that worker `worker` uses these servers for calls of a coordinator.
+    /// Records that worker `worker` uses these servers for calls of a coordinator, and shares variables by name.
     #[doc(hidden)]
     pub fn set_worker(&self, worker: usize) {
         self.worker.get_or_init(|| worker);

@@ -90,7 +90,7 @@ impl LocalCluster {
         Ok(Self(tasks))
     }
 
-    /// Returns the cluster in this process to which the tasks in `spec` belong.
+    /// Returns the cluster in this process to which the tasks in `spec` belong; `None` if they belong to none.
     #[doc(hidden)]
     pub fn of(spec: &ClusterSpec) -> Option<Self> {
         let servers = spec.job_tasks(&Job::Ps).ok()?;
@@ -144,13 +144,14 @@ impl fmt::Debug for LocalCluster {
     }
 }
 
-/// Returns the channel to parameter server `number`, if `address` belongs to a cluster in this process.
+/// Returns the channel to parameter server `number` at `address`; `None` if the address does not belong to a cluster in
+/// this process.
 pub fn channel(number: usize, address: &Address) -> Option<Arc<dyn Channel>> {
     let tables = find(address)?.servers.get(address)?.clone();
     Some(Arc::new(LocalChannel::new(number, tables)))
 }
 
-/// Returns the cluster in this process to which `address` belongs.
+/// Returns the cluster in this process to which `address` belongs; `None` if it belongs to none.
 fn find(address: &Address) -> Option<Arc<Tasks>> {
     lock(&CLUSTERS).get(&address.host().to_string()).and_then(Weak::upgrade)
 }

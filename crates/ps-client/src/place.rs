@@ -75,7 +75,8 @@ impl ParameterServers {
         }
     }
 
-    /// Returns the location of a shared variable that this process has already placed.
+    /// Returns the location of a variable that this process has already placed; `None` if there is none, or if
+    /// variables are not shared.
     fn find_own(
         &self,
         (name, dims, _): (&str, &[usize], DType),
@@ -94,8 +95,9 @@ impl ParameterServers {
         Some(TablePlacement { name: name.to_owned(), partition, servers })
     }
 
-    /// Returns the location of a shared variable, changed to the servers on which another process has created
-    /// its tables.
+    /// Returns the location of a variable. If variables are shared, the servers are those on which another process has
+    /// created its tables, and the placement is changed to them. Waits for the tables if this process does not create
+    /// variables but waits for them.
     fn find_shared(
         &self,
         place: TablePlacement,

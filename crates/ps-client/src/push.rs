@@ -45,9 +45,10 @@ impl<'a> PushRequests<'a> {
         Ok(Self { variable, rule, requests })
     }
 
-    /// Creates the requests for a gradient by row. `gradient` returns the gradient of the rows at the given positions.
-    /// It is sent to the shards that contain these rows. If `at_all` is `true`, requests are sent to all shards,
-    /// because the rule also changes rows without a gradient.
+    /// Creates the requests for a gradient that is given for some rows only. `gradient` returns the gradients of the
+    /// elements of `rows` at the given positions; each shard receives those of its own rows. If `at_all` is `true`,
+    /// shards without any of these rows receive a request as well, because the rule also changes rows without a
+    /// gradient.
     ///
     /// # Errors
     /// - [`Error::Params`]: a row is out of range.
@@ -82,8 +83,7 @@ impl<'a> PushRequests<'a> {
 }
 
 impl Session {
-    /// Sets the rules by which servers update variables. The servers then create the slots of these rules. A
-    /// rule that this process has already set is not sent again.
+    /// Sets the rules by which servers update variables. A rule that this process has already set is not sent again.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer, or a table already has a different rule.
@@ -134,10 +134,10 @@ impl Session {
     // INV-86
     /// Pushes gradients together with the other workers: each request is sent by one of them. `agree` receives this
     /// worker's result, and returns an error on all workers if any has failed. Then fetches the values that have
-    /// changed. No thread may be computing with them.
+    /// changed; if that fails, the next step fetches them. No thread may be computing with the values.
     ///
     /// # Errors
-    /// The error of `agree`. Some servers may have applied their gradients.
+    /// Returns the error of `agree`. Some servers may have applied their gradients.
     pub fn push_in_lock_step(
         &self,
         operation: &'static str,

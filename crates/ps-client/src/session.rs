@@ -97,7 +97,8 @@ impl Session {
     ///
     /// # Errors
     /// - [`Error::Server`]: values could not be fetched, or an update in flight failed.
-    /// - [`Error::InvalidArgument`]: another step is running, and this one is not inside it.
+    /// - [`Error::InvalidArgument`]: another step is running, and this one is not inside it; or another thread does not
+    ///   finish writing values in time.
     pub fn begin_step(&self, inside: bool) -> Result<RunningStep<'_>> {
         let _servers = tracing::trace_span!("servers").entered();
         self.begin(inside, || fetch_all("run", &self.caches()))
@@ -210,7 +211,7 @@ impl Session {
     }
 
     /// Returns an error if the values after earlier gradients of the same step could not be fetched. It is called
-    /// before more gradients are pushed.
+    /// before more gradients are pushed. The error is returned once.
     ///
     /// # Errors
     /// Returns the error because of which they could not be fetched.
@@ -229,7 +230,11 @@ impl Session {
         None
     }
 
-    /// Waits until no other thread is writing values, and then prevents others from doing so.
+    /// Waits until no other thread is writing values, and then prevents others from doing so until the returned guard
+    /// is dropped.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: another thread does not finish writing values in time.
     fn write(&self, operation: &'static str) -> Result<WriteGuard<'_>> {
         let busy = |state: &mut State| state.writing;
         let waited = self.written.wait_timeout_while(lock(&self.state), self.patience, busy);
@@ -248,6 +253,9 @@ impl Session {
 
     /// Finishes the oldest updates until at most `most` are in flight. The caller must hold the guard that
     /// [`write`](Session::write) returns.
+    ///
+    /// # Errors
+    /// Returns the error of the first update that failed. Later ones stay in flight.
     fn finish(&self, most: usize) -> Result<()> {
         let next = || {
             let in_flight = &mut lock(&self.state).in_flight;

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The maximum time to connect to a server that is to be stopped.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The tasks that serve this process, and the client that connects to them.
+/// The tasks that serve this process, and the builder of clients that connect to them.
 #[derive(Clone, Debug)]
 pub struct Servers {
     clients: ClientBuilder,
@@ -22,7 +22,7 @@ impl Servers {
         Self { clients, tasks }
     }
 
-    /// Returns the client that connects to the tasks.
+    /// Returns the builder of clients that connect to the tasks.
     pub fn clients(&self) -> &ClientBuilder {
         &self.clients
     }

@@ -98,8 +98,8 @@ impl RemoteVariable {
         }
     }
 
-    /// Returns the index of the server that stores a row. Rows that are identified by ids have the numbers that
-    /// [`row_of_id`] returns.
+    /// Returns the index of the server that stores a row, which must exist. Rows that are identified by ids have the
+    /// numbers that [`row_of_id`] returns.
     pub fn server_of(&self, row: usize) -> usize {
         let shard = match &self.addressing {
             RowAddressing::Numbered(tables, _) => tables.partition.location(row).shard,

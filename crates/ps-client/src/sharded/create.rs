@@ -50,7 +50,7 @@ enum Wait {
 }
 
 impl CreationState {
-    /// Requests the list of tables from all servers.
+    /// Requests the list of tables from all servers, and stores it in `listed`.
     fn list(&mut self, channels: &Channels) -> Result<()> {
         let servers = 0..channels.count();
         let requests =
@@ -125,8 +125,8 @@ impl CreationState {
     }
 }
 
-/// Returns the names of a variable's existing tables if the variable was previously partitioned in a different way.
-/// `before` contains the number of rows of every existing table.
+/// Returns the names of a variable's existing tables if the variable was previously partitioned in a different way;
+/// otherwise `None`. `before` contains the number of rows of every existing table.
 fn other_partition(tables: &[&str], is_dynamic: bool, before: &HashMap<String, usize>) -> Option<String> {
     let first = tables.first()?;
     let name = first.strip_suffix("/part_0").unwrap_or(first);
@@ -147,6 +147,12 @@ fn other_partition(tables: &[&str], is_dynamic: bool, before: &HashMap<String, u
 
 impl Sharded {
     /// Creates a variable, or finds one that another process has created in the same way.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: this process does not create the variable, and no other process has created it in
+    ///   time or in the same way; or an earlier process has partitioned it in a different way.
+    /// - [`Error::Server`]: a server did not answer, or has a table with the same name and a different specification.
+    /// - The errors of the partitioner and of the placement.
     pub fn create(
         servers: &ParameterServers,
         (name, dims, dtype): (&str, &[usize], DType),
@@ -223,7 +229,7 @@ impl Sharded {
         self.warn_existing(&found, &new, creation)
     }
 
-    /// Logs a warning if some tables already existed.
+    /// Logs a warning if some tables already existed, unless other processes create the same variables.
     fn warn_existing(&self, found: &[&str], new: &[&str], creation: &mut CreationState) -> Result<()> {
         // If other processes create the same variables, existing tables are expected.
         if found.is_empty() || creation.is_shared {

@@ -179,7 +179,7 @@ impl Sharded {
             && self.shards.len() == self.partition.shards()
     }
 
-    /// Returns the number of elements in the shards before one.
+    /// Returns the number of elements in the shards before shard `shard`.
     pub(super) fn elements_before(&self, shard: usize) -> usize {
         let row: usize = self.dims.get(1..).unwrap_or_default().iter().product();
         self.shards.iter().take(shard).map(|shard| shard.rows * row).sum()
@@ -200,8 +200,8 @@ impl Sharded {
         row.saturating_mul(rows).saturating_mul(self.dtype.bytes().unwrap_or(16))
     }
 
-    /// Returns a read request for each shard. A server sends no values if the version of the shard is still
-    /// the one in `known`. If `may_round` is `true`, values are received in the type that the connection sends.
+    /// Returns a read request for each shard. A server sends no values if the version of the shard is still the one in
+    /// `known`. If `may_round` is `true`, the connection may send values in a narrower type.
     pub(crate) fn read_requests(&self, known: &[Option<Version>], may_round: bool) -> Vec<ServerRequest> {
         let read = |(number, shard): (usize, &Shard)| ServerRequest {
             server: shard.server,

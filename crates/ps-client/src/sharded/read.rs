@@ -25,6 +25,10 @@ pub(crate) fn joined(
 
 impl Sharded {
     /// Reads the complete value.
+    ///
+    /// # Errors
+    /// - [`Error::Server`]: a server did not answer.
+    /// - [`Error::InvalidArgument`]: the value on a server has a different shape or dtype.
     pub fn read(&self) -> Result<HostTensor> {
         const OPERATION: &str = "read";
         self.whole(OPERATION, self.channels.ask(OPERATION, self.read_requests(&[], false))?)
@@ -51,7 +55,8 @@ impl Sharded {
     }
 
     /// Returns the read of the rows of `ids`, which has not been sent. Each row is read once, even if its id is
-    /// repeated.
+    /// repeated. If the shards do not have the numbers of rows that the partition specifies, the complete variable is
+    /// read.
     ///
     /// # Errors
     /// - [`Error::Params`]: an id is out of range.

@@ -30,7 +30,7 @@ pub struct RowRead<'a> {
     finish: Finish<'a>,
 }
 
-/// Assembles the rows from the responses to the requests.
+/// A function that assembles the rows from the responses to the requests.
 type Finish<'a> = Box<dyn FnOnce(Vec<Response>) -> Result<UniqueRows> + 'a>;
 
 impl<'a> RowRead<'a> {
@@ -81,10 +81,10 @@ impl<'a> RowRead<'a> {
     }
 }
 
-/// One of several reads, whose requests may be among those of all.
+/// One of several reads.
 enum Part<'a> {
     Nothing,
     Apart(RowRead<'a>),
-    /// The number of requests, and what is done with their responses.
+    /// A read whose requests are among those of all: their number, and the function that receives their responses.
     Together(usize, Finish<'a>),
 }

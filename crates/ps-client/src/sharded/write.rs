@@ -7,7 +7,10 @@ use distribute_ps_tables::Request;
 use distribute_tensor::{HostTensor, IndexedSlices, Write};
 
 impl Sharded {
-    /// Writes a value that has the variable's shape and dtype.
+    /// Writes a value, which must have the variable's shape and dtype, with the operation `how`.
+    ///
+    /// # Errors
+    /// - [`Error::Server`]: a server did not answer, or rejected the write. Other servers may have executed it.
     pub fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
         let write = |(number, shard): (usize, &Shard)| {
             let (table, value) = (shard.table.clone(), self.shard_value(value, number)?);
@@ -18,12 +21,16 @@ impl Sharded {
         self.channels.ask(how.name(), requests).map(drop)
     }
 
-    /// Writes rows that have the variable's row shape and dtype. The rows in each shard are written one after
-    /// another.
+    /// Writes rows, which must have the variable's row shape and dtype, with the operation `how`. The rows in each
+    /// shard are written one after another.
     ///
     /// # Errors
-    /// Returns an error if an index is not the number of a row, or if an integer would be divided by 0. In these cases
-    /// nothing has been written.
+    /// - [`Error::NotSupported`]: the shards do not have the numbers of rows that the partition specifies.
+    /// - [`Error::Params`]: an index is not the number of a row.
+    /// - The error of a tensor operation: an integer would be divided by 0.
+    /// - [`Error::Server`]: a server did not answer, or rejected the write. Other servers may have executed it.
+    ///
+    /// After any other error than the last one, nothing has been written.
     pub fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
         let operation = how.name();
         if !self.is_regular() {
