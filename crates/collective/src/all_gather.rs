@@ -6,8 +6,8 @@ use crate::threads::Member;
 use distribute_cluster::Fingerprint;
 use distribute_tensor::{Error, Leaf};
 
-/// Concatenates each leaf over all members along `axis`, in the order of ranks. Returns the resulting leaves, and the
-/// offset of this member's part along the axis in each of them.
+/// Concatenates each leaf over the members of all processes along `axis`, in the order of their global ids. Returns the
+/// resulting leaves, and the offset of this member's part along the axis in each of them.
 ///
 /// # Errors
 /// Returns a [`Failure`] on every member.

@@ -19,11 +19,11 @@ const SINGLE_THREAD_BYTES: usize = 64 << 10;
 /// is written.
 const BLOCK: usize = 8 << 10;
 
-/// Reduces each leaf over all members, in the order of a balanced binary tree over the ranks.
+/// Reduces each leaf over the members of all processes, in the order of a balanced binary tree over their global ids.
 ///
-/// The members share the work of large leaves by folding one range of elements each. All of them get the same tensors:
-/// changing one in place changes it for all members. Packing leaves does not change the result. The rows of indexed
-/// slices are merged in the order of ranks.
+/// The members share the work of large leaves by folding one range of elements each. Members may then get the same
+/// tensors: changing one in place changes it for all of them. Packing leaves does not change the result. The rows of
+/// indexed slices are merged in the order of ids.
 ///
 /// # Errors
 /// Returns a [`Failure`] on every member.
@@ -84,7 +84,7 @@ fn are_large(leaves: &[Leaf], packing: Packing) -> bool {
     }
 }
 
-/// Returns the size of a leaf's values in bytes.
+/// Returns the size of a leaf's values in bytes; 0 if its elements have no fixed size.
 fn bytes(leaf: &Leaf) -> usize {
     let width = leaf.dtype().ok().and_then(|dtype| dtype.bytes()).unwrap_or(0);
     leaf.dims().iter().product::<usize>() * width

@@ -32,7 +32,7 @@ impl<T: Copy> Chunk<'_, T> {
         self.written = end;
     }
 
-    /// Writes the next elements one by one, until the chunk is full.
+    /// Writes the next elements one by one, until the chunk is full or `elements` ends.
     pub(crate) fn extend(&mut self, elements: impl Iterator<Item = T>) {
         let mut count = 0;
         for (spare, element) in self.spare[self.written..].iter_mut().zip(elements) {

@@ -13,7 +13,7 @@
 //! | [`threads`] | teams. Start at [`Member`](threads::Member), the calls of a replica |
 //! | [`group`] | groups. Start at [`Group`](group::Group), and [`GroupCall`](group::GroupCall) for one call |
 //! | `all_reduce`, `all_gather` | [`all_reduce()`], [`all_gather()`]: the operations of all replicas |
-//! | `combined`, `failure` | [`Combined`], [`Failure`]: its result, or its error, the same on every member |
+//! | `combined`, `failure` | [`Combined`], [`Failure`]: the result of an operation, or its error, the same on every member |
 //! | [`recovery`] | the decisions of workers that have re-formed the group |
 //! | `fill_parallel`, `sync` | a vector that several threads fill; the primitives of synchronization |
 //!

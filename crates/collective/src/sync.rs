@@ -65,8 +65,8 @@ impl Signal {
     }
 }
 
-/// Waits for a short time without sleeping until `ready` returns `true`. Waking a sleeping thread takes 50 µs, which is
-/// more than many steps take.
+/// Waits for a short time without sleeping until `ready` returns `true`, and returns whether it did. Waking a sleeping
+/// thread takes 50 µs, which is more than many steps take.
 ///
 /// If every member has a core, this spins. Yielding would give the core to any other runnable thread, so that with
 /// another busy program, each rendezvous would take a time slice of the scheduler, which is several milliseconds. If

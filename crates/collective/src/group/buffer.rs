@@ -132,7 +132,8 @@ impl Drop for PrivateMemory {
     }
 }
 
-/// Returns the numbers in the given bytes. They are copied only if the bytes are not aligned for `T`.
+/// Returns the numbers in the given bytes. They are copied if the bytes are not aligned for `T`, or end with an
+/// incomplete number, which is ignored.
 pub fn numbers<T: Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
     match bytemuck::try_cast_slice(bytes) {
         Ok(numbers) => Cow::Borrowed(numbers),

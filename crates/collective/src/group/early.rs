@@ -56,25 +56,28 @@ pub fn early_range(world: World, worker: usize, len: usize) -> Range<usize> {
 }
 
 impl EarlySend {
-    /// Creates a sender of vectors that are used in call number `call` of a session.
+    /// Creates a sender of vectors for the call that follows round `call` of a session.
     pub(super) fn new(group: Group, session: SessionId, call: u64) -> Self {
         Self { group, session: early_session(session), call }
     }
 
-    /// Returns the sequence number of the call. It is the same on all workers that have made the same calls in this
-    /// session.
+    /// Returns the number of rounds before the call, by which
+    /// [`GroupCall::receive_early`](super::GroupCall::receive_early) finds the vectors. It is the same on all workers
+    /// that have made the same calls in this session.
     pub fn call(&self) -> u64 {
         self.call
     }
 
-    /// Sends a vector to the workers that do not [share memory](distribute_net::Transport::is_near) with this one,
-    /// because sending to them takes time. `part` is the index of the vector among this worker's vectors of the call.
+    /// Sends a vector, or with more than two workers each receiver's [range](early_range) of it, to the workers that do
+    /// not [share memory](distribute_net::Transport::is_near) with this one. Call this as early as possible, because
+    /// the transfer takes time. `part` is the index of the vector among this worker's vectors of the call.
     pub fn send_far(&self, part: usize, vector: &Bytes) {
         self.send_far_pieces(part, |worker| self.piece(worker, vector));
     }
 
-    /// Sends a vector to the workers that share memory with this one. Call this only when the vector is needed, because
-    /// sending it earlier would only disturb these workers.
+    /// Sends a vector, or with more than two workers each receiver's [range](early_range) of it, to the workers that
+    /// share memory with this one. Call this only when the vector is needed, because sending it earlier would only
+    /// disturb these workers. `part` is the index of the vector among this worker's vectors of the call.
     pub fn send_near(&self, part: usize, vector: &Bytes) {
         self.send_near_pieces(part, |worker| self.piece(worker, vector));
     }

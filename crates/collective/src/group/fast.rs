@@ -11,9 +11,9 @@ use bytes::Bytes;
 use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;
 
-/// Returns the sum of the vectors of all workers, in pieces. If the transport has a library that computes sums, and
-/// numbers are sent unchanged, the library computes it. Otherwise one worker computes the sum of each element, so that
-/// all workers get the same bits.
+/// Returns the sum of the vectors of all workers, in pieces. If the transport has a library that computes sums, all
+/// workers can use it, and numbers are sent unchanged, the library computes the sum. Otherwise one worker computes the
+/// sum of each element, so that all workers get the same bits.
 pub(super) fn sum<F: Real>(
     call: &mut GroupCall<'_>,
     vectors: &[Bytes],
@@ -92,7 +92,8 @@ fn round_name(bytes: usize, algorithm: Algorithm, options: &SumOptions, number: 
     format!("its part of {bytes} bytes {options}, {algorithm}, round {number}")
 }
 
-/// Executes one round of the schedule: sends this worker's part, and returns the received part with its position.
+/// Executes one round of the schedule: sends this worker's part, and returns the received part with its position;
+/// `None` if this worker receives nothing.
 fn run_exchange<F: Real>(
     call: &mut GroupCall<'_>,
     what: &str,

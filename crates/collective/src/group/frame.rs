@@ -48,7 +48,7 @@ pub enum Content {
         expired: Option<Duration>,
         /// The workers from which nothing had been received before the deadline.
         late: Vec<usize>,
-        /// The index of a worker that became unreachable before this worker made the call, and the reason.
+        /// The index of a worker that became unreachable without making the call, and the reason.
         lost: Option<(usize, String)>,
     },
     /// All replicas of the worker have returned, so that it makes no more calls in this session.

@@ -38,7 +38,8 @@ impl<'a> GroupCall<'a> {
     }
 
     /// Sends the bytes `piece(worker)` to each other worker. Returns the bytes that each has sent to this one. Their
-    /// lengths may differ. The entry of this worker is empty.
+    /// lengths may differ. The entry of this worker is empty. Errors use `what` as the name of what the worker waits
+    /// for.
     ///
     /// # Errors
     /// Returns a [`Failure`] on every worker.
@@ -58,7 +59,8 @@ impl<'a> GroupCall<'a> {
         self.round(what, |_| Bytes::new()).map(drop)
     }
 
-    /// Ends the session on all workers because this worker cannot make the call, and returns the reason.
+    /// Ends the session on all workers because this worker cannot make the call. Returns `blame` or, if another worker
+    /// has already ended the session, that worker's blame.
     pub fn reject(self, blame: Arc<Blame>) -> Arc<Blame> {
         self.session.abort(blame)
     }
@@ -69,8 +71,8 @@ impl<'a> GroupCall<'a> {
         self.session.abort_call(self.statuses, self.timeout);
     }
 
-    /// Returns the outcome of a call. If only this worker has failed, it first aborts the call, because the other
-    /// workers may wait for it in a further round, or will wait in their next call.
+    /// Returns the outcome of a call. If it is an error of this worker alone, first aborts the call, because the other
+    /// workers may wait for this worker in a further round, or will wait in their next call.
     pub(crate) fn abort_on_error<T>(self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         if outcome.as_ref().is_err_and(|failure| !matches!(failure, Failure::Blame(_))) {
             self.abort();

@@ -22,15 +22,15 @@ const MAX_NAMES: usize = 1024;
 /// The divisor of the free memory of this process: frames may occupy half of it.
 const MEMORY_FRACTION: usize = 2;
 
-/// The maximum time to wait while another thread moves bytes. That thread stops as soon as it has its own frame.
+/// The maximum time to wait while another thread polls the transport. That thread stops as soon as it has its own
+/// frame.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The frames received from other workers, stored by session until they are taken.
 ///
-/// A worker that is ahead may send frames of a session that this worker has not opened yet; they are kept. Frames of
-/// past sessions are dropped. A worker is ahead by at most one round, so for each name an inbox contains at most the
-/// frames that the others send in two rounds. If the queued frames occupy more than half of the memory, the worker that
-/// has sent most of them is disconnected.
+/// A worker that has made more calls than this one may send frames of a session that this worker has not opened yet;
+/// such frames are kept. Frames of past sessions are dropped. A worker that sends more frames than it can need is
+/// disconnected. If the queued frames occupy more than half of the memory, so is the worker that has sent most of them.
 #[derive(Clone)]
 pub struct Inbox(Arc<Shared>);
 
@@ -63,14 +63,14 @@ struct Sessions {
 pub enum Event {
     /// A frame from a worker.
     Frame(usize, Frame),
-    /// A worker has become unreachable, and all of its frames have been taken.
+    /// A worker has become unreachable, and all of its frames for the session have been taken.
     Lost(usize, String),
     /// The deadline has passed.
     Expired,
 }
 
 impl Inbox {
-    /// Returns an empty inbox, for frames from `workers` workers.
+    /// Creates an empty inbox, for frames from `workers` workers.
     pub fn new(workers: usize) -> Self {
         static MAX: OnceLock<usize> = OnceLock::new();
         Self::with_capacity(
@@ -99,7 +99,8 @@ impl Inbox {
         drop(old);
     }
 
-    /// Adds a frame received from a worker.
+    /// Adds a frame received from a worker. A frame of a past session or of a disconnected worker is dropped. If there
+    /// are too many frames, a worker is disconnected.
     pub fn add(&self, from: usize, frame: Frame) {
         let mut state = lock(&self.0.state);
         if !matches!(state.lost.get(from), Some(None)) {
@@ -178,8 +179,9 @@ impl Inbox {
         SessionId { name, number }
     }
 
-    /// Waits for the next event of a session, and moves bytes if the transport must be polled. `lost_seen` contains,
-    /// for each worker, whether its loss has already been reported.
+    /// Waits for the next event of a session, at most until `deadline`, after which the event is [`Event::Expired`].
+    /// Meanwhile polls the transport if that is needed. `lost_seen` contains, for each worker, whether its loss has
+    /// already been reported.
     pub fn next(
         &self,
         session: SessionId,

@@ -66,7 +66,7 @@ pub enum Algorithm {
 
 impl Order {
     /// Returns the algorithm for a vector, or bucket, of this many bytes over `workers` workers. All workers get the
-    /// same result. It is `None` if each range is folded in the one order of sums.
+    /// same result. It is `None` for [`Order::Exact`], in which each worker folds a range in the one order of sums.
     pub fn algorithm(self, bytes: usize, workers: usize) -> Option<Algorithm> {
         match self {
             Order::Exact => None,

@@ -12,7 +12,8 @@ use distribute_cluster::{Blame, Fingerprint, Presence, ReplicaStatus, World};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The time to wait for the statuses of the others after a deadline. The others wait twice as long for the verdict.
+/// The time for which the worker that decides waits for the statuses of the others after a deadline. The others wait
+/// twice as long for its verdict.
 pub const GRACE: Duration = Duration::from_millis(500);
 
 /// The time to wait for the verdict on a lost worker. The deciding worker may not have noticed the loss, and may
@@ -31,7 +32,8 @@ const MAX_ROUNDS_AHEAD: u64 = MAX_ABORTS + 2;
 pub enum Ending {
     /// Another worker may still make a call: wait for the next event.
     Open,
-    /// No other worker participates: their replicas have left, or they are unreachable.
+    /// No other worker can wait for this one: the replicas of each have left, or it is unreachable, or the session is
+    /// over.
     Closed,
     /// Other workers wait in a call that this worker has skipped. The round of that call has begun on this worker, and
     /// ends with the blame that all workers get.
@@ -46,7 +48,7 @@ pub enum Ending {
 pub struct Protocol {
     world: World,
     session: SessionId,
-    /// The number of rounds that have begun.
+    /// The number of the latest round that has begun, or that this worker has skipped.
     round: u64,
     /// The number of rounds that this worker has aborted, in total and since it last participated in a round.
     aborted: u64,
@@ -113,7 +115,8 @@ impl Protocol {
         self.session
     }
 
-    /// Returns the number of rounds that have begun. It is the same on all workers that have made the same calls.
+    /// Returns the number of rounds that have begun, including those that this worker has skipped. It is the same on
+    /// all workers that have made the same calls.
     pub fn rounds(&self) -> u64 {
         self.round
     }
@@ -123,7 +126,8 @@ impl Protocol {
         self.aborted
     }
 
-    /// Returns the reason why the session is over, because a worker timed out or was lost; `None` while it is not.
+    /// Returns the reason why the session is over: a worker timed out or was lost, or a worker has ended the session.
+    /// Returns `None` while it is not over.
     pub fn over(&self) -> Option<&Arc<Blame>> {
         self.over.as_ref()
     }
@@ -151,8 +155,8 @@ impl Protocol {
         Frame { session: self.session, round: self.round, content }
     }
 
-    /// Begins the next round, unless the session is over. `statuses` contains the statuses of this worker's replicas,
-    /// and `step` is the step to report in errors.
+    /// Begins the next round, unless the session is over. `statuses` contains the statuses of this worker's replicas;
+    /// if one of them is still running, this worker has timed out. `step` is the step to report in errors.
     pub fn begin(&mut self, step: u64, statuses: Vec<ReplicaStatus>, timeout: Duration) {
         if self.over.is_some() {
             return;
@@ -211,7 +215,8 @@ impl Protocol {
         Some(self.frame(Content::Statuses { statuses, step, expired: None, late: Vec::new(), lost: None }))
     }
 
-    /// Ends the session because of `blame`, unless it is already over. Returns the frame to send to the others, if any.
+    /// Ends the session because of `blame` or, if another worker's verdict was received, because of that verdict.
+    /// Returns the frame to send to the others; `None` if the session is already over.
     pub fn abort(&mut self, blame: Arc<Blame>) -> Option<Frame> {
         if self.over.is_some() {
             return None;
@@ -235,7 +240,8 @@ impl Protocol {
         Frame { session: self.session, round: self.round + 1, content: Content::Left { statuses } }
     }
 
-    /// Returns whether other workers wait for this worker, whose replicas have returned and [left](Self::leave).
+    /// Returns whether other workers wait for this worker, whose replicas have returned and [left](Self::leave). If
+    /// they do, begins the round of the call in which they wait.
     ///
     /// Each worker checks this for itself. Otherwise only the workers that wait would know why they got an error.
     pub fn ending(&mut self, step: u64, timeout: Duration) -> Ending {

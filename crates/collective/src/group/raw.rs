@@ -27,10 +27,10 @@ pub(super) fn bytes(tensor: &HostTensor, elements: Range<usize>) -> Bytes {
     bytes.into()
 }
 
-/// Returns the next `elements` elements of a message from another worker.
+/// Removes the next `elements` elements from the body of a message from another worker, and returns them.
 ///
 /// # Errors
-/// - [`Failure::Record`]: the body is too short.
+/// - [`Failure::Record`]: the body is too short, or its bytes are not valid for `dtype`.
 pub(super) fn take(body: &mut Bytes, dtype: DType, elements: usize) -> Result<HostTensor, Failure> {
     let too_short = || Failure::Record(format!("less data than {elements} elements of {dtype}"));
     let size = flat::size(dtype, elements).filter(|size| *size <= body.len()).ok_or_else(too_short)?;

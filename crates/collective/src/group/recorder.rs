@@ -60,7 +60,8 @@ impl Recorder {
         awaited.extend(workers);
     }
 
-    /// Returns the call in progress, with the workers from which nothing has been received in it.
+    /// Returns the call in progress, with the workers from which nothing has been received in it; `None` if no call is
+    /// in progress.
     pub(super) fn awaited(&self) -> Option<(RecordedCall, Vec<usize>)> {
         let call = self.calls().into_iter().next().filter(|call| call.progress == Progress::Running)?;
         Some((call, lock(&self.awaited).clone()))
@@ -76,7 +77,7 @@ impl Recorder {
     /// slow.
     ///
     /// If a worker timed out or was lost, the calls are logged as a warning, which is printed by default. For other
-    /// faults, the blame already names the calls that differ.
+    /// faults, their level is INFO, because the blame already names the calls that differ.
     pub(super) fn log_last_calls(&self, worker: usize, blame: &Blame) {
         let calls = &Lines(self);
         match blame.fault {

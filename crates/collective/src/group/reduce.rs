@@ -375,7 +375,7 @@ impl Opening {
     }
 }
 
-/// Returns for each leaf whether a flag of the openings is set on some worker.
+/// Returns, for each leaf, whether the flag that `of` selects is set in any worker's opening.
 fn any(openings: &[Opening], of: impl Fn(&Opening) -> &Vec<bool>) -> Vec<bool> {
     let count = openings.first().map_or(0, |opening| of(opening).len());
     (0..count).map(|leaf| openings.iter().any(|opening| of(opening)[leaf])).collect()

@@ -66,7 +66,8 @@ impl ReformableLinks {
         self.world.read().unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Returns the positions and addresses of the workers of this world.
+    /// Returns the positions and addresses of the workers of the current world, or of the previous one while the group
+    /// re-forms.
     pub fn locations(&self) -> Arc<WorkerLocations> {
         self.world.read().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
@@ -81,7 +82,8 @@ impl ReformableLinks {
         self.mesh().as_ref().map(Mesh::waiting_positions).unwrap_or_default()
     }
 
-    /// Returns whether one of the waiting workers was in another world whose generation is at least that of this one.
+    /// Returns whether another world has taken the place of this one: a waiting worker was a member of another world of
+    /// the same or a later generation.
     pub fn is_supplanted(&self) -> bool {
         self.mesh().as_ref().is_some_and(Mesh::is_supplanted)
     }

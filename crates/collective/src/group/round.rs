@@ -102,7 +102,8 @@ impl Round {
         }
     }
 
-    /// Returns the call that all replicas of this worker make, or `None` if their calls differ.
+    /// Returns the call that all replicas of this worker make; `None` if their calls differ, or if a replica makes
+    /// none.
     pub fn call(&self) -> Option<&Fingerprint> {
         ReplicaStatus::all_agree(&self.own).then(|| self.own.first()?.call()).flatten()
     }
@@ -113,7 +114,7 @@ impl Round {
         self.peers.iter().enumerate().filter_map(silent)
     }
 
-    /// Records a message of another worker.
+    /// Records a message of another worker. A worker whose message is not valid in a round is treated as lost.
     pub fn receive(&mut self, worker: usize, content: Content) {
         if let Content::Statuses { statuses, .. } | Content::Left { statuses } = &content
             && !statuses.iter().map(|status| status.replica).eq(self.world.replicas_of(worker))
@@ -191,7 +192,8 @@ impl Round {
         self.expired.is_some()
     }
 
-    /// Returns whether the round cannot complete because a worker became unreachable to any worker before this call.
+    /// Returns whether the round cannot complete because a worker became unreachable, to this worker or another one,
+    /// before making the call.
     pub fn has_lost(&self) -> bool {
         self.their_loss.is_some() || self.lost().is_some()
     }

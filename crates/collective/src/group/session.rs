@@ -51,8 +51,8 @@ impl Group {
         self.inbox.next_number(fnv1a(name.bytes()))
     }
 
-    /// Opens the session with this name and `number`. All workers must have agreed on the number, and no previous
-    /// session may have the same name and number.
+    /// Opens the session with this name and `number`. All workers must have agreed on the number. No previous session
+    /// with this name may have this number or a later one.
     pub fn open_at(&self, name: &str, number: u64, step: u64) -> Session {
         Session::new(self.clone(), self.inbox.open_at(fnv1a(name.bytes()), number), step)
     }
@@ -223,7 +223,7 @@ impl Session {
         blame
     }
 
-    /// Returns whether the session is over because a worker timed out or was lost.
+    /// Returns whether the session is over because a worker timed out, was lost, or has ended it.
     pub fn is_over(&self) -> bool {
         lock(&self.state).protocol.over().is_some()
     }
@@ -234,8 +234,8 @@ impl Session {
         self.send_to_others(&left);
     }
 
-    /// Waits until the replicas of all other workers have left. Call it after the replicas of this worker have returned
-    /// and [left](Self::leave).
+    /// Waits until the replicas of all other workers have left, for at most `timeout`. Call this after the replicas of
+    /// this worker have returned and [left](Self::leave).
     ///
     /// # Errors
     /// Returns the same [`Blame`] as on the other workers if they wait in a call that the replicas of this worker have
@@ -294,8 +294,8 @@ impl Session {
         }
     }
 
-    /// Ends the wait. Records the workers that timed out because of a slow link, which are those of whose message a
-    /// part has arrived.
+    /// Records that the deadline has passed. Silent workers from which a part of a message has arrived have timed out
+    /// because of a slow link, which is recorded as well.
     fn expire(&self, protocol: &mut Protocol) {
         for worker in protocol.silent().collect::<Vec<_>>() {
             if let Some(PartialMessage { received, length }) = self.group.transport.partial_message(worker) {

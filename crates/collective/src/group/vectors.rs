@@ -59,9 +59,10 @@ impl GroupCall<'_> {
         Ok(all)
     }
 
-    /// Receives the vectors that were sent to this worker before call number `call`. Returns, for each worker including
-    /// this one, its range of each vector. All workers must have sent the same number of vectors, with the lengths of
-    /// `mine`. Call this after all workers have agreed on the call made after sending, or on a later one.
+    /// Receives the vectors that were sent to this worker before this call. `call` must be the
+    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns, for each worker including this one, its
+    /// range of each vector. All workers must have sent the same number of vectors, with the lengths of `mine`. Call
+    /// this after all workers have agreed on the call made after sending, or on a later one.
     ///
     /// # Errors
     /// - [`Failure::Record`]: a vector is missing or has a different length.
@@ -77,8 +78,9 @@ impl GroupCall<'_> {
         Ok(all)
     }
 
-    /// Receives the vectors that were sent to this worker before call number `call`. Returns, for each other worker,
-    /// pieces of the given sizes. The entry of this worker is empty.
+    /// Receives the vectors that were sent to this worker before this call. `call` must be the
+    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns, for each other worker, pieces of the given
+    /// sizes. The entry of this worker is empty.
     ///
     /// # Errors
     /// Returns the errors of [`receive_early_ranges`](Self::receive_early_ranges).
@@ -114,7 +116,7 @@ impl GroupCall<'_> {
     }
 
     /// Sends each other worker the pieces `piece(worker, number)`, one for each of `sizes`, in one round. Returns the
-    /// pieces that they have sent, of the same sizes, as [`receive_early`](Self::receive_early) does.
+    /// pieces that the other workers have sent, of the same sizes, as [`receive_early`](Self::receive_early) does.
     ///
     /// # Errors
     /// Returns the errors of [`all_to_all_ranges`](Self::all_to_all_ranges).
@@ -128,8 +130,8 @@ impl GroupCall<'_> {
         self.receive_early(call, sizes)
     }
 
-    /// Sends pieces, and waits until those of the other workers have arrived. Returns the number of the call before
-    /// which they were sent.
+    /// Sends pieces, and waits until those of the other workers have arrived. Returns the `call` with which
+    /// [`receive_early`](Self::receive_early) finds them.
     fn send_pieces(
         &mut self,
         what: &str,

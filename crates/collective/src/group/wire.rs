@@ -180,7 +180,7 @@ mod tests {
         numbers(&coding.decode_bytes(sent, &buffers)).into_owned()
     }
 
-    /// Returns whether `got` is the half nearest to `x`. `below` and `above` are the halves next to it.
+    /// Checks that `got` is the half nearest to `x`. `below` and `above` are the halves next to it.
     fn is_nearest(x: f64, got: f64, [below, above]: [f64; 2]) {
         let distance = (x - got).abs();
         for other in [below, above].into_iter().filter(|other| other.is_finite()) {

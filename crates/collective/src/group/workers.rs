@@ -25,7 +25,8 @@ pub struct Group {
     tasks: Arc<[Task]>,
 }
 
-/// The tasks and addresses of the workers of a world, as long as the world exists.
+/// The tasks and addresses of the workers of one world, which are kept after the group has re-formed; `None` if they
+/// are unknown.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WorkerDirectory(Option<(Arc<WorkerLocations>, Arc<[Task]>)>);
 
@@ -46,7 +47,7 @@ impl Group {
     /// group. With a quorum, [`world`](Self::world) is the world of the workers that joined.
     ///
     /// # Errors
-    /// Returns a [`JoinError`], which names the missing workers.
+    /// Returns the errors of [`Rendezvous::join`]. The error at the deadline names the missing workers.
     pub fn join(world: World, rendezvous: Rendezvous) -> Result<Self, JoinError> {
         let inbox = Inbox::new(world.workers());
         let links = Arc::new(ReformableLinks::new(rendezvous.join(Arc::new(inbox.clone()))?));
@@ -55,11 +56,11 @@ impl Group {
 
     /// Leaves the world, in which a worker was lost or timed out, and waits until all workers of the next world have
     /// joined: the remaining workers, and replacements for the others. Everything that refers to this group continues
-    /// with the new links; the sessions of the group are over. If this fails, all other workers are lost to this
-    /// worker, and it can be called again.
+    /// with the new links; the sessions of the group are over.
     ///
     /// # Errors
-    /// Returns a [`JoinError`], which names the missing workers.
+    /// Returns the errors of [`Rendezvous::join`], and [`JoinError::System`] if the group cannot re-form. After an
+    /// error of the rendezvous, all other workers are lost to this worker, and `rejoin` can be called again.
     pub fn rejoin(&self, rendezvous: Rendezvous) -> Result<(), JoinError> {
         let Some(links) = &self.reformable else {
             return Err(JoinError::System(io::Error::other("their transport cannot be re-formed")));
@@ -77,7 +78,7 @@ impl Group {
         Ok(())
     }
 
-    /// Returns the generation of the world. It is 1 at first, and incremented each time the group re-forms.
+    /// Returns the generation of the world. It is 1 in the first world, and incremented each time the group re-forms.
     pub fn generation(&self) -> u64 {
         self.reformable.as_ref().map_or(1, |links| links.generation())
     }
@@ -95,15 +96,15 @@ impl Group {
         Self { initial_world, transport, inbox, recorder, buffers, reformable: None, tasks: Arc::default() }
     }
 
-    /// Sets the tasks, with their addresses, by which errors name the workers. `tasks` contains one entry for each
-    /// position in the cluster, and is the same on all workers.
+    /// Sets the tasks by which errors name the workers, in addition to their addresses. `tasks` contains one entry for
+    /// each position in the cluster, and must be the same on all workers.
     pub fn tasks(mut self, tasks: impl IntoIterator<Item = Task>) -> Self {
         self.tasks = tasks.into_iter().collect();
         self
     }
 
-    /// Returns the task and address of a worker in the cluster; `None` if they are unknown. The worker's rank in the
-    /// world may differ from the index of its task.
+    /// Returns the task and address of a worker; `None` if they are unknown. The index of the task may differ from the
+    /// worker's rank in the world.
     pub fn process(&self, worker: usize) -> Option<Process> {
         self.directory().process(worker)
     }
@@ -139,7 +140,7 @@ impl Group {
 
     /// Returns the cluster positions of the workers that are expected when the group re-forms. These are the waiting
     /// workers, and the workers of the current world whose ranks are not in `leaving`. If `present` is `true`, lost
-    /// workers of the current world are not included.
+    /// workers of the current world are not included. The result is empty if the group cannot re-form.
     pub fn expected(&self, present: bool, leaving: &[usize]) -> BTreeSet<usize> {
         let Some(links) = &self.reformable else { return BTreeSet::new() };
         let world = links.locations();
@@ -150,8 +151,9 @@ impl Group {
         there.map(|(_, place)| place).chain(links.waiting_positions()).collect()
     }
 
-    /// Returns whether a waiting worker was in another world whose generation is at least that of this one. In this
-    /// case, the leader of this world had just started, and did not know the other world.
+    /// Returns whether another world has taken the place of this one: a waiting worker was a member of another world of
+    /// the same or a later generation. This happens if the leader had just started when it formed this world, and did
+    /// not know of the other one.
     pub fn is_supplanted(&self) -> bool {
         self.reformable.as_ref().is_some_and(|links| links.is_supplanted())
     }

@@ -11,7 +11,8 @@ pub struct RecoveryLimit {
 
 impl RecoveryLimit {
     /// Returns whether the worker of `world`, which has made the given number of updates, rejoins the group after
-    /// `blame`.
+    /// `blame`. It does after losses and after failures of other workers. It also does after a timeout, which is
+    /// recorded, unless the previous timeout was at the same number of updates.
     ///
     /// ```
     /// use distribute_cluster::{Blame, Fingerprint, Operation, World};

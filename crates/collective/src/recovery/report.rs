@@ -43,8 +43,9 @@ impl Report {
     }
 }
 
-/// Decides which worker's state the others receive: among the workers with the latest agreement, the worker with the
-/// most progress, or the first of several.
+/// Chooses the worker whose state the others receive. Among the workers with a complete state, this is the one with the
+/// latest agreement, then the most progress, then the lowest rank. Returns [`Decision::Begin`] if no worker has taken
+/// part in training, and [`Decision::Torn`] if none of those that have has a complete state.
 pub fn decide(reports: &[Report]) -> Decision {
     let begun = || reports.iter().enumerate().filter(|(_, report)| report.begun);
     let complete = begun().filter(|(_, report)| report.torn.is_none());

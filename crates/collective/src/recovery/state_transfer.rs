@@ -50,18 +50,19 @@ pub enum Next<E> {
     Exchange(Round),
     /// Pass this worker's encoded state to [`provide_state`](StateTransfer::provide_state).
     Provide,
-    /// Replace this worker's state and counters with those of worker `source`, before anything else. If another worker
-    /// is lost before all have the state, this worker's next report then matches its state. Then call
-    /// [`received`](StateTransfer::received).
+    /// Replace this worker's state and counters with the given ones, both at once and before any other work, so that
+    /// this worker's next report describes its actual state even if another worker is lost during the transfer. Then
+    /// call [`received`](StateTransfer::received).
     Receive {
         /// The encoded state.
         image: Bytes,
         /// The worker whose state is transferred.
         source: usize,
-        /// The counters of the source.
+        /// The counters from which all workers continue.
         counters: Counters,
     },
-    /// The transfer is over: either all workers have agreed, or it has failed on all of them.
+    /// The transfer is over: all workers have agreed, or there was nothing to agree on (`None`), or the transfer has
+    /// failed.
     End(Result<Option<Agreed>, Failure<E>>),
 }
 
@@ -78,7 +79,8 @@ pub struct Round {
     pub body: Bytes,
 }
 
-/// The outcome if all workers have the same state. There is no such outcome if no worker had begun training.
+/// The outcome if all workers have the same state. There is no such outcome if no worker has taken part in training
+/// before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// The worker whose state all workers now have.

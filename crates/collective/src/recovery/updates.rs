@@ -136,8 +136,8 @@ impl Updates {
         }
     }
 
-    /// Returns to the state after the last update. If there were steps after it, returns the number of steps before it;
-    /// otherwise `None`.
+    /// Returns to the point after the last update. If steps have begun since then, returns the number of steps before
+    /// the first of them; otherwise `None`.
     ///
     /// # Errors
     /// Returns [`Torn`] if only some of the updates of a group have been applied. Every further call then returns this

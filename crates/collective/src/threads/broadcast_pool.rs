@@ -99,7 +99,7 @@ impl BroadcastPool {
     }
 
     /// Serves as member `rank`, which is at least 1, until the leader dismisses the pool. Returns immediately if the
-    /// pool has already been dismissed.
+    /// pool has been dismissed since this member last served.
     pub fn serve(&self, rank: usize) {
         self.serve_with_watchdog(rank, Duration::MAX, &|| ());
     }
@@ -137,6 +137,9 @@ impl BroadcastPool {
     }
 
     /// Dismisses all members, which then return from [`serve`](Self::serve). Does not wait for them.
+    ///
+    /// # Panics
+    /// Panics if a broadcast of this pool is running.
     pub fn dismiss(&self) {
         self.issue(Command::Dismiss, 0);
     }

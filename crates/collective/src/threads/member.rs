@@ -58,8 +58,9 @@ impl Member {
         Some(make(self.group_call_by(self.session.as_ref()?, call)))
     }
 
-    /// Returns a call to the other processes, like the one that [`Member::with_group`] passes to its closure. It is
-    /// used inside [`Member::run_on_leader_with_helpers`], where the other members wait without a deadline.
+    /// Returns a call to the other processes, like the one that [`Member::with_group`] passes to its closure; `None` if
+    /// there are no other processes. Use this inside [`Member::run_on_leader_with_helpers`], where the other members
+    /// wait without a deadline.
     pub fn group_call(&self, call: impl FnOnce() -> Fingerprint) -> Option<GroupCall<'_>> {
         let session = self.session.as_ref()?;
         let call = call();
@@ -144,12 +145,13 @@ impl Member {
         self.downcast(&call, &met.payloads)
     }
 
-    /// Gathers the payloads of the members of this process, and combines them with those of the other processes, if
-    /// there are any. `make` is called on the last member to arrive, and all members get its result.
+    /// Gathers the payloads of the members of this process, and combines them with those of the other processes. `make`
+    /// does the latter: it is called on the last member to arrive, and all members get its result, which is `None` if
+    /// there are no other processes.
     ///
     /// # Errors
-    /// Returns the errors of [`Member::all_gather_local`], and an error if a process is lost. The error is the same on
-    /// the members of all processes.
+    /// Returns the errors of [`Member::all_gather_local`] and of `make`, and an error if a process is lost. A
+    /// [`Failure::Blame`] is the same on the members of all processes.
     #[allow(clippy::type_complexity)]
     pub fn all_gather_with_group<T: Send + Sync + 'static, M: Send + Sync + 'static>(
         &self,
@@ -364,7 +366,8 @@ impl Helpers<'_> {
         self.team.size
     }
 
-    /// Runs `work(rank)` once on every member, and returns when all have finished.
+    /// Runs `work(rank)` once on every member, and returns when all have finished. If this takes longer than a minute,
+    /// it is logged repeatedly.
     pub fn broadcast(&self, work: &(dyn Fn(usize) + Sync)) {
         if self.team.size == 1 {
             return work(0);

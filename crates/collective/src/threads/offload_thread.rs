@@ -24,8 +24,8 @@ impl OffloadThread {
         Ok(Self { broadcast_pool, _thread: Worker::start(0, settings, move || serves.serve(1))? })
     }
 
-    /// Runs `work` on this thread and returns its result. If `work` panics, the panic is resumed on the caller's
-    /// thread.
+    /// Runs `work` on this thread and returns its result; `None` if the thread has not run it. If `work` panics, the
+    /// panic is resumed on the caller's thread.
     ///
     /// There is no deadline, because `work` has deadlines of its own.
     pub(super) fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> Option<R> {

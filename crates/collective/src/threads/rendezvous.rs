@@ -24,7 +24,7 @@ type Outcome = Result<Exchanged, Arc<Blame>>;
 pub struct Exchanged {
     /// The payloads of this process's members, in the order of ranks.
     pub payloads: Arc<Vec<Payload>>,
-    /// The result of the delegate, which includes the other processes; `None` if there is no delegate.
+    /// The result of the delegate, which includes the other processes; `None` if no delegate was called.
     pub delegate_result: Option<Payload>,
 }
 
@@ -36,8 +36,10 @@ pub type Delegate<'a> =
 /// An exchange of payloads between members, in rounds. A round ends when every member waits in it or has exited, or at
 /// the deadline. If all members made the same call, they get all payloads. Otherwise they all get the same [`Blame`].
 ///
-/// A failed round does not affect the next one. Only a missed deadline ends the run, because the member that missed it
-/// would otherwise arrive in the next round of the others.
+/// A failed round does not affect the next one, unless it ends the run. A missed deadline ends the run, because the
+/// member that missed it would otherwise arrive in the next round of the others. If there are other processes, the run
+/// also ends when their session is over, or when a call fails among the members of this process alone, for which the
+/// other processes may be waiting.
 ///
 /// If other processes take part in a call, the last member to arrive is the delegate: it makes the call to them on
 /// behalf of all members of this process, without holding the lock. The other members wait for the delegate even after
@@ -57,7 +59,7 @@ struct State {
     session: Option<Arc<Session>>,
     /// The timeout of each member that waits in a call with other processes.
     group_timeouts: Vec<Option<Duration>>,
-    /// Whether a member is making a call to other processes for all members of this one.
+    /// Whether a member is making a call to other processes for all members of this process.
     delegate_is_busy: bool,
     statuses: Vec<ReplicaStatus>,
     payloads: Vec<Option<Payload>>,

@@ -26,8 +26,8 @@ impl TeamPool {
     }
 
     /// Creates a pool of teams whose replicas have `threads` threads each. `start` is called on each thread when it
-    /// starts. Replica 0 also runs on a thread of the team, not on the caller's thread. The threads exit when the pool
-    /// is dropped.
+    /// starts. If there are several threads or a `start`, replica 0 also runs on a thread of the team, not on the
+    /// caller's thread. The threads exit when the pool is dropped.
     pub fn new(threads: usize, start: Option<Start>) -> Self {
         Self { settings: ThreadSettings { threads: threads.max(1), start }, idle: Mutex::new(Vec::new()) }
     }
@@ -36,9 +36,9 @@ impl TeamPool {
     /// nested or concurrent.
     ///
     /// `body`, and member 0 of the runs that it starts, are called on this thread, on a large stack. They are called on
-    /// a thread of the team instead if its members have several threads each, or if this thread belongs to a rayon pool
-    /// of the program. While such a thread waited for a parallel operation in `body`, it would pick up other work of
-    /// its pool.
+    /// a thread of the team instead if the pool was created with several threads or a `start`, or if this thread
+    /// belongs to a rayon pool of the program. While such a thread waited for a parallel operation in `body`, it would
+    /// pick up other work of its pool.
     ///
     /// # Errors
     /// Returns an error if the system cannot start a thread, or cannot allocate memory for a stack.
@@ -59,7 +59,7 @@ impl TeamPool {
     /// Calls `work`, the closure of a single replica, on the thread that [`with_team`](Self::with_team) would use.
     ///
     /// # Errors
-    /// Returns an error if the system cannot start a thread.
+    /// Returns an error if the system cannot start a thread, or cannot allocate memory for a stack.
     pub fn run_single<R: Send>(&self, work: impl FnOnce() -> R + Send) -> io::Result<R> {
         if self.runs_on_own_thread() {
             return self.acquire(1)?.team.run_offloaded(&self.settings, work);

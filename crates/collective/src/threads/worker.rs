@@ -69,8 +69,8 @@ pub(super) fn run_spawned_tasks() {
     while rayon::yield_local() == Some(rayon::Yield::Executed) {}
 }
 
-/// A thread that runs one closure. candle's parallel operations use the rayon pool of the calling thread. This thread
-/// has a separate pool, so a replica never waits for a thread of the program.
+/// The threads of a replica, of which the first runs one closure. candle's parallel operations use the rayon pool of
+/// the calling thread. These threads are a separate pool, so a replica never waits for a thread of the program.
 #[cfg(not(any(shuttle, miri)))]
 pub(super) struct Worker {
     pool: Option<rayon::ThreadPool>,
