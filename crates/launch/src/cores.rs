@@ -44,8 +44,8 @@ pub(crate) fn allowed() -> Vec<usize> {
     Vec::new()
 }
 
-/// Limits the calling thread, and the processes that it starts afterwards, to the given processors. It is implemented
-/// only on Linux.
+/// Limits the calling thread, and the processes that it starts afterwards, to the given processors. Has no effect on
+/// systems other than Linux.
 #[cfg(target_os = "linux")]
 pub(crate) fn limit_this_thread(cores: &[usize]) -> std::io::Result<()> {
     use rustix::thread::{CpuSet, sched_setaffinity};

@@ -31,12 +31,12 @@ pub enum Error {
         /// A description of the expected value.
         expected: &'static str,
     },
-    /// A host name is invalid.
+    /// A host name is invalid, or a host is listed twice.
     #[error("--hosts: {host:?}: {problem}")]
     Host {
-        /// The invalid host name.
+        /// The host name.
         host: String,
-        /// The problem with the name, and a remedy.
+        /// The problem with the host, and a remedy.
         problem: &'static str,
     },
     /// A loopback address was given in a list of several hosts. Such an address means a different machine on each

@@ -38,7 +38,7 @@ pub(crate) fn write(printer: &Printer, events: &Receiver<Event>, outcome: &Outco
 }
 
 /// Waits until `is_done` returns `true`, the reader has made no progress for `patience`, or a signal is received.
-/// Returns whether the output is done.
+/// Returns `true` in the first case only.
 fn flush(
     printer: &Printer,
     events: &Receiver<Event>,

@@ -32,8 +32,8 @@ pub(crate) fn remote(length: usize) -> String {
     format!("exec sh -c 'eval \"$(dd bs=1 count={length} 2>/dev/null)\"; {GUARD}' distribute-launch")
 }
 
-/// Returns the part of the script that differs between tasks: it sets the environment, the folder and the
-/// command.
+/// Returns the part of the script that differs between tasks: it sets the environment, the folder and the command, and
+/// checks that the command exists. `task` is the task to name in errors.
 pub(crate) fn prelude<'a>(
     task: &str,
     environment: impl Iterator<Item = (&'a OsStr, &'a OsStr)>,

@@ -107,7 +107,8 @@ impl Launch {
         self
     }
 
-    /// Sets the folder in which every task runs. The default is the current folder of this process.
+    /// Sets the folder in which every task runs. The default is the current folder of this process. On other hosts, the
+    /// folder must exist at the same path.
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
         self
@@ -169,8 +170,8 @@ impl Launch {
         self
     }
 
-    /// Disables the pinning of tasks to cores. By default, each task that trains is pinned to its own cores, if
-    /// this machine has enough. Pinning is implemented only on Linux.
+    /// Disables the pinning of tasks to cores. By default, each task that trains is pinned to its own cores, if all
+    /// tasks run on this machine and it has enough. Pinning is implemented only on Linux.
     pub fn without_pinning(mut self) -> Self {
         self.pin = false;
         self
@@ -206,8 +207,14 @@ impl Launch {
     /// Starts all tasks, and returns without waiting for them.
     ///
     /// # Errors
-    /// Returns an error if the command or the folder does not exist, or if a process cannot be started. No task
-    /// is left running.
+    /// After an error, no task is left running.
+    /// - [`Error::NoCommand`]: no command was set.
+    /// - [`Error::Option`]: the ssh command is empty.
+    /// - [`Error::CommandNotFound`]: the command does not exist or cannot be executed. If tasks run on other hosts,
+    ///   only the ssh command is checked.
+    /// - [`Error::NoFolder`]: the folder does not exist. It is only checked if all tasks run on this machine.
+    /// - [`Error::Start`]: the process of a task cannot be started.
+    /// - [`Error::System`]: a thread cannot be started, or signals cannot be received.
     pub fn spawn(self) -> Result<Running> {
         let folder = match &self.folder {
             Some(folder) => folder.clone(),
@@ -283,8 +290,8 @@ impl Launch {
         }
     }
 
-    /// Checks everything that can be checked before a task is started: the command, the ssh command and the
-    /// folder.
+    /// Checks everything that can be checked before a task is started: the folder and the command, or only the ssh
+    /// command if tasks run on other hosts.
     fn check(&self, folder: &Path) -> Result<()> {
         if self.program.is_empty() {
             return Err(Error::NoCommand);

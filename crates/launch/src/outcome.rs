@@ -11,7 +11,7 @@ pub enum End {
     Exited(i32),
     /// A signal with this number has terminated the process.
     Signaled(i32),
-    /// The process could not be restarted. The text says why.
+    /// The process could not be restarted, or its exit status is unknown. The text contains the reason.
     NotStarted(String),
 }
 
@@ -60,9 +60,10 @@ impl fmt::Display for End {
 /// The reason for the end of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// All tasks that train have succeeded.
+    /// The job has succeeded: all tasks that train have succeeded, except those without which the job may continue.
     Done,
-    /// A task has failed. The number is the index of the first such task in [`Outcome::tasks`].
+    /// A task has failed permanently, and the job cannot continue without it. The number is the index of the task in
+    /// [`Outcome::tasks`].
     Failed(usize),
     /// The launcher received a signal to end the job.
     Interrupted(Signal),
@@ -106,14 +107,14 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns whether all tasks that train have succeeded.
+    /// Returns whether the job has succeeded; see [`Cause::Done`].
     pub fn is_success(&self) -> bool {
         self.cause == Cause::Done
     }
 
-    /// Returns the exit code of the launcher. It is 0 if the job has succeeded, and 124 after a timeout. If a
-    /// task has failed, it is the exit code of the first one that failed (128 plus the number for a signal). If a
-    /// signal interrupted the launcher, it is 128 plus the number of that signal.
+    /// Returns the exit code of the launcher. It is 0 if the job has succeeded, and 124 after a timeout. If the failure
+    /// of a task has ended the job, it is [the exit code](End::exit_code) of that task, or 1 if the task did not exit.
+    /// If a signal interrupted the launcher, it is 128 plus the number of that signal.
     pub fn exit_code(&self) -> i32 {
         match &self.cause {
             Cause::Done => 0,
@@ -131,7 +132,8 @@ impl Outcome {
         self.tasks.iter().find(|outcome| outcome.task == *task)
     }
 
-    /// Returns the outcome of the task that failed first; `None` if the job did not end because of a failure.
+    /// Returns the outcome of the task whose failure has ended the job; `None` if the job did not end because of a
+    /// failure.
     pub fn first_failure(&self) -> Option<&TaskOutcome> {
         match self.cause {
             Cause::Failed(task) => self.tasks.get(task),

@@ -61,6 +61,8 @@ impl Plan {
     /// # Errors
     /// Returns the errors of [`Layout::check`], and:
     /// - [`Error::NoPort`]: a port of this machine could not be reserved.
+    /// - [`Error::Random`]: the system provides no random bytes for the secret.
+    /// - [`Error::Cluster`]: the tasks and their addresses do not form a valid cluster.
     pub fn new(layout: &Layout) -> Result<Self> {
         Self::with_port_base(layout, None)
     }

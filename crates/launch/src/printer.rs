@@ -135,7 +135,8 @@ impl Queue {
     }
 
     /// Queues an item. If there is no space, this waits, as long as `patient` is `true` and the job is not ending. If
-    /// `patient` is `None`, it never waits.
+    /// `patient` is `None`, it never waits. An item for a closed or overfull queue is dropped and counted; a line after
+    /// the queue is drained is ignored.
     fn push(&self, item: Item, patient: Option<&AtomicBool>) {
         let mut state = self.state.lock();
         while state.bytes > ROOM

@@ -25,10 +25,10 @@ const LINGER: Duration = Duration::from_millis(500);
 /// process that has left the task's group can still keep a pipe open.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// The maximum time for which the output of such a process is read.
+/// The maximum time for which output is read after the descendants have been killed.
 const MAX_DRAIN: Duration = Duration::from_secs(10);
 
-/// The maximum length of the last line of standard error that is reported.
+/// The maximum length in bytes of the last line of standard error that is reported.
 const LAST_LINE: usize = 300;
 
 /// The running process of a task, which leads its own process group.
@@ -280,8 +280,8 @@ fn raw(signal: Signal) -> rustix::process::Signal {
     }
 }
 
-/// Reads a pipe until its end, passes each line to `line`, and counts the lines in `pace`. Returns the last line that
-/// is not empty.
+/// Reads a pipe until its end, passes each line to `line`, and counts the lines in `pace`. Returns the beginning of the
+/// last line that is not empty and not Rust's hint about `RUST_BACKTRACE`; `None` if there is no such line.
 fn read(mut pipe: impl Read, pace: &AtomicUsize, mut line: impl FnMut(&[u8])) -> Option<String> {
     let (mut lines, mut last, mut buffer) = (Lines::default(), Vec::new(), [0; 8192]);
     let mut take = |text: &[u8]| {

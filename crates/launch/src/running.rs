@@ -83,6 +83,7 @@ impl Running {
     ///
     /// # Errors
     /// - [`Error::StillRunning`]: the deadline has passed; the job continues.
+    /// - [`Error::System`]: the thread that supervises the tasks has panicked.
     pub fn wait(&mut self, mut deadline: Deadline) -> Result<Outcome> {
         loop {
             if let Some(outcome) = &self.ended {

@@ -27,7 +27,7 @@ pub(crate) struct Policy {
     /// The maximum number of restarts of each task.
     pub max_restarts: u32,
     /// The delay before the first restart of a task. It doubles for each further restart, unless the task has run for
-    /// longer than the delay.
+    /// more than [`MIN_RUN`] and more than twice the delay.
     pub backoff: Duration,
     /// The minimum number of tasks that train, including the first. With at least this many, the job continues
     /// after others have failed permanently; `None` means that all are required.
@@ -276,7 +276,8 @@ impl Supervisor {
             && self.tasks.iter().any(has_ended)
     }
 
-    /// Returns whether the chief has succeeded. It schedules the work of the other tasks.
+    /// Returns whether the chief has succeeded. The chief schedules the work of the other tasks. Returns `false` if
+    /// there is no such chief.
     fn chief_has_succeeded(&self) -> bool {
         let chief = self.chief.map(|chief| &self.tasks[chief]);
         chief.is_some_and(|chief| {
@@ -284,7 +285,8 @@ impl Supervisor {
         })
     }
 
-    /// Cancels all restarts, because restarted tasks would find no chief.
+    /// Cancels all restarts, because restarted tasks would find no chief. Starts the timer for tasks that remain after
+    /// the chief.
     fn cancel_restarts(&mut self, actions: &mut Vec<Action>) {
         for known in self.tasks.iter_mut().filter(|known| known.status == Status::Waiting) {
             known.stays_ended();
@@ -296,8 +298,8 @@ impl Supervisor {
         actions.push(Action::Set(Timer::LeftOver, self.policy.grace));
     }
 
-    /// Ends the job if the only remaining tasks that train may be unaware that it is over. The chief has notified
-    /// all others, and they exit on their own.
+    /// Ends the job if the only remaining tasks that train may be unaware that it is over. The chief has notified all
+    /// others, and they exit on their own; if there are any, this starts the timer for the next check.
     fn end_left_over(&mut self, actions: &mut Vec<Action>) {
         let left: Vec<_> =
             self.tasks.iter().filter(|known| trains(&known.task) && known.status != Status::Ended).collect();

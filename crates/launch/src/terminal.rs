@@ -18,8 +18,8 @@ pub(crate) struct Style {
 }
 
 impl Style {
-    /// Creates the style for the given tasks. Lines are coloured if the output is a terminal and `NO_COLOR` is
-    /// not set.
+    /// Creates the style for the given tasks. Lines are coloured if the output is a terminal that supports colours, and
+    /// `NO_COLOR` is not set.
     pub(crate) fn of<'a>(tasks: impl Iterator<Item = &'a Task>) -> Self {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let wanted = !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb");

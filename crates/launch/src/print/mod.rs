@@ -85,7 +85,7 @@ pub struct Job<'a> {
     pub timeout: Option<Duration>,
     /// The maximum number of restarts of a task.
     pub max_restarts: u32,
-    /// The container image, for systems with containers.
+    /// The container image, for systems with containers; `None` prints a placeholder.
     pub image: Option<&'a str>,
     /// The time between SIGTERM and SIGKILL.
     pub grace: Duration,
@@ -130,6 +130,7 @@ impl<'a> Job<'a> {
     ///
     /// # Errors
     /// Returns the errors of [`Layout::check`], and:
+    /// - [`Error::NoCommand`]: there is no command.
     /// - [`Error::Unprintable`]: the system does not support a setting of the job.
     pub fn print(&self, target: Target) -> Result<String> {
         self.layout.check()?;
@@ -186,7 +187,7 @@ impl<'a> Job<'a> {
         format!("export DISTRIBUTE_TASKS={} # in the order of their ranks\n", tasks.join(","))
     }
 
-    /// Returns the number of tasks on each host.
+    /// Returns the number of tasks on each host; empty if no hosts are given.
     fn on_hosts(&self) -> Vec<usize> {
         let mut counts = vec![0; self.layout.hosts.len()];
         for (_, host) in self.layout.tasks() {

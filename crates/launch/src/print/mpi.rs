@@ -3,7 +3,7 @@
 use super::{Job, SECRET};
 use crate::{Error, Result};
 
-/// The line that chooses the first port: another one for each job of a host, most of the time.
+/// The line that chooses the first port. Different jobs on a host usually get different ports.
 const PORTS: &str = "export DISTRIBUTE_PORT_BASE=${DISTRIBUTE_PORT_BASE:-$((10000 + $$ % 350 * 64))} # of the ranks of a host";
 
 /// Returns an `mpirun` command, preceded by the command that creates the secret.

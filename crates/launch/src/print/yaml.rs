@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 pub(super) enum Yaml {
     /// A map with its keys in order. The keys are plain words.
     Map(Vec<(&'static str, Yaml)>),
-    /// A list in lines of its own.
+    /// A list with each item on a separate line.
     List(Vec<Yaml>),
     /// A list of texts on one line.
     Words(Vec<String>),
-    /// A text, quoted unless it is certainly read as one.
+    /// A text, which is quoted unless every reader reads it as a text without quotes.
     Text(String),
     /// A number.
     Number(u64),
@@ -30,7 +30,7 @@ impl Yaml {
         out
     }
 
-    /// Writes the value after its key or dash, indented by `indent` spaces if it has lines of its own.
+    /// Writes the value after its key or dash, indented by `indent` spaces if it takes separate lines.
     fn write(&self, out: &mut String, indent: usize) {
         match self {
             Self::Map(entries) => {
@@ -89,8 +89,8 @@ fn margin(out: &mut String, indent: usize) {
     out.extend(std::iter::repeat_n(' ', indent));
 }
 
-/// Returns whether all readers of YAML find a text in these characters without quotes. Words such as `on` and numbers
-/// such as `1e3` are something else for some of them.
+/// Returns whether all YAML readers read `text` as a text without quotes. Some of them read words such as `on` and
+/// numbers such as `1e3` as something else.
 fn is_plain(text: &str) -> bool {
     const OTHERS: [&str; 11] = ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "inf", "nan"];
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);

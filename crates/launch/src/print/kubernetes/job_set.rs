@@ -1,4 +1,4 @@
-//! The manifests of a `JobSet`, and of a `TrainJob` of Kubeflow's Trainer with its runtime, which contains one.
+//! The manifests of a `JobSet`, and of a `TrainJob` of Kubeflow's Trainer with its runtime, which contains a `JobSet`.
 
 use super::super::Job;
 use super::super::yaml::Yaml;
@@ -49,7 +49,8 @@ pub(super) fn train_job(job: &Job<'_>) -> String {
     format!("{}{}---\n{}", comments(job, first), runtime.document(), train_job.document())
 }
 
-/// Returns the `JobSet`: a Job for each kind of task. The workers of a runtime are the nodes of its `TrainJob`.
+/// Returns the specification of the `JobSet`: a Job for each kind of task. If it is for a runtime, its workers are the
+/// nodes of the `TrainJob`.
 fn spec(job: &Job<'_>, is_runtime: bool) -> Yaml {
     // The controller names pods by the JobSet, which has the name of the TrainJob.
     let label = "metadata.labels['jobset.sigs.k8s.io/jobset-name']";

@@ -3,7 +3,7 @@
 //! | file | kind |
 //! |---|---|
 //! | `indexed_job` | a Job with an index for each kind of task, and a Service |
-//! | `job_set` | a `JobSet`, and a `TrainJob` of Kubeflow's Trainer, whose runtime contains one |
+//! | `job_set` | a `JobSet`, and a `TrainJob` of Kubeflow's Trainer, whose runtime contains a `JobSet` |
 //! | `tf_job` | a `TFJob` of Kubeflow's training operator |
 
 mod indexed_job;
@@ -18,16 +18,17 @@ use serde_json::{Map, json};
 /// The port on which each task listens.
 const PORT: u64 = 2222;
 
-/// The time in which tasks find each other, in probes of [`PERIOD`] seconds: 15 minutes.
+/// The maximum number of failed startup probes. With one probe in [`PERIOD`] seconds, tasks have 15 minutes to find
+/// each other.
 const STARTUP_PROBES: u64 = 90;
 
-/// The group that owns a volume: that of the image of examples/deploy.
+/// The group that owns a volume: the group of the image in examples/deploy.
 const GROUP: u64 = 65_532;
 
 /// The interval of probes in seconds.
 const PERIOD: u64 = 10;
 
-/// Returns the manifest of a job for a target of Kubernetes.
+/// Returns the manifest of a job for one of the Kubernetes targets.
 pub(super) fn manifest(job: &Job<'_>, target: Target) -> Result<String> {
     let refuse = |problem| Err(Error::Unprintable { target: target.name(), problem });
     if !job.layout.hosts.is_empty() {
@@ -65,7 +66,7 @@ fn trains(layout: &Layout, kind: &Kind) -> bool {
     }
 }
 
-/// Returns comments with the command that creates the secret.
+/// Returns comments: `first`, and the command that creates the secret.
 fn comments(job: &Job<'_>, first: &str) -> String {
     let name = job.name();
     let image = if job.image.is_none() {
@@ -86,19 +87,20 @@ fn escaped(word: &str) -> String {
     word.replace('$', "$$")
 }
 
-/// Returns a map of a field of the pod as an environment variable.
+/// Returns an entry of a container's `env` list, which sets an environment variable to a field of the pod.
 fn from_field(name: &'static str, path: &str) -> Yaml {
     let field = Yaml::Map(vec![("fieldPath", Yaml::text(path))]);
     Yaml::Map(vec![("name", Yaml::text(name)), ("valueFrom", Yaml::Map(vec![("fieldRef", field)]))])
 }
 
-/// Returns an environment variable.
+/// Returns an entry of a container's `env` list, which sets an environment variable.
 fn variable(name: &'static str, value: impl Into<String>) -> Yaml {
     Yaml::Map(vec![("name", Yaml::text(name)), ("value", Yaml::Text(value.into()))])
 }
 
-/// Returns the environment of the tasks of a kind: their numbers from the index of the pod, and `TF_CONFIG` with it.
-/// `host` returns the host of a task, in which Kubernetes expands `$(NAMESPACE)` and the variables in `before`.
+/// Returns the `env` list for the tasks of a kind: the variables in `before`, the index and the namespace of the pod,
+/// and `TF_CONFIG`. `host` returns the host of a task, in which Kubernetes expands `$(NAMESPACE)` and the variables in
+/// `before`.
 fn cluster(
     job: &Job<'_>,
     kind: &Kind,
@@ -121,7 +123,7 @@ fn cluster(
     all
 }
 
-/// Returns the container of a task.
+/// Returns the container of a task. `name` is the name of the container, and `port` the name of the task's port.
 fn container(
     job: &Job<'_>,
     kind: &Kind,
@@ -178,7 +180,7 @@ fn resources(job: &Job<'_>) -> Option<(&'static str, Yaml)> {
     (!given.is_empty()).then_some(("resources", Yaml::Map(given)))
 }
 
-/// Returns a probe of the port for health, which fails after this number of failures.
+/// Returns a probe of the health port at `path`. The probe has failed after this number of failures in a row.
 fn probe(path: &'static str, failures: u64) -> Yaml {
     let request = Yaml::Map(vec![("path", Yaml::text(path)), ("port", Yaml::text("health"))]);
     Yaml::Map(vec![
