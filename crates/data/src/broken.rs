@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// A broken record is a row, record, line or sample that cannot be parsed in its format. If the format cannot find the
 /// next record after a damaged one, the rest of the file is skipped, and is counted as one record, or in Parquet as its
-/// number of rows. The following are always errors: a file that cannot be opened or read at all, a missing column, and
-/// a type without a tensor dtype.
+/// number of rows. The following are always errors: a file that cannot be opened or read at all, a CSV file with
+/// another header, a missing column, and a type without a tensor dtype.
 ///
 /// ```
 /// use distribute_data::{Csv, SkippedRecords};
@@ -43,7 +43,8 @@ struct Counts {
 }
 
 impl Counts {
-    /// Adds skipped records to the count. Returns the count before that.
+    /// Adds skipped records to the count, and returns the count before that. Keeps the message of `error` if it is the
+    /// first.
     fn add(&self, records: u64, error: &Error) -> u64 {
         let before = self.records.fetch_add(records, Relaxed);
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,8 +69,9 @@ impl SkippedRecords {
         Self { counts: Arc::default(), max: u64::MAX }
     }
 
-    /// Returns a handle to the same count with a limit: a pass may skip at most `records` records, and the next
-    /// broken record is an error. The limit applies only to sources that are given this handle.
+    /// Returns a handle to the same count with a limit: a pass may skip at most `records` records, and the next broken
+    /// record is an error. The limit applies only to sources that are given this handle, and to each of them
+    /// separately.
     pub fn at_most(&self, records: u64) -> Self {
         Self { counts: self.counts.clone(), max: records }
     }
@@ -151,7 +153,8 @@ impl Broken {
         if is_of_contents(&error) { self.skip(error) } else { Err(error) }
     }
 
-    /// Logs the number of records that the pass has skipped, but only once.
+    /// Logs the number of records that the pass has skipped, and the first error. Only the first call logs, and only if
+    /// there are such records.
     pub(crate) fn report(&self) {
         if let Some(pass) = &self.pass {
             pass.report();

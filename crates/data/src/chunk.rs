@@ -102,7 +102,7 @@ impl Chunk {
         Chunk::Rows(Arc::new(Rows::Section { tree, len }), Picks::Range(0..len))
     }
 
-    /// Returns the same elements. If they are less than half of their section, they are copied, because they would
+    /// Returns the same elements. Rows that are fewer than half of their section are copied, because they would
     /// otherwise keep the complete section in memory.
     pub(crate) fn compact(self) -> Result<Chunk> {
         match self {
@@ -247,8 +247,8 @@ impl Assembly {
         self.number
     }
 
-    /// Appends elements to the batch. Once a section ends, only those of its elements that are in the batch are
-    /// kept.
+    /// Appends elements to the batch. If they cannot be combined with the last chunk, that chunk is
+    /// [compacted](Chunk::compact) first.
     pub(crate) fn push(&mut self, chunk: Chunk) -> Result<()> {
         self.len += chunk.len();
         append(&mut self.chunks, chunk)
@@ -269,7 +269,7 @@ impl Assembly {
         Self { number, ..self }
     }
 
-    /// Returns the elements at the indices 0, `stride`, `2 * stride`, …, without copying tensors.
+    /// Returns the elements at the indices 0, `stride`, `2 * stride`, …
     pub(crate) fn every(self, stride: usize) -> Result<Assembly> {
         if stride <= 1 {
             return Ok(self);
@@ -287,8 +287,8 @@ impl Assembly {
         Ok(picked)
     }
 
-    /// Returns up to `max` elements from `index` on, of one chunk; `None` if `index` is not less than the number
-    /// of elements.
+    /// Returns at most `max` elements, beginning with the one at `index`; `None` if `index` is out of range. The
+    /// elements all come from one chunk, so there may be fewer than `max` even before the end.
     pub(crate) fn chunk_at(&self, index: usize, max: usize) -> Option<Chunk> {
         let mut start = 0;
         for chunk in &self.chunks {
@@ -318,8 +318,9 @@ impl Assembly {
         part
     }
 
-    /// Splits the batch into one batch for each of the given ranges of rows. Each row of a source is copied once,
-    /// directly into its piece.
+    /// Splits the batch into one batch for each of the given ranges of rows. If all chunks are rows of sources, and no
+    /// range is empty, each row is copied once, directly into its piece. Otherwise the complete batch is assembled
+    /// first.
     pub(crate) fn cut(self, pieces: Vec<Range<usize>>) -> Result<Vec<Tree<Leaf>>> {
         let of_rows = self.chunks.iter().all(|chunk| matches!(chunk, Chunk::Rows(..)));
         // An empty piece is derived from the whole batch. Elements that differ should be one error, not two.

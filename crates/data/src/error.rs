@@ -218,7 +218,7 @@ pub enum Error {
         first: usize,
         /// The path of the leaf that differs.
         path: String,
-        /// The number of rows of that leaf.
+        /// The number of rows of the leaf at `path`.
         rows: usize,
     },
     /// A dataset does not have the asserted number of elements.
@@ -272,7 +272,7 @@ pub enum Error {
     Sequence {
         /// The index of the element in the pass, from 0.
         index: usize,
-        /// The number of its rows.
+        /// The number of rows of the element.
         rows: usize,
         /// The number of rows of a packed row.
         length: usize,
@@ -310,7 +310,7 @@ pub enum Error {
     /// A parameter is out of range.
     #[error("{operation}: {parameter} is {found}, but must be {expected}")]
     Parameter {
-        /// The operation to which the function was passed.
+        /// The operation to which the parameter was passed.
         operation: &'static str,
         /// The name of the parameter.
         parameter: &'static str,
@@ -352,7 +352,7 @@ pub enum Error {
     /// A thread of a pass could not be started.
     #[error("cannot start a thread of {operation}: {source}; use fewer threads or raise their limit")]
     Thread {
-        /// The operation to which the function was passed.
+        /// The operation that needs the thread.
         operation: &'static str,
         /// The error from the operating system.
         source: std::io::Error,
@@ -360,7 +360,7 @@ pub enum Error {
     /// A thread of a pass panicked.
     #[error("a thread of {operation} panicked: {message}")]
     ThreadDied {
-        /// The operation to which the function was passed.
+        /// The operation that started the thread.
         operation: &'static str,
         /// The message of the panic.
         message: String,

@@ -37,24 +37,24 @@
 //! | [`mod@split`] | splits a batch into per-replica batches |
 //! | [`error`] | [`Error`] |
 //!
-//! Internally, a dataset is a `pipeline`: a data structure of `operations` and their parameters. It can be
-//! inspected and rewritten (sharded) before anything runs. Iteration starts a chain of `stage`s that pull
-//! `chunk`s of elements from each other. In a chunk, `rows` of a source remain indices until a batch, or a
-//! replica's part of it, is copied at once.
+//! Internally, a dataset is a `pipeline`: a data structure of `operations` and their parameters. It can be inspected
+//! and rewritten (sharded) before anything runs. Iteration starts a chain of `stage`s that pull `chunk`s of elements
+//! from each other. In a chunk, `rows` of a source remain indices until the rows of a batch, or of a replica's part of
+//! a batch, are copied in one operation.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `pipeline`, `stage` | the traits of an operation: what it is, and how it runs |
+//! | `pipeline`, `stage` | the traits of an operation: its description and parameters, and its execution |
 //! | `operations` | one file for each operation: its public method, its data and its stage |
 //! | `file_source` | the operation that reads all file formats; each format has a folder with a `Format` |
 //! | `chunk`, `rows` | elements on their way through a pipeline; rows that are still in their source |
-//! | `spec` | properties of elements that are known before there are any |
-//! | `worker_pool`, `room` | threads that run jobs in order; the limit of data in memory at once |
+//! | `spec` | dtypes and shapes of elements that have not been computed |
+//! | `worker_pool`, `room` | threads that run jobs; the check that buffers fit into memory |
 //! | `guard`, `random` | calls of user functions; random orders as functions of seed and epoch |
 //! | `broken`, `missing`, `text` | broken records; missing values; lines of text |
 //!
-//! A user function that fails or panics results in an error that contains the index of the element. It never ends
-//! the process. This crate never knows the computation of a replica.
+//! A user function that fails or panics results in an error that contains the index of the element. The process
+//! continues. This crate knows nothing about what a replica computes.
 
 #![forbid(unsafe_code)]
 

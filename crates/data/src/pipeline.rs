@@ -34,9 +34,9 @@ pub(crate) trait Operation: Send + Sync {
         self.describe()
     }
 
-    /// Returns the files of a source; `None` for other operations. They are not part of
-    /// [`identity`](Self::identity): a position has a [`FileList`](crate::FileList), and a cache is bound to
-    /// certain files.
+    /// Returns the files that the operation reads; `None` if it is not a source of files. They are not part of
+    /// [`identity`](Self::identity): a position has a [`FileList`](crate::FileList), and a cache is bound to certain
+    /// files.
     fn files(&self) -> Option<&Files> {
         None
     }
@@ -119,7 +119,8 @@ pub(crate) use one_input;
 pub enum Batching {
     /// The elements are batches of this size. Only the last batch of the data or of an epoch may be shorter.
     Batches(usize),
-    /// It is unknown, because a generator, or a `map` after the batching, may create batches of any size.
+    /// It is unknown whether the elements are batches, because a generator, or a `map` after the batching, may create
+    /// elements of any size.
     Unknown,
     /// The elements are not batches: they are slices, numbers of a range, or rows of a file that have not been
     /// batched.

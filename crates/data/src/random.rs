@@ -34,7 +34,7 @@ impl EpochRng {
         }
     }
 
-    /// Returns a random number from 0 to 1, without 1. All multiples of 2⁻⁵³ are equally likely.
+    /// Returns a random number that is at least 0 and less than 1. All multiples of 2⁻⁵³ are equally likely.
     pub(crate) fn fraction(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }

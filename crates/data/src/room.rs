@@ -2,7 +2,8 @@
 
 use crate::{Cardinality, Error, Result};
 
-/// A number of elements that does not fit into any address space, whatever their size.
+/// The maximum number of elements that can be kept in memory. More do not fit into any address space, whatever their
+/// size.
 const MAX: u64 = 1 << 47;
 
 /// Checks that `size` elements can be kept in memory at the same time. The check fails only if the input has that

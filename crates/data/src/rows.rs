@@ -1,4 +1,5 @@
-//! The sources of rows: tensors in memory, the numbers of a range, or two zipped sources.
+//! The sources of rows: tensors in memory, sections that are created during a pass, the numbers of a range, or two
+//! zipped sources.
 
 use crate::Result;
 use crate::room::reserve;

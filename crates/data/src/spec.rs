@@ -53,7 +53,7 @@ impl TensorSpec {
         self
     }
 
-    /// Returns a spec that both tensors satisfy, in which sizes that differ are unknown. Returns `None` if dtypes
+    /// Returns a spec that tensors of either spec satisfy: sizes that differ become unknown. Returns `None` if dtypes
     /// or ranks differ.
     pub(crate) fn or(self, other: Self) -> Option<Self> {
         let fits = self.dtype == other.dtype && self.dims.len() == other.dims.len();
@@ -62,12 +62,12 @@ impl TensorSpec {
     }
 }
 
-/// Returns the spec of an existing element; `None` if a leaf's dtype is not one of this crate's dtypes.
+/// Returns the spec of an existing element; `None` if a leaf's dtype is one of candle's that have no [`DType`].
 pub(crate) fn of(tree: &Tree<Leaf>) -> Option<ElementSpec> {
     tree.try_map_at(&mut |leaf| Ok(TensorSpec::new(leaf.dtype()?, leaf.dims().iter().copied()))).ok()
 }
 
-/// Returns the spec of all elements of a Rust type; `None` if the type does not determine it.
+/// Returns the spec that all values of type `T` have; `None` if the type does not determine it.
 pub(crate) fn of_type<T: Nest>() -> Option<ElementSpec> {
     T::scalar_dtypes().map(|dtypes| dtypes.map(&mut TensorSpec::scalar))
 }

@@ -36,7 +36,7 @@ pub fn split<T: Nest>(batch: T, pieces: usize, rule: SplitRule) -> Result<Vec<T>
     pieces.into_iter().enumerate().map(typed).collect()
 }
 
-/// Splits a batch like [`split`], if its structure is known only at run time.
+/// Splits a batch like [`split`]. This is for batches whose structure is known only at run time.
 ///
 /// # Errors
 ///

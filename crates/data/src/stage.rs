@@ -24,8 +24,9 @@ pub(crate) trait Stage: Send {
         read_over(self, count)
     }
 
-    /// Returns the number of completed passes of a repeated dataset, whose elements have all been passed on or
-    /// dropped. Returns 0 if the stage does not know it, or if its elements depend on the number of the pass.
+    /// Returns the number of passes over a repeated dataset that are complete: all of their elements have been passed
+    /// on or dropped. Returns 0 if the stage does not know this number, or if its elements depend on the number of the
+    /// pass.
     ///
     /// A filter uses this to detect that no element will ever be kept.
     fn passes(&self) -> usize {
@@ -63,7 +64,8 @@ impl Counted {
         Self { input, index: 0, failed: None }
     }
 
-    /// Returns the pending error if there is one, otherwise the next elements. The caller must count them.
+    /// Returns the pending error if there is one, otherwise the next elements. The caller must add their number to
+    /// `index`.
     pub(crate) fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         match self.failed.take() {
             Some(error) => Some(Err(error)),

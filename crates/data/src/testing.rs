@@ -36,7 +36,7 @@ pub(crate) fn ids<T: Nest>(data: &Dataset<T>) -> Vec<Vec<i64>> {
         .collect()
 }
 
-/// Implements `interleave` on lists.
+/// Interleaves lists, as a model with which tests compare `interleave`.
 pub(crate) fn in_turn(lists: &[Vec<i64>], turns: Interleave) -> Vec<i64> {
     let (mut lists, mut all) = (lists.iter().cloned(), Vec::new());
     let mut cycle: Vec<Option<std::vec::IntoIter<i64>>> =

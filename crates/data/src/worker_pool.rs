@@ -32,8 +32,8 @@ struct Done<D> {
     result: Option<D>,
 }
 
-/// A guard in each thread. If it is dropped by a panic, it reports that, even to a caller that waits for any
-/// thread.
+/// A guard in each thread. If a panic drops the guard, it reports the panic as the result of the thread's job, so that
+/// no caller waits forever.
 struct Life<D> {
     worker: usize,
     results: Sender<Done<D>>,
@@ -68,13 +68,14 @@ pub(crate) fn check_threads(operation: &'static str, threads: usize) -> Result<(
     }
 }
 
-/// The maximum number of jobs that a thread has: one in progress, and others so that it does not have to wait for the
-/// next.
+/// The maximum number of jobs that a thread has at a time: one that is running, and others that are queued so that the
+/// thread does not have to wait.
 pub(crate) const JOBS: usize = 4;
 
 impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
     /// Starts `threads` threads that call `work` with each job. If `ordered` is `true`, results are returned in the
-    /// order of the jobs. `operation` is the name of the threads, and is contained in errors.
+    /// order of the jobs. `operation` is part of the names of the threads and of errors. Returns [`Error::Thread`] if a
+    /// thread cannot be started.
     pub(crate) fn start(
         operation: &'static str,
         threads: usize,
@@ -113,7 +114,7 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         Ok(Self { operation, workers, results, sent: 0, received: 0 })
     }
 
-    /// Returns whether a thread can accept another job.
+    /// Returns whether the thread for the next job can accept it.
     pub(crate) fn has_room(&mut self) -> bool {
         self.next_worker().is_some()
     }
@@ -136,7 +137,7 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         .filter(|worker| worker.waiting < JOBS)
     }
 
-    /// Sends a job to a thread. [`has_room`](Self::has_room) must have returned `true`.
+    /// Sends a job to a thread. [`has_room`](Self::has_room) must have returned `true`; otherwise the job is dropped.
     pub(crate) fn send(&mut self, job: J) {
         if let Some(worker) = self.next_worker() {
             // The death of a thread is noticed when its result is awaited.
@@ -146,8 +147,8 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         }
     }
 
-    /// Blocks until a result is available, and returns it. Returns `None` if the results of all jobs have been
-    /// received.
+    /// Blocks until the next result is available, and returns it, or [`Error::ThreadDied`] if the thread has panicked.
+    /// Returns `None` if the results of all jobs have been received.
     pub(crate) fn receive(&mut self) -> Option<Result<D>> {
         if self.is_idle() {
             return None;
@@ -166,8 +167,8 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         Some(Ok(result))
     }
 
-    /// Returns the error of a thread that has panicked. The thread has nothing left to do, so joining it does not
-    /// block. The indices of other threads change, which does not matter because the pass is over.
+    /// Removes a thread that has panicked, and returns its error. The thread has nothing left to do, so joining it does
+    /// not block. The indices of other threads change, which does not matter because the pass is over.
     fn died(&mut self, worker: usize) -> Error {
         let panic = if worker < self.workers.len() {
             self.workers.swap_remove(worker).thread.join().err()

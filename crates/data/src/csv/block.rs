@@ -4,7 +4,7 @@ use super::missing::{Filled, Missing};
 use crate::{ElementSpec, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 
-/// The type as which the fields of a column are read.
+/// The type to which the fields of a column are converted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnType {
     /// Numbers, read as `float32`.
@@ -66,7 +66,7 @@ impl Layout {
     }
 }
 
-/// Several rows, stored by column, that have not become tensors yet.
+/// Several rows whose fields have been parsed, but have not become tensors yet.
 pub(crate) struct Block<'a> {
     layout: &'a Layout,
     missing: &'a Missing,

@@ -7,7 +7,7 @@ use crate::file::ElementLimit;
 use crate::{Compression, Error, Files, Location, Result};
 use std::io::{ErrorKind, Read};
 
-/// The settings for reading the files of a dataset, including the columns of the first file.
+/// The settings for reading the files of a dataset, including the columns of the first file that is not empty.
 pub(super) struct CsvFormat {
     pub(super) header: bool,
     pub(super) dialect: Dialect,
@@ -93,7 +93,8 @@ impl Columns {
 }
 
 impl CsvFormat {
-    /// Reads the first line of the first file that has one. `layout` finds the requested columns in it.
+    /// Reads the columns of the first file that is not empty; if all are, there are no columns. `layout` finds the
+    /// requested columns among them. Returns [`Error::Empty`] if the list of files is empty.
     pub(super) fn look(
         files: &Files,
         header: bool,
@@ -116,7 +117,8 @@ impl CsvFormat {
         Ok(Self { header, dialect, columns, layout, missing })
     }
 
-    /// Checks that a file has the same header as the first file. Does nothing if there are no header lines.
+    /// Checks that a file has the same header as the file whose columns were read, or is empty. Does nothing if there
+    /// are no header lines.
     pub(super) fn check_header(&self, file: &Location) -> Result<()> {
         if !self.header || *file == self.columns.file {
             return Ok(());

@@ -9,7 +9,7 @@ use crate::{DefaultValue, Error, Result};
 #[derive(Clone, Debug, Default)]
 pub(super) struct MissingFields {
     pub(super) columns: Vec<(Column, DefaultValue)>,
-    /// The default for all columns of a matching type that have no default of their own.
+    /// The default for all columns of a matching type that have no separate default.
     pub(super) all: Option<DefaultValue>,
     /// The texts that mark a field as missing, in addition to an empty field.
     pub(super) texts: Vec<Vec<u8>>,
@@ -28,13 +28,13 @@ pub(super) enum Filled {
 pub(super) struct Missing {
     columns: Vec<Option<Filled>>,
     texts: Vec<Vec<u8>>,
-    /// Whether a field that can be parsed as a number may be marked as missing.
+    /// Whether one of `texts` can be parsed as a number.
     pub(super) numbers: bool,
 }
 
 impl MissingFields {
-    /// Finds the columns in a file, and assigns a replacement to each. Checks that defaults have the columns'
-    /// types.
+    /// Finds the columns in a file, and assigns a replacement to each that has a default. A separate default that does
+    /// not have its column's type is an error; the default for all columns is ignored for columns of other types.
     pub(super) fn find(&self, columns: &Columns, layout: &Layout) -> Result<Missing> {
         let mut found = Vec::new();
         for place in 0..columns.count {

@@ -29,10 +29,10 @@ use std::sync::Arc;
 /// A reader of CSV files or bytes in memory. They may be compressed with gzip, which is detected from the first
 /// bytes.
 ///
-/// One of [`features`](Csv::features), [`labelled`](Csv::labelled) and [`columns`](Csv::columns) selects the form
-/// of an element and creates the dataset. Each pass reads the files from the beginning, but only as far as
-/// elements are requested. [`Dataset::load`] reads everything into tensors. A dataset of these
-/// ([`Dataset::from_slices`]) has fast passes and can be shuffled completely.
+/// One of [`features`](Csv::features), [`labelled`](Csv::labelled) and [`columns`](Csv::columns) selects the form of an
+/// element and creates the dataset. Each pass reads the files from the beginning, in sections, as elements are
+/// requested. [`Dataset::load`] reads everything into tensors. A dataset of these ([`Dataset::from_slices`]) has fast
+/// passes and can be shuffled completely.
 ///
 /// A broken row results in [`Error::Csv`](crate::Error::Csv) with the file, the line and the column.
 ///
@@ -100,9 +100,9 @@ impl Csv {
         Self::files(location.into())
     }
 
-    /// Creates a reader of several files, which are read one after the other: a list, or the result of
-    /// [`Files::glob`]. If there are header lines, all files must have the same one. Empty files, such as Spark
-    /// writes, have neither a header nor rows.
+    /// Creates a reader of several files, which are read one after the other: a list, or the result of [`Files::glob`].
+    /// If there are header lines, all files must have the same one. Empty files, which Spark may write, need no header
+    /// and have no rows.
     pub fn files(files: impl Into<Files>) -> Self {
         let dialect = Dialect { delimiter: b',', quoting: true };
         let (files, missing) = (files.into(), MissingFields::default());
@@ -190,11 +190,12 @@ impl Csv {
     /// # Errors
     ///
     /// [`labelled`](Self::labelled) and [`columns`](Self::columns) return these errors as well.
-    /// - [`Error::Io`](crate::Error::Io): the first line of the first file cannot be read.
+    /// - [`Error::Io`](crate::Error::Io): the first row cannot be read.
     /// - [`Error::Empty`](crate::Error::Empty): the list of files is empty.
     /// - [`Error::Damaged`](crate::Error::Damaged): the first row exceeds the [limit for one
     ///   element](Location::element_limit).
     /// - [`Error::NoColumn`](crate::Error::NoColumn): a column with a [`default`](Self::default) does not exist.
+    /// - [`Error::Csv`](crate::Error::Csv): two columns have the name of a column with a [`default`](Self::default).
     /// - [`Error::Parameter`](crate::Error::Parameter): a default does not have its column's type.
     pub fn features(self) -> Result<Dataset<HostTensor>> {
         self.dataset(|_| Ok(Layout::Features))
@@ -206,7 +207,7 @@ impl Csv {
     /// # Errors
     ///
     /// - [`Error::NoColumn`](crate::Error::NoColumn): there is no column `label`.
-    /// - [`Error::Csv`](crate::Error::Csv): two columns are named `label`.
+    /// - [`Error::Csv`](crate::Error::Csv): two columns have the name of the label.
     /// - Any error of [`features`](Self::features).
     #[doc(alias = "label_name")]
     pub fn labelled(self, label: impl Into<Column>) -> Result<Dataset<(HostTensor, i64)>> {
@@ -220,7 +221,7 @@ impl Csv {
     /// # Errors
     ///
     /// - [`Error::NoColumn`](crate::Error::NoColumn): a column does not exist.
-    /// - [`Error::Csv`](crate::Error::Csv): two columns have the requested name.
+    /// - [`Error::Csv`](crate::Error::Csv): two columns of the file have a requested name.
     /// - Any error of [`features`](Self::features).
     ///
     /// ```

@@ -1,7 +1,8 @@
 //! A parser of rows of numbers in text without quotes, in which every delimiter separates fields and every line
 //! ending ends a row.
 //!
-//! This is a fast path for ordinary rows. From the first unexpected row on, the general CSV parser takes over.
+//! This is a fast path for ordinary rows. From the first unexpected row on, the general CSV parser parses the rest of
+//! the section.
 
 use super::block::{Block, Numbers, parse};
 use super::file::Dialect;
@@ -26,7 +27,8 @@ pub(super) enum Stop {
     At(usize),
 }
 
-/// Adds the rows of a plain text to a block of numbers. `first` is `true` if the text is the beginning of the file.
+/// Adds the rows of a plain text to a block of numbers, up to the first row that this parser cannot handle. `first` is
+/// `true` if the text is the beginning of the file.
 pub(super) fn rows(
     text: &[u8],
     delimiter: u8,
@@ -82,8 +84,8 @@ fn next_line(text: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// Adds the row that begins at `at`, and returns its end. Returns `None` if a field is invalid or the number of
-/// fields is wrong.
+/// Adds the row that begins at `at`, and returns its end. Returns `None` if a field is invalid or the number of fields
+/// is wrong; the caller must then remove the values that have been added.
 #[inline]
 fn row(text: &[u8], mut at: usize, delimiter: u8, to: &mut Numbers<'_>) -> Option<usize> {
     for column in 0..to.width {
@@ -129,8 +131,8 @@ fn field<T: std::str::FromStr>(
 /// The powers of ten that `f32` represents exactly.
 const TENS: [f32; 11] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10];
 
-/// Parses a number with few digits and no exponent at the start of a text. Returns the number and its length. The
-/// digits and the power of ten are exact, so the quotient is rounded only once, as required.
+/// Parses a number with few digits and no exponent at the start of a text. Returns the number and its length; `None`
+/// for any other text. The digits and the power of ten are exact, so their quotient is the correctly rounded number.
 #[inline]
 fn number(text: &[u8]) -> Option<(f32, usize)> {
     let negative = text.first() == Some(&b'-');
@@ -153,7 +155,8 @@ fn number(text: &[u8]) -> Option<(f32, usize)> {
     Some((if negative { -value } else { value }, at))
 }
 
-/// Parses an integer at the start of a text. Returns the integer and its length.
+/// Parses an integer of at most 18 digits at the start of a text. Returns the integer and its length; `None` for any
+/// other text.
 #[inline]
 fn integer(text: &[u8]) -> Option<(i64, usize)> {
     let negative = text.first() == Some(&b'-');

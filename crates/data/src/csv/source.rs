@@ -54,7 +54,7 @@ impl Format for CsvRows {
     }
 }
 
-/// The minimum number of bytes in a section. Rows are never split.
+/// The minimum number of bytes that are read from a file at a time. A section has the complete rows among them.
 const SECTION: usize = 1 << 18;
 
 struct CsvSections {
@@ -86,7 +86,8 @@ impl CsvSections {
         })
     }
 
-    /// Reads more bytes from the file into `bytes`.
+    /// Reads more bytes from the file into `bytes`. Sets `ended` at the end of the file, and after an error, which is
+    /// kept in `failed`.
     fn fill(&mut self) {
         // Doubles the bytes for a row that is longer than them, but reads no more than are already there.
         let limit = usize::try_from(self.file.limit().bytes()).unwrap_or(usize::MAX);
@@ -101,7 +102,8 @@ impl CsvSections {
         }
     }
 
-    /// Returns the length in bytes of the complete rows at the beginning of `bytes`.
+    /// Returns the length in bytes of the complete rows at the beginning of `bytes`. At the end of the file, these are
+    /// all bytes; a last row that ends within quotes is first removed and recorded as an error.
     fn whole(&mut self) -> usize {
         let plain = plain::is_plain(&self.bytes, self.format.dialect);
         if self.ended && self.failed.is_none() {
@@ -113,8 +115,8 @@ impl CsvSections {
         if plain { plain::whole(&self.bytes) } else { self.ended_rows(&self.bytes) }
     }
 
-    /// Checks that the last row does not end within quotes. Such a row would contain all rows after it. The rows
-    /// before it are kept.
+    /// Removes the last row from `bytes` if it ends within quotes, and keeps an error in `failed`. Such a row may
+    /// contain many rows after the missing quote.
     fn check_quotes(&mut self) {
         // A line ending ends a row, unless it is within quotes.
         let ended = self.ended_rows(&[&self.bytes, &b"\n"[..]].concat()).min(self.bytes.len());

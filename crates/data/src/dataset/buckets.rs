@@ -3,8 +3,8 @@
 use crate::Padding;
 use std::sync::Arc;
 
-/// The buckets of [`Dataset::bucket_by_sequence_length`](super::Dataset::bucket_by_sequence_length): ranges of
-/// lengths, the size of the batches of each, and how they are padded.
+/// The buckets of [`Dataset::bucket_by_sequence_length`](super::Dataset::bucket_by_sequence_length): ranges of lengths,
+/// the batch size for each range, and the padding of batches.
 #[derive(Clone, Debug)]
 pub struct Buckets {
     pub(crate) boundaries: Arc<[usize]>,
@@ -15,9 +15,9 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// Creates buckets that are separated by `boundaries`, in ascending order. The first contains lengths less than
-    /// the first boundary, and the last contains those that are not less than the last. So there is one more size in
-    /// `batch_sizes` than there are boundaries.
+    /// Creates buckets that are separated by `boundaries`, which must be in ascending order. A boundary is the smallest
+    /// length of the bucket after it. There is one more bucket than there are boundaries, and `batch_sizes` must have
+    /// one size for each bucket.
     #[doc(alias = "bucket_boundaries")]
     #[doc(alias = "bucket_batch_sizes")]
     pub fn new(
@@ -33,9 +33,9 @@ impl Buckets {
         Self { padding, ..self }
     }
 
-    /// Pads to the greatest length of the bucket instead of that of the longest element, so that batches have one
-    /// shape for each bucket. This size, the bucket's upper boundary minus 1, is used for axis 0 of each tensor. If the
-    /// padding has [sizes](Padding::sizes), it is used for each `None` instead.
+    /// Pads to the greatest length of the bucket instead of that of the longest element, so that batches have one shape
+    /// for each bucket. This size, the bucket's upper boundary minus 1, is used for axis 0 of each tensor. If the
+    /// padding has [sizes](Padding::sizes), the size replaces each `None` in them instead.
     ///
     /// An element in the last bucket, which has no upper boundary, gives [`Error::Pad`](crate::Error::Pad).
     #[doc(alias = "pad_to_bucket_boundary")]
@@ -43,7 +43,7 @@ impl Buckets {
         Self { to_boundary: true, ..self }
     }
 
-    /// Drops the remaining elements of each bucket that make no full batch.
+    /// Drops the elements that remain in a bucket at the end of a pass, and are too few for a full batch.
     pub fn drop_remainder(self) -> Self {
         Self { exact: true, ..self }
     }

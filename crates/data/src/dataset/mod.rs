@@ -24,14 +24,14 @@ use std::sync::{Arc, OnceLock};
 /// A pipeline of elements of type `T`: a source and transformations. Each pass runs the pipeline from the
 /// beginning.
 ///
-/// Nothing is computed before it is requested. Clones are handles to the same dataset.
+/// A pass computes nothing before its first element is requested. Clones are handles to the same dataset.
 ///
 /// # Passes and epochs
 ///
 /// Passes over a dataset, with [`iter`](Dataset::iter) or a `for` loop, are counted. The order of every
 /// [`shuffle`](Dataset::shuffle) depends on its seed and that count. Each pass therefore has a different order, but a
 /// program has the same orders each time it runs. Clones share one count. A transformation of a dataset has a separate
-/// count, which starts at 0. [`epoch`](Dataset::epoch) starts the pass with any number.
+/// count, which starts at 0. [`epoch`](Dataset::epoch) starts the pass with a given number.
 ///
 /// # Errors
 ///
@@ -112,9 +112,9 @@ impl<T> Dataset<T> {
         pipeline::explain(&self.pipeline)
     }
 
-    /// Returns the same dataset with elements of a different Rust type: `Tree<Leaf>` for any structure, or
-    /// `(HostTensor, i64)` if the second component is a scalar. An element that cannot be converted to `U` results in
-    /// [`Error::Type`].
+    /// Returns a handle to the same dataset, whose elements are converted to another Rust type. For example,
+    /// `Tree<Leaf>` accepts any structure, and `(HostTensor, i64)` a pair whose second component is a scalar. In a
+    /// pass, an element that cannot be converted to `U` results in [`Error::Type`].
     pub fn typed<U: Nest>(&self) -> Dataset<U> {
         self.typed_as()
     }
@@ -141,7 +141,8 @@ impl<T> Dataset<T> {
     /// from a generator are kept for the next pass. The call is not counted as a pass, fills no cache, and skips
     /// shuffles. It takes the time of computing the first element.
     ///
-    /// Returns `None` if the first element cannot be computed, or if there is none.
+    /// Returns `None` if a parameter is [out of range](Dataset::check), if the first element cannot be computed, or if
+    /// there is none. This result is cached as well, and not computed again.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -184,22 +185,24 @@ impl<T: Nest> Dataset<T> {
         self.epoch(self.passes.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Starts the pass with the given number, with the order of that pass. This does not change the count of
-    /// passes.
+    /// Starts the pass with the given number, which determines the orders of shuffles, and returns an iterator over its
+    /// elements. The count of passes does not change.
     pub fn epoch(&self, number: u64) -> Iter<T> {
         Iter::new(self.check().map(|()| self.pipeline.start(number)))
     }
 }
 
 impl<T: Nest> Dataset<T> {
-    /// Runs one pass, which is counted, and returns all elements as one batch. Every leaf of shape `[…]` becomes
-    /// one of shape `[n, …]`.
+    /// Runs one pass, which is counted, and returns all elements as one batch. A leaf of shape `[…]` in each of `n`
+    /// elements becomes one leaf of shape `[n, …]`.
     ///
     /// # Errors
     ///
     /// - [`Error::Endless`]: the dataset is infinite.
     /// - [`Error::Empty`]: the dataset has no elements.
-    /// - [`Error::Stack`]: elements differ in shape.
+    /// - [`Error::Stack`]: elements differ in structure, dtype or shape.
+    /// - [`Error::Type`]: the batch cannot be converted to `T::Batch`.
+    /// - [`Error::Parameter`]: the dataset has more elements than any memory can hold.
     /// - Any error of [`check`](Dataset::check) or of the pass.
     pub fn load(&self) -> Result<T::Batch> {
         if self.cardinality() == Cardinality::Infinite {

@@ -20,12 +20,12 @@ impl Packing {
     }
 
     /// Fills `count` rows at a time. Each sequence is added to the first row that has room for it. More rows result in
-    /// less padding and use more memory. Must be at least 1.
+    /// less padding and use more memory. `count` must be at least 1.
     pub fn open_rows(self, count: usize) -> Self {
         Self { open_rows: count, ..self }
     }
 
-    /// Splits a sequence that is longer than a row into sequences of the length of a row and a shorter one.
+    /// Splits a sequence that is longer than a row into sequences of the length of a row; the last one may be shorter.
     pub fn split_long(self) -> Self {
         Self { split_long: true, ..self }
     }
@@ -43,11 +43,11 @@ impl Packing {
 pub struct Packed<T> {
     /// The sequences one after another, and after them the padding. Each tensor has shape `[length, …]`.
     pub values: T,
-    /// The number of the sequence in its row, from 1; 0 for padding. Attention between different numbers must be
-    /// masked. Has dtype `int64` and shape `[length]`.
+    /// The number of the sequence at each position of the row, from 1; 0 for padding. Attention between different
+    /// numbers must be masked. Has dtype `int64` and shape `[length]`.
     #[doc(alias = "segment_ids")]
     pub segments: HostTensor,
-    /// The position in the sequence, from 0; 0 for padding. Has dtype `int64` and shape `[length]`.
+    /// The index of each value within its sequence, from 0; 0 for padding. Has dtype `int64` and shape `[length]`.
     pub positions: HostTensor,
 }
 
@@ -68,7 +68,7 @@ impl<T: Nest> Nest for Packed<T> {
     }
 }
 
-/// Returns the structure of a [`Packed`] row.
+/// Combines the three components of a [`Packed`] row into a tree.
 pub(crate) fn packed<L>(values: Tree<L>, segments: Tree<L>, positions: Tree<L>) -> Tree<L> {
     let names = ["values", "segments", "positions"].map(String::from);
     Tree::Dict(names.into_iter().zip([values, segments, positions]).collect())

@@ -5,7 +5,7 @@ use distribute_tensor::{Leaf, Nest};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The numbers of a [`Dataset::range`](super::Dataset::range): `10` means 0 to 9; `3..10` is a range.
+/// The numbers of a [`Dataset::range`](super::Dataset::range): `10` means 0 to 9, and `3..10` means 3 to 9.
 #[derive(Clone, Debug)]
 pub struct Numbers(pub(crate) Range<i64>);
 
@@ -109,8 +109,9 @@ pub struct Interleave {
     /// The number of consecutive elements that are taken from a dataset in each turn. It must be at least 1, which is
     /// the default.
     pub block_length: usize,
-    /// The number of elements of each open dataset that are prepared early, on one thread per dataset (at most
-    /// 1024 threads). The order of elements does not change. With 0, the default, no thread is started.
+    /// The number of elements of each open dataset that are prepared early, on one thread per dataset, so
+    /// `cycle_length` must be at most 1024. The order of elements does not change. With 0, the default, no thread is
+    /// started.
     #[doc(alias = "num_parallel_calls")]
     pub ahead: usize,
 }
@@ -121,9 +122,8 @@ impl Default for Interleave {
     }
 }
 
-/// The treatment of the end of one of several datasets from which elements are taken:
-/// [`Dataset::sample_from_datasets`](super::Dataset::sample_from_datasets) and
-/// [`Dataset::choose_from_datasets`](super::Dataset::choose_from_datasets).
+/// The behavior of [`Dataset::sample_from_datasets`](super::Dataset::sample_from_datasets) and
+/// [`Dataset::choose_from_datasets`](super::Dataset::choose_from_datasets) after one of the datasets has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtDatasetEnd {
     /// The pass ends when an element of a dataset that has ended is requested, so the mixture stays the same until the

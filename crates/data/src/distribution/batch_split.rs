@@ -40,8 +40,8 @@ impl BatchSplit {
         }
     }
 
-    /// Returns the division of the first batch, of `rows` rows: one range of rows for each of the worker's replicas,
-    /// for each step that the batch lasts.
+    /// Returns the ranges of rows into which the first batch, of `rows` rows, is split: one for each of the worker's
+    /// replicas in each step that uses the batch, in the order of steps.
     pub(crate) fn pieces(&self, rows: usize) -> Vec<Range<usize>> {
         match self {
             BatchSplit::Stream { sizes } => recut(rows, sizes),

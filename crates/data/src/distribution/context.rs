@@ -25,7 +25,8 @@ impl InputContext {
     /// Returns the batch size of one replica, if the global batch size is `global_batch_size`.
     ///
     /// # Errors
-    /// - [`Error::NotDivisible`]: the global batch size is not a multiple of the number of replicas.
+    /// - [`Error::NotDivisible`]: the global batch size is not a multiple of the number of replicas, or that number is
+    ///   0.
     ///
     /// ```
     /// # use distribute_data::InputContext;

@@ -6,9 +6,12 @@ use crate::{Error, Result, SplitRule};
 
 /// Decides how a pipeline is sharded over the given number of workers.
 ///
-/// `Auto` shards by files if every source has at least as many files as there are workers, and no operation (such
-/// as `take` or `zip`) would behave differently on a shard. Otherwise it shards by elements. With
-/// [`SplitRule::TensorFlow`], it shards by files whenever all sources are files.
+/// `Auto` shards by files if every source has at least as many files as there are workers, and no operation (such as
+/// `take` or `zip`) would behave differently on a shard. Otherwise, or with a single worker, it shards by elements.
+/// With [`SplitRule::TensorFlow`], it shards by files whenever all sources are files; a source with fewer files than
+/// workers is then [`Error::TooFewFiles`].
+///
+/// `File` returns [`Error::TooFewFiles`], or [`Error::Unshardable`] if a source does not read files.
 pub(super) fn decide(
     pipeline: &Pipeline,
     policy: AutoShardPolicy,
@@ -70,8 +73,7 @@ impl Sources {
         sources
     }
 
-    /// Returns the reason why the pipeline cannot be sharded by files over this number of workers; `None` if it
-    /// can.
+    /// Returns the reason why the pipeline cannot be sharded by files over this number of workers; `None` if it can be.
     fn refusal(&self, workers: usize) -> Option<Error> {
         match (&self.other, self.files) {
             (Some(source), _) => Some(Error::Unshardable { reader: source.clone() }),

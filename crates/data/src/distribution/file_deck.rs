@@ -95,13 +95,14 @@ impl FileDeck {
         Self { files: Arc::new(files), seed: None, state: Arc::default() }
     }
 
-    /// Deals files in an order that depends only on `seed` and the epoch. The deck begins at its first file.
+    /// Returns a deck of the same files, whose order depends only on `seed` and the epoch. The new deck begins with the
+    /// first file of epoch 0, even if files have been dealt from this one.
     pub fn shuffle(self, seed: u64) -> Self {
         Self { seed: Some(seed), ..Self::new(Arc::unwrap_or_clone(self.files)) }
     }
 
-    /// Returns the next file of the epoch. Returns `None` at the end of the epoch; the call after that returns
-    /// the first file of the next epoch.
+    /// Returns the next file of the epoch. Returns `None` at the end of the epoch; the call after that returns the
+    /// first file of the next epoch. A deck without files always returns `None`.
     pub fn deal(&self) -> Option<DealtFile> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let count = self.files.len();
@@ -130,7 +131,8 @@ impl FileDeck {
         order
     }
 
-    /// Returns the position after the file that was dealt last. The first and last bytes of each file are read.
+    /// Returns the position after the file that was dealt last. To detect changes, the first and last bytes of up to
+    /// 1024 files are read.
     pub fn position(&self) -> DeckPosition {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (epoch, dealt) = (state.epoch, state.dealt);
@@ -141,7 +143,8 @@ impl FileDeck {
     /// Checks that the deck can continue at a position.
     ///
     /// # Errors
-    /// - [`Error::Position`]: the position has another seed, or within an epoch other files.
+    /// - [`Error::Position`]: the position has another seed; or it is within an epoch, and the files differ or are
+    ///   fewer than have been dealt.
     pub fn check_position(&self, position: &DeckPosition) -> Result<()> {
         let refuse = |why: String| Err(Error::Position { position: position.to_string(), why });
         if position.seed != self.seed {
@@ -166,7 +169,7 @@ impl FileDeck {
     /// Continues at a position, with the file after the one that was dealt last.
     ///
     /// # Errors
-    /// - [`Error::Position`]: the position has another seed, or within an epoch other files.
+    /// - [`Error::Position`]: the deck cannot continue at the position; see [`check_position`](Self::check_position).
     pub fn resume(&self, position: &DeckPosition) -> Result<()> {
         self.check_position(position)?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -24,10 +24,12 @@ struct Contents {
     count: u64,
     /// The common folder of all files.
     folder: String,
-    /// Checksums of all names, and of the sizes and contents of the files.
+    /// A checksum of all names, without the common folder.
     names: u32,
+    /// A checksum of the sizes and contents of the files that are compared.
     states: u32,
-    /// The names and states of the files, or of some of them; empty in a brief list.
+    /// The names and states of all files or, if there are more than [`MAX`], of evenly spaced ones; empty in a brief
+    /// list.
     files: Vec<(String, FileState)>,
 }
 
@@ -50,9 +52,9 @@ const MAX: usize = 1024;
 pub struct FileDifference {
     /// The property that differs, such as `the size of 'a.csv'`.
     pub what: String,
-    /// Its value in the list on which [`FileList::difference`] was called, such as `3 bytes`.
+    /// The value of the property in the list on which [`FileList::difference`] was called, such as `3 bytes`.
     pub here: String,
-    /// Its value in the other list.
+    /// The value of the property in the other list.
     pub there: String,
 }
 
@@ -105,7 +107,7 @@ impl FileList {
     }
 
     /// Returns the first difference from another list; `None` if there is none. A size or content that only one list
-    /// contains is not a difference.
+    /// contains is not a difference, unless one of the lists is [brief](Self::brief): checksums are then compared.
     pub fn difference(&self, other: &Self) -> Option<FileDifference> {
         let (here, there) = (self.0.as_ref(), other.0.as_ref());
         let brief = here.files.is_empty() || there.files.is_empty();

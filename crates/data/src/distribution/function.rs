@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A user's function, and the datasets that it has created. It is called once for each context of a layout.
+/// A user's function, and the datasets that it has created. The function is called once for each context of a layout,
+/// unless it fails or two threads request the same dataset at the same time.
 pub(super) struct Function<T> {
     make: Box<dyn Fn(InputContext) -> Result<Dataset<T>, Cause> + Send + Sync>,
     made: Mutex<MadeDatasets<T>>,

@@ -10,8 +10,8 @@ use distribute_tensor::{Leaf, Nest, Tree};
 use std::marker::PhantomData;
 
 impl<T: Nest> Distribution<T> {
-    /// Starts pass `epoch` of all workers on the calling thread. Yields the per-replica batches of each step, by
-    /// worker and replica.
+    /// Starts pass `epoch` of all workers on the calling thread. The iterator yields the per-replica batches of each
+    /// step, as `[worker][replica]`.
     ///
     /// # Errors
     /// Returns the errors of [`worker`](Distribution::worker).
@@ -26,7 +26,7 @@ impl<T: Nest> Distribution<T> {
 }
 
 /// An iterator over the steps of all workers in one process, which shows the data of each replica. Yields the
-/// per-replica batches of each step, by worker and replica.
+/// per-replica batches of each step, as `[worker][replica]`.
 pub struct Lockstep<T> {
     all_steps: AllSteps,
     ended: bool,

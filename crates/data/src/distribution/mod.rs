@@ -61,9 +61,9 @@ pub struct DistributeOptions {
     pub rule: SplitRule,
     /// The treatment of the end of the data, when only some replicas have data left.
     pub ends: UnevenEnds,
-    /// The number of steps whose batches are prepared early, on a separate thread. It has an effect only if
-    /// reading the dataset is worth a thread, that is, if there are files or user functions without a
-    /// [`prefetch`](Dataset::prefetch) after them.
+    /// The number of steps whose batches are prepared early, on a separate thread. It has an effect only if reading the
+    /// dataset is worth a thread, that is, if there are files or user functions without a
+    /// [`prefetch`](Dataset::prefetch) after them, or if [preparing](Distribution::prepared) batches is costly.
     pub prefetch: usize,
 }
 
@@ -123,11 +123,13 @@ impl<T> Clone for Distribution<T> {
 }
 
 impl<T: Nest> Distribution<T> {
-    /// Distributes a dataset whose elements are *global* batches.
+    /// Distributes a dataset whose elements are *global* batches. Logs a warning if [`AutoShardPolicy::Auto`] finds
+    /// files, but cannot shard them, so that every worker reads all of them.
     ///
     /// # Errors
     /// All errors are returned before anything is read, and are the same on every worker.
-    /// - [`Error::NotBatched`]: the elements are not batched.
+    /// - [`Error::NotBatched`]: the elements are not batched. With TensorFlow's rule and a single replica, they need
+    ///   not be.
     /// - [`Error::Unshardable`]: the policy shards by files, but a source does not read files.
     /// - [`Error::TooFewFiles`]: the policy shards by files, but a source has fewer files than there are workers.
     /// - [`Error::Hinted`]: the dataset has a shard hint, but the policy is not [`Hint`](AutoShardPolicy::Hint).
@@ -197,8 +199,8 @@ impl<T: Nest> Distribution<T> {
     }
 
     /// Distributes the datasets that `make` returns for each worker, or for each replica if `per_replica` is `true`.
-    /// They must be sharded according to the context, and batched for one replica: each replica takes one element per
-    /// step. `make` is called once for each input pipeline of this process, when it is first needed.
+    /// The datasets must be sharded according to the context, and batched for one replica: each replica takes one
+    /// element per step. `make` is called once for each input pipeline of this process, when it is first needed.
     ///
     /// # Errors
     /// - [`Error::Parameter`]: `workers` or `replicas` in the layout is 0 or too large.
@@ -213,12 +215,12 @@ impl<T: Nest> Distribution<T> {
         Ok(Self { source, layout, options, prepare: None })
     }
 
-    /// Applies `prepare` to each per-replica batch, for example to copy it to a device. The arguments of
-    /// `prepare` are the index of the local replica and the batch. The replica receives its result.
+    /// Applies `prepare` to each per-replica batch, for example to copy it to a device. The arguments of `prepare` are
+    /// the index of the local replica and the batch. The replica receives the result.
     ///
     /// If steps are prepared early, `prepare` runs on that thread; otherwise it runs when the step is requested.
-    /// `costly` means that `prepare` alone is worth the thread, whatever the cost of reading. An error or a panic
-    /// of `prepare` ends the pass, in the step to which the batch belongs.
+    /// `costly` means that `prepare` alone is worth the thread, whatever the cost of reading. An error or a panic of
+    /// `prepare` ends the pass with [`Error::Piece`], in the step to which the batch belongs.
     ///
     /// An empty batch for a replica at the end is derived from a batch that may have been prepared for another
     /// replica. It is prepared again, before the workers decide whether they take the step.
@@ -280,6 +282,7 @@ impl<T: Nest> Distribution<T> {
     /// # Errors
     /// - [`Error::Worker`]: `worker` is not less than the number of workers.
     /// - [`Error::DatasetFunction`]: the function that creates datasets failed.
+    /// - Any error of [`Dataset::check`], for a dataset that was created by a function.
     pub fn worker(&self, worker: usize, epoch: u64) -> Result<WorkerPass<T>> {
         let begun = Position { files: self.files(), ..self.beginning(epoch) };
         Ok(WorkerPass::new(self.steps(worker, epoch)?, begun, self.same_batches()))
@@ -295,9 +298,9 @@ impl<T: Nest> Distribution<T> {
         Position { epoch, steps: 0, origin: self.origin(), files: None }
     }
 
-    /// Returns the current files of the dataset. All workers must read the same files, and a resumed pass needs
-    /// them unchanged. The first and last bytes of each file are read. Returns `None` if there are no files, or
-    /// if workers may read different ones.
+    /// Returns the current files of the dataset. All workers must read the same files, and a resumed pass needs them
+    /// unchanged. The first and last bytes of each file are read. Returns `None` if there are no files, if workers may
+    /// read different ones, or if the function that creates datasets fails.
     pub fn files(&self) -> Option<FileList> {
         let alone = self.layout.workers == 1;
         match &self.source {

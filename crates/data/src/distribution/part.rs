@@ -13,8 +13,10 @@ impl<T: Nest> Dataset<T> {
     /// Returns the batches of this dataset that worker `worker` of `workers` reads, and the decision about how
     /// the dataset is sharded. Each worker takes steps with its own batches.
     ///
-    /// If the dataset is sharded by files, a worker reads its own files. Otherwise it takes the batches `worker`,
-    /// `worker + workers`, … No batch is split, and workers may have different numbers of batches.
+    /// If the dataset is sharded by files, a worker reads its own files; with a shard hint, it takes its own elements
+    /// at the hint; with [`AutoShardPolicy::Off`], or a single worker, it reads everything. Otherwise it takes the
+    /// batches `worker`, `worker + workers`, …; if [`AutoShardPolicy::Auto`] has decided so, a warning is logged. No
+    /// batch is split, and workers may have different numbers of batches.
     ///
     /// ```
     /// use distribute_data::{AutoShardPolicy, Dataset, DistributeOptions};

@@ -60,8 +60,8 @@ impl<T: Nest> Distribution<T> {
         Ok(Steps::new(pieces, ends, self.own_full(worker), templates, self.prepare.clone()))
     }
 
-    /// Returns the treatment of the end of a worker's data. It may differ from the option for datasets created by a
-    /// function.
+    /// Returns the treatment of the end of a worker's data. For datasets created by a function, it may differ from the
+    /// option.
     ///
     /// # Errors
     /// - [`Error::Worker`]: `worker` is not less than the number of workers.
@@ -93,8 +93,9 @@ impl<T: Nest> Distribution<T> {
         })
     }
 
-    /// Returns the number of rows of a worker in a step with a full batch. If workers take turns with their
-    /// shares, only the total over all workers is known, so it is attributed to worker 0.
+    /// Returns the number of rows of a worker in a step with a full batch. If workers take turns with their shares,
+    /// only the total over all workers is known, so it is attributed to worker 0. Returns `None` if the pipeline does
+    /// not determine the size of batches.
     fn own_full(&self, worker: usize) -> Option<usize> {
         let full = self.full()?;
         match self.batch_split(self.decision()?, worker) {
@@ -159,8 +160,8 @@ impl<T: Nest> Distribution<T> {
 pub(super) struct ShardedPipeline {
     pub(super) pipeline: Pipeline,
     pub(super) decision: Decision,
-    /// The pipeline of each worker. They are created once, so that the contents of caches survive until the next
-    /// pass.
+    /// The pipeline of each worker. The pipelines are created once, so that the contents of caches survive until the
+    /// next pass.
     pub(super) parts: Vec<Pipeline>,
 }
 
@@ -176,7 +177,7 @@ impl ShardedPipeline {
         Self { parts: (0..workers).map(part).collect(), pipeline, decision }
     }
 
-    /// Checks that all parameters of the pipelines are in range. They are the same for all workers.
+    /// Checks that all parameters of the pipelines are in range. The parameters are the same for all workers.
     pub(super) fn check(&self) -> Result<()> {
         self.parts.first().map_or(Ok(()), pipeline::check)
     }

@@ -55,7 +55,7 @@ impl<T: Nest> WorkerPass<T> {
     /// Prepares the per-replica batches of the next step, and returns their counts.
     ///
     /// # Errors
-    /// Returns any error of the pipeline. The error ends the pass.
+    /// Returns any error of the pipeline, or of the function that prepares batches. The error ends the pass.
     pub fn prepare(&mut self) -> Result<StepCounts> {
         self.steps.prepare()
     }
@@ -83,8 +83,8 @@ impl<T: Nest> WorkerPass<T> {
         self.steps.finish(all)
     }
 
-    /// Prepares and takes the next step. This is for a single worker, or for workers that can only reach the end
-    /// in the same step.
+    /// Prepares and takes the next step, and returns a batch for each replica; `None` at the end of the pass. This is
+    /// for a single worker, or for workers that can only reach the end in the same step.
     ///
     /// # Errors
     /// Returns the errors of [`prepare`](WorkerPass::prepare) and [`finish`](WorkerPass::finish).

@@ -22,10 +22,10 @@ pub struct Position {
     /// The layout with which the pass began, and its sharding. They determine which element belongs to which step
     /// until the end of the pass.
     pub origin: Origin,
-    /// The files of the dataset. `None` at the beginning of a pass, if there are no files, and if workers may
-    /// read different ones. Workers may do so if there are several and either the policy is
-    /// [`AutoShardPolicy::Off`] or a function creates the datasets. Positions of earlier versions also have
-    /// `None`; their files are not compared.
+    /// The files of the dataset. `None` in the result of [`Distribution::beginning`](super::Distribution::beginning),
+    /// if there are no files, and if workers may read different ones. Workers may read different files if there are
+    /// several workers and either the policy is [`AutoShardPolicy::Off`] or a function creates the datasets. Positions
+    /// of earlier versions also have `None`; their files are not compared.
     #[serde(default)]
     pub files: Option<FileList>,
 }
@@ -41,8 +41,9 @@ pub struct Origin {
     pub rule: SplitRule,
     /// The number of rows of a full batch; `None` if the pipeline does not determine it.
     pub batch: Option<usize>,
-    /// A checksum of the operations and their parameters, except files, numbers of threads and sizes of
-    /// prefetches. `None` for datasets created by a function. It cannot detect changes inside user functions.
+    /// A checksum of the operations and their parameters, except the names of files, numbers of threads and sizes of
+    /// prefetches. `None` for datasets created by a function. It cannot detect changes inside user functions, or of
+    /// settings that do not appear in the pipeline's description, such as padding and default values.
     pub pipeline: Option<u32>,
 }
 

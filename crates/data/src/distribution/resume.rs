@@ -23,10 +23,10 @@ impl<T: Nest> Distribution<T> {
     /// each of their steps. The next pass uses the new layout.
     ///
     /// # Errors
-    /// - [`Error::Position`]: the batch size, the operations, their parameters or the files differ from those of
-    ///   the position, or an operation is not repeatable.
+    /// - [`Error::Position`]: the dataset does not fit the position; see [`check_position`](Self::check_position).
     /// - [`Error::Worker`]: `worker` is not less than the number of workers.
     /// - [`Error::DatasetFunction`]: the function that creates datasets failed.
+    /// - Any error of the pipeline while it skips elements.
     pub fn resume(&self, worker: usize, position: &Position) -> Result<WorkerPass<T>> {
         self.layout.check_worker(worker)?;
         // Within a pass these are the files that the pass was begun with, if that is known.
@@ -62,8 +62,8 @@ impl<T: Nest> Distribution<T> {
     /// Checks that a pass can resume at the given position.
     ///
     /// # Errors
-    /// - [`Error::Position`]: the batch size, the operations, their parameters or the files differ from those of
-    ///   the position, the position has an invalid number of workers, or an operation is not repeatable.
+    /// - [`Error::Position`]: the batch size, the operations, their parameters or the files differ from those of the
+    ///   position, the position has an invalid layout or policy, or an operation is not repeatable.
     pub fn check_position(&self, position: &Position) -> Result<()> {
         self.check(position, || self.files())
     }
@@ -133,9 +133,9 @@ impl<T: Nest> Distribution<T> {
     }
 }
 
-/// Checks that the files are the same as in the position, if that is within a pass. Otherwise elements could be
-/// repeated or lost. Between passes, files may change, except for their number, which is part of the pipeline's
-/// checksum.
+/// Checks that the files are the same as in the position, if the position is within a pass: with other files, elements
+/// could be repeated or lost. Between passes, files may change, except for their number, which is part of the
+/// pipeline's checksum.
 fn check_files(position: &Position, files: impl FnOnce() -> Option<FileList>) -> Result<()> {
     let Some(theirs) = position.files.as_ref().filter(|_| position.steps > 0) else { return Ok(()) };
     match files().and_then(|mine| mine.difference(theirs)) {

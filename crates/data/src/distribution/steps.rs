@@ -71,10 +71,10 @@ pub struct Steps {
     pieces: Pieces,
     ended: Vec<bool>,
     ends: UnevenEnds,
-    /// The number of rows of this worker in a full step. If the pipeline does not determine it, it is the number
-    /// of rows in the first step.
+    /// The number of rows of this worker in a full step. If the pipeline does not determine it, it is `None` until the
+    /// first step, and then the number of rows in that step.
     full: Option<usize>,
-    /// An empty batch, once it is known; `Some(None)` if there is none, because elements have no rows.
+    /// An empty batch, once it has been derived; `Some(None)` if that is impossible, because elements have no rows.
     empty: Option<Option<Tree<Leaf>>>,
     templates: Templates,
     /// The function that prepares empty batches. All other batches are already prepared.
@@ -204,8 +204,8 @@ impl Steps {
         self.over = true;
     }
 
-    /// Takes the prepared step, if the workers decide so from their total counts. Returns `None` at the end of
-    /// the pass.
+    /// Takes the prepared step, if the workers decide so from their total counts. Returns `None` at the end of the
+    /// pass, and [`Error::NoEmptyBatch`] if the step is taken, but a replica of any worker would have no batch.
     pub(crate) fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         let next = std::mem::take(&mut self.next);
         let mut padding = std::mem::take(&mut self.padding).into_iter();
@@ -232,7 +232,7 @@ pub(crate) struct Templates {
     /// The unsharded pipelines. If any worker has data, one of these has a first batch.
     pub(crate) pipelines: Vec<Pipeline>,
     pub(crate) epoch: u64,
-    /// Whether no other worker has data.
+    /// Whether there is only one worker.
     pub(crate) alone: bool,
     /// A function that converts a value created from a spec to the kinds of leaves that elements have.
     pub(crate) fit: fn(Tree<Leaf>) -> Tree<Leaf>,
@@ -251,7 +251,7 @@ impl Templates {
     }
 }
 
-/// Returns a batch without rows that matches a spec. Unknown sizes become 0.
+/// Returns a batch without rows that matches a spec; `None` if the spec has a scalar. Unknown sizes become 0.
 fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     let leaf = &mut |spec: TensorSpec| {
         let (_rows, inner) = spec.dims.split_first().ok_or(())?;
@@ -261,8 +261,7 @@ fn of_spec(spec: ElementSpec) -> Option<Tree<Leaf>> {
     spec.try_map(leaf).ok()
 }
 
-/// Returns a batch that is like `batch`, but without rows; `None` if elements have no rows. It is kept for the complete
-/// pass.
+/// Returns a batch that is like `batch`, but without rows; `None` if elements have no rows.
 fn without_rows(batch: &Tree<Leaf>) -> Option<Tree<Leaf>> {
     batch.without_rows().ok()
 }

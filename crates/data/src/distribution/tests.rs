@@ -11,7 +11,7 @@ use crate::testing::{quietly, values};
 use distribute_tensor::HostTensor;
 use proptest::prelude::*;
 
-/// `[step][worker][replica]` ids.
+/// The ids of the elements that each replica gets, as `[step][worker][replica]`.
 type Ids = Vec<Vec<Vec<Vec<i64>>>>;
 
 fn ids(steps: Lockstep<HostTensor>) -> Ids {
@@ -120,7 +120,7 @@ fn counted(steps: Ids) -> Vec<i64> {
     all
 }
 
-/// DESIGN, section 5.
+/// Checks that a single worker's batches are split evenly, whatever the policy.
 #[test]
 fn batches_are_cut_evenly_whatever_the_policy() {
     for policy in [AutoShardPolicy::Auto, AutoShardPolicy::Data, AutoShardPolicy::Off, AutoShardPolicy::File]
@@ -132,7 +132,7 @@ fn batches_are_cut_evenly_whatever_the_policy() {
     }
 }
 
-/// DIST-8, AS-6, AS-2.
+/// Checks DIST-8, AS-6 and AS-2.
 #[test]
 fn tensorflows_rule_cuts_to_the_letter() {
     let rule = SplitRule::TensorFlow;
@@ -158,7 +158,7 @@ fn tensorflows_rule_cuts_to_the_letter() {
     assert_eq!(steps[1], [[[2], [3]], [[2], [3]]]);
 }
 
-/// AS-10
+/// Checks AS-10.
 #[test]
 fn a_hint_is_replaced_where_it_stands() {
     let data = Dataset::range(8).shard_hint().map(|x| 10 * x).batch(4);
@@ -169,7 +169,7 @@ fn a_hint_is_replaced_where_it_stands() {
     assert!(matches!(refused.err(), Some(Error::Hinted)));
 }
 
-/// AS-4, DIST-9, AS-11
+/// Checks AS-4, DIST-9 and AS-11.
 #[test]
 fn an_impossible_split_is_refused_before_the_first_step() {
     let file = DistributeOptions { policy: AutoShardPolicy::File, ..Default::default() };
@@ -188,7 +188,7 @@ fn an_impossible_split_is_refused_before_the_first_step() {
     assert!(matches!(plan.worker(2, 0).err(), Some(Error::Worker { worker: 2, workers: 2 })));
 }
 
-/// ITER-4, FN-2
+/// Checks ITER-4 and FN-2.
 #[test]
 fn datasets_of_a_function_are_dealt_to_the_replicas() {
     let make = |context: InputContext| {
@@ -229,7 +229,7 @@ fn a_single_worker_has_the_size_of_a_complete_batch() {
     assert_eq!(steps, 2);
 }
 
-/// ITER-2: a scalar has no empty form, and zeros would be data.
+/// Checks ITER-2: there is no empty scalar, and zeros would be data.
 #[test]
 fn scalars_for_fewer_than_all_replicas_are_an_error_with_advice() {
     let make = |_: InputContext| Ok(Dataset::range(3));

@@ -39,7 +39,8 @@ impl<'f> Column<'f> {
         }
     }
 
-    /// Adds the feature of one record, or the fact that it is absent.
+    /// Adds the values of the feature in one record; `feature` is `None` if the record does not have it. After an
+    /// error, some of the values may remain in the column.
     #[inline]
     pub(super) fn push(&mut self, feature: Option<&[u8]>, record: &[u8]) -> Result<(), String> {
         let list = match feature.map(message::list) {

@@ -44,7 +44,8 @@ impl Example {
         encoded(&self.features)
     }
 
-    /// Decodes a record. A feature without a list of values is skipped.
+    /// Decodes a record. A feature without a list of values is skipped. If a name occurs more than once, its last
+    /// feature counts.
     ///
     /// # Errors
     ///
@@ -165,7 +166,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Returns the feature of an entry with one feature, "a".
+    /// Decodes a record with a single feature, named `a`, and returns that feature.
     fn decode(feature: &[u8]) -> Result<Option<Feature>> {
         let entry = [&[0x0a, 1, b'a', 0x12, feature.len() as u8][..], feature].concat();
         let features = [&[0x0a, entry.len() as u8][..], &entry].concat();

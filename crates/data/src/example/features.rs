@@ -100,7 +100,8 @@ impl VarLen {
         Self { kind, shape: Vec::new(), padding: kind.zero(), lengths: None }
     }
 
-    /// Groups the values into rows of the given shape. The column then has shape `[records, longest, shape...]`.
+    /// Groups the values into rows of the given shape. The column then has shape `[records, longest, shape...]`. A
+    /// record whose number of values does not fill complete rows is an error.
     pub fn rows(self, shape: impl Into<Vec<usize>>) -> Self {
         Self { shape: shape.into(), ..self }
     }
@@ -220,7 +221,8 @@ impl Features {
         self.wanted.iter().find(variable).map(|(name, _)| name.as_str())
     }
 
-    /// Returns the spec of the columns for a batch of `rows` records; `None` if the number is not fixed.
+    /// Returns the spec of the columns of a batch of `rows` records. `rows` is `None` if the number of records may
+    /// vary.
     pub(crate) fn spec(&self, rows: Option<usize>) -> ElementSpec {
         let mut columns = BTreeMap::new();
         for (name, wanted) in &self.wanted {

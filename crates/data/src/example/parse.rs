@@ -89,8 +89,8 @@ impl<'a> Finder<'_, 'a> {
         Ok(&self.found)
     }
 
-    /// Returns the index of the requested feature named `name`; `None` if it was not requested. Also stores it, because
-    /// the next record probably has the feature at the same position.
+    /// Returns the index of the requested feature named `name`; `None` if it was not requested. Also stores the name
+    /// and the index, because the next record probably has the feature at the same position.
     fn look_up(&mut self, place: usize, name: &'a [u8]) -> Option<usize> {
         let wanted = self.features.wanted.binary_search_by(|(other, _)| other.as_bytes().cmp(name)).ok();
         match self.order.get_mut(place) {

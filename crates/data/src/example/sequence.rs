@@ -7,8 +7,8 @@ use super::wire::{bytes_field_len, put_bytes_key};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 
-/// A sequence example: named features of the record as a whole (the context), and named lists with one feature
-/// for each step of a sequence.
+/// A sequence example: named features of the complete record (the context), and named lists with one feature for each
+/// step of a sequence.
 ///
 /// For training, use [`SequenceFeatures::parse`](super::SequenceFeatures::parse). It parses complete batches of
 /// records without creating values of this type.
@@ -78,8 +78,8 @@ impl SequenceExample {
         out
     }
 
-    /// Decodes a record. A feature of the context without a list of values is skipped. A step without one is
-    /// decoded as an empty list of strings.
+    /// Decodes a record. A feature of the context without a list of values is skipped. A step without a list of values
+    /// is decoded as a feature with no byte strings.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use distribute_tensor::HostTensor;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Columns by name.
+/// The columns of a batch, by name.
 type Columns = BTreeMap<String, HostTensor>;
 
 impl SequenceFeatures {
@@ -86,7 +86,8 @@ impl<'f> StepColumn<'f> {
         Self { steps, values: steps.kind.empty(), ends: Vec::new(), records: Vec::new(), limit }
     }
 
-    /// Adds the list of one record, or the fact that it is absent.
+    /// Adds the list of one record; `list` is `None` if the record does not have it. After an error, some of the steps
+    /// may remain in the column.
     fn push(&mut self, list: Option<&[u8]>, record: &[u8]) -> Result<(), String> {
         let wanted = self.steps.kind;
         let Some(mut list) = list else {
@@ -135,8 +136,8 @@ impl<'f> StepColumn<'f> {
         Ok(())
     }
 
-    /// Returns the column, the number of steps of each record, and for steps of any length the number of values
-    /// of each step.
+    /// Returns the column, the number of steps of each record and, if a column of it was requested, the number of
+    /// values of each step.
     fn finish(self) -> Result<(HostTensor, HostTensor, Option<HostTensor>), String> {
         let records = self.records.len();
         let lens = differences(&self.records);

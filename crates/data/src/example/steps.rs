@@ -126,8 +126,8 @@ impl Steps {
     }
 }
 
-/// The features of the context and the lists to parse from sequence examples, by name. Others in a record are
-/// skipped.
+/// The features of the context and the lists to parse from sequence examples, by name. Other features and lists of a
+/// record are skipped.
 #[derive(Clone, Debug)]
 pub struct SequenceFeatures {
     pub(super) context: Features,
@@ -192,7 +192,8 @@ impl SequenceFeatures {
         Self { context: self.context.element_limit(bytes), limit: self.limit.of(bytes), ..self }
     }
 
-    /// Returns the spec of the columns for a batch of `rows` records; `None` if the number is not fixed.
+    /// Returns the spec of the columns of a batch of `rows` records. `rows` is `None` if the number of records may
+    /// vary.
     pub(crate) fn spec(&self, rows: Option<usize>) -> ElementSpec {
         let mut lists = BTreeMap::new();
         let lengths = || TensorSpec::scalar(DType::I64);

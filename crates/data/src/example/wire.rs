@@ -204,7 +204,8 @@ pub(super) fn put_bytes_key(field: u64, len: usize, out: &mut Vec<u8>) {
     put_varint(len as u64, out);
 }
 
-/// Returns the length in bytes of a field with `len` bytes of contents, including its key.
+/// Returns the length in bytes of a field with `len` bytes of contents, including the field's key and its length. The
+/// field's number must be less than 16.
 pub(super) fn bytes_field_len(len: usize) -> usize {
     1 + varint_len(len as u64) + len
 }

@@ -3,7 +3,8 @@
 use super::Compression;
 
 /// Returns the compression of a file that begins with `head`. `plain` is `true` if the format recognizes `head` as the
-/// beginning of an uncompressed file, and `None` if the format cannot tell.
+/// beginning of an uncompressed file, and `None` if the format cannot tell. Zlib is detected only if `plain` is
+/// `Some(false)`.
 ///
 /// # Errors
 ///
@@ -45,8 +46,8 @@ const NOT_READ: [(&str, &[u8]); 6] = [
     ("compress (.Z)", &[0x1f, 0x9d]),
 ];
 
-/// Returns whether `head` begins with bzip2's magic bytes and block size. They are followed by the digits of pi or, if
-/// nothing was compressed, by those of its square root.
+/// Returns whether `head` begins with bzip2's magic bytes and block size, followed by the digits of pi or, if nothing
+/// was compressed, by those of the square root of pi.
 fn starts_bzip2(head: &[u8]) -> bool {
     match head.strip_prefix(b"BZh") {
         Some([b'1'..=b'9', rest @ ..]) => rest.starts_with(b"1AY&SY") || rest.starts_with(b"\x17rE8P\x90"),

@@ -69,15 +69,15 @@ impl Compression {
     ///
     /// - [`Error::Io`](crate::Error::Io): the file cannot be opened, its first bytes cannot be read, or its
     ///   compression is not supported.
-    /// - [`Error::Feature`](crate::Error::Feature): the file is compressed with zstd or lz4, but the feature of
-    ///   that name is not enabled.
+    /// - [`Error::Feature`](crate::Error::Feature): the file is compressed with zstd or lz4, but the feature of that
+    ///   name is not enabled; or the location is a URL, but the feature `object-store` is not enabled.
     pub fn open(self, location: &Location) -> Result<Box<dyn BufRead + Send>> {
         self.unpack(location, |_| None).map(|(bytes, _)| bytes)
     }
 
-    /// Opens a file like [`open`](Self::open), for a format with known first bytes. `plain` receives the first 16
-    /// bytes (fewer if the file is shorter) and returns whether they belong to the format. If they do,
-    /// [`Auto`](Self::Auto) decompresses nothing. Otherwise it detects zlib in addition to gzip.
+    /// Opens a file like [`open`](Self::open), for a format with known first bytes. [`Auto`](Self::Auto) calls `plain`
+    /// with the first 16 bytes (fewer if the file is shorter), which returns whether they belong to the format. If they
+    /// do, nothing is decompressed. Otherwise zlib is detected in addition to the other compressions.
     ///
     /// # Errors
     ///
@@ -133,9 +133,9 @@ impl Compression {
         })
     }
 
-    /// Returns the reason why a format could not parse a file that was opened in this way: damage of its
-    /// compressed stream if there is any, otherwise `error`. A damaged stream may decompress to any bytes, and
-    /// the checksum that reveals it is at the end.
+    /// Returns the reason why a format could not parse a file that was opened in this way: damage of its compressed
+    /// stream if there is any, otherwise `error`. A damaged stream may decompress to any bytes, and the checksum that
+    /// reveals the damage is at the end. The file is therefore opened again and, if it is compressed, decompressed.
     pub(crate) fn blame(
         self,
         location: &Location,

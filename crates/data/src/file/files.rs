@@ -32,12 +32,12 @@ impl Files {
     /// - `[ab]` matches one of these characters, and `[!ab]` any other character.
     /// - `{a,b}` and `{000..099}` stand for several patterns, each of which must match a file.
     ///
-    /// Hidden files and folders, whose names begin with a dot, are matched only by patterns that begin with a
-    /// dot.
+    /// Hidden files and folders, whose names begin with a dot, are matched only by names in the pattern that begin with
+    /// a dot.
     ///
     /// Names that are not UTF-8 match as if their invalid parts were `\u{fffd}`. Links to folders are followed, but
-    /// `**` enters each folder only once, by a path without links if there is one. No file is therefore found twice
-    /// because of a link, and circular links end.
+    /// `**` enters each folder only once, by a path without links if there is one. It therefore finds no file twice
+    /// because of a link to a folder, and circular links end.
     ///
     /// With the feature `object-store`, the pattern may be a URL, such as `s3://bucket/data/train-*.tfrecord`.
     /// Its last part may contain `?`, `*`, `[ab]` and `[!ab]`, which match the names of objects without URL
@@ -48,7 +48,7 @@ impl Files {
     ///
     /// - [`Error::NoFiles`]: no file matches.
     /// - [`Error::Parameter`]: the pattern is invalid.
-    /// - [`Error::Io`]: a folder cannot be read.
+    /// - [`Error::Io`]: a folder cannot be read, or its objects cannot be listed.
     /// - [`Error::Feature`]: the pattern is a URL, and the feature `object-store` is not enabled.
     ///
     /// ```no_run

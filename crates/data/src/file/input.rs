@@ -62,7 +62,8 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// Reads the next `N` bytes. Returns `None` if the file ends before the first of them.
+    /// Reads the next `N` bytes. Returns `None` if the file ends before the first of them, and an error if it ends
+    /// before the last.
     #[cfg(feature = "webdataset")]
     pub(crate) fn array_or_end<const N: usize>(&mut self) -> Result<Option<[u8; N]>> {
         let mut bytes = [0; N];
@@ -79,8 +80,8 @@ impl<R: Read> Input<R> {
         self.fill(&mut bytes).map(|()| bytes)
     }
 
-    /// Reads the next `len` bytes. Memory is allocated only for bytes that have been read, not for the stated
-    /// length.
+    /// Reads the next `len` bytes. Returns an error if the file ends before that. Memory is allocated only for bytes
+    /// that have been read, not for the stated length.
     pub(crate) fn bytes(&mut self, len: u64) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let received = self.reader.by_ref().take(len).read_to_end(&mut bytes);

@@ -38,8 +38,7 @@ pub(super) fn open(url: &str) -> Result<Box<dyn Read + Send>> {
     Ok(Box::new(Pieces::start(store, path, PIECE)?))
 }
 
-/// Lists the objects directly in a folder. Returns their names, escaped as parts of URLs, with their sizes and
-/// tags.
+/// Lists the objects directly in a folder. Returns their names, without URL escapes, with their sizes and tags.
 pub(super) fn list(folder: &str) -> Result<Vec<(String, FileState)>> {
     let (store, path) = find(folder)?;
     let found = within(&runtime()?, LISTING, store.list_with_delimiter(Some(&path)))?;
@@ -53,8 +52,8 @@ pub(super) fn list(folder: &str) -> Result<Vec<(String, FileState)>> {
 }
 
 /// The settings of HTTP clients for web servers. A server without range requests sends the complete object, and the
-/// response lasts until the consumer has read it. There is therefore no deadline for the response as a whole, but one
-/// for its next bytes. (The setting cannot express "none".)
+/// response lasts until the consumer has read it. There is therefore no deadline for the complete response, but one for
+/// its next bytes. (The setting cannot express "none".)
 const WEB: [(ClientConfigKey, &str); 2] =
     [(ClientConfigKey::Timeout, "10years"), (ClientConfigKey::ReadTimeout, "30s")];
 
@@ -135,7 +134,8 @@ impl Pieces {
     }
 }
 
-/// Requests an object chunk by chunk and sends the chunks, until its end or until the reader is dropped.
+/// Requests an object chunk by chunk and sends the chunks, until the end of the object or until the reader is dropped.
+/// If the first request fails, ranges may not be supported, so the object is requested in a single response.
 fn request(
     store: &dyn ObjectStore,
     path: &Path,
@@ -325,7 +325,7 @@ mod tests {
         });
     }
 
-    /// Returns the URL of a server of one object, and a channel of its requests: method, path and relevant
+    /// Starts an HTTP server of one object. Returns its URL, and a channel of the requests: method, path and relevant
     /// headers.
     fn server(ranges: bool, body: &'static [u8]) -> (String, Receiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom};
 /// The size of a file and a checksum of its ends. Both are found without reading the complete file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileState {
-    /// The number of bytes; `None` if it is unknown, as for an object behind a URL or a file that no longer
+    /// The number of bytes; `None` if it is unknown, as for an object that has not been listed or a file that no longer
     /// exists.
     pub(crate) bytes: Option<u64>,
     /// A checksum of the file's ends, or of an object's tag; `None` if it is unknown.

@@ -233,7 +233,7 @@ mod tests {
         data().check_position(&earlier).unwrap();
     }
 
-    /// Checks that a position stays valid if its folder is moved. A cache does not: see `cache_file.rs`.
+    /// Checks that a position stays valid if the folder of the files is moved. A cache does not: see `cache_file.rs`.
     #[test]
     fn a_position_goes_on_where_files_were_moved() {
         let files = |folder: &str| {

@@ -21,7 +21,7 @@ pub(crate) struct FilesStage {
     current: Option<Reading>,
     /// The elements that have been parsed but not passed on yet.
     parsed: ParsedSection,
-    /// The index of the file of these elements.
+    /// The index of the file of the elements in `parsed`.
     made_of: usize,
     /// The parsing threads; `None` until they are started. The first section is parsed without them, so that a
     /// small file needs none.
@@ -78,8 +78,8 @@ impl FilesStage {
         }
     }
 
-    /// Handles an error in the current file. Continues with the next file if broken records are skipped,
-    /// otherwise returns the error.
+    /// Handles an error in the current file. If broken records are skipped and the error is about the contents of the
+    /// file, counts the rest of the file as one broken record, and closes the file. Otherwise returns the error.
     fn skip_rest(&mut self, error: Error) -> Result<()> {
         let error = self.blame(self.reading(), error);
         self.broken.skip_rest(error)?;
@@ -98,7 +98,8 @@ impl FilesStage {
         Ok(None)
     }
 
-    /// Sends sections to the threads until they accept no more.
+    /// Sends sections to the threads until they accept no more. Does nothing before the first section, or if only one
+    /// thread is to be used.
     fn feed(&mut self) -> Result<()> {
         let threads = self.format.threads();
         while self.begun && threads > 1 && self.has_room() {

@@ -12,7 +12,7 @@ use std::io::Read;
 /// The number of bytes that are read and converted at a time. It is a multiple of every element's size.
 const CHUNK: usize = 64 * 1024;
 
-/// Returns the number of bytes that the elements occupy; `None` if it overflows.
+/// Returns the number of bytes that the elements occupy in memory; `None` if it overflows.
 pub(super) fn bytes(header: &Header) -> Option<u64> {
     let each = match header.text {
         Some(text) => text.bytes()?.checked_add(size_of::<Vec<u8>>())?,

@@ -27,8 +27,9 @@ use std::path::Path;
 /// # Errors
 ///
 /// - [`Error::Io`]: the file cannot be read.
-/// - [`Error::Damaged`]: the file is not a `.npy` file, has a dtype that tensors do not have, or is compressed
-///   and larger than the [limit for one element](Location::element_limit).
+/// - [`Error::Damaged`]: the file is not a `.npy` file, is damaged, has a dtype that tensors do not have, or is
+///   compressed and larger than the [limit for one element](Location::element_limit).
+/// - [`Error::Feature`]: the file is compressed or at a URL, and the feature for that is not enabled.
 ///
 /// ```
 /// use distribute_data::numpy::{read_npy, write_npy};

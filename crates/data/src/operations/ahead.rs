@@ -112,13 +112,13 @@ impl Running {
 }
 
 impl AheadStage {
-    /// Creates a stage, without starting its thread. `buffer` must be at least 1. `operation` is the name of the
-    /// thread, and is contained in errors.
+    /// Creates a stage, without starting its thread. `buffer` must be at least 1. `operation` is part of the thread's
+    /// name and of errors.
     pub(crate) fn new(input: Box<dyn Stage>, buffer: usize, operation: &'static str) -> Self {
         Self { state: State::Waiting(input), buffer, operation }
     }
 
-    /// Starts the thread, before the first element is requested.
+    /// Starts the thread if it has not been started. Without this call, the first request starts it.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.state = match std::mem::replace(&mut self.state, State::Ended) {
             State::Waiting(input) => State::Running(Running::start(input, self.buffer, self.operation)?),

@@ -12,8 +12,8 @@ impl<T: Nest> Dataset<T> {
     ///
     /// A different number results in [`Error::Cardinality`]. If the pipeline determines the number, the error is
     /// returned before anything is read. Otherwise it is returned in the pass: at its end, or in place of the first
-    /// excess element. Workers that read different files have only some of the elements each, so the assertion is
-    /// removed for them.
+    /// excess element. A worker that reads only its own files, or its own elements at a shard hint, has fewer elements,
+    /// so the assertion is removed for it.
     ///
     /// ```
     /// # use distribute_data::Dataset;

@@ -104,7 +104,8 @@ struct AssertStage {
 }
 
 impl AssertStage {
-    /// Returns the elements before the first one that does not match the spec.
+    /// Returns the elements before the first one that does not match the spec, and keeps the error of that one for the
+    /// next call. Returns the error immediately if there are no elements before it.
     fn check(&mut self, chunk: Chunk) -> Result<Chunk> {
         let chunk = chunk.assembled()?;
         let right = match &chunk {
@@ -128,8 +129,8 @@ impl AssertStage {
         }
     }
 
-    /// Returns whether an element matches the declared spec. If not, records an error. `offset` is the number of
-    /// elements between those that were passed on and this one.
+    /// Returns whether an element matches the declared spec. If not, keeps an error in `input`. `offset` is the number
+    /// of elements between those that were passed on and this one.
     fn is_right(&mut self, offset: usize, value: &Tree<Leaf>) -> bool {
         let index = self.input.index + offset;
         let difference = self.declared.difference(value);

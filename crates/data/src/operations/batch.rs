@@ -77,7 +77,7 @@ pub(crate) fn batches(elements: Cardinality, size: usize, drop_remainder: bool) 
     elements.map(|n| if drop_remainder { n / size.max(1) } else { n.div_ceil(size.max(1)) })
 }
 
-/// Returns the number of rows per batch, if every batch has the same number.
+/// Returns the number of rows of every batch; `None` if the last batch may have fewer.
 pub(crate) fn batch_rows(elements: Cardinality, size: usize, drop_remainder: bool) -> Option<usize> {
     let full = drop_remainder || elements == Cardinality::Infinite;
     full.then_some(size)

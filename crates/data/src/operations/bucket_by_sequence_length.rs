@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// Batches elements of similar `length`, so that batches have little padding. An element goes to the
-    /// [bucket](Buckets) of its length. A bucket with enough elements becomes a padded batch, as with
+    /// [bucket](Buckets) of its length. As soon as a bucket has enough elements, they become a padded batch, as with
     /// [`padded_batch`](Dataset::padded_batch). At the end, the remaining elements of each bucket follow as shorter
-    /// batches, in the order of the buckets.
+    /// batches, in the order of the buckets, unless they are [dropped](Buckets::drop_remainder).
     ///
     /// The elements of all buckets, at most the sum of the batch sizes, are in memory at the same time.
     ///

@@ -33,7 +33,7 @@ struct CachedElements {
 }
 
 impl CachedElements {
-    /// Adds the elements of a chunk, without the rest of their section.
+    /// Adds the elements of a chunk. The chunk before them is compacted if it is of another section.
     fn push(&mut self, chunk: &Chunk) -> Result<()> {
         self.len += chunk.len();
         append(&mut self.chunks, chunk.slice(0..chunk.len()))
@@ -143,7 +143,7 @@ struct CachedStage {
 }
 
 impl CachedStage {
-    /// Returns the position of the next elements: the index of a chunk, and a range of up to `max` elements in
+    /// Moves past up to `max` elements, and returns their position: the index of a chunk, and a range of elements in
     /// it. Returns `None` at the end.
     fn advance(&mut self, max: usize) -> Option<(usize, std::ops::Range<usize>)> {
         let chunks = &self.cached.get()?.chunks;

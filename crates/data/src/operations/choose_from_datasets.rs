@@ -119,8 +119,8 @@ pub(super) fn common_spec(datasets: &[Pipeline], look: Look) -> Option<ElementSp
 
 /// The selection of the dataset of the next element.
 pub(super) trait Pick: Send {
-    /// Returns the index of a dataset; `None` at the end. `open` tells which datasets have not ended. A dataset that
-    /// has ended may be picked, and is then passed over.
+    /// Returns the index of a dataset; `None` at the end. `open` contains, for each dataset, whether it has not ended.
+    /// A dataset that has ended may be picked, and is then passed over.
     fn pick(&mut self, open: &[bool]) -> Result<Option<usize>>;
 
     /// Returns the number of completed passes over the choices, as [`Stage::passes`] does.
@@ -159,7 +159,7 @@ impl Pick for Choices {
 pub(super) struct ChooseStage {
     operation: &'static str,
     datasets: Vec<Box<dyn Stage>>,
-    /// The datasets that have not ended.
+    /// Whether each of the datasets is still open, that is, has not ended.
     open: Vec<bool>,
     pick: Box<dyn Pick>,
     at_end: AtDatasetEnd,
@@ -177,8 +177,8 @@ impl ChooseStage {
         Self { operation, datasets, open, pick, at_end, empty_passes: EmptyPassCounter::default() }
     }
 
-    /// Calls `take` with the dataset of each pick until it returns an element. `take` returns `None` at the end of
-    /// the dataset.
+    /// Calls `take` with the dataset of each pick until it returns an element. `take` returns `None` at the end of the
+    /// dataset. Returns `None` at the end of the pass.
     fn element<X>(&mut self, take: impl Fn(&mut dyn Stage) -> Result<Option<X>>) -> Result<Option<X>> {
         while self.open.contains(&true) {
             let Some(picked) = self.pick.pick(&self.open)? else { return Ok(None) };

@@ -13,7 +13,7 @@ pub(super) type InnerFn = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<Pipeline> + Se
 
 /// A set of datasets that are created from elements and read in turn.
 pub(super) struct Cycle {
-    /// The stage that yields the elements; `None` once it has ended.
+    /// The stage that yields the elements; `None` once it has ended or failed.
     input: Option<Box<dyn Stage>>,
     operation: &'static str,
     function: InnerFn,
@@ -50,7 +50,8 @@ impl Cycle {
         Self { input, operation, function, turns, epoch, index: 0, slots: Vec::new(), turn: 0, left }
     }
 
-    /// Opens the dataset of the next element. Returns `Empty` if there is none.
+    /// Opens the dataset of the next element. Returns `Empty` if there is no element, and `Failed` if the element or
+    /// its dataset has an error.
     fn open(&mut self) -> Slot {
         let element = match self.input.as_mut().and_then(|input| input.next(1)) {
             None => {
@@ -143,7 +144,8 @@ impl Cycle {
         }
     }
 
-    /// Records that the current dataset has ended.
+    /// Records that the current dataset has ended. If datasets have threads, the dataset of the next element is opened
+    /// in its slot.
     fn ended(&mut self) {
         if let Some(slot) = self.slots.get_mut(self.turn) {
             *slot = Slot::Empty;

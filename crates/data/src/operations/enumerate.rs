@@ -40,7 +40,8 @@ impl Operation for Enumerate {
         self.input.cardinality()
     }
 
-    /// Returns [`Batching::Elements`], because an index next to a batch cannot be split.
+    /// Returns [`Batching::Elements`], or [`Batching::Unknown`] if the input may have batches: an index next to a batch
+    /// cannot be split.
     fn batching(&self) -> Batching {
         Batching::Elements.or(self.input.batching())
     }

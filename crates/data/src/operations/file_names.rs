@@ -9,9 +9,9 @@ use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 use std::sync::Arc;
 
 impl Dataset<String> {
-    /// Creates a dataset of the names of files. They can be shuffled, and the files can be read by the function
-    /// of an [`interleave`](Dataset::interleave). The dataset can be sharded by files like a source that reads
-    /// them.
+    /// Creates a dataset of the names of files. The names can be shuffled, and the files can be read by the function of
+    /// an [`interleave`](Dataset::interleave). A name is the complete path or URL as it was given, including secrets in
+    /// a URL. The dataset can be sharded by files, like a source that reads them.
     #[doc(alias = "tf.data.Dataset.list_files")]
     pub fn list_files(files: impl Into<Files>) -> Self {
         Self::of(FileNames { files: Arc::new(files.into()) })

@@ -26,8 +26,8 @@ impl<T: Nest> Dataset<T> {
         self.try_filter(move |value| Ok::<bool, Infallible>(predicate(value)))
     }
 
-    /// Filters like [`filter`](Dataset::filter), but with a function that can fail. Its error results in
-    /// [`Error::Function`] with the element's index, and ends the pass.
+    /// Filters like [`filter`](Dataset::filter), but `predicate` may fail. An error of `predicate` ends the pass with
+    /// [`Error::Function`], which contains the element's index.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -106,13 +106,15 @@ struct FilterStage {
     input: Counted,
     predicate: ElementFn<bool>,
     empty_passes: EmptyPassCounter,
-    /// The number of rows of sources that were read in this pass, and the number of those that were kept.
+    /// The number of rows of sources that have been read in this pass.
     read: usize,
+    /// The number of rows of sources that have been kept in this pass.
     kept: usize,
 }
 
 impl FilterStage {
-    /// Returns whether an element is kept. Returns `false` after an element has failed.
+    /// Counts an element, and returns whether it is kept. If `predicate` fails, the error is recorded, and no later
+    /// element is kept.
     fn keep(&mut self, tree: Result<Tree<Leaf>>) -> bool {
         let index = self.input.index;
         self.input.index += 1;

@@ -27,8 +27,8 @@ impl<T: Nest> Dataset<T> {
         self.try_flat_map(move |value| Ok::<_, Cause>(function(value)))
     }
 
-    /// Maps elements like [`flat_map`](Dataset::flat_map), but with a function that can fail. Its error results in
-    /// [`Error::Inner`](crate::Error::Inner).
+    /// Maps elements like [`flat_map`](Dataset::flat_map), but `function` may fail. An error of `function` ends the
+    /// pass with [`Error::Inner`](crate::Error::Inner).
     #[doc(alias = "tf.data.Dataset.flat_map")]
     pub fn try_flat_map<U, E, F>(&self, function: F) -> Dataset<U>
     where

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 impl<T: Nest> Dataset<T> {
-    /// Creates a dataset of the elements of an iterator. `make` returns a new iterator for each pass. It may be
-    /// infinite. Resuming at a position requires that `make` yields the same elements again.
+    /// Creates a dataset of the elements of an iterator. `make` returns a new iterator for each pass. The iterator may
+    /// be infinite. Resuming at a position requires that each iterator yields the same elements.
     ///
     /// The spec of the elements is determined by their type or by the first element, which
     /// [`element_spec`](Dataset::element_spec) reads and keeps for the next pass. If elements differ in size,
@@ -43,7 +43,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// The iterator of a user in one pass.
+/// A user's iterator in one pass.
 type Elements = Box<dyn Iterator<Item = Result<Tree<Leaf>>> + Send>;
 /// A function that returns the iterator for one pass.
 type GeneratorFn = Arc<dyn Fn() -> Elements + Send + Sync>;
@@ -128,7 +128,7 @@ impl Operation for FirstElementsSource {
     }
 }
 
-/// A stage that yields copies of a generator's first elements, and puts the elements back at its end.
+/// A stage that yields copies of a generator's first elements, and puts the elements back when it is dropped.
 struct FirstElementsStage {
     make: GeneratorFn,
     first_elements: FirstElements,

@@ -17,7 +17,7 @@ impl<T: Nest> Dataset<T> {
     /// elements of the group. Passes over these datasets are numbered as in [`interleave`](Dataset::interleave).
     ///
     /// A group is passed on when it is full. At the end of this dataset, the remaining groups follow in the order of
-    /// their keys, with fewer elements. `size` is called with the first element of each group.
+    /// their keys, with fewer elements. `size` is called once for each group, at its first element.
     ///
     /// Up to `size(key)` elements of each key are in memory at the same time. So memory is bounded only if the
     /// number of different keys is.
@@ -45,8 +45,8 @@ impl<T: Nest> Dataset<T> {
         self.try_group_by_window(move |value| Ok::<_, Cause>(key(value)), size, reduce)
     }
 
-    /// Groups elements like [`group_by_window`](Dataset::group_by_window), but with functions that can fail. An error
-    /// of `key` gives [`Error::Function`], and one of `reduce` gives [`Error::Inner`].
+    /// Groups elements like [`group_by_window`](Dataset::group_by_window), but `key` and `reduce` may fail. An error of
+    /// `key` ends the pass with [`Error::Function`], and one of `reduce` with [`Error::Inner`].
     #[doc(alias = "tf.data.Dataset.group_by_window")]
     pub fn try_group_by_window<U, K, N, F, D, E>(&self, key: K, size: N, reduce: F) -> Dataset<U>
     where
@@ -75,7 +75,8 @@ const OPERATION: &str = "group_by_window";
 #[derive(Clone)]
 pub(super) struct Grouping {
     pub(super) key: ElementFn<i64>,
-    /// Returns the number of elements of a full group. The second argument is the index of its first element.
+    /// The function that returns the number of elements of a full group. Its arguments are the key and the index of the
+    /// group's first element.
     pub(super) size: SizeFn,
 }
 

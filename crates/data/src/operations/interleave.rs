@@ -19,7 +19,7 @@ impl<T: Nest> Dataset<T> {
     /// order in each pass.
     ///
     /// A panic results in [`Error::Panicked`], and an error in one of the datasets results in [`Error::Inner`]. Both
-    /// contain the element's index, and end the pass.
+    /// contain the element's index, and end the pass. `turns` that are out of range result in [`Error::Parameter`].
     #[doc(alias = "tf.data.Dataset.interleave")]
     pub fn interleave<U, F>(&self, function: F, turns: Interleave) -> Dataset<U>
     where
@@ -30,8 +30,8 @@ impl<T: Nest> Dataset<T> {
         self.try_interleave(move |value| Ok::<_, Cause>(function(value)), turns)
     }
 
-    /// Interleaves like [`interleave`](Dataset::interleave), but with a function that can fail. Its error results in
-    /// [`Error::Inner`].
+    /// Interleaves like [`interleave`](Dataset::interleave), but `function` may fail. An error of `function` ends the
+    /// pass with [`Error::Inner`].
     #[doc(alias = "tf.data.Dataset.interleave")]
     pub fn try_interleave<U, E, F>(&self, function: F, turns: Interleave) -> Dataset<U>
     where

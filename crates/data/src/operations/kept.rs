@@ -13,10 +13,10 @@ use std::sync::Arc;
 pub(super) struct Group {
     /// The key of the elements; 0 for windows.
     pub(super) key: i64,
-    /// The index of the first element in the pass.
+    /// The index in the pass of the group's first element.
     pub(super) index: usize,
     pub(super) elements: Assembly,
-    /// The indices of all elements in the pass; empty for windows.
+    /// The index in the pass of each element of the group; empty for windows.
     pub(super) indices: Vec<usize>,
 }
 
@@ -45,8 +45,8 @@ where
     })
 }
 
-/// Returns the pipeline that a user function creates from a group. `known` is the spec of the elements, if it is
-/// known.
+/// Returns the pipeline that a user function creates from a group. `known` is the spec of the group's elements, if the
+/// pipeline determines it.
 fn inner(function: &GroupFn, group: Group, known: Option<ElementSpec>) -> Result<Pipeline> {
     let Group { key, index, elements, .. } = group;
     function(key, Arc::new(Kept { elements: Arc::new(elements), known }), index)

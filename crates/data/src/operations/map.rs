@@ -79,8 +79,8 @@ impl Map {
         Self { input, function, known: spec::of_type::<U>() }
     }
 
-    /// Returns the spec that the type determines. Otherwise, if computing an element is allowed, returns the spec
-    /// of the first result.
+    /// Returns the spec that the type determines. Otherwise, if computing an element is allowed, returns the spec of
+    /// the first result, in which the number of rows is unknown if it varies from batch to batch.
     pub(super) fn look(&self, look: Look) -> Option<ElementSpec> {
         if self.known.is_some() || look == Look::Never {
             return self.known.clone();

@@ -62,8 +62,8 @@ impl<T: Nest> Dataset<T> {
         self.try_map_unordered(threads, move |value| Ok::<U, Infallible>(function(value)))
     }
 
-    /// Maps like [`map_unordered`](Dataset::map_unordered), but with a function that can fail. Its error ends the
-    /// pass, and may precede elements that come before it in the input.
+    /// Maps like [`map_unordered`](Dataset::map_unordered), but `function` may fail. An error of `function` ends the
+    /// pass with [`Error::Function`], even if earlier elements of the input have not been returned yet.
     #[doc(alias = "deterministic")]
     pub fn try_map_unordered<U, E, F>(&self, threads: usize, function: F) -> Dataset<U>
     where
@@ -161,7 +161,7 @@ struct Job {
     passes: usize,
 }
 
-/// The result of a job: the results before the first element that failed, and its error.
+/// The result of a job: the results before the first element that failed, and the error of that element.
 #[derive(Default)]
 struct Done {
     values: Vec<Tree<Leaf>>,

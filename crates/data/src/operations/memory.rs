@@ -130,7 +130,7 @@ struct RowsStage {
 }
 
 impl RowsStage {
-    /// Returns the indices of the next rows, up to `count`.
+    /// Moves past up to `count` rows, and returns their indices.
     fn advance(&mut self, count: usize) -> Range<usize> {
         let start = self.next;
         self.next = self.rows.len().min(start.saturating_add(count));

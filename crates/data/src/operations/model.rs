@@ -72,7 +72,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Returns the dataset into which `FlatMap` and `Interleave` convert an element, as a list.
+/// Returns the numbers in the dataset to which `FlatMap` and `Interleave` map element `x`.
 fn inner(x: i64, k: i64) -> std::ops::Range<i64> {
     10 * x..10 * x + (x + k) % 4
 }

@@ -14,17 +14,19 @@ use distribute_tensor::{DType, HostTensor, Leaf, Nest, Tree};
 use std::collections::VecDeque;
 
 impl<T: Nest> Dataset<T> {
-    /// Packs sequences of different lengths into rows of one length, so that little of a batch is padding. The
-    /// axis 0 of all tensors of an element is the sequence. A sequence is in one row, and each row has the
-    /// [numbers of its sequences](Packed::segments) and the [positions](Packed::positions) within them.
+    /// Packs sequences of different lengths into rows of one length, so that little of a batch is padding. The axis 0
+    /// of all tensors of an element is the sequence. Each row has the [numbers of its sequences](Packed::segments) and
+    /// the [positions](Packed::positions) within them.
     ///
-    /// Each sequence is added to the first row that has room for it. If none has, the oldest row is passed on,
-    /// and a new row begins. At the end, the remaining rows follow, the oldest first. Sequences without rows are
-    /// left out. At most [`open_rows`](Packing::open_rows) rows are in memory at the same time.
+    /// Each sequence is added to the first row that has room for it. If none has, a new row begins. At most
+    /// [`open_rows`](Packing::open_rows) rows are filled at the same time: if one more begins, the oldest is passed on.
+    /// A full row is passed on immediately. At the end, the remaining rows follow, the oldest first. Sequences of
+    /// length 0 are left out.
     ///
     /// A sequence longer than a row gives [`Error::Sequence`], unless long ones are [split](Packing::split_long). An
-    /// element whose tensors have different sizes of axis 0 gives [`Error::UnequalRows`], and one that is not a dense
-    /// tensor in host memory gives [`Error::Pad`].
+    /// element whose tensors have different sizes of axis 0 gives [`Error::UnequalRows`], one with a scalar gives
+    /// [`Error::Scalar`], and one with a tensor that is not dense and in host memory gives [`Error::Pad`]. Sequences of
+    /// one row that differ in structure, dtype or the other axes give [`Error::Stack`].
     ///
     /// ```
     /// # use distribute_data::{Dataset, Packing};
@@ -65,7 +67,7 @@ impl Operation for PackSequences {
         grouped(self.input.cardinality())
     }
 
-    /// Returns that elements are not batches: a row is one example.
+    /// Returns [`Batching::Elements`], because a row is one example.
     fn batching(&self) -> Batching {
         Batching::Elements
     }
@@ -143,7 +145,7 @@ impl PackStage {
         Ok(row)
     }
 
-    /// Adds an element to a row.
+    /// Adds the sequence of an element to a row, or to several if it is longer than a row and may be split.
     fn add(&mut self, chunk: Chunk) -> Result<()> {
         let (index, length) = (self.input.index, self.packing.length);
         self.input.index += 1;

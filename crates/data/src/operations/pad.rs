@@ -133,7 +133,7 @@ fn join<T: Element>(
     HostTensor::from_buffer(T::into_buffer(all), dims).map_err(|error| (0, error.to_string()))
 }
 
-/// Writes a smaller tensor to the beginning of each axis of a larger one of the same rank.
+/// Copies a smaller tensor into a larger one of the same rank, from the beginning of each axis.
 fn place<T: Clone>(to: &mut [T], to_dims: &[usize], from: &[T], from_dims: &[usize]) {
     if from.is_empty() {
         return;

@@ -16,6 +16,8 @@ impl<T: Nest> Dataset<T> {
     ///
     /// A tensor that is larger than the given size, has a different rank or dtype, or is not a dense tensor in host
     /// memory results in [`Error::Pad`](crate::Error::Pad) in the pass. The error contains the element and the tensor.
+    /// Elements that differ in structure result in [`Error::Stack`](crate::Error::Stack), and a `size` of 0 in
+    /// [`Error::Parameter`](crate::Error::Parameter).
     #[doc(alias = "tf.data.Dataset.padded_batch")]
     pub fn padded_batch(&self, size: usize, padding: Padding) -> Dataset<T::Batch> {
         Dataset::of(PaddedBatch { input: self.pipeline().clone(), size, padding, drop_remainder: false })

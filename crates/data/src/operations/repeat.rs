@@ -7,9 +7,9 @@ use crate::{Cardinality, Dataset, Error, Result};
 use distribute_tensor::Nest;
 
 impl<T: Nest> Dataset<T> {
-    /// Repeats the dataset `times` times. Each repetition has the next order of its shuffles. A repetition without
-    /// elements is counted as well. After 100 consecutive repetitions without elements, the pass returns
-    /// [`Error::EmptyPasses`], unless the dataset is known to be empty.
+    /// Repeats the dataset `times` times. In each repetition, shuffles of the dataset have their next order. A
+    /// repetition without elements is counted as well. After 100 consecutive repetitions without elements, the pass
+    /// returns [`Error::EmptyPasses`], unless the dataset is known to be empty.
     #[doc(alias = "tf.data.Dataset.repeat")]
     pub fn repeat(&self, times: usize) -> Self {
         Self::of(Repeat { input: self.pipeline().clone(), times: Some(times) })

@@ -11,15 +11,14 @@ use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// Takes each element from one of several datasets, drawn at random. `weights` has a number for each dataset, to
-    /// which the probability of the dataset is proportional; it is not necessary that they sum to 1. A dataset with
-    /// weight 0 is never drawn. `at_end` determines what happens when a dataset ends.
+    /// which the probability of the dataset is proportional; the numbers need not sum to 1. A dataset with weight 0 is
+    /// never drawn. `at_end` determines what happens when a dataset ends.
     ///
     /// The draws depend only on `seed` and the epoch. So every pass, and every repetition of a later
-    /// [`repeat`](Dataset::repeat), has different ones. No element is
-    /// requested early.
+    /// [`repeat`](Dataset::repeat), has different draws. An element is requested only after its dataset has been drawn.
     ///
-    /// Another number of weights than datasets, and weights that are negative, not finite or all 0, give
-    /// [`Error::Parameter`].
+    /// An empty list of datasets, a different number of weights, and weights that are negative, not finite or all 0
+    /// give [`Error::Parameter`].
     ///
     /// ```
     /// # use distribute_data::{AtDatasetEnd, Dataset};
@@ -126,7 +125,8 @@ impl Operation for SampleFromDatasets {
         Ok(())
     }
 
-    /// Returns that any shard of the datasets will do if all of their elements are used.
+    /// Returns `Through` if all elements of the datasets are used, because each dataset may then be replaced by a
+    /// shard.
     fn sharding(&self) -> Sharding {
         match self.at_end {
             AtDatasetEnd::Skip => Sharding::Through,

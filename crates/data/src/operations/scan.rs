@@ -34,8 +34,8 @@ impl<T: Nest> Dataset<T> {
         self.try_scan(initial, move |state, value| Ok::<_, Cause>(function(state, value)))
     }
 
-    /// Maps elements like [`scan`](Dataset::scan), but with a function that can fail. Its error gives
-    /// [`Error::Function`] with the element's index, and ends the pass.
+    /// Maps elements like [`scan`](Dataset::scan), but `function` may fail. An error of `function` ends the pass with
+    /// [`Error::Function`], which contains the element's index.
     #[doc(alias = "tf.data.Dataset.scan")]
     pub fn try_scan<S, U, E, F>(&self, initial: S, function: F) -> Dataset<U>
     where

@@ -28,8 +28,8 @@ impl<T: Nest> Dataset<T> {
         self.try_take_while(move |value| Ok::<bool, Infallible>(predicate(value)))
     }
 
-    /// Takes elements like [`take_while`](Dataset::take_while), but with a function that can fail. Its error results in
-    /// [`Error::Function`] with the element's index, and ends the pass.
+    /// Takes elements like [`take_while`](Dataset::take_while), but `predicate` may fail. An error of `predicate` ends
+    /// the pass with [`Error::Function`], which contains the element's index.
     #[doc(alias = "tf.data.Dataset.take_while")]
     pub fn try_take_while<E, F>(&self, predicate: F) -> Self
     where
@@ -97,7 +97,7 @@ impl TakeWhileStage {
         !self.ended && self.failed.is_none()
     }
 
-    /// Returns the elements of a chunk up to the end. Rows remain rows of their source.
+    /// Returns the elements of a chunk before the end of the pass or an error. Rows remain rows of their source.
     fn apply(&mut self, chunk: Chunk) -> Result<Chunk> {
         let taken = match &chunk {
             Chunk::Rows(source, Picks::Range(rows)) => {

@@ -12,8 +12,9 @@ use distribute_tensor::Nest;
 use std::marker::PhantomData;
 
 impl<T: Nest> Dataset<T> {
-    /// Collects consecutive elements in windows of `size` elements. By default windows do not overlap, and the last
-    /// one contains the remaining elements. [`Windows`] has the other ways, and creates a dataset from the windows.
+    /// Collects consecutive elements in windows of `size` elements. By default windows do not overlap, and the last one
+    /// contains the remaining elements. The methods of [`Windows`] change this, and create a dataset from the windows.
+    /// A size, shift or stride of 0 gives [`Error::Parameter`](crate::Error::Parameter) in the pass.
     ///
     /// Up to `(size - 1) * stride + 1` elements are in memory at the same time. The elements of windows that overlap
     /// are read once, and their tensors are shared.
@@ -54,29 +55,29 @@ impl<T> std::fmt::Debug for Windows<T> {
 }
 
 impl<T: Nest> Windows<T> {
-    /// Begins each window `shift` elements after the one before. The default is the size of a window. Must be at
-    /// least 1.
+    /// Begins each window `shift` elements after the one before. The default is the size of a window. `shift` must be
+    /// at least 1.
     pub fn shift(mut self, shift: usize) -> Self {
         self.window.shift = Some(shift);
         self
     }
 
     /// Takes every `stride`-th element into a window, which then extends over `(size - 1) * stride + 1` elements.
-    /// Must be at least 1, which is the default.
+    /// `stride` must be at least 1, which is the default.
     pub fn stride(mut self, stride: usize) -> Self {
         self.window.stride = stride;
         self
     }
 
-    /// Drops windows with fewer than `size` elements. With a shift of less than the size, several at the end of the
-    /// dataset may have fewer.
+    /// Drops windows with fewer than `size` elements. With a shift of less than the size, several windows at the end of
+    /// the dataset may have fewer.
     pub fn drop_remainder(mut self) -> Self {
         self.window.exact = true;
         self
     }
 
-    /// Stacks the elements of each window, along a new axis 0. So each window is one element, which is usually one
-    /// example: batch these for training.
+    /// Stacks the elements of each window, along a new axis 0. Each window becomes one element, which is usually one
+    /// example: batch these elements for training.
     ///
     /// Elements of a window that differ in structure, dtype or shape give [`Error::Stack`](crate::Error::Stack) in
     /// the pass.
@@ -107,8 +108,8 @@ impl<T: Nest> Windows<T> {
         self.try_flat_map(move |window| Ok::<_, Cause>(function(window)))
     }
 
-    /// Maps windows like [`flat_map`](Windows::flat_map), but with a function that can fail. Its error gives
-    /// [`Error::Inner`](crate::Error::Inner).
+    /// Maps windows like [`flat_map`](Windows::flat_map), but `function` may fail. An error of `function` ends the pass
+    /// with [`Error::Inner`](crate::Error::Inner).
     pub fn try_flat_map<U, E, F>(self, function: F) -> Dataset<U>
     where
         U: Nest,
@@ -160,7 +161,7 @@ impl Operation for Window {
         self.input.cardinality().map(|n| windows(n, shift, span, self.exact))
     }
 
-    /// Returns that elements are not batches, because a window is usually one example.
+    /// Returns [`Batching::Elements`], because a window is usually one example.
     fn batching(&self) -> Batching {
         Batching::Elements
     }

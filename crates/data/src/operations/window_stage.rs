@@ -5,7 +5,7 @@ use crate::Result;
 use crate::chunk::{Assembly, Chunk};
 use crate::stage::Stage;
 
-/// Returns the number of windows of `n` elements.
+/// Returns the number of windows into which `n` elements are collected.
 pub(super) fn windows(n: usize, shift: usize, span: usize, exact: bool) -> usize {
     if !exact {
         n.div_ceil(shift)
@@ -24,7 +24,7 @@ pub(super) struct WindowStage {
     exact: bool,
     /// The index of the next window.
     number: usize,
-    /// The elements from the beginning of the next window on that have been read.
+    /// The elements that have been read, from the beginning of the next window on.
     held: Assembly,
     /// The number of elements to skip before the beginning of the next window.
     gap: usize,
@@ -51,7 +51,8 @@ impl WindowStage {
         Ok(self.held.len() >= if self.exact { self.span } else { 1 })
     }
 
-    /// Moves the beginning of the next window by `count` windows. Their elements that have been read are dropped.
+    /// Moves the beginning of the next window forward by `count` windows. Elements before it that have been read are
+    /// dropped.
     fn advance(&mut self, count: usize) {
         let elements = count.saturating_mul(self.shift);
         let dropped = elements.min(self.held.len());
@@ -88,7 +89,7 @@ impl Stage for WindowStage {
         self.window().map(|window| window.map(Chunk::Batch)).transpose()
     }
 
-    /// Skips windows without reading elements that are only in those.
+    /// Skips windows without reading elements that are only in skipped windows.
     fn skip(&mut self, count: usize) -> Result<usize> {
         let Some(before) = count.checked_sub(1) else { return Ok(0) };
         let (wanted, held) = (before.saturating_mul(self.shift), self.held.len());

@@ -39,8 +39,9 @@ pub struct Batches {
     parts: VecDeque<Part>,
     reader: Option<ParquetRecordBatchReader>,
     rows: u64,
-    /// The index in the file of the reader's next row, and the end of its rows.
+    /// The index in the file of the reader's next row.
     next: u64,
+    /// The index in the file after the reader's last row.
     end: u64,
     /// Batches of rows that have been read but not converted yet, each with the index of its first row.
     read: VecDeque<(u64, RecordBatch)>,
@@ -189,7 +190,8 @@ impl Batches {
         Ok(batches)
     }
 
-    /// Starts reading the next part, if there is one.
+    /// Starts reading the next part, if there is one. If broken rows are skipped, a row group with damaged pages is
+    /// first divided into parts without the rows of these pages.
     fn next_part(&mut self) -> Result<()> {
         self.reader = None;
         while self.reader.is_none()

@@ -56,7 +56,8 @@ impl Checksums {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Returns the error for the damaged page that the library tried to read last; `None` if there is none.
+    /// Returns the error for the damaged page that the library tried to read last, and forgets the page; `None` if
+    /// there is none.
     pub(super) fn error(&self, location: &Location) -> Option<Error> {
         let at = self.take_refused()?;
         Some(damaged(location, at, self.pages.get(&at)?))

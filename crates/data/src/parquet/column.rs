@@ -82,7 +82,7 @@ pub(super) fn column(found: &Found, missing: &Missing) -> Converted<(Tensors, Op
     Ok((rows.column(filled)?, mask))
 }
 
-/// The values that replace missing ones, and their default.
+/// The replacement for missing values: a default, zero, or none.
 #[derive(Clone, Copy)]
 struct Filled<'a> {
     default: Option<&'a DefaultValue>,

@@ -51,8 +51,8 @@ fn check_description(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Skips the columns. Each states how many of the following columns are its children. Checks their number and
-/// nesting depth.
+/// Skips the columns, and checks their number and nesting depth. Each column states how many of the columns after it
+/// are its children.
 fn check_columns(input: &mut Thrift<'_>) -> Result<(), String> {
     let (kind, count) = damaged(input.list())?;
     if count > MAX {

@@ -103,9 +103,9 @@ impl Parquet {
         Self { columns: Some(columns.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// Sets the number of rows that are read at a time. The last batch may have fewer. All batches have fewer if
-    /// this many texts of a dictionary could exceed the [limit for one element](Location::element_limit), or if
-    /// the rows would exceed [`bytes`](Self::bytes).
+    /// Sets the number of rows that are read at a time. The last batch may have fewer. The batches of a row group have
+    /// fewer if this number of texts from its dictionaries could exceed the [limit for one
+    /// element](Location::element_limit), or if the rows would exceed [`bytes`](Self::bytes).
     ///
     /// The default is up to 1024 rows, which take up to 16 MiB.
     pub fn rows(self, rows: usize) -> Self {
@@ -125,8 +125,8 @@ impl Parquet {
     /// Sets the value that replaces missing values (null) in a column, and in its lists. A missing list becomes
     /// an empty list.
     ///
-    /// If the column does not exist, reading returns [`Error::NoColumn`]. If the value has a different type, it results
-    /// in [`Error::Column`].
+    /// If the column does not exist, reading returns [`Error::NoColumn`]. If the value has a different type, the first
+    /// missing value results in [`Error::Column`].
     ///
     /// ```no_run
     /// use distribute_data::parquet::Parquet;
@@ -153,9 +153,9 @@ impl Parquet {
         Self { checksums: false, ..self }
     }
 
-    /// Skips and counts broken rows: rows in damaged pages, rows that lack a value without a default, and rows
-    /// that exceed the [limit for one element](Location::element_limit). If the rest of a row group cannot be
-    /// read, but no page is known to be damaged, the remaining rows of the group are skipped.
+    /// Skips and counts broken rows: rows in damaged pages, rows that cannot become tensors (such as those that lack a
+    /// value without a default), and rows that exceed the [limit for one element](Location::element_limit). If the rest
+    /// of a row group cannot be read, but no page is known to be damaged, the remaining rows of the group are skipped.
     pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
         Self { skipped: Some(skipped.clone()), ..self }
     }
@@ -166,7 +166,8 @@ impl Parquet {
     ///
     /// - [`Error::Io`]: the file cannot be read, or is not a Parquet file.
     /// - [`Error::NoColumn`]: a selected column, or one with a default or mask, does not exist.
-    /// - [`Error::Feature`]: a column is compressed with brotli, but the feature `brotli` is not enabled.
+    /// - [`Error::Feature`]: a column is compressed with brotli, but the feature `brotli` is not enabled; or the
+    ///   location is a URL, but the feature `object-store` is not enabled.
     /// - [`Error::Damaged`]: a page exceeds the [limit for one element](Location::element_limit).
     /// - [`Error::Column`]: the average row exceeds that limit, two selected columns have the same name, or a
     ///   column is compressed with LZO.
@@ -188,7 +189,8 @@ impl Parquet {
     /// Creates a dataset of the rows of the files, one file after the other. Elements are maps from column names
     /// to tensors, as in [`rows`].
     ///
-    /// If the number of rows at a time is 0, the pass returns [`Error::Parameter`].
+    /// If the number of rows at a time is 0, or a mask has the name of another column, the pass returns
+    /// [`Error::Parameter`].
     ///
     /// ```no_run
     /// use distribute_data::{Files, parquet::Parquet};

@@ -36,8 +36,9 @@ fn tensor_bytes(column: &HostTensor, rows: Range<usize>) -> u64 {
     }
 }
 
-/// Reads the page headers of a row group's selected columns, and checks them against the limit for one element.
-/// Returns the sizes of the columns, and an upper bound on the longest text of a dictionary.
+/// Reads the page headers of a row group's selected columns, and checks them against the limit for one element. Returns
+/// the sizes of the columns, and an upper bound on the longest text of a dictionary. `number` is the index of the row
+/// group, and `read` returns whether a leaf is selected. Pages that have a checksum are added to `checksums`.
 pub(super) fn sizes(
     location: &Location,
     file: &impl ChunkReader,

@@ -1,6 +1,6 @@
 //! A parser of Thrift's compact protocol, as far as page headers and footers need it.
 
-/// The codes of the kinds of values that are distinguished.
+/// The code of an integer of any width.
 pub(super) const INT: u8 = 5;
 pub(super) const STRUCT: u8 = 12;
 pub(super) const LIST: u8 = 9;

@@ -28,7 +28,7 @@ impl Layout {
     /// Checks that the numbers of workers and replicas are in range.
     ///
     /// # Errors
-    /// - [`Error::Parameter`]: `workers` or `replicas` is 0 or too large.
+    /// - [`Error::Parameter`]: `workers` or `replicas` is 0, or there are more than 65536 replicas in total.
     pub fn check(&self) -> Result<()> {
         crate::error::at_least_one("distribute", "the number of workers", self.workers)?;
         crate::error::at_least_one("distribute", "the number of replicas of a worker", self.replicas)?;

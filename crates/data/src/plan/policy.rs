@@ -10,7 +10,8 @@ pub enum AutoShardPolicy {
     /// worker needs all of it.
     Off,
     /// Shards by file if the workers then read, between them, exactly the same elements as a single reader would.
-    /// Otherwise shards by element.
+    /// Otherwise shards by element. With [`SplitRule::TensorFlow`](crate::SplitRule::TensorFlow), shards by file
+    /// whenever all sources read files.
     #[default]
     Auto,
     /// Each worker reads different files: worker `w` of `W` reads the files `w`, `w + W`, …

@@ -19,7 +19,7 @@ pub enum SplitRule {
     Even,
     /// The split is the same as in TensorFlow for sources in memory: ⌈`b`/`n`⌉ rows for each replica, as long as there
     /// are any. The last replicas may therefore get fewer rows or none (4 rows over 3 replicas: 2, 2, 0). Datasets
-    /// created by a function end as in TensorFlow, see [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
+    /// created by a function end as in TensorFlow; see [`UnevenEnds::PadEmpty`](crate::UnevenEnds::PadEmpty).
     ///
     /// (TensorFlow splits batches of files differently; [`recut`](super::recut) computes those sizes.)
     TensorFlow,

@@ -25,7 +25,7 @@ impl Records {
         self.ranges.len()
     }
 
-    /// Returns whether the block has no records, because the file has ended.
+    /// Returns whether the block has no records, as at the end of the file.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }

@@ -55,11 +55,11 @@ impl TfRecordWriter {
     }
 
     /// Passes all written records to the operating system, so that the records of a [growing](Self::growing) file
-    /// survive this process. The last records of a compressed file may be written later.
+    /// survive this process.
     ///
     /// # Errors
     ///
-    /// - [`Error::Write`]: the disk is full or fails. Every later call returns this error as well.
+    /// - [`Error::Write`]: the disk is full or fails, or an earlier write has failed.
     #[doc(alias = "tf.io.TFRecordWriter.flush")]
     pub fn flush(&mut self) -> Result<()> {
         let mut output = self.output.take().ok_or_else(|| failed(&self.path)(after_failure()))?;
@@ -72,7 +72,7 @@ impl TfRecordWriter {
     ///
     /// # Errors
     ///
-    /// - [`Error::Write`]: the disk is full or fails. Every later call returns this error as well.
+    /// - [`Error::Write`]: the disk is full or fails, or an earlier write has failed.
     pub fn write(&mut self, record: &[u8]) -> Result<()> {
         let (header, footer) = around(record);
         let mut output = self.output.take().ok_or_else(|| failed(&self.path)(after_failure()))?;
@@ -90,8 +90,8 @@ impl TfRecordWriter {
     ///
     /// # Errors
     ///
-    /// - [`Error::Write`]: writing or renaming fails, or a record could not be written before. In that case,
-    ///   there is no new file.
+    /// - [`Error::Write`]: writing or renaming fails, or a record could not be written before. In that case, there is
+    ///   no new file, except one that was [growing](Self::growing).
     pub fn finish(self) -> Result<()> {
         self.output
             .ok_or_else(after_failure)

@@ -8,8 +8,8 @@ use distribute_log::warn_or_stderr;
 use std::collections::BTreeMap;
 use std::io::BufRead;
 
-/// The contents of the files of one sample. The key of a file is the part of its name after the first dot, in
-/// lower case. `__key__` contains the part before it, including folders.
+/// The contents of the files of one sample. Each file is found by the part of its name after the first dot, in lower
+/// case. The entry `__key__` contains the sample's key: the path before that dot, including folders.
 pub type Sample = BTreeMap<String, Vec<u8>>;
 
 /// The name of the entry with a sample's key.
@@ -23,9 +23,9 @@ const KEY: &str = "__key__";
 /// The first error ends the iterator. It is [`Error::Io`](crate::Error::Io), or
 /// [`Error::Damaged`](crate::Error::Damaged) with the offset in the tar file.
 ///
-/// If a tar file ends after a member, without the empty block that should end it, this logs a warning, because
-/// samples may be missing. [`require_end`](Self::require_end) makes it an error. Tar files that were joined with
-/// `cat` are read one after the other.
+/// If a tar file ends after a member, without the empty block that should end it, a warning is logged, because samples
+/// may be missing. [`require_end`](Self::require_end) makes it an error. Tar files that were joined with `cat` are read
+/// one after the other.
 ///
 /// ```
 /// use distribute_data::webdataset::Samples;
@@ -104,8 +104,8 @@ impl Samples {
         Ok(())
     }
 
-    /// Adds files to the open sample until a file belongs to another sample or none are left. Returns the
-    /// complete sample.
+    /// Adds files to the open sample until a file belongs to another sample or none are left. Returns the complete
+    /// sample; `None` if there are no more.
     fn pull(&mut self) -> Result<Option<Sample>> {
         while let Some(member) = self.members.next()? {
             let (key, kind) = match self.parts(&member) {

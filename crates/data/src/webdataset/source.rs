@@ -25,9 +25,10 @@ pub fn samples(files: impl Into<Files>) -> Dataset<BTreeMap<String, HostTensor>>
     Dataset::of_files(files.into(), WebDataset { skipped: None })
 }
 
-/// Creates a dataset of samples like [`samples`], but skips broken ones, and counts them in `skipped`. A sample
-/// is broken if it has two files of the same kind, a name that is not UTF-8, or more bytes than the [limit for
-/// one element](Location::element_limit). After a damaged header, the rest of the tar file is skipped.
+/// Creates a dataset of samples like [`samples`], but skips broken ones, and counts them in `skipped`. A sample is
+/// broken if it has two files of the same kind, a name that is not UTF-8, or more bytes than the [limit for one
+/// element](Location::element_limit). After a damaged header, or a file that alone exceeds the limit, the rest of the
+/// tar file is skipped.
 pub fn samples_skipping(
     files: impl Into<Files>,
     skipped: &SkippedRecords,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// AS-7, ITER-2, ITER-4: a worker whose function made a dataset without elements gets empty batches while
+/// Checks AS-7, ITER-2 and ITER-4: a worker whose function made a dataset without elements gets empty batches while
 /// others continue.
 #[test]
 fn a_dataset_without_elements_has_empty_batches() {
@@ -49,7 +49,7 @@ fn a_short_batch_is_dropped_after_a_position() {
     }
 }
 
-/// ITER-2: missing empty batches are found before the workers decide, so no worker takes a step that another
+/// Checks ITER-2: a missing empty batch is noticed before the workers decide, so no worker takes a step that another
 /// cannot.
 #[test]
 fn a_worker_reports_before_a_step_that_it_has_no_empty_batch() {

@@ -134,7 +134,7 @@ fn workers_with_separate_files_have_separate_caches() {
     assert!(!cache.exists() && folder.path().join("cache.1-of-2").exists());
 }
 
-/// AS-4: with one worker, the pipeline still determines the full batch.
+/// Checks AS-4: with one worker, the pipeline still determines the full batch.
 #[test]
 fn an_assertion_is_removed_only_from_shards() {
     let folder = tempfile::tempdir().unwrap();

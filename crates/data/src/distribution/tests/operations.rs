@@ -3,8 +3,8 @@
 use super::*;
 use crate::{AtDatasetEnd, Buckets, Files, Packing, Padding, text_lines};
 
-/// Returns a dataset of batches of each operation, from two sources of numbers. All elements of both sources are in its
-/// batches, except for those of a stopped choice.
+/// Applies the operation with number `kind` to two sources of numbers, and returns batches of the result. Except after
+/// a choice that stops, all elements of the sources that are used are in the batches.
 fn batches(kind: usize, data: &Dataset<i64>, other: &Dataset<i64>, batch: usize) -> Dataset<HostTensor> {
     let both = [data.clone(), other.clone()];
     let sequence = |x: i64| HostTensor::vector(vec![x; 1 + (x % 3) as usize]);
@@ -82,7 +82,8 @@ proptest! {
     }
 }
 
-/// Workers read files of their own if the operation then has the same elements, and otherwise their rows of each batch.
+/// Workers read separate files if the operation then has the same elements; otherwise they take their rows of each
+/// batch.
 #[test]
 fn auto_shards_by_files_only_if_all_elements_are_then_used_once() {
     let folder = tempfile::tempdir().unwrap();

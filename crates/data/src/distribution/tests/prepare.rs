@@ -1,4 +1,4 @@
-//! Tests: per-replica batches that are prepared ahead of the step or on request.
+//! Tests: per-replica batches that are prepared early or on request.
 
 use super::*;
 use crate::distribution::WorkerPass;
@@ -24,7 +24,7 @@ fn marked(replica: usize, piece: Tree<Leaf>) -> Result<Tree<Leaf>, Cause> {
     Ok(HostTensor::vector(marks.collect()).into_tree())
 }
 
-/// Returns the ids of the rest of a pass, `[step][replica]`.
+/// Returns the ids of the rest of a pass, as `[step][replica]`.
 fn rest(mut pass: WorkerPass<HostTensor>) -> Vec<Vec<Vec<i64>>> {
     let step = || pass.step().unwrap();
     let ids = |piece: HostTensor| piece.to_vec().unwrap();
