@@ -22,7 +22,7 @@ use std::time::Duration;
 /// The time for which a thread polls the sockets for its answer before it sleeps.
 const POLL_TIME: Duration = Duration::from_millis(20);
 
-/// The maximum time for which a thread sleeps while another one moves the bytes.
+/// The maximum time for which a thread sleeps while another one polls the sockets.
 const MAX_SLEEP: Duration = Duration::from_millis(1);
 
 /// The minimum length of bodies that are passed to a server in shared memory.
@@ -80,14 +80,14 @@ impl ClientBuilder {
         self
     }
 
-    /// Connects to the server of a task of the cluster, and retries until the server is running.
+    /// Connects to the server of a task of the cluster, and retries until the server is running or `timeout` has
+    /// passed.
     ///
     /// # Errors
     /// - [`CallError::Cluster`]: the task is not in the cluster.
-    /// - [`CallError::Access`]: connections would be unprotected, or the secret or certificates cannot be
-    ///   used.
-    /// - [`CallError::Connect`]: the server rejects this task, in which case this fails immediately, or the server
-    ///   could not be reached within `timeout`. The error contains the result of the last attempt.
+    /// - [`CallError::Access`]: connections would be unprotected, or the secret or certificates cannot be used.
+    /// - [`CallError::Connect`]: one side rejects the other, and a retry would not help, or the server could not be
+    ///   reached within `timeout`. In the latter case, the error contains the reason for the latest failure.
     pub fn connect(&self, to: &Task, timeout: Duration) -> Result<Client, CallError> {
         let address = self.cluster.task_address(&to.job, to.index)?;
         let access = self.credentials.access(self.cluster.tasks().map(|(_, address)| address))?;
@@ -247,8 +247,9 @@ impl Link {
         (service.to_owned(), self.endpoint.peer().clone(), self.endpoint.address().to_owned())
     }
 
-    /// Waits until `peek` returns `true` and `take` returns a value. Returns `None` at the deadline. Initially this
-    /// thread polls the sockets itself, so that no other thread must be woken for an answer that arrives soon.
+    /// Waits until `take` returns a value; returns `None` at the deadline. `peek` must return `true` if `take` would
+    /// return a value. Initially this thread polls the sockets itself, so that no other thread must be woken for an
+    /// answer that arrives soon.
     fn wait_until<T>(
         &self,
         timeout: Duration,

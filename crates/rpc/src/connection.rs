@@ -21,7 +21,7 @@ pub(crate) type Services = BTreeMap<Arc<str>, Arc<dyn Service>>;
 /// that call again immediately.
 const POLL_TIME: Duration = Duration::from_millis(2);
 
-/// The reason why a connection is closed on which something other than a call was received.
+/// The reason for closing a connection over which something other than a call was received.
 const NO_CALL: &str = "it sent something other than a call";
 
 /// The maximum time for which the thread sleeps.
@@ -74,7 +74,7 @@ impl Inbox {
         !received.calls.is_empty() || received.over.is_some()
     }
 
-    /// Discards the received calls, which are not answered.
+    /// Discards the received calls, which are not answered, and accepts no more.
     fn close(&self) {
         let mut received = self.received.lock();
         received.over.get_or_insert("the connection is closed".to_owned());
@@ -153,7 +153,7 @@ impl Receiver for Inbox {
     }
 }
 
-/// Answers the calls of a connection until it or the server ends.
+/// Answers the calls of a connection until it or the server ends, and then closes the connection.
 pub(crate) fn serve(endpoint: &Arc<Endpoint>, inbox: &Inbox, me: &Arc<Task>, services: &Services) {
     let caller = endpoint.peer().clone();
     let reason = loop {

@@ -1,4 +1,4 @@
-//! Errors in answers to calls.
+//! Faults: the errors with which a server responds to a call.
 
 use std::fmt;
 

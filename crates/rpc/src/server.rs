@@ -25,7 +25,8 @@ const GRACE: Duration = Duration::from_secs(10);
 /// A task of a cluster that answers calls of other tasks.
 ///
 /// It listens as soon as it is created, and answers calls once it is [started](Self::start). Dropping it closes its
-/// connections gracefully: answers that were already sent still arrive.
+/// connections gracefully: answers that were already sent still arrive. Services that still process a call have ten
+/// seconds to finish.
 #[doc(alias = "tf.distribute.Server")]
 #[doc(alias = "tf.train.Server")]
 #[derive(Debug)]
@@ -83,7 +84,7 @@ impl Server {
     /// Starts to answer calls. Does nothing if the server was already started.
     ///
     /// # Errors
-    /// - [`ServerError::Thread`]: the system cannot start a thread.
+    /// - [`ServerError::Thread`]: the system cannot start a thread. The server must then be built again.
     pub fn start(&mut self) -> Result<(), ServerError> {
         let Some(ready) = self.ready.take() else { return Ok(()) };
         let (me, shutdown) = (Arc::new(self.task.clone()), self.shutdown.clone());
@@ -120,8 +121,8 @@ impl Server {
         self.shutdown.connections()
     }
 
-    /// Waits, without a time limit, until the server has been ended by the chief or by [`stop`](Self::stop). Returns
-    /// the cause.
+    /// Waits, without a time limit, until the server has ended, for example by the chief or by [`stop`](Self::stop).
+    /// Returns the cause.
     ///
     /// # Errors
     /// - [`ServerError::Broken`]: the server failed.

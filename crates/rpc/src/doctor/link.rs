@@ -29,7 +29,7 @@ pub enum State {
     },
     /// No process answers at the address.
     Closed {
-        /// The result of the last attempt.
+        /// The reason for the latest failed attempt to connect.
         why: String,
     },
     /// One side has rejected the other.

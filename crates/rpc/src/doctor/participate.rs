@@ -14,9 +14,9 @@ use std::time::Duration;
 /// The maximum time that other tasks wait for the leader to finish, in addition to `patience`.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Participates as a task whose server is configured by `builder`. The leader is the chief or worker 0. It waits at
-/// most `patience` for the others, measures all links, ends the other servers, and returns the report. The other tasks
-/// then return `None`.
+/// Participates as a task whose server is configured by `builder`. The leader is the chief, or worker 0 if the cluster
+/// has no chief, or the first task if it has neither. It waits at most `patience` for the others, measures all links,
+/// ends the other servers, and returns the report. The other tasks then return `None`.
 ///
 /// # Errors
 /// Returns the errors of [`ServerBuilder::start`], and [`ServerError::Broken`] if the server failed, or if the leader

@@ -26,7 +26,7 @@ impl Report {
     }
 
     /// Returns the links as lines of a table. `colour` adds a color to the word of a state. Its second argument is
-    /// `true` if the link works.
+    /// `true` if the link works, or need not work because the other side is training.
     pub fn table(&self, colour: impl Fn(&str, bool) -> String) -> Vec<String> {
         let head = ["from", "to", "address", "state", "round trip", "bandwidth"].map(str::to_owned);
         let rows: Vec<[String; 6]> = std::iter::once(head).chain(self.links.iter().map(row)).collect();

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A request to measure the link to another task. Calls whose head is not such a request are echoed.
+/// A request to measure the link to another task. Calls whose head does not begin with `{`, as such a request does, are
+/// echoed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) struct Probe {
@@ -20,7 +21,7 @@ pub(super) struct Probe {
     pub patience_ms: u64,
 }
 
-/// The maximum time for a measurement to connect, regardless of the request.
+/// The maximum time for a measurement to connect, and for each of its calls, regardless of the request.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A service that echoes messages, and measures links to the other tasks of its cluster, one at a time.
