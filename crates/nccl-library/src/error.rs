@@ -14,7 +14,7 @@ pub enum LoadError {
         LEAST.0
     )]
     Missing {
-        /// The error message of the system's loader.
+        /// The error message from the dynamic loader.
         reason: String,
         /// The value of `LD_LIBRARY_PATH`.
         searched: String,

@@ -19,19 +19,19 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
 
-/// The file name of NCCL's library, by which the system's loader finds it.
+/// The file name of NCCL's library, by which the dynamic loader finds it.
 const FILE: &str = "libnccl.so.2";
 
 /// The earliest supported release and its number. It is the first release with non-blocking calls.
 const LEAST: (&str, c_int) = ("2.14", 21400);
 
-/// `ncclSum`.
+/// The operation `ncclSum`.
 const SUM: c_int = 0;
 
-/// `ncclInProgress`: the operation has started.
+/// The result `ncclInProgress`: the operation has started.
 const IN_PROGRESS: c_int = 7;
 
-/// `ncclComm_t`.
+/// A communicator, `ncclComm_t`.
 type Communicator = *mut c_void;
 
 /// `ncclUniqueId`: the id by which the communicators of a set find each other.
@@ -86,8 +86,8 @@ pub struct Nccl {
     _library: Library,
 }
 
-/// One communicator for each GPU of a set. Any thread may call NCCL for them, but only one at a time. Callers hold the
-/// lock for all sets.
+/// One communicator for each GPU of a set. Any thread may call NCCL for the communicators, but only one thread at a
+/// time may call NCCL for any set, so callers must hold one lock for all sets.
 #[derive(Debug)]
 pub struct Communicators {
     gpus: Vec<usize>,
