@@ -1,4 +1,4 @@
-//! The thread that initializes and finalizes MPI, and moves bytes while no other thread waits for them.
+//! The thread that initializes and finalizes MPI, and makes its calls while no other thread waits for messages.
 //!
 //! Only this thread calls `MPI_Init_thread` and `MPI_Finalize`, which wait for all processes, so that other
 //! threads can wait for it with a deadline.
@@ -34,7 +34,8 @@ pub(crate) enum Report {
     Done,
 }
 
-/// Runs the thread.
+/// Runs the thread: joins the other processes, makes MPI's calls until this process and the others have ended, and
+/// finalizes MPI if all others have exited gracefully. Sends a report of each of these stages.
 pub(crate) fn run(settings: Settings, orders: &Receiver<Ending>, reports: &Sender<Report>) {
     // If the receiver was dropped, the process is about to exit.
     let report = |report| drop(reports.send(report));
@@ -63,7 +64,8 @@ pub(crate) fn run(settings: Settings, orders: &Receiver<Ending>, reports: &Sende
     report(Report::Done);
 }
 
-/// Moves bytes, until this process exits and all others have exited or are disconnected.
+/// Sends and receives until this process is ordered to leave and all others have exited or are disconnected. After a
+/// failure, this ends after the shutdown timeout at the latest.
 fn until_over(links: &Links, settings: Settings, orders: &Receiver<Ending>) {
     let mut ending = None;
     let mut is_told = false;

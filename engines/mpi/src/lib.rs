@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `process` | [`run`]: from `MPI_Init_thread` to `MPI_Finalize` |
 //! | `settings`, `error` | [`Settings`]: replicas and deadlines; [`Error`]: errors of joining |
-//! | `background` | the thread that initializes and finalizes MPI, and moves bytes while no other thread waits |
+//! | `background` | the thread that initializes and finalizes MPI, and makes its calls while no other thread waits |
 //! | `links` | the `Transport`, and the lock of MPI's calls |
 //! | `state`, `peer` | all other processes, and one of them |
 //! | `envelope` | frames as messages of MPI: pure |

@@ -33,7 +33,8 @@ pub(crate) struct Links {
     state: Mutex<State>,
     /// Notified when messages were delivered.
     delivered: Condvar,
-    /// Whether a thread polls.
+    /// Whether a thread is in [`poll`](Transport::poll) and makes the MPI calls, so that the background thread need
+    /// not.
     driving: AtomicBool,
     /// The number of threads that wait for the lock.
     wanted: AtomicUsize,
@@ -64,7 +65,8 @@ impl Links {
         state
     }
 
-    /// Makes one turn of the background thread, and then pauses. Returns the result of `look`.
+    /// Makes one turn of the background thread, unless another thread is polling, and then pauses. Returns the result
+    /// of `look`, which is called in between.
     pub fn turn_in_the_background<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state();
         let away = self.driving.load(Ordering::Relaxed);
@@ -78,8 +80,8 @@ impl Links {
         looked
     }
 
-    /// Moves bytes until `check` returns a value, for at most `patience`. The second argument of `check` is `true` if
-    /// messages were delivered.
+    /// Sends and receives until `check` returns a value; returns `None` after `patience`. The second argument of
+    /// `check` is `true` if messages were delivered since the previous call.
     fn until<T>(
         &self,
         patience: Duration,

@@ -13,7 +13,8 @@ pub struct Settings {
     pub heartbeat: Duration,
     /// The time without a message after which a process is disconnected.
     pub silence: Duration,
-    /// The maximum time for which a process that has failed waits until the others have exited.
+    /// The maximum time for which a process that has failed waits until the others have exited, and for which any
+    /// process waits for `MPI_Finalize`.
     pub shutdown_timeout: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! The state of all other processes. One thread at a time uses it to move bytes to and from them.
+//! The state of all other processes. One thread at a time uses it to send to them and to receive from them.
 
 use crate::Settings;
 use crate::library::Library;
@@ -50,7 +50,7 @@ impl State {
         self.library.take()
     }
 
-    /// Starts to send a frame to a process.
+    /// Starts to send a frame to a process. Has no effect after [`close`](Self::close).
     pub fn send(&mut self, to: usize, frame: Frame) {
         if !self.closed {
             self.say(|peer| peer.rank() == to, || frame.clone());
@@ -65,8 +65,8 @@ impl State {
         }
     }
 
-    /// Continues all running operations, and delivers received messages. Returns `true` if anything was sent or
-    /// received.
+    /// Continues all running operations, delivers received messages, and sends heartbeats that are due. Returns `true`
+    /// if the receiver was notified of a message or of a process that has exited or is disconnected.
     pub fn turn(&mut self) -> bool {
         let Some(library) = &mut self.library else { return false };
         let mut any = false;

@@ -17,7 +17,7 @@ pub enum Error {
          container with its GPUs (docker run --gpus all)"
     )]
     Driver {
-        /// The error message of the system's loader.
+        /// The error message from the dynamic loader.
         reason: String,
     },
     /// CUDA has no GPU with the requested number.

@@ -9,7 +9,7 @@ pub(crate) trait Library: Send {
     /// Returns the release, as returned by `ncclGetVersion`.
     fn release(&self) -> i32;
 
-    /// Returns the GPU.
+    /// Returns the UUID of the GPU.
     fn gpu(&self) -> Result<Gpu, CallError>;
 
     /// Creates a new id for a communicator, by which its workers find each other.
@@ -24,7 +24,7 @@ pub(crate) trait Library: Send {
     /// Returns the number of bytes for which the GPU has enough free memory.
     fn room(&self) -> usize;
 
-    /// Starts to sum vectors.
+    /// Starts to sum the vectors of all workers. `vector` is this worker's.
     fn begin(&mut self, vector: &[u8], number: Number) -> Result<(), CallError>;
 
     /// Returns the sum if it is complete, and otherwise `None`.
