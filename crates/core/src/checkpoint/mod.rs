@@ -274,9 +274,10 @@ impl<'a> Checkpoint<'a> {
     /// Restores all components from an open checkpoint. Other contents of the checkpoint are ignored.
     ///
     /// # Errors
-    /// If an error is returned, nothing has been changed.
+    /// Nothing has been changed if an error is returned, unless a device or a parameter server failed.
     /// - [`Error::InvalidArgument`]: state of a component is missing in the checkpoint, or has a different shape, dtype
-    ///   or rule there. Also if two components have the same name, or the workers read different checkpoints.
+    ///   or rule there. Also if two components have the same name, the workers read different checkpoints, or
+    ///   components belong to different strategies with several workers.
     /// - [`Error::Checkpoint`]: the checkpoint is damaged.
     /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`, or in an update.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
@@ -319,7 +320,7 @@ impl<'a> Checkpoint<'a> {
     /// ```
     ///
     /// # Errors
-    /// If an error is returned, nothing has been changed.
+    /// Nothing has been changed if an error is returned, unless a device or a parameter server failed.
     /// - [`Error::InvalidArgument`]: selected names are missing or do not match (the error lists them),
     /// nothing would be restored, or a component can only be restored completely.
     /// - [`Error::Checkpoint`]: the checkpoint is damaged or does not exist.
@@ -352,7 +353,7 @@ impl<'a> Checkpoint<'a> {
     /// Sets all components to the state in `reader`, on this worker only.
     ///
     /// # Errors
-    /// Returns the errors of [`restore_from`](Checkpoint::restore_from).
+    /// Returns the first error of reading or applying a component's state.
     #[doc(hidden)]
     pub fn restore_image(&self, reader: &Reader) -> Result<()> {
         self.all_of(reader)?.0.into_iter().try_for_each(|change| change())

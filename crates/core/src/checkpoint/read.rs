@@ -22,8 +22,8 @@ pub fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
     ))
 }
 
-/// Returns a tensor of a checkpoint, converted to `dtype`. The caller has checked with a [`RestoreFilter`]
-/// that it can be converted.
+/// Returns a tensor of a checkpoint, converted to `dtype`. The caller must have checked with a [`RestoreFilter`] that
+/// it can be converted.
 pub(crate) fn read_cast(reader: &Reader, name: &str, dtype: DType) -> Result<HostTensor> {
     let value = reader.tensor(name)?;
     Ok(if value.dtype() == dtype { value } else { value.cast(dtype)? })

@@ -117,7 +117,8 @@ pub struct RestoreReport {
     pub restored: BTreeMap<String, String>,
     /// The tensors that were not restored. Maps each name in the model to the reason.
     pub unrestored: BTreeMap<String, Unrestored>,
-    /// The names in the checkpoint from which no tensor was restored.
+    /// The names in the checkpoint from which no tensor was restored, except the copies that belong to a restored
+    /// running statistic.
     pub unused: Vec<String>,
 }
 

@@ -42,7 +42,8 @@ struct Expected {
 pub(super) struct ExpectedGradients {
     results: HashMap<ResultId, Arc<Expected>>,
     ids: HashMap<TensorId, ResultId>,
-    /// The index of the call at which the results are next pruned.
+    /// The index of the call at which the results are next pruned; 0 before the first call whose results have
+    /// gradients.
     next_prune: u64,
 }
 
@@ -153,7 +154,8 @@ impl ReplicaContext {
     /// - [`Error::WrongContext`], [`Error::StaleContext`], [`Error::MixedStrategies`]: this is not the context of the
     ///   closure that is running.
     /// - [`Error::Collective`]: a replica makes neither of the two calls. Every replica gets this error.
-    /// - [`Error::InvalidArgument`]: `loss` does not depend on the values that this replica contributed.
+    /// - [`Error::InvalidArgument`]: `loss` does not depend on a value that this replica contributed, although the loss
+    ///   of another replica does.
     #[doc(hidden)]
     pub fn join_gradients(
         &self,

@@ -64,7 +64,7 @@ pub enum Mode {
 
 thread_local! {
     static STACK: RefCell<Vec<Mode>> = const { RefCell::new(Vec::new()) };
-    /// The strategy that `set_strategy` set on this thread. It is below the stack.
+    /// The strategy that `set_strategy` set on this thread, if any. It is current while the stack is empty.
     static GLOBAL: RefCell<Option<Mode>> = const { RefCell::new(None) };
 }
 

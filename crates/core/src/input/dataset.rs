@@ -61,18 +61,17 @@ impl Strategy {
     /// and the others b/N rounded down. A per-replica batch may be empty, that is, have 0 rows; `minimize`
     /// gives it weight 0.
     ///
-    /// With several workers, all make this call, and each gets the batches of its local replicas. The workers
-    /// check that they shard the data in the same way. They also check that they have the same files, unless
-    /// each worker reads independently. By default each worker reads separate files if there are enough;
-    /// otherwise each reads the complete dataset ([`InputOptions::auto_shard_policy`]). All workers take the
-    /// same number of steps.
+    /// With several workers, all must make this call, and each gets the batches of its local replicas. The workers
+    /// check that they shard the data in the same way. They also check that they have the same files, unless each
+    /// worker reads independently. By default each worker reads separate files if there are enough; otherwise each
+    /// reads the complete dataset ([`InputOptions::auto_shard_policy`]). All workers take the same number of steps.
     ///
     /// Workers that don't wait for each other take steps of complete batches, each of which is split over the
     /// worker's local replicas. Each worker reads separate files or, if there are too few files, takes one of
     /// every W batches, if there are W workers.
     ///
     /// # Errors
-    /// - [`Error::Data`](distribute_base::Error::Data): the dataset is not batched.
+    /// - [`Error::Data`](distribute_base::Error::Data): the dataset is not batched, or the policy cannot shard it.
     /// - [`Error::Failed`](distribute_base::Error::Failed): the workers have different files. The error names the file
     ///   and the difference.
     /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the workers build different datasets.

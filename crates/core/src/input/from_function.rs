@@ -13,9 +13,9 @@ impl Strategy {
     /// size of one replica, and sharded according to the context. In each step each replica takes the next
     /// element; batches are not split.
     ///
-    /// With several workers, all make this call. Each calls `dataset_fn` once, with its rank as
-    /// `input_pipeline_id`. A worker whose data ends before the others' gets empty batches until all workers
-    /// have reached the end.
+    /// With several workers, all must make this call. Each calls `dataset_fn` once, with its rank as
+    /// `input_pipeline_id`. A worker whose data ends before the others' gets empty batches until all workers have
+    /// reached the end.
     ///
     /// # Errors
     /// - [`Error::Data`](distribute_base::Error::Data): `dataset_fn` failed.

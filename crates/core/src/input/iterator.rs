@@ -17,9 +17,9 @@ use std::panic::Location;
 /// A pass over a [`DistributedDataset`](super::DistributedDataset). Each step yields one batch per local
 /// replica.
 ///
-/// [`next`](Iterator::next) returns `None` after the end of the pass and after an error. Inside `run` it returns
-/// [`Error::WrongContext`]; only this error, and that of a worker that has not caught up with the others, do not end
-/// the pass.
+/// [`next`](Iterator::next) returns `None` after the end of the pass and after an error. Two errors do not end the
+/// pass: [`Error::WrongContext`] inside `run`, and [`Error::InvalidArgument`] on a worker that has not caught up with
+/// the others, or has left them.
 ///
 /// Several workers take each step together, in a call in which each worker reports whether it has data for the step. If
 /// the pipeline of a worker fails, the pass ends on all workers, and each gets [`Error::Worker`], which names that

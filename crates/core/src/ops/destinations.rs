@@ -9,9 +9,8 @@ use distribute_cluster::resolver::ClusterResolver;
 
 /// The devices that get a copy of a reduction's result.
 ///
-/// Convert it from the name of a device, from a variable (the devices of its copies), or from a distributed
-/// value (the devices of the replicas). If the destination is the value that is reduced, the reduction is an
-/// all-reduce.
+/// The name of a device, a variable (the devices of its copies) and a distributed value (the devices of the replicas)
+/// convert to this type. If the destination is the value that is reduced, the reduction is an all-reduce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destinations(Target);
 

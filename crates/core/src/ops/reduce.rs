@@ -19,9 +19,9 @@ impl Strategy {
     /// With `axis`, MEAN divides by the total number of elements along the axis on all replicas. Smaller
     /// batches therefore have less weight, and an empty batch has none.
     ///
-    /// A value that is not distributed counts once per replica if an axis is given; without an axis, MEAN
-    /// returns it unchanged. With several replicas the result is on `cpu:0`; with a single replica it is on
-    /// the device of that replica.
+    /// A value that is not distributed counts once per replica if an axis is given; without an axis, MEAN returns it
+    /// unchanged. If this process has several replicas, the result is on `cpu:0`; otherwise it is on the device of the
+    /// only replica.
     ///
     /// With several workers, all must make this call, and they get the same result. Without an axis, a value
     /// that is not distributed is then reduced over the workers, each of which has one value.

@@ -18,8 +18,9 @@ use std::sync::{Mutex, PoisonError};
 impl Strategy {
     /// Calls `body` once per local replica, concurrently on separate threads. Returns the results.
     ///
-    /// Each replica gets its part of `args`: its component of a [`PerReplica`], its model of a
-    /// [`Replicated`](crate::Replicated), and other values unchanged. `body` may borrow from the caller.
+    /// Each replica gets its part of `args`: its component of a [`PerReplica`], its copy of a
+    /// [`Mirrored`](crate::Mirrored), its model of a [`Replicated`](crate::Replicated), and other values unchanged.
+    /// `body` may borrow from the caller.
     ///
     /// # Errors
     /// - [`Error::Parts`]: an argument was created for a different number of replicas.
@@ -27,6 +28,7 @@ impl Strategy {
     ///   even if `body` wrapped the error. If several replicas are the cause, it names the one with the lowest id.
     /// - [`Error::WrongContext`], [`Error::MixedStrategies`]: called inside `run`, or inside another strategy's scope.
     /// - [`Error::Io`]: a thread cannot be started.
+    /// - [`Error::Server`]: a parameter server failed.
     ///
     /// The source of an `Error::Replica` is [`Error::Collective`] if the replicas did not make the same calls, or if a
     /// replica arrived after the strategy's timeout. In the latter case `run` returns only after the closure of that
@@ -34,7 +36,8 @@ impl Strategy {
     ///
     /// With several workers, the step may also fail to begin:
     /// - [`Error::Collective`]: a worker does not call `run`.
-    /// - [`Error::Failed`]: the workers have run different numbers of steps, or their variables differ.
+    /// - [`Error::Failed`]: the workers have run different numbers of steps.
+    /// - [`Error::Drift`]: a variable that must be equal on all workers is not.
     /// - [`Error::InvalidArgument`]: another step of this strategy is running, or this worker has not caught up with
     ///   the others or has left them.
     /// - [`Error::WorkersWaiting`]: new workers are waiting to join.
@@ -209,8 +212,8 @@ fn collect<A, R>(
     }
 }
 
-/// Ends a step after the replicas of this worker have returned. If they omitted a call that replicas of other workers
-/// are waiting in, all workers get the same error.
+/// Ends a step after the replicas of this worker have returned. If they omitted a call in which replicas of other
+/// workers are waiting, all workers get the same error.
 fn finish_step(strategy: &Strategy, step: u64, session: &Session) -> Result<()> {
     session.await_leave(strategy.extended().timeout()).map_err(|blame| {
         let local = strategy.world().local_replicas();

@@ -65,8 +65,8 @@ impl Notice {
         decision.map(|decision| decision.workers).unwrap_or_default()
     }
 
-    /// Discards the workers' decision, because some workers have left. A remaining worker that received a
-    /// notice reports it again.
+    /// Discards the workers' decision, which concerned the workers before a rendezvous. A worker that received a notice
+    /// and is still there reports it again.
     pub(crate) fn forget(&self) {
         lock(&self.0).decision = None;
     }

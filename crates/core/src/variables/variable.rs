@@ -152,6 +152,8 @@ impl Variable {
     ///
     /// # Errors
     /// - [`Error::Tensor`](distribute_base::Error::Tensor): the value is not of type `N`.
+    /// - [`Error::NotSupported`](distribute_base::Error::NotSupported): the variable [is
+    ///   dynamic](Variable::is_dynamic).
     /// - [`Error::Server`](distribute_base::Error::Server): a parameter server failed.
     pub fn copies<N: Nest>(&self) -> Result<Vec<N>> {
         self.0.copies.iter().map(|copy| super::read::typed(copy.read()?)).collect()

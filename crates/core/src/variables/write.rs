@@ -124,8 +124,9 @@ impl Variable {
     }
 
     // INV-86
-    /// Returns the result of a change of a table, which one worker has sent for all. Returns an error on all workers if
-    /// any of them has failed. Other variables are changed by each worker, which needs no agreement.
+    /// Returns `written`, the result of a change. If the workers store the variable together, each has sent a part of
+    /// the change, and all get an error if any of them failed. Each worker changes other variables alone, which needs
+    /// no agreement.
     fn agree<T>(&self, what: &str, written: Result<T>) -> Result<T> {
         let strategy = self.strategy();
         if self.remote().is_none() || !strategy.shares_tables() {

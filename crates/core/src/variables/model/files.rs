@@ -112,7 +112,7 @@ impl Variables {
     /// contents are compared before anything is changed.
     ///
     /// # Errors
-    /// If an error is returned, nothing has been changed.
+    /// Nothing has been changed if an error is returned, unless a device or a parameter server failed.
     /// - [`Error::Candle`]: the file cannot be read. The error contains the path.
     /// - [`Error::InvalidArgument`]: the file has a different format, a variable is missing or has a different shape or
     ///   dtype in it, or the workers' files differ.
@@ -196,7 +196,7 @@ impl Variables {
     /// ```
     ///
     /// # Errors
-    /// If an error is returned, nothing has been changed.
+    /// Nothing has been changed if an error is returned, unless a device or a parameter server failed.
     /// - [`Error::InvalidArgument`]: selected tensors are missing in the files or do not match (the error lists them),
     /// no tensor would be set, two files contain the same name, or the workers' files differ.
     /// - [`Error::Candle`]: a file cannot be read. The error contains the path.

@@ -39,8 +39,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 ///
 /// Most variables are mirrored: replicas that use the same memory share one copy, and only optimizers write it, for all
 /// replicas at once. [`variable`](Variables::variable) returns one as a [`Variable`]. Running statistics of batch norm
-/// are different. They are the variables whose last name is `running_mean` or `running_var`. Each replica writes its
-/// own copy, and a read outside `run` returns the mean over the replicas (synchronization ON_READ, aggregation MEAN).
+/// are different: the variables whose path ends with `running_mean` or `running_var`. Each replica writes its own copy,
+/// and a read outside `run` returns the mean over the replicas (synchronization ON_READ, aggregation MEAN).
 ///
 /// A clone is another handle to the same variables.
 #[doc(alias = "tf.Variable")]

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 /// A layer whose running statistics have not changed on any replica of this process.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UnchangedNorm {
-    /// The common prefix of the layer's variable names, without the last component. It is empty if the whole model is a
-    /// single layer.
+    /// The path of the layer: the names of its variables without their last component. It is empty if the complete
+    /// model is a single layer.
     pub path: String,
     /// Whether the statistics still have their initial values: mean 0 and variance 1.
     pub is_new: bool,
