@@ -7,8 +7,9 @@ use std::path::Path;
 
 /// A file that is locked until this value is dropped, or until the process exits in any way.
 ///
-/// Dropping it unlocks the file explicitly. Merely closing the file would not be enough. A process that another thread
-/// starts at the same moment inherits the open file, and thus the lock, until it executes its own program.
+/// Dropping the value unlocks the file explicitly. Merely closing the file would not be enough: a process that another
+/// thread starts at the same moment inherits the open file, and thus the lock, until that process executes its own
+/// program.
 #[derive(Debug)]
 pub struct LockFile(File);
 

@@ -1,7 +1,7 @@
 //! The size of the memory that this process may use, read from Linux's files.
 
-/// Returns the size of this machine's memory in bytes or, if that is less, of the memory of this process's container.
-/// Returns `None` if the system doesn't report it.
+/// Returns the size of this machine's memory in bytes or, if it is lower, the memory limit of this process's container.
+/// Returns `None` if the system doesn't report the size.
 pub fn memory() -> Option<usize> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let machine = std::fs::read_to_string("/proc/meminfo").ok()?;

@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Partial {
     path: PathBuf,
-    /// The open file, which is locked; `None` for folders on Windows, because they cannot be opened.
+    /// The open file, which is locked; `None` for folders on Windows, because they cannot be opened, and for anything
+    /// that [`of_old`](Partial::of_old) has moved.
     handle: Option<File>,
     complete: bool,
 }
@@ -62,10 +63,12 @@ impl Partial {
         Self::new(path, Kind::Folder)
     }
 
-    /// Moves the file or folder at `path` to an unused name, so that it can be removed gradually.
+    /// Moves the file or folder at `path` to an unused name next to it, so that nothing incomplete is at `path` while
+    /// it is removed. Dropping the partial, or calling [`remove`](Self::remove), removes the file or folder.
     ///
     /// # Errors
-    /// Returns any error of the operating system. `path` is then unchanged.
+    /// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path doesn't end in a name.
+    /// - Any error of the operating system. `path` is then unchanged.
     pub fn of_old(path: &Path) -> io::Result<Self> {
         let unused = |partial: &io::Result<PathBuf>| {
             partial.as_ref().map_or(true, |partial| fs::symlink_metadata(partial).is_err())
@@ -76,8 +79,8 @@ impl Partial {
         Ok(Self { path: partial, handle: None, complete: false })
     }
 
-    /// Removes a partial folder that a killed process has left. Anything else at `path` remains, and a warning is
-    /// logged.
+    /// Removes a partial folder that a killed process has left. A folder that is still being written remains. If
+    /// anything other than a folder is at `path`, it remains, and a warning is logged.
     pub fn clear_folder(path: &Path) {
         clear(path, Kind::Folder);
     }
@@ -93,6 +96,7 @@ impl Partial {
     }
 
     /// Renames the file or folder to its final name. An existing file is replaced, as with the system's `rename`.
+    /// Returns the open file or folder; `None` if the partial has none open.
     ///
     /// # Errors
     /// Returns any error of the operating system. The partial is then removed.
@@ -188,7 +192,8 @@ fn hold(partial: &Path, handle: Option<File>) -> io::Result<Option<Partial>> {
     Ok(mine.then(|| Partial { path: partial.to_path_buf(), handle, complete: false }))
 }
 
-/// Removes a partial that no process has locked.
+/// Removes a partial that no process has locked. Logs a warning if removing fails, or if something of another kind has
+/// the name of the partial.
 fn clear(partial: &Path, kind: Kind) {
     let Ok(found) = fs::symlink_metadata(partial).map(|found| found.file_type()) else { return };
     let is_ours = match kind {

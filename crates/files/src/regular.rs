@@ -27,7 +27,8 @@ pub fn open_checked(path: &Path, fits: impl Fn(FileType) -> io::Result<()>) -> i
     Ok(file)
 }
 
-/// Opens a lock file, which is created if it doesn't exist. Existing contents are kept.
+/// Opens a lock file. If the file doesn't exist, it is created and made accessible only to its owner. Existing contents
+/// are kept.
 ///
 /// # Errors
 /// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path does not refer to a file, or it is a link. A link is not
@@ -177,7 +178,7 @@ mod tests {
         assert_eq!(fs::read_to_string(at("precious")).unwrap(), "text");
     }
 
-    /// Returns the error of an opening, which may hang.
+    /// Returns the error of `open`, which must fail. A watchdog ends the test if `open` hangs.
     fn refused(open: impl FnOnce() -> io::Result<File> + Send + 'static) -> String {
         watched(move || open().map(drop)).unwrap_err().to_string()
     }

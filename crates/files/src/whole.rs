@@ -58,14 +58,17 @@ impl WholeFile {
     /// Syncs the file to disk and gives it its final name, replacing an existing file.
     ///
     /// # Errors
-    /// Returns any error of the operating system. The new file does not exist in that case.
+    /// The new file does not exist in these cases.
+    /// - [`InvalidInput`](io::ErrorKind::InvalidInput): a folder, a named pipe or a device is now at the path.
+    /// - Any error of the operating system.
     pub fn finish(self) -> io::Result<()> {
         self.partial.handle()?.sync_all()?;
         require_replaceable(&self.path)?;
         self.partial.rename(&self.path).map(drop)
     }
 
-    /// Gives the file its final name immediately, so that it can be read while it grows.
+    /// Gives the file its final name immediately, replacing an existing file, so that it can be read while it grows.
+    /// Returns the file for writing.
     ///
     /// # Errors
     /// Returns the errors of [`finish`](Self::finish).
