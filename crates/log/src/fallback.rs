@@ -10,14 +10,15 @@ use tracing::subscriber::{NoSubscriber, with_default};
 use tracing::{Event, Level, Metadata, Subscriber, dispatcher};
 
 /// Runs `body` and sends its warnings and errors to the program's `tracing` subscriber. If there is none, they are
-/// written to standard error, one line each. A program therefore reports by default that it is slow, for example, or
-/// that its replicas wait for a replica that hangs. No subscriber is installed, so the program can still set its own.
+/// written to standard error, as lines that begin with `distribute:`. A program therefore reports by default that it is
+/// slow, for example, or that its replicas wait for a replica that hangs. No subscriber is installed, so the program
+/// can still set its own.
 pub fn warn_or_stderr<R>(body: impl FnOnce() -> R) -> R {
     at_level(Level::WARN, body)
 }
 
 /// Acts like [`warn_or_stderr`], but includes events of level INFO. Use it for information that users always need, such
-/// as the workers of a training run, or those for which it waits.
+/// as the workers of a training run, or the workers for which the run is waiting.
 pub fn info_or_stderr<R>(body: impl FnOnce() -> R) -> R {
     at_level(Level::INFO, body)
 }
@@ -111,7 +112,7 @@ mod tests {
         static WRITES: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Keeps the output of this thread, one entry for each write.
+    /// A writer that keeps the output of this thread, with one entry for each write.
     struct Kept;
 
     impl Write for Kept {

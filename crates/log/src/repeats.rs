@@ -53,8 +53,10 @@ impl<K: Clone + PartialEq> Repeats<K> {
         }
     }
 
-    /// Returns the kinds of events that should be logged now, with the number of unlogged events of each. A kind is
-    /// returned if it has unlogged events and its last log entry is older than the interval. Call this repeatedly.
+    /// Returns the kinds of events that should be logged now, each with the number of its unlogged events, and treats
+    /// these events as logged. A kind is returned if it has unlogged events, and an interval has passed since its last
+    /// log entry. If there have been no events of a kind in that time, the kind is forgotten, so its next event is
+    /// logged immediately. Call this repeatedly.
     pub fn due(&mut self, now: Duration) -> Vec<(K, u64)> {
         let every = self.every;
         let is_due = |known: &Kind<K>| now.saturating_sub(known.logged_at) >= every;

@@ -39,7 +39,8 @@ impl StatusLine {
         Some(Self(()))
     }
 
-    /// Shows `text`, which replaces the previous one. The terminal cuts off what exceeds its width.
+    /// Shows `text` instead of the previous text. Control characters are escaped. The terminal cuts off what exceeds
+    /// its width.
     pub fn show(&self, text: &str) {
         let text = crate::plain(text);
         let mut shown = shown();
@@ -105,7 +106,8 @@ fn drawn(text: &str) -> String {
     format!("{CLEAR}\x1b[?7l{text}\x1b[?7h\r")
 }
 
-/// Returns the output that shows `bytes` above the status line with the given text.
+/// Returns the output that shows `bytes` above the status line with the given text. If `bytes` end within a line, the
+/// status line is not shown again, because it would become part of that line.
 fn above<'b>(text: &str, bytes: &'b [u8]) -> Cow<'b, [u8]> {
     if text.is_empty() {
         return Cow::Borrowed(bytes);
@@ -119,8 +121,8 @@ fn above<'b>(text: &str, bytes: &'b [u8]) -> Cow<'b, [u8]> {
 mod tests {
     use super::*;
 
-    /// Returns the lines of a terminal with this number of columns after the output. It knows only the sequences of
-    /// this file.
+    /// Returns the lines that a terminal with `columns` columns shows after `output`. Only the escape sequences that
+    /// this file emits are interpreted.
     fn screen(columns: usize, output: &str) -> Vec<String> {
         let (mut lines, mut column, mut wraps) = (vec![Vec::new()], 0, true);
         let mut rest = output;
