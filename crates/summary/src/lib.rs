@@ -14,7 +14,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! This crate never knows which worker is the chief.
+//! This crate does not know which worker is the chief.
 //!
 //! | module | contents |
 //! |---|---|

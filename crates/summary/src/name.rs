@@ -5,8 +5,8 @@ use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Returns an unused name for a file of this folder. It consists of the time in seconds, the name of the machine, the
-/// id of the process and a number.
+/// Returns a name for an event file that no other file has. It consists of the time in seconds, the name of the
+/// machine, the id of the process and a number.
 pub(crate) fn of_file(now: Duration) -> String {
     static NUMBERS: AtomicU64 = AtomicU64::new(0);
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
@@ -17,7 +17,8 @@ fn named(seconds: u64, host: &str, process: u32, number: u64) -> String {
     format!("events.out.tfevents.{seconds:010}.{host}.{process}.{number}")
 }
 
-/// Returns the name of this machine, without characters that are not allowed in a file name.
+/// Returns the name of this machine, without characters that may not be allowed in a file name; `localhost` if the name
+/// is not available.
 fn host() -> String {
     let found = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
     in_a_name(found.as_deref().unwrap_or_default())

@@ -12,16 +12,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The age of unflushed events at which the next event flushes them.
+/// The default time since the last flush after which the next event causes a flush.
 const FLUSHED_EVERY: Duration = Duration::from_secs(10);
 
 type Condition = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// A writer of scalars and histograms to its own file, which TensorBoard can read while the file grows.
 ///
-/// Events are flushed in three cases: when another one is written some seconds later; by [`flush`](Self::flush); and
-/// when the writer is [closed](Self::close) or dropped. If the process is killed, unflushed events are lost, and all
-/// earlier ones can be read. Several threads may share a writer.
+/// Events are flushed in three cases: when an event is written and the last flush was [some seconds](Self::flush_every)
+/// before; by [`flush`](Self::flush); and when the writer is [closed](Self::close) or dropped. An error is logged if it
+/// occurs while the writer is dropped. If the process is killed, unflushed events may be lost, and all earlier ones can
+/// be read. Several threads may share a writer.
 ///
 /// Several programs, and a program that resumes, may write to one folder, because each writer has its own
 /// file. TensorBoard displays the folder as one run.
@@ -77,8 +78,8 @@ impl SummaryWriter {
         self
     }
 
-    /// Sets the age of unflushed events at which the next event flushes them; 10 s by default. Zero means that every
-    /// event is flushed immediately.
+    /// Sets the time since the last flush after which the next event causes a flush; 10 s by default. Zero means that
+    /// every event is flushed immediately.
     pub fn flush_every(mut self, time: Duration) -> Self {
         self.flush_every = time;
         self
@@ -89,10 +90,11 @@ impl SummaryWriter {
         self.file.as_ref().map(|file| &*file.path)
     }
 
-    /// Writes a number as an `f32`. NaN and infinities are allowed.
+    /// Writes a number as an `f32`, unless the writer has a [condition](Self::record_if) that returns `false`. NaN and
+    /// infinities are allowed.
     ///
     /// # Errors
-    /// - [`Error::Write`]: the disk is full or fails. Every later event returns this error as well.
+    /// - [`Error::Write`]: the disk is full or fails. Every later event then fails as well.
     /// - [`Error::Tag`]: the tag is empty or longer than [`MAX_TAG`](Error::MAX_TAG).
     #[doc(alias = "tf.summary.scalar")]
     pub fn scalar(&self, tag: &str, value: f64, step: u64) -> Result<()> {
@@ -100,7 +102,8 @@ impl SummaryWriter {
         self.write(file, tag, step, Kind::Scalar(value as f32))
     }
 
-    /// Writes a histogram: counts of values in buckets, each a tenth wider than the next one towards zero.
+    /// Writes a histogram: counts of values in buckets, each a tenth wider than the next one towards zero. Like a
+    /// [`scalar`](Self::scalar), it depends on the writer's condition.
     ///
     /// # Errors
     /// - [`Error::NotFinite`]: a value is NaN or infinite.
@@ -122,7 +125,7 @@ impl SummaryWriter {
     /// killed.
     ///
     /// # Errors
-    /// - [`Error::Write`]: the disk is full or fails.
+    /// - [`Error::Write`]: the disk is full or fails, or an earlier event could not be written.
     #[doc(alias = "tf.summary.SummaryWriter.flush")]
     pub fn flush(&self) -> Result<()> {
         match &self.file {
@@ -143,7 +146,8 @@ impl SummaryWriter {
         }
     }
 
-    /// Returns the file if an event with this tag must be written now.
+    /// Returns the file to which an event with this tag must be written; `None` if it must not be written. Returns
+    /// [`Error::Tag`] if the tag is empty or too long.
     fn recording(&self, operation: &'static str, tag: &str) -> Result<Option<&EventFile>> {
         if tag.is_empty() || tag.len() > Error::MAX_TAG {
             return Err(Error::Tag { operation, tag: tag.into() });
