@@ -3,15 +3,16 @@
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
 use std::path::{Path, PathBuf};
 
-/// Creates a CA and a certificate signed by it. Returns the paths of the CA's certificate, the certificate and its key.
+/// Creates a CA and a certificate signed by it, for the host `{name}.example`, as files in `folder`. Returns the paths
+/// of the CA's certificate, the certificate and its key.
 pub fn certificates(folder: &Path, name: &str) -> [PathBuf; 3] {
     let [files] = certificates_of(folder, [(name, None)]);
     files
 }
 
-/// Creates a CA and certificates signed by it. Each owner consists of a name for the files and, optionally, the task
-/// that the certificate names, such as `ps/0`. Returns, for each owner, the paths of the CA's certificate, the
-/// certificate and its key.
+/// Creates a CA and certificates signed by it, as files in `folder`. Each owner consists of a name, for the files and
+/// the host `{name}.example`, and optionally of the task that the certificate names, such as `ps/0`. Returns, for each
+/// owner, the paths of the CA's certificate, the certificate and its key.
 pub fn certificates_of<const N: usize>(
     folder: &Path,
     owners: [(&str, Option<&str>); N],

@@ -14,7 +14,7 @@ pub fn part() -> Option<String> {
 }
 
 /// Creates a command that runs only `part` of `test` in this test program. Settings of threads and logging are not
-/// inherited.
+/// inherited. Standard input, output and error are pipes.
 pub fn command(test: &str, part: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(PART, part);
@@ -44,12 +44,14 @@ impl Drop for Killed {
     }
 }
 
-/// Runs a process that must succeed, and returns its standard output and standard error.
+/// Runs a process that must succeed, and returns its standard output and standard error. Panics if it fails, or has not
+/// closed its output after `patience`.
 pub fn output(command: Command, patience: Duration) -> (String, String) {
     ended(command, patience, true)
 }
 
-/// Runs a process that must fail, and returns its standard output and standard error.
+/// Runs a process that must fail, and returns its standard output and standard error. Panics if it succeeds, or has not
+/// closed its output after `patience`.
 pub fn refused(command: Command, patience: Duration) -> (String, String) {
     ended(command, patience, false)
 }

@@ -13,12 +13,12 @@ impl SplitMix {
         z ^ (z >> 31)
     }
 
-    /// Returns a number below `n`.
+    /// Returns a number below `n`, which must not be 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
 
-    /// Returns one of the given values.
+    /// Returns a copy of one of the given values, of which there must be at least one.
     pub fn of<T: Clone>(&mut self, all: &[T]) -> T {
         all[self.below(all.len())].clone()
     }
@@ -39,8 +39,7 @@ impl SplitMix {
     }
 }
 
-/// Returns the number of inputs that a test generates: the value of `DISTRIBUTE_FUZZ_INPUTS`, or a small number by
-/// default.
+/// Returns the number of inputs that a test generates: the value of `DISTRIBUTE_FUZZ_INPUTS`, or 3000 by default.
 pub fn fuzz_inputs() -> u64 {
     std::env::var("DISTRIBUTE_FUZZ_INPUTS").map_or(3000, |text| text.parse().unwrap())
 }
