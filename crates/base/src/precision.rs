@@ -15,7 +15,7 @@ thread_local! {
 /// softmax return the dtype of their input, and losses return f32. f64 tensors are not converted.
 ///
 /// bf16 has the range of f32 and 8 significant bits. f16 has 11 significant bits, but its largest number is 65,504 and
-/// gradients below 6e-8 become 0. An optimizer therefore multiplies the loss by a scale if the strategy's precision is
+/// gradients below 3e-8 become 0. An optimizer therefore multiplies the loss by a scale if the strategy's precision is
 /// [`F16`](MixedPrecision::F16).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[doc(alias = "tf.keras.mixed_precision.Policy")]

@@ -30,6 +30,7 @@ impl Writer {
     ///
     /// # Errors
     /// - [`Error::Entry`]: a tensor has missing rows.
+    /// - [`Error::InvalidArgument`]: the names and shapes of the tensors take more than 100 MB.
     pub fn image(&self) -> Result<Vec<u8>> {
         let path = Path::new("memory");
         let mut layout = self.layout(1)?;

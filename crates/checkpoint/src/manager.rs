@@ -121,8 +121,8 @@ impl CheckpointManager {
     /// Opens and returns the latest checkpoint; `None` if there is none yet.
     ///
     /// # Errors
-    /// Returns the errors of [`Reader::open`], even if only the latest checkpoint is damaged.
-    /// [`latest_undamaged`](Self::latest_undamaged) skips damaged checkpoints.
+    /// Returns the errors of [`paths`](Self::paths) and [`Reader::open`], even if only the latest checkpoint is
+    /// damaged. [`latest_undamaged`](Self::latest_undamaged) skips damaged checkpoints.
     #[doc(alias = "latest_checkpoint")]
     #[doc(alias = "restore_or_initialize")]
     pub fn latest(&self) -> Result<Option<Reader>> {
@@ -142,8 +142,8 @@ impl CheckpointManager {
 
     /// Opens and returns the latest undamaged checkpoint; `None` if there is no checkpoint yet.
     ///
-    /// Reads the complete checkpoint to verify it, unless it is the only one. If the latest checkpoint is
-    /// damaged, this logs a warning. Damaged checkpoints are not changed.
+    /// Reads the complete checkpoint to verify it, unless it is the only one. If the latest checkpoint is damaged and
+    /// an older one is not, this logs a warning. Damaged checkpoints are not changed.
     ///
     /// # Errors
     /// - The errors of [`Reader::open`] and [`Reader::verify`] for the latest checkpoint, if all are damaged.

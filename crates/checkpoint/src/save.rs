@@ -44,10 +44,13 @@ impl Writer {
     /// same contents give the same bytes.
     ///
     /// # Errors
-    /// After an error, there is no folder at `path`, unless it existed before.
+    /// After an error, there is no folder at `path`, unless it existed before or only the sync of its parent folder
+    /// failed.
     /// - [`Error::Exists`]: `path` already exists.
     /// - [`Error::Entry`]: some rows of a tensor were not added.
-    /// - [`Error::InvalidArgument`]: `shards` is 0.
+    /// - [`Error::InvalidArgument`]: `shards` is 0, `path` does not end in a name, or the header of a file would be too
+    ///   large.
+    /// - [`Error::Index`]: metadata is nested too deeply to be read again.
     /// - [`Error::Io`]: an operation on a file or folder failed. The error contains its path.
     pub fn save(&self, path: impl AsRef<Path>, shards: usize) -> Result<()> {
         save(self, path.as_ref(), shards, &mut |_| Ok(()))
@@ -187,7 +190,7 @@ mod tests {
 
     const CRASH: &str = "DISTRIBUTE_CHECKPOINT_TEST_CRASH";
 
-    /// Crashes in the child processes that the next test starts. In the test program itself, it does nothing.
+    /// Crashes in the child processes that the next tests start. In the test program itself, it does nothing.
     #[test]
     fn child_that_crashes() {
         let Ok(order) = std::env::var(CRASH) else { return };
@@ -231,7 +234,7 @@ mod tests {
         }
     }
 
-    /// The same without a manager. A partial checkpoint that another process is writing is kept.
+    /// A crash without a manager. A partial checkpoint that another process is writing is kept.
     #[test]
     fn the_next_save_to_the_same_path_removes_files_of_a_crash() {
         let folder = tempfile::tempdir().unwrap();

@@ -48,8 +48,8 @@ impl Writer {
     /// complete tensor. Slices may be added in any order.
     ///
     /// # Errors
-    /// - [`Error::Entry`]: the rows do not fit into the shape or overlap rows that were added before, or their
-    ///   dtype or full shape differs from earlier slices.
+    /// - [`Error::Entry`]: the tensor or `rows` is a scalar, the rows do not fit into the shape or overlap rows that
+    ///   were added before, or their dtype or full shape differs from earlier slices.
     pub fn insert_slice(
         &mut self,
         name: impl Into<String>,
@@ -111,7 +111,7 @@ impl Writer {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Assigns the rows to at most `shards` files. Returns an error if rows are missing.
+    /// Assigns the rows to at most `shards` files. Returns an error if rows are missing, or if `shards` is 0.
     pub(crate) fn layout(&self, shards: usize) -> Result<Layout<'_>> {
         if shards == 0 {
             let reason = "the number of shards is 0, but must be at least 1".into();

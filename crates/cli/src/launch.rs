@@ -32,7 +32,8 @@ pub struct Arguments {
     /// Start an evaluator, which is not part of the cluster of the other tasks
     #[arg(long)]
     evaluator: bool,
-    /// The hosts on which to start the tasks, separated by commas, as arguments of ssh; by default this machine
+    /// Comma-separated hosts on which to start the tasks, each in a form that ssh accepts, such as user@host; by
+    /// default this machine
     #[arg(long, value_name = "HOSTS")]
     hosts: Option<String>,
     /// The ssh command
@@ -85,7 +86,8 @@ pub struct Arguments {
     command: Vec<OsString>,
 }
 
-/// Starts the tasks and waits for them. If the job fails, exits with the exit code of the task that failed first.
+/// Starts the tasks and waits for them, or prints the job for another system. If the job does not succeed, exits with
+/// the exit code of its outcome.
 pub fn run(arguments: &Arguments) -> Result<()> {
     match launch(arguments).map_err(Error::other)? {
         Done::Printed(text) => line(text.trim_end()),
@@ -233,7 +235,7 @@ fn launch(arguments: &Arguments) -> distribute_launch::Result<Done> {
     launch.run().map(Done::Ended)
 }
 
-/// Returns a warning if servers on this machine will find existing tables in their folder.
+/// Returns a warning if servers on this machine will find existing tables in their folders, otherwise `None`.
 fn tables_before(folder: &Path, servers: usize) -> Option<String> {
     let has_some = |number: &usize| {
         std::fs::read_dir(folder.join(format!("ps-{number}"))).is_ok_and(|mut files| files.next().is_some())

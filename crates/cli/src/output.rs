@@ -3,7 +3,7 @@
 use distribute::{Error, Result};
 use std::io::{IsTerminal, Write};
 
-/// Writes a line to standard output.
+/// Writes a line to standard output. If the reader has closed the pipe, exits the process with code 0.
 pub fn line(text: impl AsRef<str>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{}", text.as_ref()).and_then(|()| out.flush()) {

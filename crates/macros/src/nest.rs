@@ -86,8 +86,8 @@ fn values(input: &DeriveInput, generics: &Generics) -> TokenStream {
     }
 }
 
-/// Returns the path of the crate that defines `Nest`, if `#[nest(crate = path)]` specifies one. The default is the path
-/// for users of `distribute`.
+/// Returns the path of the crate that defines `Nest`; `None` if no `#[nest(crate = path)]` specifies one. The code then
+/// uses the path for users of `distribute`.
 fn tensor_crate(input: &DeriveInput) -> Result<Option<Path>> {
     let mut path = None;
     for attribute in input.attrs.iter().filter(|a| a.path().is_ident("nest")) {
@@ -102,7 +102,8 @@ fn tensor_crate(input: &DeriveInput) -> Result<Option<Path>> {
     Ok(path)
 }
 
-/// Returns the code for a struct with named fields, which becomes a map keyed by field name.
+/// Returns the bodies of `into_tree`, `from_tree` and `scalar_dtypes` for a struct with named fields, which becomes a
+/// map keyed by field name.
 fn named(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream, TokenStream) {
     let types = fields.iter().map(|f| &f.ty);
     let idents: Vec<_> = fields.iter().filter_map(|f| f.ident.as_ref()).collect();
@@ -123,7 +124,8 @@ fn named(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream, TokenStre
     (into, from, dtypes)
 }
 
-/// Returns the code for a tuple struct or a unit struct, which becomes a tuple.
+/// Returns the bodies of `into_tree`, `from_tree` and `scalar_dtypes` for a tuple struct or a unit struct, which
+/// becomes a tuple.
 fn unnamed(fields: &Fields, tensor: &Path) -> (TokenStream, TokenStream, TokenStream) {
     let types: Vec<_> = fields.iter().map(|f| &f.ty).collect();
     let count = types.len();

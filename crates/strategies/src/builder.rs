@@ -117,7 +117,7 @@ fn all_devices_or_cpu() -> Vec<String> {
     gpus_or_cpu(opens).iter().map(ToString::to_string).collect()
 }
 
-/// Returns consecutive GPUs, from `gpu:0` up to the first one for which `opens` returns `false`.
+/// Returns consecutive GPUs, beginning with `gpu:0`, before the first one for which `opens` returns `false`.
 pub(super) fn gpus(opens: impl FnMut(&DeviceName) -> bool) -> Vec<DeviceName> {
     (0..MAX_THREADS).map(DeviceName::gpu).take_while(opens).collect()
 }

@@ -48,7 +48,7 @@ impl OneDeviceStrategy {
     /// Creates a strategy with one replica on `device`, such as `cpu:0`.
     ///
     /// # Errors
-    /// - [`Error::Device`]: the name cannot be parsed, or this build does not support the device.
+    /// - [`Error::Device`]: the name cannot be parsed, or the device cannot be opened.
     #[track_caller]
     #[expect(clippy::new_ret_no_self, reason = "the type is a namespace of constructors")]
     pub fn new(device: &str) -> Result<Strategy> {
@@ -79,8 +79,8 @@ impl MirroredStrategy {
     /// replica waits for the others for at most 60 s.
     ///
     /// # Errors
-    /// - [`Error::Device`]: a name cannot be parsed, a device is named twice, or this build does not support it.
-    /// - [`Error::InvalidArgument`]: `devices` is empty.
+    /// - [`Error::Device`]: a name cannot be parsed, a device is named twice, or it cannot be opened.
+    /// - [`Error::InvalidArgument`]: `devices` is empty or has more than 4096 entries, the limit for one process.
     #[track_caller]
     #[expect(clippy::new_ret_no_self, reason = "the type is a namespace of constructors")]
     pub fn new<'a>(devices: impl IntoIterator<Item = &'a str>) -> Result<Strategy> {

@@ -1,12 +1,12 @@
-//! Gradients of the fused operations of the patched candle-nn, by candle's own backward, next to finite differences of
-//! their values and to candle's slow variants.
+//! Comparisons of the gradients that candle's backward pass computes for the fused operations of the patched candle-nn,
+//! with finite differences of the values of these operations or of candle's slow variants.
 
 use candle::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::attention::{flash_attn, AttnMask};
 use candle_nn::kv_cache::{ConcatKvCache, KvCache, RotatingKvCache};
 use candle_nn::{ops, rotary_emb, LayerNorm, RmsNorm};
 
-/// Returns numbers between -1 and 1, always the same.
+/// Returns a variable of numbers between -1 and 1, always the same for a shape and a seed.
 fn numbers(shape: &[usize], seed: usize) -> Var {
     let n = shape.iter().product::<usize>();
     let values: Vec<f64> =
@@ -23,7 +23,8 @@ fn loss(inputs: Inputs, f: impl Fn(Inputs) -> Result<Tensor>) -> Tensor {
     (y * weights).unwrap().sum_all().unwrap()
 }
 
-/// Compares the gradients of `f` with finite differences of `reference`, whose inputs are f64.
+/// Compares the gradients of `f`, whose inputs are `of_f`, with finite differences of `reference`, whose inputs must be
+/// the same numbers as f64. Differences must be less than `limit`.
 fn compare(
     what: &str,
     inputs: Inputs,
@@ -65,12 +66,12 @@ fn compare(
     }
 }
 
-/// Compares the gradients of all inputs, of f64, with finite differences.
+/// Compares the gradients of all inputs, whose dtype must be f64, with finite differences.
 fn check(what: &str, inputs: Inputs, f: impl Fn(Inputs) -> Result<Tensor>) {
     compare(what, inputs, inputs, &f, &f, 1e-8);
 }
 
-/// Checks a fused operation that candle has in f32 alone, like `check`, by finite differences of its slow variant.
+/// Acts like [`check`] for a fused operation that candle has only for f32, by finite differences of its slow variant.
 fn check_f32(
     what: &str,
     inputs: Inputs,

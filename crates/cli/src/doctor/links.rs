@@ -10,7 +10,8 @@ use distribute_rpc::doctor::{Report, examine, participate};
 use distribute_rpc::{ClientBuilder, Server};
 use std::time::Duration;
 
-/// Measures the links to other tasks. Returns `None` if there are none, or if another task measures them.
+/// Measures the links to other tasks. Returns `None` if the environment names no cluster, or if another task measures
+/// the links.
 pub fn report(arguments: &Arguments) -> Result<Option<Report>> {
     let resolver = resolver::from_env()?;
     let cluster = resolver.cluster_spec()?;

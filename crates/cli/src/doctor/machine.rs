@@ -109,8 +109,8 @@ pub struct Machine {
     all_cores: f64,
 }
 
-/// Returns the value of an environment variable when the process started, before `#[distribute::main]` set it. Only
-/// Linux provides this; on other systems, returns the current value.
+/// Returns the value that an environment variable had when the process started, before `#[distribute::main]` set it;
+/// `None` if it was not set. Only Linux provides this; on other systems, returns the current value.
 pub(crate) fn given(name: &str) -> Option<String> {
     match std::fs::read("/proc/self/environ") {
         Ok(bytes) => bytes.split(|b| *b == 0).find_map(|entry| {
@@ -121,12 +121,13 @@ pub(crate) fn given(name: &str) -> Option<String> {
     }
 }
 
-/// Returns the number of running and waiting threads, averaged over the last minute.
+/// Returns the number of running and waiting threads, averaged over the last minute; `None` if the system does not
+/// report it.
 fn load() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// Returns the number of cores that a container may use; `None` if it is not limited.
+/// Returns the number of cores that a container may use; `None` if it is not limited, or the system does not report it.
 fn quota() -> Option<f64> {
     parse_quota(&std::fs::read_to_string("/sys/fs/cgroup/cpu.max").ok()?)
 }

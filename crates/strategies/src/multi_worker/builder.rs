@@ -74,8 +74,8 @@ impl MultiWorkerMirroredStrategyBuilder {
     }
 
     /// Sets a group of workers that are already connected, for example over MPI with the crate `distribute-mpi`. The
-    /// group's world determines the number of replicas. No cluster is resolved, and options for connections cannot be
-    /// set.
+    /// group's world determines the number of replicas. No cluster is resolved, and options for connections have no
+    /// effect.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -226,9 +226,9 @@ impl MultiWorkerMirroredStrategyBuilder {
 
     /// Sets where the tables of models are stored: the weights of layers that look up rows, such as
     /// [`embedding`](https://docs.rs/distribute/latest/distribute/nn/fn.embedding.html). By default, each worker has a
-    /// copy of each table. With [`TableHosts::Workers`], each worker stores a share of the rows, and their slots. A
-    /// step reads the rows of its ids from their owners, and sends them the gradients of these rows. The results are
-    /// the same to the bit. All workers must set the same options.
+    /// copy of each table. With [`TableHosts::Workers`], each worker stores a share of the rows, and their slots. In
+    /// each step, a worker reads the rows of its ids from the workers that store them, and sends the gradients of these
+    /// rows to those workers. The results are bit-identical. All workers must set the same options.
     ///
     /// If a table is not only used by layers that look up rows, each worker fetches all of it in each step. The minimum
     /// number of workers cannot be set. If a worker is lost, its share is lost as well, and the training continues from
@@ -295,7 +295,7 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// Returns the parameter servers of the cluster, if they store tables.
     ///
     /// # Errors
-    /// The errors of the cluster resolver.
+    /// Returns the errors of the cluster resolver.
     pub(super) fn table_servers(&self) -> Result<Option<ServerSettings>> {
         let Some(resolver) = self.resolver.as_deref().filter(|_| self.tables.hosts == TableHosts::Servers)
         else {
@@ -325,7 +325,9 @@ impl MultiWorkerMirroredStrategyBuilder {
     ///   has fewer workers than the minimum; a group is combined with a cluster resolver or a different number of
     ///   replicas; an option of [`CommunicationOptions`] is out of range; or tables are stored on workers that may be
     ///   missing.
-    /// - [`Error::Failed`]: this worker cannot offer its share of tables to the others.
+    /// - [`Error::Failed`]: the parameter servers that store tables cannot be reached.
+    /// - [`Error::Worker`], [`Error::Collective`], [`Error::Server`]: a worker cannot offer its share of tables, cannot
+    ///   reach the servers or the shares of the others, or does not build a strategy with the same tables.
     #[track_caller]
     pub fn build(self) -> Result<Strategy> {
         let devices =

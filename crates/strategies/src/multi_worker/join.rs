@@ -39,7 +39,8 @@ pub(super) struct JoinSettings {
 }
 
 impl JoinSettings {
-    /// Waits until all workers have joined. Returns the group, in which this process has its rank.
+    /// Waits until all workers have joined or, in an elastic training run, enough of them. Returns the group, in which
+    /// this process has its rank.
     ///
     /// # Errors
     /// - [`Error::Join`]: a worker is missing after the timeout, or rejects this worker.

@@ -32,7 +32,7 @@ impl MultiWorkerMirroredStrategy {
     /// # Errors
     /// - [`Error::Worker`]: a worker failed or panicked. If several workers failed, the error is from one whose failure
     ///   was not caused by another.
-    /// - [`Error::InvalidArgument`]: `workers` or `replicas` is 0.
+    /// - [`Error::InvalidArgument`]: `workers` or `replicas` is 0, or there are more than 4096 replicas.
     /// - [`Error::Io`]: the operating system cannot start a thread.
     #[track_caller]
     pub fn on_threads<R: Send>(
@@ -106,9 +106,9 @@ impl MultiWorkerMirroredStrategy {
 }
 
 impl MultiWorkerMirroredStrategyBuilder {
-    /// Starts `workers` workers as threads of this process, like
-    /// [`MultiWorkerMirroredStrategy::on_threads_over`], with the settings of this builder. Settings of the cluster and
-    /// of connections are ignored.
+    /// Starts `workers` workers as threads of this process, like [`MultiWorkerMirroredStrategy::on_threads_over`], with
+    /// the settings of this builder. Devices, and settings of the cluster and of connections, are ignored, except for
+    /// connections to parameter servers with [`TableHosts::Servers`](super::TableHosts::Servers).
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -30,7 +30,7 @@ pub enum TableHosts {
 pub struct TableOptions {
     /// The location of the tables.
     pub hosts: TableHosts,
-    /// The minimum size of a partitioned table in bytes; 1 MiB by default. Each worker has a copy of smaller ones.
+    /// The minimum size of a partitioned table in bytes; 1 MiB by default. Each worker has a copy of smaller tables.
     /// Tables of ids are always partitioned.
     pub min_bytes: usize,
     /// The partition of rows. By default, rows are assigned to shards in turn, so that the shards share the frequent

@@ -62,8 +62,9 @@ impl SharedTables {
     /// Starts this worker's service, and connects to those of the others. All workers must make this call.
     ///
     /// # Errors
-    /// - [`Error::Failed`]: this worker cannot listen.
+    /// - [`Error::Worker`]: this or another worker cannot listen.
     /// - [`Error::Collective`]: a worker does not make this call.
+    /// - [`Error::Server`]: the service of another worker cannot be reached.
     pub fn on_workers(
         group: &Group,
         options: TableOptions,
@@ -106,7 +107,7 @@ impl SharedTables {
     /// # Errors
     /// - [`Error::Failed`]: servers cannot be reached.
     /// - [`Error::InvalidArgument`]: the cluster has no server, or servers have tables of a different training run.
-    /// - [`Error::Worker`]: another worker has one of these errors.
+    /// - [`Error::Worker`]: another worker has one of these errors, or this worker has one that not all workers have.
     /// - [`Error::Collective`]: a worker does not make this call.
     pub fn on_servers(
         group: Option<&Group>,
