@@ -4,7 +4,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A function of the program, which is the same in all tasks of a job because they run the same program.
+/// The identity of a function of the program. All tasks of a job run the same program, and therefore have the same
+/// functions.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FunctionId {
     /// The path of the function in the program: `packages::train_step`.
@@ -58,7 +59,8 @@ pub struct Origin {
     pub job: u64,
     /// The sequence number of the closure.
     pub closure: ClosureId,
-    /// All closures before this one have ended, so no further changes by them will arrive.
+    /// The oldest closure that may not have ended. All closures before it have ended, and further changes by them are
+    /// rejected.
     pub floor: ClosureId,
 }
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A closure has failed: the first one since the last such error. All other closures that had not ended
-    /// were cancelled.
+    /// A closure has failed. Methods of the coordinator return the first failure since the last such error, after all
+    /// other closures have ended or were cancelled. [`ResultHandle::fetch`](crate::ResultHandle::fetch) returns the
+    /// failure of its closure.
     #[error("{0}")]
     Failed(Failure),
     /// Some workers reject this coordinator or cannot be reached, and the coordinator does not start without them.

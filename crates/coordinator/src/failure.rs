@@ -22,7 +22,8 @@ pub enum FailureKind {
     Server,
     /// A resource among the arguments could not be created on the worker.
     Resource,
-    /// The worker's program does not contain this function.
+    /// The worker's program does not contain this function or has a different version of it, or the function cannot be
+    /// used in this way.
     UnknownFunction,
     /// The result is too large to be sent.
     TooLarge,
@@ -39,7 +40,7 @@ pub struct Failure {
     pub kind: FailureKind,
     /// The message: the cause and a remedy.
     pub text: String,
-    /// The location of the failure.
+    /// The location of the failure, if it is known.
     pub location: Option<FailureLocation>,
 }
 

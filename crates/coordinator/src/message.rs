@@ -59,7 +59,7 @@ pub(crate) enum Response {
 pub struct Batch {
     /// The id of the session to which the batch belongs.
     pub session: u64,
-    /// All closures before this one have ended.
+    /// The oldest closure that has not ended.
     pub floor: ClosureId,
     /// The items of work.
     pub work: Vec<Work>,
@@ -97,11 +97,11 @@ pub enum Work {
 /// A result of a worker. Each call and each resource is reported once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Done {
-    /// A closure was executed.
+    /// A closure was executed, or was cancelled before it began.
     Called {
         /// The sequence number of the closure.
         closure: ClosureId,
-        /// The encoded result of the closure.
+        /// The encoded result or the failure of the closure.
         result: Result<Bytes, Failure>,
         /// The running time in microseconds.
         micros: u64,

@@ -53,8 +53,9 @@ impl Role {
 }
 
 /// Serves other tasks if this process is a parameter server or a worker, and blocks until the chief
-/// [stops](distribute_core::Strategy::end_servers) it. In any other process, returns immediately. Returns the role
-/// of this process; if it [has served](Role::has_served), the program should exit.
+/// [stops](distribute_core::Strategy::end_servers) it, or until no client has been connected for the length of the
+/// [lease](ServeBuilder::lease). In any other process, returns immediately. Returns the role of this process; if it
+/// [has served](Role::has_served), the program should exit.
 ///
 /// Use [`ServeBuilder`] to change settings.
 ///
@@ -131,9 +132,9 @@ impl ServeBuilder {
     }
 
     /// Replicates each parameter server to the next one, and the last to the first. Each acknowledged change is then on
-    /// two servers, both in memory and in the folder. A server that has lost its folder or machine resumes from its
-    /// replica. The environment variable `DISTRIBUTE_PS_REPLICAS=1` has the same effect. All servers of a cluster must
-    /// have the same setting.
+    /// two servers: on its own server, also in the folder if there is one, and in the memory of the next. A server that
+    /// has lost its folder or machine resumes from its replica. The environment variable `DISTRIBUTE_PS_REPLICAS=1` has
+    /// the same effect. All servers of a cluster must have the same setting.
     ///
     /// Each change is sent over the network a second time before it is acknowledged, and tables need twice
     /// the memory. While a server is unavailable, the server that it replicates does not accept changes.
@@ -155,15 +156,17 @@ impl ServeBuilder {
     }
 
     /// Serves other tasks if `resolver` reports that this process is a parameter server or a worker, and blocks until
-    /// the chief stops it. Returns the role of this process.
+    /// the chief stops it, or until no client has been connected for the length of the [lease](Self::lease). Returns
+    /// the role of this process.
     ///
     /// A parameter server that is restarted with the same folder resumes with its previous state. Clients
     /// wait for it in the meantime.
     ///
     /// # Errors
     /// - [`Error::Cluster`]: the cluster cannot be resolved, or this process is not part of it.
-    /// - [`Error::Failed`] of the kind [`Configuration`](ErrorKind::Configuration): the task cannot listen, its
-    ///   folder cannot be read, or connections would not be protected.
+    /// - [`Error::Failed`] of the kind [`Configuration`](ErrorKind::Configuration): the task cannot listen, its folder
+    ///   cannot be read, or connections would not be protected; or servers are replicated, but there is only one.
+    /// - [`Error::InvalidArgument`]: this process is a worker, and two remote functions have the same name.
     pub fn run(self, resolver: &dyn ClusterResolver) -> Result<Role> {
         // SRV-2: no other task serves.
         let Some((cluster, task)) = resolver.membership()? else { return Ok(Role::of_client(None)) };

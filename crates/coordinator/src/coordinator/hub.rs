@@ -29,7 +29,7 @@ pub(super) struct State {
     /// The number of threads that wait in `join`.
     pub joining: usize,
     pub is_stopped: bool,
-    /// The time since the last worker disconnected, if none is connected.
+    /// The time since the start, or since the last worker disconnected; `None` if a worker is connected.
     no_worker_since: Option<Stopwatch>,
 }
 
@@ -93,7 +93,8 @@ impl Hub {
         }
     }
 
-    /// Delivers available results to waiting threads, and wakes the threads that are affected.
+    /// Delivers available results to waiting threads, and wakes the threads that are affected. Also records whether a
+    /// worker is connected.
     pub fn publish_outcomes(&self, state: &mut State) {
         let State { dispatch, values, ended, .. } = state;
         for outcome in dispatch.outcomes() {
@@ -126,7 +127,7 @@ impl Hub {
 }
 
 impl State {
-    /// Removes and returns the work to send to a worker, with the oldest closure that has not ended.
+    /// Returns the oldest closure that has not ended, and the work to send to a worker. The work is not returned again.
     pub fn take(&mut self, worker: usize) -> (ClosureId, Vec<Work>) {
         let work = self.dispatch.take(worker);
         self.record_task_start(worker);
@@ -145,7 +146,8 @@ impl State {
         (seen.disconnect_reason, seen.is_refused, seen.running) = (None, false, None);
     }
 
-    /// Cancels all closures after one has failed. The time limit of running closures starts now.
+    /// Cancels all closures after one has failed, unless this was done before. The time limit of running closures
+    /// starts now.
     pub fn cancel(&mut self) {
         if self.dispatch.is_cancelling() {
             return;
@@ -174,7 +176,7 @@ impl State {
         self.record_task_start(worker);
     }
 
-    /// Records the start time of the worker's current task.
+    /// Records the start time of the worker's current task, if the task is a new one.
     fn record_task_start(&mut self, worker: usize) {
         let now = self.dispatch.running(worker).map(|(task, _)| task);
         let running = &mut self.workers[worker].running;
@@ -183,7 +185,7 @@ impl State {
         }
     }
 
-    /// Returns the current task of a worker, and its running time.
+    /// Returns the current task of a worker, and its running time; `None` if the worker is idle.
     pub fn running(&self, worker: usize) -> Option<(Task, Duration)> {
         self.workers[worker].running.map(|(task, since)| (task, since.elapsed()))
     }

@@ -102,7 +102,7 @@ impl Coordinator {
     /// # Errors
     /// - [`Error::Failed`]: an earlier closure has failed, and its error has not been returned yet. The new closure is
     ///   not scheduled.
-    /// - [`Error::NoWorkers`]: the queue is full, and no worker is connected.
+    /// - [`Error::NoWorkers`]: the method had to wait, and no worker was connected for longer than the timeout.
     /// - [`Error::NoResource`]: an argument is not a resource of this coordinator.
     pub fn schedule(&self, call: Call) -> Result<ResultHandle, Error> {
         const OPERATION: &str = "schedule";
@@ -210,7 +210,7 @@ impl Coordinator {
         result
     }
 
-    /// Returns whether all closures have ended.
+    /// Returns whether all closures have ended. If a closure has failed, first waits until all others have ended.
     ///
     /// # Errors
     /// - [`Error::Failed`]: a closure has failed, and its error has not been returned yet, as in [`join`](Self::join).
@@ -240,7 +240,11 @@ fn check_interval() -> Duration {
 }
 
 impl Shared {
-    /// Cancels all closures after one has failed, waits for running closures, and returns the failure.
+    /// Cancels all closures after one has failed, and waits until they have ended.
+    ///
+    /// # Errors
+    /// - [`Error::Failed`]: the failure, unless another thread has returned it.
+    /// - [`Error::Dropped`]: the coordinator was dropped.
     fn cancel_after_failure<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,

@@ -15,7 +15,9 @@ pub struct Status {
     pub ended: u64,
     /// The number of completed executions of closures; a closure may be executed more than once.
     pub run: u64,
-    /// The sum, over these executions, of the number of other executions that ended during each.
+    /// The sum, over all completed executions ([`run`](Self::run)), of the number of other executions that ended during
+    /// each. If each execution makes one update, this is the total number of updates that were missing from the values
+    /// that executions used.
     pub overlaps: u64,
     /// The status of each worker.
     pub workers: Vec<WorkerStatus>,
@@ -40,9 +42,9 @@ pub struct WorkerStatus {
 }
 
 impl Status {
-    /// Returns the average staleness of values: the mean number of other closures that ended while a closure ran. It
-    /// includes the closures that have ended since `earlier`; `None` if there are none. With n workers and closures of
-    /// equal duration, it is n - 1.
+    /// Returns the average staleness of values: the mean number of other executions that ended while an execution ran,
+    /// over the executions that were completed since `earlier`. Returns `None` if there are none. With n workers and
+    /// closures of equal duration, the mean is n - 1.
     pub fn staleness_since(&self, earlier: &Self) -> Option<f64> {
         let run = self.run.saturating_sub(earlier.run);
         (run > 0).then(|| self.overlaps.saturating_sub(earlier.overlaps) as f64 / run as f64)

@@ -23,7 +23,7 @@ impl Value {
         self.result.lock().clone()
     }
 
-    /// Waits for the result, at most until the next check of the deadline. Returns whether there is time left.
+    /// Waits for the result, at most until the next check of the deadline. Returns `false` if the deadline has passed.
     pub fn wait(&self, deadline: &mut Deadline) -> bool {
         let slice = deadline.look();
         if slice.is_zero() {

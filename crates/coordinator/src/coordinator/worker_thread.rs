@@ -96,7 +96,7 @@ fn work(shared: &Shared, worker: usize, link: &dyn Link) -> Disconnected {
 }
 
 /// Waits for a limited time until there is work for a worker, and returns whether there is any. Returns `None` if the
-/// worker is disconnected.
+/// worker is disconnected or the coordinator stops.
 fn wait_for_work(shared: &Shared, worker: usize) -> Option<bool> {
     let mut state = shared.hub.lock();
     let is_over = |state: &super::hub::State| state.is_stopped || !state.dispatch.is_connected(worker);
@@ -121,7 +121,8 @@ fn send(shared: &Shared, worker: usize, link: &dyn Link, sending: &Mutex<()>) ->
     link.submit(Batch { session: 0, floor, work })
 }
 
-/// Returns an error if the coordinator stops, or if the worker has exceeded a time limit and is disconnected.
+/// Checks the time limits of a worker's current task. If one was exceeded, makes the task fail and disconnects the
+/// worker. Returns the reason if the worker is disconnected or the coordinator stops; otherwise `None`.
 fn overdue(shared: &Shared, worker: usize) -> Option<Disconnected> {
     let mut state = shared.hub.lock();
     if state.is_stopped {

@@ -81,7 +81,8 @@ impl Closures {
         Some(self.all.remove(&id)?.call)
     }
 
-    /// Returns the oldest closure that has not ended: all closures before it have.
+    /// Returns the oldest closure that has not ended: all closures before it have. If all have ended, returns the next
+    /// closure to be scheduled.
     pub fn floor(&self) -> ClosureId {
         self.all.keys().next().copied().unwrap_or(ClosureId(self.next))
     }

@@ -170,7 +170,7 @@ impl Dispatch {
         unknown.map_or(Ok(()), |id| Err(Refusal::NoResource(id)))
     }
 
-    /// Drops a resource after the closures that use it have ended.
+    /// Drops a resource after the closures and resources that use it have ended or were dropped.
     pub fn forget(&mut self, resource: ResourceId) {
         self.resources.release(resource);
     }
@@ -180,8 +180,9 @@ impl Dispatch {
         self.workers[worker].is_connected = true;
     }
 
-    /// Records that a worker has disconnected. Its closures are retried on other workers. When it reconnects, it
-    /// recreates its resources at their positions.
+    /// Records that a worker has disconnected. Its closures are retried on other workers. The running one fails instead
+    /// if too many workers have disconnected while they ran it. When the worker reconnects, it recreates its resources
+    /// at their positions.
     pub fn worker_lost(&mut self, worker: usize, why: &str) {
         // A worker runs its closures one at a time, in order, so the others have not begun.
         let running = self.workers[worker].assigned.front().copied();
@@ -225,7 +226,8 @@ impl Dispatch {
         }
     }
 
-    /// Removes and returns the work to send to a worker.
+    /// Removes and returns the work to send to a worker. Closures whose resources have failed on this worker end, and
+    /// waiting closures may be taken back from another worker.
     pub fn take(&mut self, worker: usize) -> Vec<Work> {
         let mut work = Vec::new();
         if !self.workers[worker].is_connected {
@@ -288,7 +290,8 @@ impl Dispatch {
         self.closures.queue().take(SEARCH_LIMIT)
     }
 
-    /// Returns the next closure of the queue that a worker can run. Closures that can never run on this worker fail.
+    /// Assigns to a worker the next closure of the queue that it can run, and returns the closure as work; `None` if
+    /// there is none. Closures that can never run on this worker fail.
     fn next(&mut self, worker: usize) -> Option<Work> {
         loop {
             let uses = self.candidates().map(|(id, call)| (id, self.resources.availability(worker, call)));
@@ -312,7 +315,8 @@ impl Dispatch {
         }
     }
 
-    /// Records a result of a worker.
+    /// Records a result of a worker. The result of a closure that is no longer assigned to the worker is ignored. A
+    /// closure that a parameter server did not answer is retried a limited number of times.
     pub fn record_result(&mut self, worker: usize, done: Done) {
         match done {
             Done::Created { resource, result } => self.resources.record_created(worker, resource, result),
@@ -357,7 +361,7 @@ impl Dispatch {
         self.outcomes.push(Outcome { closure, result });
     }
 
-    /// Returns the closures that have ended since the last call.
+    /// Returns the outcomes of the closures that have ended since the last call.
     pub fn outcomes(&mut self) -> std::vec::Drain<'_, Outcome> {
         self.outcomes.drain(..)
     }
@@ -367,8 +371,8 @@ impl Dispatch {
         self.failure.is_some()
     }
 
-    /// Cancels all closures after one has failed. Waiting closures end immediately, and running ones when they notice
-    /// the cancellation.
+    /// Cancels all closures after one has failed. Queued closures end immediately, those that wait on a worker when the
+    /// worker has returned them, and running ones when they notice the cancellation.
     pub fn cancel(&mut self) {
         // CC-7
         self.is_cancelling = true;
@@ -388,7 +392,8 @@ impl Dispatch {
         Failure::new(FailureKind::Cancelled, text)
     }
 
-    /// Returns the failure once, after all closures have ended. The queue then accepts closures again.
+    /// Returns the failure once, after all closures have ended; otherwise `None`. The queue then accepts closures
+    /// again.
     pub fn take_failure(&mut self) -> Option<Failure> {
         if self.failure.is_none() || !self.is_idle() {
             return None;
@@ -414,7 +419,8 @@ impl Dispatch {
         (self.run, self.overlaps)
     }
 
-    /// Returns the oldest closure that has not ended: all closures before it have.
+    /// Returns the oldest closure that has not ended: all closures before it have. If all have ended, returns the next
+    /// closure to be scheduled.
     pub fn floor(&self) -> ClosureId {
         self.closures.floor()
     }
@@ -424,7 +430,7 @@ impl Dispatch {
         self.workers[worker].is_connected
     }
 
-    /// Returns the current task of a worker.
+    /// Returns the current task of a worker; `None` if the worker is idle.
     pub fn running(&self, worker: usize) -> Option<(Task, &Call)> {
         let closure = self.assigned(worker).next().map(|(id, call)| (Task::Closure(id), call));
         closure.or_else(|| self.resources.creating(worker).map(|(id, call)| (Task::Resource(id), call)))
@@ -435,7 +441,7 @@ impl Dispatch {
         self.workers[worker].assigned.iter().filter_map(|id| Some((*id, self.closures.call(*id)?)))
     }
 
-    /// Returns the resources that a worker has not created yet.
+    /// Returns the resources that a worker has not created yet, and can still create.
     pub fn missing(&self, worker: usize) -> Vec<ResourceId> {
         self.resources.missing(worker)
     }

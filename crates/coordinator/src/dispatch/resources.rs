@@ -105,7 +105,7 @@ impl Resources {
         }
     }
 
-    /// Removes a resource that is no longer used. It is kept while a worker creates it, because it is that worker's
+    /// Removes a resource if it is no longer used. It is kept while a worker creates it, because it is that worker's
     /// current task.
     fn remove_unused(&mut self, id: ResourceId) {
         let is_being_created = self.creating.iter().flatten().any(|creating| *creating == id);
@@ -175,7 +175,9 @@ impl Resources {
         self.all.values().any(|resource| self.is_next(worker, is_idle, resource))
     }
 
-    /// Returns the next resource that a worker should create.
+    /// Assigns to a worker the next resource that it can create, and marks the resource as being created; `None` if
+    /// there is none. Resources whose arguments have failed are marked as failed. `is_idle` is whether the worker is
+    /// idle, which the first worker to create a resource must be.
     pub fn take(&mut self, worker: usize, is_idle: bool) -> Option<Work> {
         loop {
             let next = self.all.iter().find(|(_, resource)| self.is_next(worker, is_idle, resource));
@@ -198,7 +200,8 @@ impl Resources {
         }
     }
 
-    /// Records that a worker has created a resource, or failed to.
+    /// Records that a worker has created a resource, or failed to. If a parameter server did not answer, creation is
+    /// retried a limited number of times.
     pub fn record_created(&mut self, worker: usize, id: ResourceId, result: Result<(), Failure>) {
         let Some(resource) = self.all.get_mut(&id) else { return };
         let ResourceState::Creating(tries) = resource.states[worker] else { return };
@@ -217,7 +220,7 @@ impl Resources {
         self.remove_unused(id);
     }
 
-    /// Returns the resource that a worker is creating.
+    /// Returns the first resource that a worker is creating; `None` if there is none.
     pub fn creating(&self, worker: usize) -> Option<(ResourceId, &Call)> {
         let id = *self.creating[worker].front()?;
         Some((id, &self.all.get(&id)?.call))
@@ -238,7 +241,7 @@ impl Resources {
     }
 
     /// Records that a worker has lost all its resources. If `keeps_failed` is `true`, the worker does not retry failed
-    /// ones. Otherwise two resources that both time out would cause each other to be retried forever.
+    /// ones, because two resources that both time out would cause each other to be retried forever.
     pub fn remove_worker(&mut self, worker: usize, keeps_failed: bool) {
         self.dropped[worker].clear();
         for resource in self.all.values_mut() {

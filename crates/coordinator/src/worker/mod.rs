@@ -58,7 +58,7 @@ impl Worker {
     ///
     /// # Errors
     /// Returns a [`Failure`] if the coordinator is older than the current one or its program has different functions,
-    /// or if the program fails to start.
+    /// if the program fails to start, or if another session has begun in the meantime.
     pub(crate) fn hello(&self, hello: &Hello) -> Result<Arc<Session>, Failure> {
         let inner = &*self.0;
         functions::compare(&inner.program.functions(), &hello.functions)?;
@@ -84,7 +84,7 @@ impl Worker {
         Ok(session)
     }
 
-    /// Returns the session with the given id, unless it has ended.
+    /// Returns the session with the given id; `None` if another session has replaced it.
     pub(crate) fn session(&self, id: u64) -> Option<Arc<Session>> {
         self.0.state.lock().session.clone().filter(|session| session.id() == id)
     }

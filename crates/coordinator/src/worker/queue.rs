@@ -133,7 +133,7 @@ impl Queue {
         taken
     }
 
-    /// Drops all work, and cancels the running closure.
+    /// Drops all work and all results, and cancels the running closure.
     pub fn clear(&mut self) {
         self.creations.clear();
         self.calls.clear();

@@ -28,7 +28,7 @@ pub(crate) enum Collected {
     Over,
 }
 
-/// A callback that waits for results.
+/// A callback that receives results.
 type Collector = Box<dyn FnOnce(Collected) + Send>;
 
 /// The session of one coordinator. It begins when the coordinator connects.
@@ -85,8 +85,8 @@ impl Session {
         }
     }
 
-    /// Calls `collector` with results as soon as there are some. If an earlier collector is still waiting, it is called
-    /// without results.
+    /// Calls `collector` with results as soon as there are some, or when the session has ended. If an earlier collector
+    /// is still waiting, it is called without results.
     pub fn collect(&self, collector: Collector) {
         let mut state = self.state.lock();
         if state.is_over {
@@ -193,7 +193,8 @@ impl Session {
         }
     }
 
-    /// Runs a function of the user. A panic is returned as a failure, and each failure contains its location.
+    /// Runs a function of the user. A panic is logged and returned as a failure, and each failure contains its
+    /// location.
     fn catch_panic<T>(
         &self,
         call: &Call,

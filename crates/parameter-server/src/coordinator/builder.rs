@@ -43,8 +43,8 @@ impl ClusterCoordinatorBuilder {
         self.choose("timeout", |options| options.timeout = timeout)
     }
 
-    /// Sets the maximum time for which a closure may run, or for which a worker may take to create a value; 10 minutes
-    /// by default. A call that takes longer fails, and its worker is disconnected until it answers again.
+    /// Sets the maximum time that a closure may run, or that a worker may take to create a value; 10 minutes by
+    /// default. A call that takes longer fails, and its worker is disconnected until it answers again.
     pub fn closure_timeout(self, timeout: Duration) -> Self {
         self.choose("closure_timeout", |options| options.closure_timeout = timeout)
     }

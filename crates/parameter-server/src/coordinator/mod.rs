@@ -106,8 +106,10 @@ impl ClusterCoordinator {
     /// # Errors
     /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): workers do not answer, or their
     ///   functions differ from those of this program. The error lists the workers.
-    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): two remote functions have the
-    ///   same name.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): two remote functions have the same name,
+    ///   the strategy was built with channels to servers in other processes, or another coordinator has begun a job at
+    ///   the same time.
+    /// - [`Error::Server`](distribute_base::Error::Server): a parameter server did not answer.
     pub fn new(strategy: &ParameterServerStrategy) -> Result<Self> {
         Self::builder(strategy).build()
     }
@@ -129,8 +131,10 @@ impl ClusterCoordinator {
     /// each of the others. Arguments that do not match the parameters do not compile.
     ///
     /// # Errors
-    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): an earlier closure failed and its error
-    ///   has not been returned yet; or the queue is full and no worker is connected.
+    /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): an earlier closure failed and its error has not
+    ///   been returned yet; or the call had to wait, and no worker was connected for longer than the timeout.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): an argument cannot be encoded, or belongs
+    ///   to another coordinator.
     pub fn schedule<F: RemoteFunction>(
         &self,
         function: F,
@@ -151,6 +155,8 @@ impl ClusterCoordinator {
     ///
     /// # Errors
     /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): an argument was dropped.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): an argument cannot be encoded, or belongs
+    ///   to another coordinator.
     ///
     /// If the function fails, closures that use the value return its error.
     #[doc(alias = "_create_per_worker_resources")]
@@ -214,7 +220,8 @@ impl ClusterCoordinator {
         Ok(self.0.coordinator.join_timeout(timeout)?)
     }
 
-    /// Returns `true` if all closures have finished.
+    /// Returns `true` if all closures have finished. If a closure has failed, first waits until the others have
+    /// finished or have been cancelled.
     ///
     /// # Errors
     /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): a closure failed and its error has not
@@ -224,7 +231,7 @@ impl ClusterCoordinator {
     }
 
     /// Waits for results, and returns them in the same nested structure as their handles. `values` is a
-    /// [`RemoteValue`], or a tuple, a `Vec`, an array or an `Option` of these.
+    /// [`RemoteValue`], or a tuple, a `Vec`, a slice or an `Option` of these.
     ///
     /// # Errors
     /// Returns the error of the first closure that failed; see [`RemoteValue::fetch`].

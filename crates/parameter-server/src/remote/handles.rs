@@ -85,7 +85,9 @@ impl<T: DeserializeOwned> RemoteValue<T> {
     /// Waits for the result and returns it decoded.
     ///
     /// # Errors
-    /// Returns the error of the call.
+    /// - [`Error::Coordinator`]: the call failed, no worker was connected for longer than the timeout, or the
+    ///   coordinator was dropped.
+    /// - [`Error::InvalidArgument`]: the result cannot be decoded.
     pub fn fetch(&self) -> Result<T> {
         self.decode(&self.handle.bytes(None)?)
     }
@@ -93,7 +95,7 @@ impl<T: DeserializeOwned> RemoteValue<T> {
     /// Waits for the result, but no longer than `timeout`.
     ///
     /// # Errors
-    /// Returns the error of the call, or an error if the call has not finished in time.
+    /// Returns the errors of [`fetch`](Self::fetch), and an error if the call has not finished in time.
     pub fn fetch_within(&self, timeout: Duration) -> Result<T> {
         self.decode(&self.handle.bytes(Some(timeout))?)
     }

@@ -67,7 +67,7 @@ impl RemoteProgram {
     /// Returns the remote functions of this program.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`](crate::Error::InvalidArgument): two functions have the same name.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): two functions have the same name.
     pub(crate) fn functions_of_program() -> Result<Vec<FunctionId>> {
         Ok(Registry::of_program()?.ids())
     }

@@ -140,10 +140,10 @@ impl ParameterServerStrategyBuilder {
     /// other types halve the bytes.
     ///
     /// The gradient of each push is rounded once, after the sum over this process's replicas. The values of models, and
-    /// rows that are looked up, are rounded when they are sent to this worker. Servers store, add and save all bits of
-    /// values and slots: what is rounded does not accumulate. Values that the program writes and complete values that
-    /// it reads outside a model are sent unchanged, and so are those of checkpoints. `f64` is never rounded. Servers in
-    /// this process send nothing, so nothing is rounded for them.
+    /// rows that are looked up, are rounded when they are sent to this worker. Servers store, add and save values and
+    /// slots in full precision, so rounding errors do not accumulate. Values that the program writes and complete
+    /// values that it reads outside a model are sent unchanged, and so are those of checkpoints. `f64` is never
+    /// rounded. Servers in this process send nothing, so nothing is rounded for them.
     ///
     /// [`Wire::Bf16`] has the range of `f32`. With [`Wire::F16`], gradients from 65,520 on become infinite, and those
     /// below 3e-8 become zero.

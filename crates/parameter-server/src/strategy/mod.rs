@@ -41,8 +41,8 @@ const OPERATION: &str = "ParameterServerStrategy";
 /// beginning of each step. Gradients are applied on the servers by the optimizer's rule. For an `nn::Embedding`, only
 /// the rows for the ids of a batch are fetched. Workers train asynchronously.
 ///
-/// It dereferences to [`Strategy`], whose methods (`scope`, `replicate`, `run`, …) can be called on it
-/// directly. Pass `&strategy` to functions that take a `&Strategy`. Clones refer to the same strategy.
+/// This type dereferences to [`Strategy`], whose methods (`scope`, `replicate`, `run`, …) can be called on it directly.
+/// Pass `&strategy` to functions that take a `&Strategy`. Clones refer to the same strategy.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -118,9 +118,10 @@ impl ParameterServerStrategy {
     /// # Errors
     /// - [`Error::Cluster`](distribute_base::Error::Cluster): the cluster has no parameter servers or no
     ///   workers, or has tasks of other jobs.
-    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the cluster is empty, or this
-    ///   process is a parameter server or an evaluator.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the cluster is empty, this process is a
+    ///   parameter server or an evaluator, or servers have tables of a different training run.
     /// - [`Error::Failed`](distribute_base::Error::Failed): some servers cannot be reached. The error names them.
+    /// - [`Error::Server`](distribute_base::Error::Server): a server cannot store its record of the training run.
     #[track_caller]
     pub fn new(resolver: impl ClusterResolver + 'static, partitioner: impl Partitioner) -> Result<Self> {
         Self::builder().cluster_resolver(resolver).partitioner(partitioner).build()
@@ -171,7 +172,7 @@ impl ParameterServerStrategy {
         &self.1.settings
     }
 
-    /// Returns the client that connects to tasks in other processes; `None` if there are none.
+    /// Returns the builder of clients that connect to tasks in other processes; `None` if there are none.
     pub(crate) fn clients(&self) -> Option<&ClientBuilder> {
         self.1.others.as_ref().map(Servers::clients)
     }
@@ -192,7 +193,7 @@ impl ParameterServerStrategy {
         Ok(made)
     }
 
-    /// Returns the cluster if all its tasks are in this process.
+    /// Returns the cluster if all its tasks are in this process; otherwise `None`.
     pub(crate) fn local_cluster(&self) -> Option<LocalCluster> {
         LocalCluster::of(&self.cluster_resolver()?.cluster_spec().ok()?)
     }

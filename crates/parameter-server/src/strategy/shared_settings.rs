@@ -48,7 +48,7 @@ impl ParameterServerStrategyBuilder {
     /// Replaces the shared settings. Timeouts that were set on this task remain.
     ///
     /// # Errors
-    /// - [`Error::Params`](crate::Error::Params): a parameter of the partitioner is invalid.
+    /// - [`Error::Params`](distribute_base::Error::Params): a parameter of the partitioner is invalid.
     pub(crate) fn with_shared(mut self, shared: &SharedSettings) -> Result<Self> {
         match &shared.partitioning {
             Partitioning::None => self.partitioner = None,
@@ -62,7 +62,7 @@ impl ParameterServerStrategyBuilder {
     }
 }
 
-/// The type in which numbers are sent, by its name.
+/// Serializes the type in which numbers are sent as its name.
 mod wire_name {
     use super::Wire;
     use serde::{Deserialize, Deserializer, Serializer, de};
