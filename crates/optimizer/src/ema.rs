@@ -9,16 +9,17 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
 impl<R: Rule> Optimizer<R> {
-    /// Keeps an exponential moving average of the trained weights: after each step, average ← momentum · average +
-    /// (1 − momentum) · weight. It is initially the weight. A momentum of 0.999 averages over about 1000 steps.
+    /// Keeps an exponential moving average of the trained weights: after each step, average ← momentum · average + (1 −
+    /// momentum) · weight. The average is initially equal to the weight. A momentum of 0.999 averages over about 1000
+    /// steps.
     ///
-    /// The averages are one more slot of the rule, so they are part of checkpoints, shared among workers by
+    /// The averages are one more slot of the rule, so they are part of checkpoints, sharded over workers by
     /// [`shard_state`](Self::shard_state), and kept on parameter servers if the variables are there.
     /// [`use_ema`](Self::use_ema) evaluates or saves a model with them.
     ///
-    /// The average of a row of a table changes in the steps in which the rule changes the row. If all replicas lack
-    /// the gradient of a variable in a step, its average stays. Frozen variables and running statistics of batch-norm
-    /// have no averages.
+    /// The average of a row of a table changes in the steps in which the rule changes the row. If all replicas lack the
+    /// gradient of a variable in a step, its average does not change. Frozen variables and running statistics of
+    /// batch-norm have no averages.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -60,11 +61,12 @@ impl<R: Rule> Optimizer<R> {
         self.inner.averages("ema", Location::caller())
     }
 
-    /// Calls `body` while the trained weights are replaced by their averages, and returns its result. It can evaluate
-    /// the model, or save it by [`Variables::save`](distribute_core::Variables::save).
+    /// Calls `body` while the trained weights are replaced by their averages, and returns the result of `body`, which
+    /// can evaluate the model, or save it with [`Variables::save`](distribute_core::Variables::save).
     ///
     /// All workers must make this call together, between runs. The weights are restored bit for bit, also after an
-    /// error. `body` must make no step. Until it returns, this process has two copies of the weights.
+    /// error or a panic of `body`. `body` must not make a step. Until `body` returns, this process has two copies of
+    /// the weights.
     ///
     /// # Errors
     /// - The errors of [`ema`](Self::ema), and of `body`.
@@ -118,7 +120,7 @@ impl ReplacedWeights<'_> {
     /// Restores the weights.
     ///
     /// # Errors
-    /// Returns the errors of [`Variables::set`].
+    /// Returns the first error of [`Variables::set`]. All other weights are restored even then.
     pub fn restore(self) -> Result<()> {
         // An error for one variable does not keep the averages in the others.
         let mut all = Ok(());

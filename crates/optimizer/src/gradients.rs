@@ -121,7 +121,7 @@ impl Gradients {
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: the loss is not a scalar.
-    /// - [`Error::Candle`]: backward fails.
+    /// - [`Error::Candle`]: the backward pass fails.
     /// - [`Error::Collective`]: a collective in the graph fails.
     #[doc(alias = "tf.keras.optimizers.Optimizer.compute_gradients")]
     #[doc(alias = "tf.GradientTape.gradient")]
@@ -138,7 +138,7 @@ impl Gradients {
         Ok(Self { all: (0..parameters.variables.len()).map(of).collect::<Result<_>>()?, parameters })
     }
 
-    /// Takes the gradients of the optimizer's variables from a store that [`backward`] has returned. A store of
+    /// Copies the gradients of the optimizer's variables from a store that [`backward`] has returned. A store of
     /// candle's own backward pass is also accepted, but some of its gradients are wrong.
     ///
     /// # Errors
@@ -164,8 +164,9 @@ impl Gradients {
     /// is one.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the variable is unknown, the shape or dtype differs from the variable's, or a
-    ///   row is outside the variable.
+    /// - [`Error::InvalidArgument`]: the variable is unknown, the shape or dtype differs from the variable's, or a row
+    ///   is outside the variable.
+    /// - [`Error::NotSupported`]: the variable is a table of ids on parameter servers.
     pub fn insert(&mut self, variable: &str, gradient: impl Into<Gradient>) -> Result<()> {
         let index = self.parameters.position("Gradients::insert", variable)?;
         self.all[index] = Some(self.parameters.check(index, gradient.into())?);
@@ -187,6 +188,8 @@ impl Gradients {
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: `other` was created for a different optimizer.
+    /// - [`Error::Candle`], [`Error::Tensor`]: two gradients cannot be added, for example because there is not enough
+    ///   memory.
     pub fn add(&mut self, other: Gradients) -> Result<()> {
         self.parameters.require_same("Gradients::add", &other)?;
         for ((mine, other), (_, variable)) in
@@ -284,7 +287,7 @@ impl Gradient {
     }
 }
 
-/// Returns the number of elements in a row, which is the product of all dimensions except the first.
+/// Returns the number of elements in a row, which is the product of all dimensions except the first; 0 for a scalar.
 pub(crate) fn row_len(variable: &Var) -> usize {
     variable.dims().get(1..).map_or(0, |rest| rest.iter().product())
 }
@@ -385,7 +388,7 @@ impl Parameters {
 /// ```
 ///
 /// # Errors
-/// - [`Error::Candle`]: an operation has no gradient.
+/// - [`Error::Candle`]: an operation has no gradient, or computing it fails.
 /// - [`Error::Collective`]: a collective in the graph fails.
 #[doc(alias = "tf.GradientTape.gradient")]
 pub fn backward(loss: &Tensor) -> Result<GradStore> {

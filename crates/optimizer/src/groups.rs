@@ -24,7 +24,7 @@ struct VariableRule {
     rate_factor: f64,
 }
 
-/// The rule of each variable in one step, with the sequence number and the learning rate of the step.
+/// The rule of each variable in one step, with the sequence number of the step and the variable's learning rate.
 pub(crate) struct Rules<'r>(Vec<(&'r dyn Rule, Step)>);
 
 impl<'r> Rules<'r> {

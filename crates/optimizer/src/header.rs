@@ -21,7 +21,7 @@ pub(crate) struct StepHeader {
     pub(crate) dtype: DType,
     /// The number of rows of this replica's batch; `None` if it is unknown.
     pub(crate) rows: Option<usize>,
-    /// Whether the loss is finite and, if gradients are checked, all gradients.
+    /// Whether the loss and, if gradients are checked, all gradients are finite.
     pub(crate) finite: bool,
     /// The position of the process in its training run. Only the first replica of a process sends it, and only if
     /// processes are compared or the learning rate has a schedule.
@@ -203,7 +203,7 @@ pub(crate) fn encode<'t>(headers: impl Iterator<Item = &'t StepHeader>) -> Resul
 }
 
 /// Decodes the headers of another process, which must contain `replicas` replicas. The optimizer of that process may
-/// have different settings and a different number of variables. [`require_fit`] checks this.
+/// have different settings and a different number of variables; [`require_fit`] checks the number.
 pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<StepHeader>, Unreadable> {
     let sent: Vec<WireHeader> =
         postcard::from_bytes(bytes).map_err(|_| unreadable("no headers of a step"))?;
@@ -239,7 +239,7 @@ pub(crate) fn decode(bytes: &[u8], replicas: usize) -> Result<Vec<StepHeader>, U
     sent.into_iter().map(header).collect()
 }
 
-/// Returns an error if a header is for a different number of variables.
+/// Returns an error if a header, or the order that it contains, is for a different number of variables.
 pub(crate) fn require_fit(all: &[StepHeader], variables: usize) -> Result<(), Unreadable> {
     let fits = |header: &StepHeader| {
         header.kinds.len() == variables && header.order.as_ref().is_none_or(|order| order.len() == variables)

@@ -237,8 +237,10 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// # Errors
     /// - [`Error::Hyperparameter`]: a hyper-parameter is out of range.
+    /// - [`Error::InvalidArgument`]: the learning rate is negative, infinite or NaN, or the rule keeps too many slots.
     /// - [`Error::InvalidArgument`]: no variable is f32 or f64. If only some variables have a different dtype, the
     ///   first step returns this error, unless they are [frozen](Optimizer::freeze).
+    /// - [`Error::NotSupported`]: variables are on parameter servers, and the rule is a custom one.
     /// - [`Error::WrongContext`]: called inside `run`, where each replica would create a separate optimizer.
     pub fn with_rule(rule: R, variables: &Variables, learning_rate: f64) -> Result<Self> {
         let inner = Inner::new(Arc::new(rule), variables, learning_rate)?;
@@ -302,6 +304,8 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// - [`Error::InvalidArgument`]: the variable or slot is unknown (the error lists the existing ones), or a step is
     ///   in progress, for example because a closure makes this call during a step.
+    /// - [`Error::NotSupported`]: the variable is a table of ids on parameter servers.
+    /// - If the variable is on parameter servers: the errors of reading it.
     /// - If the state is sharded: [`Error::Collective`] and [`Error::Worker`] on every worker,
     ///   [`Error::IncompleteState`], and [`Error::WrongContext`] inside `run`.
     ///

@@ -17,7 +17,7 @@ pub enum LossScale {
     /// The same factor in each step.
     Fixed(f64),
     /// A factor that adapts. If a loss or gradient of any replica is not finite, all replicas skip the step and the
-    /// factor is halved. It doubles after `growth_steps` consecutive finite steps.
+    /// factor is halved, but not below 1. The factor doubles after `growth_steps` consecutive finite steps.
     Dynamic {
         /// The factor of the first step.
         initial: f64,
@@ -124,8 +124,8 @@ impl<R: Rule> Optimizer<R> {
     /// [`MixedPrecision::F16`] when the optimizer is created, [`LossScale::dynamic`] is the default.
     ///
     /// Losses that the optimizer returns and reports are not scaled. Transforms see gradients that are not scaled.
-    /// [`skipped_steps`](Optimizer::skipped_steps) counts the steps that a dynamic scale has skipped. A warning is
-    /// logged if a loss is not finite, or if the factor is already 1.
+    /// [`skipped_steps`](Optimizer::skipped_steps) counts the steps that a dynamic scale has skipped. A skipped step is
+    /// reported as a warning only if a loss is not finite, or if the factor is already 1.
     ///
     /// All workers must make this setting. The factor is part of checkpoints.
     ///

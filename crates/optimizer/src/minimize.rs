@@ -31,14 +31,20 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// - [`Error::Collective`], on every replica: a replica times out or fails.
     /// - [`Error::InvalidArgument`]: the loss is not a scalar or does not depend on any variable; no replica has
-    ///   examples; another step of this optimizer is in progress; or `n` is greater than 0 but this replica's batch
-    ///   is empty.
+    ///   examples; another step of this optimizer is in progress; `n` is greater than 0 but this replica's batch is
+    ///   empty; or a variable that is not [frozen](Optimizer::freeze) is neither f32 nor f64.
     /// - [`Error::MissingGradients`] and [`Error::NotFinite`], if enabled.
     /// - [`Error::Candle`]: the backward pass fails.
     /// - [`Error::Panicked`]: a closure, a schedule or a custom rule panics.
+    /// - [`Error::WrongContext`], [`Error::StaleContext`]: `ctx` is not the context of the closure that is running.
+    /// - [`Error::MixedStrategies`]: the optimizer belongs to a different strategy.
+    /// - [`Error::Failed`] of the kind `Disagreement`: the workers have different settings of this optimizer.
+    /// - [`Error::IncompleteState`]: this step, or an earlier one, has failed after it changed the [sharded
+    ///   state](Optimizer::shard_state), or tables that workers store together.
     ///
-    /// After an error, no variable has changed. The exception is an error of a GPU after the update, whose message
-    /// reports that the step was applied.
+    /// After an error, no variable has changed, with two exceptions. Parameter servers, and workers that store tables,
+    /// may have applied some of the gradients. An error of a GPU after the update reports in its message that the step
+    /// was applied.
     #[doc(alias = "tf.keras.optimizers.Optimizer.minimize")]
     #[track_caller]
     pub fn minimize(&self, ctx: &ReplicaContext, loss: Tensor, n: usize) -> Result<Tensor> {
@@ -182,8 +188,8 @@ impl<R: Rule> Optimizer<R> {
 }
 
 impl Inner {
-    /// Returns an error if called outside a replica of this optimizer's strategy, or if some variables cannot be
-    /// trained.
+    /// Returns an error if called outside a replica of this optimizer's strategy, or if some variables can neither be
+    /// trained nor are frozen.
     fn require(&self, ctx: &ReplicaContext, operation: &'static str) -> Result<()> {
         ctx.require_current(operation)?;
         if ctx.strategy() != &self.parameters.strategy {

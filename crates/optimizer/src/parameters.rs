@@ -135,7 +135,7 @@ impl Parameters {
     /// on devices in this step.
     ///
     /// # Errors
-    /// Returns the errors of candle for a device.
+    /// Returns candle's error if a copy fails.
     pub(crate) fn sync_to_host(&self, on_devices: &Copies<'_>) -> Result<()> {
         for (number, copies) in self.device_copies.iter().enumerate() {
             let stays = on_devices.get(number).is_some_and(Option::is_some);
@@ -150,7 +150,7 @@ impl Parameters {
     /// because they stay on devices in this step.
     ///
     /// # Errors
-    /// Returns the errors of candle for a device.
+    /// Returns candle's error if a copy fails.
     pub(crate) fn sync_to_host_with_slots(&self, change: &Change<'_>, on_devices: &Copies<'_>) -> Result<()> {
         if self.device_copies.is_empty() {
             return Ok(());
@@ -173,7 +173,7 @@ impl Parameters {
     /// Completes a step whose variables have been written: updates their other copies, and counts the step.
     ///
     /// # Errors
-    /// Returns the errors of candle for a device.
+    /// Returns candle's error if a copy cannot be updated. The step is then not counted.
     pub(crate) fn commit(&self, change: &Change<'_>) -> Result<()> {
         self.with_followers.iter().try_for_each(Variable::copy_to_followers)?;
         change.commit();

@@ -102,7 +102,7 @@ impl<'a> Change<'a> {
         self.progress.finished() + 1
     }
 
-    /// Counts the current step as finished.
+    /// Counts the current step as finished, and marks slots and variables as complete.
     pub(crate) fn commit(&self) {
         self.set_finished(self.progress.finished() + 1);
     }

@@ -15,7 +15,7 @@ pub(crate) struct RowOwners {
 }
 
 impl RowOwners {
-    /// Returns the owners of a variable's rows; `None` if each worker stores all of it.
+    /// Returns the owners of a variable's rows; `None` if the variable is not a table that the workers store together.
     pub(crate) fn of(strategy: &Strategy, variable: &Var) -> Option<Self> {
         let lock_step = strategy.session()?.lock_step()?;
         let table = strategy.container(variable.id())?.remote()?.clone();

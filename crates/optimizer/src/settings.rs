@@ -54,6 +54,8 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: a parameter of the transform is out of range.
+    /// - [`Error::NotSupported`]: the variables are on parameter servers, and the transform is [`Transform::each`] with
+    ///   a table of ids, or the weight decay of a table of which only rows are fetched.
     pub fn before_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("before_reduce")?;
         self.inner.require_transform("before_reduce", When::BeforeReduce, &transform)?;
@@ -69,7 +71,8 @@ impl<R: Rule> Optimizer<R> {
     /// - [`Error::InvalidArgument`]: a parameter is out of range, or the transform is [`Transform::each`] and the
     ///   [state is sharded](Optimizer::shard_state).
     /// - [`Error::NotSupported`]: the variables are on parameter servers, and the transform clips by the global norm,
-    ///   or is the weight decay of a table of which only rows are fetched.
+    ///   is the weight decay of a table of which only rows are fetched, or is [`Transform::each`] with a table of ids.
+    /// - [`Error::NotSupported`]: the workers store tables together, and the transform is [`Transform::each`].
     pub fn after_reduce(mut self, transform: Transform) -> Result<Self> {
         transform.validate("after_reduce")?;
         self.inner.require_transform("after_reduce", When::AfterReduce, &transform)?;
@@ -87,10 +90,10 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// Sets the reaction to steps in which a loss or a gradient on any replica is NaN or infinite. By default, a
-    /// warning is logged if a loss is. The message names the replica, the step and the variable. If a variable itself
-    /// contains such values, the message also names it. Of consecutive steps of this kind, the first, the tenth, the
-    /// hundredth and so on are reported. With a [dynamic loss scale](crate::LossScale::Dynamic), this applies only once
-    /// its factor is 1: before that, such steps are skipped.
+    /// warning is logged if a loss is not finite. The message names the replica, the step and the variable. If a
+    /// variable itself contains such values, the message also names it. Of consecutive steps of this kind, the first,
+    /// the tenth, the hundredth and so on are reported. With a [dynamic loss scale](crate::LossScale::Dynamic), this
+    /// applies only once its factor is 1: before that, such steps are skipped.
     ///
     /// ```
     /// # use distribute::{Error, optimizer::NotFinite, prelude::*};
@@ -167,6 +170,7 @@ impl<R: Rule> Optimizer<R> {
     /// - [`Error::InvalidArgument`]: no trained variable has such a name (the error lists the names); the rule keeps
     ///   different slots; or it may do more than compute and the [state is sharded](Optimizer::shard_state).
     /// - [`Error::Hyperparameter`]: a hyper-parameter is out of range.
+    /// - [`Error::NotSupported`]: variables are on parameter servers, and the rule is a custom one.
     ///
     /// ```
     /// # use distribute::{optimizer::rules, prelude::*};
@@ -225,6 +229,7 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// - [`Error::InvalidArgument`]: a step has already been made; a transform or a rule cannot be applied to ranges;
     ///   or the training run is elastic.
+    /// - [`Error::NotSupported`]: the workers store tables together.
     #[doc(alias = "ZeroRedundancyOptimizer")]
     #[doc(alias = "ZeRO")]
     pub fn shard_state(mut self) -> Result<Self> {

@@ -35,7 +35,8 @@ pub(crate) enum Slots {
 }
 
 impl Slots {
-    /// Creates slots with their initial values and `n` elements each.
+    /// Creates slots with their initial values and `n` elements each. Returns an error if the variable is not a CPU
+    /// tensor of f32 or f64.
     pub(crate) fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
         match (variable.dtype(), variable.device().is_cpu()) {
             (DType::F32, true) => {
@@ -75,7 +76,7 @@ impl Slots {
         }
     }
 
-    /// Returns the elements of one slot as bytes; `None` if the slots are on devices.
+    /// Returns the elements of one slot as bytes; `None` if the slots are on devices or there is no such slot.
     pub(crate) fn elements(&self, index: usize) -> Option<&[u8]> {
         match self {
             Slots::F32(slots) => Some(bytemuck::cast_slice(slots.get(index)?)),

@@ -6,8 +6,8 @@ use distribute_collective::group::GroupCall;
 use distribute_collective::threads::Member;
 use std::sync::Arc;
 
-/// The replicas of one step, after they have exchanged headers. All replicas make each of the calls below, and get the
-/// same result or the same error.
+/// The replicas of one step, after they have exchanged headers. All replicas make each of the calls below except
+/// [`group_call`](StepSync::group_call), and get the same result or the same error.
 pub(crate) struct StepSync<'a> {
     pub(crate) member: &'a Member,
     /// The fingerprint of the call in which the headers were exchanged.
@@ -44,8 +44,8 @@ impl StepSync<'_> {
         clone_result(&*self.member.run_on_leader(self.fingerprint, part, || make().map_err(Arc::new))?)
     }
 
-    /// Calls `make((rank, count))` on each replica. It may run the program's code. Returns the results of all replicas
-    /// to each of them.
+    /// Calls `make((rank, count))`, which may run the program's code, on each replica. Returns the results of all
+    /// replicas to each of them. `part` names the work in errors.
     pub(crate) fn run_on_each<T: Send + Sync + 'static>(
         &self,
         part: &str,
