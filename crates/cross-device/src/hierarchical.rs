@@ -10,8 +10,8 @@ use distribute_tensor::{Leaf, Packing, ReduceOp, pack::reduce_packed};
 /// An algorithm that sums each half of the replicas on the half's first device, and then adds the two sums.
 ///
 /// The size of the first half is the largest power of two below the number of replicas: of 3 replicas, the first half
-/// has 2. This keeps the fixed order of sums. The algorithm is used if the destinations are the replicas' own devices.
-/// For other destinations, and for sparse values, the parts are reduced on one device.
+/// has 2. This preserves the order in which all algorithms sum. The algorithm is used if the destinations are the
+/// replicas' own devices. For other destinations, and for sparse values, the parts are reduced on one device.
 #[doc(alias = "tf.distribute.HierarchicalCopyAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HierarchicalCopyAllReduce {

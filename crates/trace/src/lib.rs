@@ -31,9 +31,9 @@
 //! | `save` | writing a checkpoint, on the chief: a slice for each of its files, and for renaming them |
 //! | `input` | making and splitting the next batch; on the track `data-prefetch`, elements made early |
 //!
-//! Each replica has a track: `replica 0`, `replica 1` and so on. The track of replica 0 is that of the thread that
-//! calls `run`. Except for `step`, slices do not overlap: each moment of a replica belongs to exactly one slice, so
-//! their lengths add up. Your own `tracing` spans of level `INFO` or above also appear in the timeline.
+//! Each replica has a track: `replica 0`, `replica 1` and so on. The track of replica 0 is normally that of the thread
+//! that calls `run`. Except for `step`, slices do not overlap: each moment of a replica belongs to exactly one slice,
+//! so their lengths add up. Your own `tracing` spans of level `INFO` or above also appear in the timeline.
 //!
 //! | module | contents |
 //! |---|---|
@@ -45,9 +45,9 @@
 //!
 //! Other crates only emit spans; only this crate receives them. A step never waits for the disk.
 //!
-//! Without a trace file, a span costs a comparison. A slice costs about a microsecond and 100 bytes of the file, and a
-//! training step with two replicas has about 20 slices. Memory usage does not grow: events are written to the file in
-//! blocks of 64 KiB.
+//! Without a trace file and a monitor, a span costs a comparison. A slice costs about a microsecond and 100 bytes of
+//! the file, and a training step with two replicas has about 20 slices. Memory usage does not grow: events are written
+//! to the file in blocks of 64 KiB.
 
 mod activity;
 mod file;
@@ -95,7 +95,7 @@ pub fn to_file(path: impl AsRef<Path>) -> Result<TraceFile> {
 /// Returns the layer that [`to_file`] needs in programs with their own `tracing` subscriber. Other programs do
 /// not need it.
 ///
-/// While no trace is being written, this layer is disabled.
+/// While no trace is being written and no monitor is running, this layer is disabled.
 pub fn layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
     is_layered();
     proposed_layer()

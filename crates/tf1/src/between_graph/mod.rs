@@ -43,8 +43,8 @@ const KIND: &str = "between_graph::AsyncWorkerStrategy";
 /// are identified by name, so a restarted worker finds the existing ones. Without a cluster, variables are stored in
 /// this process: on its device or, if it has several, on `cpu:0`.
 ///
-/// It dereferences to [`Strategy`], whose methods (`scope`, `replicate`, `run`, …) can be called on it directly. Pass
-/// `&strategy` to functions that take a `&Strategy`. Clones refer to the same strategy.
+/// An `AsyncWorkerStrategy` dereferences to [`Strategy`], whose methods (`scope`, `replicate`, `run`, …) can be called
+/// on it directly. Pass `&strategy` to functions that take a `&Strategy`. Clones refer to the same strategy.
 ///
 /// ```
 /// # use distribute::prelude::*;

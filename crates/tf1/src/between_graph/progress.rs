@@ -31,8 +31,11 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Creates the table if necessary, and resets the flags of this worker. It is called when the worker starts or
+    /// Creates the table if necessary, and resets the flags of this worker. Call this when the worker starts or
     /// restarts.
+    ///
+    /// # Errors
+    /// Returns the error of the server.
     pub(super) fn begin(channels: &Arc<Channels>, of: IndependentWorker) -> Result<Self> {
         let progress = Self { channels: channels.clone(), of };
         let none = HostTensor::vector(vec![0i64; of.workers.saturating_add(1)]);
@@ -105,8 +108,8 @@ impl Progress {
     }
 }
 
-/// Waits until `missing` returns `None`. After `patience`, returns an error that describes the last result of
-/// `missing`.
+/// Waits until `missing` returns `None`, by calling it again and again. After `patience`, returns an error that
+/// describes the last result of `missing`. Returns the first error of `missing` immediately.
 fn wait<T>(
     operation: &'static str,
     patience: Duration,
