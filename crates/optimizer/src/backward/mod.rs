@@ -83,7 +83,8 @@ impl NodeGradients {
         self.0.get_mut(&node.id()).and_then(Option::take)
     }
 
-    /// Adds a gradient of `argument` if `argument` depends on a variable. Otherwise `gradient` is not called.
+    /// Adds a gradient of `argument` if `argument` depends on a variable. Otherwise `gradient` is not called. Returns
+    /// an error if the shape or dtype of the gradient differs from that of `argument`.
     fn add(&mut self, argument: &Tensor, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
         self.add_to(argument, |before| {
             let gradient = gradient()?;

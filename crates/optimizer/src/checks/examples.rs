@@ -39,12 +39,12 @@ pub(crate) struct ExamplesCheck {
 }
 
 impl ExamplesCheck {
-    /// Checks a step, and returns a warning at most once. `batches` contains the number of examples and the number of
-    /// rows of each batch.
+    /// Checks a step. Returns a warning, at most once. `batches` contains the number of examples and the number of rows
+    /// of each batch.
     ///
     /// The number of tokens differs between replicas even if the number of rows does not. If all replicas pass the same
-    /// number although their numbers of rows differ, it counts neither rows nor tokens. The exception is a number
-    /// larger than the rows of any step so far: such batches are probably filled up to a fixed number of tokens.
+    /// number although their numbers of rows differ, that number counts neither rows nor tokens. The exception is a
+    /// number larger than the rows of any step so far: such batches are probably filled up to a fixed number of tokens.
     pub(crate) fn warning(&self, batches: impl Iterator<Item = (usize, usize)> + Clone) -> Option<String> {
         if self.done.load(Ordering::Relaxed) {
             return None;

@@ -6,7 +6,8 @@ use distribute_base::Result;
 use distribute_base::internal::{Number, ReplicaGradient, with_elements};
 use distribute_core::strategy::Wire;
 
-/// Returns `true` if all gradients of a replica that are on the host are finite. Gradients on devices are ignored.
+/// Returns `true` if all gradients of a replica that are on the host are finite, also in the type in which they are
+/// sent. Gradients on devices are ignored.
 pub(crate) fn all_finite(parameters: &Parameters, gradients: &[Option<ReplicaGradient>]) -> Result<bool> {
     for ((_, variable), gradient) in parameters.variables.iter().zip(gradients) {
         if let Some(gradient) = gradient
@@ -20,7 +21,7 @@ pub(crate) fn all_finite(parameters: &Parameters, gradients: &[Option<ReplicaGra
 }
 
 /// Returns the position and the value of the first element that is not finite in a gradient on the host, which is sent
-/// in the type `wire`.
+/// in the type `wire`. The value of an element that is too large for `wire` is an infinity.
 pub(crate) fn first_in_gradient(
     gradient: &ReplicaGradient,
     variable: &Var,
@@ -50,7 +51,8 @@ pub(crate) fn first_in_tensor(tensor: &Tensor) -> Result<Option<(usize, f64)>> {
     })
 }
 
-/// Returns the first element whose absolute value is not below `limit`.
+/// Finds the first element that is NaN or not below `limit` in absolute value. Returns its index, and NaN or the
+/// infinity with its sign.
 fn first<F: Number>(values: &[F], limit: F) -> Option<(usize, f64)> {
     /// The number of elements that are checked at once, without branches.
     const RUN: usize = 1024;

@@ -44,8 +44,8 @@ pub(crate) struct NotFiniteCount {
 }
 
 impl NotFiniteCount {
-    /// Counts a step that was not finite. Returns `true` if it should be reported, which applies to the first
-    /// consecutive step, the tenth, the hundredth and so on.
+    /// Counts a step that was not finite. Returns `true` if it should be reported, which applies to the first of
+    /// consecutive steps, the tenth, the hundredth and so on.
     pub(crate) fn record(&self) -> bool {
         let count = 1 + self.in_a_row.fetch_add(1, Ordering::Relaxed);
         10u64.pow(count.ilog10()) == count
@@ -80,9 +80,10 @@ pub(crate) struct NotFiniteReport {
     pub(crate) text: String,
 }
 
-/// Returns a report on the first replica of this process whose loss or gradients on the host are not finite. For each
-/// replica, `all` contains the loss, summed over the examples, and the gradients. Reads all gradients and all
-/// variables.
+/// Returns a report on the first replica of this process whose loss or gradients on the host are not finite; `None` if
+/// there is none. For each replica, `all` contains the loss, summed over the examples, and the gradients. `step` and
+/// `number` are the sequence numbers of the run and of the optimizer's step. To describe the origin of the number,
+/// variables are read on the host, to which they are first copied from devices.
 pub(crate) fn report(
     parameters: &Parameters,
     all: &[(f64, &[Option<ReplicaGradient>])],

@@ -34,7 +34,7 @@ impl PendingLosses {
     /// losses in groups of up to 32.
     ///
     /// # Errors
-    /// Returns the errors of candle for a device.
+    /// Returns candle's error if a loss cannot be read from its device.
     pub(crate) fn push(&self, loss: StepLoss<Tensor>) -> Result<Vec<StepLoss<f64>>> {
         let mut waiting = lock(&self.0);
         waiting.losses.push(loss);

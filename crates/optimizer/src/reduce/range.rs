@@ -106,7 +106,8 @@ impl<F: Number> GradientRange<'_, F> {
         }
     }
 
-    /// Writes the weighted sum over the replicas to `out`. The summands are added in the order of replica ids.
+    /// Writes the weighted sum over the replicas to `out`. The summands are added in the order of a balanced binary
+    /// tree over the replicas; see [`fold_scaled`]. The summands and the sum are rounded.
     fn fold(&self, replicas: &[&[F]], at: Range<usize>, out: &mut [F]) {
         if self.rounding != Rounding::default() {
             let mut rounded: Vec<F> = replicas.iter().flat_map(|g| &g[at.clone()]).copied().collect();

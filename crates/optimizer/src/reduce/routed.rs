@@ -11,12 +11,13 @@ use distribute_collective::group::{GroupCall, numbers};
 use distribute_core::internal::failure;
 use std::borrow::Cow;
 
-/// Sends the rows of the given tables to their owners. Adds to `summed` the rows that this worker owns, of the replicas
-/// of all workers.
+/// Sends the rows of the given tables to their owners. Adds to `summed` the rows that this worker owns, from the
+/// replicas of all workers.
 ///
 /// # Errors
 /// - The same error on all workers: a worker disconnects, times out or fails.
 /// - [`Error::Tensor`]: a worker has sent something else than rows.
+/// - An error on this worker only: its own rows cannot be split by owner.
 pub(crate) fn exchange<'b>(
     calling: &mut GroupCall<'_>,
     parameters: &'b Parameters,
@@ -70,8 +71,9 @@ pub(crate) fn exchange<'b>(
     Ok(())
 }
 
-/// Adds the sums of squares of the rows that other workers own, in the order of rows. The total is therefore
-/// bit-identical to that of a single worker. `mine` contains the sums of this worker's gradients.
+/// Returns `mine`, the sums of squares of this worker's gradients, together with those of the rows that other workers
+/// own, in the order of rows. The total is therefore bit-identical to that of a single worker. `calling` is called only
+/// if a variable has such rows; if it returns `None`, there are no other workers.
 ///
 /// # Errors
 /// - The same error on all workers: a worker disconnects or times out.

@@ -53,7 +53,7 @@ impl<'a, F> RowRange<'a, F> {
         self.height
     }
 
-    /// Returns the index of the first row in the complete table.
+    /// Returns the index, in the complete table, of the first row of the range.
     pub(crate) fn first(&self) -> usize {
         self.first
     }

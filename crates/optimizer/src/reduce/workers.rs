@@ -75,7 +75,7 @@ pub(crate) fn exchange<'b>(
     Ok(all.restrict_to(parameters.partition.as_deref()))
 }
 
-/// The weight of a term of the sum, and its packs.
+/// A term of the sum: its weight, and its packed gradients.
 type Packs = (f64, Arc<PackedGradients>);
 
 impl<'b> Exchange<'_, 'b> {

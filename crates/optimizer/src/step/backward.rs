@@ -138,7 +138,8 @@ pub(crate) fn mean(losses: &[(Tensor, usize)]) -> Result<Option<Tensor>> {
     Ok(Some(Tensor::stack(&weighed, 0)?.sum_all()?.to_dtype(last.dtype())?))
 }
 
-/// Returns the sum of the losses of `examples` examples, given their mean.
+/// Returns the sum of the losses of `examples` examples, given their mean. Returns an error if the dtype of the mean
+/// cannot represent that number.
 fn sum_from_mean(mean: &Tensor, examples: usize) -> Result<Tensor> {
     let dtype = mean.dtype();
     if !matches!(dtype, DType::F32 | DType::F64) {

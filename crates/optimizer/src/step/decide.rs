@@ -76,7 +76,8 @@ impl StepLog {
 }
 
 impl Inner {
-    /// Decides about the step on replica 0, for all replicas.
+    /// Decides about the step on replica 0, for all replicas. Adds the step's warnings to `log`, adapts the loss scale,
+    /// and records the examples and the loss in the strategy's statistics.
     ///
     /// # Errors
     /// - The error with which the step must fail on all replicas.
@@ -140,7 +141,7 @@ impl Inner {
     /// call. They are then checked.
     ///
     /// # Errors
-    /// Returns the errors of candle for a device. The step has been applied even then.
+    /// Returns candle's error if a loss cannot be read from its device. The step has been applied even then.
     pub(crate) fn record_pending_loss(&self, log: &mut StepLog, number: u64, loss: Tensor) -> Result<()> {
         let step = log.step;
         for StepLoss { step, number, loss } in
@@ -163,7 +164,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns the number of steps before this one, and the learning rate of this step.
+    /// Returns the number of steps before this one, and the learning rate of this step. Returns an error if the workers
+    /// differ in one of the two or in their loss scale, or if the state of a worker is incomplete.
     fn number_and_rate(&self, operation: &'static str, all: &[&StepHeader]) -> Result<(u64, f64)> {
         let finished = self.finished_steps();
         let workers: Vec<_> = all.iter().filter_map(|header| header.position.as_ref()).collect();
@@ -212,7 +214,8 @@ impl Inner {
         Ok((finished, rates[0]))
     }
 
-    /// Returns a report on the first replica, over all workers, whose loss or gradients are not finite.
+    /// Returns a report on the first replica, over all workers, whose loss or gradients are not finite; `None` if there
+    /// is none. Exchanges the reports of all workers.
     fn report_not_finite(
         &self,
         sync: &StepSync<'_>,
@@ -233,7 +236,8 @@ impl Inner {
         Ok(records.iter().find_map(|record| postcard::from_bytes(record).ok().flatten()))
     }
 
-    /// Reports variables that have no gradient on any replica. Only called in the first step.
+    /// Reports variables that have no gradient on any replica, as a warning or as an error. Only called in the first
+    /// step.
     fn check_missing_gradients(&self, log: &mut StepLog, all: &[&StepHeader]) -> Result<()> {
         if self.missing_gradients != MissingGradients::Quiet {
             let names = self.variable_names().enumerate();
@@ -267,8 +271,9 @@ impl Inner {
         }
     }
 
-    /// Decides about a step in which losses or gradients are not finite. `overflow` tells that only gradients are not,
-    /// which is usual with a loss scale. `report` finds the first replica that has them.
+    /// Decides about a step in which losses or gradients are not finite. `overflow` is whether all losses are finite
+    /// and only gradients are not, which is usual with a loss scale. `report` finds the first replica that has such
+    /// numbers.
     fn decide_not_finite(
         &self,
         log: &mut StepLog,

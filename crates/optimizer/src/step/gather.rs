@@ -90,7 +90,7 @@ fn exchange(
 }
 
 impl GatheredStep {
-    /// Describes the differences between the workers' settings; `None` if there are none.
+    /// Returns a description of the differences between the workers' settings; `None` if there are none.
     pub(crate) fn differences(&self) -> Option<&str> {
         match self.all.as_deref() {
             Some(Gathered::Differ(differences)) => Some(differences),
@@ -111,7 +111,8 @@ impl GatheredStep {
         self.mine.iter().any(|of| of.has_pending_losses())
     }
 
-    /// Returns the contributions of this process's replicas, with all gradients and losses on the host.
+    /// Returns the contributions of this process's replicas, with all gradients and losses on the host. Waits for
+    /// devices that have some of them.
     pub(crate) fn on_host(&self, parameters: &Parameters) -> Result<Vec<Arc<ReplicaGradients>>> {
         let host = |of: &Arc<ReplicaGradients>| of.to_host(parameters).map(Arc::new);
         self.mine.iter().map(host).collect()

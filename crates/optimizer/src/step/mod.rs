@@ -142,7 +142,8 @@ impl Inner {
         })
     }
 
-    /// Acquires the right to change the state, and exchanges gradients with the other workers.
+    /// Acquires the right to change the state, copies variables and slots to the host if the step updates them there,
+    /// and exchanges gradients with the other workers.
     fn exchange<'a: 'b, 'b>(
         &'a self,
         log: &StepLog,
@@ -171,7 +172,8 @@ impl Inner {
         exchanged.inspect_err(|error| abort_on(calling, error))
     }
 
-    /// Counts the step, and returns its loss on the device of the replica.
+    /// Counts the step as an update of the strategy, refreshes this replica's copies of the variables, and returns the
+    /// loss of the step on the device of the replica.
     fn finish(
         &self,
         ctx: &ReplicaContext,

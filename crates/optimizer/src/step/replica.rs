@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub(crate) struct ReplicaGradients {
     pub(crate) header: StepHeader,
     /// The gradient of each variable, on the host or on the replica's device; `None` if the loss does not depend on the
-    /// variable.
+    /// variable, or has no weight.
     pub(crate) gradients: Vec<Option<ReplicaGradient>>,
     /// The mean losses on a device, each with its number of examples; `None` after they have been read into the header.
     pending: Option<Vec<(Tensor, usize)>>,
@@ -30,7 +30,7 @@ pub(crate) struct ReplicaGradients {
 impl ReplicaGradients {
     /// Prepares the gradients on the replica's own thread: applies transforms and adds up rows that occur more than
     /// once. Gradients of variables with a copy in `on_device` stay on the replica's device. If there are such
-    /// variables and only one replica, the loss also stays there.
+    /// variables, the loss also stays there, unless there are several replicas or gradients are checked.
     pub(crate) fn new(optimizer: &Inner, mine: ReplicaLosses, on_device: &[Option<&Var>]) -> Result<Self> {
         let ReplicaLosses { gradients, bucket, weighting, losses, dtype, .. } = mine;
         let parameters = &*optimizer.parameters;
@@ -64,7 +64,7 @@ impl ReplicaGradients {
         Ok(made)
     }
 
-    /// Returns the mean loss over this replica's examples; `None` if it has already been read.
+    /// Returns the mean loss over this replica's examples; `None` if it has already been read or there are no examples.
     pub(crate) fn pending_loss(&self) -> Result<Option<Tensor>> {
         self.pending.as_deref().map_or(Ok(None), backward::mean)
     }
@@ -88,7 +88,8 @@ impl ReplicaGradients {
         Ok(())
     }
 
-    /// Undoes the loss scale, and applies the transforms that precede the reduction.
+    /// Undoes the loss scale, and applies the transforms that precede the reduction. Gradients of a sum of losses
+    /// become gradients of the mean loss.
     fn transform(&mut self, optimizer: &Inner, on_device: &[Option<&Var>]) -> Result<()> {
         let unscale = 1. / optimizer.loss_scaling.factor().unwrap_or(1.);
         // Users clip the gradient of the mean, whose norm does not grow with the per-replica batch.

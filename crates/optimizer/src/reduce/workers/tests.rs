@@ -8,10 +8,10 @@ use distribute_nn::{Linear, linear};
 use distribute_strategies::{MirroredStrategy, MultiWorkerMirroredStrategy};
 use distribute_testing::watched;
 
-/// Large enough that each weight is a pack of its own.
+/// A width at which each weight is a separate pack.
 const WIDTH: usize = 264;
 const STEPS: usize = 6;
-/// The steps in which a model is used otherwise than in those before.
+/// The indices of the steps in which the model is used in a different way than in the others.
 const OTHER: [usize; 2] = [2, 3];
 
 /// The reason why gradients are not sent early, in some steps or all.
@@ -74,7 +74,7 @@ impl Model {
     }
 }
 
-/// Returns the weights, as bits.
+/// Trains a model, and returns the bits of its weights.
 fn train(strategy: &Strategy, case: Case, sharded: bool) -> Result<Vec<Vec<u32>>> {
     let model = strategy.replicate(|vb: VarBuilder| Model::new(vb))?;
     let mut optimizer = Momentum::new(&model.variables, 0.1)?;
@@ -96,7 +96,7 @@ fn train(strategy: &Strategy, case: Case, sharded: bool) -> Result<Vec<Vec<u32>>
     optimizer.inner.parameters.variables.iter().map(|(_, variable)| bits(variable)).collect()
 }
 
-/// Returns the number of steps in which gradients were sent after the headers.
+/// Returns the sequence numbers of the steps in which gradients were sent after the headers.
 fn late(strategy: &Strategy) -> Vec<u64> {
     let group = strategy.extended().group().unwrap();
     let mut late: Vec<_> = group
