@@ -20,7 +20,7 @@ struct AllReduce {
     reach: Option<f64>,
 }
 
-/// Returns figures for 2 replicas at the sizes in DESIGN.md, and for more replicas than cores.
+/// Returns figures for 2 replicas, some of which have targets, and for more replicas than cores.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     use ReduceOp::{Mean, Sum};
     let figure = |op, replicas, bytes, estimate, reach| {

@@ -11,8 +11,8 @@ struct EmptyStep {
     replicas: usize,
 }
 
-/// Returns figures for 2 replicas, as in DESIGN.md, and for more replicas than cores, to check that waiting does not
-/// cost more than working.
+/// Returns figures for 2 replicas, and for more replicas than cores, to check that waiting does not cost more than
+/// working.
 pub fn figures() -> Vec<Box<dyn Figure>> {
     [2, 4, 8].into_iter().map(|replicas| Box::new(EmptyStep { replicas }) as Box<dyn Figure>).collect()
 }

@@ -64,7 +64,8 @@ pub enum Role {
 /// The name, the meaning and the targets of a figure.
 #[derive(Clone, Debug)]
 pub struct About {
-    /// The name for `--filter`, with words joined by `_`. The peers' scripts use the same name.
+    /// The name for `--filter`, with words joined by `_`. The peers' scripts use the same name, unless
+    /// [`Figure::peers`] returns another one.
     pub name: String,
     /// The unit of the values.
     pub unit: &'static str,
@@ -110,7 +111,8 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// Returns the number of calls that fill a round, if each takes about `estimate` seconds.
+    /// Returns the number of calls that fill a round, if each takes about `estimate` seconds: at least 8, and at most
+    /// 1,000,000.
     pub fn calls(&self, estimate: f64) -> usize {
         ((self.seconds / estimate) as usize).clamp(8, 1_000_000)
     }

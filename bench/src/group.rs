@@ -63,7 +63,7 @@ impl Group {
     /// Stops all processes. Returns when the leader has stopped or exited.
     ///
     /// # Errors
-    /// Returns an error if this takes too long.
+    /// Returns an error if the group has no processes, or if the leader does not stop within 10 seconds.
     pub fn stop(&self) -> Result<()> {
         let leader = self.send(Signal::STOP)?;
         let deadline = Deadline::after(ARRIVES_WITHIN);
@@ -105,7 +105,8 @@ impl Group {
     }
 }
 
-/// The fallback for other systems. All processes continue to run, and only the program is killed.
+/// The fallback for other systems, where these methods do nothing. Processes that are stopped continue to run, and
+/// [`Program`](super::program::Program) kills only the program itself.
 #[cfg(not(unix))]
 impl Group {
     pub fn stop(&self) -> Result<()> {

@@ -190,7 +190,8 @@ impl Point {
     }
 }
 
-/// Measures the point `growth/AXIS/AT/ROUNDS/SECONDS` in the child process, and prints it.
+/// Measures the point `growth/AXIS/AT/ROUNDS/SECONDS` in the child process, and prints the measurement as a line of
+/// JSON.
 pub fn child(name: &str) -> Result<()> {
     let refused = || invalid(format!("--child knows no {name:?}"));
     let parts: Vec<_> = name.split('/').collect();
@@ -236,8 +237,8 @@ fn dense_bytes(parameters: usize, replicas: usize) -> f64 {
     parameters as f64 * FLOAT * (3. * replicas as f64 + 2.)
 }
 
-/// Returns the number of bytes that the MLP's activations add in forward and backward. Each activation is written once
-/// and read once.
+/// Returns the number of bytes that a step of the MLP moves: those of its parameters ([`dense_bytes`]), and those of
+/// its activations and their gradients, each of which is written once and read once.
 fn mlp_bytes(batch: usize, replicas: usize) -> f64 {
     let activations = batch * (784 + 2 * (512 + 256 + 10));
     dense_bytes(MLP_PARAMETERS, replicas) + 2. * FLOAT * activations as f64

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[derive(clap::Parser)]
 #[command(name = "distribute-bench", version)]
 pub struct Arguments {
-    /// Measure only figures whose name contains this
+    /// Measure only figures whose name contains this text
     #[arg(long)]
     pub filter: Option<String>,
     /// The number of rounds of each figure, of which the median is reported
@@ -61,7 +61,7 @@ pub struct Arguments {
     /// Write the peers' values to this file, for machines without the peers
     #[arg(long, requires = "peers", requires = "machine")]
     pub record: Option<PathBuf>,
-    /// A note in that file, with the machine and the day
+    /// A note in the file of --record, which describes the machine and the day
     #[arg(long)]
     pub machine: Option<String>,
     /// The part of a figure to run, in a separate process

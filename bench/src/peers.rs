@@ -33,8 +33,9 @@ const SCRIPTS: [&str; 7] = [
     "peer_mpi.py",
 ];
 
-/// Returns the entries of all peers: the scripts in `folder`, run with the given Python, and burn's program if it has
-/// been built.
+/// Returns the entries of all peers: the scripts in `folder`, run with the given Python, and burn's program, at the
+/// path in `DISTRIBUTE_PEER_BURN` or where cargo builds it. A program that cannot list its entries is reported on
+/// stderr and omitted. Returns an error if `folder` does not contain all scripts.
 pub fn entries(folder: &Path, python: &Path) -> Result<Vec<Entry>> {
     if let Some(missing) = SCRIPTS.iter().find(|script| !folder.join(script).is_file()) {
         return Err(invalid(format!(
@@ -133,7 +134,7 @@ impl Process {
         Ok(self)
     }
 
-    /// Runs one round of approximately this duration.
+    /// Resumes the process, runs one round of approximately this duration, and stops the process again.
     pub fn round(&mut self, seconds: f64) -> Result<Sample> {
         self.program.resume().map_err(failed)?;
         if let Some(stdin) = &mut self.stdin {

@@ -77,8 +77,8 @@ impl Program {
         self.group()?.resume()
     }
 
-    /// Returns the program's process group, or an error if the program has exited. After that, the system may reuse its
-    /// id.
+    /// Returns the program's process group, or an error if the program has exited, because the system may have given
+    /// its id to another process.
     fn group(&self) -> Result<Group> {
         match self.child.try_wait()? {
             None => Ok(Group::of(self.child.id())),
@@ -86,10 +86,10 @@ impl Program {
         }
     }
 
-    /// Returns the next line of output, or `None` if the program has exited.
+    /// Returns the next line of output, or `None` if the program has exited and all lines have been returned.
     ///
     /// # Errors
-    /// Returns an error if the deadline passes before that.
+    /// Returns an error if the deadline passes first.
     pub fn line(&mut self, deadline: Deadline) -> Result<Option<String>> {
         loop {
             match self.events.recv_timeout(deadline.remaining()) {
@@ -108,7 +108,7 @@ impl Program {
     /// Returns the remaining lines of output, after the program has exited.
     ///
     /// # Errors
-    /// - An error if the deadline passes before that.
+    /// - An error if the deadline passes before the program exits.
     /// - The last line of the program's standard error, if the program failed.
     pub fn rest(mut self, deadline: Deadline) -> Result<Vec<String>> {
         let mut lines = Vec::new();

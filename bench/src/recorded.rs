@@ -14,8 +14,8 @@ pub fn of(figure: &str) -> Vec<Rival> {
     lines.filter(|line| line["figure"] == figure).filter_map(|line| rival(&line)).collect()
 }
 
-/// Returns the lines to record for a figure, which contain its peers' values in this run. `machine` describes the
-/// machine and the day.
+/// Returns the lines to record for a figure, which contain its peers' values in this run. There are none if the figure
+/// compares losses. `machine` describes the machine and the day.
 pub fn lines(report: &Report, machine: &str) -> String {
     let measured =
         report.rivals.iter().filter(|r| r.role == Role::Peer && !r.in_process && r.recorded.is_none());

@@ -31,28 +31,29 @@ pub struct Rival {
     pub sent: Option<f64>,
     /// The role of the alternative in the comparison.
     pub role: Role,
-    /// Whether it was measured in this process.
+    /// Whether the alternative was measured in this process.
     pub in_process: bool,
-    /// The maximum difference between its losses and those of this library.
+    /// The maximum difference between the alternative's losses and those of this library, if losses are compared.
     pub difference: Option<f64>,
-    /// The machine and the day of the measurement, if it was not made in this run.
+    /// The machine and the day of the measurement, if the values are recorded, rather than measured in this run.
     pub recorded: Option<String>,
 }
 
 impl Report {
-    /// Returns the factor by which this library is better than the best peer.
+    /// Returns the factor by which the median of this library is better than that of the best peer. Returns `None` if
+    /// there is no peer, or if values must be equal.
     pub fn ratio(&self) -> Option<f64> {
         self.about.ratio(self.ours.median, self.best_peer()?.values.median)
     }
 
-    /// Compares the best round of this library with the best round of any peer. Even on a busy machine, these rounds
-    /// are undisturbed.
+    /// Returns the factor by which the best round of this library is better than the best round of any peer. Even on a
+    /// busy machine, these rounds are undisturbed. Returns `None` if there is no peer, or if values must be equal.
     pub fn best_ratio(&self) -> Option<f64> {
         let ratio = |rival: &Rival| self.about.ratio(self.best(&self.ours), self.best(&rival.values));
         self.of(Role::Peer).filter_map(ratio).min_by(f64::total_cmp)
     }
 
-    /// Returns the value of the best round.
+    /// Returns the best of the values of rounds. If values must be equal, this is the smallest.
     pub fn best(&self, values: &Summary) -> f64 {
         match self.about.better {
             Better::More => values.max,
@@ -60,7 +61,8 @@ impl Report {
         }
     }
 
-    /// Returns the alternatives, with this library's ratio to each, for plots.
+    /// Returns the alternatives, with this library's ratio to each, for plots. Omits those of which the figure is a
+    /// part.
     pub fn ratios(&self) -> Vec<(&Rival, f64)> {
         let ratio = |r: &Rival| self.about.ratio(self.ours.median, r.values.median);
         let compared = self.rivals.iter().filter(|rival| rival.role != Role::Whole);
@@ -71,7 +73,8 @@ impl Report {
         self.rivals.iter().filter(move |rival| rival.role == role)
     }
 
-    /// Returns `true` if all targets are reached. Returns `None` if a value for the comparison is missing.
+    /// Returns `true` if all targets are reached. Returns `None` if there are no targets, or if a value for a
+    /// comparison is missing.
     pub fn reached(&self) -> Option<bool> {
         let reached = self.about.targets.iter().map(|target| self.reaches(*target));
         reached
@@ -91,17 +94,18 @@ impl Report {
         })
     }
 
-    /// Returns the maximum difference between this library's losses and those of any peer.
+    /// Returns the maximum difference between this library's losses and those of any peer. Returns `None` if no losses
+    /// were compared.
     pub fn difference(&self) -> Option<f64> {
         self.rivals.iter().filter_map(|rival| rival.difference).max_by(f64::total_cmp)
     }
 
-    /// Returns the peer with the best median.
+    /// Returns the peer with the best median, or `None` if there is no peer.
     pub fn best_peer(&self) -> Option<&Rival> {
         self.library("")
     }
 
-    /// Returns the best of the peers whose names begin with `name`.
+    /// Returns the best of the peers whose names begin with `name`, or `None` if there are none.
     fn library(&self, name: &str) -> Option<&Rival> {
         let goodness = |rival: &&Rival| match self.about.better {
             Better::Less | Better::Same => -rival.values.median,

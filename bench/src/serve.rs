@@ -8,7 +8,8 @@ use distribute::{Error, Result};
 use serde_json::json;
 use std::io::BufRead;
 
-/// Prints the version. Then answers each line of `input`, which contains a number of seconds, with a round.
+/// Prints the version. Then answers each line of `input`, which contains a number of seconds, with the sample of a
+/// round of this length, or with the error if the line is not a number or the round fails.
 pub fn run(figure: &dyn Figure, input: impl BufRead) -> Result<()> {
     output::line(json!({ "version": env!("CARGO_PKG_VERSION") }).to_string())?;
     for line in input.lines() {

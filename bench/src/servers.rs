@@ -32,8 +32,9 @@ const CLIENTS: usize = 2;
 const ELEMENTS: usize = 4 << 20;
 const ROWS: usize = 1_000_000;
 const WIDTH: usize = 32;
-/// The number of rows in a request to all servers. `FEW` is the number in a request whose latency is measured.
+/// The number of rows in a lookup or scatter whose rate is measured, on all servers together.
 const BATCH: usize = 8192;
+/// The number of rows in a lookup whose latency is measured, on all servers together.
 const FEW: usize = 1024;
 
 const DENSE: &str = "dense";

@@ -7,8 +7,9 @@ use std::io::Error as IoError;
 use std::process::Command;
 use std::time::Duration;
 
-/// Starts this program again with `--child NAME`. Returns the line that it prints, and the time in seconds until it was
-/// printed.
+/// Starts this program again with `--child NAME`, and waits until it exits. Returns the line that it prints first, and
+/// the time in seconds until the line was printed. Returns an error if the program fails, prints nothing, or does not
+/// exit within `patience`.
 pub fn spawned(name: &str, patience: Duration) -> Result<(String, f64)> {
     let watch = Stopwatch::start();
     let io = |source| Error::Io { operation: format!("bench --child {name}"), source };
@@ -22,7 +23,7 @@ pub fn spawned(name: &str, patience: Duration) -> Result<(String, f64)> {
     Ok((line, seconds))
 }
 
-/// Returns the peak memory of this process, in MiB.
+/// Returns the peak memory of this process, in MiB. Returns an error on systems other than Linux.
 pub fn peak_mib() -> Result<f64> {
     let io = |source| Error::Io { operation: "reading /proc/self/status".into(), source };
     let status = std::fs::read_to_string("/proc/self/status").map_err(io)?;

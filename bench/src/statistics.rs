@@ -23,7 +23,8 @@ impl Summary {
     }
 }
 
-/// Returns a quantile, with linear interpolation between neighbouring values.
+/// Returns a quantile of sorted values, with linear interpolation between neighbouring values. If there are no values,
+/// returns NaN.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let place = q * last as f64;

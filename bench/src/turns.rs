@@ -25,8 +25,8 @@ impl Other {
     }
 }
 
-/// Measures a figure in the given number of rounds. A peer that fails is reported on stderr and omitted. If no peer is
-/// left, the recorded values are used.
+/// Measures a figure in the given number of rounds, after one round of this library that does not count. An alternative
+/// that fails is reported on stderr and omitted. If no peer in another process is left, the recorded values are added.
 pub fn measure(figure: &dyn Figure, effort: Effort, rounds: usize, peers: &[Entry]) -> Result<Report> {
     let (about, rounds) = (figure.about(), figure.rounds(rounds));
     let mut others: Vec<_> = figure.beside().into_iter().map(|b| (Other::Beside(b), Vec::new())).collect();
@@ -68,7 +68,7 @@ fn summary(samples: &[Sample]) -> Summary {
     Summary::of(&samples.iter().map(|sample| sample.value).collect::<Vec<_>>())
 }
 
-/// Returns the number of bytes sent per step, if the samples contain it.
+/// Returns the median of the numbers of bytes sent per step, if the samples contain any.
 fn sent(samples: &[Sample]) -> Option<f64> {
     let all: Vec<_> = samples.iter().filter_map(|sample| sample.sent).collect();
     (!all.is_empty()).then(|| Summary::of(&all).median)

@@ -20,7 +20,7 @@ fn command(options: &[&str]) -> Command {
     command
 }
 
-/// Returns the lines that it prints.
+/// Runs a command that must succeed. Returns the lines of JSON that the command prints.
 fn lines(command: Command) -> Vec<Value> {
     let (text, _) = child::output(command, PATIENCE);
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()

@@ -129,7 +129,7 @@ fn programs(all: &[(&str, &str)]) -> tempfile::TempDir {
     folder
 }
 
-/// Returns the error with these programs.
+/// Runs the benchmark with the given `PATH`, which must make it fail. Returns the error that it prints.
 fn refused(path: &Path, options: &[&str]) -> String {
     let mut command = bench(options);
     command.env("PATH", path);

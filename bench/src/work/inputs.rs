@@ -74,8 +74,8 @@ const IMAGES: usize = 60_000;
 const PIXELS: usize = 784;
 const ROOTS: usize = 3;
 
-/// Computes `v[j] = (j + 1) (1 + i mod 16)` for 4096 values of j, takes the square root several times, and selects
-/// every 64th element.
+/// Computes `v[j] = (j + 1) (1 + i mod 16)` for 4096 values of j, takes the square root three times, and selects every
+/// 64th element.
 fn costly(i: i64) -> HostTensor {
     let factor = (1 + i % 16) as f64;
     let mut v: Vec<f64> = (1..4097).map(|j| f64::from(j) * factor).collect();
@@ -85,8 +85,8 @@ fn costly(i: i64) -> HostTensor {
     HostTensor::vector(v.into_iter().skip(63).step_by(64).collect::<Vec<_>>())
 }
 
-/// Returns the sum of all elements. Integers are added directly, floats as floor(x 2^20), and names as the sum of their
-/// bytes.
+/// Returns the sum of all elements of host tensors. Integers are added directly, floats as floor(x 2^20), and strings
+/// as the sum of their bytes.
 pub fn checksum(nest: impl Nest) -> i64 {
     nest.into_tree().leaves().into_iter().map(of_leaf).sum()
 }

@@ -64,7 +64,8 @@ impl<M: Model> Training<M> {
         Self::by(MirroredStrategy::cpus(replicas)?, rate, batch)
     }
 
-    /// Creates a training run on the replicas of a strategy. Each replica gets its part of a global batch.
+    /// Creates a training run on the replicas of a strategy. `batch` is the number of examples in a global batch, of
+    /// which each replica gets an equal part.
     pub fn by(strategy: Strategy, rate: f64, batch: usize) -> Result<Self> {
         let model = strategy.replicate(M::new)?;
         M::set_formula(&model.variables)?;

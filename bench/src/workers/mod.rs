@@ -4,9 +4,9 @@
 //! | module | contents |
 //! |---|---|
 //! | [`start`] | starts the processes of one round, and takes the measurement of worker 0 |
-//! | [`place`] | the order of such a process: its rank, the address of worker 0, and its work |
-//! | [`child`] | that process |
-//! | [`sum`], [`train`] | its work |
+//! | [`place`] | the order for such a process: its rank, the addresses of the workers, and its work |
+//! | [`child`] | a process that obeys this order |
+//! | [`sum`], [`train`] | the work of a process |
 //! | [`sent`] | the number of bytes that a host has sent to others |
 //! | [`mod@figures`] | the figures of two processes |
 //! | [`link`] | `--link`: training on two hosts, with a link of limited rate between them |

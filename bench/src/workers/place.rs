@@ -69,7 +69,7 @@ impl Communication {
     }
 }
 
-/// The work of all workers. Each takes approximately the given number of seconds.
+/// The work of the workers. Each kind of work takes approximately the given number of seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
     /// All-reduces of vectors of the given size in bytes.

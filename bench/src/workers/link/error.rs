@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// The two hosts cannot be created or linked. Any that were created have been removed.
+/// An error because the two hosts cannot be created or linked. Any that were created have been removed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// A required program is missing.
@@ -14,7 +14,7 @@ pub enum LinkError {
         tool: &'static str,
         /// The Debian package that contains it.
         package: &'static str,
-        /// The error of the operating system.
+        /// The operating system's error.
         source: io::Error,
     },
     /// This process is not allowed to create a namespace.
@@ -23,7 +23,7 @@ pub enum LinkError {
          namespaces of their own, as `unshare --user --map-root-user distribute-bench --link …`"
     )]
     NotAllowed {
-        /// The error of `unshare`.
+        /// The error that `unshare` reported.
         source: io::Error,
     },
     /// The kernel cannot limit a device.
@@ -34,7 +34,7 @@ pub enum LinkError {
     Limit {
         /// The command that failed.
         command: String,
-        /// The error of `tc`.
+        /// The error that `tc` reported.
         source: io::Error,
     },
     /// The devices cannot be created.
@@ -44,7 +44,7 @@ pub enum LinkError {
     Device {
         /// The command that failed.
         command: String,
-        /// The error of `ip`.
+        /// The error that `ip` reported.
         source: io::Error,
     },
 }

@@ -23,7 +23,8 @@ const PROMPT: Duration = Duration::from_secs(30);
 /// Two hosts and the link between them.
 ///
 /// The namespaces have no names, so the kernel removes them and their devices when the last process in them exits. The
-/// first process in each is a keeper. It exits when this is dropped, or when this process exits for any reason.
+/// first process in each is a keeper. A keeper exits when the `Network` is dropped, or when this process exits for any
+/// reason.
 pub struct Network {
     hosts: Hosts,
     _keepers: [Keeper; 2],

@@ -13,9 +13,9 @@ use std::marker::PhantomData;
 
 const WORKERS: usize = 2;
 
-/// The name of the bound for the time of a step without sending.
+/// The name of the bound on steps per second that computing alone sets.
 pub const COMPUTING: &str = "computing alone";
-/// The name of the bound for the time of a step without computing.
+/// The name of the bound on steps per second that sending alone sets.
 pub const SENDING: &str = "sending alone";
 
 /// The figure for training on two hosts.
