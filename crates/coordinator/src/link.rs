@@ -14,7 +14,7 @@ use std::time::Duration;
 /// The timeout of one attempt to reach a worker.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The timeout for a worker's answer to a coordinator. It may need to connect to parameter servers first.
+/// The timeout for a worker's answer to a coordinator. The worker may need to connect to parameter servers first.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The maximum time that a message waits until it can be sent.

@@ -252,7 +252,8 @@ impl ServeBuilder {
     }
 }
 
-/// Returns the server that replicates a task: the next server, or the first one if the task is the last.
+/// Returns the server that replicates a task: the next server, or the first one if the task is the last. Fails if there
+/// is only one server.
 fn follower(cluster: &ClusterSpec, task: &Task) -> Result<Task> {
     let mut all = cluster.task_indices(&Job::Ps)?;
     all.sort_unstable();

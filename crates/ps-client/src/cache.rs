@@ -117,7 +117,7 @@ impl HostCache {
 
 /// Requests in flight that refresh some caches.
 pub(crate) struct Fetch {
-    /// The caches to be refreshed, each with its number of shards. They are not kept alive.
+    /// The caches to be refreshed, each with its number of shards. A fetch does not keep caches alive.
     caches: Vec<(Weak<HostCache>, usize)>,
     answers: PendingReplies,
 }

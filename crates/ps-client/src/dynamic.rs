@@ -66,6 +66,11 @@ impl Dynamic {
     }
 
     /// Reads the rows of `ids`. Each row is read once, even if its id is repeated.
+    ///
+    /// # Errors
+    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the rows on a server have a different
+    ///   shape or dtype.
     pub fn read_unique(&self, operation: &'static str, ids: &[i64]) -> Result<UniqueRows> {
         self.row_read(operation, ids)?.send(operation)
     }
@@ -129,6 +134,10 @@ impl Dynamic {
     }
 
     /// Reads all ids that have a row, in ascending order, with their values and slots.
+    ///
+    /// # Errors
+    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): a server has lost its table.
     pub fn rows(&self, operation: &'static str) -> Result<DynamicState> {
         let mut parts = vec![DynamicState {
             ids: Vec::new(),
@@ -174,6 +183,10 @@ impl Dynamic {
     /// Sets the values of `ids`, and removes all other rows. `used` contains the [uses](DynamicState::used) of each id.
     /// Existing rows keep their slots; new rows get initial slots. Logs a warning if a server does not have enough
     /// space for all rows.
+    ///
+    /// # Errors
+    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer. Some of the rows may have been
+    ///   set.
     pub fn set_values(
         &self,
         operation: &'static str,
@@ -200,6 +213,10 @@ impl Dynamic {
 
     /// Sets the slots of `ids`. Ids without a row get a row. Logs a warning if a server does not have enough space for
     /// all rows.
+    ///
+    /// # Errors
+    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer. Some of the slots may have been
+    ///   set.
     pub fn set_slots(
         &self,
         operation: &'static str,

@@ -65,8 +65,8 @@ pub struct RunningStep<'a>(&'a Session);
 struct WriteGuard<'a>(&'a Session);
 
 impl Session {
-    /// Creates a session. For each update, a thread waits at most the timeout of `channels` for the servers'
-    /// acknowledgement.
+    /// Creates a session in which values may lack up to `staleness` of this process's updates. A thread waits for
+    /// another one that is writing values for at most `staleness + 2` timeouts of `channels`.
     pub(crate) fn new(channels: Channels, staleness: usize) -> Self {
         // All updates in flight, the one that is being added, and the fetch after them.
         let most = u32::try_from(staleness).unwrap_or(u32::MAX).saturating_add(2);

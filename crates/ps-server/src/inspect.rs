@@ -31,7 +31,7 @@ pub struct Inspection {
 pub struct Damage {
     /// The damaged file, or the path of a missing one.
     pub path: PathBuf,
-    /// The range of unreadable bytes.
+    /// The range of unreadable bytes; empty if a file is missing.
     pub bytes: Range<u64>,
     /// A description of the damage, formulated as the end of a sentence that begins with the name of the file.
     pub reason: String,

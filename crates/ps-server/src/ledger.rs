@@ -84,7 +84,7 @@ impl Ledger {
         self.windows.lock().clients().collect()
     }
 
-    /// Restores the record of a client.
+    /// Restores the record of a client, and replaces an existing one.
     pub fn restore(&self, pushes: &ClientPushes) -> Result<(), Error> {
         self.windows.lock().restore(pushes)
     }

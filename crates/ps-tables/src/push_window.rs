@@ -177,7 +177,8 @@ impl PushWindows {
         })
     }
 
-    /// Restores the record of a client.
+    /// Restores the record of a client, and replaces an existing one. To make room, the record of another client may be
+    /// discarded.
     ///
     /// # Errors
     /// - [`Error::TooManyClients`]: no client's record can be discarded.

@@ -125,7 +125,7 @@ impl Resources {
         self.dropped[worker].drain(..)
     }
 
-    /// Returns whether a worker has created the resources of a call.
+    /// Returns whether the resources of a call are ready on a worker, have not been created there yet, or have failed.
     pub fn availability(&self, worker: usize, call: &Call) -> Availability {
         for id in call.resources() {
             match self.all.get(&id).map(|resource| &resource.states[worker]) {

@@ -93,8 +93,8 @@ impl Queue {
         }
     }
 
-    /// Returns the next task. Closures come after all other tasks. Call [`finish`](Self::finish) before calling this
-    /// again.
+    /// Returns the next task, with the flag that cancels it; `None` if there is none. Closures come after all other
+    /// tasks. Call [`finish`](Self::finish) before calling this again.
     #[expect(clippy::should_implement_trait, reason = "the next one depends on what was finished")]
     pub fn next(&mut self) -> Option<(Task, Cancellation)> {
         let cancellation = Cancellation::default();
@@ -118,7 +118,7 @@ impl Queue {
         !self.done.is_empty()
     }
 
-    /// Removes and returns results, up to approximately `bytes` bytes in total.
+    /// Removes and returns results, up to approximately `bytes` bytes in total, but at least one if there are any.
     pub fn take_done(&mut self, bytes: usize) -> Vec<Done> {
         let (mut taken, mut sum) = (Vec::new(), 0);
         while let Some(done) = self.done.pop_front() {

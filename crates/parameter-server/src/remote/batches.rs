@@ -53,7 +53,7 @@ pub(super) struct DatasetPosition {
 pub(super) trait Resumable: Send + Sync {
     fn dataset_position(&self) -> DatasetPosition;
 
-    /// Resumes at the position `at`.
+    /// Resumes at the position `at`. Abandons the current pass.
     fn resume_at(&self, at: DatasetPosition) -> Result<()>;
 }
 

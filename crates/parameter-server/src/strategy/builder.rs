@@ -185,6 +185,9 @@ impl ParameterServerStrategyBuilder {
     }
 
     /// Returns the devices of this process's replicas.
+    ///
+    /// # Errors
+    /// Returns an error if a device name is not valid or the number of devices is out of range.
     #[doc(hidden)]
     pub fn resolved_devices(&self) -> Result<Vec<DeviceName>> {
         let devices = match &self.devices {
@@ -196,6 +199,9 @@ impl ParameterServerStrategyBuilder {
     }
 
     /// Checks and returns the communication options of the replicas.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: the timeout is zero.
     #[doc(hidden)]
     pub fn options(&self) -> Result<CommunicationOptions> {
         let options = CommunicationOptions { timeout: self.timeout, ..Default::default() };
@@ -204,6 +210,10 @@ impl ParameterServerStrategyBuilder {
     }
 
     /// Returns the resolver of the cluster.
+    ///
+    /// # Errors
+    /// - [`Error::Cluster`]: no resolver was set, and the environment variables that describe the cluster are
+    ///   incomplete or invalid.
     #[doc(hidden)]
     pub fn resolver(&self) -> Result<Arc<dyn ClusterResolver>> {
         match &self.resolver {
@@ -218,6 +228,9 @@ impl ParameterServerStrategyBuilder {
     }
 
     /// Creates the strategy of a task, after all servers have answered.
+    ///
+    /// # Errors
+    /// Returns the errors of [`build`](Self::build).
     #[track_caller]
     #[doc(hidden)]
     pub fn assemble(

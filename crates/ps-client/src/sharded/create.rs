@@ -103,8 +103,8 @@ impl CreationState {
 }
 
 impl CreationState {
-    /// Returns an error if a variable was previously partitioned into a different number of shards, because
-    /// its rows would be looked up on the wrong servers.
+    /// Checks that a variable was not previously partitioned in a different way, because its rows would be looked up on
+    /// the wrong servers. The tables are those that existed when this is called for the first time.
     fn reject_other_partition(&mut self, variable: &Sharded, is_dynamic: bool) -> Result<()> {
         if self.before.is_none() {
             self.list(&variable.channels)?;

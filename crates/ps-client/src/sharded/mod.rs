@@ -63,7 +63,7 @@ pub enum Initial {
     Value(HostTensor),
     /// Values that each server computes for its rows. They do not depend on the partition.
     Initialized(Initializer),
-    /// Values of a table of ids. A row is initialized when its id is used for the first time.
+    /// Values of a table of ids. The initial values of a row depend only on its id.
     Ids(Initializer, DynamicOptions),
 }
 
@@ -146,7 +146,7 @@ impl Sharded {
         &self.dims
     }
 
-    /// Returns the shards, in the order of their rows.
+    /// Returns the shards, in the order of their indices.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }

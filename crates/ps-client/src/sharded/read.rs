@@ -45,11 +45,17 @@ impl Sharded {
     }
 
     /// Reads rows in the order of `ids`. A row whose id is repeated is requested once.
+    ///
+    /// # Errors
+    /// Returns the errors of [`row_read`](Self::row_read) and [`read`](Self::read).
     pub fn read_rows(&self, operation: &'static str, ids: &[i64]) -> Result<HostTensor> {
         self.read_unique(operation, ids)?.in_order()
     }
 
     /// Reads the rows of `ids`. Each row is read once, even if its id is repeated.
+    ///
+    /// # Errors
+    /// Returns the errors of [`row_read`](Self::row_read) and [`read`](Self::read).
     pub fn read_unique(&self, operation: &'static str, ids: &[i64]) -> Result<UniqueRows> {
         self.row_read(operation, ids)?.send(operation)
     }

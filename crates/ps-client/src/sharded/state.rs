@@ -8,7 +8,8 @@ use distribute_tensor::HostTensor;
 use std::ops::Range;
 
 impl Sharded {
-    /// Reads the slots of the update rule, with their names. `count` is the number of slots.
+    /// Reads the slots of the update rule, with their names. `count` is the number of slots, from which the size of
+    /// requests is computed.
     pub fn slots(&self, operation: &'static str, count: usize) -> Result<Vec<(String, HostTensor)>> {
         let mut of_slots: Vec<(String, Vec<HostTensor>)> = Vec::new();
         for shard in &self.shards {
@@ -30,8 +31,8 @@ impl Sharded {
         of_slots.into_iter().map(|(name, parts)| Ok((name, self.join_shards(&parts)?))).collect()
     }
 
-    /// Sets the slots of the update rule. This never changes the values, even if other workers push at the
-    /// same time.
+    /// Sets the slots of the update rule. This never changes the values, even if other workers push at the same time.
+    /// After an error, the slots of some rows may have been set.
     pub fn set_slots(&self, operation: &'static str, slots: &[(String, HostTensor)]) -> Result<()> {
         for (number, shard) in self.shards.iter().enumerate() {
             let of_shard =

@@ -65,7 +65,7 @@ impl Sharded {
         self.channels.ask(operation, requests).map(drop)
     }
 
-    /// Removes the tables of the variable from the servers.
+    /// Removes the tables of the variable from the servers. After an error, some tables may have been removed.
     pub fn remove(&self) -> Result<()> {
         let remove = |shard: &Shard| ServerRequest {
             server: shard.server,

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// encoding.
 pub(crate) const MAX_REQUESTS: usize = 16_384;
 
-/// The position in a head of the flag whether the server has acknowledged a change of the client. The flag comes
+/// The position in a head of the flag that is set if the server has acknowledged a change of the client. The flag comes
 /// directly after the version, so that it can be set in a call that is sent again.
 const ACKNOWLEDGED: usize = 1;
 
@@ -98,8 +98,8 @@ impl Encoded {
     }
 }
 
-/// Sets the flag in the message of a call whether the server has acknowledged a change of the client, for an
-/// acknowledgement that arrives after the message was created.
+/// Sets the flag in the message of a call that means that the server has acknowledged a change of the client. This is
+/// for an acknowledgement that arrives after the message was created.
 pub(crate) fn acknowledge(message: &mut Message) {
     if message.head.get(ACKNOWLEDGED) == Some(&0) {
         let mut head = message.head.to_vec();

@@ -33,8 +33,12 @@ struct State {
 struct SendTurn<'a>(&'a SendOrder);
 
 impl SendOrder {
-    /// Sends a request over a connection other than `lost`. Over a new connection, all earlier requests are sent first.
-    /// Does nothing if another thread has already sent the request.
+    /// Sends a request over a connection other than `lost`. Over a new connection, all earlier requests without a
+    /// response are sent first. Does nothing if another thread has already sent the request.
+    ///
+    /// # Errors
+    /// Returns a [`ChannelError`] if the deadline has passed, if there is no connection, or if sending another request
+    /// has failed.
     pub fn send(
         shared: &Shared,
         call: &Call,

@@ -54,7 +54,7 @@ struct InFlightMessage {
 }
 
 impl PendingCall {
-    /// Sends a request.
+    /// Sends a request, whose space `permit` reserves until the response is received.
     pub fn send(
         shared: Arc<Shared>,
         described: String,

@@ -73,6 +73,11 @@ pub(crate) struct LogFacts {
 ///
 /// Damage is passed to `damaged`, also if `then` returns an error for a change. If `damaged` returns `Ok`, the damage
 /// is skipped.
+///
+/// # Errors
+/// - [`ReadError::Io`]: a file cannot be read.
+/// - [`ReadError::Old`]: a file has version 1 of the format.
+/// - The error that `damaged` returns.
 pub(crate) fn read(
     folder: &Path,
     firsts: &[u64],

@@ -152,6 +152,9 @@ impl Core {
 
     /// Saves all tables, so that earlier parts of the log can be removed. Changes to a table wait only while it is
     /// copied.
+    ///
+    /// # Errors
+    /// Returns a [`SnapshotError`] if the tables cannot be saved. The log is then kept.
     pub fn snapshot(&self) -> Result<(), SnapshotError> {
         let Some(log) = &self.log else { return Err(SnapshotError::InMemory) };
         let (folder, journal) = (log.journal.folder(), &log.journal);
