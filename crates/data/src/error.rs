@@ -56,7 +56,7 @@ pub enum Error {
     /// A pattern of file names matches no file.
     #[error("no file matches '{pattern}'")]
     NoFiles {
-        /// The pattern that was given.
+        /// The pattern, after the expansion of braces and without the secrets of a URL.
         pattern: String,
     },
     /// A file could not be written.
@@ -404,7 +404,7 @@ pub enum Error {
     DatasetFunction {
         /// The context with which the function was called.
         context: crate::InputContext,
-        /// The error that the function returned.
+        /// The error that the function returned, or its panic as text.
         #[source]
         cause: Cause,
     },
@@ -415,7 +415,7 @@ pub enum Error {
         step: u64,
         /// The index of the local replica.
         replica: usize,
-        /// The error that the function returned.
+        /// The error that the function returned, or its panic as text.
         #[source]
         cause: Cause,
     },

@@ -55,9 +55,9 @@ pub(crate) trait Operation: Send + Sync {
         self.inputs().first()?.spec(look)
     }
 
-    /// Returns a pipeline for computing only the first element. Its elements have the same spec. It has no
-    /// buffers, threads or caches, and takes no element away from later passes. Returns `None` if this operation
-    /// on such inputs is already such a pipeline.
+    /// Returns the pipeline that replaces this operation if only the first element is computed. Its elements have the
+    /// same spec, but it needs no buffer, thread or cache, and takes no element away from later passes. Returns `None`
+    /// if this operation needs no replacement, except for its inputs.
     fn lean(&self) -> Option<Pipeline> {
         None
     }
@@ -70,7 +70,9 @@ pub(crate) trait Operation: Send + Sync {
     /// Returns the behavior of the operation if each worker reads only some of the files.
     fn sharding(&self) -> Sharding;
 
-    /// Returns a worker's shard of a source of files or of a shard hint; `None` for all other operations.
+    /// Returns the pipeline that takes the place of this operation and its inputs in a worker's shard. Sources of
+    /// files, shard hints, and operations that are different on a shard, such as a cache file, have one. Returns `None`
+    /// for all other operations, whose inputs are then sharded.
     fn shard(&self, _shard: &WorkerShard) -> Option<Pipeline> {
         None
     }

@@ -12,8 +12,8 @@ use std::sync::Arc;
 pub(crate) enum Rows {
     /// The rows of a nest of tensors that the user keeps in memory. All leaves have `len` rows.
     Memory { tree: Tree<Leaf>, len: usize },
-    /// The rows of tensors that were created during the pass, such as a section of a file. Nothing else refers to
-    /// these tensors.
+    /// The rows of tensors that were created during the pass, such as a section of a file. Usually nothing else refers
+    /// to these tensors.
     Section { tree: Tree<Leaf>, len: usize },
     /// The numbers `start..start + len`, which are never stored.
     Range { start: i64, len: usize },

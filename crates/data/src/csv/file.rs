@@ -35,7 +35,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Reads the first line of a file, and returns its columns.
+    /// Reads the first row of a file, and returns the columns that this row names or counts.
     fn read(file: &Location, header: bool, dialect: Dialect) -> Result<Self> {
         let delimiter = dialect.delimiter;
         let mut first = ::csv::ByteRecord::new();

@@ -191,6 +191,8 @@ impl Csv {
     ///
     /// [`labelled`](Self::labelled) and [`columns`](Self::columns) return these errors as well.
     /// - [`Error::Io`](crate::Error::Io): the first row cannot be read.
+    /// - [`Error::Feature`](crate::Error::Feature): a file is compressed or at a URL, and the feature for that is not
+    ///   enabled.
     /// - [`Error::Empty`](crate::Error::Empty): the list of files is empty.
     /// - [`Error::Damaged`](crate::Error::Damaged): the first row exceeds the [limit for one
     ///   element](Location::element_limit).

@@ -129,7 +129,7 @@ pub enum AtDatasetEnd {
     /// The pass ends when an element of a dataset that has ended is requested, so the mixture stays the same until the
     /// end.
     Stop,
-    /// The pass continues with the other datasets, so all of their elements are used.
+    /// The pass continues with the other datasets, until all have ended or there are no more choices.
     Skip,
 }
 

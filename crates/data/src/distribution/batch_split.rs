@@ -19,7 +19,7 @@ pub(crate) enum BatchSplit {
     /// Every worker reads the same batches. Each batch is split into `of` per-replica batches by `rule`. This
     /// worker takes those with the indices in `pieces`, in this order.
     Own { rule: SplitRule, of: usize, pieces: Vec<usize> },
-    /// Every worker reads its own batches, and takes its share of them in each step. `full` is the number of rows
+    /// Every worker reads its own batches, and takes a share of one of them in each step. `full` is the number of rows
     /// of a full batch, if it is known.
     Shares { full: Option<usize>, layout: Layout, worker: usize },
     /// Batches are split across their boundaries, into per-replica batches whose sizes repeat in a cycle.

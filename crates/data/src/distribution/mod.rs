@@ -218,12 +218,13 @@ impl<T: Nest> Distribution<T> {
     /// Applies `prepare` to each per-replica batch, for example to copy it to a device. The arguments of `prepare` are
     /// the index of the local replica and the batch. The replica receives the result.
     ///
-    /// If steps are prepared early, `prepare` runs on that thread; otherwise it runs when the step is requested.
-    /// `costly` means that `prepare` alone is worth the thread, whatever the cost of reading. An error or a panic of
-    /// `prepare` ends the pass with [`Error::Piece`], in the step to which the batch belongs.
+    /// If steps are [prepared early](DistributeOptions::prefetch), `prepare` runs on the thread that reads the steps;
+    /// otherwise it runs when a step is requested. `costly` means that `prepare` alone is worth such a thread, whatever
+    /// the cost of reading. An error or a panic of `prepare` ends the pass with [`Error::Piece`], in the step to which
+    /// the batch belongs.
     ///
-    /// An empty batch for a replica at the end is derived from a batch that may have been prepared for another
-    /// replica. It is prepared again, before the workers decide whether they take the step.
+    /// An empty batch for a replica at the end is derived from a batch that may have been prepared for another replica.
+    /// The empty batch is prepared again, before the workers decide whether they take the step.
     ///
     /// ```
     /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
@@ -299,8 +300,8 @@ impl<T: Nest> Distribution<T> {
     }
 
     /// Returns the current files of the dataset. All workers must read the same files, and a resumed pass needs them
-    /// unchanged. The first and last bytes of each file are read. Returns `None` if there are no files, if workers may
-    /// read different ones, or if the function that creates datasets fails.
+    /// unchanged. The first and last bytes of up to 1024 files are read. Returns `None` if there are no files, if
+    /// workers may read different ones, or if the function that creates datasets fails.
     pub fn files(&self) -> Option<FileList> {
         let alone = self.layout.workers == 1;
         match &self.source {

@@ -64,7 +64,7 @@ impl<T: Nest> WorkerPass<T> {
     /// counts of all workers. Returns `None` if the workers do not take the step, because the pass is over.
     ///
     /// # Errors
-    /// - [`Error::NoEmptyBatch`]: a replica has no data, and an empty batch cannot be created for it.
+    /// - [`Error::NoEmptyBatch`]: a replica of any worker has no data, and an empty batch cannot be created for it.
     /// - [`Error::Type`]: a per-replica batch cannot be converted to `T`.
     pub fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<T>>> {
         let Some(pieces) = self.finish_trees(all)? else { return Ok(None) };
@@ -78,7 +78,7 @@ impl<T: Nest> WorkerPass<T> {
     /// only at run time.
     ///
     /// # Errors
-    /// - [`Error::NoEmptyBatch`]: a replica has no data, and an empty batch cannot be created for it.
+    /// - [`Error::NoEmptyBatch`]: a replica of any worker has no data, and an empty batch cannot be created for it.
     pub fn finish_trees(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
         self.steps.finish(all)
     }

@@ -1,4 +1,4 @@
-//! The errors of records, before and after their position in a file is available.
+//! The creation of errors about records, and the adjustment of the index of the record.
 
 use crate::Error;
 

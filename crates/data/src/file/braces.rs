@@ -1,7 +1,7 @@
 //! The expansion of braces in patterns: `{a,b}` and `{000..099}`.
 
-/// Returns the expansions of a pattern with braces, in order. Returns only the pattern itself if it has none.
-/// Braces that contain neither a comma nor a range of numbers are ordinary text.
+/// Returns the expansions of the braces in a pattern, in order. A pattern without braces is its only expansion. Braces
+/// that contain neither a comma nor a range of numbers are ordinary text.
 ///
 /// # Errors
 ///

@@ -215,8 +215,8 @@ impl<R: BufRead> Decoder<R> {
         }
     }
 
-    /// Returns the first byte after the end of the stream that is not 0 and not part of a skippable frame; `None`
-    /// if there is none.
+    /// Returns the first byte after the end of the stream that is not 0 and, for lz4, not part of a skippable frame;
+    /// `None` if there is none.
     fn following(&mut self) -> io::Result<Option<u8>> {
         #[cfg(feature = "lz4")]
         let skips = matches!(self, Decoder::Lz4(_));

@@ -39,10 +39,10 @@ impl Files {
     /// `**` enters each folder only once, by a path without links if there is one. It therefore finds no file twice
     /// because of a link to a folder, and circular links end.
     ///
-    /// With the feature `object-store`, the pattern may be a URL, such as `s3://bucket/data/train-*.tfrecord`.
-    /// Its last part may contain `?`, `*`, `[ab]` and `[!ab]`, which match the names of objects without URL
-    /// escapes (`%`, `#`). Web servers have no listings, so the existence of the files of
-    /// `https://host/train-{000..099}.tar` is not checked before they are read.
+    /// With the feature `object-store`, the pattern may be a URL, such as `s3://bucket/data/train-*.tfrecord`. Its last
+    /// part may contain `?`, `*`, `[ab]` and `[!ab]`, which match the names of objects without URL escapes such as
+    /// `%23`. Web servers have no listings, so the existence of the files of `https://host/train-{000..099}.tar` is not
+    /// checked before they are read.
     ///
     /// # Errors
     ///

@@ -22,7 +22,7 @@ pub(crate) trait Format: Send + Sync + 'static {
     /// Starts reading a file. `broken` handles broken records.
     fn open(&self, file: &Location, broken: &Broken) -> Result<Reading>;
 
-    /// Returns the count of skipped records; `None` if broken records are not skipped.
+    /// Returns the count to which skipped records are added; `None` if broken records are not skipped.
     fn skipped(&self) -> Option<&SkippedRecords> {
         None
     }

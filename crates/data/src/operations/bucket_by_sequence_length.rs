@@ -23,7 +23,7 @@ impl<T: Nest> Dataset<T> {
     /// The elements of all buckets, at most the sum of the batch sizes, are in memory at the same time.
     ///
     /// Wrong boundaries or batch sizes give [`Error::Parameter`], an element that cannot be padded gives
-    /// [`Error::Pad`], and a panic gives [`Error::Panicked`].
+    /// [`Error::Pad`], and a panic of `length` gives [`Error::Panicked`].
     ///
     /// ```
     /// # use distribute_data::{Buckets, Dataset};

@@ -261,7 +261,7 @@ mod tests {
         assert!(matches!(typed.iter().next().unwrap(), Err(Error::Type { operation: OPERATION, .. })));
     }
 
-    /// TensorFlow does not return from such a pass.
+    /// TensorFlow never returns from a pass whose endless choices only choose datasets that have ended.
     #[test]
     fn endless_choices_of_ended_datasets_are_an_error() {
         distribute_testing::watched(|| {

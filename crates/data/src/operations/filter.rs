@@ -50,7 +50,7 @@ impl<T: Nest> Dataset<T> {
 /// A user function that decides something about an element. Its second argument is the element's index.
 pub(crate) type ElementFn<R> = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<R> + Send + Sync>;
 
-/// Wraps a user function of an element as a function of trees. Its errors and panics contain the element's index.
+/// Wraps a user function of an element as a function of trees. Errors and panics contain the element's index.
 pub(crate) fn on_trees<T: Nest + 'static, R: 'static, E: Into<Cause>>(
     operation: &'static str,
     function: impl Fn(&T) -> Result<R, E> + Send + Sync + 'static,

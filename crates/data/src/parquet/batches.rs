@@ -107,7 +107,8 @@ impl<F: ChunkReader + 'static> Source for OpenFile<F> {
 }
 
 impl Batches {
-    /// Opens a file at its first row. Reads up to `rows` rows at a time, which take up to `bytes` bytes.
+    /// Opens a file at its first row. Reads up to `rows` rows at a time, or fewer so that they take about `bytes`
+    /// bytes.
     pub(super) fn open(
         parquet: &Parquet,
         location: &Location,

@@ -9,7 +9,7 @@ use std::io::{BufRead, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The number of bytes that are read at a time.
+/// The minimum number of bytes that are read at a time.
 const BLOCK: usize = 1 << 18;
 
 /// A reader of the records of a TFRecord file, many at once.
