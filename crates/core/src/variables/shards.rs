@@ -63,9 +63,13 @@ impl Variable {
     /// Combines several variables on parameter servers into one variable. The given variables become its shards, in
     /// order. They remain usable: a write to a shard changes the combined variable, and vice versa.
     ///
+    /// If a shard does not have the number of rows that `partition` assigns to it, every read of rows fetches the
+    /// complete variable, and single rows cannot be written.
+    ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: `shards` is empty, dtypes differ, or shapes differ in more than the number of
-    ///   rows; or a variable is not on parameter servers, has shards itself, or belongs to a different strategy.
+    ///   rows; or a variable is a scalar, is not on parameter servers, has shards itself, or belongs to a different
+    ///   strategy.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -121,7 +125,8 @@ impl Variable {
     }
 
     /// Returns the rows with the given ids, in the order of `ids`. An id may occur more than once. If the variable is
-    /// on parameter servers, only these rows are fetched, each only once.
+    /// on parameter servers, only these rows are fetched, each only once; [`of_shards`](Variable::of_shards) describes
+    /// an exception.
     ///
     /// # Errors
     /// - [`Error::Params`]: an id is not the index of a row. The error contains the position of the id.

@@ -61,9 +61,11 @@ macro_rules! scatters {
             /// number of replicas. With ONLY_FIRST_REPLICA, only the rows of replica 0 are written.
             ///
             /// # Errors
-            /// Returns the errors of [`Variable::assign`], and [`Error::Tensor`] for an index that is out of bounds.
-            /// Rows of ON_READ variables cannot be written. Minimum, maximum and update require aggregation NONE or
-            /// ONLY_FIRST_REPLICA.
+            /// Returns the errors of [`Variable::assign`]. Rows of ON_READ variables cannot be written. Minimum,
+            /// maximum and update require aggregation NONE or ONLY_FIRST_REPLICA. Also:
+            /// - [`Error::Tensor`]: an index is out of bounds.
+            /// - [`Error::NotSupported`]: the variable was joined from shards of irregular sizes; see
+            ///   [`Variable::of_shards`].
             #[doc(alias = $alias)]
             #[track_caller]
             pub fn $name(&self, rows: IndexedSlices) -> Result<()> {
