@@ -182,7 +182,7 @@ pub(crate) fn read_slots(optimizer: &Inner, number: usize, names: &[String], fro
 ///
 /// # Errors
 /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the strategy has parameter servers, and a
-///   variable is not stored on them.
+///   variable does not belong to it.
 pub(crate) fn backend(parameters: &Parameters) -> Result<Box<dyn Backend>> {
     Ok(if parameters.strategy.session().is_some() {
         Box::new(servers::Servers::new(&parameters.strategy, &parameters.variables)?)

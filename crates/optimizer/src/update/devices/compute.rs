@@ -35,7 +35,8 @@ impl DeviceUpdater<'_> {
     /// Applies the rules to the reduced gradients of each replica. Returns the results without writing them.
     ///
     /// # Errors
-    /// Returns the errors of candle, for example if the device is out of memory.
+    /// - [`Error::InvalidArgument`]: a rule compares elements in this step, although it did not in others.
+    /// - Candle's error, for example if the device is out of memory.
     pub(crate) fn compute(
         &self,
         gradients: &[Vec<Option<ReplicaGradient>>],
@@ -89,7 +90,7 @@ impl DeviceUpdater<'_> {
     /// Writes the results to the copies and slots.
     ///
     /// # Errors
-    /// Returns the errors of candle for a device. Some copies may then have their previous values, and others their new
+    /// Returns candle's error if a device fails. Some copies may then have their previous values, and others their new
     /// ones.
     pub(crate) fn write(&self, made: Vec<DeviceUpdate>, slots: &mut [Slots]) -> Result<()> {
         for DeviceUpdate { variable, replicas } in made {

@@ -133,7 +133,8 @@ mod tests {
     };
     use candle_core::Device;
 
-    /// A choice with negative zeros, which are equal to zeros.
+    /// Checks that a program with candle's operations gives the same bits as the rule on slices, also for negative
+    /// zeros.
     fn same_as_on_slices<F: Float + candle_core::WithDType>(rule: &dyn Rule) {
         let given: Vec<F> = [0.3, -2., 1e-7, 0., -0., 7e6, 0.125].map(<F as Float>::from_f64).to_vec();
         let gradients: Vec<F> = [0., 0.1, -3., 1e-20, 1e10, -0.7, 0.2].map(<F as Float>::from_f64).to_vec();
@@ -176,7 +177,7 @@ mod tests {
         of_both(&Averaged { rule: std::sync::Arc::new(Adam::default()), momentum: 0.9 });
     }
 
-    /// Does with elements what the rules of this crate don't.
+    /// A rule that does with elements what the rules of this crate do not.
     #[derive(Debug)]
     struct Rest;
 

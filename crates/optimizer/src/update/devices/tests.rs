@@ -1,4 +1,4 @@
-//! The place of a step, in a process that treats CPUs as devices with memory of their own.
+//! Tests of the device on which a step computes, in a process that treats CPUs as devices with separate memory.
 
 use crate::slots::Slots;
 use crate::{Adagrad, Adam, Transform};

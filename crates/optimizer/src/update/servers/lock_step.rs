@@ -17,8 +17,8 @@ impl Servers {
     /// Applies reduced gradients together with the other workers, and counts the step.
     ///
     /// # Errors
-    /// - [`Error::IncompleteState`]: a worker has failed after the first gradient was sent. Some tables may already be
-    ///   those of the next step.
+    /// - [`Error::IncompleteState`]: sending the gradients has failed on a worker. Some tables may already be those of
+    ///   the next step.
     pub(super) fn apply_in_lock_step(
         &self,
         session: &Session,

@@ -16,7 +16,8 @@ struct SavedSlots {
 }
 
 impl Servers {
-    /// Returns all slots of one variable, in the order of the rule's slots.
+    /// Returns all slots of one variable, in the order of the rule's slots; none if the variable is not on servers.
+    /// Sets the rules of all variables on the servers first.
     pub(super) fn slots(&self, optimizer: &Inner, number: usize) -> Result<Vec<HostTensor>> {
         let names = optimizer.slot_names();
         if names.is_empty() {
@@ -38,7 +39,8 @@ impl Servers {
         names.iter().map(of).collect::<Option<_>>().ok_or_else(missing)
     }
 
-    /// Adds the slots of all variables to a checkpoint, each under the names of the slot and the variable.
+    /// Adds to a checkpoint the slots of the variables on servers that this process saves, each under the names of the
+    /// slot and the variable. Sets the rules of all variables on the servers first.
     pub(super) fn save_slots(&self, optimizer: &Inner, prefix: &str, writer: &mut Writer) -> Result<()> {
         drop(optimizer.progress.read("Checkpoint::save")?);
         let names = optimizer.slot_names();
@@ -66,6 +68,7 @@ impl Servers {
     }
 
     /// Reads the slots of all variables from a checkpoint. For each variable, `names` contains the names of its slots.
+    /// Returns a closure that sets the slots, on servers and in this process.
     pub(super) fn saved_slots<'a>(
         &'a self,
         optimizer: &'a Inner,

@@ -169,7 +169,8 @@ impl<F: Number> RowBatch<F> {
         self.gradient.extend_from_slice(gradient);
     }
 
-    /// Updates the batch, moves its values to the start of `new`, and begins a new batch.
+    /// Updates the batch, writes the new values to the start of `new`, removes that part from `new`, and begins a new
+    /// batch.
     fn apply(
         &mut self,
         rule: &dyn Rule,

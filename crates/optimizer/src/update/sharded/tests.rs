@@ -11,7 +11,7 @@ use distribute_testing::watched;
 use std::fmt;
 use std::time::Duration;
 
-/// Momentum on a worker that ends in one step, when it has been given all gradients.
+/// A momentum rule that ends its worker's group in the step `in_step`, after the worker has received all gradients.
 struct Ends {
     strategy: Strategy,
     in_step: u64,

@@ -47,7 +47,7 @@ impl<C: Compiler> TrustedKernels<C> {
     }
 
     /// Returns the compiled kernel, or `None` if it must not be used on this device. The first call for a kernel
-    /// compiles and tries it, and waits for the device. If there is a fault, passes it to `report`, only once.
+    /// compiles and tries it, and waits for the device. If there is a fault, only that call passes it to `report`.
     pub(crate) fn get(
         &self,
         compiler: &C,

@@ -1,4 +1,5 @@
-//! Kernels on a GPU, compared with candle's operations and with rules on slices. Without a GPU, tests say so.
+//! Tests that compare kernels on a GPU with candle's operations and with rules on slices. Without a GPU, they are
+//! skipped.
 
 use super::super::{Programs, program};
 use super::Prepared;
@@ -44,7 +45,7 @@ fn numbers<F: Number>(count: usize, seed: usize) -> Vec<F> {
     (0..count).map(|at| F::of(((at * 37 + seed * 11) % 101) as f64 / 25. - 2.)).collect()
 }
 
-/// Three steps on the GPU by kernels, by candle's operations there, and on slices.
+/// Makes three steps on the GPU by kernels, by candle's operations there, and on slices, and compares the results.
 fn same<F: Number>(rule: &dyn Rule, count: usize, gpu: &Device) {
     let slots = rule.slots();
     let mut values: Vec<F> = numbers(count, 1);

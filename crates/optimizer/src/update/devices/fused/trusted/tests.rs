@@ -9,17 +9,17 @@ use std::cell::Cell;
 /// element's inputs.
 type Element<'a> = &'a dyn Fn(&Program, &[f32]) -> CandleResult<Vec<f32>>;
 
-/// A device that does not look at texts.
+/// A simulated device, which computes results with `of_element` and does not compile the source code.
 struct Played<'a> {
     number: usize,
-    /// The program whose kernels are compiled, folded.
+    /// The folded program whose kernels are compiled.
     program: Program,
     of_element: Element<'a>,
     refuses: Option<Fault>,
     compiled: Cell<usize>,
 }
 
-/// Returns the same as the host.
+/// Returns the results that the host computes.
 fn right(program: &Program, inputs: &[f32]) -> CandleResult<Vec<f32>> {
     Ok(program.of_element(inputs).unwrap())
 }
@@ -64,7 +64,7 @@ impl<'a> Played<'a> {
 
 impl Compiler for Played<'_> {
     type Id = usize;
-    /// The text.
+    /// The source code of the kernel.
     type Function = String;
 
     fn id(&self) -> usize {
@@ -99,7 +99,7 @@ fn program(rule: &dyn Rule, rate: f64) -> Program {
     rule.program(Step::after(0, rate)).unwrap().unwrap()
 }
 
-/// Returns the fault that is told of a device.
+/// Returns the fault that is reported for a device. Checks that it is reported only once.
 fn told(played: &Played<'_>, program: &Program, precision: Precision) -> Option<Fault> {
     let trusted: TrustedKernels<Played<'_>> = TrustedKernels::new();
     let kernel = Kernel::new(program, precision).unwrap();
