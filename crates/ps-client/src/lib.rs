@@ -80,7 +80,7 @@ use std::time::Duration;
 /// The parameter servers of a strategy: the connections to them, the partitioner, and the placement of
 /// variables.
 ///
-/// The author of a strategy gets it from another strategy; see `StrategyExtended::parameter_servers`.
+/// The author of a strategy gets them from another strategy; see `StrategyExtended::parameter_servers`.
 pub struct ParameterServers {
     session: Session,
     partitioner: Option<Arc<dyn Partitioner>>,

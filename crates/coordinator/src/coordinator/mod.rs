@@ -149,7 +149,7 @@ impl Coordinator {
         })
     }
 
-    /// Drops a resource after the closures that use it have ended.
+    /// Drops a resource after the closures and resources that use it have ended or were dropped.
     pub fn forget(&self, resource: ResourceId) {
         let mut state = self.shared.hub.lock();
         state.dispatch.forget(resource);

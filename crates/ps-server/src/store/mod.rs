@@ -134,8 +134,8 @@ impl Core {
         &self.tables
     }
 
-    /// Executes a call, and returns the response to each request. First waits until the changes of the call are as safe
-    /// as the durability requires, and have reached the follower.
+    /// Executes a call, and returns the response to each request. A change is answered with `Ok` only after it is as
+    /// safe as the durability requires, and has reached the follower.
     pub fn answer(&self, call: &Call) -> Vec<Result<Response, Refusal>> {
         let is_usage = |sent: &EncodedRequest| matches!(sent.request, Request::Usage);
         if let Some(follower) = self.follower.get()

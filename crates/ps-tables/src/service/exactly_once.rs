@@ -1,4 +1,4 @@
-//! Changes that closures make to a table, each applied once.
+//! Changes that closures make to a table, each applied at most once.
 
 use crate::{ClosureChanges, Origin, Result};
 use parking_lot::{Mutex, MutexGuard};

@@ -10,7 +10,7 @@
 //! | `spec`, `cost` | the specification of a table; the memory that a request takes |
 //! | `tables` | [`Tables`]: all tables of a server |
 //! | `entry` | one table, and the execution of its requests |
-//! | `exactly_once` | changes that closures make, each applied once |
+//! | `exactly_once` | changes that closures make, each applied at most once |
 //! | `image` | the image of a table, from which another process can continue |
 //! | `usage`, `budget` | the usage of a server, and the memory limit of its tables |
 //! | `channel`, `local` | [`Channel`]: the client's view of a server; a server inside this process |
