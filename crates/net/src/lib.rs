@@ -68,8 +68,8 @@
 //!   the workers form a new world, of the next generation.
 //! - Connections from outside the job are rejected and logged with their address: the first of each kind, and then
 //!   their number every 10 s. Their cost is limited by what they have sent. At most 64 are open at once, for 5 s each.
-//!   Other connections are always accepted: a new connection replaces the oldest silent one, from the address with the
-//!   most of them.
+//!   They never block connections of the job: if there are more, a new connection replaces the oldest silent one from
+//!   the address with the most of them.
 
 // Except in one file, `shm/map.rs`.
 #![deny(unsafe_code)]

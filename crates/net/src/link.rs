@@ -184,8 +184,8 @@ impl Link {
         }
     }
 
-    /// Returns whether anything was received since the last query, is ready to be read, or is left to do for the
-    /// polling thread.
+    /// Returns whether anything was received since the last query or is ready to be read, or whether the polling thread
+    /// has other work for this link.
     pub fn take_received(&self) -> bool {
         let mut sockets = [poll::interest(&*self.socket, false)];
         let waits = poll::wait(&mut sockets, Duration::ZERO).is_ok() && poll::is_ready(&sockets[0]);

@@ -77,11 +77,12 @@ pub trait Transport: Debug + Send + Sync {
     /// time. Messages to a disconnected worker, or after [`close`](Self::close), are discarded.
     fn send(&self, to: usize, message: Message);
 
-    /// Returns memory of `len` bytes that other workers on this machine can read. If the body of a message, or a part
-    /// of it, is in this memory, it is not copied when it is sent to them. To all other workers it is sent like any
-    /// other body. Returns `None` if there is no other worker on this machine, or if there is no shared memory.
+    /// Returns memory of `len` bytes that other workers on this machine can read. If the body of a message is this
+    /// memory or a part of it, the body is not copied when the message is sent to these workers. To all other workers
+    /// it is sent like any other body. Returns `None` if there is no other worker on this machine, or if there is no
+    /// shared memory.
     ///
-    /// Other workers receive the memory itself. It can be reused after they have dropped the body, so received bodies
+    /// These workers read the memory itself, which can be reused after they have dropped the body, so received bodies
     /// should be dropped soon. Each pair of workers shares at most 256 bodies or 2 GiB at a time, and further bodies
     /// are copied. Bodies of less than 2 KiB are also copied, which is as fast, and so are the first bodies to a worker
     /// that is still joining.
@@ -90,8 +91,8 @@ pub trait Transport: Debug + Send + Sync {
         None
     }
 
-    /// Returns whether a message to `worker` arrives as soon as it is sent, because both share memory. If so, there is
-    /// no benefit in sending it early.
+    /// Returns whether a message to `worker` arrives as soon as it is sent, because `worker` and this worker share
+    /// memory. If so, there is no benefit in sending a message early.
     fn is_near(&self, worker: usize) -> bool {
         let _ = worker;
         false

@@ -5,7 +5,7 @@ use super::host::{check, proof};
 use super::{Hello, Names, Offer, Reason, Refusal, Words};
 use ring::hmac;
 
-/// The handshake as performed by the side that has connected. It identifies itself and checks the other side.
+/// The handshake of the side that has connected, which identifies itself and checks the other side.
 #[derive(Debug)]
 pub struct Caller {
     hello: Words,
@@ -50,8 +50,8 @@ impl Caller {
         [preamble(), self.hello.encode()].concat()
     }
 
-    /// Sets the memory to offer to the other side. The other side's challenge must have shown that it is on this
-    /// machine. Call this before that challenge is passed to [`receive`](Self::receive).
+    /// Sets the memory to offer to the other side. The challenge must have shown that the other side is on this
+    /// machine, and must not have been passed to [`receive`](Self::receive) yet.
     pub fn offer(&mut self, offer: Offer) {
         self.offer = Some(offer);
     }

@@ -12,7 +12,7 @@ pub fn preamble() -> Vec<u8> {
 }
 
 /// An incremental decoder of handshake messages. It never reads past the expected message, because frames follow the
-/// last one. It buffers at most [`LONGEST`] bytes, whatever length is announced.
+/// last message. It buffers at most [`LONGEST`] bytes, whatever length is announced.
 #[derive(Debug)]
 pub struct HandshakeDecoder {
     bytes: Vec<u8>,
@@ -42,7 +42,8 @@ impl HandshakeDecoder {
     /// Records that `read` bytes were read into the buffer. Returns a message once it is complete.
     ///
     /// # Errors
-    /// Returns the refusal to send to the other side if the bytes are not valid in this protocol.
+    /// Returns the refusal to send to the other side if the bytes are not valid in this protocol, or if the other side
+    /// uses a different version.
     pub fn advance(&mut self, read: usize) -> Result<Option<Words>, Refusal> {
         self.filled = self.bytes.len().min(self.filled + read);
         if self.part == Part::Preamble {

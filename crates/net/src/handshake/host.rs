@@ -4,7 +4,7 @@ use super::decoder::preamble;
 use super::{Hello, Names, Offer, Purpose, Reason, Refusal, Words};
 use ring::hmac;
 
-/// The handshake as performed by the side that was connected to. It checks that the other side belongs to the job.
+/// The handshake of the side that was connected to, which checks that the other side belongs to the job.
 #[derive(Debug)]
 pub struct Host {
     /// The hello that a caller of the same job sends, except for rank and purpose, which are this host's own. If the

@@ -19,7 +19,7 @@ const MAX_REFUSAL: usize = 512;
 /// The purpose of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Join the world through the leader. Other workers connect to the address.
+    /// Join a world through its leader. The other workers connect to the worker that joins at `address`.
     Join {
         /// The address, in the form `host:port`.
         address: String,
@@ -69,13 +69,13 @@ impl Hello {
 /// Memory that the side that has connected offers to share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The id of the process in which the file is open.
+    /// The id of the process that has the memory file open.
     pub pid: u32,
-    /// The file descriptor in that process.
+    /// The descriptor of the memory file in process `pid`.
     pub descriptor: u32,
-    /// The inode number of the file.
+    /// The inode number of the memory file.
     pub inode: u64,
-    /// The contents of the file, by which the other side recognizes it.
+    /// The token in the memory, by which the other side recognizes the memory.
     pub token: [u8; 32],
 }
 

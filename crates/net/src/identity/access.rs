@@ -107,8 +107,8 @@ impl Access {
         self.key.is_some() || self.tls.is_some() || (self.by_user && refused != Reason::Job)
     }
 
-    /// Returns whether connections to or from this address have the required protection. A host name may resolve to a
-    /// different kind of address than the name suggests.
+    /// Returns whether connections to or from this address have the required protection. Check this after a host name
+    /// was resolved, which may yield a different kind of address than the name suggests.
     pub(crate) fn allows(&self, ip: IpAddr) -> bool {
         self.tls.is_some() || self.plain_text_allowed || ip.to_canonical().is_loopback()
     }

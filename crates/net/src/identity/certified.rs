@@ -31,7 +31,7 @@ fn not_for(named: &[&str], task: &Task) -> String {
     )
 }
 
-/// Returns the part of a URI after its scheme, which may be written in any case.
+/// Returns the part of a URI after `scheme`, in which case is ignored; `None` if the URI has a different scheme.
 fn strip_scheme<'a>(name: &'a str, scheme: &str) -> Option<&'a str> {
     let (begin, rest) = name.split_at_checked(scheme.len())?;
     begin.eq_ignore_ascii_case(scheme).then_some(rest)

@@ -34,8 +34,8 @@ pub use secret::Secret;
 #[non_exhaustive]
 pub enum Identity {
     /// No evidence. Unless plain text is [allowed](Credentials::allow_plain_text_on_the_network), this is only possible
-    /// with loopback addresses and, if the operating system reports the user at the other end, as Linux does, only
-    /// processes of the same user may join. Otherwise any process that reaches the port may join.
+    /// with loopback addresses. Only processes of the same user may then join, if the operating system reports the user
+    /// at the other end of a connection, as Linux does. In all other cases, any process that reaches the port may join.
     #[default]
     None,
     /// The secret of the job. Each side proves that it knows the secret. Links are also encrypted, with certificates

@@ -9,7 +9,7 @@ use std::path::Path;
 /// The environment variable that contains the secret of the job, as 64 hexadecimal digits.
 pub const VARIABLE: &str = "DISTRIBUTE_SECRET";
 
-/// A secret of 32 bytes that only the processes of one job know. It is never shown or sent.
+/// A secret of 32 bytes that only the processes of one job know. It is never sent, and `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
 

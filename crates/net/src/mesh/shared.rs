@@ -22,7 +22,7 @@ const SPIN: Duration = Duration::from_micros(50);
 const YIELD_WAIT: Duration = Duration::from_millis(5);
 
 /// The maximum number of sockets that are read directly to determine whether anything was received. If there are more,
-/// `poll` is called instead.
+/// the system's `poll` is called instead.
 const MAX_DIRECT_SOCKETS: usize = 3;
 
 /// The links of a mesh, and the lock of the thread that polls them.
@@ -219,8 +219,8 @@ impl Shared {
         }
     }
 
-    /// Becomes the thread that polls; `None` if another thread remains it. If that is the background thread, waits
-    /// until it stops, for at most [`YIELD_WAIT`].
+    /// Becomes the thread that polls; `None` if another thread is polling and does not stop. If that is the background
+    /// thread, first waits until it stops, for at most [`YIELD_WAIT`].
     fn become_poller(&self) -> Option<MutexGuard<'_, Vec<Event>>> {
         if let Some(events) = self.try_become_poller() {
             return Some(events);

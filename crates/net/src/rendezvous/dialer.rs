@@ -33,7 +33,7 @@ pub(crate) enum Failed {
 }
 
 impl Dialer {
-    /// Creates a call, which starts immediately. A task that belongs to no world has rank 0.
+    /// Creates a call. The first attempt begins with the first [`advance`](Self::advance).
     pub fn new(call: Call) -> Self {
         let mut retries = Retries::default();
         if let Some(before) = &call.before {

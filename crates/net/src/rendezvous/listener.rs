@@ -8,8 +8,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
-/// The maximum time for which binding is retried if a port is in use. If a process replaces one that has died, the
-/// system may have assigned its port, for a short time, to a worker that connects to it.
+/// The maximum time for which binding is retried if a port is in use. The port of a process that has died may be in use
+/// for a short time: the system may have assigned it to the connection of a worker that tries to reach the process.
 const RETRY_BIND: Duration = Duration::from_secs(2);
 
 /// The wait between two attempts.

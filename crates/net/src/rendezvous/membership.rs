@@ -62,7 +62,7 @@ impl Membership {
     /// Checks that a worker, which has shown that it belongs to the job, can be accepted.
     ///
     /// # Errors
-    /// Returns the refusal if it cannot.
+    /// Returns the refusal of a worker that cannot be accepted.
     pub fn decide(&self, hello: &Hello) -> Result<(), Refusal> {
         let refusal = |reason, text| Err(Refusal::new(reason, text));
         let (me, rank) = (self.me, hello.rank);

@@ -14,7 +14,7 @@ const CROWDED: Duration = Duration::from_millis(100);
 
 /// The maximum number of attempts at a position that another process occupies. They take about 7 s, which is longer
 /// than detecting that the process has died. Detection takes up to twice the silence if the world is formed in that
-/// time, because its timers start again.
+/// time, because the timers of a new world start again.
 const OFTEN: u32 = 19;
 
 /// The state of the attempts to connect to a process.

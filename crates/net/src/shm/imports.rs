@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The maximum number of mapped memory files of one worker.
 const MAX: usize = 4096;
 
-/// The mapped memory files of one other worker, to which its references have referred.
+/// The memory files of one other worker that are mapped because references have referred to them.
 #[derive(Debug)]
 pub(crate) struct Imports {
     pair: Arc<Pair>,
@@ -22,7 +22,7 @@ pub(crate) struct Imports {
 struct Memory {
     mapped: Arc<Foreign>,
     location: Location,
-    /// Whether the memory was used since the last query.
+    /// Whether the memory was used since the last [`trim`](Imports::trim).
     used: bool,
 }
 

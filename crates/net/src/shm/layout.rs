@@ -33,7 +33,7 @@ pub(crate) struct Control {
 pub(crate) struct Side {
     /// The id of the side's process; 0 until the side has mapped this memory. It is written by the side.
     pub pid: Line<AtomicU32>,
-    /// Whether the side can open memory of the other's process. It is written by the side.
+    /// Whether the side can open memory of the other side's process. It is written by the side.
     pub opens: Line<AtomicU32>,
     /// The number of bytes that the side has written into its ring. It is written by the side.
     pub written: Line<AtomicU64>,

@@ -67,10 +67,10 @@ impl Paired {
         unsafe { self.0.start.cast::<Control>().as_ref() }
     }
 
-    /// Copies bytes into a ring.
+    /// Copies `bytes` to offset `at` of ring `which`.
     ///
     /// # Panics
-    /// Panics if they are outside the ring. Values from the other side cannot cause this.
+    /// Panics if the bytes are outside the ring. Values from the other side cannot cause this.
     pub fn put(&self, which: usize, at: usize, bytes: &[u8]) {
         let to = self.ring(which, at, bytes.len());
         // SAFETY: `ring` has checked the range against the mapping, and the source is other memory. The other
@@ -79,7 +79,7 @@ impl Paired {
         unsafe { copy_past_caches(bytes, to) };
     }
 
-    /// Copies bytes out of a ring.
+    /// Fills `into` with the bytes at offset `at` of ring `which`.
     ///
     /// # Panics
     /// Panics in the same cases as [`put`](Self::put).
@@ -181,10 +181,10 @@ impl Part {
 }
 
 impl Part {
-    /// Copies bytes to `at`.
+    /// Copies `bytes` to offset `at`.
     ///
     /// # Panics
-    /// Panics if they are outside the part.
+    /// Panics if the bytes are outside the part.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         let to = &mut self[at..][..bytes.len()];
         // SAFETY: `to` has that length, and belongs to this process alone.

@@ -21,11 +21,11 @@ const FIRST: usize = 64 << 10;
 /// Otherwise the system would have to clear new memory first, page by page, which takes as long as receiving.
 const REUSED: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
 
-/// The maximum number of such bodies to keep. It is sufficient for the gradients of a step while those of the previous
-/// step are still in use.
+/// The maximum number of large bodies that are kept so that their memory can be reused. It is sufficient for the
+/// gradients of a step while those of the previous step are still in use.
 const SPARE: usize = 32;
 
-/// The maximum number of bytes of these bodies to keep. Two bodies of the maximum length fit.
+/// The maximum number of bytes of the large bodies that are kept. Two bodies of the maximum length fit.
 const SPARE_BYTES: usize = 128 << 20;
 
 /// An incremental decoder of frames. Read into [`buffer`](Self::buffer), report the number of bytes to
@@ -45,7 +45,7 @@ pub struct Decoder {
     body: Part,
     /// The last large bodies, newest first. Some may still be in use while the next ones are received.
     spare: Vec<Bytes>,
-    /// Whether there was a large body since the last query.
+    /// Whether there was a large body since the last [`trim`](Decoder::trim).
     is_used: bool,
 }
 
