@@ -30,7 +30,7 @@ pub enum Fault {
 pub struct Blame {
     /// The kind of fault.
     pub fault: Fault,
-    /// The number of the step, counted from 1, that is, of the strategy's `run` call.
+    /// The number of the step, that is, of the strategy's `run` call, counted from 1.
     pub step: u64,
     /// The global ids of the replicas that caused the fault.
     pub culprits: Vec<usize>,

@@ -218,7 +218,7 @@ pub enum ClusterError {
     Ports {
         /// The first port.
         port_base: u16,
-        /// The minimum number of tasks that need a port.
+        /// The number of the host's tasks up to the first one without a port.
         tasks: usize,
     },
     /// The scheduler placed a rank differently than the resolver assumes. Each pair is the index of a host, and

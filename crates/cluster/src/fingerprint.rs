@@ -111,7 +111,7 @@ impl fmt::Display for CallSite {
     }
 }
 
-/// The identity of the call that one member makes. Members compare fingerprints before any data moves.
+/// The identity of the call that one member makes. Members compare fingerprints before they use any data of the call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// The kind of call.

@@ -140,7 +140,7 @@ impl OwnTask {
     }
 }
 
-/// Adds the path in `TF_CONFIG` to an error.
+/// Adds the path in `TF_CONFIG` to an error that has one.
 fn locate(error: ClusterError) -> ClusterError {
     let path = match &error {
         ClusterError::DisallowedJob { job } | ClusterError::Several { job, .. } => format!("cluster.{job}"),

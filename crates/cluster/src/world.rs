@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// The number of workers of a training run, the number of replicas of each, and the rank of this process.
 ///
-/// It converts between local and global ids, and identifies the chief. All workers have the same number of
+/// A world converts between local and global ids, and identifies the chief. All workers have the same number of
 /// replicas: replica `r` of worker `w` has the global id `w * replicas + r`.
 ///
 /// ```

@@ -67,7 +67,7 @@ impl GceOptions {
 /// A resolver for a cluster of Google Compute Engine VMs. Each running instance of an instance group is a task.
 ///
 /// The instances are listed once, when the resolver is created. All tasks belong to the same job, and are numbered in
-/// the lexicographic order of their internal addresses.
+/// the lexicographic order of their internal IP addresses.
 #[doc(alias = "tf.distribute.cluster_resolver.GCEClusterResolver")]
 #[derive(Clone, Debug)]
 pub struct GceClusterResolver {

@@ -74,12 +74,11 @@ impl KubernetesClusterResolver {
     ///
     /// # Errors
     /// - [`ClusterError::NotSet`]: this process is not in a pod.
-    /// - [`ClusterError::Account`]: a file of the service account cannot be read.
+    /// - [`ClusterError::Account`]: a file of the service account cannot be read, or contains no valid certificate.
     /// - [`ClusterError::Http`], [`ClusterError::Forbidden`]: a request failed, or the API denies access.
     /// - [`ClusterError::PodNotRunning`]: a pod is not running.
     /// - [`ClusterError::SharedAddress`]: two pods would have the same address.
-    /// - [`ClusterError::Malformed`], [`ClusterError::Host`], [`ClusterError::Endless`]: a response is not as
-    ///   expected.
+    /// - [`ClusterError::Malformed`], [`ClusterError::Host`], [`ClusterError::Endless`]: a response is not as expected.
     #[cfg(feature = "kubernetes")]
     pub fn within_cluster(options: KubernetesOptions) -> Result<Self, ClusterError> {
         use crate::deadline::DEFAULT_TIMEOUT;

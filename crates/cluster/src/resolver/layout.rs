@@ -17,7 +17,7 @@ pub(super) struct Layout<'a> {
     pub port_base: u16,
 }
 
-/// A cluster, and the place of one rank in it.
+/// A cluster, and the position of one rank in it.
 #[derive(Debug)]
 pub(super) struct Placed {
     pub spec: ClusterSpec,
@@ -29,7 +29,7 @@ pub(super) struct Placed {
 }
 
 impl Layout<'_> {
-    /// Returns the cluster, and the place of `rank` in it.
+    /// Returns the cluster, and the position of `rank` in it.
     pub fn place(&self, rank: usize) -> Result<Placed, ClusterError> {
         let started: usize = self.hosts.iter().fold(0, |sum, (_, tasks)| sum.saturating_add(*tasks));
         let wanted = self.jobs.values().fold(0, |sum: usize, count| sum.saturating_add(*count));
@@ -69,7 +69,7 @@ impl Layout<'_> {
 }
 
 impl Placed {
-    /// Checks that the place agrees with the scheduler's values, if there are any. If the scheduler distributed
+    /// Checks that the position agrees with the scheduler's values, if there are any. If the scheduler distributed
     /// ranks in another way, tasks would connect to the wrong processes.
     pub fn check(&self, rank: usize, node: Option<usize>, local: Option<usize>) -> Result<(), ClusterError> {
         let (node, local) = (node.unwrap_or(self.node), local.unwrap_or(self.local));

@@ -101,9 +101,9 @@ pub trait ClusterResolver: Send + Sync {
         Accelerators::new()
     }
 
-    /// Returns the address of a task with a protocol prefix, such as `grpc://10.0.0.7:2222`. If `task` is `None`,
-    /// it is the task of this process; if that is not known, the result is empty. If `rpc_layer` is `None` or
-    /// empty, the resolver's prefix is used.
+    /// Returns the address of a task with a protocol prefix, such as `grpc://10.0.0.7:2222`. If `task` is `None`, the
+    /// task of this process is used; if that is not known, the result is empty. If `rpc_layer` is `None` or empty, the
+    /// resolver's prefix is used.
     ///
     /// # Errors
     /// - The errors of [`cluster_spec`](Self::cluster_spec).

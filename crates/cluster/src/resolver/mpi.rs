@@ -12,8 +12,9 @@ use std::collections::BTreeMap;
 /// The options of an [`MpiClusterResolver`], which determine the hosts, jobs and ports of the ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MpiOptions {
-    /// The hosts in the order of their ranks, with the number of ranks on each. It is required if ranks are on several
-    /// hosts and were not started by Slurm, because an MPI launcher passes on ranks, but no hosts.
+    /// The hosts in the order of their ranks, with the number of ranks on each. If ranks are on several hosts, this is
+    /// required unless `DISTRIBUTE_HOSTS` or Slurm lists the hosts, because an MPI launcher passes on ranks, but no
+    /// hosts.
     pub hosts: Option<Vec<(String, usize)>>,
     /// The number of tasks of each job. If it is `None`, it comes from `DISTRIBUTE_TASKS`, such as
     /// `chief:1,ps:1,worker:2`, which `distribute launch --print mpi` sets. Without it, all ranks are workers.
@@ -135,13 +136,11 @@ impl MpiClusterResolver {
     /// # Errors
     /// - [`ClusterError::NotSet`]: no MPI launcher started this process.
     /// - [`ClusterError::NoHosts`]: the hosts of the ranks are not known.
-    /// - [`ClusterError::TaskCount`]: the number of tasks in the options differs from the number of ranks that
-    ///   were started.
+    /// - [`ClusterError::TaskCount`]: the number of tasks of all jobs differs from the number of ranks on all hosts.
     /// - [`ClusterError::Malformed`]: a variable is not as expected.
     /// - [`ClusterError::Dealt`]: the launcher placed this process differently than the resolver assumes.
     /// - [`ClusterError::HostTwice`], [`ClusterError::Host`]: a list of hosts is invalid.
-    /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: a host has too few ports, or the rank is too
-    ///   large.
+    /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: a host has too few ports, or the rank is too large.
     pub fn from_env(options: MpiOptions) -> Result<Self, ClusterError> {
         Self::from_environment(options, &ProcessEnvironment)
     }

@@ -98,12 +98,11 @@ impl SlurmClusterResolver {
     /// # Errors
     /// - [`ClusterError::NotSet`]: this process is not part of a job step.
     /// - [`ClusterError::Malformed`]: a variable is not as expected.
-    /// - [`ClusterError::TaskCount`]: the number of tasks in the options differs from that of the step.
+    /// - [`ClusterError::TaskCount`]: the number of tasks of all jobs differs from the number of tasks on all nodes.
     /// - [`ClusterError::Dealt`]: Slurm placed this process differently than the resolver assumes.
     /// - [`ClusterError::Gpus`]: a node has too few GPUs.
     /// - [`ClusterError::HostTwice`], [`ClusterError::Host`]: a list of hosts is invalid.
-    /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: a node has too few ports, or the rank is too
-    ///   large.
+    /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: a node has too few ports, or the rank is too large.
     pub fn from_env(options: SlurmOptions) -> Result<Self, ClusterError> {
         Self::from_environment(options, &ProcessEnvironment)
     }
