@@ -41,8 +41,8 @@ impl Signal {
         Self { changed: Condvar::new(), sleepers: AtomicU64::new(0) }
     }
 
-    /// Sleeps until the signal is sent, but at most until the deadline. It may also return early, in particular to
-    /// check the clock.
+    /// Sleeps until the signal is sent, but at most until the deadline. May also return early, in particular to check
+    /// the clock.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: &mut Deadline) -> MutexGuard<'a, T> {
         let slice = deadline.look();
         // shuttle's waits never time out, so a passed deadline returns at once.
@@ -137,7 +137,7 @@ pub(crate) mod active_members {
 
     static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
-    /// A guard. The given number of members are counted as working until it is dropped.
+    /// A guard that counts the given number of members as working until it is dropped.
     pub(crate) struct ActiveMembers(usize);
 
     pub(crate) fn add_active_members(members: usize) -> ActiveMembers {

@@ -24,7 +24,7 @@ impl<'a> GroupCall<'a> {
         Self { session, statuses, timeout, begun: false }
     }
 
-    /// Returns the bytes of all workers, sorted by worker. Their lengths may differ.
+    /// Returns the bytes `mine` of all workers, sorted by worker. Their lengths may differ.
     ///
     /// # Errors
     /// Returns a [`Failure`] on every worker.
@@ -65,8 +65,8 @@ impl<'a> GroupCall<'a> {
         self.session.abort(blame)
     }
 
-    /// Aborts the call because this worker cannot make or continue it. The other workers get an error that names its
-    /// replicas.
+    /// Aborts the call because this worker cannot make or continue it. The other workers get an error that names this
+    /// worker's replicas.
     pub fn abort(self) {
         self.session.abort_call(self.statuses, self.timeout);
     }

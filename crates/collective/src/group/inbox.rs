@@ -19,7 +19,7 @@ const MAX_FRAMES: usize = 512;
 /// The maximum number of different session names.
 const MAX_NAMES: usize = 1024;
 
-/// The divisor of the free memory of this process: frames may occupy half of it.
+/// The divisor of the memory of this machine or of this process's container: frames may occupy half of it.
 const MEMORY_FRACTION: usize = 2;
 
 /// The maximum time to wait while another thread polls the transport. That thread stops as soon as it has its own
@@ -54,7 +54,7 @@ struct State {
 struct Sessions {
     /// The number of the session that was opened last.
     current: u64,
-    /// The frames of that session and of later ones.
+    /// The frames of the session that was opened last, and of later sessions.
     frames: VecDeque<(usize, Frame)>,
 }
 
@@ -241,8 +241,8 @@ impl State {
         }
     }
 
-    /// Disconnects the worker whose frames occupy the most memory, if all frames together exceed the limit. Returns its
-    /// frames, which the caller must drop.
+    /// Disconnects the worker whose frames occupy the most memory, if all frames together exceed the limit. Returns the
+    /// removed frames, which the caller must drop without holding the lock.
     fn overflow(&mut self) -> Vec<(usize, Frame)> {
         // INV-28
         let sum = self.waiting.iter().fold(0, |sum: usize, waiting| sum.saturating_add(*waiting));

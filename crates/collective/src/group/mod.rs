@@ -14,7 +14,7 @@
 //! Small leaves are folded by every worker. Large ones are sent as one flat vector per dtype: each worker folds a range
 //! of it and sends the sum to all others, in two more rounds of the same call.
 //!
-//! A [`Transport`](distribute_net::Transport) of `distribute-net` moves the bytes. It is a trait, while [`Group`] is a
+//! A [`Transport`](distribute_net::Transport) of `distribute-net` sends the bytes. It is a trait, while [`Group`] is a
 //! type. There is no trait for both a team and a group, because a team passes pointers and a group bytes.
 //!
 //! | module | contents |

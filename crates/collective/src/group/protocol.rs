@@ -71,7 +71,8 @@ struct Current {
     round: Round,
     /// The new maximum time to wait, if it differs from the previous one.
     patience: Option<Duration>,
-    /// Whether the outcome is decided, except for messages that other workers may still send.
+    /// Whether the deadline has passed or a worker is lost, so that this worker waits only for the last messages of the
+    /// others.
     grace: bool,
     /// Whether the time to wait for the other workers' last messages has passed.
     last: bool,

@@ -11,7 +11,7 @@ use std::fmt;
 pub(super) struct Recorder {
     clock: Stopwatch,
     calls: Mutex<FlightRecorder>,
-    /// The workers for which this worker was waiting when it last waited.
+    /// The workers for which this worker waited most recently.
     awaited: Mutex<Vec<usize>>,
 }
 

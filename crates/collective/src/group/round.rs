@@ -47,12 +47,12 @@ pub struct Round {
 /// The known state of another worker.
 #[derive(Clone, Debug)]
 enum Peer {
-    /// No message has been received from it.
+    /// No message has been received from the worker.
     Silent,
     Calls {
         digest: u64,
         body: Bytes,
-        /// The reason why nothing more will be received from it, if there is one.
+        /// The reason why nothing more will be received from the worker, if there is one.
         lost: Option<String>,
     },
     Statuses(Vec<ReplicaStatus>),
@@ -156,7 +156,7 @@ impl Round {
         }
     }
 
-    /// Records that another worker has become unreachable.
+    /// Records that another worker has become unreachable. A call that the worker has made before still counts.
     pub fn mark_lost(&mut self, worker: usize, reason: String) {
         match self.peers.get_mut(worker) {
             Some(peer @ Peer::Silent) => *peer = Peer::Lost(reason),

@@ -11,8 +11,8 @@ use crate::Failure;
 use bytes::Bytes;
 
 impl GroupCall<'_> {
-    /// Returns the bytes of all workers, sorted by worker. `expected` returns the number of bytes that each worker must
-    /// send. Errors use `what` as the name of the data.
+    /// Returns the bytes `mine` of all workers, sorted by worker. `expected` returns the number of bytes that each
+    /// worker must send. Errors use `what` as the name of the data.
     ///
     /// # Errors
     /// - [`Failure`], on every worker: a worker is lost or times out.

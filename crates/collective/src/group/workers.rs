@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// The processes of a world, as seen by one of them.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// The world at the start. If the workers cannot re-form, it never changes.
+    /// The world at the start, which is also the current world if the group cannot re-form.
     initial_world: World,
     pub(super) transport: Arc<dyn Transport>,
     pub(super) inbox: Inbox,
@@ -179,9 +179,9 @@ impl Group {
 
     /// Returns the last calls of this worker in all sessions, newest first.
     ///
-    /// Every [`Blame`](distribute_cluster::Blame) also emits these calls as a [`tracing`] event. If a worker timed out
-    /// or was lost, the event is a warning, which a program without a subscriber prints to standard error. Otherwise
-    /// its level is INFO.
+    /// When a call fails with a [`Blame`](distribute_cluster::Blame), the last calls are also emitted as a [`tracing`]
+    /// event. If a worker timed out or was lost, the event is a warning, which a program without a subscriber prints to
+    /// standard error. Otherwise its level is INFO.
     pub fn last_calls(&self) -> Vec<RecordedCall> {
         self.recorder.calls()
     }

@@ -33,7 +33,8 @@ pub enum Decision {
         /// The counters from which all workers continue.
         counters: Counters,
     },
-    /// No worker has a complete state. The variant contains the index of a worker, and its reason.
+    /// No worker has a complete state. The variant contains the index of a worker, and the reason why its state is
+    /// incomplete.
     Torn(usize, String),
 }
 

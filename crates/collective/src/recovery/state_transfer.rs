@@ -98,7 +98,8 @@ pub enum Failure<E> {
     Peer(usize, String),
     /// The message of the worker with this index cannot be decoded.
     Unreadable(usize, String),
-    /// No worker has a complete state. The variant contains the index of a worker, and its reason.
+    /// No worker has a complete state. The variant contains the index of a worker, and the reason why its state is
+    /// incomplete.
     Torn(usize, String),
 }
 

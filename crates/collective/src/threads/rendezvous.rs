@@ -196,7 +196,7 @@ impl Rendezvous {
     }
 
     /// Marks that this member is making a call to other processes outside a round. Until the returned guard is dropped,
-    /// the other members wait for it even after their deadlines.
+    /// the other members wait for this member even after their deadlines.
     pub(super) fn in_group_call(&self) -> InGroupCall<'_> {
         lock(&self.state).delegate_is_busy = true;
         InGroupCall(self)

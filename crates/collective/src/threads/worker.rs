@@ -1,4 +1,4 @@
-//! The thread of a replica, with a separate rayon pool.
+//! The threads of a replica, which are a separate rayon pool.
 
 use std::cell::Cell;
 use std::io;
