@@ -92,7 +92,7 @@ pub struct Nccl {
 pub struct Communicators {
     gpus: Vec<usize>,
     /// The communicators; null if they are not created. They are never moved, because NCCL writes each of them again
-    /// when it is linked, from a thread of its own.
+    /// when it is linked, from a thread of NCCL's.
     all: Box<[AtomicPtr<c_void>]>,
 }
 

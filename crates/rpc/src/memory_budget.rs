@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The divisor of this process's memory: unanswered calls may occupy half of it.
+/// The divisor of the memory of this machine or of this process's container: unanswered calls may occupy half of it.
 pub(crate) const MEMORY_DIVISOR: usize = 2;
 
 /// The total size of the unanswered calls of all connections of a server.

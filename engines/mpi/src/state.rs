@@ -14,7 +14,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// MPI and the state of all other processes. The thread that holds it may call MPI.
 pub(crate) struct State {
-    /// The MPI library; `None` after it is finalized.
+    /// The MPI library; `None` after [`take_library`](Self::take_library).
     library: Option<Library>,
     peers: Vec<Peer>,
     receiver: Arc<dyn Receiver>,
@@ -40,7 +40,7 @@ impl State {
         }
     }
 
-    /// Returns the MPI library; `None` after it is finalized.
+    /// Returns the MPI library, or `None` after [`take_library`](Self::take_library).
     pub fn library(&mut self) -> Option<&mut Library> {
         self.library.as_mut()
     }
