@@ -32,8 +32,8 @@ pub(crate) struct PendingTensor<'a> {
     pub(crate) write: Fill<'a>,
 }
 
-/// Creates the file at `path`, writes the tensors, and syncs it to disk. `name` is the name of the file in the
-/// index.
+/// Creates the file at `path`, which must not exist yet, writes the tensors, and syncs the file to disk. `name` is the
+/// name of the file in the index.
 pub(crate) fn write(path: &Path, name: String, tensors: Vec<PendingTensor<'_>>) -> Result<FileEntry> {
     let io = |error| Error::io("writing", path)(error);
     let file = File::create_new(path).map_err(io)?;

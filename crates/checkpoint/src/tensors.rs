@@ -79,7 +79,8 @@ fn row_of(shape: &[usize]) -> Result<usize, String> {
     }
 }
 
-/// Finds one slice in its file, and checks that its dtype and shape match.
+/// Finds one slice in its file, checks that its dtype and shape match, and adds its keys to `used`. Returns an error if
+/// a key has been used before.
 fn locate(
     entry: &Entry,
     slice: &SliceEntry,

@@ -16,7 +16,7 @@ pub fn exit(error: &Error) -> ! {
     std::process::exit(error.exit_code())
 }
 
-/// Returns a hint for a command that is a separate program.
+/// Returns a hint if the command is a separate program, otherwise `None`.
 fn of_another_program(error: &Error) -> Option<String> {
     let is_bench = matches!(error.get(ContextKind::InvalidSubcommand), Some(ContextValue::String(command)) if command == "bench");
     is_bench.then(|| {
@@ -24,7 +24,7 @@ fn of_another_program(error: &Error) -> Option<String> {
     })
 }
 
-/// Returns a hint for an error of `distribute launch`.
+/// Returns a hint if an argument of `distribute launch` is unknown, otherwise `None`.
 fn of(error: &Error) -> Option<String> {
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return None };
     let name = argument.split('=').next().unwrap_or(argument);

@@ -28,7 +28,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Inspects one folder. Returns `true` if a server can start in it.
+/// Inspects one folder, and prints the damage. If `apply` is `true`, repairs the damage. Returns `true` if a server can
+/// then start in the folder.
 fn one(folder: &Path, apply: bool) -> Result<bool> {
     let found = match inspect(folder) {
         Ok(found) => found,

@@ -24,7 +24,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Prints the report.
+/// Fetches the report, and prints it.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let (text, report) = fetch(&arguments.address)?;
     if arguments.json {

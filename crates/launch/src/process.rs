@@ -191,7 +191,8 @@ impl Process {
         }
     }
 
-    /// Kills the task's process group, whether or not the task has exited, and reaps the process.
+    /// Kills the task's process group, whether or not the task has exited, reaps the process, and closes the guard's
+    /// input.
     fn kill_and_reap(&self) {
         let mut child = self.child.lock();
         if let Some(child) = child.as_mut() {

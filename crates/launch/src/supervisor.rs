@@ -350,7 +350,8 @@ impl Supervisor {
         (!needed.into_iter().any(|known| known.lost) && well >= least).then_some(left)
     }
 
-    /// Asks all tasks to exit by sending `signal`, and records `cause` as the reason.
+    /// Asks all running tasks to exit by sending `signal`, cancels restarts, and records `cause` as the reason. Starts
+    /// the timer of the grace period.
     fn stop(&mut self, cause: Cause, signal: Signal, actions: &mut Vec<Action>) {
         self.cause = Some(cause);
         self.phase = Phase::Ending;

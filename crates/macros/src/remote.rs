@@ -116,7 +116,7 @@ fn check(signature: &Signature) -> Result<()> {
     Ok(())
 }
 
-/// Returns the return type of the function.
+/// Returns the return type of the function, or an error if the type cannot be a `Result`.
 fn output(signature: &Signature) -> Result<&Type> {
     const RESULT: &str =
         "a remote function returns a Result: distribute::Result<f32>, for example, or distribute::Result<()>";

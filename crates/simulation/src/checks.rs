@@ -182,7 +182,7 @@ impl Checks {
         all.insert(rank, made);
     }
 
-    /// Records that the session is over for a worker in this round.
+    /// Checks the reason why the session is over for a worker in this round, and records it.
     pub fn over(&mut self, round: Round, rank: usize, blame: &Blame) {
         if matches!(self.certain, Certain::All | Certain::NobodyLost) && blame.fault == Fault::Lost {
             self.broken.push(format!("worker {rank} takes one for lost that is not: {blame}"));

@@ -10,7 +10,8 @@ use std::time::Duration;
 /// The maximum duration of a handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Decodes the handshake message that the bytes of an arrival complete; `None` if more bytes are needed.
+/// Decodes the bytes of an arrival. Returns the handshake message that they complete, or `None` if more bytes are
+/// needed. Bytes after the message are ignored. If the bytes are malformed, returns the refusal to send.
 pub fn words(hearing: &mut HandshakeDecoder, mut bytes: &[u8]) -> Result<Option<Words>, Refusal> {
     while !bytes.is_empty() {
         let buffer = hearing.buffer();

@@ -329,7 +329,8 @@ impl Joining {
         Ok(false)
     }
 
-    /// Completes the world with the workers that have joined, if there are enough.
+    /// Completes the world with the workers that have joined, if there are enough. Otherwise sets the time of the next
+    /// attempt.
     fn close_with_quorum(&mut self, now: Duration) {
         let come = self.meeting.members().connected();
         if come != self.come.0 {

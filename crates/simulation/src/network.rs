@@ -132,7 +132,8 @@ impl Network {
         self.connections[conn].hosts[1]
     }
 
-    /// Completes a connection attempt that has reached a process. If there is no process, the attempt fails.
+    /// Completes a connection attempt that has reached its host. `pid` is the process that accepts the connection; if
+    /// it is `None`, the attempt fails. Does nothing if the connecting process has given up.
     pub fn reach<E: Carries>(&mut self, agenda: &mut Agenda<E>, conn: Conn, pid: Option<Pid>) {
         let connection = &mut self.connections[conn];
         if !connection.open[0] {
@@ -147,7 +148,7 @@ impl Network {
         self.give(agenda, conn, 0, answer);
     }
 
-    /// Sends a message if the connection is still open on this process's side.
+    /// Sends a message if the connection is still open on the side of the process `pid`.
     pub fn send<E: Carries>(
         &mut self,
         agenda: &mut Agenda<E>,
@@ -195,8 +196,9 @@ impl Network {
         }
     }
 
-    /// Returns the process that receives an arrival, if the connection is still open on its side. Nothing is received
-    /// after the connection is closed.
+    /// Returns the process that receives an arrival. Returns `None` if the connection is closed on this side, or if a
+    /// message was lost because the connection broke. If the arrival is that the connection was closed, closes this
+    /// side.
     pub fn receiver<M>(&mut self, conn: Conn, side: usize, what: &Arrival<M>) -> Option<Pid> {
         let connection = &mut self.connections[conn];
         let pid = connection.ends[side].filter(|_| connection.open[side])?;

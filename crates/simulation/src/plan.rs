@@ -101,7 +101,7 @@ impl When {
 }
 
 impl Plan {
-    /// Returns the faults that follow a worker's call, with their delays.
+    /// Returns the index and the delay of each fault that follows a worker's call.
     pub fn triggered(&self, generation: u64, rank: usize, step: u64, call: u64) -> Vec<(usize, Duration)> {
         let follows = |when: &When| match *when {
             When::InCall { generation: of, rank: who, step: in_step, call: in_call, after } => {

@@ -160,7 +160,7 @@ impl Planted {
         self == Planted::TakenGivesUp && refusal.reason == Reason::Taken
     }
 
-    /// Returns `true` if a worker that could not join gives up.
+    /// Returns `true` if this bug makes a worker give up that could not join because of `error`.
     pub fn ends(self, error: &JoinError) -> bool {
         match error {
             JoinError::Lost { .. } => self == Planted::LossGivesUp,

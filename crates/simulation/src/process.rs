@@ -229,7 +229,8 @@ impl Process {
         self.stage = Stage::Ended(vanished);
     }
 
-    /// Handles an arrival, or queues it if the process is stopped.
+    /// Handles an arrival, or queues it if the process is stopped. Returns the way in which the process ends, if it
+    /// ends.
     pub fn take(&mut self, context: &mut Context<'_>, conn: Conn, what: Arrival) -> Option<Ending> {
         if self.stopped.is_some() {
             self.waiting.push((conn, what));
@@ -246,7 +247,8 @@ impl Process {
         taken.err().and_then(|error| self.could_not_join(context, error))
     }
 
-    /// Performs all actions that are due.
+    /// Performs all actions that are due, unless the process is stopped. Returns the way in which the process ends, if
+    /// it ends.
     pub fn go_on(&mut self, context: &mut Context<'_>) -> Option<Ending> {
         while self.stopped.is_none() {
             match &mut self.stage {
@@ -285,8 +287,9 @@ impl Process {
         self.stage = Stage::Working(Box::new(working));
     }
 
-    /// Resumes a stopped process. If `at_once` is `true`, all queued arrivals are delivered before the process acts;
-    /// otherwise it acts after each.
+    /// Resumes a stopped process, and postpones its deadlines. If `at_once` is `true`, all queued arrivals are
+    /// delivered before the process acts; otherwise it acts after each. Returns the way in which the process ends, if
+    /// it ends.
     pub fn resume(&mut self, context: &mut Context<'_>, at_once: bool) -> Option<Ending> {
         let pause = context.now().saturating_sub(self.stopped.take()?);
         // Half a slice of the wait counts (`distribute_cluster::Deadline`).
@@ -310,7 +313,8 @@ impl Process {
         self.go_on(context)
     }
 
-    /// Returns the time of the next action, unless something arrives earlier.
+    /// Returns the time of the next action, unless something arrives earlier. Returns `None` if the process is stopped
+    /// or has ended.
     pub fn next(&self) -> Option<Duration> {
         match &self.stage {
             _ if self.stopped.is_some() => None,

@@ -30,7 +30,7 @@ impl Scripted {
         self.compute(working, context);
     }
 
-    /// Computes before the next call.
+    /// Computes before the next call of the step. If there are no more calls, leaves the step and begins the next one.
     fn compute(&mut self, working: &mut Working, context: &mut Context<'_>) {
         self.call += 1;
         let script = &context.plan.script;
@@ -109,7 +109,8 @@ impl Scripted {
         Go::On
     }
 
-    /// Handles the result of a call.
+    /// Passes the result of a call to the checks, and begins to compute before the next call. If the session is over,
+    /// begins the next step, or a rendezvous if a worker was lost.
     pub fn decided(
         &mut self,
         working: &mut Working,

@@ -96,7 +96,8 @@ impl Training {
         (self.updates, self.steps) = (Updates::after(counters), counters.steps);
     }
 
-    /// Begins the agreement after all workers have joined.
+    /// Begins the agreement on a state after all workers have joined. If this worker was interrupted in a step, first
+    /// returns to the last complete update.
     pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
         let mut torn = None;
         if self.begun {
@@ -134,7 +135,7 @@ impl Training {
         }
     }
 
-    /// Resumes from the worker's own state, as the only worker.
+    /// Resumes from the worker's own state, as the only worker. If that state is inconsistent, ends the worker.
     fn go_on_alone(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         if self.begun && self.updates.rewind().is_err() {
             context.checks.torn(context.pid, working.generation);
@@ -153,7 +154,8 @@ impl Training {
         self.between(working, context)
     }
 
-    /// Performs the actions of the state transfer, up to the next round.
+    /// Performs the actions of the state transfer, up to the next round. After the last round, resumes training, or
+    /// ends the worker if the transfer has failed.
     fn hand_over(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         let Stage::Meeting(handover, round) = &mut self.stage else { return Go::On };
         loop {
@@ -281,7 +283,8 @@ impl Training {
         Go::On
     }
 
-    /// Continues after all workers have made a call of the step.
+    /// Continues after all workers have made a call of the step: updates the weights if the call is an update, and
+    /// begins to compute for the next call or, after the last one, for the next step.
     fn called(&mut self, working: &mut Working, context: &mut Context<'_>, bodies: &[Bytes]) -> Go {
         let stage = std::mem::take(&mut self.stage);
         let (Stage::InStep(call, between), Some(course)) = (stage, &context.plan.course) else {

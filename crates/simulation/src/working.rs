@@ -133,7 +133,7 @@ impl Working {
         &self.places
     }
 
-    /// Returns the number of workers that are waiting for the next world.
+    /// Returns the number of workers that are waiting for the next world. Forgets workers that no longer wait.
     pub fn waiting(&mut self, context: &Context<'_>) -> usize {
         self.waiting_processes.look(context.now());
         let waiting = self.waiting_processes.positions();
@@ -325,7 +325,7 @@ impl Working {
         }
     }
 
-    /// Handles all received messages.
+    /// Passes all received messages and all losses of workers to the current session.
     pub fn hear_all(&mut self, context: &Context<'_>) {
         loop {
             let lost = self.protocol.lost();

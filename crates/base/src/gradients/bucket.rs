@@ -35,7 +35,8 @@ pub struct BucketPool {
 
 impl BucketPool {
     /// Creates the pool for an optimizer's variables. `copies` are the copies on devices, each with the index of its
-    /// variable.
+    /// variable. Gradients of the variables in `frozen` are dropped. If `packs` is given, gradients are written into
+    /// packs for other workers; with `ranges`, each worker receives only its ranges of them.
     pub fn new<'v>(
         variables: impl Iterator<Item = &'v Var>,
         copies: impl Iterator<Item = (usize, &'v Var)>,

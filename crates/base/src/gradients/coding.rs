@@ -43,7 +43,7 @@ impl PackCoding {
         sent.freeze()
     }
 
-    /// Returns received elements in their own type.
+    /// Decodes received elements of a variable with dtype `dtype`. They are not copied if they were sent unchanged.
     pub fn decode(&self, dtype: DType, received: Bytes) -> Bytes {
         if self.wire(dtype) == Wire::Full {
             return received;

@@ -81,7 +81,7 @@ impl PackWriter {
         }
     }
 
-    /// Closes a complete pack and returns its bytes.
+    /// Closes a complete pack and returns its bytes. Returns no bytes if there is no such pack.
     pub(super) fn close(&mut self, pack: usize) -> Bytes {
         let Some(filled) = self.packs.get_mut(pack) else { return Bytes::new() };
         *filled = PackState::Closed(match std::mem::replace(filled, PackState::Closed(Bytes::new())) {

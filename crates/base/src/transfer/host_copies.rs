@@ -35,7 +35,7 @@ struct CopyPair {
 static ALL: Mutex<Vec<Weak<HostCopies>>> = Mutex::new(Vec::new());
 
 impl HostCopies {
-    /// Creates an empty set of kept tensors.
+    /// Creates an empty set of kept tensors, which [`host_value`] searches as long as the set exists.
     pub fn new() -> Arc<Self> {
         let copies = Arc::new(Self(Mutex::default()));
         let mut all = lock(&ALL);
@@ -76,7 +76,7 @@ impl HostCopies {
         drop(oldest);
     }
 
-    /// Returns the host tensor whose copy on a device has the given memory address.
+    /// Returns the host tensor whose copy on a device has the given memory address; `None` if it was not kept.
     fn find(&self, memory: usize) -> Option<Tensor> {
         // The latest first, because lookups are of the current steps.
         let kept = lock(&self.0);

@@ -71,7 +71,8 @@ pub(super) struct Pinned {
 static ALL: Mutex<Vec<(DeviceId, Option<Arc<Pinned>>)>> = Mutex::new(Vec::new());
 
 impl Pinned {
-    /// Returns the copier for a GPU, or `None` if the GPU does not support one.
+    /// Returns the copier for a GPU, which the first call creates. Returns `None` if the copier could not be created;
+    /// the first call logs the reason.
     pub(super) fn of(device: &CudaDevice) -> Option<Arc<Self>> {
         let mut all = lock(&ALL);
         if let Some((_, pinned)) = all.iter().find(|(id, _)| *id == device.id()) {

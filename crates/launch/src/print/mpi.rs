@@ -6,7 +6,8 @@ use crate::{Error, Result};
 /// The line that chooses the first port. Different jobs on a host usually get different ports.
 const PORTS: &str = "export DISTRIBUTE_PORT_BASE=${DISTRIBUTE_PORT_BASE:-$((10000 + $$ % 350 * 64))} # of the ranks of a host";
 
-/// Returns an `mpirun` command, preceded by the command that creates the secret.
+/// Returns an `mpirun` command, preceded by the command that creates the secret. Returns an error if MPI does not
+/// support a setting of the job.
 pub(super) fn call(job: &Job<'_>) -> Result<String> {
     let layout = job.layout;
     let refuse = |problem| Err(Error::Unprintable { target: "mpi", problem });

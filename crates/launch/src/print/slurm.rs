@@ -15,7 +15,7 @@ done
 export DISTRIBUTE_PORT_BASE=$port
 "#;
 
-/// Returns a script for `sbatch`.
+/// Returns a script for `sbatch`, or an error if Slurm does not support a setting of the job.
 pub(super) fn script(job: &Job<'_>) -> Result<String> {
     let layout = job.layout;
     let refuse = |problem| Err(Error::Unprintable { target: "slurm", problem });

@@ -89,8 +89,8 @@ fn margin(out: &mut String, indent: usize) {
     out.extend(std::iter::repeat_n(' ', indent));
 }
 
-/// Returns whether all YAML readers read `text` as a text without quotes. Some of them read words such as `on` and
-/// numbers such as `1e3` as something else.
+/// Returns `true` only if all YAML readers read `text` as a text even without quotes. Some readers read words such as
+/// `on` and numbers such as `1e3` as something else.
 fn is_plain(text: &str) -> bool {
     const OTHERS: [&str; 11] = ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "inf", "nan"];
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);

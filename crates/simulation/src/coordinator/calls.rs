@@ -21,7 +21,8 @@ impl Doing {
     }
 }
 
-/// Returns the index, in the program, of the closure or resource that a call executes.
+/// Returns the index, in the program, of the closure or resource that a call executes; `usize::MAX` if the call does
+/// not contain an index.
 pub fn which(call: &Call) -> usize {
     match call.arguments.first() {
         Some(Argument::Value(bytes)) => number(bytes) as usize,

@@ -81,7 +81,7 @@ impl Chief {
         format!("at act {next}, {queued} queued, settling: {settling}, {open:?}, {follows:?}, busy: {busy:?}")
     }
 
-    /// Records the time at which a worker's current task began.
+    /// Records `now` as the time at which the worker's current task began, if the task has changed.
     fn look_at(&mut self, worker: usize, now: Duration) {
         let task = self.dispatch.running(worker).map(|(task, _)| task);
         if self.busy[worker].map(|(task, _)| task) != task {
@@ -91,7 +91,8 @@ impl Chief {
 }
 
 impl World {
-    /// Starts another coordinator.
+    /// Starts another coordinator. It resumes from a randomly chosen state that the previous coordinator may have
+    /// saved.
     pub fn start_chief(&mut self) {
         let number = self.chiefs.len();
         let pid = self.pid(Who::Chief(number));
@@ -179,7 +180,7 @@ impl World {
         }
     }
 
-    /// Connects to a worker, unless the coordinator is already connected or has been killed.
+    /// Begins to connect to a worker, unless the coordinator is already connected or connecting, or has been killed.
     pub fn connect(&mut self, chief: usize, worker: usize) {
         let Chief { is_gone, follows, pid, host, .. } = &mut self.chiefs[chief];
         if *is_gone || follows[worker] != Follow::Away {
@@ -279,7 +280,8 @@ impl World {
         self.check_positions(chief, worker);
     }
 
-    /// Marks a worker as lost, and disconnects from it.
+    /// Disconnects from a worker, and schedules the next connection attempt. If the worker was working, marks it as
+    /// lost.
     fn mark_lost(&mut self, chief: usize, worker: usize, why: &str) {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];
@@ -303,7 +305,8 @@ impl World {
         self.stir(chief);
     }
 
-    /// Checks for workers that are silent or have been busy for too long.
+    /// Marks workers as lost that are silent, and gives up tasks that have been running for too long. Then continues
+    /// the program.
     pub fn look(&mut self, chief: usize) {
         let now = self.agenda.now();
         for worker in 0..self.plan.workers {
@@ -349,7 +352,7 @@ impl World {
         self.take_outcomes(chief);
     }
 
-    /// Handles the outcomes of closures.
+    /// Checks the outcomes of the closures that have ended since the last call.
     pub fn take_outcomes(&mut self, chief: usize) {
         let outcomes: Vec<_> = self.chiefs[chief].dispatch.outcomes().collect();
         for outcome in outcomes {

@@ -61,7 +61,8 @@ impl World {
         }
     }
 
-    /// Schedules a closure. Returns `true` if the program can continue.
+    /// Schedules a closure, unless one of its resources does not exist. Returns `true` if the program can continue, and
+    /// `false` if it must wait for other closures to end.
     fn schedule(&mut self, chief: usize, which: usize) -> bool {
         let Some(uses) = self.resources(chief, &self.plan.closures[which].uses) else { return true };
         let state = &mut self.chiefs[chief];

@@ -32,7 +32,9 @@ impl Server {
         }
     }
 
-    /// Handles a change. `number` is the index of the change among the changes of its closure.
+    /// Makes a change, unless it was made before. Refuses it if the closure belongs to another coordinator, or to the
+    /// closures that the coordinator has declared ended. `number` is the index of the change among the changes of its
+    /// closure.
     pub fn change(&mut self, origin: Origin, number: u64) -> Change {
         if origin.job != self.job {
             return Change::Refused;

@@ -380,7 +380,8 @@ impl World {
         }
     }
 
-    /// Handles the response of a server.
+    /// Handles a server's response to a change. If the change was refused, ends the closure. Otherwise continues the
+    /// closure if it was only waiting for this response.
     pub fn answered(&mut self, push: Push, change: Change) {
         let state = &mut self.executions[push.execution];
         if state.is_over || state.unanswered.remove(&push.number).is_none() {
@@ -407,8 +408,8 @@ impl World {
         self.agenda.at(now + AGAIN, Event::Again(push));
     }
 
-    /// Ends the execution of a closure with the result of its code. Records the positions of the streams that it has
-    /// taken elements of, or resets them if a server has failed.
+    /// Ends the execution of a closure with the result of its code. Records the positions of the streams from which the
+    /// closure has taken elements, or resets the positions if a server has failed.
     fn ended(&mut self, execution: usize, result: Result<(), Failure>) {
         let state = &self.executions[execution];
         let Doing::Closure { origin, .. } = state.task else { return };

@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// Runs the simulation to its end.
+    /// Runs the simulation until some time after everything has ended, or until a rule is broken.
     pub fn run(mut self) -> Report {
         let mut events = 0;
         let mut ended = None;
@@ -318,7 +318,8 @@ impl World {
         }
     }
 
-    /// Kills the process of a worker. Another process replaces it after some time.
+    /// Kills the process of a worker, if it has one. If `silently` is `true`, the connections are not closed, as if the
+    /// machine had failed. Another process replaces the killed one after some time.
     pub fn kill(&mut self, number: usize, silently: bool) {
         let Some(process) = self.present(number) else { return };
         let now = self.agenda.now();
@@ -336,7 +337,8 @@ impl World {
         self.agenda.at(now + away, Event::StartWorker(number));
     }
 
-    /// Returns `true` if a worker and a coordinator have been silent for so long that the connection is closed.
+    /// Returns `true` if, because of a fault, nothing has passed between a coordinator and a worker for so long that
+    /// the coordinator considers the worker lost.
     pub fn is_silent(&self, chief: usize, worker: usize, conn: Conn) -> bool {
         let now = self.agenda.now();
         let host = self.chiefs[chief].host;

@@ -97,7 +97,7 @@ impl Simulation {
         }
     }
 
-    /// Returns the addresses of all workers.
+    /// Returns the rank and the address of each worker.
     fn table(&self) -> Vec<(usize, Address)> {
         let at = |rank| self.last_of(rank).map_or(0, |pid| self.processes[pid].port);
         let all = (0..self.surroundings.plan.workers)
@@ -112,7 +112,8 @@ impl Simulation {
         }
     }
 
-    /// Returns the time since which a connection has been silent because of a fault at the other end.
+    /// Returns the time since which a connection has been silent because of a fault in the network or at the other end;
+    /// `None` if there is no fault.
     fn silent_since(&self, pid: Pid, conn: Conn) -> Option<Duration> {
         let (there, host) = self.surroundings.network.peer(conn, pid)?;
         let other = there.map(|there| &self.processes[there]);
@@ -122,7 +123,8 @@ impl Simulation {
         [gone, cut].into_iter().flatten().min()
     }
 
-    /// Disconnects processes from others that have been silent for too long.
+    /// Closes the connections whose other end has been silent for too long. Schedules the next check if it may find
+    /// such a connection.
     pub(super) fn look(&mut self) {
         let now = self.now();
         let mut more = false;

@@ -102,7 +102,7 @@ impl Simulation {
         }
     }
 
-    /// Runs the simulation to its end.
+    /// Runs the simulation until there are no more events, a rule is broken, or there are too many events.
     pub fn run(mut self) -> Report {
         let mut events = 0;
         while self.surroundings.checks.hold() && events < EVENTS {
@@ -130,7 +130,8 @@ impl Simulation {
         self.surroundings.agenda.now()
     }
 
-    /// Checks the rules after all processes have ended.
+    /// Checks the rules for the end of the simulation: all processes must have ended, with their program finished in
+    /// one world.
     fn at_the_end(&mut self, events: usize) {
         if !self.surroundings.checks.hold() {
             return;
@@ -245,7 +246,8 @@ impl Simulation {
         self.act(pid, Process::go_on);
     }
 
-    /// Handles the consequences of an action.
+    /// Checks the state after an action of a process. If the process has ended, records its `ending`; otherwise
+    /// schedules its next action. Starts replacements if the other processes need them.
     fn after(&mut self, pid: Pid, ending: Option<Ending>) {
         let now = self.now();
         self.compare_states();
@@ -284,8 +286,8 @@ impl Simulation {
         }
     }
 
-    /// Checks the world that a process has just joined: the number of its members, the process's links, and the
-    /// generation of each member. Records the generation.
+    /// Checks the world of a process that has just joined it: the number of its members, the process's links, and the
+    /// generation of each member. Does nothing for other processes. Records the highest generation.
     fn compare_members(&mut self, pid: Pid) {
         let process = &self.processes[pid];
         let Some(working) = process.working().filter(|working| working.since == self.now()) else { return };

@@ -454,7 +454,8 @@ fn server_settings(
     ServerSettings { cluster, task, credentials, patience: join_timeout.unwrap_or(DEFAULT_TIMEOUT) }
 }
 
-/// Prepares the tables that the workers of a group store together, if they do.
+/// Prepares the tables that are not mirrored: on the workers of `group`, on parameter servers, or in this process if it
+/// is the only worker. Returns `None` if all tables are mirrored.
 fn shared_tables(
     group: Option<&Group>,
     options: TableOptions,

@@ -28,7 +28,8 @@ const GROUP: u64 = 65_532;
 /// The interval of probes in seconds.
 const PERIOD: u64 = 10;
 
-/// Returns the manifest of a job for one of the Kubernetes targets.
+/// Returns the manifest of a job for one of the Kubernetes targets. Returns an error if the target does not support a
+/// setting of the job.
 pub(super) fn manifest(job: &Job<'_>, target: Target) -> Result<String> {
     let refuse = |problem| Err(Error::Unprintable { target: target.name(), problem });
     if !job.layout.hosts.is_empty() {
@@ -180,7 +181,7 @@ fn resources(job: &Job<'_>) -> Option<(&'static str, Yaml)> {
     (!given.is_empty()).then_some(("resources", Yaml::Map(given)))
 }
 
-/// Returns a probe of the health port at `path`. The probe has failed after this number of failures in a row.
+/// Returns a probe of the health port at `path`. The probe fails after `failures` failed requests in a row.
 fn probe(path: &'static str, failures: u64) -> Yaml {
     let request = Yaml::Map(vec![("path", Yaml::text(path)), ("port", Yaml::text("health"))]);
     Yaml::Map(vec![
