@@ -24,7 +24,7 @@ pub(super) struct Attention {
 struct Sizes {
     batch: usize,
     heads: usize,
-    /// The number of heads of keys and values. Each of them is used by `heads / kv_heads` heads of queries.
+    /// The number of heads of keys and values. Each of these heads is used by `heads / kv_heads` heads of queries.
     kv_heads: usize,
     queries: usize,
     keys: usize,
@@ -236,7 +236,7 @@ impl<T: Exp> Fused<T> {
         out
     }
 
-    /// Computes the gradients of queries, keys and values for which `asked` is `true`.
+    /// Computes those of the gradients of queries, keys and values for which `asked` is `true`. The others are `None`.
     fn gradients(
         &self,
         (q, k, v): (&[T], &[T], &[T]),

@@ -18,9 +18,9 @@ use distribute_tensor::random::Draws;
 ///   [`Strategy::set_steps`](distribute_core::Strategy::set_steps). Outside `run`, and in cross-replica context, the
 ///   step is 0 and calls are counted for the complete process, so masks depend on the order of threads.
 /// - **Rows in the global batch** are used if `run` gets a per-replica batch ([`ReplicaContext::rows`]). The first
-///   dimension of the input must be its number of rows, or a multiple of it (as in `[rows * words, features]`).
-///   Otherwise the masks of each replica depend on its id, so they are only reproducible for the same number of
-///   replicas.
+///   dimension of the input must be the number of rows of that batch, or a multiple of it (as in `[rows * words,
+///   features]`). Otherwise the masks of each replica depend on its id, so they are only reproducible for the same
+///   number of replicas.
 /// - **Names** make the masks of layers independent. Use a unique name for each layer, such as `vb.prefix()`. The
 ///   layer has no variables, so checkpoints of the model do not change.
 ///
@@ -150,7 +150,7 @@ impl Mask {
         Ok(T::to_cpu_storage_owned(self.each(source, layout.dims(), |x| x * scale)))
     }
 
-    /// Calls `kept` for each element that is kept, and returns the results. Dropped elements are zeros.
+    /// Applies `kept` to each element of `source`, and replaces the results of dropped elements with zeros.
     fn each<T: WithDType>(&self, source: &[T], dims: &[usize], kept: impl Fn(T) -> T) -> Vec<T> {
         let width = dims.get(1..).unwrap_or_default().iter().product::<usize>().max(1);
         let zero = T::zero();

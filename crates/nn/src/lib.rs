@@ -4,7 +4,7 @@
 //! `use` lines. They determine the replica on which they run with
 //! [`get_replica_context`](distribute_core::get_replica_context). Other items of candle_nn that models commonly use are
 //! re-exported. [`ops`] and [`rotary_emb`] provide gradients for functions whose results candle_nn detaches from the
-//! graph. The guide `docs/train/transformers.md` shows this for a model.
+//! graph. The guide `docs/train/transformers.md` shows the changes that a model needs.
 //!
 //! ```
 //! // was: use candle_nn::{Embedding, Linear, Module, RmsNorm, VarBuilder, embedding};

@@ -24,7 +24,7 @@ pub struct Lookup<'a> {
     pub(super) finish: Finish<'a>,
 }
 
-/// Computes the result of a layer from the rows, and from their values if these were fetched.
+/// A function that computes the result of a layer from the rows, and from their values if these were fetched.
 type Finish<'a> = Box<dyn FnOnce(Vec<usize>, Option<UniqueRows>) -> Result<Tensor> + 'a>;
 
 impl Lookup<'_> {

@@ -6,7 +6,7 @@ use distribute_base::internal::operand;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// The operation in f32, whose input and output are stored in half precision.
+/// An operation in f32 whose input and output are stored in half precision.
 ///
 /// It computes with the parameters themselves, so there are no copies of them, and their gradients go to the bucket in
 /// f32.

@@ -45,7 +45,7 @@ pub enum UpdateError {
     LearningRate(#[from] InvalidHyperparameter),
 }
 
-/// A value of a hyper-parameter that is out of range, for example because a rule would diverge or divide by zero.
+/// A value of a hyper-parameter that is out of range, such as one with which a rule would diverge or divide by zero.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{rule}: {parameter} is {value}, but must be {range}")]
 pub struct InvalidHyperparameter {

@@ -55,7 +55,7 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// - [`Error::InvalidArgument`]: there are no [averages](Self::with_ema), or a step is in progress.
     /// - [`Error::NotSupported`]: a variable is a table of ids on parameter servers.
-    /// - If the state is sharded: the errors of [`slot`](Self::slot).
+    /// - The other errors of [`slot`](Self::slot).
     #[track_caller]
     pub fn ema(&self) -> Result<BTreeMap<String, Tensor>> {
         self.inner.averages("ema", Location::caller())
@@ -107,7 +107,7 @@ impl<R: Rule> Optimizer<R> {
     }
 }
 
-/// The weights of a model that has their averages.
+/// The weights of a model whose variables contain the averages in the meantime.
 #[doc(hidden)]
 #[derive(Debug)]
 #[must_use = "the weights are not restored when this is dropped"]

@@ -81,7 +81,7 @@ impl StepHeader {
         self.finite &= loss.is_finite();
     }
 
-    /// Returns the early send of the dense gradients if it is equal on all replicas.
+    /// Returns the early send of the dense gradients if it is equal on all replicas; otherwise `None`.
     pub(crate) fn early(all: &[&StepHeader]) -> Option<EarlyGradients> {
         let first = all.first()?.early;
         first.filter(|_| all.iter().all(|header| header.early == first))

@@ -5,8 +5,8 @@ use distribute_base::{Error, MixedPrecision, Result};
 use distribute_optim::Rule;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The factor by which an optimizer multiplies losses before the backward pass. The reduced gradients are divided by
-/// it, in f32.
+/// The factor by which an optimizer multiplies losses before the backward pass. The gradients are divided by it
+/// afterwards, in f32.
 ///
 /// With powers of 2, results are bit-identical to those without a scale, unless a number over- or underflows.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -119,8 +119,8 @@ impl LossScaling {
 }
 
 impl<R: Rule> Optimizer<R> {
-    /// Multiplies losses by a factor before the backward pass, and divides the reduced gradients by it. This is needed
-    /// for f16, whose gradients otherwise become 0 if they are below 6e-8. If the strategy's precision is
+    /// Multiplies losses by a factor before the backward pass, and divides the gradients by it afterwards. This is
+    /// needed for f16, whose gradients otherwise become 0 if they are below 6e-8. If the strategy's precision is
     /// [`MixedPrecision::F16`] when the optimizer is created, [`LossScale::dynamic`] is the default.
     ///
     /// Losses that the optimizer returns and reports are not scaled. Transforms see gradients that are not scaled.

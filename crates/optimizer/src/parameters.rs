@@ -21,7 +21,7 @@ pub(crate) struct Parameters {
     pub(crate) strategy: Strategy,
     /// The trained variables, with their names.
     pub(crate) variables: Vec<(String, Var)>,
-    /// The number of rows of each trained variable. It is unlimited if rows are identified by ids.
+    /// The number of rows of each trained variable. It is `usize::MAX` if rows are identified by ids.
     pub(crate) heights: Vec<usize>,
     /// The workers that store the rows of each trained variable; `None` if each worker stores all of it.
     pub(crate) owners: Vec<Option<RowOwners>>,

@@ -14,8 +14,8 @@ use std::sync::Arc;
 impl<R: Rule> Optimizer<R> {
     /// Takes the learning rate of each step from a schedule, instead of the initial rate. A schedule depends only on
     /// the number of finished steps, so a resumed training run continues with the same rates. The schedule is called
-    /// once per step for all replicas, on replica 0 and in cross-replica context. The others wait for it, but no longer
-    /// than the strategy's timeout.
+    /// once per step for all replicas, on replica 0 and in cross-replica context. The other replicas wait for the
+    /// schedule, but no longer than the strategy's timeout.
     ///
     /// # Errors
     /// - [`Error::Hyperparameter`]: a parameter of the schedule is out of range.
@@ -64,8 +64,9 @@ impl<R: Rule> Optimizer<R> {
         Ok(self)
     }
 
-    /// Adds a transform of the gradients of the global batch. It is applied after they have been reduced over the
-    /// replicas, and before the update rule. Transforms are applied in the order in which they were added.
+    /// Adds a transform of the gradients of the global batch. The transform is applied after the gradients have been
+    /// reduced over the replicas, and before the update rule. Transforms are applied in the order in which they were
+    /// added.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: a parameter is out of range, or the transform is [`Transform::each`] and the

@@ -31,8 +31,8 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         Ok(())
     }
 
-    /// Returns an error if workers shard the state. No worker has the complete state, so the shard of a failed worker
-    /// is lost.
+    /// Returns an error if the workers shard the state or store tables together. A shard of the state is then lost with
+    /// a failed worker, or tables may already be those of a later step.
     fn rewind(&self) -> Result<()> {
         self.inner.backend.rewind()
     }

@@ -58,7 +58,7 @@ use std::sync::Arc;
 #[doc(alias = "SyncBatchNormalization")]
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
-    /// The layer of candle_nn. It contains the variables and evaluates.
+    /// The wrapped layer of candle_nn, which contains the variables and evaluates.
     stock: candle_nn::BatchNorm,
     remove_mean: bool,
     /// The weight of the layer. If the layer has none, this is a variable of ones that no optimizer updates, so that

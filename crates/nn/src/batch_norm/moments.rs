@@ -1,4 +1,4 @@
-//! The moments of each channel, and merging those of several per-replica batches.
+//! The moments of each channel, and their merging over several per-replica batches.
 
 use candle_core::{DType, Result, Storage, Tensor, WithDType, bail};
 use distribute_base::internal::operand;
@@ -88,7 +88,8 @@ impl Moments {
         }
     }
 
-    /// Merges two moments with the formula of Chan, Golub and LeVeque, which does not subtract sums of squares.
+    /// Merges the moments of two batches with the formula of Chan, Golub and LeVeque, which does not subtract sums of
+    /// squares.
     fn merge(mut self, other: &Self) -> Self {
         let count = self.count + other.count;
         if count == 0. {

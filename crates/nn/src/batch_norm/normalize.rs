@@ -47,7 +47,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Returns the sums over all replicas.
+    /// Returns the sums over all replicas, in a collective. `sums` are the sums of this replica.
     pub(super) fn sum(self, context: &ReplicaContext, sums: &Tensor) -> distribute_base::Result<Tensor> {
         let detail = format!("SUM, the gradient of batch-norm, call {}", self.number + 1);
         context.all_reduce_gradient(detail, ReduceOp::Sum, sums, self.at)

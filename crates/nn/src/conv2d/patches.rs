@@ -89,7 +89,7 @@ impl Patches {
         [self.images, self.outputs, self.output[0], self.output[1]]
     }
 
-    /// Returns the number of elements of an image in one group.
+    /// Returns the number of elements of an image that belong to one group.
     pub(super) fn group_input(&self) -> usize {
         self.channels * self.input[0] * self.input[1]
     }

@@ -51,7 +51,7 @@ pub(crate) fn transposed(
     operation.map(|operation| operation::apply(operation, x, weight, bias)).transpose()
 }
 
-/// Computes the gradients of `x` and the weight from the gradient `upstream` of the images, which must be contiguous.
+/// Computes the gradients of `x` and the weight from `upstream`, the gradient of the images, which must be contiguous.
 /// The third element, for a bias, is `None`. Returns `None` if this crate's loops do not support the operands.
 pub(super) fn gradients(
     x: &Tensor,

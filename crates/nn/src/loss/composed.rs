@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use candle_core::{DType, Device, Var};
 
-    /// Returns loss and gradient of both implementations.
+    /// Returns the loss and the gradient from both implementations.
     fn of_both(logits: &[[f64; 3]; 4], labels: &[u32; 4], smoothing: f64) -> [(f64, Vec<Vec<f64>>); 2] {
         let labels = Tensor::new(labels, &Device::Cpu).unwrap();
         [fused::<f64>, cross_entropy].map(|cross_entropy| {

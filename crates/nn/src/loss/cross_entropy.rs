@@ -17,7 +17,8 @@ pub(super) fn cross_entropy<T: Exp>(logits: &Tensor, labels: &Tensor, smoothing:
 }
 
 /// Returns the class of each row, or `None` for a row without a label. As in candle, the largest number of the labels'
-/// dtype means that there is no label.
+/// dtype means that there is no label. Returns an error if `labels` is not an integer vector with `rows` elements, or
+/// if one of them is not a class.
 pub(super) fn read(labels: &Tensor, rows: usize, classes: usize) -> Result<Vec<Option<usize>>> {
     if classes == 0 {
         bail!("cross-entropy: logits {:?} have no class", [rows, classes]);

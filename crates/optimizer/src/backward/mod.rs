@@ -36,7 +36,7 @@ use std::sync::Once;
 /// once.
 ///
 /// # Errors
-/// Returns the errors of candle and of custom operations.
+/// Returns candle's errors, and those of custom operations.
 pub(crate) fn backward(loss: &Tensor) -> Result<GradStore> {
     backward_through(Graph::get(), loss)
 }

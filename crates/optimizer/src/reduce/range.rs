@@ -107,7 +107,7 @@ impl<F: Number> GradientRange<'_, F> {
     }
 
     /// Writes the weighted sum over the replicas to `out`. The summands are added in the order of a balanced binary
-    /// tree over the replicas; see [`fold_scaled`]. The summands and the sum are rounded.
+    /// tree over the replicas; see [`fold_scaled`]. The summands and the sum are rounded to the types in `rounding`.
     fn fold(&self, replicas: &[&[F]], at: Range<usize>, out: &mut [F]) {
         if self.rounding != Rounding::default() {
             let mut rounded: Vec<F> = replicas.iter().flat_map(|g| &g[at.clone()]).copied().collect();

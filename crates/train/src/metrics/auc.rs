@@ -8,7 +8,8 @@ use distribute_core::{Strategy, Variable};
 /// The distance by which the first threshold is below 0 and the last is above 1, as in TensorFlow.
 const EDGE: f64 = 1e-7;
 
-/// The area under the ROC curve: the probability that a positive example has a larger prediction than a negative one.
+/// The area under the receiver operating characteristic (ROC) curve: the probability that a positive example has a
+/// larger prediction than a negative one.
 ///
 /// The area is computed as in TensorFlow: from true and false positive rates at evenly spaced thresholds from 0 to 1
 /// (200 by default), with linear interpolation. Predictions between the same two thresholds are treated as equal, so

@@ -64,7 +64,7 @@ impl Counts {
 #[derive(Clone, Debug)]
 pub(super) struct Confusion {
     threshold: f64,
-    /// True positives, false positives, false negatives.
+    /// The numbers of true positives, false positives and false negatives.
     counts: Counts,
 }
 

@@ -33,7 +33,7 @@ pub(super) struct Job {
     status: Option<Status>,
     /// The staleness of values up to that status; `None` before closures have ended.
     staleness: Option<f64>,
-    /// The last report, which is shown after the job no longer exists.
+    /// The last report. After the strategy has been dropped, it is repeated without current calls and waits.
     last: Report,
 }
 

@@ -146,11 +146,11 @@ impl Preemption {
         leaves
     }
 
-    /// Saves a checkpoint from which training can resume, as the next one in the manager's folder, and logs its path.
+    /// Saves a checkpoint from which training can resume, as the next one in the manager's folder.
     ///
-    /// All workers must make this call after [`requested`](Self::requested) has returned `true`. Only the chief writes.
-    /// Returns the path of the checkpoint, or `None` on a worker that leaves while the others continue, because they
-    /// have its complete state.
+    /// All workers must make this call after [`requested`](Self::requested) has returned `true`. Only the chief writes
+    /// the checkpoint, and logs its path. Returns the path of the checkpoint, or `None` on a worker that leaves while
+    /// the others continue, because they have its complete state.
     ///
     /// # Errors
     /// - [`Error::GracePeriod`]: the checkpoint was complete only after the grace period, which begins with the notice.

@@ -14,7 +14,7 @@ pub struct Epoch {
     pub loss: f64,
     /// The mean loss over all validation examples; `None` if the epoch did not end with a validation.
     pub validation_loss: Option<f64>,
-    /// The learning rate of the last step. If the optimizer has a schedule, it is the rate of the next step.
+    /// The learning rate of the last step or, if the optimizer has a schedule, of the next step.
     pub learning_rate: f64,
 }
 

@@ -79,7 +79,7 @@ impl Phase {
 /// - [`Error::NotSupported`]: the strategy is a
 ///   [`ParameterServerStrategy`](distribute_parameter_server::ParameterServerStrategy) with several workers, which
 ///   would remain idle.
-/// - [`Error::InvalidArgument`]: the settings of the trainer contradict each other.
+/// - [`Error::InvalidArgument`]: a setting of the trainer is out of range, or settings contradict each other.
 /// - [`Error::InvalidArgument`]: a dataset is infinite but must end, or there are no examples for an epoch or a
 ///   validation.
 /// - [`Error::InvalidArgument`]: the folder contains checkpoints of a different program, or a backup with a
@@ -374,8 +374,8 @@ where
         Ok(if !last && self.save_on_notice()? { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
-    /// Gives the model the averages of its weights, if these are validated. The result then restores the weights;
-    /// otherwise it is `None`.
+    /// Gives the model the averages of its weights, if these are validated. Returns the weights, which must then be
+    /// restored; `None` if nothing was replaced.
     #[track_caller]
     fn begin_validated(&self) -> Result<Option<ReplacedWeights<'_>>> {
         if self.trainer.validates_ema { self.optimizer.begin_ema().map(Some) } else { Ok(None) }

@@ -30,7 +30,7 @@ pub(crate) trait Compiler {
     /// Results do not share memory.
     ///
     /// # Errors
-    /// Returns the errors of candle, for example if the device is out of memory.
+    /// Returns candle's error, for example if the device is out of memory.
     fn launch(&self, function: &Self::Function, kernel: &Kernel, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 }
 

@@ -175,7 +175,7 @@ fn optimizers_on_a_gpu_give_the_weights_of_the_cpu() {
     });
 }
 
-/// A variable's memory is read where it is, and never written.
+/// Checks that a kernel reads a variable's memory in place, and does not write to it.
 #[test]
 fn a_variable_keeps_its_value_until_it_is_set() {
     on_gpu(|gpu| {
