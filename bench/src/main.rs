@@ -15,7 +15,7 @@
 //! | [`coordinator`] | functions that a coordinator schedules on workers, which train against parameter servers |
 //! | [`workers`], [`hosts`] | all-reduces and training of several processes, also over a slow link; two hosts |
 //! | [`drift`] | the cost of comparing variables between workers |
-//! | [`memory`], [`error`] | the memory of a process; errors of invalid requests |
+//! | [`memory`], [`error`] | memory bandwidth; errors of invalid requests |
 //! | [`growth`] | the growth of a step's time and memory |
 //! | [`steps`] | steps without a measurement, for counting instructions |
 

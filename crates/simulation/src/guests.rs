@@ -112,7 +112,7 @@ impl Guests {
         !self.all.is_empty()
     }
 
-    /// Returns the time at which the next handshake times out.
+    /// Returns the time at which the next handshake times out; `None` if there are no handshakes.
     pub fn next(&self) -> Option<Duration> {
         self.all.values().map(|guest| guest.patience).min()
     }

@@ -98,7 +98,7 @@ impl Network {
         self.cuts[from][to] = Cut { from: now, until };
     }
 
-    /// Returns the start and the end of the current interruption from one host to another.
+    /// Returns the start and the end of the current interruption from one host to another; `None` if there is none.
     pub fn is_cut(&self, now: Duration, from: usize, to: usize) -> Option<(Duration, Duration)> {
         let Cut { from, until } = self.cuts[from][to];
         (from <= now && now < until).then_some((from, until))
@@ -219,7 +219,8 @@ impl Network {
         self.side(conn, pid).is_some_and(|side| self.connections[conn].open[side])
     }
 
-    /// Returns the process and the host at the other end of a connection.
+    /// Returns the process (`None` if the attempt has not reached one) and the host at the other end of a connection.
+    /// Returns `None` if the process `pid` is not at an end of the connection.
     pub fn peer(&self, conn: Conn, pid: Pid) -> Option<(Option<Pid>, usize)> {
         let side = self.side(conn, pid)?;
         Some((self.connections[conn].ends[1 - side], self.connections[conn].hosts[1 - side]))

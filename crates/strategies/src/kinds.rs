@@ -79,7 +79,7 @@ impl MirroredStrategy {
     /// replica waits for the others for at most 60 s.
     ///
     /// # Errors
-    /// - [`Error::Device`]: a name cannot be parsed, a device is named twice, or it cannot be opened.
+    /// - [`Error::Device`]: a name cannot be parsed, a device is named twice, or a device cannot be opened.
     /// - [`Error::InvalidArgument`]: `devices` is empty or has more than 4096 entries, the limit for one process.
     #[track_caller]
     #[expect(clippy::new_ret_no_self, reason = "the type is a namespace of constructors")]

@@ -14,9 +14,9 @@ pub enum Tree<L> {
     Leaf(L),
     /// An `Option` that is `None`.
     None,
-    /// A sequence of variable length, such as a `Vec` or an array.
+    /// A sequence of elements of the same type, such as a `Vec` or an array.
     List(Vec<Tree<L>>),
-    /// A sequence of fixed length, such as a tuple.
+    /// A sequence of elements that may have different types, such as a tuple.
     Tuple(Vec<Tree<L>>),
     /// Named values, such as a map or a struct.
     Dict(BTreeMap<String, Tree<L>>),

@@ -52,12 +52,12 @@ impl World {
         (lives && !self.chiefs[chief].is_gone).then_some(chief)
     }
 
-    /// Returns the last session that was opened over a connection.
+    /// Returns the last session that was opened over a connection; `None` if there was none.
     fn session_over(&self, conn: Conn) -> Option<usize> {
         self.sessions.iter().rposition(|session| session.conn == conn)
     }
 
-    /// Returns the last attempt at a task in a session.
+    /// Returns the last attempt at a task in the last session over a connection; `None` if there was none.
     fn execution(&self, conn: Conn, task: Task) -> Option<usize> {
         let session = self.session_over(conn)?;
         let is_it = |of: usize, doing: &Doing| of == session && doing.task() == task;

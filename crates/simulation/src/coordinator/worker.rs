@@ -88,7 +88,7 @@ pub struct Execution {
 }
 
 impl World {
-    /// Returns the running process of the worker with the given index.
+    /// Returns the running process of the worker with the given index; `None` if there is none.
     pub fn present(&self, number: usize) -> Option<usize> {
         self.workers.iter().rposition(|worker| worker.number == number && worker.gone.is_none())
     }

@@ -23,7 +23,7 @@ impl Simulation {
         self.replace();
     }
 
-    /// Returns the latest process of a worker, if it is running or stopped.
+    /// Returns the latest process of a worker that is running or stopped; `None` if there is none.
     fn last_of(&self, rank: usize) -> Option<Pid> {
         self.processes.iter().rposition(|process| process.name.rank == rank && process.lives())
     }

@@ -189,7 +189,7 @@ impl Selection {
     }
 }
 
-/// Returns the positions of a slice of an axis.
+/// Returns the positions of a slice of an axis of the given size. `step` must not be 0.
 fn positions(start: Option<i64>, stop: Option<i64>, step: i64, size: usize) -> Vec<usize> {
     let size = i64::try_from(size).unwrap_or(i64::MAX);
     // The positions before the first and after the last, in the direction of the step.
