@@ -99,7 +99,7 @@ fn namespace(pid: &str) -> Option<std::path::PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/ns/net")).ok()
 }
 
-/// Returns all processes that this one has started, and their descendants.
+/// Returns all processes that the process `pid` has started, and their descendants.
 fn started_by(pid: u32) -> BTreeSet<String> {
     let parent = |pid: &str| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

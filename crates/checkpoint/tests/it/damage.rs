@@ -201,7 +201,7 @@ fn overlapping_slices_are_refused() {
     assert!(error.contains("entry \"t\": rows 0..1 of uint8[3] are there twice"), "{error}");
 }
 
-/// Replaces a shard of a checkpoint with other bytes, and updates its checksums.
+/// Makes a file with these bytes the only one of a checkpoint, and writes the matching checksums.
 fn set_shard(path: &Path, bytes: &[u8]) {
     fs::write(path.join("one"), bytes).unwrap();
     let crc32: Vec<_> = bytes.chunks(1 << 20).map(crc32fast::hash).collect();

@@ -2,7 +2,7 @@
 
 use distribute_tensor::{DType, HostTensor};
 
-/// Returns a tensor of any dtype, whose elements differ.
+/// Returns a tensor of the given dtype and shape, whose elements vary.
 pub fn of(dtype: DType, shape: &[usize]) -> HostTensor {
     let len: usize = shape.iter().product();
     if dtype == DType::String {

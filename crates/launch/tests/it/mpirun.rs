@@ -28,7 +28,7 @@ impl Receiver for Nobody {
     fn mark_lost(&self, _from: usize, _reason: String) {}
 }
 
-/// Runs in each rank: prints its worker number and its host, and joins the others.
+/// Runs in each rank: prints its worker number and its host and, if `joins` is `yes`, joins the others.
 fn rank(joins: &str) {
     let resolver = MpiClusterResolver::from_env(MpiOptions::default()).unwrap();
     let (spec, rank) = (resolver.cluster_spec().unwrap(), resolver.task_id().unwrap());

@@ -33,7 +33,8 @@ fn fake() -> (TempDir, PathBuf) {
     (folder, ssh)
 }
 
-/// Creates a launch of a script with a command that reaches hosts, in a folder whose name needs quotes.
+/// Creates a launch of a script with a command that reaches hosts, in a folder whose name needs quotes. Also returns
+/// the output, the folder and the secret of the job.
 fn launch(ssh: Vec<String>, hosts: &str, workers: usize, script: &str) -> (Launch, Said, TempDir, String) {
     let folder = tempfile::Builder::new().prefix("it's a folder ").tempdir().unwrap();
     let plan = Plan::new(&Layout::new(workers).hosts(parse_hosts(hosts).unwrap())).unwrap();

@@ -3,8 +3,8 @@
 use distribute_simulation::Scenario;
 use distribute_testing::watched;
 
-/// Runs this number of seeds. All must have agreed in at least this share of the rounds, and must have failed
-/// to agree in at least this number. Otherwise the simulation would detect nothing.
+/// Runs `seeds` seeds, none of which may break a rule. Checks that the seeds test something: all workers must agree in
+/// more rounds than there are seeds, and fail to agree in some rounds if and only if `disturbed` is `true`.
 fn seeds(scenario: Scenario, seeds: u64, disturbed: bool) {
     watched(move || {
         let (mut agreed, mut other) = (0, 0);

@@ -12,7 +12,7 @@ fn host(leaf: Leaf) -> HostTensor {
     leaf.to_host().unwrap()
 }
 
-/// Returns a tensor of any dtype, whose elements differ.
+/// Returns a tensor of the given dtype and shape. Its elements vary, and depend on `from`.
 fn of(dtype: DType, shape: &[usize], from: usize) -> HostTensor {
     let len: usize = shape.iter().product();
     if dtype == DType::String {

@@ -15,8 +15,8 @@ use std::time::Duration;
 /// An environment variable with the script that the launcher's tasks run.
 const SCRIPT: &str = "DISTRIBUTE_TEST_SCRIPT";
 
-/// Runs as the launcher if this process is one. Two workers run the script. Its options are the grace time and the
-/// time limit of the job.
+/// Runs a job of two workers that run the script, and exits, if this process was started as the launcher. The
+/// launcher's options are the grace time and the time limit of the job.
 fn launcher() {
     let Some(options) = part() else { return };
     let script = std::env::var(SCRIPT).unwrap();
