@@ -34,7 +34,7 @@
 //! # Failures
 //!
 //! - If a worker is without NCCL or a GPU, or shares a GPU with another worker, [`over`] fails on all workers, with an
-//!   error that names it.
+//!   error that names that worker.
 //! - If a worker is killed, is stopped or times out during a sum, the others abort NCCL's communicator when the links
 //!   report the disconnect or the call times out. They return the error that names the worker, as they would without
 //!   NCCL.
