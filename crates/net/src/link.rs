@@ -265,8 +265,8 @@ impl Link {
         more
     }
 
-    /// Extracts the frames from the received bytes, of which `read` are new, and appends the messages to `events`. If
-    /// no more frames will follow, returns the reason.
+    /// Extracts the frames from the received bytes, of which `read` are new, and appends the messages to `events`.
+    /// Returns the reason if no more frames will follow, and otherwise `None`.
     fn take(&self, state: &mut State, read: usize, events: &mut Vec<Event>) -> Option<String> {
         state.decoder.advance(read);
         loop {

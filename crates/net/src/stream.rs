@@ -39,14 +39,14 @@ struct Tls {
 }
 
 impl Stream {
-    /// Creates a connection in plain text.
+    /// Creates a connection in plain text. The socket no longer blocks.
     pub fn plain(socket: TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         Ok(Self { socket: Arc::new(socket), tls: None, pair: None, ended: None })
     }
 
-    /// Creates a connection in TLS. The TLS handshake takes place during reads and writes.
+    /// Creates a connection in TLS. The socket no longer blocks. The TLS handshake takes place during reads and writes.
     pub fn tls(socket: TcpStream, mut connection: Connection) -> io::Result<Self> {
         connection.set_buffer_limit(Some(UNSENT));
         let staged = vec![0; STAGED].into_boxed_slice();
@@ -60,7 +60,7 @@ impl Stream {
         self
     }
 
-    /// Returns the memory that is shared with the other side.
+    /// Returns the memory that is shared with the other side; `None` if bytes go through the socket.
     pub fn pair(&self) -> Option<&Arc<Pair>> {
         self.pair.as_ref()
     }
@@ -75,7 +75,12 @@ impl Stream {
         self.tls.as_ref()?.connection.peer_certificates()?.first()
     }
 
-    /// Reads received bytes. Returns the number of bytes, or 0 at the end of the stream.
+    /// Reads received bytes without blocking. Returns the number of bytes, or 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// Returns an I/O error: of the kind [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing was received,
+    /// [`Interrupted`](io::ErrorKind::Interrupted) if the call can be repeated, and another one if the connection has
+    /// failed.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let Some(pair) = self.pair.clone() else { return self.receive(into) };
         let mut read = pair.read(into).map_err(io::Error::other)?;
@@ -127,7 +132,13 @@ impl Stream {
         self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.plain > 0 || tls.from < tls.to)
     }
 
-    /// Writes without blocking. The written bytes may have to be [flushed](Self::flush) later.
+    /// Writes without blocking, and returns the number of written bytes. They may have to be [flushed](Self::flush)
+    /// later.
+    ///
+    /// # Errors
+    /// Returns an I/O error: of the kind [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing can be written now,
+    /// [`Interrupted`](io::ErrorKind::Interrupted) if the call can be repeated, and another one if the connection has
+    /// failed.
     pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let Some(pair) = &self.pair else { return self.transmit(slices) };
         let written = pair.write(slices).map_err(io::Error::other)?;
@@ -140,7 +151,7 @@ impl Stream {
         Ok(written)
     }
 
-    /// Wakes the other side.
+    /// Wakes the other side. Never returns an error.
     fn wake(&mut self) -> io::Result<()> {
         match self.transmit(&[IoSlice::new(&[1])]) {
             Ok(_) => Ok(()),
@@ -168,7 +179,11 @@ impl Stream {
         self.tls.as_ref().is_some_and(|tls| tls.connection.protocol_version().is_some())
     }
 
-    /// Passes written bytes to the system.
+    /// Passes written bytes to the system without blocking.
+    ///
+    /// # Errors
+    /// Returns an I/O error: of the kind [`WouldBlock`](io::ErrorKind::WouldBlock) if bytes are left, and another one
+    /// if the connection has failed.
     pub fn flush(&mut self) -> io::Result<()> {
         match &mut self.tls {
             None => Ok(()),

@@ -34,7 +34,7 @@ impl Default for HandshakeDecoder {
 }
 
 impl HandshakeDecoder {
-    /// Returns the buffer to read into, which is never empty.
+    /// Returns the buffer to read into. It is empty only after [`advance`](Self::advance) has failed.
     pub fn buffer(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..]
     }

@@ -108,6 +108,9 @@ impl Host {
     /// Checks that both sides have the same name of the job. A call with an empty name may be to any job. If one side
     /// calls and the other joins a world, the names are not compared: [`compare`](Self::compare) rejects the connection
     /// because of its purpose.
+    ///
+    /// # Errors
+    /// Returns the refusal of another job's process.
     fn compare_jobs(&self, hello: &Hello) -> Result<(), Refusal> {
         let is_any = is_call(hello) && hello.job.is_empty();
         if is_call(hello) != is_call(&self.own) || hello.job == self.own.job || is_any {
@@ -123,6 +126,9 @@ impl Host {
     }
 
     /// Compares the rest of the hello, after the other side has proved that it knows the secret.
+    ///
+    /// # Errors
+    /// Returns a refusal if the other side's hello does not match this side's.
     fn compare(&self, hello: &Hello) -> Result<(), Refusal> {
         let own = &self.own;
         let (me, other) = (self.names.task(own.rank), self.names.task(hello.rank));

@@ -68,13 +68,19 @@ fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'s
     }
 }
 
-/// Reads at most [`LONGEST`] bytes of a file.
+/// Reads at most [`LONGEST`] bytes of a file, and ignores the rest.
+///
+/// # Errors
+/// Returns [`IdentityError::File`] if the file cannot be read. Its message names the contents as `what`.
 fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
     read_with_mode(path, what).map(|(bytes, _)| bytes)
 }
 
 /// Reads at most [`LONGEST`] bytes of a file that only its owner should be able to access. Logs a warning, once for
 /// each path, if the file's group or other users can read or write it.
+///
+/// # Errors
+/// Returns [`IdentityError::File`] if the file cannot be read.
 pub(super) fn read_private(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
     static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let (bytes, mode) = read_with_mode(path, what)?;

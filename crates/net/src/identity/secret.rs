@@ -96,7 +96,10 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns 32 random bytes.
+/// Returns 32 random bytes from the system.
+///
+/// # Errors
+/// Returns [`IdentityError::Random`] if the system has no random numbers.
 pub(crate) fn random() -> Result<[u8; 32], IdentityError> {
     let mut bytes = [0; 32];
     SystemRandom::new().fill(&mut bytes).map_err(|_| IdentityError::Random)?;

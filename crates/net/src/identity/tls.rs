@@ -28,6 +28,9 @@ pub(crate) struct Tls {
 
 impl Tls {
     /// Creates both sides from the user's certificates.
+    ///
+    /// # Errors
+    /// Returns an error if the certificates or the key cannot be loaded, or are not valid for TLS.
     pub fn from_certificates(certificates: &Certificates) -> Result<Self, IdentityError> {
         let loaded = certificates.load()?;
         Self::new(loaded.roots, loaded.chain, loaded.key)
@@ -35,6 +38,9 @@ impl Tls {
 
     /// Creates both sides with a new certificate for this process. The CA that signs it has a key that all
     /// processes derive from the secret.
+    ///
+    /// # Errors
+    /// Returns [`IdentityError::Tls`] if a certificate cannot be created.
     pub fn from_secret(secret: &Secret) -> Result<Self, IdentityError> {
         let (ca, chain, key) = generate(secret).map_err(|error| IdentityError::Tls(error.to_string()))?;
         Self::new(vec![ca], vec![chain], key)
@@ -75,19 +81,19 @@ impl Tls {
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// Creates the side that has connected.
+    /// Creates a TLS connection for the side that has connected.
     pub fn client(&self) -> Result<Connection, rustls::Error> {
         let name = ServerName::try_from(NAME).map_err(|_| rustls::Error::General("no name".to_owned()))?;
         Ok(ClientConnection::new(self.client.clone(), name)?.into())
     }
 
-    /// Creates the side that was connected to.
+    /// Creates a TLS connection for the side that was connected to.
     pub fn server(&self) -> Result<Connection, rustls::Error> {
         Ok(ServerConnection::new(self.server.clone())?.into())
     }
 }
 
-/// Creates the CA's certificate, and a certificate for this process with its key.
+/// Creates the CA's certificate, and a certificate for this process. Returns both, and the key of the second one.
 fn generate(
     secret: &Secret,
 ) -> Result<(CertificateDer<'static>, CertificateDer<'static>, PrivateKeyDer<'static>), rcgen::Error> {

@@ -120,7 +120,7 @@ fn canonical(address: SocketAddr) -> (IpAddr, u16) {
 }
 
 /// Parses an address of the table: the IP address, as 32-bit hexadecimal numbers in the machine's byte order, and the
-/// port.
+/// port. Returns `None` if the text has a different form.
 fn address(text: &str) -> Option<(IpAddr, u16)> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| {

@@ -44,12 +44,18 @@ pub struct Mesh {
 
 impl Mesh {
     /// Creates the mesh of workers that have completed a rendezvous.
+    ///
+    /// # Errors
+    /// Returns an I/O error if the system cannot create a socket or start a thread.
     pub(crate) fn new(met: RendezvousResult, receiver: Arc<dyn Receiver>) -> io::Result<Self> {
         Self::open(met, receiver, None)
     }
 
     /// Creates the mesh of workers that have completed a rendezvous, with the handler of latecomers and the record of
     /// waiting workers, if this worker has them.
+    ///
+    /// # Errors
+    /// Returns an I/O error if the system cannot create a socket or start a thread.
     pub(crate) fn open(
         met: RendezvousResult,
         receiver: Arc<dyn Receiver>,

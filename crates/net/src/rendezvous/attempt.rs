@@ -82,7 +82,7 @@ impl Attempt {
         Ok(Self { number, patience: Deadline::after(HANDSHAKE), state })
     }
 
-    /// Returns the events for which to wait.
+    /// Returns the events for which to wait; `None` once the attempt is over.
     pub fn interest(&self) -> Option<PollFd<'_>> {
         match &self.state {
             State::Looking(lookup) => Some(lookup.interest()),
@@ -97,7 +97,11 @@ impl Attempt {
         matches!(self.state, State::Looking(_))
     }
 
-    /// Continues without blocking. Returns the connection once the other side has accepted it.
+    /// Continues without blocking. Returns the connection once the other side has accepted it, and `None` before.
+    ///
+    /// # Errors
+    /// Returns the reason if the attempt has failed, also because the other side has not answered in time. The attempt
+    /// is then over.
     pub fn advance(&mut self, call: &Call, context: &CallContext) -> Result<Option<Stream>, AttemptError> {
         loop {
             self.state = match std::mem::replace(&mut self.state, State::Over) {
@@ -153,6 +157,10 @@ impl Attempt {
 }
 
 /// Starts the handshake over an established connection. The hello is queued, and is sent by the next steps.
+///
+/// # Errors
+/// Returns [`AttemptError::Broken`] if the socket is connected to itself, or if an operation of the system or TLS
+/// fails.
 fn start_handshake(socket: TcpStream, call: &Call, context: &CallContext) -> Result<State, AttemptError> {
     if is_itself(&socket) {
         return Err(AttemptError::Broken("no process listens there".to_owned()));
@@ -181,6 +189,9 @@ fn start_handshake(socket: TcpStream, call: &Call, context: &CallContext) -> Res
 
 impl Handshake {
     /// Continues without blocking. Returns `true` once the other side has accepted the connection.
+    ///
+    /// # Errors
+    /// Returns the reason if the connection is closed or has failed, or if one side rejects the other.
     fn advance(&mut self, context: &CallContext) -> Result<bool, HandshakeError> {
         loop {
             // The other side may have refused before it has read everything.
@@ -228,7 +239,7 @@ fn reachable(address: &str, here: IpAddr) -> String {
     }
 }
 
-/// Starts to connect.
+/// Creates a socket, and starts to connect it without blocking.
 fn begin(to: SocketAddr) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = crate::socket::stream(family)?;
@@ -245,7 +256,10 @@ fn is_itself(socket: &TcpStream) -> bool {
     matches!((socket.local_addr(), socket.peer_addr()), (Ok(here), Ok(there)) if here == there)
 }
 
-/// Returns whether the connection was established.
+/// Returns whether the connection was established; `false` means that the system still tries.
+///
+/// # Errors
+/// Returns the error with which connecting has failed.
 fn connected(socket: &TcpStream) -> io::Result<bool> {
     let mut sockets = [poll::interest(socket, true)];
     poll::wait(&mut sockets, Duration::ZERO)?;

@@ -63,7 +63,7 @@ impl Dialer {
         }
     }
 
-    /// Returns the time until the next attempt, unless one is running.
+    /// Returns the time until the next attempt; `None` while an attempt is running.
     pub fn pause(&self) -> Option<Duration> {
         match &self.state {
             State::Waiting(until) => Some(until.remaining()),
@@ -71,7 +71,12 @@ impl Dialer {
         }
     }
 
-    /// Continues without blocking. Returns the connection once the other side has accepted it.
+    /// Continues without blocking, and begins the next attempt if it is time. Returns the connection once the other
+    /// side has accepted it, and `None` before. A failed attempt is repeated later.
+    ///
+    /// # Errors
+    /// - [`Failed::Refused`]: the other side has rejected this one, and would do so again.
+    /// - [`Failed::Policy`]: the connection would be unprotected.
     pub fn advance(&mut self, context: &CallContext) -> Result<Option<Stream>, Failed> {
         loop {
             let result = match &mut self.state {

@@ -51,6 +51,9 @@ impl HandshakeStream {
     }
 
     /// Sends the queued bytes, as far as this is possible without blocking.
+    ///
+    /// # Errors
+    /// Returns [`HandshakeError::Broken`] if the connection has failed.
     pub fn flush(&mut self) -> Result<(), HandshakeError> {
         while !self.unsent.is_empty() {
             match self.stream.write(&[IoSlice::new(&self.unsent)]) {
@@ -62,7 +65,11 @@ impl HandshakeStream {
         self.stream.flush().or_else(handshake_error)
     }
 
-    /// Reads the next message. Returns `None` if it is not complete yet.
+    /// Reads the next message without blocking. Returns `None` if it is not complete yet.
+    ///
+    /// # Errors
+    /// - [`HandshakeError::Broken`]: the connection was closed, or has failed.
+    /// - [`HandshakeError::Refused`]: the received bytes are not a message of this version of the protocol.
     pub fn receive(&mut self) -> Result<Option<Words>, HandshakeError> {
         loop {
             match self.stream.read(self.decoder.buffer()) {
@@ -95,6 +102,10 @@ impl HandshakeStream {
     }
 
     /// Checks that the other side, which has shown that it belongs to the job, may act as this task.
+    ///
+    /// # Errors
+    /// - [`HandshakeError::Broken`]: the connection was closed before its user was known.
+    /// - [`HandshakeError::Refused`]: the other side may not act as this task.
     pub fn verify_peer(&self, access: &Access, task: &Task) -> Result<(), HandshakeError> {
         access.verify_peer(self.stream.socket(), self.stream.certificate(), task).map_err(|doubt| match doubt
         {

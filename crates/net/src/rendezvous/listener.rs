@@ -34,6 +34,10 @@ impl Listener {
 
     /// Listens at an address, if connections there have the required protection. The lookup of a host name ends at
     /// `deadline`. If the port is in use, binding is retried for a short time.
+    ///
+    /// # Errors
+    /// - [`OpenError::Policy`]: connections would be unprotected.
+    /// - [`OpenError::System`]: the host is unknown, its lookup takes too long, or the address cannot be used.
     pub(crate) fn open(address: &Address, access: &Access, deadline: Deadline) -> Result<Self, OpenError> {
         let all = Lookup::begin(address)?.wait(deadline)?;
         // A host name may resolve to an address of a different kind than it suggests.

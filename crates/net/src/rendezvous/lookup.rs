@@ -18,7 +18,11 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// Starts to look up the addresses of a host. The result for an IP address is available immediately.
+    /// Starts to look up the addresses of a host, on a new thread. The result for an IP address is available
+    /// immediately.
+    ///
+    /// # Errors
+    /// Returns an I/O error if the system cannot create a socket or start a thread.
     pub fn begin(address: &Address) -> io::Result<Self> {
         let port = address.port();
         match address.host() {
@@ -57,7 +61,7 @@ impl Lookup {
         self.waker.interest()
     }
 
-    /// Returns the result if it is available. The result is returned only once.
+    /// Returns the result, or `None` if it is not available yet. The result is returned only once.
     pub fn take(&self) -> Option<Found> {
         match self.found.try_recv() {
             Ok(Ok(found)) if found.is_empty() => Some(Err(io::Error::other("the name has no address"))),

@@ -107,6 +107,10 @@ impl Membership {
     }
 
     /// Checks that a worker belongs to the new world, by the generation that it claims.
+    ///
+    /// # Errors
+    /// Returns the refusal of a worker of another generation, or of a link while this worker does not know its own
+    /// generation yet.
     fn of_my_generation(&self, hello: &Hello) -> Result<(), Refusal> {
         let (mine, theirs) = (self.task(self.me), self.task(hello.rank));
         let own = match (&hello.purpose, self.generation) {

@@ -89,6 +89,11 @@ impl RunningRendezvous {
 
     /// Continues until this worker has links to all others of its world, until `deadline` at the latest. Returns the
     /// mesh, whose messages are delivered to `receiver`.
+    ///
+    /// # Errors
+    /// - [`JoinError::Deadline`]: the deadline has passed. The other workers are first told which workers are missing.
+    /// - Other errors, if the rendezvous can no longer succeed, for example because another process has rejected this
+    ///   one.
     pub fn complete(
         mut self,
         mut deadline: Deadline,
@@ -196,6 +201,10 @@ impl RunningRendezvous {
     }
 
     /// Processes all connections without blocking.
+    ///
+    /// # Errors
+    /// Returns a [`JoinError`] if the rendezvous can no longer succeed, for example because another process has
+    /// rejected this one.
     fn advance(&mut self) -> Result<(), JoinError> {
         let arrivals = self.reception.advance(&mut |hello, _| self.state.decide(hello));
         for arrival in arrivals {

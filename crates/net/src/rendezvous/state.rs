@@ -66,7 +66,7 @@ impl RendezvousState {
         self
     }
 
-    /// Returns the first connection to make. The leader makes none.
+    /// Returns the first connection to make: the one to the leader. Returns `None` on the leader.
     pub fn begin(&self) -> Option<Call> {
         self.call_leader(None)
     }

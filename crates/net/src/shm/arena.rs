@@ -101,6 +101,9 @@ impl Arena {
     }
 
     /// Creates another segment with blocks of `size` bytes. Returns its first block, and keeps the others.
+    ///
+    /// # Errors
+    /// Returns an I/O error if there are too many segments, or if the system has no memory left.
     fn extend(self: &Arc<Self>, size: usize) -> io::Result<Block> {
         if self.count.fetch_add(1, Ordering::AcqRel) >= SEGMENTS {
             self.count.fetch_sub(1, Ordering::AcqRel);

@@ -52,7 +52,10 @@ impl Drop for Map {
 pub(crate) struct Paired(Map);
 
 impl Paired {
-    /// Maps the memory in this file, whose size must be [`TOTAL`] bytes.
+    /// Maps the memory in this file.
+    ///
+    /// # Errors
+    /// Returns an I/O error if the file does not have [`TOTAL`] bytes, or cannot be mapped.
     pub fn of(file: &File) -> io::Result<Self> {
         if file.metadata()?.len() != TOTAL as u64 {
             return Err(io::Error::other("it is not of a pair's size"));
@@ -123,7 +126,8 @@ pub struct Part {
 }
 
 impl Extents {
-    /// Creates memory of `count` extents of `size` bytes, and the file through which others find it.
+    /// Creates memory of `count` extents of `size` bytes. Returns the file through which others find it, the memory and
+    /// its extents.
     pub fn create(count: usize, size: usize) -> io::Result<(File, Self, Vec<Extent>)> {
         let total = count.checked_mul(size).ok_or(io::ErrorKind::InvalidInput)?;
         let file = memfd::create(total as u64)?;

@@ -36,7 +36,7 @@ pub(crate) struct Offered {
 }
 
 impl Offered {
-    /// Creates the memory.
+    /// Creates the memory, which no other process has opened yet.
     pub fn new() -> io::Result<Self> {
         let file = memfd::create(TOTAL as u64)?;
         memfd::seal(&file)?;
@@ -55,7 +55,8 @@ impl Offered {
         self.offer
     }
 
-    /// Returns the pair if the other side has accepted the memory. Call this after the end of the handshake.
+    /// Returns the pair, or `None` if the other side has not accepted the memory. Call this after the end of the
+    /// handshake.
     pub fn accepted(self) -> Option<Arc<Pair>> {
         let Self { mut pair, .. } = self;
         pair.peer_pid = pair.peer_side().pid.0.load(Ordering::Acquire);
@@ -67,6 +68,9 @@ impl Offered {
 
 impl Pair {
     /// Opens the memory that the other side has offered, and thereby accepts it.
+    ///
+    /// # Errors
+    /// Returns an I/O error if the memory cannot be opened, or is not the offered one.
     pub fn accept(offer: Offer) -> io::Result<Self> {
         let Offer { pid, descriptor, inode, token } = offer;
         let file = memfd::open(Location { pid, descriptor, inode, size: TOTAL as u64 }, true)?;
@@ -114,11 +118,17 @@ impl Pair {
     }
 
     /// Returns the number of bytes that can be read.
+    ///
+    /// # Errors
+    /// Returns [`WrongPosition`] if the other side has written an impossible position.
     fn readable(&self) -> Result<usize, WrongPosition> {
         ring::between(self.read.load(Ordering::Relaxed), self.peer_side().written.0.load(Ordering::Acquire))
     }
 
     /// Returns the number of bytes that can be written.
+    ///
+    /// # Errors
+    /// Returns [`WrongPosition`] if the other side has written an impossible position.
     fn room(&self) -> Result<usize, WrongPosition> {
         let read = self.peer_side().read.0.load(Ordering::Acquire);
         Ok(CAPACITY - ring::between(read, self.written.load(Ordering::Relaxed))?)

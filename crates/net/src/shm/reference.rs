@@ -34,7 +34,12 @@ impl Reference {
         fields.0.into()
     }
 
-    /// Decodes a reference, and checks that the body is inside the memory.
+    /// Decodes a reference.
+    ///
+    /// # Errors
+    /// - [`BadReference::Malformed`]: the bytes are not a reference.
+    /// - [`BadReference::Slot`]: the slot does not exist.
+    /// - [`BadReference::Outside`]: the body is not inside the memory.
     pub fn decode(bytes: &[u8]) -> Result<Self, BadReference> {
         let mut fields = Reader(bytes);
         let (descriptor, slot) = (fields.fixed()?, fields.fixed()?);

@@ -20,6 +20,9 @@ pub(crate) struct WrongPosition {
 }
 
 /// Returns the number of bytes between the position read and the position written.
+///
+/// # Errors
+/// Returns [`WrongPosition`] if this is negative, or more than a ring holds.
 pub(crate) fn between(read: u64, written: u64) -> Result<usize, WrongPosition> {
     match written.checked_sub(read) {
         Some(bytes) if bytes <= CAPACITY as u64 => Ok(bytes as usize),

@@ -207,12 +207,16 @@ impl Part {
         self.length - self.filled
     }
 
-    /// Returns the prepared bytes that were not received yet. They are not empty after a call of [`grow`](Self::grow).
+    /// Returns the prepared bytes that were not received yet. If at least [`STAGED`] bytes are missing, they are not
+    /// empty after a call of [`grow`](Self::grow).
     fn unfilled(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..]
     }
 
     /// Copies the bytes that belong to this part, and returns their number.
+    ///
+    /// # Errors
+    /// Returns [`WireError::Memory`] if there is not enough memory.
     fn take(&mut self, staged: &[u8]) -> Result<usize, WireError> {
         let taken = staged.len().min(self.missing());
         let ready = taken.min(self.bytes.len() - self.filled);
@@ -225,7 +229,11 @@ impl Part {
         Ok(taken)
     }
 
-    /// Prepares the memory into which the next bytes are read.
+    /// Prepares more memory into which the next bytes are read, if all of it is filled and at least [`STAGED`] bytes
+    /// are missing.
+    ///
+    /// # Errors
+    /// Returns [`WireError::Memory`] if there is not enough memory.
     fn grow(&mut self) -> Result<(), WireError> {
         if self.filled == self.bytes.len() && self.missing() >= STAGED {
             self.reserve(self.filled + 1)?;
@@ -235,7 +243,11 @@ impl Part {
         Ok(())
     }
 
-    /// Reserves memory for `needed` bytes: twice the received bytes, up to the complete part.
+    /// Reserves memory for at least `needed` bytes: for twice the received bytes if that is more, but not for more
+    /// than the complete part.
+    ///
+    /// # Errors
+    /// Returns [`WireError::Memory`] if there is not enough memory.
     fn reserve(&mut self, needed: usize) -> Result<(), WireError> {
         if needed > self.bytes.capacity() {
             let capacity = self.length.min(needed.max(2 * self.filled).max(FIRST));
