@@ -153,9 +153,9 @@ impl Seats {
         Self { max, taken }
     }
 
-    /// Takes a seat for a connection from `source`. A task at an address gets at most as many seats as are left, which
-    /// is about half of them. All tasks at an address together get at most three times the number that are left. Some
-    /// seats therefore remain for others.
+    /// Takes a seat for a connection from `source`. A task at an address gets a further seat only while it has at most
+    /// as many seats as are left, so it gets about half of them. All tasks at an address together get a further one
+    /// only while they have at most three times the number of free seats. Some seats therefore remain for others.
     ///
     /// # Errors
     /// - [`Full::All`]: no seat is left.

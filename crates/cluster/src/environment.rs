@@ -39,7 +39,8 @@ impl<const N: usize> Environment for [(&str, &str); N] {
     }
 }
 
-/// Returns the value of a variable that must be set. `remedy` explains how to set it.
+/// Returns the value of a variable that must be set. If it is not set, returns [`ClusterError::NotSet`], in which
+/// `remedy` explains how to set it.
 pub(crate) fn required(
     environment: &dyn Environment,
     name: &'static str,
@@ -55,13 +56,20 @@ pub(crate) fn unexpected(name: &str, expected: impl Into<String>, found: &str) -
 }
 
 /// Parses the number in a variable; `None` if the variable is not set.
+///
+/// # Errors
+/// Returns [`ClusterError::Malformed`] if the value is not a whole number.
 pub(crate) fn number(environment: &dyn Environment, name: &str) -> Result<Option<usize>, ClusterError> {
     let Some(text) = environment.get(name) else { return Ok(None) };
     let number = text.trim().parse();
     number.map(Some).map_err(|_| unexpected(name, "a whole number from 0", &text))
 }
 
-/// Parses the number in a variable that must be set. `remedy` explains how to set it.
+/// Parses the number in a variable that must be set.
+///
+/// # Errors
+/// - [`ClusterError::NotSet`]: the variable is not set; `remedy` explains how to set it.
+/// - [`ClusterError::Malformed`]: the value is not a whole number.
 pub(crate) fn required_number(
     environment: &dyn Environment,
     name: &'static str,

@@ -68,19 +68,21 @@ impl<'a> Json<'a> {
         self.value.as_object().ok_or_else(|| self.expected(expected))
     }
 
-    /// Returns the keys and values of an object.
+    /// Returns the keys and values of an object. If it is not an object, returns an error in which `expected` describes
+    /// it.
     pub(crate) fn entries(&self, expected: &str) -> Result<Vec<(&'a str, Self)>, Malformed> {
         let object = self.object(expected)?;
         Ok(object.iter().map(|(key, value)| (key.as_str(), self.under(key, value))).collect())
     }
 
-    /// Returns the value under `key` in an object; `None` if there is none.
+    /// Returns the value under `key` in an object; `None` if there is none. If it is not an object, returns an error in
+    /// which `expected` describes it.
     pub(crate) fn get(&self, key: &str, expected: &str) -> Result<Option<Self>, Malformed> {
         let object = self.object(expected)?;
         Ok(object.get(key).map(|value| self.under(key, value)))
     }
 
-    /// Returns the elements of a list.
+    /// Returns the elements of a list. If it is not a list, returns an error in which `expected` describes it.
     pub(crate) fn items(&self, expected: &str) -> Result<Vec<Self>, Malformed> {
         let list = self.value.as_array().ok_or_else(|| self.expected(expected))?;
         let item = |(i, value)| Self { origin: self.origin, path: format!("{}[{i}]", self.path), value };

@@ -159,13 +159,17 @@ impl ClusterSpec {
             .flat_map(|(job, tasks)| tasks.iter().map(|(index, address)| (job.clone().task(*index), address)))
     }
 
-    /// Returns the addresses of a job's tasks, by index.
+    /// Returns the addresses of a job's tasks, by index. Returns [`ClusterError::NoSuchJob`] if the cluster does not
+    /// contain the job.
     pub(crate) fn of(&self, job: &Job) -> Result<&BTreeMap<usize, Address>, ClusterError> {
         let unknown = || ClusterError::NoSuchJob { job: job.clone(), jobs: self.jobs().cloned().collect() };
         self.jobs.get(job).ok_or_else(unknown)
     }
 
     /// Parses a cluster from its JSON form.
+    ///
+    /// # Errors
+    /// Returns an error with the location of the first value that is not as expected.
     pub(crate) fn read(json: &Json<'_>) -> Result<Self, Malformed> {
         let mut spec = Self::new();
         for (name, tasks) in json.entries("a map from jobs to addresses")? {

@@ -21,6 +21,9 @@ const BLOCK: usize = 64;
 const BLOCKS: usize = 350;
 
 /// Returns the number of tasks of each job in `DISTRIBUTE_TASKS`. Without it, all `ranks` are workers.
+///
+/// # Errors
+/// Returns [`ClusterError::Malformed`] if the variable does not have this form, or contains a job twice.
 pub(super) fn jobs(
     environment: &dyn Environment,
     ranks: usize,
@@ -41,6 +44,9 @@ pub(super) fn jobs(
 
 /// Returns the first port on each host: from `DISTRIBUTE_PORT_BASE`, or by the number of the Slurm job, so that two
 /// jobs on one node use different ports; otherwise 8888.
+///
+/// # Errors
+/// Returns [`ClusterError::Malformed`] if one of the variables is not a number, or if the port is larger than 65535.
 pub(super) fn port_base(environment: &dyn Environment) -> Result<u16, ClusterError> {
     let (port, job) = (number(environment, PORT_BASE)?, number(environment, "SLURM_JOB_ID")?);
     let by_job = || job.map_or(DEFAULT_PORT, |job| FIRST + job % BLOCKS * BLOCK);
@@ -48,7 +54,8 @@ pub(super) fn port_base(environment: &dyn Environment) -> Result<u16, ClusterErr
     u16::try_from(port).map_err(|_| unexpected(PORT_BASE, "a port, at most 65535", &port.to_string()))
 }
 
-/// Parses a list of names and numbers, such as `a:2,b:1`; `None` if the variable is not set.
+/// Parses the list of names and numbers in a variable, such as `a:2,b:1`; `None` if the variable is not set. If it has
+/// a different form, returns [`ClusterError::Malformed`], in which `expected` describes the value.
 pub(super) fn counts(
     environment: &dyn Environment,
     name: &str,

@@ -183,6 +183,11 @@ struct Api<'a> {
 
 impl Api<'_> {
     /// Sends a request, and parses the response as JSON. Without `body`, it is a GET request.
+    ///
+    /// # Errors
+    /// - [`ClusterError::Forbidden`]: the API does not allow the request.
+    /// - [`ClusterError::Http`]: the request has failed in another way.
+    /// - [`ClusterError::Malformed`]: the response is not JSON.
     fn ask(&self, url: &str, body: Option<&str>) -> Result<Value, ClusterError> {
         let headers = [("Authorization", self.authorization.as_str()), ("Content-Type", "application/json")];
         let answer =
@@ -196,6 +201,11 @@ impl Api<'_> {
     }
 
     /// Returns the names of the running machines of a group.
+    ///
+    /// # Errors
+    /// - The errors of [`ask`](Self::ask).
+    /// - [`ClusterError::Malformed`]: the response is not a list of machines.
+    /// - [`ClusterError::Endless`]: the list has too many pages.
     fn running(&self, group: &str) -> Result<Vec<String>, ClusterError> {
         let first = format!("{}/instanceGroups/{}/listInstances", self.base, encoded(group));
         let (mut url, mut names) = (first.clone(), Vec::new());
@@ -225,7 +235,11 @@ impl Api<'_> {
         Err(ClusterError::Endless { url: first })
     }
 
-    /// Returns the internal IP address of a machine.
+    /// Returns the internal IP address of a machine's first network interface.
+    ///
+    /// # Errors
+    /// - The errors of [`ask`](Self::ask).
+    /// - [`ClusterError::Malformed`]: the response does not contain the address.
     fn ip(&self, name: &str) -> Result<core::net::IpAddr, ClusterError> {
         let url = format!("{}/instances/{}", self.base, encoded(name));
         let value = self.ask(&url, None)?;

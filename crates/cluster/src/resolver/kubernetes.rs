@@ -161,6 +161,12 @@ type Pods = BTreeMap<(String, String), Pod>;
 
 /// Requests the pods that match a label selector, and adds them to `pods`. Without a namespace, all namespaces
 /// are searched.
+///
+/// # Errors
+/// - [`ClusterError::Forbidden`]: the service account may not list pods.
+/// - [`ClusterError::Http`]: a request has failed in another way.
+/// - [`ClusterError::Malformed`]: a response is not a list of pods.
+/// - [`ClusterError::Endless`]: the list has too many pages.
 fn list(
     access: &KubernetesAccess,
     namespace: Option<&str>,
@@ -196,6 +202,9 @@ const ROLE: &str = "the service account needs a role that may list pods, and a c
 
 /// Parses a page of a list of pods, and adds them to `pods`. Returns the token of the next page; `None` if this
 /// is the last one.
+///
+/// # Errors
+/// Returns [`ClusterError::Malformed`] if the page is not a list of pods. Some of its pods may have been added.
 fn read(url: &str, answer: &str, pods: &mut Pods) -> Result<Option<String>, ClusterError> {
     let value = json::parse(url, answer)?;
     let whole = Json::new(url, &value);
@@ -243,7 +252,12 @@ fn pod(item: &Json<'_>) -> Result<((String, String), Pod), ClusterError> {
 }
 
 impl Pod {
-    /// Returns the address of the pod's task, which listens on `port`.
+    /// Returns the address of the task in the pod `name`, which listens on `port`: the address of the host if the pod
+    /// uses the host's network or this port of the host, and otherwise the address of the pod.
+    ///
+    /// # Errors
+    /// - [`ClusterError::PodNotRunning`]: the pod is not running, or has no address yet.
+    /// - [`ClusterError::Host`]: the address is not an IP address.
     fn address(&self, name: &str, port: u16) -> Result<Address, ClusterError> {
         let of_host = self.host_network || self.host_ports.contains(&port.into());
         let ip = if of_host { &self.host_ip } else { &self.pod_ip };

@@ -30,6 +30,14 @@ pub(super) struct Placed {
 
 impl Layout<'_> {
     /// Returns the cluster, and the position of `rank` in it.
+    ///
+    /// # Errors
+    /// - [`ClusterError::TaskCount`]: the hosts do not have as many tasks as the jobs.
+    /// - [`ClusterError::NoSuchRank`]: there are not that many ranks.
+    /// - [`ClusterError::HostTwice`]: a host is listed twice.
+    /// - [`ClusterError::Ports`]: a task would have a port above 65535.
+    /// - [`ClusterError::Host`]: the name of a host is not valid.
+    /// - [`ClusterError::TooLarge`]: a job has too many tasks.
     pub fn place(&self, rank: usize) -> Result<Placed, ClusterError> {
         let started: usize = self.hosts.iter().fold(0, |sum, (_, tasks)| sum.saturating_add(*tasks));
         let wanted = self.jobs.values().fold(0, |sum: usize, count| sum.saturating_add(*count));
@@ -69,8 +77,11 @@ impl Layout<'_> {
 }
 
 impl Placed {
-    /// Checks that the position agrees with the scheduler's values, if there are any. If the scheduler distributed
-    /// ranks in another way, tasks would connect to the wrong processes.
+    /// Checks that the position agrees with the scheduler's values, as far as they are given. If the scheduler
+    /// distributed ranks in another way, tasks would connect to the wrong processes.
+    ///
+    /// # Errors
+    /// Returns [`ClusterError::Dealt`] if the scheduler has another position.
     pub fn check(&self, rank: usize, node: Option<usize>, local: Option<usize>) -> Result<(), ClusterError> {
         let (node, local) = (node.unwrap_or(self.node), local.unwrap_or(self.local));
         if (node, local) == (self.node, self.local) {

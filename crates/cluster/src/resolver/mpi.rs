@@ -106,12 +106,15 @@ fn launcher_variables(environment: &dyn Environment) -> Result<Option<LauncherVa
 }
 
 /// Parses the hosts in `DISTRIBUTE_HOSTS`, with the number of ranks on each; `None` if it is not set.
+///
+/// # Errors
+/// Returns [`ClusterError::Malformed`] if the variable has a different form.
 fn hosts(environment: &dyn Environment) -> Result<Option<Vec<(String, usize)>>, ClusterError> {
     counts(environment, HOSTS, "hosts and numbers of ranks, such as \"a:2,b:1\"")
 }
 
-/// Finds a launcher that passed only one of rank and size. Returns the name of the variable that is set, and of
-/// the one that is missing.
+/// Finds a launcher that passed only one of rank and size. Returns the name of the variable that is set, and of the one
+/// that is missing; `None` if there is no such launcher.
 pub(super) fn incomplete(environment: &dyn Environment) -> Option<(&'static str, &'static str)> {
     let is_set = |name: &str| environment.get(name).is_some();
     // The size next to PMIX_RANK belongs to Slurm, and may be present without the rank.

@@ -167,12 +167,20 @@ impl SlurmClusterResolver {
 }
 
 /// Returns the names of the job step's nodes.
+///
+/// # Errors
+/// - [`ClusterError::NotSet`]: this process does not belong to a job step.
+/// - [`ClusterError::Malformed`]: the list of nodes is malformed.
 fn nodes(environment: &dyn Environment) -> Result<Vec<String>, ClusterError> {
     const NODELIST: &str = "SLURM_STEP_NODELIST";
     expand_hostlist(&required(environment, NODELIST, NO_STEP)?).map_err(|error| of_variable(error, NODELIST))
 }
 
 /// Returns the names of the job step's nodes, with the number of tasks on each.
+///
+/// # Errors
+/// - [`ClusterError::NotSet`]: this process does not belong to a job step.
+/// - [`ClusterError::Malformed`]: one of the lists is malformed, or they have different lengths.
 pub(super) fn step(environment: &dyn Environment) -> Result<Vec<(String, usize)>, ClusterError> {
     const TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
     let nodes = nodes(environment)?;

@@ -85,7 +85,12 @@ impl ClusterResolver for UnionResolver {
     }
 }
 
-/// Combines the tasks of several clusters.
+/// Combines the tasks of several clusters. If a job is a list without gaps in all of them, its tasks are numbered
+/// again, in the order of clusters. Otherwise they keep their indices.
+///
+/// # Errors
+/// - [`ClusterError::Duplicate`]: two clusters have a task with the same index, which is kept.
+/// - [`ClusterError::TooLarge`]: a job has too many tasks.
 fn union(specs: &[ClusterSpec]) -> Result<ClusterSpec, ClusterError> {
     let mut union = ClusterSpec::new();
     for spec in specs {
