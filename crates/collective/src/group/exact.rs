@@ -10,6 +10,9 @@ use distribute_tensor::kernel::Scale;
 
 /// Sums the vectors of all workers, and returns the sum in pieces. If numbers are rounded to be sent, this worker's own
 /// numbers are rounded as well, so that the result does not depend on which worker folds which range.
+///
+/// # Errors
+/// Returns a [`Failure`] if a round fails, or if another worker sends a different number of bytes than expected.
 pub(super) fn sum<F: Scale + Pod>(
     calling: &mut GroupCall<'_>,
     vectors: &[Bytes],

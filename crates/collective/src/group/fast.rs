@@ -14,6 +14,10 @@ use std::ops::Range;
 /// Returns the sum of the vectors of all workers, in pieces. If the transport has a library that computes sums, all
 /// workers can use it, and numbers are sent unchanged, the library computes the sum. Otherwise one worker computes the
 /// sum of each element, so that all workers get the same bits.
+///
+/// # Errors
+/// Returns a [`Failure`] if a round or the library fails, or if another worker sends a different number of bytes than
+/// expected.
 pub(super) fn sum<F: Real>(
     call: &mut GroupCall<'_>,
     vectors: &[Bytes],

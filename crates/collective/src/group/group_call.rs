@@ -124,6 +124,10 @@ impl<'a> GroupCall<'a> {
 
     /// Makes the first round of the call, in which all workers agree on the call. Further rounds are marked as parts of
     /// it.
+    ///
+    /// # Errors
+    /// Returns the same [`Blame`] on every worker if workers make different calls, or if a worker exited, was lost or
+    /// timed out.
     pub(super) fn first_round(&mut self, body: Bytes) -> Result<Vec<Bytes>, Arc<Blame>> {
         self.agree(self.statuses.clone(), |_| body.clone())
     }

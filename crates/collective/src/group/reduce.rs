@@ -113,6 +113,9 @@ impl GroupCall<'_> {
     }
 
     /// Exchanges openings with all workers, in the first round of the call.
+    ///
+    /// # Errors
+    /// Returns a [`Failure`] if the round fails, or if an opening is malformed.
     fn exchange_openings(&mut self, local: &[&[Leaf]]) -> Result<Vec<Opening>, Failure> {
         let count = local.first().map_or(0, |leaves| leaves.len());
         let bytes: usize = local.iter().flat_map(|leaves| leaves.iter()).map(size).sum();
@@ -136,7 +139,11 @@ impl GroupCall<'_> {
         bodies.into_iter().enumerate().map(opening).collect()
     }
 
-    /// Returns the leaves of all replicas, decoded from openings that contain them.
+    /// Returns the leaves of all replicas, decoded from openings, all of which must contain them. This worker's own are
+    /// `local`.
+    ///
+    /// # Errors
+    /// Returns a [`Failure`] if another worker's leaves cannot be decoded, or are more or fewer than the local ones.
     fn all_leaves(&self, openings: &[Opening], local: &[&[Leaf]]) -> Result<Vec<Vec<Leaf>>, Failure> {
         let bodies: Vec<Bytes> =
             openings.iter().map(|opening| opening.leaves.clone().unwrap_or_default()).collect();
@@ -259,7 +266,7 @@ impl GroupCall<'_> {
     }
 }
 
-/// Returns the next leaf that another worker has sent.
+/// Returns the next leaf that another worker has sent, or an error if there are no more.
 fn next_leaf(leaves: &mut impl Iterator<Item = Leaf>) -> Result<Leaf, Failure> {
     leaves.next().ok_or_else(|| Failure::Record("fewer leaves than the call has".into()))
 }
@@ -355,7 +362,7 @@ impl Opening {
         bytes.into()
     }
 
-    /// Decodes an opening that describes `count` leaves.
+    /// Decodes an opening that describes `count` leaves. Returns an error if the bytes are too short for this.
     fn decode(mut bytes: Bytes, count: usize) -> Result<Self, Failure> {
         if bytes.len() <= count {
             return Err(distribute_tensor::Error::Bytes {

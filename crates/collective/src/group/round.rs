@@ -198,7 +198,8 @@ impl Round {
         self.their_loss.is_some() || self.lost().is_some()
     }
 
-    /// Returns a worker that became unreachable before making this call, and the reason.
+    /// Returns the first worker that became unreachable before making this call, and the reason; `None` if there is
+    /// none.
     fn lost(&self) -> Option<(usize, &String)> {
         let own = self.call().map(Fingerprint::digest);
         let lost = self.peers.iter().enumerate().filter_map(|(worker, peer)| match peer {

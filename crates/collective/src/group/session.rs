@@ -205,8 +205,8 @@ impl Session {
         lock(&self.state).protocol.aborted_calls()
     }
 
-    /// Ends the session on all workers because of `blame`. If another worker has already ended the session, returns
-    /// that worker's blame instead.
+    /// Ends the session on all workers because of `blame`, and logs this worker's last calls. Has no effect if the
+    /// session is already over. Returns the blame with which the session has ended, which may come from another worker.
     pub fn abort(&self, blame: Arc<Blame>) -> Arc<Blame> {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;

@@ -229,7 +229,8 @@ impl<E: Display> StateTransfer<E> {
         Ok((mine, all.into_iter().enumerate().map(outcome).collect::<Result<_, _>>()?))
     }
 
-    /// Decodes the records of all workers; `mine` is this worker's own.
+    /// Decodes the records of all workers. This worker's own is not decoded: it is `mine`. Returns
+    /// [`Failure::Unreadable`] for another worker's record that cannot be decoded.
     fn decode_all<T: DeserializeOwned>(&self, bodies: Vec<Bytes>, mine: T) -> Result<Vec<T>, Failure<E>> {
         let (me, mut mine) = (self.world.worker(), Some(mine));
         let decode = |(worker, body): (usize, &Bytes)| match mine.take_if(|_| worker == me) {

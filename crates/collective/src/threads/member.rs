@@ -319,6 +319,10 @@ impl Member {
 
 /// Gathers the payloads of the members of all processes, in the order of global ids. `local` contains the payloads of
 /// this process.
+///
+/// # Errors
+/// Returns a [`Failure`] if the round fails, or if the payloads of another process cannot be decoded or have the wrong
+/// number.
 fn all_gather<T: Serialize + DeserializeOwned>(
     local: &[Arc<T>],
     calling: &mut GroupCall<'_>,
