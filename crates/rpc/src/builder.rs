@@ -159,9 +159,9 @@ impl ServerBuilder {
     /// Sets the maximum number of simultaneous connections. The default is 1024. Each has two threads, which sleep
     /// while nothing is received.
     ///
-    /// Some connections are reserved for other callers. A task gets at most as many connections as it leaves free,
-    /// which is about half of the maximum. All tasks at the same address together get at most three times the number
-    /// that they leave free.
+    /// Some connections are reserved for other callers. A task gets a further connection only while it has at most as
+    /// many as are free, so it gets about half of the maximum. All tasks at the same address together get a further one
+    /// only while they have at most three times the number of free ones.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
@@ -175,8 +175,10 @@ impl ServerBuilder {
     }
 
     /// Sets the maximum total size in bytes of the unanswered calls of all connections. The default is half of the
-    /// memory. A call that would exceed it fails with [`FaultKind::NoRoom`](crate::FaultKind::NoRoom) and is not
-    /// executed. A connection gets at most half of the size that other connections do not use.
+    /// memory of this machine or container. A call that would exceed it fails with
+    /// [`FaultKind::NoRoom`](crate::FaultKind::NoRoom) and is not executed. The same applies to a call if the calls of
+    /// its connection would then occupy more than was free before. A connection therefore gets about half of the size
+    /// that other connections do not use, or more for a single long call.
     pub fn max_waiting_bytes(mut self, bytes: usize) -> Self {
         self.waiting = Some(bytes);
         self

@@ -57,8 +57,9 @@ impl MemoryBudget {
         Arc::new(Self { max, taken: AtomicUsize::new(0) })
     }
 
-    /// Reserves `bytes` bytes for a call of a connection whose other calls occupy `own` bytes. The connection gets at
-    /// most the number of bytes that it leaves for others, except that its first call may use all that is left.
+    /// Reserves `bytes` bytes for a call of a connection whose other calls occupy `own` bytes. Returns
+    /// [`NoRoom::Bytes`] if the connection's calls, including this one, would occupy more bytes than were free before
+    /// it.
     fn take(&self, own: usize, bytes: usize) -> Result<(), NoRoom> {
         let taken = |taken: usize| {
             let fits = own.checked_add(bytes)? <= self.max.saturating_sub(taken);

@@ -4,6 +4,11 @@ use crate::error::ServerError;
 use distribute_cluster::{Address, ClusterSpec, Job, Task};
 
 /// Returns the task with this job and index. Either can be omitted if there is only one.
+///
+/// # Errors
+/// - [`ServerError::AmbiguousJob`], [`ServerError::AmbiguousTask`]: the job or the index is omitted, but there is not
+///   exactly one.
+/// - [`ServerError::Cluster`]: the task is not in the cluster.
 pub(crate) fn own_task(
     cluster: &ClusterSpec,
     job: Option<Job>,
@@ -25,7 +30,7 @@ pub(crate) fn own_task(
     Ok(job.task(index))
 }
 
-/// Returns the cluster with the port that the system chose for a task whose address has port 0.
+/// Returns the cluster with `port` as the port of `task` if its address has port 0; otherwise a copy of the cluster.
 pub(crate) fn with_port(cluster: &ClusterSpec, task: &Task, port: u16) -> Result<ClusterSpec, ServerError> {
     let mut chosen = ClusterSpec::new();
     cluster.jobs().for_each(|job| chosen.add_job(job.clone()));

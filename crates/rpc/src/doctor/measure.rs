@@ -24,7 +24,8 @@ const SHORT: f64 = 0.1;
 /// The number of messages of each size.
 const TIMES: usize = 3;
 
-/// Connects to a task, whose server must be running within `patience`.
+/// Connects to a task, whose server must be running within `patience`. The connection never uses shared memory. If it
+/// cannot be established, returns the [`State`] of the link.
 pub(super) fn reach(clients: &ClientBuilder, to: &Task, patience: Duration) -> Result<Client, State> {
     // The network is measured, even if both tasks are on one machine.
     let clients = clients.clone().shared_memory(SharedMemory::Never);

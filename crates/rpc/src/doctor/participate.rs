@@ -60,7 +60,7 @@ fn wait(server: &Server, timeout: Duration) -> Result<(), ServerError> {
     }
 }
 
-/// Returns the task that measures: the first one that may end the others.
+/// Returns the task that measures: the first one that may end the others. Returns `None` if the cluster is empty.
 fn leader(cluster: &ClusterSpec) -> Option<Task> {
     cluster.tasks().map(|(task, _)| task).find(|task| may_stop_servers(cluster, task))
 }
