@@ -108,7 +108,8 @@ fn workers(all: &[usize]) -> String {
     all.join(", ")
 }
 
-/// Joins all processes into a group.
+/// Initializes MPI, and joins all processes into a group. If all processes have found that they cannot join, MPI is
+/// finalized before the error is returned.
 fn join(settings: Settings) -> Result<(Group, Arc<Links>), Error> {
     let watch = Stopwatch::start();
     let mut library = Library::start()?;

@@ -59,7 +59,10 @@ struct Partial {
 }
 
 impl Assembly {
-    /// Adds the next message. Returns the frame that it completes.
+    /// Adds the next message. Returns the frame that it completes; `None` if more messages must follow.
+    ///
+    /// # Errors
+    /// Returns an [`EnvelopeError`] if the message cannot follow the earlier ones.
     pub fn add(&mut self, message: Bytes) -> Result<Option<Frame>, EnvelopeError> {
         let mut partial = match self.0.take() {
             Some(partial) if message.len() <= partial.missing && !message.is_empty() => {

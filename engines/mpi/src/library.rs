@@ -57,6 +57,11 @@ unsafe impl Send for Request {}
 
 impl Library {
     /// Initializes MPI, and waits until all processes have initialized it.
+    ///
+    /// # Errors
+    /// - [`Error::AlreadyInitialized`]: MPI was already initialized in this process.
+    /// - [`Error::Threads`]: the MPI library does not support calls from several threads.
+    /// - [`Error::Call`]: a call of MPI has failed.
     pub fn start() -> Result<Self, Error> {
         let (universe, threads) =
             environment::initialize_with_threading(Threading::Serialized).ok_or(Error::AlreadyInitialized)?;
@@ -102,7 +107,7 @@ impl Library {
         })
     }
 
-    /// Starts to receive the next message of a process, if there is one.
+    /// Starts to receive the next message of a process. Returns `None` if none has arrived.
     pub fn receive(&mut self, from: usize) -> Result<Option<Request>, CallError> {
         let from = number("MPI_Improbe", from)?;
         let (mut flag, mut count) = (0, 0);
@@ -161,7 +166,7 @@ impl Library {
         })
     }
 
-    /// Returns whether an operation has completed.
+    /// Returns whether an operation has completed, and lets MPI continue it.
     pub fn test(&mut self, request: &mut Request) -> Result<bool, CallError> {
         if !request.ended {
             let mut flag = 0;
@@ -226,7 +231,7 @@ fn index(number: c_int) -> usize {
     usize::try_from(number).unwrap_or_default()
 }
 
-/// Converts a number to MPI's type.
+/// Converts a number to MPI's type. Returns an error of `call` if the number is too large.
 fn number(call: &'static str, number: usize) -> Result<c_int, CallError> {
     number.try_into().map_err(|_| CallError { call, text: format!("{number} is too large for MPI") })
 }

@@ -67,8 +67,8 @@ impl Peer {
         self.sending.is_empty()
     }
 
-    /// Starts to send a frame, unless the process no longer receives frames. A process that has exited gracefully still
-    /// waits for the end of this one.
+    /// Starts to send a frame. A process that has exited gracefully is only sent final messages, for which it still
+    /// waits, and a lost process is sent nothing. Returns the reason if MPI fails.
     pub fn send(&mut self, library: &mut Library, frame: Frame) -> Result<(), String> {
         let hears = match self.life {
             Life::Alive => true,
@@ -83,7 +83,8 @@ impl Peer {
         Ok(())
     }
 
-    /// Continues the running operations. Returns a frame if one has been received completely.
+    /// Continues the running operations. Returns a frame if one has been received completely, and otherwise `None`.
+    /// Returns the reason if MPI fails, or if the process has sent something malformed.
     pub fn turn(&mut self, library: &mut Library) -> Result<Option<Frame>, String> {
         let told = |error: crate::CallError| error.to_string();
         if self.life == Life::Lost {

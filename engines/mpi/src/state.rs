@@ -45,7 +45,8 @@ impl State {
         self.library.as_mut()
     }
 
-    /// Removes and returns the MPI library. After that, nothing is sent or received any more.
+    /// Removes and returns the MPI library; `None` if it was already removed. After that, nothing is sent or received
+    /// any more.
     pub fn take_library(&mut self) -> Option<Library> {
         self.library.take()
     }

@@ -35,6 +35,10 @@ struct InFlight {
 
 impl Cuda {
     /// Opens the GPU with CUDA's number `gpu`. The driver must have been [checked](crate::installed::check_driver).
+    ///
+    /// # Errors
+    /// - [`Error::NoGpu`]: there is no such GPU.
+    /// - [`Error::Call`]: a call of CUDA's driver has failed.
     pub fn new(nccl: &'static Nccl, gpu: usize) -> Result<Self, Error> {
         let count = CudaContext::device_count().map_err(driver("cuDeviceGetCount"))?;
         let count = usize::try_from(count).unwrap_or(0);
@@ -52,6 +56,10 @@ impl Cuda {
     }
 
     /// Returns whether NCCL has completed the last operation.
+    ///
+    /// # Errors
+    /// Returns an error of `call` if the operation has failed, and an error of `ncclAllReduce` if there is no
+    /// communicator.
     fn is_idle(&self, call: &'static str) -> Result<bool, CallError> {
         Ok(self.nccl.busy(self.communicator()?, call)?.is_empty())
     }

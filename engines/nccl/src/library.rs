@@ -15,10 +15,10 @@ pub(crate) trait Library: Send {
     /// Creates a new id for a communicator, by which its workers find each other.
     fn unique_id(&self) -> Result<UniqueId, CallError>;
 
-    /// Starts to link the workers of a communicator.
+    /// Starts to link this worker with the other workers of the communicator `id`.
     fn link(&mut self, id: UniqueId, worker: usize, workers: usize) -> Result<(), CallError>;
 
-    /// Returns whether the workers are linked.
+    /// Returns whether the workers are linked. If linking has failed, returns the error.
     fn is_linked(&mut self) -> Result<bool, CallError>;
 
     /// Returns the number of bytes for which the GPU has enough free memory.
@@ -27,7 +27,7 @@ pub(crate) trait Library: Send {
     /// Starts to sum the vectors of all workers. `vector` is this worker's.
     fn begin(&mut self, vector: &[u8], number: Number) -> Result<(), CallError>;
 
-    /// Returns the sum if it is complete, and otherwise `None`.
+    /// Returns the sum if it is complete, and otherwise `None`. If the operation has failed, returns the error.
     fn sum(&mut self) -> Result<Option<Vec<u8>>, CallError>;
 
     /// Aborts the communicator and its current operation.

@@ -86,7 +86,8 @@ fn over_by<L: Library + 'static>(
     }
 }
 
-/// Returns the record of this worker. The chief's record contains the id of the communicator.
+/// Returns the record of this worker. Only the chief's record contains the id of the communicator. Returns an error if
+/// a call of CUDA or NCCL fails.
 fn offered(library: &impl Library, is_chief: bool) -> Result<Offer, Error> {
     let id = if is_chief { library.unique_id()? } else { [0; 128] };
     Ok(Offer::Able { release: library.release(), gpu: library.gpu()?, id })

@@ -130,7 +130,8 @@ fn on_workers<T: Send + 'static>(
     })
 }
 
-/// Sums vectors of `numbers` elements, which are the worker's number plus 1.
+/// Sums vectors of `numbers` elements over all workers. Each element of a worker's vector is the worker's number plus
+/// 1.
 fn sum(group: &Group, numbers: usize, timeout: Duration) -> Result<Vec<f32>, Failure> {
     let world = group.world();
     let session = group.open("sum", 1);
