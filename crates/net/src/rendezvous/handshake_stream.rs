@@ -69,7 +69,8 @@ impl HandshakeStream {
     ///
     /// # Errors
     /// - [`HandshakeError::Broken`]: the connection was closed, or has failed.
-    /// - [`HandshakeError::Refused`]: the received bytes are not a message of this version of the protocol.
+    /// - [`HandshakeError::Refused`]: the received bytes are not a message of this version of the protocol, or TLS does
+    ///   not trust the other side.
     pub fn receive(&mut self) -> Result<Option<Words>, HandshakeError> {
         loop {
             match self.stream.read(self.decoder.buffer()) {

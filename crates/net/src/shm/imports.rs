@@ -42,8 +42,11 @@ impl Imports {
         Self { pair, memories: HashMap::new() }
     }
 
-    /// Returns the body to which a reference refers, of at most `limit` bytes. The body stays valid even if the link
-    /// fails.
+    /// Returns the body to which a reference refers. The body stays valid even if the link fails.
+    ///
+    /// # Errors
+    /// Returns a [`BadReference`] if the reference is malformed, if the body has more than `limit` bytes, or if its
+    /// memory cannot be opened.
     pub fn resolve(&mut self, reference: &[u8], limit: u64) -> Result<Bytes, BadReference> {
         let reference = Reference::decode(reference)?;
         let Reference { segment, descriptor, inode, size, offset, length, slot, loan } = reference;
