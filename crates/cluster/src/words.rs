@@ -7,7 +7,8 @@ pub(crate) fn names(jobs: &[Job]) -> String {
     list(&jobs.iter().map(Job::as_str).collect::<Vec<_>>())
 }
 
-/// Lists tasks: `tasks 0 to 3`, `tasks 0, 2 and 5`, `no task`.
+/// Lists tasks: `tasks 0 to 3`, `tasks 0, 2 and 5`, `no task`. Of a list with gaps, only the first eight tasks are
+/// named.
 pub(crate) fn tasks(indices: &[usize]) -> String {
     match indices {
         [] => "no task".into(),

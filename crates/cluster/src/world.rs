@@ -167,7 +167,7 @@ impl Default for World {
 }
 
 impl fmt::Display for World {
-    /// Formats the world as `worker 1 of 3, 2 replicas each`.
+    /// Formats the world as `worker 1 of 3, 2 replicas each` or, if there is only one worker, as `2 replicas`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.replicas == 1 { "" } else { "s" };
         match self.workers {

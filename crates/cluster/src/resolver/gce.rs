@@ -86,6 +86,7 @@ impl GceClusterResolver {
     /// - [`ClusterError::NotInGroup`]: this machine is not part of the group, and the options do not contain the index
     ///   of the task.
     /// - [`ClusterError::Malformed`], [`ClusterError::Endless`]: a response is not as expected.
+    /// - [`ClusterError::TooLarge`]: the group has too many instances.
     #[cfg(feature = "gce")]
     pub fn new(options: GceOptions) -> Result<Self, ClusterError> {
         let client = crate::http::Client::default();

@@ -78,6 +78,7 @@ impl KubernetesClusterResolver {
     /// - [`ClusterError::Http`], [`ClusterError::Forbidden`]: a request failed, or the API denies access.
     /// - [`ClusterError::PodNotRunning`]: a pod is not running.
     /// - [`ClusterError::SharedAddress`]: two pods would have the same address.
+    /// - [`ClusterError::TooLarge`]: a job has too many pods.
     /// - [`ClusterError::Malformed`], [`ClusterError::Host`], [`ClusterError::Endless`]: a response is not as expected.
     #[cfg(feature = "kubernetes")]
     pub fn within_cluster(options: KubernetesOptions) -> Result<Self, ClusterError> {
@@ -109,6 +110,7 @@ impl KubernetesClusterResolver {
     /// - [`ClusterError::Http`], [`ClusterError::Forbidden`]: a request failed, or the API denies access.
     /// - [`ClusterError::PodNotRunning`]: a pod is not running.
     /// - [`ClusterError::SharedAddress`]: two pods would have the same address.
+    /// - [`ClusterError::TooLarge`]: a job has too many pods.
     /// - [`ClusterError::Malformed`], [`ClusterError::Host`], [`ClusterError::Endless`]: a response is not as
     ///   expected.
     pub fn with_access(

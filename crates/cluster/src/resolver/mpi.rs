@@ -144,6 +144,7 @@ impl MpiClusterResolver {
     /// - [`ClusterError::Dealt`]: the launcher placed this process differently than the resolver assumes.
     /// - [`ClusterError::HostTwice`], [`ClusterError::Host`]: a list of hosts is invalid.
     /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: a host has too few ports, or the rank is too large.
+    /// - [`ClusterError::TooLarge`]: a job has too many tasks.
     pub fn from_env(options: MpiOptions) -> Result<Self, ClusterError> {
         Self::from_environment(options, &ProcessEnvironment)
     }

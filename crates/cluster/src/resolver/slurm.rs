@@ -103,6 +103,7 @@ impl SlurmClusterResolver {
     /// - [`ClusterError::Gpus`]: a node has too few GPUs.
     /// - [`ClusterError::HostTwice`], [`ClusterError::Host`]: a list of hosts is invalid.
     /// - [`ClusterError::Ports`], [`ClusterError::NoSuchRank`]: a node has too few ports, or the rank is too large.
+    /// - [`ClusterError::TooLarge`]: a job has too many tasks.
     pub fn from_env(options: SlurmOptions) -> Result<Self, ClusterError> {
         Self::from_environment(options, &ProcessEnvironment)
     }

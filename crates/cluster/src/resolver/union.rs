@@ -85,8 +85,8 @@ impl ClusterResolver for UnionResolver {
     }
 }
 
-/// Combines the tasks of several clusters. If a job is a list without gaps in all of them, its tasks are numbered
-/// again, in the order of clusters. Otherwise they keep their indices.
+/// Combines the tasks of several clusters. If a job has no gaps in any of them, its tasks are numbered again, in
+/// the order of clusters. Otherwise they keep their indices.
 ///
 /// # Errors
 /// - [`ClusterError::Duplicate`]: two clusters have a task with the same index, which is kept.
