@@ -113,8 +113,8 @@ impl Inbox {
 }
 
 impl Inbox {
-    /// Returns a call that is rejected because there is not enough memory, after the earlier calls were answered.
-    /// Returns a reason if the connection must be closed.
+    /// Returns the entry for a call that is not kept because it exceeds the limits described by `full`. The call is
+    /// answered with an error when its turn comes. Returns a reason if the connection must be closed instead.
     fn refuse(&self, full: &NoRoom, message: Message) -> Result<(IncomingCall, CallPermit), String> {
         let too_many = |_| format!("it has more than {} calls without an answer", self.open.max());
         let NoRoom::Bytes { own, taken, max } = *full else { return Err(too_many(NoRoom::Calls)) };
