@@ -96,7 +96,7 @@ impl Library {
         self.workers
     }
 
-    /// Starts to send bytes.
+    /// Starts to send bytes to process `to`.
     pub fn send(&mut self, to: usize, bytes: Bytes) -> Result<Request, CallError> {
         const CALL: &str = "MPI_Isend";
         let (to, count) = (number(CALL, to)?, number(CALL, bytes.len())?);
