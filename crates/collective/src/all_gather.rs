@@ -10,7 +10,8 @@ use distribute_tensor::{Error, Leaf};
 /// resulting leaves, and the offset of this member's part along the axis in each of them.
 ///
 /// # Errors
-/// Returns a [`Failure`] on every member.
+/// - [`Failure::Blame`], on every member: members make different calls, or a member has exited, is lost or times out.
+/// - Other failures: leaves cannot be combined, or a message of another process is malformed.
 pub fn all_gather(
     member: &Member,
     call: Fingerprint,

@@ -26,7 +26,8 @@ const BLOCK: usize = 8 << 10;
 /// indexed slices are merged in the order of ids.
 ///
 /// # Errors
-/// Returns a [`Failure`] on every member.
+/// - [`Failure::Blame`], on every member: members make different calls, or a member has exited, is lost or times out.
+/// - Other failures: leaves cannot be combined, or a message of another process is malformed.
 pub fn all_reduce(
     member: &Member,
     call: Fingerprint,

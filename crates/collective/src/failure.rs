@@ -3,8 +3,8 @@
 use distribute_cluster::Blame;
 use std::sync::Arc;
 
-/// The error of a collective operation. The operation has failed on every member, and the team or group can be used
-/// again.
+/// The error of a collective operation. A [`Failure::Blame`] is returned on every member. After another error of one
+/// member, the others fail in the same operation or in their next one. The team or group can then be used again.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// Members made different calls, or a member has exited or timed out.

@@ -97,7 +97,8 @@ fn round_name(bytes: usize, algorithm: Algorithm, options: &SumOptions, number: 
 }
 
 /// Executes one round of the schedule: sends this worker's part, and returns the received part with its position;
-/// `None` if this worker receives nothing.
+/// `None` if this worker receives nothing. Returns a [`Failure`] if the round fails, or if the received part has a
+/// different length.
 fn run_exchange<F: Real>(
     call: &mut GroupCall<'_>,
     what: &str,

@@ -27,7 +27,8 @@ impl<'a> GroupCall<'a> {
     /// Returns the bytes `mine` of all workers, sorted by worker. Their lengths may differ.
     ///
     /// # Errors
-    /// Returns a [`Failure`] on every worker.
+    /// Returns a [`Failure::Blame`] on every worker if workers make different calls, or if a worker has exited, is lost
+    /// or times out.
     pub fn all_gather_bytes(&mut self, mine: Bytes) -> Result<Vec<Bytes>, Failure> {
         let mut all = self.round("its record", |_| mine.clone())?;
         let me = self.world().worker();
@@ -42,7 +43,8 @@ impl<'a> GroupCall<'a> {
     /// for.
     ///
     /// # Errors
-    /// Returns a [`Failure`] on every worker.
+    /// Returns a [`Failure::Blame`] on every worker if workers make different calls, or if a worker has exited, is lost
+    /// or times out.
     pub fn all_to_all_bytes(
         &mut self,
         what: &str,
@@ -54,7 +56,8 @@ impl<'a> GroupCall<'a> {
     /// Waits until all workers make this call. Errors use `what` as the name of what the worker waits for.
     ///
     /// # Errors
-    /// Returns a [`Failure`] on every worker.
+    /// Returns a [`Failure::Blame`] on every worker if workers make different calls, or if a worker has exited, is lost
+    /// or times out.
     pub fn barrier(&mut self, what: &str) -> Result<(), Failure> {
         self.round(what, |_| Bytes::new()).map(drop)
     }
@@ -104,7 +107,8 @@ impl<'a> GroupCall<'a> {
         self.session.group().buffers()
     }
 
-    /// Makes the first or the next round of the call. Errors use `what` as the name of what the worker waits for.
+    /// Makes the first or the next round of the call: sends `body(worker)` to each other worker, and returns the bytes
+    /// that each has sent to this one. Errors use `what` as the name of what the worker waits for.
     pub(super) fn round(
         &mut self,
         what: &str,

@@ -11,6 +11,11 @@ use bytes::Bytes;
 /// A library that reduces waits for all workers, and does not report which worker is missing. Workers therefore agree
 /// on the call first. If the library fails, they run another round, whose error names the workers that time out or are
 /// lost.
+///
+/// # Errors
+/// - [`Failure::Blame`]: a round fails.
+/// - [`Failure::Native`]: the library fails although all workers make the further round.
+/// - [`Failure::Record`]: the library returns a sum of a different length.
 pub(super) fn sum<F: Real>(
     calling: &mut GroupCall<'_>,
     mine: &Bytes,

@@ -319,7 +319,8 @@ impl Protocol {
         }
     }
 
-    /// Returns the next action of the current round.
+    /// Returns the next action of the current round. Without a current round, returns [`Action::End`]: with the blame
+    /// if the session is over, and otherwise without bodies.
     pub fn next_action(&mut self) -> Action {
         let Some(Current { round, patience, grace, last }) = &mut self.current else {
             return Action::End(self.over.clone().map_or_else(|| Ok(Vec::new()), Err));

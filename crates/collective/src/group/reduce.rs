@@ -36,7 +36,10 @@ impl GroupCall<'_> {
     /// elements and sends the result to all.
     ///
     /// # Errors
-    /// Returns a [`Failure`] on every worker.
+    /// - [`Failure::Blame`], on every worker: workers make different calls, or a worker has exited, is lost or times
+    ///   out.
+    /// - Other failures, on this worker: leaves cannot be combined, or a message of another worker is malformed. The
+    ///   other workers then get a [`Failure::Blame`] in this call or in their next one.
     pub fn all_reduce(
         mut self,
         op: ReduceOp,
@@ -71,7 +74,10 @@ impl GroupCall<'_> {
     /// gradients flow through it on some replica.
     ///
     /// # Errors
-    /// Returns a [`Failure`] on every worker.
+    /// - [`Failure::Blame`], on every worker: workers make different calls, or a worker has exited, is lost or times
+    ///   out.
+    /// - Other failures, on this worker: leaves cannot be combined, or a message of another worker is malformed. The
+    ///   other workers then get a [`Failure::Blame`] in this call or in their next one.
     pub fn all_gather(mut self, local: &[&[Leaf]]) -> Result<(Vec<Vec<Leaf>>, Vec<bool>), Failure> {
         let gathered = self.gather(local);
         self.abort_on_error(gathered)
@@ -92,7 +98,10 @@ impl GroupCall<'_> {
     /// workers are not sent.
     ///
     /// # Errors
-    /// Returns a [`Failure`] on every worker.
+    /// - [`Failure::Blame`], on every worker: workers make different calls, or a worker has exited, is lost or times
+    ///   out.
+    /// - Other failures, on this worker: leaves cannot be combined, or a message of another worker is malformed. The
+    ///   other workers then get a [`Failure::Blame`] in this call or in their next one.
     pub fn broadcast(mut self, mine: &[Leaf]) -> Result<Vec<Leaf>, Failure> {
         let first = self.broadcast_leaves(mine);
         self.abort_on_error(first)
@@ -168,7 +177,10 @@ impl GroupCall<'_> {
     }
 
     /// Reduces leaves by ranges: each worker folds a range of the dense leaves. Other leaves are sent completely to all
-    /// workers.
+    /// workers. `dense` contains, for each leaf, whether it is dense on all workers.
+    ///
+    /// # Errors
+    /// Returns a [`Failure`] if a round fails, if leaves cannot be combined, or if a message is malformed.
     fn reduce_by_ranges(
         &mut self,
         op: ReduceOp,

@@ -125,7 +125,7 @@ impl Session {
         self.call(true, statuses, body, timeout)
     }
 
-    /// Executes a round of a call, and records it.
+    /// Executes a round of a call, and records it. If the round fails, logs this worker's last calls.
     fn call(
         &self,
         continues: bool,
@@ -189,7 +189,8 @@ impl Session {
     /// the statuses of this worker's replicas.
     ///
     /// The other workers get the error when they make their call, and this worker does not wait for them, unless it has
-    /// also aborted the previous calls. In that case, it waits for at most `timeout`.
+    /// also aborted the previous calls. In that case, it waits for at most `timeout`. If the session is already over,
+    /// this has no effect.
     pub fn abort_call(&self, statuses: Vec<ReplicaStatus>, timeout: Duration) {
         let mut state = lock(&self.state);
         let protocol = &mut state.protocol;

@@ -15,7 +15,8 @@ impl GroupCall<'_> {
     /// worker must send. Errors use `what` as the name of the data.
     ///
     /// # Errors
-    /// - [`Failure`], on every worker: a worker is lost or times out.
+    /// - [`Failure::Blame`], on every worker: workers make different calls, or a worker has exited, is lost or times
+    ///   out.
     /// - [`Failure::Record`]: a worker has sent a different number of bytes.
     pub fn all_gather_sized(
         &mut self,
@@ -106,7 +107,9 @@ impl GroupCall<'_> {
     /// to this one, as [`receive_early_ranges`](Self::receive_early_ranges) does.
     ///
     /// # Errors
-    /// Returns a [`Failure`] on every worker; [`Failure::Record`] if a worker has sent different lengths.
+    /// - [`Failure::Blame`], on every worker: workers make different calls, or a worker has exited, is lost or times
+    ///   out.
+    /// - [`Failure::Record`]: a worker has sent different lengths.
     pub fn all_to_all_ranges(&mut self, what: &str, mine: &[Bytes]) -> Result<Vec<Vec<Bytes>>, Failure> {
         let world = self.world();
         let piece =
@@ -172,8 +175,9 @@ impl GroupCall<'_> {
     /// ```
     ///
     /// # Errors
-    /// - [`Failure`], on every worker; it is a [`Failure::Blame`] if the options differ, or the lengths in
-    ///   [`Order::Fast`](super::Order::Fast).
+    /// - [`Failure::Blame`], on every worker: the calls or options differ, or the lengths in
+    ///   [`Order::Fast`](super::Order::Fast), or a worker has exited, is lost or times out.
+    /// - [`Failure::Native`]: the library of the transport has failed.
     /// - [`Failure::Record`]: a worker has sent a different number of bytes, or vectors or weights have a wrong number
     ///   or length.
     pub fn all_reduce_vectors<F: Real>(

@@ -308,7 +308,8 @@ impl Rendezvous {
         (state, blame)
     }
 
-    /// Ends the round because a deadline has passed while members still run.
+    /// Ends the round, and with it the run, because a deadline has passed while members still run. Returns the blame,
+    /// and values that the caller must drop without holding the lock.
     fn time_out<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,

@@ -122,8 +122,8 @@ impl Team {
         self.run_with_session(step, timeout, None, body);
     }
 
-    /// Runs `body` like [`Team::run`], together with the processes of `session`, which run the same closure. Calls of
-    /// [`Member::all_gather_with_group`] include these processes.
+    /// Runs `body` like [`Team::run`] and, if there is a `session`, together with its other processes, which run the
+    /// same closure. Calls of [`Member::all_gather_with_group`] include these processes.
     ///
     /// # Panics
     /// Panics if [`Team::run`] would panic.
