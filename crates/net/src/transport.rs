@@ -59,8 +59,8 @@ pub trait NativeSum: Send + Sync {
     /// disagree, so they compare their results before each sum.
     fn supports(&self, bytes: usize) -> bool;
 
-    /// Returns the sum of the vectors of all workers. All vectors have the same length, and all workers make this call
-    /// at the same time. Waits at most `patience`.
+    /// Returns the sum of the vectors of all workers. All workers must make this call at the same time, with vectors of
+    /// the same length. Waits at most `patience`.
     ///
     /// # Errors
     /// Returns the reason if the sum fails on this worker, because `patience` has passed or a worker is known to be

@@ -151,8 +151,8 @@ impl GroupCall<'_> {
     }
 
     /// Sums the vectors of all workers, each multiplied by its weight, with options that must be the same on all
-    /// workers. Each worker contributes the same number of vectors, all of the same length. `weights` contains a weight
-    /// for every vector of every worker.
+    /// workers. Each worker must contribute the same number of vectors, all of the same length. `weights` must contain
+    /// a weight for every vector of every worker.
     ///
     /// Returns the sum as consecutive pieces. All workers get the same bits, whatever the options are. The default
     /// options produce the one order of sums, by a reduce-scatter and an all-gather: each worker receives its range of
