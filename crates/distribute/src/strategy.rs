@@ -37,5 +37,5 @@ pub use distribute_strategies::MultiWorkerMirroredStrategy;
 pub use distribute_strategies::OneDeviceStrategy;
 #[doc(inline)]
 pub use distribute_strategies::{
-    MirroredStrategyBuilder, MultiWorkerMirroredStrategyBuilder, TableHosts, TableOptions,
+    HostedWeights, MirroredStrategyBuilder, MultiWorkerMirroredStrategyBuilder, TableHosts, TableOptions,
 };

@@ -95,19 +95,29 @@ pub struct ParameterServers {
     worker: OnceLock<usize>,
     /// Whether the coordinator and all its workers share variables by name.
     is_shared: AtomicBool,
-    /// The tables that the servers store; `None` if they store all variables.
+    /// The weights that the servers store; `None` if they store all variables.
     tables: Option<TablePolicy>,
     /// The tasks that end with the training run, if they are in other processes.
     tasks: OnceLock<Servers>,
 }
 
-/// The tables that servers store if all other variables are elsewhere, and their partition.
+/// The weights that servers store if all other variables are elsewhere, and their partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TablePolicy {
-    /// The minimum size of a table in bytes. Smaller tables are not on servers.
+    /// The minimum size in bytes of a variable that is partitioned over all servers. Smaller ones are not on servers
+    /// or, with `all_weights`, on one of them.
     pub min_bytes: usize,
     /// The partition of the rows over all servers.
     pub partition: PartitionStrategy,
+    /// Whether servers store all weights of models instead of only tables.
+    pub all_weights: bool,
+}
+
+impl TablePolicy {
+    /// Returns `true` if servers store a weight. `table` is its size in bytes if it is a table.
+    pub fn stores(self, table: Option<usize>) -> bool {
+        self.all_weights || table.is_some_and(|bytes| bytes >= self.min_bytes)
+    }
 }
 
 /// Determines which missing variables this process creates.
@@ -171,7 +181,7 @@ impl ParameterServers {
         })
     }
 
-    /// Creates the client of servers that store only tables, which several workers use in lock step. Each table has a
+    /// Creates the client of servers that store only weights, which several workers use in lock step. Each table has a
     /// shard on each server.
     #[doc(hidden)]
     pub fn of_tables(
@@ -209,18 +219,20 @@ impl ParameterServers {
         self.tasks.get().map_or(Ok(()), |tasks| tasks.end(self.timeout()))
     }
 
-    /// Returns the tables that the servers store; `None` if they store all variables.
+    /// Returns the weights that the servers store; `None` if they store all variables.
     #[doc(hidden)]
     pub fn tables(&self) -> Option<TablePolicy> {
         self.tables
     }
 
-    /// Returns the requested location of a variable with `rows` rows, with the partition of tables if the servers store
-    /// only tables.
+    /// Returns the requested location of a variable, with the partition of tables if the servers store only weights.
+    /// `bytes` is the size of the variable; `None` for a table of ids, whose size is unlimited.
     #[doc(hidden)]
-    pub fn location(&self, rows: usize, request: PlacementRequest) -> PlacementRequest {
-        match (self.tables, request) {
-            (Some(tables), PlacementRequest::Anywhere) => {
+    pub fn location(&self, rows: usize, bytes: Option<usize>, request: PlacementRequest) -> PlacementRequest {
+        let Some(tables) = self.tables else { return request };
+        let is_whole = bytes.is_some_and(|bytes| bytes < tables.min_bytes || rows < self.count());
+        match request {
+            PlacementRequest::Anywhere if !is_whole => {
                 PlacementRequest::PartitionedAs(RowPartition::new(tables.partition, rows, self.count()))
             }
             _ => request,

@@ -18,5 +18,5 @@ mod multi_worker;
 pub use builder::MirroredStrategyBuilder;
 pub use kinds::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy};
 pub use multi_worker::{
-    MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder, TableHosts, TableOptions,
+    HostedWeights, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder, TableHosts, TableOptions,
 };

@@ -202,7 +202,7 @@ fn place(strategy: &Strategy, name: &str, purpose: Purpose) -> Result<Placement>
     let extended = strategy.extended();
     let policy = Policy {
         placement: extended.variable_placement(),
-        min_table: extended.parameter_servers().and_then(|servers| Some(servers.tables()?.min_bytes)),
+        tables: extended.parameter_servers().and_then(|servers| servers.tables()),
         replicas: &strategy.devices(),
         parameters: extended.parameter_devices().first().copied().unwrap_or(DeviceName::cpu(0)),
     };
@@ -245,10 +245,11 @@ impl InitialValue<'_> {
         let Some(servers) = strategy.extended().parameter_servers() else {
             return Err(Error::invalid(CREATE, format!("{name}: {strategy} has no parameter servers")));
         };
-        let to = servers.location(self.dims().first().copied().unwrap_or(1), to);
+        let rows = self.dims().first().copied().unwrap_or(1);
         if let (InitialValue::Model(model_init), Some(options)) = (self, rows::requested_ids()) {
             let row = self.dims().get(1..).unwrap_or_default();
             let initial = (model_init.initializer()?, options);
+            let to = servers.location(rows, None, to);
             let rows = Dynamic::create(servers, (name, row, self.dtype()?), initial, to)?;
             let row = Var::zeros(model_init.shape, model_init.candle_dtype, &candle_core::Device::Cpu)?;
             return Ok(Storage::on_servers(RemoteVariable::with_ids(rows, row)));
@@ -267,6 +268,8 @@ impl InitialValue<'_> {
                 (Initial::Initialized(model_init.initializer()?), Some((var, by_row)))
             }
         };
+        let bytes = self.dims().iter().product::<usize>().saturating_mul(self.dtype()?.bytes().unwrap_or(16));
+        let to = servers.location(rows, Some(bytes), to);
         let tables = Sharded::create(servers, (name, self.dims(), self.dtype()?), &initial, to)?;
         let cache = |(var, by_row)| servers.session().register(HostCache::new(tables.clone(), var, by_row));
         let cache = computed_with.map(cache);

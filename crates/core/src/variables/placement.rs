@@ -3,6 +3,7 @@
 use super::access::VariableKind;
 use crate::strategy::VariablePlacement;
 use distribute_base::{DeviceKind, DeviceName, VariableSynchronization};
+use distribute_ps_client::internal::TablePolicy;
 
 /// The storage location of a new variable, and the kind that determines the rules for its use.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,9 +45,8 @@ pub(super) enum Purpose {
 /// The settings of a strategy that determine where variables are stored.
 pub(super) struct Policy<'a> {
     pub(super) placement: VariablePlacement,
-    /// The minimum size in bytes of the tables that are on servers although other variables are not; `None` if there
-    /// are no such tables.
-    pub(super) min_table: Option<usize>,
+    /// The weights that are on servers although other variables are not; `None` if there are none.
+    pub(super) tables: Option<TablePolicy>,
     /// The devices of this process's replicas.
     pub(super) replicas: &'a [DeviceName],
     /// The device of the weights, which the replicas share.
@@ -60,8 +60,8 @@ impl Policy<'_> {
         let on_servers = self.placement == VariablePlacement::Servers;
         let (synchronization, colocated) = match purpose {
             Purpose::Weights { colocated, table } => {
-                let is_table = table.zip(self.min_table).is_some_and(|(table, min)| table >= min);
-                let on_servers = on_servers || is_table && colocated.is_none();
+                let is_stored = self.tables.is_some_and(|tables| tables.stores(table));
+                let on_servers = on_servers || is_stored && colocated.is_none();
                 let at = self.place_weights(colocated, on_servers)?;
                 return Ok(Placement { at, kind: VariableKind::OnWrite });
             }
@@ -158,6 +158,7 @@ const NEVER: &str = "synchronization NONE is not supported; use ON_WRITE or ON_R
 mod tests {
     use super::*;
     use VariableSynchronization::{Auto, None as Never, OnRead, OnWrite};
+    use distribute_ps_tables::PartitionStrategy;
 
     fn cpus(count: usize) -> Vec<DeviceName> {
         (0..count).map(DeviceName::cpu).collect()
@@ -170,7 +171,7 @@ mod tests {
         colocated: Option<Vec<DeviceName>>,
     ) -> Result<Placement, String> {
         let policy =
-            Policy { placement, min_table: None, replicas: &cpus(replicas), parameters: DeviceName::cpu(0) };
+            Policy { placement, tables: None, replicas: &cpus(replicas), parameters: DeviceName::cpu(0) };
         policy.place(Purpose::Program { synchronization, colocated })
     }
 
@@ -213,7 +214,7 @@ mod tests {
     fn replicas_share_a_models_weights_and_have_running_statistics_of_their_own() {
         for placement in [VariablePlacement::Ordinary, VariablePlacement::Mirrored] {
             let policy =
-                Policy { placement, min_table: None, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
+                Policy { placement, tables: None, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
             let weights = Placement {
                 at: StorageLocation::Devices(vec![DeviceName::cpu(9)]),
                 kind: VariableKind::OnWrite,
@@ -223,7 +224,7 @@ mod tests {
             let on_gpu = on_gpu.place(Purpose::Weights { colocated: None, table: None }).unwrap();
             assert_eq!(on_gpu.at, StorageLocation::Devices(vec![DeviceName::cpu(0)]));
             let policy =
-                Policy { placement, min_table: None, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
+                Policy { placement, tables: None, replicas: &cpus(3), parameters: DeviceName::cpu(9) };
             let statistics = Placement { at: StorageLocation::Devices(cpus(3)), kind: VariableKind::OnRead };
             assert_eq!(policy.place(Purpose::Statistics), Ok(statistics));
         }
@@ -234,7 +235,7 @@ mod tests {
     fn a_colocated_models_weights_are_where_the_other_variable_is_and_whole() {
         let place = |placement, devices: &[DeviceName]| {
             let policy =
-                Policy { placement, min_table: None, replicas: &cpus(2), parameters: DeviceName::cpu(9) };
+                Policy { placement, tables: None, replicas: &cpus(2), parameters: DeviceName::cpu(9) };
             policy
                 .place(Purpose::Weights { colocated: Some(devices.to_vec()), table: None })
                 .map(|placement| placement.at)
@@ -250,7 +251,7 @@ mod tests {
         let gpus = [DeviceName::gpu(0), DeviceName::gpu(1)];
         let policy = Policy {
             placement: VariablePlacement::Mirrored,
-            min_table: None,
+            tables: None,
             replicas: &gpus,
             parameters: gpus[0],
         };
@@ -267,21 +268,30 @@ mod tests {
 
     #[test]
     fn large_tables_of_mirrored_models_are_on_servers_if_the_strategy_says_so() {
-        let place = |min_table, table, colocated| {
+        let at_least =
+            |min_bytes| TablePolicy { min_bytes, partition: PartitionStrategy::Mod, all_weights: false };
+        let place = |tables, table, colocated| {
             let policy = Policy {
                 placement: VariablePlacement::Mirrored,
-                min_table,
+                tables,
                 replicas: &cpus(2),
                 parameters: DeviceName::cpu(0),
             };
             policy.place(Purpose::Weights { colocated, table }).map(|placement| placement.at)
         };
         let here = || Ok(StorageLocation::Devices(cpus(1)));
-        assert_eq!(place(Some(100), Some(100), None), Ok(StorageLocation::Servers { next_to: None }));
-        for (min_table, table) in [(Some(100), Some(99)), (Some(100), None), (None, Some(100))] {
-            assert_eq!(place(min_table, table, None), here(), "{min_table:?} {table:?}");
+        let there = || Ok(StorageLocation::Servers { next_to: None });
+        let large = Some(at_least(100));
+        assert_eq!(place(large, Some(100), None), there());
+        for (tables, table) in [(large, Some(99)), (large, None), (None, Some(100))] {
+            assert_eq!(place(tables, table, None), here(), "{tables:?} {table:?}");
         }
-        assert_eq!(place(Some(100), Some(100), Some(cpus(1))), here());
+        assert_eq!(place(large, Some(100), Some(cpus(1))), here());
+        let all = Some(TablePolicy { all_weights: true, ..at_least(100) });
+        for table in [Some(100), Some(99), None] {
+            assert_eq!(place(all, table, None), there());
+            assert_eq!(place(all, table, Some(cpus(1))), here());
+        }
     }
 
     // PSV-1, PSV-3, COLO-4

@@ -16,7 +16,7 @@ mod table_options;
 mod tables;
 
 pub use builder::MultiWorkerMirroredStrategyBuilder;
-pub use table_options::{TableHosts, TableOptions};
+pub use table_options::{HostedWeights, TableHosts, TableOptions};
 
 use distribute_base::{DeviceName, Result};
 use distribute_cluster::resolver::ClusterResolver;

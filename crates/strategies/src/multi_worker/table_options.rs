@@ -18,6 +18,19 @@ pub enum TableHosts {
     Servers,
 }
 
+/// The weights of models that are stored at the location of tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostedWeights {
+    /// The tables: the weights of layers that look up rows. Each worker has a copy of all other weights.
+    #[default]
+    Tables,
+    /// All weights, with their slots. Each worker fetches the weights that it computes with after each step. A worker
+    /// needs memory for one copy of them, but not for slots.
+    #[doc(alias = "SyncReplicasOptimizer")]
+    #[doc(alias = "FullyShardedDataParallel")]
+    All,
+}
+
 /// The location of a model's tables, and which of them are partitioned.
 ///
 /// ```
@@ -30,17 +43,19 @@ pub enum TableHosts {
 pub struct TableOptions {
     /// The location of the tables.
     pub hosts: TableHosts,
-    /// The minimum size of a partitioned table in bytes; 1 MiB by default. Each worker has a copy of smaller tables.
-    /// Tables of ids are always partitioned.
+    /// The minimum size of a partitioned table in bytes; 1 MiB by default. Each worker has a copy of smaller tables or,
+    /// with [`HostedWeights::All`], one worker or server stores them. Tables of ids are always partitioned.
     pub min_bytes: usize,
     /// The partition of rows. By default, rows are assigned to shards in turn, so that the shards share the frequent
     /// rows of a table that is sorted by frequency. Tables of ids are partitioned by a hash of the id.
     pub partition: PartitionStrategy,
+    /// The weights that are stored with the tables.
+    pub weights: HostedWeights,
 }
 
 impl From<TableHosts> for TableOptions {
     fn from(hosts: TableHosts) -> Self {
-        Self { hosts, min_bytes: 1 << 20, partition: PartitionStrategy::Mod }
+        Self { hosts, min_bytes: 1 << 20, partition: PartitionStrategy::Mod, weights: HostedWeights::Tables }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tables that the workers store together, and the service with which each worker offers its shards to the others.
 
-use super::table_options::TableOptions;
+use super::table_options::{HostedWeights, TableOptions};
 use bytes::Bytes;
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::{
@@ -143,7 +143,8 @@ fn client(
     timeouts: (Duration, Duration),
     world: World,
 ) -> Result<Arc<ParameterServers>> {
-    let policy = TablePolicy { min_bytes: options.min_bytes, partition: options.partition };
+    let TableOptions { min_bytes, partition, weights, .. } = options;
+    let policy = TablePolicy { min_bytes, partition, all_weights: weights == HostedWeights::All };
     Ok(Arc::new(ParameterServers::of_tables(channels, timeouts, policy, world)?))
 }
 

@@ -11,7 +11,7 @@ use distribute::nn::{
 use distribute::optimizer::Transform;
 use distribute::optimizer::rules::{self, Rule};
 use distribute::parameter_server::{DynamicOptions, PartitionStrategy};
-use distribute::strategy::{TableHosts, TableOptions};
+use distribute::strategy::{HostedWeights, TableHosts, TableOptions};
 use distribute::{
     LocalCluster, MultiWorkerMirroredStrategy, ParameterServerStrategy, Result, Strategy, prelude::*,
 };
@@ -26,13 +26,20 @@ pub(super) enum Tables {
     OnWorkers(PartitionStrategy),
     /// This number of servers stores the tables.
     OnServers(usize),
+    /// The workers store all weights, of which those of at least this size in bytes are partitioned.
+    AllOnWorkers(usize),
+    /// This number of servers stores all weights.
+    AllOnServers(usize),
 }
 
-const PLACEMENTS: [Tables; 4] = [
+const PLACEMENTS: [Tables; 7] = [
     Tables::OnWorkers(PartitionStrategy::Mod),
     Tables::OnWorkers(PartitionStrategy::Div),
     Tables::OnServers(1),
     Tables::OnServers(3),
+    Tables::AllOnWorkers(0),
+    Tables::AllOnWorkers(100),
+    Tables::AllOnServers(2),
 ];
 
 pub(super) fn on_threads<R: Send>(
@@ -47,9 +54,19 @@ pub(super) fn on_threads<R: Send>(
         Tables::OnWorkers(partition) => {
             builder.tables(TableOptions { partition, ..options(TableHosts::Workers) })
         }
-        Tables::OnServers(servers) => {
+        Tables::AllOnWorkers(min_bytes) => builder.tables(TableOptions {
+            min_bytes,
+            weights: HostedWeights::All,
+            ..TableHosts::Workers.into()
+        }),
+        Tables::OnServers(servers) | Tables::AllOnServers(servers) => {
             let cluster = LocalCluster::new(workers, servers)?;
-            builder.cluster_resolver(cluster.resolver()).tables(options(TableHosts::Servers))
+            let weights = match tables {
+                Tables::AllOnServers(_) => HostedWeights::All,
+                _ => HostedWeights::Tables,
+            };
+            let options = TableOptions { weights, ..options(TableHosts::Servers) };
+            builder.cluster_resolver(cluster.resolver()).tables(options)
         }
     };
     builder.on_threads(links(workers, replicas), workers, worker)
@@ -169,7 +186,7 @@ fn a_training_is_resumed_with_tables_elsewhere_and_on_other_workers() {
         };
         let expected = saved(&MirroredStrategy::cpus(6).unwrap(), "mirrored").unwrap();
         for (workers, replicas, tables) in
-            [(2, 3, PLACEMENTS[0]), (3, 2, PLACEMENTS[1]), (2, 3, PLACEMENTS[3])]
+            [(2, 3, PLACEMENTS[0]), (3, 2, PLACEMENTS[1]), (2, 3, PLACEMENTS[3]), (3, 2, PLACEMENTS[5])]
         {
             let name = format!("{tables:?}");
             let all = on_threads(workers, replicas, tables, |strategy| saved(strategy, &name)).unwrap();
@@ -220,6 +237,38 @@ fn each_worker_stores_its_share_and_writes_are_made_once() {
         };
         for tables in [PLACEMENTS[0], PLACEMENTS[1], PLACEMENTS[3]] {
             assert_eq!(on_threads(3, 1, tables, body).unwrap(), vec![vec![2 * 19u64; 3]; 3], "{tables:?}");
+        }
+    });
+}
+
+/// All weights are stored once, with their slots, and a part of them on each server.
+#[test]
+fn all_weights_of_a_model_are_stored_on_workers_or_servers() {
+    fn body(strategy: &Strategy) -> Result<(Vec<u64>, Vec<usize>)> {
+        let model = model(strategy)?;
+        let optimizer = Adam::new(&model.variables, 0.05)?;
+        train(strategy, &model, &optimizer, 0..2)?;
+        let shards = model.variables.names().into_iter().map(|name| {
+            let variable = model.variables.variable(&name)?;
+            Ok(variable.shards().len())
+        });
+        let shards = shards.collect::<Result<_>>()?;
+        let usage = strategy.extended().parameter_servers().unwrap().usage()?;
+        // Values and two slots.
+        assert!(usage.iter().all(|server| server.bytes > 0 && server.bytes.is_multiple_of(3 * 4)));
+        Ok((usage.iter().map(|server| server.rows).collect(), shards))
+    }
+    watched(|| {
+        // Both tables have 57 rows; the layer has 2 rows and 2 biases.
+        for (tables, rows, shards) in [
+            (Tables::AllOnWorkers(0), vec![60, 58], vec![2; 4]),
+            (Tables::AllOnWorkers(100), vec![60, 58], vec![2, 1, 1, 2]),
+            (Tables::AllOnServers(2), vec![60, 58], vec![2; 4]),
+        ] {
+            for (found, parts) in on_threads(2, 1, tables, body).unwrap() {
+                assert_eq!(found.iter().sum::<u64>(), rows.iter().sum::<u64>(), "{tables:?}");
+                assert_eq!((found, parts), (rows.clone(), shards.clone()), "{tables:?}");
+            }
         }
     });
 }
