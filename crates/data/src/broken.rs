@@ -182,7 +182,7 @@ impl Drop for Pass {
 
 /// Returns whether an error is about the contents of a file. [`Error::Column`] is not, because it may also be
 /// about a column that no tensor can represent.
-fn is_of_contents(error: &Error) -> bool {
+pub(crate) fn is_of_contents(error: &Error) -> bool {
     match error {
         Error::Io { source, .. } => {
             matches!(source.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof)

@@ -25,18 +25,29 @@ pub(super) struct Members<R> {
     pub(super) limit: ElementLimit,
     /// Whether the last block was empty. An empty block ends an archive, but another archive may follow.
     pub(super) ended: bool,
+    /// The name of the file that was read last; `None` if it could not be read. After an error, this is the file with
+    /// the error.
+    pub(super) reading: Option<Vec<u8>>,
 }
 
 impl<R: Read> Members<R> {
+    pub(super) fn new(input: Input<R>, limit: ElementLimit) -> Self {
+        Self { input, limit, ended: false, reading: None }
+    }
+
     /// Reads the next file, and skips folders and links. Returns `None` at the end. A name that is too long for a
     /// header is in a member before it, as a GNU or PAX extension.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
-        let (mut name, mut size) = (None, None);
+        let (mut name, mut size): (Option<Vec<u8>>, _) = (None, None);
+        self.reading = None;
         loop {
             let Some((offset, header)) = self.header()? else { return Ok(None) };
             let kind = header.entry_type();
             let stated = header.entry_size().map_err(|e| self.input.damaged_at(offset, e.to_string()))?;
             let of_file = !(kind.is_gnu_longname() || kind.is_gnu_longlink() || is_pax(kind));
+            if let EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse = kind {
+                self.reading = Some(name.clone().unwrap_or_else(|| header.path_bytes().into_owned()));
+            }
             let bytes = self.contents(offset, size.filter(|_| of_file).unwrap_or(stated))?;
             match kind {
                 EntryType::GNULongName => {

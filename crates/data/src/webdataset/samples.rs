@@ -1,9 +1,9 @@
 //! The grouping of the files of a tar file into samples.
 
 use super::members::{Member, Members};
-use crate::broken::Broken;
+use crate::broken::{Broken, is_of_contents};
 use crate::file::Input;
-use crate::{Compression, Location, Result};
+use crate::{Compression, Error, Location, Result};
 use distribute_log::warn_or_stderr;
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -21,7 +21,9 @@ const KEY: &str = "__key__";
 /// whose names contain no dot, or have nothing before it, do not belong to any sample, nor do folders and links.
 ///
 /// The first error ends the iterator. It is [`Error::Io`](crate::Error::Io), or
-/// [`Error::Damaged`](crate::Error::Damaged) with the offset in the tar file.
+/// [`Error::Damaged`](crate::Error::Damaged) with the offset in the tar file. Complete samples are returned before it.
+/// If it is unknown to which sample a damaged file belongs, the sample before it may lack that file, and is not
+/// returned.
 ///
 /// If a tar file ends after a member, without the empty block that should end it, a warning is logged, because samples
 /// may be missing. [`require_end`](Self::require_end) makes it an error. Tar files that were joined with `cat` are read
@@ -50,14 +52,16 @@ const KEY: &str = "__key__";
 pub struct Samples {
     members: Members<Box<dyn BufRead + Send>>,
     /// The key and the sample to which the last member belongs.
-    open: Option<(String, Sample)>,
+    open: Option<(Vec<u8>, Sample)>,
     /// The number of bytes that the open sample occupies.
     taken: u64,
     ended: bool,
     require_end: bool,
     broken: Broken,
     /// The key of a sample that is being skipped, because more of its files may follow.
-    skipping: Option<String>,
+    skipping: Option<Vec<u8>>,
+    /// The error that follows the sample that was returned last.
+    failed: Option<Error>,
 }
 
 impl Samples {
@@ -71,10 +75,17 @@ impl Samples {
     pub fn open(location: impl Into<Location>) -> Result<Self> {
         let location = location.into();
         let bytes = Compression::Auto.open(&location)?;
-        let members =
-            Members { input: Input::new(location.to_string(), bytes), limit: location.limit(), ended: false };
-        let (broken, skipping) = (Broken::default(), None);
-        Ok(Self { members, open: None, taken: 0, ended: false, require_end: false, broken, skipping })
+        let members = Members::new(Input::new(location.to_string(), bytes), location.limit());
+        Ok(Self {
+            members,
+            open: None,
+            taken: 0,
+            ended: false,
+            require_end: false,
+            broken: Broken::default(),
+            skipping: None,
+            failed: None,
+        })
     }
 
     /// Makes the iterator skip broken samples, as `broken` allows.
@@ -107,55 +118,84 @@ impl Samples {
     /// Adds files to the open sample until a file belongs to another sample or none are left. Returns the complete
     /// sample; `None` if there are no more.
     fn pull(&mut self) -> Result<Option<Sample>> {
-        while let Some(member) = self.members.next()? {
-            let (key, kind) = match self.parts(&member) {
-                Ok(Some(parts)) => parts,
-                Ok(None) => continue,
-                Err(error) => {
-                    self.broken.skip(error)?;
-                    continue;
-                }
+        loop {
+            let member = match self.members.next() {
+                Ok(Some(member)) => member,
+                Ok(None) => break,
+                Err(error) => return self.damaged(error),
             };
+            let Some((key, kind)) = key_and_kind(&member.name) else { continue };
+            let (key, kind) = (key.to_vec(), kind.to_vec());
             if self.skipping.as_ref() == Some(&key) {
                 continue;
             }
             self.skipping = None;
-            let done = self.open.take_if(|(open, _)| *open != key);
-            if let Err(error) = self.add(member, &key, kind) {
-                self.broken.skip(error)?;
+            let done = self.open.take_if(|(open, _)| *open != key).map(|(_, sample)| sample);
+            if let Err(error) = self.add(member, &key, &kind) {
+                let skipped = self.broken.skip(error);
                 (self.open, self.skipping) = (None, Some(key));
+                if let Err(error) = skipped {
+                    return self.fail(done, error);
+                }
             }
-            if let Some((_, sample)) = done {
-                return Ok(Some(sample));
+            if done.is_some() {
+                return Ok(done);
             }
         }
         self.ended = true;
-        self.check_end()?;
-        Ok(self.open.take().map(|(_, sample)| sample))
+        let last = self.open.take().map(|(_, sample)| sample);
+        match self.check_end() {
+            Ok(()) => Ok(last),
+            Err(error) => self.fail(last, error),
+        }
+    }
+
+    /// Returns the error after the sample before it, if there is one.
+    fn fail(&mut self, before: Option<Sample>, error: Error) -> Result<Option<Sample>> {
+        match before {
+            None => Err(error),
+            sample => {
+                self.failed = Some(error);
+                Ok(sample)
+            }
+        }
+    }
+
+    /// Handles an error of a file that cannot be read. The open sample is complete if the file belongs to another one.
+    /// Otherwise it may lack this file, so it is counted as broken if broken samples are skipped.
+    fn damaged(&mut self, error: Error) -> Result<Option<Sample>> {
+        let Some((key, sample)) = self.open.take() else { return Err(error) };
+        let file = self.members.reading.as_deref().and_then(key_and_kind);
+        if file.is_some_and(|(of, _)| of != key) {
+            return self.fail(Some(sample), error);
+        }
+        if self.broken.skips() && is_of_contents(&error) {
+            let key = String::from_utf8_lossy(&key);
+            let what = format!("sample '{key}' may lack files, because the tar file is damaged after it");
+            self.broken.skip(self.members.input.damaged(what))?;
+        }
+        Err(error)
     }
 
     /// Adds a file to the open sample, or opens a new one with the given key.
-    fn add(&mut self, member: Member, key: &str, kind: String) -> Result<()> {
-        let taken = (member.bytes.len() + member.name.len()) as u64 + FILE;
+    fn add(&mut self, member: Member, key: &[u8], kind: &[u8]) -> Result<()> {
+        let Member { offset, name, bytes } = member;
+        let (Ok(text), Ok(kind)) = (std::str::from_utf8(key), std::str::from_utf8(kind)) else {
+            let what = format!("the name '{}' is not UTF-8", String::from_utf8_lossy(&name));
+            return Err(self.members.input.damaged_at(offset, what));
+        };
+        let taken = (bytes.len() + name.len()) as u64 + FILE;
         self.taken = if self.open.is_some() { self.taken + taken } else { taken };
-        let fits = self.members.limit.check(&format!("sample '{key}'"), self.taken);
-        fits.map_err(|what| self.members.input.damaged_at(member.offset, what))?;
-        let begin = || (key.to_string(), [(KEY.to_string(), key.as_bytes().to_vec())].into());
+        let fits = self.members.limit.check(&format!("sample '{text}'"), self.taken);
+        fits.map_err(|what| self.members.input.damaged_at(offset, what))?;
+        let begin = || (key.to_vec(), [(KEY.to_string(), key.to_vec())].into());
         let (_, sample) = self.open.get_or_insert_with(begin);
-        if sample.insert(kind.clone(), member.bytes).is_some() {
-            let what = format!("sample '{key}' has two files '{kind}'");
-            return Err(self.members.input.damaged_at(member.offset, what));
+        let kind = kind.to_lowercase();
+        if sample.insert(kind.clone(), bytes).is_some() {
+            let what = format!("sample '{text}' has two files '{kind}'");
+            return Err(self.members.input.damaged_at(offset, what));
         }
         Ok(())
-    }
-
-    /// Returns the key and the kind of a file; `None` if it does not belong to any sample.
-    fn parts(&self, member: &Member) -> Result<Option<(String, String)>> {
-        let name = std::str::from_utf8(&member.name).map_err(|_| {
-            let what = format!("the name '{}' is not UTF-8", String::from_utf8_lossy(&member.name));
-            self.members.input.damaged_at(member.offset, what)
-        })?;
-        Ok(key_and_kind(name).map(|(key, kind)| (key.to_string(), kind.to_lowercase())))
     }
 }
 
@@ -163,9 +203,9 @@ impl Samples {
 const FILE: u64 = 128;
 
 /// Splits a path into a key and a kind: `a.b/c.d.e` is the file `d.e` of sample `a.b/c`.
-fn key_and_kind(path: &str) -> Option<(&str, &str)> {
-    let base = path.rfind('/').map_or(0, |slash| slash + 1);
-    let dot = base + path.get(base..)?.find('.').filter(|dot| *dot > 0)?;
+fn key_and_kind(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let base = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    let dot = base + path.get(base..)?.iter().position(|byte| *byte == b'.').filter(|dot| *dot > 0)?;
     Some((path.get(..dot)?, path.get(dot + 1..)?))
 }
 
@@ -173,6 +213,10 @@ impl Iterator for Samples {
     type Item = Result<Sample>;
 
     fn next(&mut self) -> Option<Result<Sample>> {
+        if let Some(error) = self.failed.take() {
+            self.ended = true;
+            return Some(Err(error));
+        }
         if self.ended {
             return None;
         }
@@ -203,7 +247,9 @@ mod tests {
             ("", None),
             ("a/", None),
         ] {
-            assert_eq!(key_and_kind(path), parts, "{path}");
+            let text = |bytes| std::str::from_utf8(bytes).unwrap();
+            let found = key_and_kind(path.as_bytes()).map(|(key, kind)| (text(key), text(kind)));
+            assert_eq!(found, parts, "{path}");
         }
     }
 }

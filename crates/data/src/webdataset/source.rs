@@ -28,7 +28,8 @@ pub fn samples(files: impl Into<Files>) -> Dataset<BTreeMap<String, HostTensor>>
 /// Creates a dataset of samples like [`samples`], but skips broken ones, and counts them in `skipped`. A sample is
 /// broken if it has two files of the same kind, a name that is not UTF-8, or more bytes than the [limit for one
 /// element](Location::element_limit). After a damaged header, or a file that alone exceeds the limit, the rest of the
-/// tar file is skipped.
+/// tar file is skipped, and counted as one sample. The sample before it is also skipped and counted if it may lack a
+/// file.
 pub fn samples_skipping(
     files: impl Into<Files>,
     skipped: &SkippedRecords,

@@ -1,7 +1,7 @@
 //! Tar files in WebDataset's layout, intact and damaged.
 
-use distribute_data::webdataset::{Sample, Samples, samples};
-use distribute_data::{Error, Files, Location, Result};
+use distribute_data::webdataset::{Sample, Samples, samples, samples_skipping};
+use distribute_data::{Error, Files, Location, Result, SkippedRecords};
 use std::io::Write;
 use tar::{Builder, EntryType, Header};
 
@@ -155,4 +155,74 @@ fn no_memory_is_reserved_for_the_claims_of_a_header() {
     large.set_cksum();
     let error = read([&large.as_bytes()[..], b"x"].concat()).unwrap_err();
     assert_eq!(error.to_string(), "'t.tar', byte 513: the file ends, 134217727 bytes early or more");
+}
+
+/// Returns the keys of the samples before the first error, and the error.
+fn until_error(mut samples: Samples) -> (Vec<String>, String) {
+    let mut keys = Vec::new();
+    for sample in samples.by_ref() {
+        match sample {
+            Ok(sample) => keys.push(String::from_utf8(sample["__key__"].clone()).unwrap()),
+            Err(error) => {
+                assert!(samples.next().is_none(), "an error ends the pass");
+                return (keys, error.to_string());
+            }
+        }
+    }
+    (keys, "no error".into())
+}
+
+/// Renames files whose names contain `?` to names that are not UTF-8.
+fn with_broken_names(mut bytes: Vec<u8>) -> Vec<u8> {
+    for at in (0..bytes.len()).step_by(512) {
+        let mut header = Header::new_old();
+        header.as_mut_bytes().copy_from_slice(&bytes[at..at + 512]);
+        if let Some(place) = bytes[at..at + 100].iter().position(|byte| *byte == b'?') {
+            header.as_mut_bytes()[place] = 0xff;
+            header.set_cksum();
+            bytes[at..at + 512].copy_from_slice(header.as_bytes());
+        }
+    }
+    bytes
+}
+
+#[test]
+fn complete_samples_come_before_an_error() {
+    let open = |bytes: Vec<u8>| Samples::open(Location::bytes("t.tar", bytes)).unwrap();
+    let names = |files: &[(&str, &str)]| until_error(open(with_broken_names(archive(files))));
+    let (keys, error) = names(&[("a.x", "1"), ("b?.x", "2"), ("c.x", "3")]);
+    assert_eq!((keys, error.contains("is not UTF-8")), (vec!["a".to_string()], true), "{error}");
+    // The name belongs to the sample.
+    let (keys, error) = names(&[("a.x", "1"), ("b.x", "2"), ("b.?", "3"), ("c.x", "4")]);
+    assert_eq!((keys, error.contains("is not UTF-8")), (vec!["a".to_string()], true), "{error}");
+    // A sample that is broken at its first file.
+    let limited =
+        Location::bytes("t.tar", archive(&[("a.x", "1"), ("b.x", &"2".repeat(400))])).element_limit(500);
+    let (keys, error) = until_error(Samples::open(limited).unwrap());
+    assert_eq!((keys, error.contains("sample 'b' takes more")), (vec!["a".to_string()], true), "{error}");
+    // A file of another sample that cannot be read, and an end that is missing.
+    let bytes = archive(&[("a.x", "1"), ("b.x", "2")]);
+    let (keys, error) = until_error(open(bytes[..1537].to_vec()));
+    assert_eq!((keys, error.contains("the file ends")), (vec!["a".to_string()], true), "{error}");
+    let (keys, error) = until_error(open(bytes[..2048].to_vec()).require_end());
+    let both = vec!["a".to_string(), "b".to_string()];
+    assert_eq!((keys, error.contains("without the empty block")), (both, true), "{error}");
+    // A file of the same sample, or of an unknown one, may be missing in it.
+    let (keys, _) = until_error(open(archive(&[("a.x", "1"), ("a.y", "2")])[..1537].to_vec()));
+    assert_eq!(keys, [""; 0]);
+    let mut damaged = bytes;
+    damaged[1024] ^= 1;
+    assert_eq!(until_error(open(damaged)).0, [""; 0]);
+}
+
+#[test]
+fn a_sample_with_a_name_that_is_not_utf_8_is_skipped_and_counted_once() {
+    let files =
+        [("a.x", "1"), ("b.x", "2"), ("b.?", "3"), ("b.y", "4"), ("c?.x", "5"), ("c?.y", "6"), ("d.x", "7")];
+    let skipped = SkippedRecords::new();
+    let tar = Location::bytes("t.tar", with_broken_names(archive(&files)));
+    let data = samples_skipping(tar, &skipped);
+    let keys: Vec<_> =
+        data.iter().flat_map(|sample| sample.unwrap()["__key__"].to_vec::<Vec<u8>>().unwrap()).collect();
+    assert_eq!((keys, skipped.count()), (vec![b"a".to_vec(), b"d".to_vec()], 2));
 }
