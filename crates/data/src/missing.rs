@@ -62,6 +62,18 @@ impl DefaultValue {
         }
     }
 
+    /// Returns a description that no other value has. Only sources whose types are unknown before they are read need
+    /// the kind of the value.
+    #[cfg(feature = "parquet")]
+    pub(crate) fn identity(&self) -> String {
+        match self {
+            DefaultValue::Int(value) => format!("int {value}"),
+            DefaultValue::Float(value) => format!("float {value:?}"),
+            DefaultValue::Bool(value) => format!("bool {value}"),
+            DefaultValue::Text(value) => format!("text {value:?}"),
+        }
+    }
+
     fn refused(&self, dtype: &str) -> String {
         format!("its default, {self}, is not a value of {dtype}")
     }

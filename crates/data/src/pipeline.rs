@@ -34,6 +34,13 @@ pub(crate) trait Operation: Send + Sync {
         self.describe()
     }
 
+    /// Returns a description of which records are skipped because they are broken; `None` if none are. It belongs to
+    /// the [`identity`](Self::identity), except that a pass of the same pipeline without skipping is accepted as well:
+    /// it met no broken record.
+    fn skipping(&self) -> Option<String> {
+        None
+    }
+
     /// Returns the files that the operation reads; `None` if it is not a source of files. They are not part of
     /// [`identity`](Self::identity): a position has a [`FileList`](crate::FileList), and a cache is bound to certain
     /// files.
@@ -215,13 +222,15 @@ pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
     }
 }
 
-/// Returns a checksum of everything that determines the elements and their order.
-pub(crate) fn identity(pipeline: &Pipeline) -> u32 {
+/// Returns a checksum of everything that determines the elements and their order, with or without the
+/// [skipping](Operation::skipping) of broken records.
+pub(crate) fn checksum(pipeline: &Pipeline, skipping: bool) -> u32 {
     let mut text = String::new();
     visit(pipeline, &mut |operation| {
         let identity = operation.identity();
         if !identity.is_empty() {
             text += &identity;
+            text += &operation.skipping().filter(|_| skipping).unwrap_or_default();
             text.push('\n');
         }
     });

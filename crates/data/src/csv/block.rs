@@ -50,6 +50,20 @@ impl Layout {
         }
     }
 
+    /// Returns a description of everything that determines the elements.
+    pub(super) fn identity(&self) -> String {
+        match self {
+            Layout::Features => "features".into(),
+            Layout::Labelled { label } => format!("label {label}"),
+            Layout::Columns(columns) => {
+                let column = |(name, place, kind): &(String, usize, ColumnType)| {
+                    (name.clone(), *place, kind.dtype().name())
+                };
+                format!("columns {:?}", columns.iter().map(column).collect::<Vec<_>>())
+            }
+        }
+    }
+
     /// Returns the spec of an element, if rows have `width` columns.
     pub(crate) fn spec(&self, width: usize) -> ElementSpec {
         let vector = |width| Tree::Leaf(TensorSpec::new(DType::F32, [width]));

@@ -23,6 +23,16 @@ pub(super) enum Filled {
     Text(Vec<u8>),
 }
 
+impl Filled {
+    fn identity(&self) -> String {
+        match self {
+            Filled::F32(value) => format!("{value:?}"),
+            Filled::I64(value) => format!("{value}"),
+            Filled::Text(text) => format!("{text:?}"),
+        }
+    }
+}
+
 /// The replacements for the columns of a file, and the texts that mark a field as missing.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Missing {
@@ -71,6 +81,18 @@ fn filled(kind: ColumnType, value: &DefaultValue) -> Result<Filled, String> {
 }
 
 impl Missing {
+    /// Returns a description of everything that determines the elements.
+    pub(super) fn identity(&self) -> String {
+        let filled = self.columns.iter().enumerate();
+        let filled: Vec<_> =
+            filled.filter_map(|(place, filled)| Some((place, filled.as_ref()?.identity()))).collect();
+        match filled.as_slice() {
+            // Without a default, a field is never missing.
+            [] => "no defaults".into(),
+            filled => format!("defaults {filled:?} for {:?}", self.texts),
+        }
+    }
+
     /// Returns the replacement for a field; `None` if the field is not missing or its column has no default.
     pub(super) fn replacement(&self, place: usize, field: &[u8]) -> Option<&Filled> {
         let filled = self.columns.get(place)?.as_ref()?;

@@ -23,6 +23,17 @@ impl Format for CsvRows {
         format!("CSV, {} columns,", self.format.columns.count)
     }
 
+    fn identity(&self) -> String {
+        let CsvFormat { header, dialect: Dialect { delimiter, quoting }, columns, layout, missing } =
+            self.format.as_ref();
+        format!(
+            "CSV, {} columns, header {header}, delimiter {delimiter}, quoting {quoting}, {}, {}",
+            columns.count,
+            layout.identity(),
+            missing.identity()
+        )
+    }
+
     fn spec(&self) -> Option<ElementSpec> {
         Some(self.format.layout.spec(self.format.columns.count))
     }

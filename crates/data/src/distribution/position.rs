@@ -41,9 +41,10 @@ pub struct Origin {
     pub rule: SplitRule,
     /// The number of rows of a full batch; `None` if the pipeline does not determine it.
     pub batch: Option<usize>,
-    /// A checksum of the operations and their parameters, except the names of files, numbers of threads and sizes of
-    /// prefetches. `None` for datasets created by a function. It cannot detect changes inside user functions, or of
-    /// settings that do not appear in the pipeline's description, such as padding and default values.
+    /// A checksum of the operations and their parameters, such as seeds, padding, default values and the skipping of
+    /// broken records. It excludes the names of files, numbers of threads and sizes of prefetches. `None` for datasets
+    /// created by a function. A pass that began without skipping broken records can resume with it. Changes inside
+    /// user functions, or of tensors in memory, cannot be detected.
     pub pipeline: Option<u32>,
 }
 

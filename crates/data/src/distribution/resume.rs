@@ -34,13 +34,15 @@ impl<T: Nest> Distribution<T> {
         self.check(position, || files.clone())?;
         self.made_for(worker)?.iter().try_for_each(|made| repeatable(position, made.pipeline()))?;
         let mine = self.origin();
-        let with_origin = position.steps == 0 || position.origin == mine;
+        // From here on, broken records may be skipped although the pass began without that.
+        let theirs = Origin { pipeline: mine.pipeline, ..position.origin };
+        let with_origin = position.steps == 0 || theirs == mine;
         let steps = if with_origin {
             let mut steps = self.steps(worker, position.epoch)?;
             steps.skip(position.steps)?;
             steps
         } else {
-            let mut old = self.with_origin(&position.origin).all_steps(position.epoch)?;
+            let mut old = self.with_origin(&theirs).all_steps(position.epoch)?;
             old.skip(position.steps)?;
             let replicas = self.layout.replicas;
             let stage = self.own_pieces(worker, self.options.rule).start(Box::new(Gathered(old)));
@@ -53,7 +55,7 @@ impl<T: Nest> Distribution<T> {
             steps.count(position.steps);
             steps
         };
-        let origin = if position.steps == 0 { mine } else { position.origin };
+        let origin = if position.steps == 0 { mine } else { theirs };
         // On another layout, every worker reads the same batches.
         let same_batches = !with_origin || self.same_batches();
         Ok(WorkerPass::new(steps, Position { origin, files, ..position.clone() }, same_batches))
@@ -85,9 +87,11 @@ impl<T: Nest> Distribution<T> {
         match &self.source {
             Source::Dataset(sharded) => {
                 repeatable(position, &sharded.pipeline)?;
-                if mine.pipeline != theirs.pipeline {
+                // A pass that did not skip broken records met none.
+                let unskipped = Some(pipeline::checksum(&sharded.pipeline, false));
+                if ![mine.pipeline, unskipped].contains(&theirs.pipeline) {
                     let why = "the dataset has other operations here, or other parameters of them: \
-                               seeds, sizes, the number of files";
+                               seeds, sizes, defaults, the number of files";
                     return refuse(why.into());
                 }
                 let Origin { layout, policy, rule, .. } = *theirs;
@@ -111,7 +115,7 @@ impl<T: Nest> Distribution<T> {
             rule: self.options.rule,
             batch: self.full(),
             pipeline: match &self.source {
-                Source::Dataset(sharded) => Some(pipeline::identity(&sharded.pipeline)),
+                Source::Dataset(sharded) => Some(pipeline::checksum(&sharded.pipeline, true)),
                 Source::Function(_) => None,
             },
         }

@@ -99,6 +99,15 @@ impl Feature {
         self.len() == 0
     }
 
+    /// Returns a description that no other feature has.
+    pub(super) fn identity(&self) -> String {
+        match self {
+            Feature::Bytes(values) => format!("bytes {values:?}"),
+            Feature::Floats(values) => format!("floats {values:?}"),
+            Feature::Ints(values) => format!("ints {values:?}"),
+        }
+    }
+
     pub(super) fn kind(&self) -> Kind {
         match self {
             Feature::Bytes(_) => Kind::Bytes,

@@ -139,6 +139,19 @@ impl Wanted {
         }
     }
 
+    fn identity(&self) -> String {
+        match self {
+            Wanted::Fixed(FixedLen { kind, shape, default }) => {
+                let default = default.as_ref().map_or("none".into(), Feature::identity);
+                format!("{} {shape:?} default {default}", kind.name())
+            }
+            Wanted::Var(VarLen { kind, shape, padding, lengths }) => {
+                let padding = padding.identity();
+                format!("any {} {shape:?} padding {padding} lengths {lengths:?}", kind.name())
+            }
+        }
+    }
+
     fn check(&self) -> Result<()> {
         let (kind, shape) = match self {
             Wanted::Fixed(FixedLen { kind, shape, .. }) | Wanted::Var(VarLen { kind, shape, .. }) => {
@@ -213,6 +226,17 @@ impl Features {
     /// as its longest list, so without a limit a small file could exhaust the memory.
     pub fn element_limit(self, bytes: u64) -> Self {
         Self { limit: self.limit.of(bytes), ..self }
+    }
+
+    /// Returns a description of everything that determines the columns.
+    pub(crate) fn identity(&self) -> String {
+        let feature = |(name, wanted): &(String, Wanted)| format!("{name:?} {}", wanted.identity());
+        self.wanted.iter().map(feature).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns the limit in bytes that a column must not exceed.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit.bytes()
     }
 
     /// Returns the name of the first feature that may have any number of values; `None` if there is none.

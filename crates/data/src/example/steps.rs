@@ -109,6 +109,12 @@ impl Steps {
         self.shape.as_ref().map(|shape| shape.iter().product())
     }
 
+    fn identity(&self) -> String {
+        let Steps { kind, shape, padding, lengths, step_lengths, optional } = self;
+        let (kind, padding) = (kind.name(), padding.identity());
+        format!("{kind} {shape:?} padding {padding} lengths {lengths:?} {step_lengths:?} optional {optional}")
+    }
+
     fn check(&self) -> Result<()> {
         let bad = |parameter, found, expected| {
             Err(Error::Parameter { operation: "SequenceFeatures::list", parameter, found, expected })
@@ -190,6 +196,12 @@ impl SequenceFeatures {
     /// Sets the maximum number of bytes that a column may occupy; 256 MiB by default.
     pub fn element_limit(self, bytes: u64) -> Self {
         Self { context: self.context.element_limit(bytes), limit: self.limit.of(bytes), ..self }
+    }
+
+    /// Returns a description of everything that determines the columns.
+    pub(crate) fn identity(&self) -> String {
+        let list = |(name, steps): (&String, &Steps)| format!(", list {name:?} {}", steps.identity());
+        self.context.identity() + &self.lists.iter().map(list).collect::<String>()
     }
 
     /// Returns the spec of the columns of a batch of `rows` records. `rows` is `None` if the number of records may

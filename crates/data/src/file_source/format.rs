@@ -11,6 +11,17 @@ pub(crate) trait Format: Send + Sync + 'static {
     /// Returns a description of the format and its parameters, such as `TFRecord`.
     fn describe(&self) -> String;
 
+    /// Returns a description of everything in the format that determines the elements of files, except
+    /// [`strictness`](Self::strictness).
+    fn identity(&self) -> String {
+        self.describe()
+    }
+
+    /// Returns a description of the settings that determine which records are broken.
+    fn strictness(&self) -> String {
+        String::new()
+    }
+
     /// Returns the dtypes and shapes of the elements; `None` if they are not known without reading a file.
     fn spec(&self) -> Option<ElementSpec>;
 

@@ -27,7 +27,15 @@ impl Operation for FilesSource {
     }
 
     fn identity(&self) -> String {
-        format!("{} from {} files", self.format.describe(), self.files.len())
+        format!("{} from {} files", self.format.identity(), self.files.len())
+    }
+
+    fn skipping(&self) -> Option<String> {
+        self.format.skipped()?;
+        // A record is broken if it exceeds the limit of its file.
+        let mut limits: Vec<u64> = self.files.iter().map(|file| file.limit().bytes()).collect();
+        limits.dedup();
+        Some(format!(", broken ones skipped, of at most {limits:?} bytes{}", self.format.strictness()))
     }
 
     fn files(&self) -> Option<&Files> {

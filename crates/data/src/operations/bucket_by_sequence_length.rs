@@ -4,7 +4,7 @@ use super::batch::remainder;
 use super::filter::{ElementFn, on_trees};
 use super::group_by_window::{GroupStage, Grouping, grouped};
 use super::kept::{Group, Groups};
-use super::pad::pad;
+use super::pad::{self, pad};
 use crate::chunk::{Assembly, Chunk};
 use crate::error::at_least_one;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
@@ -89,6 +89,10 @@ impl Operation for BucketBySequenceLength {
         let padded = if *to_boundary { ", padded to the boundary" } else { "" };
         let remainder = if *exact { ", remainders dropped" } else { "" };
         format!("{OPERATION}, boundaries {boundaries:?}, batches of {batch_sizes:?}{padded}{remainder}")
+    }
+
+    fn identity(&self) -> String {
+        self.describe() + &pad::identity(&self.buckets.padding)
     }
 
     fn cardinality(&self) -> Cardinality {

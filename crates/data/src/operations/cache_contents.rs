@@ -11,6 +11,9 @@ use std::sync::Arc;
 pub(super) struct Contents {
     /// The checksum of the operations, as in positions.
     operations: u32,
+    /// The checksum of the same operations if they did not skip broken records. The elements are the same if that
+    /// cache was ever completed.
+    unskipped: u32,
     /// The number of elements and their spec, as text; empty strings if they are not known.
     known: [String; 2],
     /// The stamps of the sources' files, in order.
@@ -38,7 +41,8 @@ impl Contents {
         };
         let spec =
             pipeline.spec(Look::Never).map_or(String::new(), |spec| spec.describe(&|leaf| leaf.to_string()));
-        Self { operations: pipeline::identity(pipeline), known: [count, spec], files }
+        let [operations, unskipped] = [true, false].map(|skipping| pipeline::checksum(pipeline, skipping));
+        Self { operations, unskipped, known: [count, spec], files }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -55,7 +59,8 @@ impl Contents {
         let files =
             (0..u64::from_le_bytes(*files)).map(|_| Stamp::decode(&mut known)).collect::<Option<_>>()?;
         let (count, spec) = std::str::from_utf8(known).ok()?.split_once('\n')?;
-        Some(Self { operations: u32::from_le_bytes(*operations), known: [count.into(), spec.into()], files })
+        let operations = u32::from_le_bytes(*operations);
+        Some(Self { operations, unskipped: operations, known: [count.into(), spec.into()], files })
     }
 
     /// Checks that the first record of a cache file matches this identification. `record` is `None` if there is
@@ -72,9 +77,10 @@ impl Contents {
                 return refuse(format!("those are {theirs}, these are {mine}"));
             }
         }
-        if self.operations != theirs.operations {
+        if ![self.operations, self.unskipped].contains(&theirs.operations) {
             return refuse(
-                "it was written with other operations, or other parameters of them: seeds, sizes, the number of files"
+                "it was written with other operations, or other parameters of them: seeds, sizes, defaults, the \
+                 number of files"
                     .into(),
             );
         }

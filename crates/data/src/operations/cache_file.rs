@@ -20,11 +20,13 @@ impl<T: Nest> Dataset<T> {
     /// complete. Workers that read different files, or use a shard hint, have separate cache files, such as
     /// `path.0-of-2`. If a function creates a dataset for each worker, each dataset needs a different path.
     ///
-    /// If the cache was written by a pipeline whose description, lengths, shapes or source files differ, the pass
-    /// returns [`Error::Cache`]. Source files are compared by given path, size and modification time, at the beginning
-    /// of the process's first pass. Files that no longer exist are ignored. Bytes in memory are compared by name and
-    /// size, URLs without the part after a `?`. Changes inside your functions, in files that your functions read, or of
-    /// padding and default values cannot be detected. Delete the cache in that case.
+    /// If the cache was written by a pipeline whose operations, parameters of them, lengths, shapes or source files
+    /// differ, the pass returns [`Error::Cache`]. Source files are compared by given path, size and modification time,
+    /// at the beginning of the process's first pass. Files that no longer exist are ignored. Bytes in memory are
+    /// compared by name and size, URLs without the part after a `?`. Parameters include padding, default values and
+    /// the skipping of broken records; a cache that was written without skipping is read by a pipeline that skips.
+    /// Numbers of threads and of elements that are prepared early are not compared. Changes inside your functions, in
+    /// files that your functions read, or of tensors in memory cannot be detected. Delete the cache in that case.
     ///
     /// A damaged cache file results in [`Error::Record`] or [`Error::Damaged`] in the pass. A file that cannot be
     /// written results in [`Error::Write`]. A location that is not a local path results in [`Error::Parameter`], and an

@@ -109,6 +109,11 @@ impl Operation for InTurn {
         }
     }
 
+    /// Returns the description without the number of elements that are prepared early, which changes only the timing.
+    fn identity(&self) -> String {
+        Self { turns: Interleave { ahead: 0, ..self.turns }, ..self.clone() }.describe()
+    }
+
     fn cardinality(&self) -> Cardinality {
         match self.input.cardinality() {
             Cardinality::Finite(n) if n > 0 => Cardinality::Unknown,

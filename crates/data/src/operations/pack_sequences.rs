@@ -1,7 +1,7 @@
 //! The operation that packs several sequences into rows of one length.
 
 use super::group_by_window::grouped;
-use super::pad::pad;
+use super::pad::{self, pad};
 use super::repeat::EmptyPassCounter;
 use crate::chunk::{Assembly, Chunk};
 use crate::dataset::packed;
@@ -61,6 +61,10 @@ impl Operation for PackSequences {
         let Packing { length, open_rows, split_long, .. } = &self.packing;
         let long = if *split_long { ", long ones split" } else { "" };
         format!("{OPERATION}, rows of {length}, {open_rows} at a time{long}")
+    }
+
+    fn identity(&self) -> String {
+        self.describe() + &pad::identity(&self.packing.padding)
     }
 
     fn cardinality(&self) -> Cardinality {

@@ -1,5 +1,6 @@
 //! The padding and stacking of tensors of different sizes.
 
+use super::encoding::encode;
 use crate::chunk::Assembly;
 use crate::{Error, Padding, Result};
 use distribute_tensor::{Element, HostTensor, Leaf, Tree};
@@ -28,6 +29,23 @@ pub(super) fn pad(
         joined.push(pad_column(padding, i, columns.len(), column).map_err(bad)?);
     }
     Ok(structure.fill(joined.into_iter().map(Leaf::Host))?)
+}
+
+/// Returns a description of everything in the padding that determines batches; empty for the default.
+pub(super) fn identity(padding: &Padding) -> String {
+    let mut text = String::new();
+    if let Some(sizes) = &padding.sizes {
+        text += &format!(", sizes {sizes:?}");
+    }
+    let value = |leaf: &Leaf| match encode(&Tree::Leaf(leaf.clone())) {
+        Ok(bytes) => format!("{:08x}", crc32c::crc32c(&bytes)),
+        // An error in the pass: only host tensors are padding values.
+        Err(_) => leaf.kind().into(),
+    };
+    if let Some(values) = &padding.values {
+        text += &format!(", values {:?}", values.iter().map(value).collect::<Vec<_>>());
+    }
+    text
 }
 
 /// Returns the path of each leaf of an element.

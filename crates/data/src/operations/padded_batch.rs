@@ -1,7 +1,7 @@
 //! The operation that stacks elements of different sizes into a batch.
 
 use super::batch::{BatchStage, batch_rows, batches, remainder};
-use super::pad::pad;
+use super::pad::{self, pad};
 use crate::chunk::{Assembly, Chunk};
 use crate::error::at_least_one;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
@@ -47,6 +47,10 @@ impl Operation for PaddedBatch {
         } else {
             format!("padded_batch {}, last one may be shorter", self.size)
         }
+    }
+
+    fn identity(&self) -> String {
+        self.describe() + &pad::identity(&self.padding)
     }
 
     fn cardinality(&self) -> Cardinality {

@@ -40,6 +40,9 @@ trait Parser: Send + Sync {
     const NAME: &'static str;
     const TEXT: &'static str;
 
+    /// Returns a description of everything that determines the columns.
+    fn identity(&self) -> String;
+
     fn spec(&self, rows: Option<usize>) -> ElementSpec;
 
     fn parse(&self, records: &[Vec<u8>]) -> Result<Tree<Leaf>>;
@@ -48,6 +51,10 @@ trait Parser: Send + Sync {
 impl Parser for Features {
     const NAME: &'static str = "parse_examples";
     const TEXT: &'static str = "parse examples";
+
+    fn identity(&self) -> String {
+        self.identity()
+    }
 
     fn spec(&self, rows: Option<usize>) -> ElementSpec {
         self.spec(rows)
@@ -61,6 +68,10 @@ impl Parser for Features {
 impl Parser for SequenceFeatures {
     const NAME: &'static str = "parse_sequence_examples";
     const TEXT: &'static str = "parse sequence examples";
+
+    fn identity(&self) -> String {
+        self.identity()
+    }
 
     fn spec(&self, rows: Option<usize>) -> ElementSpec {
         self.spec(rows)
@@ -87,6 +98,10 @@ impl<P: Parser + 'static> Operation for ParseExamples<P> {
 
     fn describe(&self) -> String {
         P::TEXT.into()
+    }
+
+    fn identity(&self) -> String {
+        format!("{}, {}", P::TEXT, self.parser.identity())
     }
 
     fn cardinality(&self) -> Cardinality {

@@ -7,7 +7,7 @@ use crate::broken::{Broken, SkippedRecords};
 use crate::chunk::Chunk;
 use crate::file_source::{Format, Reading};
 use crate::stage::Stage;
-use crate::{Dataset, ElementSpec, Error, Files, Location, Result};
+use crate::{Dataset, DefaultValue, ElementSpec, Error, Files, Location, Result};
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::collections::BTreeMap;
 
@@ -54,6 +54,29 @@ impl Format for ParquetRows {
                 format!("Parquet, columns {},", names.join(", "))
             }
         }
+    }
+
+    /// Returns the description with the kinds of columns, because `3` may be an index or a name, and with the values
+    /// for missing ones. The number of rows that are read at a time does not determine the elements.
+    fn identity(&self) -> String {
+        use super::Column::{At, Named};
+        let columns = self.parquet.columns.as_ref().map_or("all".into(), |columns| {
+            let column = |column: &super::Column| match column {
+                At(place) => format!("{place}"),
+                Named(name) => format!("{name:?}"),
+            };
+            columns.iter().map(column).collect::<Vec<_>>().join(" ")
+        });
+        let mut text = format!("Parquet, columns {columns}");
+        for (name, missing) in &self.parquet.missing {
+            let default = missing.default.as_ref().map_or("none".into(), DefaultValue::identity);
+            text += &format!(", {name:?} default {default} mask {:?}", missing.mask);
+        }
+        text
+    }
+
+    fn strictness(&self) -> String {
+        if self.parquet.checksums { String::new() } else { ", without checksums".into() }
     }
 
     fn check(&self) -> Result<()> {

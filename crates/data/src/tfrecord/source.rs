@@ -119,6 +119,18 @@ impl Format for RecordsFormat {
         }
     }
 
+    fn identity(&self) -> String {
+        match &self.features {
+            None => "TFRecord".into(),
+            Some(features) => format!("TFRecord examples, {}", features.identity()),
+        }
+    }
+
+    fn strictness(&self) -> String {
+        let limit = |features: &Arc<Features>| format!(", columns of at most {} bytes", features.limit());
+        self.features.as_ref().map(limit).unwrap_or_default()
+    }
+
     fn spec(&self) -> Option<ElementSpec> {
         Some(match &self.features {
             None => Tree::Leaf(TensorSpec::scalar(DType::String)),

@@ -8,6 +8,7 @@ mod diagnostics;
 mod fuzz;
 #[cfg(target_os = "linux")]
 mod hostile;
+mod identity;
 mod numpy;
 mod parameters;
 #[cfg(feature = "parquet")]
