@@ -55,7 +55,7 @@
 //   reaches those that have lost the worker that decided. Workers that cannot communicate may have different texts:
 //   those on both sides of a network partition, or at the ends of a link that broke; and two that decide at the
 //   same time, if calls wait for less than 1.2 s. Tests: `collective/tests/team.rs`,
-//   `collective/tests/it/group.rs`, `group/protocol.rs`, `simulation/tests/it/scenarios.rs`.
+//   `collective/tests/it/group.rs`, `group/protocol/tests.rs`, `simulation/tests/it/scenarios.rs`.
 
 pub mod buffer;
 pub mod early;

@@ -1,0 +1,148 @@
+use super::*;
+use distribute_cluster::{Fault, Operation};
+use std::panic::Location;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn call() -> Fingerprint {
+    Fingerprint::new(Operation::AllReduce, "", Location::caller())
+}
+
+/// Returns the protocol of worker 2 of 3 in its first round.
+fn third() -> Protocol {
+    let mut protocol = Protocol::new(World::new(3, 2, 1).unwrap(), SessionId { name: 1, number: 1 });
+    protocol.begin(1, vec![ReplicaStatus::waiting(2, call())], TIMEOUT);
+    protocol
+}
+
+fn calls(protocol: &mut Protocol, worker: usize) {
+    let content = Content::Call { digest: call().digest(), body: Bytes::from_static(b"data") };
+    protocol.receive(worker, protocol.frame(content)).unwrap();
+}
+
+/// Delivers a verdict with which worker 0 has ended the session in this round.
+fn verdict(protocol: &mut Protocol, round: u64) {
+    let content = Content::Verdict(Blame::failed(1, 0, &call()));
+    protocol.receive(0, Frame { round, ..protocol.frame(content) }).unwrap();
+}
+
+fn failed(action: Action) -> bool {
+    matches!(action, Action::End(Err(blame)) if blame.fault == Fault::Failed)
+}
+
+// INV-2
+#[test]
+fn a_verdict_is_forwarded_to_workers_that_may_have_missed_it() {
+    let mut protocol = third();
+    verdict(&mut protocol, 1);
+    let content = protocol.next_action();
+    assert!(matches!(&content, Action::Send(Frame { content: Content::Verdict(_), .. })), "{content:?}");
+    assert!(failed(protocol.next_action()));
+    assert!(protocol.over().is_some());
+}
+
+// INV-2
+#[test]
+fn the_verdict_of_a_later_round_counts_where_this_one_cannot_be_agreed_in_any_more() {
+    let mut protocol = third();
+    calls(&mut protocol, 0);
+    assert_eq!(protocol.next_action(), Action::Wait(None));
+    protocol.expire();
+    let content = protocol.next_action();
+    assert!(matches!(&content, Action::Send(Frame { content: Content::Statuses { .. }, .. })), "{content:?}");
+    assert_eq!(protocol.next_action(), Action::Wait(Some(2 * GRACE)), "worker 0 judges");
+    verdict(&mut protocol, 2);
+    assert!(matches!(protocol.next_action(), Action::Send(_)));
+    assert!(failed(protocol.next_action()));
+}
+
+#[test]
+fn a_round_that_can_be_agreed_in_is_before_the_verdict_of_a_later_one() {
+    let mut protocol = third();
+    verdict(&mut protocol, 2);
+    calls(&mut protocol, 0);
+    calls(&mut protocol, 1);
+    assert!(matches!(protocol.next_action(), Action::End(Ok(_))));
+    protocol.begin(1, vec![ReplicaStatus::waiting(2, call())], TIMEOUT);
+    assert!(matches!(protocol.next_action(), Action::Send(_)));
+    assert!(failed(protocol.next_action()));
+}
+
+/// Returns the protocol of worker 1 of 3, whose replica has returned without a call.
+fn returned() -> (Protocol, Vec<ReplicaStatus>) {
+    let mut protocol = Protocol::new(World::new(3, 1, 1).unwrap(), SessionId { name: 1, number: 1 });
+    let statuses = vec![ReplicaStatus { presence: Presence::Returned, ..ReplicaStatus::running(1) }];
+    protocol.leave(statuses.clone());
+    (protocol, statuses)
+}
+
+/// Delivers a message that a worker of that world sends in round `round`.
+fn says(protocol: &mut Protocol, worker: usize, round: u64, content: Content) {
+    protocol.receive(worker, Frame { round, ..protocol.frame(content) }).unwrap();
+}
+
+fn left(worker: usize) -> Content {
+    Content::Left {
+        statuses: vec![ReplicaStatus { presence: Presence::Returned, ..ReplicaStatus::running(worker) }],
+    }
+}
+
+// INV-25
+#[test]
+fn a_worker_that_omitted_a_call_gets_the_same_blame_as_the_others() {
+    let (mut protocol, mine) = returned();
+    assert_eq!(protocol.ending(1, TIMEOUT), Ending::Open);
+    says(&mut protocol, 2, 1, left(2));
+    assert_eq!(protocol.ending(1, TIMEOUT), Ending::Open);
+    let call = call();
+    says(&mut protocol, 0, 1, Content::Call { digest: call.digest(), body: Bytes::new() });
+    assert_eq!(protocol.ending(1, TIMEOUT), Ending::LeftOut);
+    let content = protocol.next_action();
+    assert!(
+        matches!(&content, Action::Send(Frame { round: 1, content: Content::Statuses { .. }, .. })),
+        "{content:?}"
+    );
+    assert_eq!(protocol.next_action(), Action::Wait(None));
+    let statuses = vec![ReplicaStatus::waiting(0, call)];
+    let content =
+        Content::Statuses { statuses: statuses.clone(), step: 1, expired: None, late: vec![], lost: None };
+    says(&mut protocol, 0, 1, content);
+    // Two have returned: the one that waits has made an additional call.
+    let Content::Left { statuses: second } = left(2) else { panic!("worker 2 has left") };
+    let expected = Blame::decide(1, &[statuses, mine, second].concat()).map(Arc::new).unwrap();
+    assert_eq!(protocol.next_action(), Action::End(Err(expected)));
+}
+
+// INV-25
+#[test]
+fn a_worker_that_left_waits_for_no_worker_that_left_or_is_lost() {
+    let (mut protocol, _) = returned();
+    // It failed, and aborted what nobody called.
+    let failed = vec![ReplicaStatus { presence: Presence::Failed, ..ReplicaStatus::running(2) }];
+    let content =
+        Content::Statuses { statuses: failed.clone(), step: 1, expired: None, late: vec![], lost: None };
+    says(&mut protocol, 2, 1, content);
+    says(&mut protocol, 2, 2, Content::Left { statuses: failed });
+    assert_eq!(protocol.ending(1, TIMEOUT), Ending::Open);
+    protocol.mark_lost(0, "reset".into());
+    assert_eq!(protocol.ending(1, TIMEOUT), Ending::Closed);
+}
+
+#[test]
+fn others_may_be_any_number_of_failed_calls_ahead_of_a_worker_that_has_left() {
+    let (mut protocol, _) = returned();
+    for round in 1..100 {
+        let content = Content::Call { digest: 0, body: Bytes::new() };
+        says(&mut protocol, 0, round, content);
+    }
+    assert_eq!(protocol.ending(1, TIMEOUT), Ending::LeftOut);
+    assert_eq!(protocol.rounds(), 1);
+}
+
+#[test]
+fn a_round_without_possible_members_is_discarded() {
+    let mut protocol = third();
+    let content = Content::Call { digest: 0, body: Bytes::new() };
+    let frame = Frame { round: 1 + MAX_ROUNDS_AHEAD + 1, ..protocol.frame(content) };
+    assert!(protocol.receive(0, frame).unwrap_err().contains("a round that it cannot have reached"));
+}
