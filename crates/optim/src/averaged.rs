@@ -5,8 +5,10 @@
 
 use crate::error::{Check, same_length};
 use crate::rows::check_rows;
+use crate::shaped::{check_rows_of, check_shaped};
 use crate::{
-    Float, InvalidHyperparameter, Operation, Program, Rule, RuleExt, RuleSpec, SlotSpec, Step, UpdateError,
+    Float, InvalidHyperparameter, Operation, Program, Rule, RuleExt, RuleSpec, SlotSpec, Step, Unit,
+    UpdateError,
 };
 use std::sync::Arc;
 
@@ -51,6 +53,12 @@ impl Averaged {
         slots.iter().try_for_each(|slot| same_length("slot", var.len(), slot.len()))
     }
 
+    /// Returns an error if the rule cannot be applied in units of this size.
+    fn require_unit(&self, largest: Unit) -> Result<(), UpdateError> {
+        let unit = self.rule.unit();
+        if unit <= largest { Ok(()) } else { Err(UpdateError::NeedsShape { rule: self.name(), unit }) }
+    }
+
     fn update_block<F: Float>(
         &self,
         at: Step,
@@ -77,6 +85,7 @@ impl Averaged {
         grad: &[F],
         slots: &mut [&mut [F]],
     ) -> Result<(), UpdateError> {
+        self.require_unit(Unit::Element)?;
         same_length("gradient", var.len(), grad.len())?;
         self.check_slots(var, slots)?;
         // Also checks the learning rate of an empty variable.
@@ -92,6 +101,25 @@ impl Averaged {
         }
     }
 
+    fn update_complete<F: Float>(
+        &self,
+        at: Step,
+        dims: &[usize],
+        var: &mut [F],
+        grad: &[F],
+        slots: &mut [&mut [F]],
+    ) -> Result<(), UpdateError> {
+        if self.rule.unit() == Unit::Element {
+            return self.update_all(at, var, grad, slots);
+        }
+        check_shaped(&self.slots(), dims, var, slots)?;
+        let Some((offset, slots)) = slots.split_last_mut() else { return Ok(()) };
+        let old = var.to_vec();
+        self.rule.update_shaped(at, dims, var, grad, slots)?;
+        follow(offset, F::from_f64(self.momentum), &old, var);
+        Ok(())
+    }
+
     fn update_some<F: Float>(
         &self,
         at: Step,
@@ -101,8 +129,9 @@ impl Averaged {
         grads: &[F],
         slots: &mut [&mut [F]],
     ) -> Result<(), UpdateError> {
-        self.check_slots(var, slots)?;
+        self.require_unit(Unit::Row)?;
         check_rows(var.len(), row_len, rows, grads.len())?;
+        check_rows_of(&self.slots(), var, row_len, slots)?;
         let momentum = F::from_f64(self.momentum);
         let Some((offset, slots)) = slots.split_last_mut() else {
             return self.rule.update_rows(at, var, row_len, rows, grads, slots);
@@ -198,6 +227,32 @@ impl Rule for Averaged {
         slots: &mut [&mut [f64]],
     ) -> Result<(), UpdateError> {
         self.update_all(at, var, grad, slots)
+    }
+
+    fn unit(&self) -> Unit {
+        self.rule.unit()
+    }
+
+    fn update_shaped_f32(
+        &self,
+        at: Step,
+        dims: &[usize],
+        var: &mut [f32],
+        grad: &[f32],
+        slots: &mut [&mut [f32]],
+    ) -> Result<(), UpdateError> {
+        self.update_complete(at, dims, var, grad, slots)
+    }
+
+    fn update_shaped_f64(
+        &self,
+        at: Step,
+        dims: &[usize],
+        var: &mut [f64],
+        grad: &[f64],
+        slots: &mut [&mut [f64]],
+    ) -> Result<(), UpdateError> {
+        self.update_complete(at, dims, var, grad, slots)
     }
 
     fn update_rows_f32(

@@ -1,5 +1,7 @@
 //! Errors of updates and of hyper-parameters.
 
+use crate::Unit;
+
 /// An error in the arguments of an update. The update has changed nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -39,6 +41,17 @@ pub enum UpdateError {
         previous: usize,
         /// The row that should be greater than the previous one.
         row: usize,
+    },
+    /// The rule needs complete rows or variables, but was given a range or rows.
+    #[error(
+        "rule {rule} needs complete {}: apply it to them by update_shaped",
+        if *unit == Unit::Row { "rows" } else { "variables" }
+    )]
+    NeedsShape {
+        /// The name of the rule.
+        rule: &'static str,
+        /// The part of a variable that the rule needs at once.
+        unit: Unit,
     },
     /// The rule does not support the learning rate, for example because it is not finite.
     #[error(transparent)]
@@ -101,11 +114,11 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Adagrad, Adam, AdamW, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, Sgd};
+    use crate::{Adagrad, Adam, AdamW, Ftrl, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule, Sgd};
 
     #[test]
     fn defaults_are_valid() {
-        let rules: [&dyn Rule; 9] = [
+        let rules: [&dyn Rule; 10] = [
             &Sgd,
             &Momentum::default(),
             &Adam::default(),
@@ -115,6 +128,7 @@ mod tests {
             &Ftrl::default(),
             &NAdam::default(),
             &Lion::default(),
+            &RowAdagrad::default(),
         ];
         for rule in rules {
             assert_eq!(rule.validate(), Ok(()), "{rule:?}");
@@ -123,7 +137,7 @@ mod tests {
 
     #[test]
     fn errors_name_rule_parameter_value_and_range() {
-        let rules: [(&dyn Rule, &str); 16] = [
+        let rules: [(&dyn Rule, &str); 18] = [
             (&Momentum { momentum: 1.0, nesterov: false }, "momentum: momentum is 1, but"),
             (
                 &Adam { beta1: 1.0, ..Adam::default() },
@@ -142,6 +156,11 @@ mod tests {
             (&Ftrl { l2_shrinkage: f64::INFINITY, ..Ftrl::default() }, "ftrl: l2_shrinkage is inf, but"),
             (&NAdam { epsilon: 0.0, ..NAdam::default() }, "nadam: epsilon is 0, but"),
             (&Lion { beta2: 1.0, lazy: true, ..Lion::default() }, "lion_lazy: beta2 is 1, but"),
+            (&RowAdagrad { epsilon: -1.0, ..RowAdagrad::default() }, "row_adagrad: epsilon is -1, but"),
+            (
+                &RowAdagrad { initial_accumulator_value: 0.0, epsilon: 0.0 },
+                "row_adagrad: epsilon is 0, but must",
+            ),
             (&Ftrl { beta: -0.5, ..Ftrl::default() }, "ftrl: beta is -0.5, but"),
         ];
         for (rule, text) in rules {

@@ -2,8 +2,8 @@
 //!
 //! A rule defines how a gradient changes a variable and its slots (momentum, second moments, …). It does not depend
 //! on where the slices are: a replica applies it to its range of a variable, a parameter server to the rows of its
-//! shard. Every formula is applied element by element, so the results are bit-identical for any partition of a
-//! variable.
+//! shard. Most formulas are applied element by element, so the results are bit-identical for any partition of a
+//! variable. Others need complete rows or variables: see [`Rule::unit`].
 //!
 //! ```
 //! use distribute_optim::{Adam, RuleExt, Rule, Step, merge_rows};
@@ -35,6 +35,8 @@
 //! | `formula` | [`Formula`], the trait for code that defines rules; every `Formula` is a [`Rule`] |
 //! | `spec` | the hyper-parameters of each rule as data, such as [`Adam`], and [`RuleSpec`] for any rule |
 //! | `rules` | the [`Formula`] of each rule, in one file each |
+//! | `slot` | [`SlotSpec`], a rule's slots with their [shapes](SlotShape), and [`Unit`], what a rule needs at once |
+//! | `shaped` | rules that need complete rows or variables |
 //! | `averaged` | [`Averaged`]: any rule, with a moving average of the weights |
 //! | `rows` | [`merge_rows`], and the ranges of a table that an update by row visits |
 //! | `sweep` | the loop over elements that all rules share, for each number of slots |
@@ -59,6 +61,8 @@ mod rows;
 mod rule;
 mod rules;
 pub mod schedules;
+mod shaped;
+mod slot;
 mod spec;
 mod sweep;
 mod traced;
@@ -76,8 +80,9 @@ pub use rows::merge_rows;
 #[doc(alias = "tf.keras.optimizers.Optimizer")]
 #[doc(alias = "Optimizer")]
 pub use rule::Rule;
-pub use rule::{RuleExt, SlotSpec, Step};
+pub use rule::{RuleExt, Step};
 pub use schedules::Schedule;
+pub use slot::{SlotShape, SlotSpec, Unit};
 #[doc(alias = "tf.keras.optimizers.Adagrad")]
 pub use spec::Adagrad;
 #[doc(alias = "tf.keras.optimizers.Adam")]
@@ -98,6 +103,8 @@ pub use spec::Momentum;
 pub use spec::NAdam;
 #[doc(alias = "tf.keras.optimizers.RMSprop")]
 pub use spec::RmsProp;
+#[doc(alias = "EXACT_ROWWISE_ADAGRAD")]
+pub use spec::RowAdagrad;
 pub use spec::RuleSpec;
 #[doc(alias = "tf.keras.optimizers.SGD")]
 #[doc(alias = "SGD")]

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::{Float, InvalidHyperparameter, Program, RuleSpec, UpdateError};
+use crate::{Float, InvalidHyperparameter, Program, RuleSpec, SlotSpec, Unit, UpdateError};
 
 /// The number of a step and its learning rate.
 ///
@@ -41,29 +41,17 @@ impl Step {
     }
 }
 
-/// A slot: state that a rule keeps between steps, with the shape of the variable.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SlotSpec {
-    /// The name of the slot, such as `"m"`. It is unique within the rule.
-    pub name: &'static str,
-    /// The initial value of all elements.
-    pub initial: f64,
-}
-
-impl SlotSpec {
-    /// Creates a slot whose elements are initially 0.
-    pub const fn zeros(name: &'static str) -> Self {
-        SlotSpec { name, initial: 0.0 }
-    }
-}
-
 /// An update rule, which changes a variable and its slots by a gradient. This trait is for code that supports any
 /// rule.
 ///
 /// Every [`Formula`](crate::Formula) implements it. [`RuleExt`] has the same methods, generic over the element type.
 ///
-/// In all methods, `slots` contains one slice for each of [`slots`](Rule::slots), in the same order and with the length
-/// of `var`. After an error nothing has changed.
+/// In all methods, `slots` contains one slice for each of [`slots`](Rule::slots), in the same order. Its length is that
+/// of its [shape](SlotSpec::shape). By default, this is the length of `var`. After an error nothing has changed.
+///
+/// Rules that compute each element by itself implement [`Formula`](crate::Formula). Others return a larger
+/// [`unit`](Rule::unit), and implement [`update_shaped_f32`](Rule::update_shaped_f32) and the same for `f64`. They must
+/// [only compute](Rule::only_computes) to be used by an optimizer.
 #[doc(alias = "tf.keras.optimizers.Optimizer")]
 #[doc(alias = "Optimizer")]
 pub trait Rule: Debug + Send + Sync + 'static {
@@ -72,6 +60,14 @@ pub trait Rule: Debug + Send + Sync + 'static {
 
     /// Returns the slots that the rule keeps for every variable.
     fn slots(&self) -> Vec<SlotSpec>;
+
+    /// Returns the part of a variable that the rule needs at once. It is an element by default.
+    ///
+    /// Rules with a larger unit are applied by [`update_shaped`](RuleExt::update_shaped). If the unit is a row, the
+    /// shape of each slot is [`Variable`](crate::SlotShape::Variable) or [`Rows`](crate::SlotShape::Rows).
+    fn unit(&self) -> Unit {
+        Unit::Element
+    }
 
     /// Checks the hyper-parameters. Updates do not check them, so call this once for a rule that a user has created.
     ///
@@ -125,6 +121,30 @@ pub trait Rule: Debug + Send + Sync + 'static {
         slots: &mut [&mut [f64]],
     ) -> Result<(), UpdateError>;
 
+    /// Applies one step to `f32` with a shape; see [`RuleExt::update_shaped`]. By default, the shape is ignored.
+    fn update_shaped_f32(
+        &self,
+        at: Step,
+        _dims: &[usize],
+        var: &mut [f32],
+        grad: &[f32],
+        slots: &mut [&mut [f32]],
+    ) -> Result<(), UpdateError> {
+        self.update_f32(at, var, grad, slots)
+    }
+
+    /// Applies one step to `f64` with a shape; see [`RuleExt::update_shaped`]. By default, the shape is ignored.
+    fn update_shaped_f64(
+        &self,
+        at: Step,
+        _dims: &[usize],
+        var: &mut [f64],
+        grad: &[f64],
+        slots: &mut [&mut [f64]],
+    ) -> Result<(), UpdateError> {
+        self.update_f64(at, var, grad, slots)
+    }
+
     /// Applies one step to rows of `f32`; see [`RuleExt::update_rows`].
     fn update_rows_f32(
         &self,
@@ -153,7 +173,8 @@ pub trait RuleExt: Rule {
     /// Applies one step: changes all elements of `var` and `slots` by the gradient `grad`, which has the length of
     /// `var`.
     ///
-    /// `var` may be any range of a variable, because elements do not affect each other.
+    /// `var` may be any range of a variable, because elements do not affect each other. Rules with a larger
+    /// [unit](Rule::unit) need [`update_shaped`](RuleExt::update_shaped).
     ///
     /// # Errors
     /// Nothing has changed after an error.
@@ -161,6 +182,7 @@ pub trait RuleExt: Rule {
     ///   number of slots differs from that of [`Rule::slots`].
     /// - [`LearningRate`](UpdateError::LearningRate): the rule does not support the learning rate, for example
     ///   because it is not finite.
+    /// - [`NeedsShape`](UpdateError::NeedsShape): the rule needs complete rows or variables.
     fn update<F: Float>(
         &self,
         at: Step,
@@ -175,13 +197,48 @@ pub trait RuleExt: Rule {
         )
     }
 
+    /// Applies one step to a variable of shape `dims`, or to a part of it that consists of complete
+    /// [units](Rule::unit) of the rule. For rules by row, `dims` is the shape of these rows.
+    ///
+    /// ```
+    /// use distribute_optim::{RowAdagrad, RuleExt, Step};
+    ///
+    /// // Two rows of two. Each has one accumulator: the mean of its squared gradients.
+    /// let (mut var, mut accum) = ([1.0f32; 4], [0.0f32; 2]);
+    /// let grad = [3.0, 3.0, 0.0, 0.0];
+    /// RowAdagrad::default().update_shaped(Step::after(0, 0.5), &[2, 2], &mut var, &grad, &mut [&mut accum])?;
+    /// assert_eq!((var, accum), ([0.5, 0.5, 1.0, 1.0], [9.0, 0.0]));
+    /// # Ok::<(), distribute_optim::UpdateError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Nothing has changed after an error.
+    /// - [`LengthMismatch`](UpdateError::LengthMismatch): the length of a slice is not that of its shape, or the
+    ///   number of slots differs from that of [`Rule::slots`].
+    /// - [`LearningRate`](UpdateError::LearningRate): the rule does not support the learning rate.
+    fn update_shaped<F: Float>(
+        &self,
+        at: Step,
+        dims: &[usize],
+        var: &mut [F],
+        grad: &[F],
+        slots: &mut [&mut [F]],
+    ) -> Result<(), UpdateError> {
+        F::by_type(
+            (var, grad, slots),
+            |(var, grad, slots)| self.update_shaped_f32(at, dims, var, grad, slots),
+            |(var, grad, slots)| self.update_shaped_f64(at, dims, var, grad, slots),
+        )
+    }
+
     /// Applies one step with a gradient by row: row `rows[i]` of the table `var` has the gradient `grads[i *
     /// row_len..][..row_len]`.
     ///
     /// `var` contains complete rows of a table or a shard, and `rows` are relative to its first row. They must be
     /// strictly ascending, as returned by [`merge_rows`](crate::merge_rows). Rows without a gradient do not change,
     /// neither in `var` nor in the slots, unless the rule [changes absent rows](Rule::moves_absent_rows). In that case,
-    /// they change as if the gradient were 0.
+    /// they change as if the gradient were 0. Rules that need the complete variable do not support gradients by row:
+    /// pass a dense gradient to [`update_shaped`](RuleExt::update_shaped).
     ///
     /// # Errors
     /// Nothing has changed after an error.

@@ -39,6 +39,8 @@ pub enum RuleSpec {
     NAdam(NAdam),
     /// The rule [`Lion`].
     Lion(Lion),
+    /// The rule [`RowAdagrad`].
+    RowAdagrad(RowAdagrad),
     /// The rule [`Averaged`](crate::Averaged).
     Averaged {
         /// The fraction of the average that is kept in each step.
@@ -268,6 +270,29 @@ pub struct Adagrad {
 impl Default for Adagrad {
     fn default() -> Self {
         Adagrad { initial_accumulator_value: 0.1, epsilon: 1e-7 }
+    }
+}
+
+/// The Adagrad rule with one accumulator for each row, for tables of embeddings.
+///
+/// - accum ← accum + (g₁² + … + gₙ²) / n, for the n elements of the row
+/// - var ← var − lr · g / (√accum + ε)
+///
+/// This is the row-wise Adagrad of TorchRec, `EXACT_ROWWISE_ADAGRAD` of FBGEMM. A table of n columns has one nth of the
+/// state of [`Adagrad`]. Rows are along the first dimension: each element of a vector is a row, and so is a scalar.
+///
+/// An update by row does not change rows without a gradient. With a gradient of 0 they would not change either.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowAdagrad {
+    /// The initial value of accum, at least 0. 0 by default.
+    pub initial_accumulator_value: f64,
+    /// The term ε, at least 0, and greater than 0 if accum is initially 0. 1e-8 by default.
+    pub epsilon: f64,
+}
+
+impl Default for RowAdagrad {
+    fn default() -> Self {
+        RowAdagrad { initial_accumulator_value: 0.0, epsilon: 1e-8 }
     }
 }
 

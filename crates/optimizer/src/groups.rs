@@ -3,7 +3,7 @@
 use crate::parameters::Parameters;
 use candle_core::DType;
 use distribute_base::{Error, Result};
-use distribute_optim::{Averaged, Rule, Step};
+use distribute_optim::{Averaged, Rule, Step, Unit};
 use std::sync::Arc;
 
 /// The rule of an optimizer, the rules of groups of variables, and the choice of rule and rate for each variable.
@@ -62,7 +62,10 @@ impl Groups {
 
     /// Returns, for each variable, whether its rule can run as a program on devices.
     pub(crate) fn have_programs(&self) -> impl Iterator<Item = bool> {
-        let has = |rule: &dyn Rule| matches!(rule.program(Step::after(0, 1.)), Ok(Some(_)));
+        let has = |rule: &dyn Rule| {
+            // Operations on tensors do not know rows.
+            rule.unit() == Unit::Element && matches!(rule.program(Step::after(0, 1.)), Ok(Some(_)))
+        };
         let all: Vec<_> = self.rules().map(has).collect();
         self.by_variable.iter().map(move |choice| all[choice.rule])
     }

@@ -135,7 +135,7 @@ use update::Backend;
 pub mod rules {
     pub use distribute_optim::{
         Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, InvalidHyperparameter, Lion, Momentum, NAdam,
-        RmsProp, Rule, RuleExt, Sgd, SlotSpec, Step, UpdateError, merge_rows,
+        RmsProp, RowAdagrad, Rule, RuleExt, Sgd, SlotShape, SlotSpec, Step, Unit, UpdateError, merge_rows,
     };
 }
 
@@ -162,6 +162,8 @@ pub type Adagrad = Optimizer<rules::Adagrad>;
 /// RMSprop, which divides by the root of a moving average of squared gradients.
 #[doc(alias = "tf.keras.optimizers.RMSprop")]
 pub type RmsProp = Optimizer<rules::RmsProp>;
+/// Adagrad with one accumulator for each row, for tables of embeddings.
+pub type RowAdagrad = Optimizer<rules::RowAdagrad>;
 /// FTRL ("follow the regularized leader"), which can make weights exactly zero.
 #[doc(alias = "tf.keras.optimizers.Ftrl")]
 pub type Ftrl = Optimizer<rules::Ftrl>;
@@ -238,6 +240,8 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// - [`Error::Hyperparameter`]: a hyper-parameter is out of range.
     /// - [`Error::InvalidArgument`]: the learning rate is negative, infinite or NaN, or the rule keeps too many slots.
+    /// - [`Error::InvalidArgument`]: the rule needs complete rows or variables ([`Rule::unit`]) and may do more than
+    ///   compute, or has slots whose shapes do not fit.
     /// - [`Error::InvalidArgument`]: no variable is f32 or f64. If only some variables have a different dtype, the
     ///   first step returns this error, unless they are [frozen](Optimizer::freeze).
     /// - [`Error::NotSupported`]: variables are on parameter servers, and the rule is a custom one.
@@ -296,7 +300,8 @@ impl<R: Rule> Optimizer<R> {
         self.inner.slot_names().into_iter()
     }
 
-    /// Returns a copy of a variable's slot, such as Adam's `m`. It has the shape and dtype of the variable.
+    /// Returns a copy of a variable's slot, such as Adam's `m`. It has the dtype of the variable, and the
+    /// [shape](rules::SlotSpec::shape) that the rule gives it: by default, that of the variable.
     ///
     /// If the [state is sharded](Optimizer::shard_state), all workers must make this call together, between runs.
     /// Each gets the complete slot.
@@ -344,7 +349,7 @@ impl Inner {
         }
         let layout = slots::layout("Optimizer::with_rule", &*rule)?;
         rate::require(learning_rate, "Optimizer::with_rule")?;
-        let parameters = Parameters::new(strategy.clone(), variables, Vec::new(), untrainable, false)?;
+        let parameters = Parameters::new(strategy.clone(), variables, Vec::new(), untrainable, None)?;
         let backend = update::backend(&parameters)?;
         backend.require_rule("Optimizer::with_rule", &*rule)?;
         let loss_scaling = LossScaling::new(strategy.mixed_precision());

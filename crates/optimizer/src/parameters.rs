@@ -9,6 +9,7 @@ use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_core::strategy::Wire;
 use distribute_core::{Strategy, Variable};
+use distribute_optim::Unit;
 use std::sync::Arc;
 
 /// The copies of all local replicas, for each variable that is updated on devices; `None` for other variables. The list
@@ -40,14 +41,14 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// Creates the parameters of an optimizer. If `shard` is `true` and there are several workers, each worker updates
-    /// its range of every variable.
+    /// Creates the parameters of an optimizer. If `shard` is `Some` and there are several workers, each worker updates
+    /// its range of every variable, or if the rules need more than elements at once, some of the variables.
     pub(crate) fn new(
         strategy: Strategy,
         variables: Vec<(String, Var)>,
         frozen: Vec<(String, Var)>,
         untrainable: Vec<(String, Var)>,
-        shard: bool,
+        shard: Option<Unit>,
     ) -> Result<Self> {
         let copies = |(_, variable): &(String, Var)| {
             strategy.has_device_copies().then(|| strategy.container(variable.id())?.device_copies().cloned())
@@ -55,7 +56,8 @@ impl Parameters {
         let device_copies: Vec<_> = variables.iter().filter_map(copies).collect();
         let world = strategy.world();
         let names = || variables.iter().map(|(name, variable)| (name.as_str(), variable));
-        let partition = (shard && world.is_multi_worker()).then(|| Arc::new(Partition::new(world, names())));
+        let partition = shard.filter(|_| world.is_multi_worker());
+        let partition = partition.map(|unit| Arc::new(Partition::new(world, unit, names())));
         let on_devices = device_copies.iter().enumerate();
         let on_devices = on_devices.flat_map(|(number, copies)| {
             copies.iter().flat_map(move |copies| copies.existing_copies().map(move |copy| (number, copy)))

@@ -1,7 +1,9 @@
 //! The partition of variables over workers that shard an optimizer's state.
 
+use crate::slots::SlotShare;
 use candle_core::Var;
 use distribute_cluster::{World, fnv1a};
+use distribute_optim::Unit;
 use distribute_tensor::partition;
 use std::ops::Range;
 
@@ -15,17 +17,29 @@ pub(crate) const BLOCK: usize = 2048;
 #[derive(Clone, Debug)]
 pub(crate) struct Partition {
     world: World,
+    /// The part of a variable that the rules need at once. If it is larger than an element, each variable has a single
+    /// assignee.
+    unit: Unit,
     by_variable: Vec<VariablePartition>,
 }
 
 impl Partition {
     /// Creates the partition. The split of a variable depends only on its name and size, so it does not change if
     /// another variable is frozen.
-    pub(crate) fn new<'v>(world: World, variables: impl Iterator<Item = (&'v str, &'v Var)>) -> Self {
+    pub(crate) fn new<'v>(
+        world: World,
+        unit: Unit,
+        variables: impl Iterator<Item = (&'v str, &'v Var)>,
+    ) -> Self {
         let partition = |(name, variable): (&str, &Var)| {
-            VariablePartition::new(name, variable.elem_count(), world.workers())
+            VariablePartition::new(name, variable.elem_count(), world.workers(), unit != Unit::Element)
         };
-        Self { world, by_variable: variables.map(partition).collect() }
+        Self { world, unit, by_variable: variables.map(partition).collect() }
+    }
+
+    /// Returns the part of a variable that the rules of the partition need at once.
+    pub(crate) fn unit(&self) -> Unit {
+        self.unit
     }
 
     pub(crate) fn world(&self) -> World {
@@ -40,6 +54,21 @@ impl Partition {
     /// Returns the range of a variable's elements that is assigned to the given worker.
     pub(crate) fn range(&self, variable: usize, worker: usize) -> Range<usize> {
         self.by_variable[variable].of(worker)
+    }
+
+    /// Returns the elements of a variable for which the given worker keeps slots.
+    pub(crate) fn share(&self, variable: usize, worker: usize) -> SlotShare {
+        let partition = &self.by_variable[variable];
+        if !partition.is_whole {
+            return SlotShare::Range(partition.of(worker));
+        }
+        // A variable without elements may have slots with elements.
+        if worker == partition.first { SlotShare::All } else { SlotShare::Elsewhere }
+    }
+
+    /// Returns the elements of a variable for which this worker keeps slots.
+    pub(crate) fn own_share(&self, variable: usize) -> SlotShare {
+        self.share(variable, self.world.worker())
     }
 
     /// Returns the workers in the order of their ranges of a variable.
@@ -64,16 +93,21 @@ struct VariablePartition {
     /// The worker with the first range. It differs between variables, because ranges may differ in size by a block, and
     /// a small variable has only one block.
     first: usize,
+    /// Whether all elements are assigned to the first worker.
+    is_whole: bool,
 }
 
 impl VariablePartition {
-    fn new(name: &str, elements: usize, workers: usize) -> Self {
-        Self { elements, workers, first: (fnv1a(name.bytes()) % workers as u64) as usize }
+    fn new(name: &str, elements: usize, workers: usize, is_whole: bool) -> Self {
+        Self { elements, workers, first: (fnv1a(name.bytes()) % workers as u64) as usize, is_whole }
     }
 
     fn of(&self, worker: usize) -> Range<usize> {
-        let Self { elements, workers, first } = *self;
+        let Self { elements, workers, first, is_whole } = *self;
         let at = (worker + workers - first) % workers;
+        if is_whole {
+            return if at == 0 { 0..elements } else { elements..elements };
+        }
         partition::even(elements, workers, BLOCK, at)
     }
 }
@@ -88,7 +122,11 @@ mod tests {
         let variable = |size: &usize| Var::zeros(*size, DType::F32, &Device::Cpu).unwrap();
         let variables: Vec<_> =
             sizes.iter().enumerate().map(|(at, size)| (at.to_string(), variable(size))).collect();
-        Partition::new(world, variables.iter().map(|(name, variable)| (name.as_str(), variable)))
+        Partition::new(
+            world,
+            Unit::Element,
+            variables.iter().map(|(name, variable)| (name.as_str(), variable)),
+        )
     }
 
     proptest! {
@@ -97,7 +135,7 @@ mod tests {
         fn each_element_has_one_owner_and_owners_have_equally_many_blocks(
             elements in 0usize..40_000, workers in 1usize..9, name in "[a-z]{1,8}",
         ) {
-            let partition = VariablePartition::new(&name, elements, workers);
+            let partition = VariablePartition::new(&name, elements, workers, false);
             let mut end = 0;
             for at in 0..workers {
                 let range = partition.of((partition.first + at) % workers);
@@ -127,12 +165,34 @@ mod tests {
         }
     }
 
+    // INV-40
+    #[test]
+    fn variables_that_are_not_split_have_one_assignee_each() {
+        let variable = |size: usize| Var::zeros(size, DType::F32, &Device::Cpu).unwrap();
+        let all = [("a", variable(0)), ("b", variable(5 * BLOCK)), ("c", variable(7))];
+        for worker in 0..3 {
+            let world = World::new(3, worker, 1).unwrap();
+            let partition =
+                Partition::new(world, Unit::Row, all.iter().map(|(name, variable)| (*name, variable)));
+            for (number, (_, variable)) in all.iter().enumerate() {
+                let ranges: Vec<_> =
+                    partition.in_order(number).map(|of| partition.range(number, of)).collect();
+                assert_eq!(
+                    (ranges[0].clone(), ranges[1].len(), ranges[2].len()),
+                    (0..variable.elem_count(), 0, 0)
+                );
+                let shares = partition.in_order(number).map(|of| partition.share(number, of));
+                assert!(shares.eq([SlotShare::All, SlotShare::Elsewhere, SlotShare::Elsewhere]));
+            }
+        }
+    }
+
     #[test]
     fn small_variables_go_around() {
         let names = (0..300).map(|at| format!("layer.{at}.bias"));
         let mut counts = [0; 4];
         for name in names {
-            let partition = VariablePartition::new(&name, 10, 4);
+            let partition = VariablePartition::new(&name, 10, 4, false);
             counts[(0..4).find(|worker| !partition.of(*worker).is_empty()).unwrap()] += 1;
         }
         assert!(counts.iter().all(|count| (50..100).contains(count)), "{counts:?}");

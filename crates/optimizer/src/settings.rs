@@ -3,7 +3,7 @@
 use crate::checks::{missing::MissingGradients, not_finite::NotFinite};
 use crate::parameters::Parameters;
 use crate::rate::Rate;
-use crate::slots::Slots;
+use crate::slots::{self, Slots};
 use crate::update::{self, When, sharded};
 use crate::{Inner, Optimizer, Transform};
 use candle_core::Var;
@@ -202,6 +202,9 @@ impl<R: Rule> Optimizer<R> {
     /// values of these rows are sent in addition. If the rule changes all rows, as [`Adam`](super::Adam) does unless it
     /// is lazy, all values are sent. With one worker nothing changes. Sharding is off by default.
     ///
+    /// A rule that needs complete rows or variables ([`Rule::unit`]), such as [`RowAdagrad`](super::RowAdagrad), does
+    /// not split variables: each worker updates some of them. The largest variable then bounds what is saved.
+    ///
     /// Checkpoints have the same format as without sharding, because the chief gathers the slots, one after another. A
     /// checkpoint can be restored with any number of workers, sharded or not. If a worker fails, its slots are lost
     /// because no other worker has a copy. Training must then be restored from the last checkpoint.
@@ -275,7 +278,7 @@ impl Inner {
             variables.iter().cloned().enumerate().partition(|(index, _)| stays(*index));
         let of = |all: Vec<(usize, (String, Var))>| all.into_iter().map(|(_, variable)| variable);
         let frozen = frozen.iter().cloned().chain(chosen_untrainable).chain(of(go)).collect();
-        let share = partition.is_some();
+        let share = partition.as_ref().map(|partition| partition.unit());
         let parameters = Parameters::new(strategy.clone(), of(stay).collect(), frozen, untrainable, share)?;
         self.backend = update::backend(&parameters)?;
         self.progress.retain(stays);
@@ -318,6 +321,15 @@ impl Inner {
             let reason = format!("{rule:?} keeps other slots than the optimizer's {own:?}");
             return Err(Error::invalid("with_rule_for", reason));
         }
+        slots::layout("with_rule_for", &*rule)?;
+        if rule.unit() != own.unit() {
+            let reason = format!(
+                "{rule:?} needs a {:?} at once, and the optimizer's {own:?} a {:?}; train with two optimizers",
+                rule.unit(),
+                own.unit()
+            );
+            return Err(Error::invalid("with_rule_for", reason));
+        }
         let chosen = self.find_variables("with_rule_for", names)?;
         self.groups.set_rule(&chosen, rule);
         self.require_comparison();
@@ -350,8 +362,9 @@ impl Inner {
         self.after_reduce
             .iter()
             .try_for_each(|transform| sharded::require_transform(OPERATION, transform))?;
+        let (unit, frozen) = (self.groups.rule().unit(), frozen.clone());
         let parameters =
-            Parameters::new(strategy.clone(), variables.clone(), frozen.clone(), untrainable.clone(), true)?;
+            Parameters::new(strategy.clone(), variables.clone(), frozen, untrainable.clone(), Some(unit))?;
         let backend = update::backend(&parameters)?;
         *self.progress.slots_mut() = backend.new_slots(&parameters, &self.groups.rule().slots())?;
         self.backend = backend;

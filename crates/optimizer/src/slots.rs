@@ -5,7 +5,7 @@ use distribute_base::internal::{to_device, to_host};
 use distribute_base::{Error, Result};
 use distribute_checkpoint::Reader;
 use distribute_core::internal::{read_as, read_elements};
-use distribute_optim::{Rule, SlotSpec};
+use distribute_optim::{Rule, SlotShape, SlotSpec, Unit};
 use distribute_tensor::Element;
 use std::any::Any;
 use std::ops::Range;
@@ -13,9 +13,35 @@ use std::ops::Range;
 /// The maximum number of slots of a rule.
 pub(crate) const MAX_SLOTS: usize = 4;
 
-/// Returns the slots of a rule, or an error if there are too many.
+/// Returns the slots of a rule.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: there are too many slots, their shapes do not fit the unit of the rule, or the rule
+///   needs complete rows or variables and may do more than compute.
 pub(crate) fn layout(operation: &'static str, rule: &dyn Rule) -> Result<Vec<SlotSpec>> {
-    let layout = rule.slots();
+    let (layout, unit) = (rule.slots(), rule.unit());
+    let fits = |slot: &SlotSpec| match unit {
+        Unit::Element => slot.shape == SlotShape::Variable,
+        Unit::Row => slot.shape.per_row(1).is_some(),
+        Unit::Variable => true,
+    };
+    if let Some(slot) = layout.iter().find(|slot| !fits(slot)) {
+        let reason = format!(
+            "slot {} of rule {} has the shape {:?}, but the rule updates each {unit:?} by itself: return a larger unit",
+            slot.name,
+            rule.name(),
+            slot.shape
+        );
+        return Err(Error::invalid(operation, reason));
+    }
+    if unit != Unit::Element && !rule.only_computes() {
+        let reason = format!(
+            "rule {} needs a complete {unit:?} at once, so it is applied in place; if it only does arithmetic, return \
+             true from only_computes",
+            rule.name()
+        );
+        return Err(Error::invalid(operation, reason));
+    }
     if layout.len() > MAX_SLOTS {
         let (name, count) = (rule.name(), layout.len());
         let reason = format!("rule {name} keeps {count} slots, but at most {MAX_SLOTS} are supported");
@@ -24,25 +50,55 @@ pub(crate) fn layout(operation: &'static str, rule: &dyn Rule) -> Result<Vec<Slo
     Ok(layout)
 }
 
-/// The slots of one variable. On the host, each slot is a vector with the length of the variable, or of the range that
-/// this worker updates. For a variable that is updated on devices, slots are tensors on these devices.
+/// The elements of a variable for which a process keeps slots.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum SlotShare {
+    All,
+    /// A range, for slots with the shape of the variable.
+    Range(Range<usize>),
+    /// None, because another worker or a server keeps all of them.
+    Elsewhere,
+}
+
+impl SlotShare {
+    /// Returns the number of elements that this process keeps of a slot of a variable with the given shape.
+    pub(crate) fn elements(&self, shape: SlotShape, variable: &[usize]) -> usize {
+        match self {
+            SlotShare::All => shape.elements(variable),
+            SlotShare::Range(range) => range.len(),
+            SlotShare::Elsewhere => 0,
+        }
+    }
+}
+
+/// Returns the elements of a slot that belong to a range of a variable with `elements` elements. If the slot has one
+/// number for each row, the range consists of complete rows.
+pub(crate) fn slot_range(
+    at: &Range<usize>,
+    (slot, elements): (usize, usize),
+    row_len: usize,
+) -> Range<usize> {
+    if slot == elements { at.clone() } else { at.start / row_len.max(1)..at.end / row_len.max(1) }
+}
+
+/// The slots of one variable. On the host, each slot is a vector of the elements of its [`SlotShare`]. For a variable
+/// that is updated on devices, slots are tensors on these devices.
 #[derive(Debug)]
 pub(crate) enum Slots {
     F32(Vec<Vec<f32>>),
     F64(Vec<Vec<f64>>),
-    /// The slots of each local replica, with the shape of the variable. All replicas have the same values.
+    /// The slots of each local replica, with the shape of the variable: a rule with other slots has no program. All
+    /// replicas have the same values.
     OnDevices(Vec<Vec<Tensor>>),
 }
 
 impl Slots {
-    /// Creates slots with their initial values and `n` elements each. Returns an error if the variable is not a CPU
-    /// tensor of f32 or f64.
-    pub(crate) fn new(name: &str, variable: &Var, layout: &[SlotSpec], n: usize) -> Result<Self> {
+    /// Creates slots with their initial values. Returns an error if the variable is not a CPU tensor of f32 or f64.
+    pub(crate) fn new(name: &str, variable: &Var, layout: &[SlotSpec], share: &SlotShare) -> Result<Self> {
+        let all = layout.iter().map(|slot| (slot.initial, share.elements(slot.shape, variable.dims())));
         match (variable.dtype(), variable.device().is_cpu()) {
-            (DType::F32, true) => {
-                Ok(Slots::F32(layout.iter().map(|slot| vec![slot.initial as f32; n]).collect()))
-            }
-            (DType::F64, true) => Ok(Slots::F64(layout.iter().map(|slot| vec![slot.initial; n]).collect())),
+            (DType::F32, true) => Ok(Slots::F32(all.map(|(value, n)| vec![value as f32; n]).collect())),
+            (DType::F64, true) => Ok(Slots::F64(all.map(|(value, n)| vec![value; n]).collect())),
             (dtype, _) => Err(Error::invalid(
                 "Optimizer::new",
                 format!(
@@ -53,17 +109,20 @@ impl Slots {
         }
     }
 
-    /// Reads the slots of a variable from a checkpoint. `names` are the names of the slots in the checkpoint. `range`
-    /// selects the elements; `None` selects all.
+    /// Reads the slots of a variable that this process keeps from a checkpoint. `names` are the names of the slots in
+    /// the checkpoint, in the order of `layout`.
     pub(crate) fn from_checkpoint(
         from: &Reader,
         names: &[String],
         variable: &Var,
-        range: Option<Range<usize>>,
+        layout: &[SlotSpec],
+        share: &SlotShare,
     ) -> Result<Self> {
+        let shapes = layout.iter().map(|slot| slot.shape.dims(variable.dims()));
+        let all: Vec<_> = names.iter().zip(shapes).collect();
         Ok(match variable.dtype() {
-            DType::F64 => Slots::F64(read(from, names, variable, &range)?),
-            _ => Slots::F32(read(from, names, variable, &range)?),
+            DType::F64 => Slots::F64(read(from, &all, share)?),
+            _ => Slots::F32(read(from, &all, share)?),
         })
     }
 
@@ -96,9 +155,9 @@ impl Slots {
         }
     }
 
-    /// Returns a copy of one slot. It has the shape of the variable, and is on the variable's device.
-    pub(crate) fn tensor(&self, index: usize, variable: &Var) -> Result<Tensor> {
-        let (shape, device) = (variable.shape(), variable.device());
+    /// Returns a copy of one slot, on the variable's device.
+    pub(crate) fn tensor(&self, index: usize, shape: SlotShape, variable: &Var) -> Result<Tensor> {
+        let (shape, device) = (shape.dims(variable.dims()), variable.device());
         Ok(match self {
             Slots::F32(slots) => Tensor::from_slice(&slots[index], shape, device)?,
             Slots::F64(slots) => Tensor::from_slice(&slots[index], shape, device)?,
@@ -115,7 +174,8 @@ impl Slots {
             Slots::OnDevices(_) => None,
         };
         if let Some(count) = count {
-            let of = |copy: &&Var| (0..count).map(|slot| self.tensor(slot, copy)).collect();
+            let of =
+                |copy: &&Var| (0..count).map(|slot| self.tensor(slot, SlotShape::Variable, copy)).collect();
             *self = Slots::OnDevices(copies.iter().map(of).collect::<Result<_>>()?);
         }
         match self {
@@ -138,15 +198,11 @@ impl Slots {
     }
 }
 
-fn read<F: Element>(
-    from: &Reader,
-    names: &[String],
-    variable: &Var,
-    range: &Option<Range<usize>>,
-) -> Result<Vec<Vec<F>>> {
-    let one = |name: &String| match range {
-        None => Ok(read_as(from, name, F::DTYPE, variable.dims())?.into_vec()?),
-        Some(range) => read_elements(from, name, F::DTYPE, variable.dims(), range),
+fn read<F: Element>(from: &Reader, all: &[(&String, Vec<usize>)], share: &SlotShare) -> Result<Vec<Vec<F>>> {
+    let one = |(name, dims): &(&String, Vec<usize>)| match share {
+        SlotShare::All => Ok(read_as(from, name, F::DTYPE, dims)?.into_vec()?),
+        SlotShare::Range(range) => read_elements(from, name, F::DTYPE, dims, range),
+        SlotShare::Elsewhere => read_elements(from, name, F::DTYPE, dims, &(0..0)),
     };
-    names.iter().map(one).collect()
+    all.iter().map(one).collect()
 }

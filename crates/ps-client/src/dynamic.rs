@@ -341,11 +341,9 @@ fn merge(parts: Vec<DynamicState>) -> Result<DynamicState> {
         .collect();
     let values = HostTensor::concat(&some.iter().map(|part| &part.values).collect::<Vec<_>>(), 0)?;
     let slot = |number: usize| {
-        let of = |part: &&DynamicState| {
-            part.slots.get(number).map_or_else(|| part.values.clone(), |(_, slot)| slot.clone())
-        };
-        let all: Vec<HostTensor> = some.iter().map(of).collect();
-        HostTensor::concat(&all.iter().collect::<Vec<_>>(), 0)
+        // Parts without slots have no rows.
+        let all = parts.iter().filter_map(|part| Some(&part.slots.get(number)?.1));
+        HostTensor::concat(&all.collect::<Vec<_>>(), 0)
     };
     let slots = names.into_iter().enumerate().map(|(i, name)| Ok((name, slot(i)?))).collect::<Result<_>>()?;
     let ids: Vec<i64> = some.iter().flat_map(|part| part.ids.iter().copied()).collect();

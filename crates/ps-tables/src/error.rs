@@ -197,6 +197,17 @@ pub enum Error {
         /// The name of the rule.
         rule: &'static str,
     },
+    /// The rule needs complete variables, and a table may be one of several shards.
+    #[error(
+        "set_rule: {rule} needs a complete variable, but table {table} may have only some of its rows; use a rule of \
+         elements or rows"
+    )]
+    NeedsVariable {
+        /// The name of the table.
+        table: String,
+        /// The name of the rule.
+        rule: &'static str,
+    },
     /// The slots to be restored are not those of the table's rule.
     #[error("restore: table {table} has slots {expected:?}, found {found:?}")]
     Slots {

@@ -75,7 +75,8 @@ impl Variable {
     pub(super) fn restore_ids<'a>(self, prefix: &str, from: &Reader) -> Result<Restore<'a>> {
         const OPERATION: &str = "Checkpoint::restore";
         require_names(from, &[uses_name(prefix)])?;
-        let SavedRows { ids, values } = self.saved_rows(prefix, prefix, from)?;
+        let row = self.require_ids(OPERATION)?.tables().dims().get(1..).unwrap_or_default();
+        let SavedRows { ids, values } = self.saved_rows(prefix, prefix, row, from)?;
         let used = from.tensor(&uses_name(prefix))?.into_vec::<u64>()?;
         if used.len() != ids.len() {
             return Err(does_not_fit(
@@ -89,17 +90,22 @@ impl Variable {
         }))
     }
 
-    /// Reads rows of this variable from a checkpoint. `name` is the name of their values or slots. The ids are read
-    /// from the entry that belongs to the values named `values_name`.
+    /// Reads rows of this variable from a checkpoint. `name` is the name of their values or slots, and `row` is the
+    /// shape of a row. The ids are read from the entry that belongs to the values named `values_name`.
     #[doc(hidden)]
-    pub fn saved_rows(&self, name: &str, values_name: &str, from: &Reader) -> Result<SavedRows> {
+    pub fn saved_rows(
+        &self,
+        name: &str,
+        values_name: &str,
+        row: &[usize],
+        from: &Reader,
+    ) -> Result<SavedRows> {
         let ids = ids_name(values_name);
         require_names(from, &[ids.clone(), name.to_owned()])?;
         if from.describe(&ids)?.dtype != DType::I64 {
             return Err(does_not_fit(from, &ids, "is not int64"));
         }
         let (ids, values) = (from.tensor(&ids)?.into_vec::<i64>()?, from.tensor(name)?);
-        let row = self.require_ids("Checkpoint::restore")?.tables().dims().get(1..).unwrap_or_default();
         let dims: Vec<usize> = std::iter::once(&ids.len()).chain(row).copied().collect();
         if values.dims() != dims || values.dtype() != self.dtype() {
             let (found, dtype) = (values.describe(), self.dtype());

@@ -7,7 +7,7 @@ use distribute::nn::{
     self, BagMode, BatchNorm, Conv2d, Dropout, Embedding, EmbeddingBag, LayerNorm, Linear, loss,
 };
 use distribute::optimizer::Transform;
-use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Rule, Sgd};
+use distribute::optimizer::rules::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, RowAdagrad, Rule, Sgd};
 use distribute::{Optimizer, Result, Strategy, Variables};
 
 const ROWS: usize = 11;
@@ -212,6 +212,7 @@ pub fn by_two(strategy: &Strategy) -> Vec<Trained> {
         add("clipped", train(strategy, Sgd, 0.1, true, dtype));
         add("momentum", train(strategy, Momentum::default(), 0.1, false, dtype));
         add("adagrad", train(strategy, Adagrad::default(), 0.1, false, dtype));
+        add("row_adagrad", train(strategy, RowAdagrad::default(), 0.1, false, dtype));
         add("ftrl", train(strategy, Ftrl::default(), 0.1, false, dtype));
         if dtype == DType::F64 {
             // These divide gradients by their size: of a small one all bits of it count.
@@ -233,6 +234,7 @@ pub fn by_one(strategy: &Strategy) -> Vec<Trained> {
         add("sgd", train_alone(strategy, Sgd, 0.1, dtype));
         add("momentum", train_alone(strategy, Momentum::nesterov(0.9), 0.1, dtype));
         add("adagrad", train_alone(strategy, Adagrad::default(), 0.1, dtype));
+        add("row_adagrad", train_alone(strategy, RowAdagrad::default(), 0.1, dtype));
         add("ftrl", train_alone(strategy, Ftrl { l1: 1e-3, ..Ftrl::default() }, 0.1, dtype));
         if dtype == DType::F64 {
             add("adam", train_alone(strategy, Adam::default(), 0.01, dtype));

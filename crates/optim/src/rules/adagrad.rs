@@ -11,7 +11,7 @@ impl Formula for Adagrad {
     }
 
     fn layout(&self) -> [SlotSpec; 1] {
-        [SlotSpec { name: "accum", initial: self.initial_accumulator_value }]
+        [SlotSpec::new("accum", self.initial_accumulator_value)]
     }
 
     fn check(&self) -> Result<(), InvalidHyperparameter> {
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn by_hand() {
         let rule = Adagrad { initial_accumulator_value: 0.25, epsilon: 0.5 };
-        assert_eq!(rule.slots(), [SlotSpec { name: "accum", initial: 0.25 }]);
+        assert_eq!(rule.slots(), [SlotSpec::new("accum", 0.25)]);
         let (mut var, mut accum) = ([1.0f32, 1.0], [0.25f32, 4.0]);
         // 1 − 0.5 · 0 / …, 1 − 0.5 · 1.5 / (2.5 + 0.5)
         rule.update(Step::after(0, 0.5), &mut var, &[0.0, 1.5], &mut [&mut accum]).unwrap();

@@ -11,7 +11,7 @@ impl Formula for Ftrl {
     }
 
     fn layout(&self) -> [SlotSpec; 2] {
-        [SlotSpec { name: "accum", initial: self.initial_accumulator_value }, SlotSpec::zeros("linear")]
+        [SlotSpec::new("accum", self.initial_accumulator_value), SlotSpec::zeros("linear")]
     }
 
     fn check(&self) -> Result<(), InvalidHyperparameter> {

@@ -8,6 +8,7 @@ mod lion;
 mod momentum;
 mod nadam;
 mod rmsprop;
+mod row_adagrad;
 mod sgd;
 
 use crate::{Averaged, Rule, RuleSpec};
@@ -26,6 +27,7 @@ impl RuleSpec {
             Self::Ftrl(rule) => Arc::new(rule),
             Self::NAdam(rule) => Arc::new(rule),
             Self::Lion(rule) => Arc::new(rule),
+            Self::RowAdagrad(rule) => Arc::new(rule),
             Self::Averaged { ema_momentum, of } => {
                 Arc::new(Averaged { rule: of.rule(), momentum: ema_momentum })
             }
@@ -36,7 +38,7 @@ impl RuleSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Adagrad, Adam, AdamW, Ftrl, Lion, Momentum, NAdam, RmsProp, Sgd};
+    use crate::{Adagrad, Adam, AdamW, Ftrl, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Sgd};
 
     #[test]
     fn an_average_of_an_average_is_not_decoded() {
@@ -51,7 +53,7 @@ mod tests {
 
     #[test]
     fn every_rule_comes_back_from_its_data() {
-        let rules: [Arc<dyn Rule>; 11] = [
+        let rules: [Arc<dyn Rule>; 12] = [
             Arc::new(Sgd),
             Arc::new(Momentum::nesterov(0.5)),
             Arc::new(Adam { beta1: 0.25, ..Adam::default() }),
@@ -62,6 +64,7 @@ mod tests {
             Arc::new(Ftrl { l1: 0.1, beta: 2.0, ..Ftrl::default() }),
             Arc::new(NAdam { beta2: 0.5, ..NAdam::default() }),
             Arc::new(Lion { weight_decay: 0.5, ..Lion::default() }),
+            Arc::new(RowAdagrad { epsilon: 0.5, ..RowAdagrad::default() }),
             Arc::new(Averaged { rule: Arc::new(Adam::lazy()), momentum: 0.75 }),
         ];
         for rule in rules {

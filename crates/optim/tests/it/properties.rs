@@ -3,8 +3,8 @@
 // clippy's allow-unwrap-in-tests doesn't see helpers outside of #[test] functions.
 
 use distribute_optim::{
-    Adagrad, Adam, AdamW, Averaged, Float, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, RuleExt, Sgd, Step,
-    merge_rows,
+    Adagrad, Adam, AdamW, Averaged, Float, Ftrl, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule, RuleExt,
+    Sgd, Step, Unit, merge_rows,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -28,31 +28,45 @@ fn rules() -> Vec<Box<dyn Rule>> {
         Box::new(Averaged { rule: Arc::new(Momentum::new(0.9)), momentum: 0.5 }),
         Box::new(Lion::default()),
         Box::new(Lion { lazy: true, weight_decay: 0.1, ..Lion::default() }),
+        Box::new(RowAdagrad::default()),
+        Box::new(Averaged { rule: Arc::new(RowAdagrad::default()), momentum: 0.9 }),
     ]
 }
 
-/// A variable and its slots.
+/// A variable of complete rows, and its slots.
 #[derive(Clone, Debug, PartialEq)]
 struct State<F> {
+    row_len: usize,
     var: Vec<F>,
     slots: Vec<Vec<F>>,
 }
 
 impl<F: Float> State<F> {
-    fn new(rule: &dyn Rule, var: &[f64]) -> Self {
-        let slot = |initial| vec![F::from_f64(initial); var.len()];
-        State { var: cast(var), slots: rule.slots().iter().map(|spec| slot(spec.initial)).collect() }
+    fn new(rule: &dyn Rule, var: &[f64], row_len: usize) -> Self {
+        let dims = [var.len() / row_len, row_len];
+        let slots = rule.slots();
+        let slots = slots.iter().map(|slot| vec![F::from_f64(slot.initial); slot.shape.elements(&dims)]);
+        State { row_len, var: cast(var), slots: slots.collect() }
     }
 
-    /// Updates the elements of `range`.
+    /// Updates the elements of `range`, which are complete rows unless the rule updates elements.
     fn update(&mut self, rule: &dyn Rule, at: Step, range: std::ops::Range<usize>, grad: &[F]) {
-        let mut slots: Vec<&mut [F]> = self.slots.iter_mut().map(|slot| &mut slot[range.clone()]).collect();
-        rule.update(at, &mut self.var[range.clone()], &grad[range], &mut slots).unwrap();
+        let row_len = self.row_len;
+        let shapes = rule.slots().into_iter().map(|slot| slot.shape.per_row(row_len).unwrap());
+        let mut slots: Vec<&mut [F]> = (self.slots.iter_mut().zip(shapes))
+            .map(|(slot, n)| &mut slot[range.start * n / row_len..range.end * n / row_len])
+            .collect();
+        let dims = [range.len() / row_len, row_len];
+        let (var, grad) = (&mut self.var[range.clone()], &grad[range]);
+        match rule.unit() {
+            Unit::Element => rule.update(at, var, grad, &mut slots).unwrap(),
+            _ => rule.update_shaped(at, &dims, var, grad, &mut slots).unwrap(),
+        }
     }
 
-    fn update_rows(&mut self, rule: &dyn Rule, at: Step, row_len: usize, rows: &[usize], grads: &[F]) {
+    fn update_rows(&mut self, rule: &dyn Rule, at: Step, rows: &[usize], grads: &[F]) {
         let mut slots: Vec<&mut [F]> = self.slots.iter_mut().map(Vec::as_mut_slice).collect();
-        rule.update_rows(at, &mut self.var, row_len, rows, grads, &mut slots).unwrap();
+        rule.update_rows(at, &mut self.var, self.row_len, rows, grads, &mut slots).unwrap();
     }
 }
 
@@ -97,19 +111,21 @@ proptest! {
     // INV-11
     #[test]
     fn ranges_are_bit_identical_to_the_complete_tensor(
-        (var, grads) in trajectory(67),
-        mut cuts in prop::collection::vec(0..=67usize, 0..5),
+        (var, grads) in trajectory(68),
+        mut cuts in prop::collection::vec(0..=68usize, 0..5),
     ) {
-        cuts.extend([0, 67]);
+        cuts.extend([0, 68]);
         cuts.sort_unstable();
         for rule in rules() {
-            let mut whole = State::<f32>::new(&*rule, &var);
+            let row_len = if rule.unit() == Unit::Element { 1 } else { 4 };
+            let mut whole = State::<f32>::new(&*rule, &var, row_len);
             let mut pieces = whole.clone();
             for (finished, grad) in grads.iter().enumerate() {
                 let (at, grad) = (Step::after(finished as u64, 0.05), cast(grad));
-                whole.update(&*rule, at, 0..67, &grad);
+                whole.update(&*rule, at, 0..68, &grad);
                 for cut in cuts.windows(2) {
-                    pieces.update(&*rule, at, cut[0]..cut[1], &grad);
+                    let at_row = |cut: usize| cut / row_len * row_len;
+                    pieces.update(&*rule, at, at_row(cut[0])..at_row(cut[1]), &grad);
                 }
             }
             prop_assert_eq!(bits(&whole), bits(&pieces), "{:?}", rule);
@@ -120,12 +136,12 @@ proptest! {
     #[test]
     fn rows_give_the_same_bits_as_the_dense_rule((row_len, table, steps) in table()) {
         for rule in rules() {
-            let mut by_row = State::<f32>::new(&*rule, &table);
+            let mut by_row = State::<f32>::new(&*rule, &table, row_len);
             let mut dense = by_row.clone();
             for (finished, (indices, values)) in steps.iter().enumerate() {
                 let at = Step::after(finished as u64, 0.05);
                 let (rows, grads) = merge_rows(indices, &cast::<f32>(values), row_len).unwrap();
-                by_row.update_rows(&*rule, at, row_len, &rows, &grads);
+                by_row.update_rows(&*rule, at, &rows, &grads);
                 let grad = scatter(table.len(), row_len, &rows, &grads);
                 if rule.moves_absent_rows() {
                     dense.update(&*rule, at, 0..table.len(), &grad);
@@ -145,17 +161,17 @@ proptest! {
     fn shards_give_the_same_bits_as_the_table((row_len, table, steps) in table(), cut in 0..9usize) {
         let cut = cut.min(table.len() / row_len);
         for rule in rules() {
-            let mut whole = State::<f32>::new(&*rule, &table);
+            let mut whole = State::<f32>::new(&*rule, &table, row_len);
             let (low, high) = table.split_at(cut * row_len);
-            let (mut low, mut high) = (State::<f32>::new(&*rule, low), State::<f32>::new(&*rule, high));
+            let (mut low, mut high) = (State::<f32>::new(&*rule, low, row_len), State::<f32>::new(&*rule, high, row_len));
             for (finished, (indices, values)) in steps.iter().enumerate() {
                 let at = Step::after(finished as u64, 0.05);
                 let (rows, grads) = merge_rows(indices, &cast::<f32>(values), row_len).unwrap();
-                whole.update_rows(&*rule, at, row_len, &rows, &grads);
+                whole.update_rows(&*rule, at, &rows, &grads);
                 let at_cut = rows.partition_point(|&row| row < cut);
                 let local: Vec<usize> = rows[at_cut..].iter().map(|row| row - cut).collect();
-                low.update_rows(&*rule, at, row_len, &rows[..at_cut], &grads[..at_cut * row_len]);
-                high.update_rows(&*rule, at, row_len, &local, &grads[at_cut * row_len..]);
+                low.update_rows(&*rule, at, &rows[..at_cut], &grads[..at_cut * row_len]);
+                high.update_rows(&*rule, at, &local, &grads[at_cut * row_len..]);
             }
             low.var.append(&mut high.var);
             for (low, high) in low.slots.iter_mut().zip(&mut high.slots) {
@@ -175,7 +191,7 @@ proptest! {
         let var = round(&var);
         // A step of Lion is the sign of a sum, which may be almost 0.
         for rule in rules().into_iter().filter(|rule| !rule.name().starts_with("lion")) {
-            let (mut single, mut double) = (State::<f32>::new(&*rule, &var), State::<f64>::new(&*rule, &var));
+            let (mut single, mut double) = (State::<f32>::new(&*rule, &var, 4), State::<f64>::new(&*rule, &var, 4));
             for (finished, grad) in grads.iter().map(|grad| round(grad)).enumerate() {
                 let at = Step::after(finished as u64, 0.05);
                 single.update(&*rule, at, 0..16, &cast(&grad));

@@ -49,6 +49,14 @@ impl<F> GradientRange<'_, F> {
             Summands::Rows(range) => range.elements(),
         }
     }
+
+    /// Returns the number of elements of a row, for gradients by row.
+    pub(crate) fn row_len(&self) -> Option<usize> {
+        match &self.summands {
+            Summands::Dense(_) => None,
+            Summands::Rows(range) => Some(range.row_len),
+        }
+    }
 }
 
 impl<F> Splittable for GradientRange<'_, F> {
@@ -102,6 +110,29 @@ impl<F: Number> GradientRange<'_, F> {
                     resolved.apply(self.variable, block, values);
                 }
                 block
+            }
+        }
+    }
+
+    /// Returns the reduced and transformed gradient of the range. `values` are the variable's values in that range.
+    /// Rows without a gradient are zeros.
+    pub(crate) fn complete(&self, resolved: &ResolvedTransforms, values: &[F]) -> Vec<F> {
+        match &self.summands {
+            Summands::Dense(replicas) => {
+                let (mut all, mut scratch) = (Vec::with_capacity(values.len()), [F::of(0.); BLOCK]);
+                for at in blocks(values.len()) {
+                    let of_block = &values[at.clone()];
+                    all.extend_from_slice(self.block(replicas, resolved, at, of_block, &mut scratch));
+                }
+                all
+            }
+            Summands::Rows(range) => {
+                let (mut all, row_len) = (vec![F::of(0.); values.len()], range.row_len.max(1));
+                let (rows, sums) = self.rows(range, resolved, values);
+                for (row, sum) in rows.iter().zip(sums.chunks_exact(row_len)) {
+                    all[row * row_len..][..row_len].copy_from_slice(sum);
+                }
+                all
             }
         }
     }

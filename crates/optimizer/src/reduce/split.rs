@@ -16,6 +16,11 @@ pub(crate) trait Splittable {
     /// Splits off the first `len` elements. If the range cannot be split there, splits off slightly more, but never
     /// fewer.
     fn split_front(&mut self, len: usize) -> Self;
+
+    /// Returns `true` if the range cannot be split.
+    fn is_whole(&self) -> bool {
+        false
+    }
 }
 
 impl<A: Splittable, B: Splittable> Splittable for EitherFloat<A, B> {
@@ -29,6 +34,12 @@ impl<A: Splittable, B: Splittable> Splittable for EitherFloat<A, B> {
         match self {
             EitherFloat::F32(x) => EitherFloat::F32(x.split_front(len)),
             EitherFloat::F64(x) => EitherFloat::F64(x.split_front(len)),
+        }
+    }
+    fn is_whole(&self) -> bool {
+        match self {
+            EitherFloat::F32(x) => x.is_whole(),
+            EitherFloat::F64(x) => x.is_whole(),
         }
     }
 }
@@ -51,7 +62,7 @@ impl<P: Splittable + Send> WorkSplit<P> {
             while rest.len() > 0 {
                 let thread = split.blocks_given / split.blocks_each;
                 let room = (thread + 1) * split.blocks_each - split.blocks_given;
-                let len = (room * BLOCK).min(rest.len());
+                let len = if rest.is_whole() { rest.len() } else { (room * BLOCK).min(rest.len()) };
                 split.parts[thread].push(rest.split_front(len));
                 split.blocks_given += len.div_ceil(BLOCK);
             }

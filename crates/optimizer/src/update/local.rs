@@ -10,7 +10,7 @@ use crate::reduce::range::{GradientRange, Summands, blocks};
 use crate::reduce::resolve;
 use crate::reduce::rows::RowRange;
 use crate::reduce::split::{Splittable, WorkSplit};
-use crate::slots::{MAX_SLOTS, Slots};
+use crate::slots::{MAX_SLOTS, Slots, slot_range};
 use crate::sync::Threads;
 use crate::transform::{ResolvedTransforms, Transform};
 use crate::update::locked::{Locked, with_locked};
@@ -18,7 +18,7 @@ use crate::update::{Backend, Pass, Update};
 use candle_core::Var;
 use distribute_base::internal::{EitherFloat, Number};
 use distribute_base::{Error, Result};
-use distribute_optim::{Rule, RuleExt, Step, UpdateError};
+use distribute_optim::{Rule, RuleExt, Step, Unit, UpdateError};
 use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;
 
@@ -75,13 +75,15 @@ impl<'a> InPlaceUpdater<'a> {
             with_locked(&tensors, |elements| {
                 let ranges = elements.into_iter().zip(variables).map(|(values, variable)| {
                     let slots = slots[variable.index].take();
-                    let every_row = rules.of(variable.index).0.moves_absent_rows();
+                    let (rule, _) = rules.of(variable.index);
+                    let (every_row, unit, dims) =
+                        (rule.moves_absent_rows(), rule.unit(), variable.variable.dims());
                     match (values, slots, variable.range(every_row, None)?) {
                         (Locked::F32(values), Some(Slots::F32(slots)), EitherFloat::F32(gradient)) => {
-                            Ok(EitherFloat::F32(UpdateRange::new(values, slots, gradient)))
+                            Ok(EitherFloat::F32(UpdateRange::new(values, slots, gradient, (unit, dims))))
                         }
                         (Locked::F64(values), Some(Slots::F64(slots)), EitherFloat::F64(gradient)) => {
-                            Ok(EitherFloat::F64(UpdateRange::new(values, slots, gradient)))
+                            Ok(EitherFloat::F64(UpdateRange::new(values, slots, gradient, (unit, dims))))
                         }
                         _ => Err(Error::invalid(
                             "optimizer step",
@@ -110,12 +112,26 @@ pub(crate) struct UpdateRange<'a, F> {
     old: Option<&'a [F]>,
     slots: Vec<&'a mut [F]>,
     gradients: GradientRange<'a, F>,
+    /// The shape of the variable, if it is not split because the rule needs more than elements at once. Gradients by
+    /// row are split between rows.
+    whole: Option<&'a [usize]>,
 }
 
 impl<'a, F> UpdateRange<'a, F> {
-    /// Creates the range of a complete variable.
-    pub(crate) fn new(values: &'a mut [F], slots: &'a mut [Vec<F>], gradients: GradientRange<'a, F>) -> Self {
-        Self { values, old: None, slots: slots.iter_mut().map(Vec::as_mut_slice).collect(), gradients }
+    /// Creates the range of a complete variable of shape `dims`, for a rule with the given unit.
+    pub(crate) fn new(
+        values: &'a mut [F],
+        slots: &'a mut [Vec<F>],
+        gradients: GradientRange<'a, F>,
+        (unit, dims): (Unit, &'a [usize]),
+    ) -> Self {
+        let is_whole = match unit {
+            Unit::Element => false,
+            Unit::Row => matches!(gradients.summands, Summands::Dense(_)),
+            Unit::Variable => true,
+        };
+        let slots = slots.iter_mut().map(Vec::as_mut_slice).collect();
+        Self { values, old: None, slots, gradients, whole: is_whole.then_some(dims) }
     }
 
     /// Sets the values before the update. The new values are then written to separate memory.
@@ -124,19 +140,32 @@ impl<'a, F> UpdateRange<'a, F> {
     }
 }
 
-impl<F> Splittable for UpdateRange<'_, F> {
+impl<'a, F> Splittable for UpdateRange<'a, F> {
     fn len(&self) -> usize {
         self.gradients.len()
     }
     fn split_front(&mut self, len: usize) -> Self {
+        let (elements, whole) = (self.values.len(), self.whole);
         let gradients = self.gradients.split_front(len);
-        let len = gradients.elements();
+        let (len, row_len) = (gradients.elements(), gradients.row_len());
+        let of_slot = |slot: &mut &'a mut [F]| match (whole, row_len) {
+            (Some(_), _) => std::mem::take(slot),
+            (None, Some(row_len)) => {
+                let end = slot_range(&(0..len), (slot.len(), elements), row_len).end;
+                slot.split_off_mut(..end).unwrap_or_default()
+            }
+            (None, None) => slot.split_off_mut(..len).unwrap_or_default(),
+        };
         Self {
             values: self.values.split_off_mut(..len).unwrap_or_default(),
             old: self.old.as_mut().map(|old| old.split_off(..len).unwrap_or_default()),
-            slots: self.slots.iter_mut().map(|slot| slot.split_off_mut(..len).unwrap_or_default()).collect(),
+            slots: self.slots.iter_mut().map(of_slot).collect(),
             gradients,
+            whole,
         }
+    }
+    fn is_whole(&self) -> bool {
+        self.whole.is_some()
     }
 }
 
@@ -146,8 +175,15 @@ pub(crate) fn update<F: Number>(
     rules: &Rules<'_>,
     resolved: &ResolvedTransforms,
 ) -> Result<(), UpdateError> {
-    let UpdateRange { values, old, mut slots, gradients } = range;
+    let UpdateRange { values, old, mut slots, gradients, whole } = range;
     let (rule, step) = rules.of(gradients.variable);
+    if let Some(dims) = whole {
+        if let Some(old) = old {
+            values.copy_from_slice(old);
+        }
+        let gradient = gradients.complete(resolved, values);
+        return rule.update_shaped(step, dims, values, &gradient, &mut slots);
+    }
     let of_replicas = match &gradients.summands {
         Summands::Dense(of_replicas) => of_replicas,
         Summands::Rows(rows) => {
@@ -185,9 +221,14 @@ fn update_rows<F: Number>(
     let (mut rows, mut sums) = (Vec::with_capacity(most), vec![F::of(0.); most * row_len]);
     // A block includes the rows without a gradient up to the next block, because some rules move them.
     let mut start = 0;
+    let elements = values.len();
     let mut apply = |values: &mut [F], start: usize, end: usize, rows: &[usize], sums: &[F]| {
         let at = start * row_len..end * row_len;
-        let mut of_block = ranges_of(slots, &at);
+        let mut of_block: [&mut [F]; MAX_SLOTS] = Default::default();
+        for (block, slot) in of_block.iter_mut().zip(slots.iter_mut()) {
+            let at = slot_range(&at, (slot.len(), elements), row_len);
+            *block = &mut slot[at];
+        }
         rule.update_rows(step, &mut values[at], row_len, rows, sums, &mut of_block[..kept])
     };
     range.each(|row, inputs| {

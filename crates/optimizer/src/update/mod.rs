@@ -22,7 +22,7 @@ use crate::parameters::{Copies, Parameters};
 use crate::progress::Change;
 use crate::reduce::Weighted;
 use crate::reduce::operands::Operands;
-use crate::slots::Slots;
+use crate::slots::{SlotShare, Slots};
 use crate::sync::{StepSync, Threads};
 use crate::{Inner, Transform};
 use candle_core::{Tensor, Var};
@@ -84,15 +84,15 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Returns the number of a variable's `elements` for which this process keeps slots.
-    fn slot_elements(&self, parameters: &Parameters, variable: usize, elements: usize) -> usize {
-        parameters.partition.as_ref().map_or(elements, |partition| partition.own_range(variable).len())
+    /// Returns the elements of a variable for which this process keeps slots.
+    fn slot_share(&self, parameters: &Parameters, variable: usize) -> SlotShare {
+        parameters.partition.as_ref().map_or(SlotShare::All, |partition| partition.own_share(variable))
     }
 
     /// Creates the slots that this process keeps for all variables, with their initial values.
     fn new_slots(&self, parameters: &Parameters, layout: &[SlotSpec]) -> Result<Vec<Slots>> {
         let of = |(number, (name, variable)): (usize, &(String, Var))| {
-            Slots::new(name, variable, layout, self.slot_elements(parameters, number, variable.elem_count()))
+            Slots::new(name, variable, layout, &self.slot_share(parameters, number))
         };
         parameters.variables.iter().enumerate().map(of).collect()
     }
@@ -149,7 +149,8 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
 /// Returns a copy of one slot of a variable, from the memory of this process.
 pub(crate) fn slot_here(optimizer: &Inner, variable: usize, slot: usize) -> Result<Tensor> {
     let (_, var) = &optimizer.parameters.variables[variable];
-    optimizer.progress.read("slot")?[variable].tensor(slot, var)
+    let shape = optimizer.groups.rule().slots()[slot].shape;
+    optimizer.progress.read("slot")?[variable].tensor(slot, shape, var)
 }
 
 /// Adds to a checkpoint the slots of the variables for whose index `is_here` returns `true`, from the memory of this
@@ -161,10 +162,11 @@ pub(crate) fn save_slots_here(
     is_here: impl Fn(usize) -> bool,
 ) -> Result<()> {
     let all = optimizer.progress.read("Checkpoint::save")?;
-    for (index, slot) in optimizer.slot_names().iter().enumerate() {
+    for (index, SlotSpec { name: slot, shape, .. }) in optimizer.groups.rule().slots().into_iter().enumerate()
+    {
         let variables = optimizer.parameters.variables.iter().zip(&*all).enumerate();
         for (_, ((name, variable), slots)) in variables.filter(|(number, _)| is_here(*number)) {
-            let value = HostTensor::from_candle(&slots.tensor(index, variable)?)?;
+            let value = HostTensor::from_candle(&slots.tensor(index, shape, variable)?)?;
             writer.insert(format!("{prefix}/{slot}/{name}"), value)?;
         }
     }
@@ -174,8 +176,9 @@ pub(crate) fn save_slots_here(
 /// Reads the slots of a variable that this process keeps from a checkpoint, in which they have the given names.
 pub(crate) fn read_slots(optimizer: &Inner, number: usize, names: &[String], from: &Reader) -> Result<Slots> {
     let (_, variable) = &optimizer.parameters.variables[number];
-    let mine = optimizer.parameters.partition.as_ref().map(|partition| partition.own_range(number));
-    Slots::from_checkpoint(from, names, variable, mine)
+    let partition = optimizer.parameters.partition.as_ref();
+    let share = partition.map_or(SlotShare::All, |partition| partition.own_share(number));
+    Slots::from_checkpoint(from, names, variable, &optimizer.groups.rule().slots(), &share)
 }
 
 /// Creates the backend for an optimizer's variables.

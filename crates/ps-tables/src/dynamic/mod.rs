@@ -23,6 +23,7 @@ pub use update::PushResult;
 
 use crate::partition::Split;
 use crate::steps::Steps;
+use crate::table::slot_width;
 use crate::{Error, Initializer, Result};
 use distribute_optim::{Rule, SlotSpec};
 use distribute_tensor::random::mix;
@@ -315,15 +316,21 @@ impl DynamicTable {
         self.width().saturating_mul(self.dtype().bytes().unwrap_or(8)).saturating_mul(rows)
     }
 
-    /// Returns the size of `slots` slots of all rows in bytes.
-    pub(crate) fn bytes_of_slots(&self, slots: usize) -> usize {
-        self.bytes_of_rows(self.len().next_multiple_of(CHUNK)).saturating_mul(slots)
+    /// Returns the size of slots of all rows in bytes.
+    pub(crate) fn bytes_of_slots(&self, slots: &[SlotSpec]) -> usize {
+        self.bytes_of_slot_rows(slots, self.len().next_multiple_of(CHUNK))
+    }
+
+    /// Returns the size of the slots of `rows` rows in bytes.
+    fn bytes_of_slot_rows(&self, slots: &[SlotSpec], rows: usize) -> usize {
+        let width: usize = slots.iter().map(|slot| slot_width(slot, self.width())).sum();
+        width.saturating_mul(self.dtype().bytes().unwrap_or(8)).saturating_mul(rows)
     }
 
     /// Returns an upper bound of the memory in bytes that a push of the given ids allocates. If `exact` is `true`, each
     /// id is looked up, and rows are only counted for ids that have none.
     pub(crate) fn bytes_of_new(&self, ids: &[i64], exact: bool) -> usize {
-        let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
+        let slots = self.rule.get().map_or(&[][..], |bound| &bound.slots);
         let rows = with_segments!(&self.segments, all => {
             if exact {
                 let split = split(all.len(), ids);
@@ -334,7 +341,8 @@ impl DynamicTable {
             }
         });
         // Each new id also takes an entry in the index or in the counts.
-        self.bytes_of_rows(rows).saturating_mul(1 + slots).saturating_add(ids.len() * ENTRY)
+        let values = self.bytes_of_rows(rows).saturating_add(self.bytes_of_slot_rows(slots, rows));
+        values.saturating_add(ids.len() * ENTRY)
     }
 
     fn width(&self) -> usize {
@@ -348,7 +356,12 @@ impl DynamicTable {
 
     /// Checks that `values` has the table's dtype, and contains one row for each of the ids.
     fn check_rows(&self, operation: &'static str, ids: &[i64], values: &HostTensor) -> Result<()> {
-        let (expected, table) = (self.rows_shape(ids.len()), self.name.clone());
+        self.check(operation, self.rows_shape(ids.len()), values)
+    }
+
+    /// Checks that `values` has the table's dtype, and the shape `expected`.
+    fn check(&self, operation: &'static str, expected: Vec<usize>, values: &HostTensor) -> Result<()> {
+        let table = self.name.clone();
         if values.dims() != expected {
             let found = values.dims().to_vec();
             return Err(Error::Shape { operation, table, expected, found });

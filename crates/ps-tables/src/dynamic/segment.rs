@@ -5,6 +5,7 @@ use super::uses::Uses;
 use super::waiting::Waiting;
 use super::{Limits, PushResult, hash};
 use crate::Initializer;
+use crate::table::slot_width;
 use distribute_optim::{Float, Rule, RuleExt, SlotSpec, Step, UpdateError};
 use distribute_tensor::Element;
 use distribute_tensor::kernel::RowMerge;
@@ -90,7 +91,8 @@ impl<T: Number> Segment<T> {
     /// Replaces the slots of all rows by those of `specs`, with their initial values. Rows that are created later get
     /// the same slots.
     pub(super) fn set_slots(&mut self, specs: &[SlotSpec]) {
-        let mut rows = Arena::new(self.width * (1 + specs.len()));
+        let of_slots: usize = specs.iter().map(|slot| slot_width(slot, self.width)).sum();
+        let mut rows = Arena::new(self.width + of_slots);
         for entry in self.index.iter_mut() {
             // There are as many rows as before, so this does not fail.
             let Some(row) = rows.add() else { continue };
@@ -169,20 +171,26 @@ impl<T: Number> Segment<T> {
         let (width, len) = (self.width, rows.len() * self.width);
         let mut sums = vec![T::ZERO; len];
         RowMerge::new(members).sum_shared(sources, update.gradient, width, 0, &mut sums);
-        let mut parts = vec![Vec::with_capacity(len); 1 + self.slots.len()];
+        let of_slots = self.slots.iter().map(|slot| slot_width(slot, width));
+        let widths: Vec<usize> = std::iter::once(width).chain(of_slots).collect();
+        let mut parts: Vec<Vec<T>> =
+            widths.iter().map(|width| Vec::with_capacity(rows.len() * width)).collect();
         for row in rows {
-            let row = self.rows.row(*row).chunks_exact(width.max(1));
-            parts.iter_mut().zip(row).for_each(|(part, row)| part.extend_from_slice(row));
+            let mut rest = self.rows.row(*row);
+            for (part, width) in parts.iter_mut().zip(&widths) {
+                part.extend_from_slice(rest.split_off(..*width).unwrap_or_default());
+            }
         }
         let Some((values, slots)) = parts.split_first_mut() else { return Ok(()) };
         let mut open: Vec<&mut [T]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
-        update.rule.update(update.step, values, &sums, &mut open)?;
+        update.rule.update_shaped(update.step, &[rows.len(), width], values, &sums, &mut open)?;
         for (i, row) in rows.iter().enumerate() {
-            let row = self.rows.row_mut(*row).chunks_exact_mut(width.max(1));
-            parts
-                .iter()
-                .zip(row)
-                .for_each(|(part, row)| row.copy_from_slice(&part[i * width..(i + 1) * width]));
+            let mut rest = self.rows.row_mut(*row);
+            for (part, width) in parts.iter().zip(&widths) {
+                if let Some(place) = rest.split_off_mut(..*width) {
+                    place.copy_from_slice(&part[i * width..(i + 1) * width]);
+                }
+            }
         }
         Ok(())
     }
@@ -296,8 +304,10 @@ impl<T: Number> Segment<T> {
     }
 }
 
-fn fill_slots<T: RandomElement>(slots: &mut [T], width: usize, specs: &[SlotSpec]) {
-    for (slot, spec) in slots.chunks_exact_mut(width.max(1)).zip(specs) {
+/// Fills the slots of a row of `width` elements with their initial values.
+fn fill_slots<T: RandomElement>(mut slots: &mut [T], width: usize, specs: &[SlotSpec]) {
+    for spec in specs {
+        let slot = slots.split_off_mut(..slot_width(spec, width)).unwrap_or_default();
         slot.fill(T::of_f64(spec.initial));
     }
 }

@@ -2,7 +2,9 @@
 
 use super::segment::{Number, Segment};
 use super::{DynamicTable, Segments, elements, segment_of, with_segments};
+use crate::table::slot_width;
 use crate::{Error, Result};
+use distribute_optim::SlotSpec;
 use distribute_tensor::HostTensor;
 use parking_lot::RwLock;
 use std::cmp::Reverse;
@@ -56,7 +58,7 @@ impl DynamicTable {
     /// if `part` is not less than [`parts`](Self::parts).
     pub fn state(&self, part: usize) -> Result<DynamicState> {
         let slots = self.rule.get().map_or(&[][..], |bound| &bound.slots);
-        let (width, names) = (self.width(), slots.iter().map(|slot| slot.name.to_string()));
+        let width = self.width();
         fn sorted<T: Number>(segment: Option<&RwLock<Segment<T>>>) -> Vec<(i64, u64, Vec<T>)> {
             let rows = |segment: &RwLock<Segment<T>>| {
                 segment
@@ -72,16 +74,22 @@ impl DynamicTable {
         with_segments!(&self.segments, all => {
             let rows = sorted(all.get(part));
             let shape = self.rows_shape(rows.len());
-            let of = |slot: usize| {
+            let mut start = 0;
+            let mut next = |width: usize, shape: Vec<usize>| {
+                let at = start..start + width;
+                start = at.end;
                 let mut all = Vec::with_capacity(rows.len() * width);
-                rows.iter().for_each(|(.., row)| all.extend_from_slice(&row[slot * width..(slot + 1) * width]));
-                HostTensor::new(all, shape.clone())
+                rows.iter().for_each(|(.., row)| all.extend_from_slice(&row[at.clone()]));
+                HostTensor::new(all, shape)
             };
+            let values = next(width, shape.clone())?;
+            let mut slot =
+                |slot: &SlotSpec| next(slot_width(slot, width), slot.shape.dims(&shape));
             Ok(DynamicState {
                 ids: rows.iter().map(|(id, ..)| *id).collect(),
                 used: rows.iter().map(|(_, used, _)| *used).collect(),
-                values: of(0)?,
-                slots: names.enumerate().map(|(i, name)| Ok((name, of(1 + i)?))).collect::<Result<_>>()?,
+                values,
+                slots: slots.iter().map(|of| Ok((of.name.to_string(), slot(of)?))).collect::<Result<_>>()?,
             })
         })
     }
@@ -175,7 +183,7 @@ impl DynamicTable {
     }
 
     /// Stores rows in the given order, and returns the number of rows that `put` could not store because the segment is
-    /// full. A row is the concatenation of its rows in all `parts`: values and slots.
+    /// full. A row is the concatenation of its rows in all `parts`: values and slots. Each part has a row for each id.
     fn put<T: Number>(
         &self,
         all: &[RwLock<Segment<T>>],
@@ -184,11 +192,13 @@ impl DynamicTable {
         parts: &[&HostTensor],
         put: impl Fn(&mut Segment<T>, usize, &[T]) -> bool,
     ) -> usize {
-        let width = self.width();
         let parts: Vec<&[T]> = parts.iter().copied().map(elements).collect();
         let mut left_out = 0;
         for i in order {
-            let row = |part: &[T]| part[i * width..(i + 1) * width].to_vec();
+            let row = |part: &[T]| {
+                let width = part.len() / ids.len();
+                part[i * width..(i + 1) * width].to_vec()
+            };
             let row: Vec<T> = parts.iter().flat_map(|part| row(part)).collect();
             if !put(&mut all[segment_of(all.len(), ids[*i])].write(), *i, &row) {
                 left_out += 1;
@@ -205,16 +215,19 @@ impl DynamicTable {
         ids: &[i64],
         slots: &'a [(String, HostTensor)],
     ) -> Result<Vec<&'a HostTensor>> {
-        slots.iter().try_for_each(|(_, slot)| self.check_rows(operation, ids, slot))?;
         self.check_unique(ids)?;
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
         let of = |name: &str| slots.iter().find(|(found, _)| found == name).map(|(_, slot)| slot);
         let sorted: Option<Vec<&HostTensor>> = specs.iter().map(|spec| of(spec.name)).collect();
-        sorted.filter(|_| slots.len() == specs.len()).ok_or_else(|| {
+        let sorted = sorted.filter(|_| slots.len() == specs.len()).ok_or_else(|| {
             let expected = specs.iter().map(|spec| spec.name).collect();
             let found = slots.iter().map(|(name, _)| name.clone()).collect();
             Error::Slots { table: self.name.clone(), expected, found }
-        })
+        })?;
+        let shape = self.rows_shape(ids.len());
+        let mut all = specs.iter().zip(&sorted);
+        all.try_for_each(|(spec, slot)| self.check(operation, spec.shape.dims(&shape), slot))?;
+        Ok(sorted)
     }
 
     fn check_used(&self, operation: &'static str, ids: &[i64], used: &[u64]) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::{DynamicOptions, Eviction, PushResult};
 use crate::{DynamicTable, HashPartition, Initializer, Push};
-use distribute_optim::{Adagrad, Adam, Ftrl, Momentum, Rule, RuleExt, Sgd, Step};
+use distribute_optim::{Adagrad, Adam, Averaged, Ftrl, Momentum, RowAdagrad, Rule, RuleExt, Sgd, Step};
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor};
 use distribute_testing::SplitMix;
@@ -16,6 +16,8 @@ fn rules() -> Vec<Arc<dyn Rule>> {
         Arc::new(Momentum::new(0.9)),
         Arc::new(Adam::lazy()),
         Arc::new(Adagrad::default()),
+        Arc::new(RowAdagrad::default()),
+        Arc::new(Averaged { rule: Arc::new(RowAdagrad::default()), momentum: 0.5 }),
         Arc::new(Ftrl { l1: 0.01, ..Ftrl::default() }),
     ]
 }
@@ -105,7 +107,11 @@ impl Model {
                 pushed.full += 1;
                 continue;
             }
-            let slots = self.rule.slots().iter().map(|slot| vec![slot.initial as f32; self.width]).collect();
+            let slots = self.rule.slots();
+            let slots = slots
+                .iter()
+                .map(|slot| vec![slot.initial as f32; slot.shape.elements(&[1, self.width])])
+                .collect();
             self.rows.insert(id, Row { values: self.first(id), slots, used: step.number(), pushes: 1 });
             self.came.remove(&id);
             pushed.created += 1;
@@ -113,7 +119,7 @@ impl Model {
         for (id, sum) in &sums {
             if let Some(row) = self.rows.get_mut(id) {
                 let mut slots: Vec<&mut [f32]> = row.slots.iter_mut().map(Vec::as_mut_slice).collect();
-                self.rule.update(step, &mut row.values, sum, &mut slots).unwrap();
+                self.rule.update_shaped(step, &[1, self.width], &mut row.values, sum, &mut slots).unwrap();
                 pushed.rows += 1;
             }
         }
@@ -163,7 +169,7 @@ fn check(table: &DynamicTable, model: &Model) -> Result<(), TestCaseError> {
             let row = &model.rows[id];
             prop_assert_eq!(state.used[i], row.saved(model.options));
             for ((_, slot), expected) in state.slots.iter().zip(&row.slots) {
-                let slot = &slot.as_slice::<f32>().unwrap()[i * model.width..(i + 1) * model.width];
+                let slot = &slot.as_slice::<f32>().unwrap()[i * expected.len()..(i + 1) * expected.len()];
                 prop_assert_eq!(bits(slot), bits(expected));
             }
         }
@@ -180,7 +186,7 @@ proptest! {
     #[test]
     fn rows_are_created_updated_and_removed(
         width in 1usize..5,
-        rule in 0usize..5,
+        rule in 0..rules().len(),
         admit_after in 1u32..4,
         // Up to 127 rows, there is one segment.
         max_rows in prop_oneof![Just(None), (1usize..40).prop_map(Some)],
@@ -222,7 +228,7 @@ proptest! {
     fn shards_have_the_rows_that_one_table_has(
         from in prop_oneof![Just(1usize), Just(2), Just(3), Just(5), Just(8)],
         to in prop_oneof![Just(1usize), Just(2), Just(3), Just(5), Just(8)],
-        rule in 0usize..5,
+        rule in 0..rules().len(),
         seed: u64,
     ) {
         let mut random = SplitMix(seed);

@@ -2,6 +2,7 @@
 
 use super::segment::{Number, Segment, Update};
 use super::{Bound, DynamicTable, Segments, elements, split, with_segments};
+use crate::table::require_rows;
 use crate::{Error, Push, Result};
 use distribute_optim::{Rule, RuleExt, UpdateError};
 use distribute_tensor::HostTensor;
@@ -44,9 +45,11 @@ impl DynamicTable {
     /// # Errors
     /// - [`Error::RuleSet`]: the table has a different rule.
     /// - [`Error::Rule`]: a hyper-parameter of the rule is out of range.
+    /// - [`Error::NeedsVariable`]: the rule needs complete variables.
     /// - [`Error::MovesAbsentRows`]: the rule changes rows without a gradient.
     pub fn set_rule(&self, rule: Arc<dyn Rule>) -> Result<()> {
         rule.validate()?;
+        require_rows(&self.name, &*rule)?;
         if rule.moves_absent_rows() {
             return Err(Error::MovesAbsentRows { table: self.name.clone(), rule: rule.name() });
         }
@@ -100,7 +103,7 @@ impl DynamicTable {
         // The rule is tried on no rows first, so that an error creates no rows.
         let mut nothing: Vec<&mut [T]> = bound.slots.iter().map(|_| <&mut [T]>::default()).collect();
         let refused = |_: &UpdateError| self.steps.undo(push, step);
-        rule.update(step, &mut [], &[], &mut nothing).inspect_err(refused)?;
+        rule.update_shaped(step, &[0, self.width()], &mut [], &[], &mut nothing).inspect_err(refused)?;
         let split = split(all.len(), ids);
         let update = Update { rule, step, gradient, initializer: &self.initializer };
         let mut pushed = PushResult::default();

@@ -4,7 +4,9 @@ use super::entry::Entry;
 use super::request::{Request, State};
 use super::spec::{AnyTable, Contents, TableSpec};
 use super::tables::Tables;
+use crate::table::slot_width;
 use crate::{Error, Result};
+use distribute_optim::SlotSpec;
 use distribute_tensor::{DType, HostTensor};
 
 /// The approximate memory in bytes that a table occupies in addition to its rows.
@@ -89,8 +91,12 @@ impl TableSpec {
                 row(row_shape, *dtype).and_then(|row| row.checked_mul(crate::dynamic::CHUNK))
             }
         };
-        let slots = self.rule.as_ref().map_or(0, |rule| rule.rule().slots().len());
-        Ok(bytes.unwrap_or(usize::MAX).saturating_mul(1 + slots).saturating_add(TABLE + self.name.len()))
+        let bytes = bytes.unwrap_or(usize::MAX);
+        let width = self.contents.row_shape().iter().product::<usize>().max(1);
+        let of_slot = |slot: &SlotSpec| (bytes / width).saturating_mul(slot_width(slot, width));
+        let slots = self.rule.as_ref().map_or(Vec::new(), |rule| rule.rule().slots());
+        let slots = slots.iter().map(of_slot).fold(0, usize::saturating_add);
+        Ok(bytes.saturating_add(slots).saturating_add(TABLE + self.name.len()))
     }
 }
 
@@ -100,10 +106,10 @@ impl Entry {
     fn cost(&self, request: &Request, exact: bool) -> usize {
         match (request, &self.table) {
             (Request::SetRule { rule, .. }, AnyTable::Dense(table)) if table.rule().is_none() => {
-                table.bytes_of_slots(rule.rule().slots().len())
+                table.bytes_of_slots(&rule.rule().slots())
             }
             (Request::SetRule { rule, .. }, AnyTable::Dynamic(table)) if table.rule().is_none() => {
-                table.bytes_of_slots(rule.rule().slots().len())
+                table.bytes_of_slots(&rule.rule().slots())
             }
             (Request::PushRows { rows, .. }, AnyTable::Dynamic(table)) => table.bytes_of_new(rows, exact),
             (Request::Restore { state, .. }, AnyTable::Dynamic(table)) => match state {
@@ -143,7 +149,7 @@ fn bytes_of(values: &HostTensor) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use distribute_optim::{Adam, Momentum, RuleSpec};
+    use distribute_optim::{Adam, Momentum, RowAdagrad, RuleSpec};
 
     // INV-28
     #[test]
@@ -158,6 +164,25 @@ mod tests {
         assert!(is_refused(Request::SetRule { table: "w".into(), rule: adam }));
         let rule = RuleSpec::Momentum(Momentum::new(0.5));
         tables.handle(&Request::SetRule { table: "w".into(), rule }).unwrap();
+    }
+
+    /// 100,000 rows of two take 800,000 bytes, and one number each 400,000.
+    // INV-28
+    #[test]
+    fn a_slot_with_a_number_for_each_row_counts_as_such() {
+        let rule = || RuleSpec::RowAdagrad(RowAdagrad::default());
+        for (memory, fits) in [(1_210_000, true), (1_190_000, false)] {
+            let values = || HostTensor::zeros(DType::F32, [100_000, 2]).unwrap();
+            let tables = Tables::new();
+            tables.set_memory(memory);
+            let made = tables.handle(&Request::Create(TableSpec::values("w", values()).rule(rule())));
+            assert_eq!(made.is_ok(), fits, "{made:?}");
+            let tables = Tables::new();
+            tables.set_memory(memory);
+            tables.handle(&Request::Create(TableSpec::values("w", values()))).unwrap();
+            let set = tables.handle(&Request::SetRule { table: "w".into(), rule: rule() });
+            assert_eq!(set.is_ok(), fits, "{set:?}");
+        }
     }
 
     // INV-28

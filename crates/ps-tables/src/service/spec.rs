@@ -72,6 +72,17 @@ pub(super) enum AnyTable {
     Dynamic(DynamicTable),
 }
 
+impl Contents {
+    /// Returns the shape of a row; it is empty for a scalar.
+    pub(crate) fn row_shape(&self) -> &[usize] {
+        match self {
+            Contents::Values(values) => values.dims().get(1..).unwrap_or_default(),
+            Contents::Initialized { shape, .. } => shape.get(1..).unwrap_or_default(),
+            Contents::Dynamic { row_shape, .. } => row_shape,
+        }
+    }
+}
+
 impl TableSpec {
     /// Creates the specification of a table with the given initial values.
     pub fn values(name: impl Into<String>, values: HostTensor) -> Self {

@@ -25,13 +25,16 @@ pub use state::TableState;
 
 use crate::steps::Steps;
 use crate::{Error, Initializer, Result, RowLocation, RowPartition};
+use distribute_optim::SlotSpec;
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{DType, HostTensor, with_buffer};
 use layout::Layout;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use stripes::Stripes;
+pub(crate) use stripes::slot_width;
 use update::Bound;
+pub(crate) use update::require_rows;
 
 /// A variable, or a shard of one, on its server: the values, and the slots of the rule that updates them.
 ///
@@ -211,14 +214,16 @@ impl Table {
     pub fn bytes(&self) -> usize {
         let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
         let mut elements = 0;
-        self.stripes.read_all(|stripe, _| elements += stripe.values.len() * (1 + stripe.slots.len()));
+        self.stripes.read_all(|stripe, _| {
+            elements += stripe.values.len() + stripe.slots.iter().map(Buffer::len).sum::<usize>();
+        });
         elements * size
     }
 
     /// Returns the size of values and slots in bytes, including the contents of strings and slots that the first update
     /// creates.
     pub(crate) fn taken(&self) -> usize {
-        let slots = self.rule.get().map_or(0, |bound| bound.slots.len());
+        let slots = self.rule.get().map_or(0, |bound| self.bytes_of_slots(&bound.slots));
         let mut texts = 0;
         if self.dtype.bytes().is_none() {
             self.stripes.read_all(|stripe, _| {
@@ -227,18 +232,23 @@ impl Table {
                 }
             });
         }
-        self.bytes_of_rows(self.rows()).saturating_mul(1 + slots).saturating_add(texts)
+        self.bytes_of_rows(self.rows()).saturating_add(slots).saturating_add(texts)
     }
 
     /// Returns the size of `rows` rows in bytes. A row without elements is treated as one byte.
     pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
-        let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
-        self.width().saturating_mul(size).max(1).saturating_mul(rows)
+        self.bytes_of_width(self.width(), rows)
     }
 
-    /// Returns the size of `slots` slots in bytes.
-    pub(crate) fn bytes_of_slots(&self, slots: usize) -> usize {
-        self.bytes_of_rows(self.rows()).saturating_mul(slots)
+    /// Returns the size of slots in bytes.
+    pub(crate) fn bytes_of_slots(&self, slots: &[SlotSpec]) -> usize {
+        let of = |slot| self.bytes_of_width(slot_width(slot, self.width()), self.rows());
+        slots.iter().map(of).fold(0, usize::saturating_add)
+    }
+
+    fn bytes_of_width(&self, width: usize, rows: usize) -> usize {
+        let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
+        width.saturating_mul(size).max(1).saturating_mul(rows)
     }
 
     /// Returns the number of elements of a row.

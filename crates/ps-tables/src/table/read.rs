@@ -2,8 +2,9 @@
 
 use super::Table;
 use super::layout::StripeRange;
-use super::stripes::Stripe;
+use super::stripes::{Stripe, slot_width};
 use crate::Result;
+use distribute_optim::SlotSpec;
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{Element, HostTensor, with_buffer};
 
@@ -86,10 +87,22 @@ pub(super) struct WholeBuffer {
 
 impl WholeBuffer {
     pub(super) fn new(table: &Table) -> Result<Self> {
-        let width = table.width();
+        Self::of_shape(table, table.shape.clone(), table.width())
+    }
+
+    /// Creates the buffer of a slot.
+    pub(super) fn of_slot(table: &Table, slot: &SlotSpec) -> Result<Self> {
+        Self::of_shape(table, slot.shape.dims(&table.shape), slot_width(slot, table.width()))
+    }
+
+    fn of_shape(table: &Table, shape: Vec<usize>, width: usize) -> Result<Self> {
         table.require_memory(table.rows() * width)?;
         let buffer = Buffer::zeros(table.dtype, table.rows() * width);
-        Ok(Self { shape: table.shape.clone(), width, buffer })
+        Ok(Self { shape, width, buffer })
+    }
+
+    pub(super) fn width(&self) -> usize {
+        self.width
     }
 
     pub(super) fn put(&mut self, from: &Buffer, stripe_ranges: &mut dyn Iterator<Item = StripeRange>) {

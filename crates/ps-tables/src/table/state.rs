@@ -3,9 +3,10 @@
 use super::Table;
 use super::layout::StripeRange;
 use super::read::WholeBuffer;
-use super::stripes::initial;
+use super::stripes::{initial, slot_width};
 use super::write::part;
 use crate::{Error, Result};
+use distribute_optim::SlotSpec;
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{Element, HostTensor, Write, with_buffer};
 use std::ops::Range;
@@ -17,7 +18,8 @@ pub struct TableState {
     pub version: u64,
     /// The values of the rows.
     pub values: HostTensor,
-    /// The name and contents of each slot of the table's rule. The contents have the shape of the values.
+    /// The name and contents of each slot of the table's rule. The contents have the
+    /// [shape](distribute_optim::SlotSpec::shape) of the slot.
     pub slots: Vec<(String, HostTensor)>,
 }
 
@@ -31,7 +33,7 @@ impl Table {
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
         let mut values = WholeBuffer::new(self)?;
         let mut slots: Vec<WholeBuffer> =
-            specs.iter().map(|_| WholeBuffer::new(self)).collect::<Result<_>>()?;
+            specs.iter().map(|spec| WholeBuffer::of_slot(self, spec)).collect::<Result<_>>()?;
         self.stripes.read_all(|stripe, stripe_ranges| {
             let stripe_ranges: Vec<_> = stripe_ranges.collect();
             values.put(&stripe.values, &mut stripe_ranges.iter().cloned());
@@ -39,14 +41,14 @@ impl Table {
                 match stripe.slots.get(i) {
                     Some(created) => slot.put(created, &mut stripe_ranges.iter().cloned()),
                     None => {
-                        slot.put(&initial(&stripe.values, spec.initial), &mut stripe_ranges.iter().cloned())
+                        let rows: usize = stripe_ranges.iter().map(|range| range.local.len()).sum();
+                        let created = initial(spec, self.dtype, rows * slot.width());
+                        slot.put(&created, &mut stripe_ranges.iter().cloned())
                     }
                 }
             }
         });
-        let named = |(slot, spec): (WholeBuffer, &distribute_optim::SlotSpec)| {
-            Ok((spec.name.to_string(), slot.finish()?))
-        };
+        let named = |(slot, spec): (WholeBuffer, &SlotSpec)| Ok((spec.name.to_string(), slot.finish()?));
         let slots = slots.into_iter().zip(specs).map(named).collect::<Result<_>>()?;
         Ok(TableState { version, values: values.finish()?, slots })
     }
@@ -63,14 +65,17 @@ impl Table {
     pub fn restore(&self, values: &HostTensor, slots: &[(String, HostTensor)]) -> Result<()> {
         const OPERATION: &str = "restore";
         self.check_whole(OPERATION, values)?;
-        slots.iter().try_for_each(|(_, slot)| self.check_whole(OPERATION, slot))?;
-        let sorted = self.sorted(slots)?;
+        let (specs, sorted) = self.sorted(slots)?;
+        self.check_slots(OPERATION, &self.shape, specs, &sorted)?;
         let width = self.width();
         let done = self.stripes.write_all(|_, stripe, stripe_ranges| {
             let stripe_ranges: Vec<_> = stripe_ranges.collect();
-            let part = |whole: &HostTensor| part(whole.buffer(), width, &mut stripe_ranges.iter().cloned());
-            stripe.values.write(Write::Assign, &part(values))?;
-            stripe.slots = sorted.iter().map(|slot| part(slot)).collect();
+            let part = |whole: &HostTensor, width: usize| {
+                part(whole.buffer(), width, &mut stripe_ranges.iter().cloned())
+            };
+            stripe.values.write(Write::Assign, &part(values, width))?;
+            let slots = specs.iter().zip(&sorted);
+            stripe.slots = slots.map(|(spec, slot)| part(slot, slot_width(spec, width))).collect();
             Ok(())
         });
         self.changed();
@@ -87,21 +92,23 @@ impl Table {
         self.check_range("state", &rows)?;
         let version = self.version();
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
-        let (width, len) = (self.width(), rows.len() * self.width());
-        self.require_memory(len.saturating_mul(1 + specs.len()))?;
-        let mut parts = vec![Buffer::zeros(self.dtype, len); 1 + specs.len()];
+        let width = self.width();
+        let of_specs = specs.iter().map(|spec| slot_width(spec, width));
+        let widths: Vec<usize> = std::iter::once(width).chain(of_specs).collect();
+        self.require_memory(rows.len().saturating_mul(widths.iter().sum()))?;
+        let mut parts: Vec<Buffer> =
+            widths.iter().map(|width| Buffer::zeros(self.dtype, rows.len() * width)).collect();
         self.stripes.read_all(|stripe, stripe_ranges| {
             for (from, to) in stripe_ranges.filter_map(|stripe_range| within(&stripe_range, &rows)) {
-                let [from, to] = [from, to].map(|at| at.start * width..at.end * width);
-                for (i, part) in parts.iter_mut().enumerate() {
+                for ((i, part), width) in parts.iter_mut().enumerate().zip(&widths) {
+                    let [from, to] = [&from, &to].map(|at| at.start * width..at.end * width);
                     match i.checked_sub(1).map(|slot| (stripe.slots.get(slot), specs.get(slot))) {
                         None => copy(&stripe.values, from.clone(), part, to.clone()),
                         Some((Some(slot), _)) => copy(slot, from.clone(), part, to.clone()),
-                        Some((None, spec)) => {
-                            let value = spec.map_or(0., |spec| spec.initial);
-                            let slot = initial(&Buffer::zeros(self.dtype, to.len()), value);
-                            copy(&slot, 0..to.len(), part, to.clone());
+                        Some((None, Some(spec))) => {
+                            copy(&initial(spec, self.dtype, to.len()), 0..to.len(), part, to.clone());
                         }
+                        Some((None, None)) => {}
                     }
                 }
             }
@@ -110,9 +117,12 @@ impl Table {
         if let Some(height) = shape.first_mut() {
             *height = rows.len();
         }
-        let mut parts = parts.into_iter().map(|part| HostTensor::from_buffer(part, shape.clone()));
-        let values = parts.next().unwrap_or_else(|| HostTensor::zeros(self.dtype, shape.clone()))?;
-        let named = specs.iter().zip(parts).map(|(spec, slot)| Ok((spec.name.to_string(), slot?)));
+        let mut parts = parts.into_iter();
+        let values = parts.next().unwrap_or_else(|| Buffer::zeros(self.dtype, 0));
+        let values = HostTensor::from_buffer(values, shape.clone())?;
+        let named = specs.iter().zip(parts).map(|(spec, slot)| {
+            Ok((spec.name.to_string(), HostTensor::from_buffer(slot, spec.shape.dims(&shape))?))
+        });
         Ok(TableState { version, values, slots: named.collect::<Result<_>>()? })
     }
 
@@ -130,8 +140,9 @@ impl Table {
         const OPERATION: &str = "restore";
         let (rows, shape) = self.row_range(OPERATION, first, values)?;
         self.check(OPERATION, &shape, values)?;
-        slots.iter().try_for_each(|(_, slot)| self.check(OPERATION, &shape, slot))?;
-        self.put_rows(&rows, Some(values), &self.sorted(slots)?)
+        let (specs, sorted) = self.sorted(slots)?;
+        self.check_slots(OPERATION, &shape, specs, &sorted)?;
+        self.put_rows(&rows, Some(values), &sorted)
     }
 
     /// Restores slots of consecutive rows, beginning with row `first`. Values are kept, including concurrent changes by
@@ -141,10 +152,10 @@ impl Table {
     /// Returns the errors of [`restore_rows`](Self::restore_rows).
     pub fn restore_slots(&self, first: usize, slots: &[(String, HostTensor)]) -> Result<()> {
         const OPERATION: &str = "restore";
-        let sorted = self.sorted(slots)?;
+        let (specs, sorted) = self.sorted(slots)?;
         let Some(some) = sorted.first() else { return Ok(()) };
         let (rows, shape) = self.row_range(OPERATION, first, some)?;
-        slots.iter().try_for_each(|(_, slot)| self.check(OPERATION, &shape, slot))?;
+        self.check_slots(OPERATION, &shape, specs, &sorted)?;
         self.put_rows(&rows, None, &sorted)
     }
 
@@ -178,15 +189,16 @@ impl Table {
         let done = self.stripes.write_all(|_, stripe, stripe_ranges| {
             let mut parts = stripe_ranges.filter_map(|stripe_range| within(&stripe_range, rows)).peekable();
             if parts.peek().is_some() {
-                stripe.make_slots(specs);
+                stripe.make_slots(specs, width);
             }
             for (to, from) in parts {
-                let [from, to] = [from, to].map(|at| at.start * width..at.end * width);
+                let of = |at: &Range<usize>, width: usize| at.start * width..at.end * width;
                 if let Some(values) = values {
-                    copy(values.buffer(), from.clone(), &mut stripe.values, to.clone());
+                    copy(values.buffer(), of(&from, width), &mut stripe.values, of(&to, width));
                 }
-                for (slot, given) in stripe.slots.iter_mut().zip(slots) {
-                    copy(given.buffer(), from.clone(), slot, to.clone());
+                for ((slot, given), spec) in stripe.slots.iter_mut().zip(slots).zip(specs) {
+                    let width = slot_width(spec, width);
+                    copy(given.buffer(), of(&from, width), slot, of(&to, width));
                 }
             }
             Ok(())
@@ -197,12 +209,25 @@ impl Table {
         done
     }
 
-    /// Returns the slots in the order of the rule.
-    fn sorted<'a>(&self, slots: &'a [(String, HostTensor)]) -> Result<Vec<&'a HostTensor>> {
+    /// Checks the shapes and dtypes of the slots of rows that have the given shape.
+    fn check_slots(
+        &self,
+        operation: &'static str,
+        shape: &[usize],
+        specs: &[SlotSpec],
+        slots: &[&HostTensor],
+    ) -> Result<()> {
+        let mut all = specs.iter().zip(slots);
+        all.try_for_each(|(spec, slot)| self.check(operation, &spec.shape.dims(shape), slot))
+    }
+
+    /// Returns the specifications of the rule's slots, and the given slots in their order.
+    fn sorted<'a>(&self, slots: &'a [(String, HostTensor)]) -> Result<(&[SlotSpec], Vec<&'a HostTensor>)> {
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
         let of = |name: &str| slots.iter().find(|(found, _)| found == name).map(|(_, slot)| slot);
         let sorted: Option<Vec<&HostTensor>> = specs.iter().map(|spec| of(spec.name)).collect();
-        sorted.filter(|_| slots.len() == specs.len()).ok_or_else(|| {
+        let sorted = sorted.filter(|_| slots.len() == specs.len());
+        sorted.map(|sorted| (specs, sorted)).ok_or_else(|| {
             let expected = specs.iter().map(|spec| spec.name).collect();
             let found = slots.iter().map(|(name, _)| name.clone()).collect();
             Error::Slots { table: self.name.clone(), expected, found }

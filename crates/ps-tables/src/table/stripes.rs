@@ -7,6 +7,7 @@
 use super::layout::{Layout, StripeRange};
 use crate::Result;
 use distribute_optim::SlotSpec;
+use distribute_tensor::DType;
 use distribute_tensor::dtype::Buffer;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -14,26 +15,35 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[derive(Debug)]
 pub(super) struct Stripe {
     pub(super) values: Buffer,
-    /// The slots, each as long as `values`. There are none before the first update or restoration.
+    /// The slots, each with a fixed number of elements for each row. There are none before the first
+    /// update or restoration.
     pub(super) slots: Vec<Buffer>,
+    rows: usize,
 }
 
 impl Stripe {
-    /// Creates the slots of a rule, if they do not exist yet.
-    pub(super) fn make_slots(&mut self, specs: &[SlotSpec]) {
+    /// Creates the slots of a rule for rows of `width` elements, if they do not exist yet.
+    pub(super) fn make_slots(&mut self, specs: &[SlotSpec], width: usize) {
         for spec in specs.iter().skip(self.slots.len()) {
-            self.slots.push(initial(&self.values, spec.initial));
+            let slot = initial(spec, self.values.dtype(), self.rows * slot_width(spec, width));
+            self.slots.push(slot);
         }
     }
 }
 
-/// Returns a buffer with the length and dtype of `like`, filled with `value`. For dtypes that cannot be trained, it is
-/// filled with zeros.
-pub(super) fn initial(like: &Buffer, value: f64) -> Buffer {
-    match like {
-        Buffer::F32(v) => Buffer::F32(vec![value as f32; v.len()]),
-        Buffer::F64(v) => Buffer::F64(vec![value; v.len()]),
-        other => Buffer::zeros(other.dtype(), other.len()),
+/// Returns the number of elements of a slot that belong to a row of `width` elements. Tables refuse rules with slots
+/// that do not belong to rows.
+pub(crate) fn slot_width(slot: &SlotSpec, width: usize) -> usize {
+    slot.shape.per_row(width).unwrap_or(width)
+}
+
+/// Returns a buffer with `len` elements of a slot, which have its initial value. For dtypes that cannot be trained, it
+/// is filled with zeros.
+pub(super) fn initial(slot: &SlotSpec, dtype: DType, len: usize) -> Buffer {
+    match dtype {
+        DType::F32 => Buffer::F32(vec![slot.initial as f32; len]),
+        DType::F64 => Buffer::F64(vec![slot.initial; len]),
+        other => Buffer::zeros(other, len),
     }
 }
 
@@ -55,8 +65,9 @@ impl Stripes {
         mut make: impl FnMut(usize, &mut dyn Iterator<Item = StripeRange>) -> Buffer,
     ) -> Self {
         let stripe = |stripe| {
-            let values = make(layout.len(stripe), &mut layout.stripe_ranges(stripe));
-            RwLock::new(Stripe { values, slots: Vec::new() })
+            let rows = layout.len(stripe);
+            let values = make(rows, &mut layout.stripe_ranges(stripe));
+            RwLock::new(Stripe { values, slots: Vec::new(), rows })
         };
         Self { layout, stripes: (0..layout.stripes()).map(stripe).collect() }
     }

@@ -2,8 +2,8 @@
 
 use crate::{Error, Initializer, PartitionStrategy, Push, RowLocation, RowPartition, Table, TableState};
 use distribute_optim::{
-    Adagrad, Adam, AdamW, Averaged, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, RuleExt, Sgd, Step,
-    merge_rows,
+    Adagrad, Adam, AdamW, Averaged, Ftrl, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule, RuleExt, Sgd,
+    Step, merge_rows,
 };
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, IndexedSlices, Write};
@@ -26,6 +26,8 @@ fn rules() -> Vec<Arc<dyn Rule>> {
         Arc::new(Lion { lazy: true, ..Lion::default() }),
         Arc::new(Averaged { rule: Arc::new(Adam::lazy()), momentum: 0.9 }),
         Arc::new(Averaged { rule: Arc::new(Adam::default()), momentum: 0.9 }),
+        Arc::new(RowAdagrad::default()),
+        Arc::new(Averaged { rule: Arc::new(RowAdagrad::default()), momentum: 0.9 }),
     ]
 }
 
@@ -62,13 +64,16 @@ struct Model {
 
 impl Model {
     fn new(rule: Arc<dyn Rule>, width: usize, values: Vec<f32>) -> Self {
-        let slots = rule.slots().iter().map(|slot| vec![slot.initial as f32; values.len()]).collect();
+        let dims = [values.len() / width, width];
+        let slots = rule.slots();
+        let slots = slots.iter().map(|slot| vec![slot.initial as f32; slot.shape.elements(&dims)]).collect();
         Self { rule, width, values, slots }
     }
 
     fn push(&mut self, step: Step, gradient: &[f32]) {
         let mut slots: Vec<&mut [f32]> = self.slots.iter_mut().map(Vec::as_mut_slice).collect();
-        self.rule.update(step, &mut self.values, gradient, &mut slots).unwrap();
+        let dims = [self.values.len() / self.width, self.width];
+        self.rule.update_shaped(step, &dims, &mut self.values, gradient, &mut slots).unwrap();
     }
 
     fn push_rows(&mut self, step: Step, rows: &[usize], gradient: &[f32]) {
@@ -96,7 +101,7 @@ proptest! {
 
     // INV-11
     #[test]
-    fn a_table_equals_one_process((rows, width) in sizes(), rule in 0usize..9, seed: u64) {
+    fn a_table_equals_one_process((rows, width) in sizes(), rule in 0..rules().len(), seed: u64) {
         let mut random = SplitMix(seed);
         let start = values(&mut random, rows * width);
         let rule = rules()[rule].clone();
@@ -151,7 +156,7 @@ proptest! {
     #[test]
     fn shards_equal_the_complete_table_and_can_be_moved(
         (rows, width) in sizes(),
-        rule in 0usize..9,
+        rule in 0..rules().len(),
         from in prop_oneof![Just(1usize), Just(2), Just(3), Just(5), Just(8)],
         to in prop_oneof![Just(1usize), Just(2), Just(3), Just(5), Just(8)],
         by_turns: (bool, bool),
@@ -213,7 +218,7 @@ fn restored(states: &[TableState], tables: &[Table], from: RowPartition, to: Row
     for moved in from.moves(to).unwrap() {
         let (source, target) = (&states[moved.from.shard], &mut new[moved.to.shard]);
         let place = |from: &HostTensor, to: &mut HostTensor| {
-            let width = from.dims()[1];
+            let width = from.dims().get(1).copied().unwrap_or(1);
             let (from, to) = (from.as_slice::<f32>().unwrap(), to.as_mut_slice::<f32>().unwrap());
             to[moved.to.row * width..][..moved.rows * width]
                 .copy_from_slice(&from[moved.from.row * width..][..moved.rows * width]);

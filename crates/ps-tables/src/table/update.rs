@@ -1,9 +1,10 @@
 //! Gradients, and the rule that applies them to the values.
 
 use super::Table;
-use super::stripes::Stripe;
+use super::layout::StripeRange;
+use super::stripes::{Stripe, slot_width};
 use crate::{Error, Push, Result};
-use distribute_optim::{Float, Rule, RuleExt, SlotSpec, UpdateError};
+use distribute_optim::{Float, Rule, RuleExt, SlotSpec, Unit, UpdateError};
 use distribute_tensor::kernel::RowMerge;
 use distribute_tensor::{DType, Element, HostTensor};
 use std::sync::Arc;
@@ -23,9 +24,11 @@ impl Table {
     /// # Errors
     /// - [`Error::RuleSet`]: the table has a different rule.
     /// - [`Error::Rule`]: a hyper-parameter of the rule is out of range.
+    /// - [`Error::NeedsVariable`]: the rule needs complete variables.
     /// - [`Error::UnsupportedDType`]: the table is neither `float32` nor `float64`.
     pub fn set_rule(&self, rule: Arc<dyn Rule>) -> Result<()> {
         rule.validate()?;
+        require_rows(&self.name, &*rule)?;
         if !matches!(self.dtype, DType::F32 | DType::F64) {
             let (table, dtype) = (self.name.clone(), self.dtype);
             return Err(Error::UnsupportedDType { operation: "set_rule", table, dtype });
@@ -92,13 +95,16 @@ impl Table {
     ) -> Result<()> {
         self.check_finite(operation, push, gradient)?;
         let (step, width) = (self.steps.of(push), self.width());
+        let widths: Vec<usize> = bound.slots.iter().map(|slot| slot_width(slot, width)).collect();
         let done = self.stripes.write_all(|_, stripe, stripe_ranges| {
-            let (values, mut slots) = stripe.open::<F>(&bound.slots);
-            for stripe_range in stripe_ranges {
-                let at = stripe_range.local.start * width..stripe_range.local.end * width;
-                let mut slots: Vec<&mut [F]> = slots.iter_mut().map(|slot| &mut slot[at.clone()]).collect();
-                let gradient = &gradient[stripe_range.rows.start * width..stripe_range.rows.end * width];
-                let updated = bound.rule.update(step, &mut values[at], gradient, &mut slots);
+            let (values, mut slots) = stripe.open::<F>(&bound.slots, width);
+            for StripeRange { rows, local } in stripe_ranges {
+                let of = |width: usize| local.start * width..local.end * width;
+                let slots = slots.iter_mut().zip(&widths).map(|(slot, width)| &mut slot[of(*width)]);
+                let mut slots: Vec<&mut [F]> = slots.collect();
+                let (dims, gradient) = ([rows.len(), width], &gradient[rows.start * width..rows.end * width]);
+                let updated =
+                    bound.rule.update_shaped(step, &dims, &mut values[of(width)], gradient, &mut slots);
                 updated.map_err(|source| self.not_applied(operation, source))?;
             }
             Ok(())
@@ -128,7 +134,7 @@ impl Table {
             (merge.into_rows(), sums)
         };
         let apply = |stripe: &mut Stripe, (local, sums): (Vec<usize>, Vec<F>)| {
-            let (values, mut slots) = stripe.open::<F>(&bound.slots);
+            let (values, mut slots) = stripe.open::<F>(&bound.slots, width);
             let updated = bound.rule.update_rows(step, values, width, &local, &sums, &mut slots);
             updated.map_err(|source| self.not_applied(operation, source))
         };
@@ -176,10 +182,18 @@ impl Table {
     }
 }
 
+/// Returns an error if a rule needs more than the rows of a table, or has slots that do not belong to rows.
+pub(crate) fn require_rows(table: &str, rule: &dyn Rule) -> Result<()> {
+    if rule.unit() <= Unit::Row && rule.slots().iter().all(|slot| slot.shape.per_row(1).is_some()) {
+        return Ok(());
+    }
+    Err(Error::NeedsVariable { table: table.to_owned(), rule: rule.name() })
+}
+
 impl Stripe {
     /// Returns values and slots for modification, and creates the slots if they do not exist yet.
-    fn open<F: Element>(&mut self, specs: &[SlotSpec]) -> (&mut [F], Vec<&mut [F]>) {
-        self.make_slots(specs);
+    fn open<F: Element>(&mut self, specs: &[SlotSpec], width: usize) -> (&mut [F], Vec<&mut [F]>) {
+        self.make_slots(specs, width);
         fn open<F: Element>(buffer: &mut distribute_tensor::dtype::Buffer) -> &mut [F] {
             F::vec_mut(buffer).map(Vec::as_mut_slice).unwrap_or_default()
         }

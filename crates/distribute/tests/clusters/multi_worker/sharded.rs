@@ -43,8 +43,11 @@ fn every_rule_is_bit_identical_with_sharded_and_complete_state() {
     assert_all_train_equally(large(), rules::Ftrl::default());
     assert_all_train_equally(large(), rules::NAdam { lazy: true, ..Default::default() });
     assert_all_train_equally(large(), rules::Lion::default());
+    assert_all_train_equally(large(), rules::RowAdagrad::default());
     let averaged = rules::Averaged { rule: Arc::new(rules::Adam::default()), momentum: 0.9 };
     assert_all_train_equally(large(), averaged);
+    let averaged = rules::Averaged { rule: Arc::new(rules::RowAdagrad::default()), momentum: 0.9 };
+    assert_all_train_equally(Plan { clip: true, ..large() }, averaged);
 }
 
 #[test]

@@ -8,14 +8,15 @@ use distribute::checkpoint::Checkpoint;
 use distribute::nn::{
     BagMode, DynamicEmbedding, Embedding, EmbeddingBag, dynamic_embedding, embedding, embedding_bag,
 };
-use distribute::optimizer::Transform;
 use distribute::optimizer::rules::{self, Rule};
+use distribute::optimizer::{RowAdagrad, Transform};
 use distribute::parameter_server::{DynamicOptions, PartitionStrategy};
 use distribute::strategy::{HostedWeights, TableHosts, TableOptions};
 use distribute::{
     LocalCluster, MultiWorkerMirroredStrategy, ParameterServerStrategy, Result, Strategy, prelude::*,
 };
 use distribute_testing::watched;
+use std::sync::Arc;
 
 /// Numbers of workers, and of replicas per worker.
 const WORLDS: [(usize, usize); 8] = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (2, 3)];
@@ -96,6 +97,9 @@ fn every_rule_is_bit_identical_with_tables_on_workers() {
     assert_all_train_equally(plan(), rules::Adam { lazy: true, ..Default::default() });
     assert_all_train_equally(plan(), rules::Adagrad::default());
     assert_all_train_equally(plan(), rules::Ftrl::default());
+    assert_all_train_equally(plan(), rules::RowAdagrad::default());
+    let averaged = rules::Averaged { rule: Arc::new(rules::RowAdagrad::default()), momentum: 0.9 };
+    assert_all_train_equally(Plan { clip: true, micro: Micro::Uneven, ..plan() }, averaged);
 }
 
 #[test]
@@ -164,11 +168,24 @@ fn train<R: Rule>(
 // INV-86
 #[test]
 fn a_training_is_resumed_with_tables_elsewhere_and_on_other_workers() {
-    watched(|| {
+    assert_is_resumed(|variables| Adam::new(variables, 0.05));
+}
+
+/// The slots of a rule by row have one number for each row of a table, and those of averages have its shape.
+// INV-86
+#[test]
+fn a_training_with_slots_of_rows_is_resumed_with_tables_elsewhere_and_on_other_workers() {
+    assert_is_resumed(|variables| RowAdagrad::new(variables, 0.05)?.with_ema(0.9));
+}
+
+fn assert_is_resumed<R: Rule>(
+    optimizer: impl Fn(&Variables) -> Result<Optimizer<R>> + Copy + Send + Sync + 'static,
+) {
+    watched(move || {
         let folder = tempfile::tempdir().unwrap();
         let saved = |strategy: &Strategy, name: &str| {
             let model = model(strategy)?;
-            let optimizer = Adam::new(&model.variables, 0.05)?;
+            let optimizer = optimizer(&model.variables)?;
             train(strategy, &model, &optimizer, 0..3)?;
             let path = folder.path().join(name);
             let checkpoint = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
@@ -178,7 +195,7 @@ fn a_training_is_resumed_with_tables_elsewhere_and_on_other_workers() {
         };
         let resumed = |strategy: &Strategy, name: &str| {
             let model = model(strategy)?;
-            let optimizer = Adam::new(&model.variables, 0.05)?;
+            let optimizer = optimizer(&model.variables)?;
             let checkpoint = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
             checkpoint.restore(folder.path().join(name))?;
             train(strategy, &model, &optimizer, 3..6)?;
@@ -276,12 +293,12 @@ fn all_weights_of_a_model_are_stored_on_workers_or_servers() {
 /// Ids, trained on workers together, get the rows that they get on servers.
 #[test]
 fn tables_of_ids_are_those_of_one_worker_on_servers() {
-    fn body(strategy: &Strategy) -> Result<(Vec<i64>, Vec<u32>)> {
+    fn body<R: Rule>(strategy: &Strategy, rule: R) -> Result<(Vec<i64>, Vec<u32>)> {
         let model = strategy.replicate_seeded(5, |vb: VarBuilder| {
             dynamic_embedding(3, DynamicOptions::default(), vb.pp("users"))
         })?;
-        let optimizer = Optimizer::with_rule(rules::Adagrad::default(), &model.variables, 0.1)?
-            .after_reduce(Transform::clip_by_norm(0.7))?;
+        let optimizer =
+            Optimizer::with_rule(rule, &model.variables, 0.1)?.after_reduce(Transform::clip_by_norm(0.7))?;
         for step in 0..4i64 {
             strategy.run(&model, |ctx, users: &DynamicEmbedding| {
                 let replica = ctx.replica_id_in_sync_group() as i64;
@@ -296,12 +313,13 @@ fn tables_of_ids_are_those_of_one_worker_on_servers() {
         let slots = rows.slots.iter().flat_map(|(_, slot)| bits(slot));
         Ok((rows.ids, bits(&rows.values).into_iter().chain(slots).collect()))
     }
-    watched(|| {
+    fn check<R: Rule + Clone>(rule: &R, numbers: usize) {
+        let body = |strategy: &Strategy| body(strategy, rule.clone());
         let cluster = LocalCluster::new(1, 1).unwrap();
         let servers = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
         let servers = servers.devices(["cpu:0", "cpu:1", "cpu:2", "cpu:3"]).build().unwrap();
         let expected = body(&servers).unwrap();
-        assert_eq!(expected.0.len(), 15);
+        assert_eq!((expected.0.len(), expected.1.len()), (15, 15 * numbers));
         for (workers, replicas, tables) in
             [(2, 2, PLACEMENTS[0]), (4, 1, PLACEMENTS[0]), (1, 4, PLACEMENTS[3]), (2, 2, PLACEMENTS[3])]
         {
@@ -309,6 +327,11 @@ fn tables_of_ids_are_those_of_one_worker_on_servers() {
                 assert_eq!(of_worker, expected, "{workers} workers");
             }
         }
+    }
+    watched(|| {
+        check(&rules::Adagrad::default(), 6);
+        // A row of three has one number of state.
+        check(&rules::RowAdagrad::default(), 4);
     });
 }
 

@@ -4,8 +4,8 @@ use crate::parameter_servers::support::{Net, WORDS, servers, state, train};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules::{
-    Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, Lion, Momentum, NAdam, RmsProp, Rule, Sgd,
-    SlotSpec, Step,
+    Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule,
+    Sgd, SlotSpec, Step,
 };
 use distribute::optimizer::{Gradients, Transform, schedules};
 use distribute::parameter_server::{FixedShardsPartitioner, MinSizePartitioner};
@@ -49,7 +49,9 @@ fn weights_and_slots_are_bit_identical_to_one_device() {
         check(&Ftrl { l1: 0.01, ..Ftrl::default() });
         check(&NAdam::default());
         check(&Lion { lazy: true, weight_decay: 0.1, ..Lion::default() });
+        check(&RowAdagrad::default());
         check(&Averaged { rule: Arc::new(Adam::lazy()), momentum: 0.9 });
+        check(&Averaged { rule: Arc::new(RowAdagrad::default()), momentum: 0.9 });
     });
 }
 

@@ -3,7 +3,7 @@
 use crate::gradients::{COUNTS, mirrored, numbers};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
-use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Momentum, RmsProp, Rule, Sgd};
+use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Momentum, RmsProp, RowAdagrad, Rule, Sgd};
 use distribute::optimizer::{Gradient, Gradients, Transform};
 use distribute::tensor::IndexedSlices;
 use distribute::{HostTensor, Optimizer, ReduceOp};
@@ -120,6 +120,9 @@ proptest! {
             assert_eq!(train_table(&rule, &[], &steps, true), train_table(&rule, &[], &steps, false));
             let transforms = [Transform::clip_by_value(-0.5, 0.5), Transform::each(|_, gradient| Ok(gradient))];
             assert_eq!(train_table(&rule, &transforms, &steps, true), train_table(&rule, &transforms, &steps, false));
+            let rule = RowAdagrad::default();
+            assert_eq!(train_table(&rule, &[], &steps, true), train_table(&rule, &[], &steps, false));
+            assert_eq!(train_table(&rule, &transforms, &steps, true), train_table(&rule, &transforms, &steps, false));
             // It moves absent rows, in both.
             let rule = Adam::default();
             assert_eq!(train_table(&rule, &[], &steps, true), train_table(&rule, &[], &steps, false));
@@ -166,8 +169,13 @@ fn only_rows_of_the_gradient_change_in_the_table_and_its_slots() {
             let step = (0..n).map(|r| Brought::Rows(vec![2 * r, 2 * r, 3])).collect::<Vec<_>>();
             let (_, start) = train_table(rule, &[], &[vec![Brought::Nothing; n]], true);
             let (_, got) = train_table(rule, &[], &vec![step; 3], true);
-            // The bias comes first, then the table and its slots.
-            for (i, (start, got)) in start[7..].chunks(WIDTH).zip(got[7..].chunks(WIDTH)).enumerate() {
+            // The bias comes first, then the table and its slots, whose rows may have one number each.
+            let by_row = |all: &[f64]| -> Vec<Vec<f64>> {
+                let (table, slots) = all[7..].split_at(HEIGHT * WIDTH);
+                let width = if slots.len() == HEIGHT { 1 } else { WIDTH };
+                table.chunks(WIDTH).chain(slots.chunks(width)).map(<[f64]>::to_vec).collect()
+            };
+            for (i, (start, got)) in by_row(&start).iter().zip(&by_row(&got)).enumerate() {
                 let row = i % HEIGHT;
                 let present = row == 3 || (row.is_multiple_of(2) && row < 2 * n);
                 assert_eq!(start != got, present, "{}: row {row} with {n} replicas", rule.name());
@@ -180,6 +188,7 @@ fn only_rows_of_the_gradient_change_in_the_table_and_its_slots() {
         check(&Momentum::nesterov(0.9));
         check(&Adam::lazy());
         check(&Adagrad::default());
+        check(&RowAdagrad::default());
         check(&RmsProp::default());
         check(&Ftrl::default());
     });

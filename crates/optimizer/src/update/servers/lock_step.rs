@@ -28,6 +28,7 @@ impl Servers {
         sync: &StepSync<'_>,
         threads: &Threads<'_>,
     ) -> Result<()> {
+        self.require_rules(update)?;
         let requests = self.requests(update, gradients);
         change.begin_step();
         let agree = |pushed: Result<()>| match sync.group_call("its tables") {

@@ -13,6 +13,7 @@ mod slots;
 
 use crate::parameters::Parameters;
 use crate::progress::Change;
+use crate::slots::SlotShare;
 use crate::sync::StepSync;
 use crate::update::{self, Backend, Pass, Saved, Update, When};
 use crate::{Inner, Transform};
@@ -21,7 +22,7 @@ use distribute_base::internal::ReplicaGradient;
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
 use distribute_core::{Strategy, Variable};
-use distribute_optim::{Rule, RuleSpec};
+use distribute_optim::{Rule, RuleSpec, Unit};
 use distribute_ps_client::internal::{PushRequests, RemoteVariable};
 use distribute_ps_tables::Push;
 use distribute_tensor::Leaf;
@@ -79,8 +80,8 @@ impl Backend for Servers {
         })
     }
 
-    fn slot_elements(&self, _: &Parameters, variable: usize, elements: usize) -> usize {
-        if self.is_on_servers(variable) { 0 } else { elements }
+    fn slot_share(&self, _: &Parameters, variable: usize) -> SlotShare {
+        if self.is_on_servers(variable) { SlotShare::Elsewhere } else { SlotShare::All }
     }
 
     fn slot(
@@ -128,7 +129,9 @@ impl Backend for Servers {
     }
 
     fn require_rule(&self, operation: &'static str, rule: &dyn Rule) -> Result<()> {
-        rule_spec(operation, rule).map(drop)
+        rule_spec(operation, rule)?;
+        // In lock step, variables that are not on servers support any rule. The others may still be frozen.
+        if self.in_lock_step { Ok(()) } else { require_rows(operation, rule) }
     }
 
     fn require_transform(&self, operation: &'static str, when: When, transform: &Transform) -> Result<()> {
@@ -206,6 +209,12 @@ impl Servers {
         self.variables.iter().enumerate().filter_map(|(number, of)| Some((number, of.as_ref()?)))
     }
 
+    /// Returns an error on all workers if a table cannot be updated by its rule.
+    fn require_rules(&self, update: &Update<'_>) -> Result<()> {
+        let mut all = self.on_servers();
+        all.try_for_each(|(number, _)| require_rows(update.operation, update.rules.of(number).0))
+    }
+
     /// Returns the requests that make the servers apply the gradients.
     fn requests<'s>(
         &'s self,
@@ -239,6 +248,20 @@ impl Servers {
         let found = self.on_servers();
         found.filter_map(|(number, of)| Some((number, of, gradients[number].as_ref()?))).map(one).collect()
     }
+}
+
+/// Returns an error if a rule needs complete variables.
+fn require_rows(operation: &'static str, rule: &dyn Rule) -> Result<()> {
+    if rule.unit() != Unit::Variable {
+        return Ok(());
+    }
+    Err(Error::NotSupported {
+        operation,
+        strategy: "ParameterServerStrategy",
+        what: "rules that need complete variables, such as LAMB and Adafactor: a table has only a part of its \
+               variable's rows",
+        advice: "train tables by a rule of elements or rows, such as AdamW or RowAdagrad, with a separate optimizer",
+    })
 }
 
 /// Returns a rule in serializable form, or an error if the rule cannot be sent to servers.

@@ -83,18 +83,21 @@ impl Servers {
         let here = names.iter().enumerate().map(here).collect::<Result<Vec<_>>>()?;
         let one = |(number, OnServers { variable, remote }): (usize, &'a OnServers)| {
             let ((name, var), names) = (&optimizer.parameters.variables[number], &names[number]);
+            let shapes = optimizer.groups.rule().slots();
+            let shapes = shapes.iter().map(|slot| slot.shape.dims(remote.tables().dims()));
             if self.is_dynamic(number) {
                 let (mut ids, beside) = (None, format!("{prefix}/{name}"));
-                let slot = |name: &String| {
-                    let saved = variable.saved_rows(name, &beside, from)?;
+                let slot = |(name, dims): (&String, Vec<usize>)| {
+                    let row = dims.get(1..).unwrap_or_default();
+                    let saved = variable.saved_rows(name, &beside, row, from)?;
                     ids = Some(saved.ids);
                     Ok(saved.values)
                 };
-                let slots = names.iter().map(slot).collect::<Result<_>>()?;
+                let slots = names.iter().zip(shapes).map(slot).collect::<Result<_>>()?;
                 return Ok((variable, remote, SavedSlots { ids, slots }));
             }
             let dtype = if var.dtype() == candle_core::DType::F64 { DType::F64 } else { DType::F32 };
-            let slots = names.iter().map(|name| read_as(from, name, dtype, var.dims()));
+            let slots = names.iter().zip(shapes).map(|(name, dims)| read_as(from, name, dtype, &dims));
             let slots = slots.collect::<Result<_>>()?;
             Ok((variable, remote, SavedSlots { ids: None, slots }))
         };

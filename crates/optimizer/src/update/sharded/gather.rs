@@ -71,7 +71,8 @@ impl Sharded {
         let (name, variable) = &optimizer.parameters.variables[number];
         let strategy = &optimizer.parameters.strategy;
         let width = variable.dtype().size_in_bytes();
-        let size = |worker| partition.range(number, worker).len() * width;
+        let shape = optimizer.groups.rule().slots()[index].shape;
+        let size = |worker| partition.share(number, worker).elements(shape, variable.dims()) * width;
         let slots = optimizer.progress.read(operation)?;
         let call = || {
             let slot = optimizer.slot_names()[index];
@@ -90,9 +91,10 @@ impl Sharded {
         })?;
         let Some(received) = received.flatten() else { return Ok(None) };
         let received: Vec<_> = partition.in_order(number).map(|worker| received[worker].clone()).collect();
+        let dims = shape.dims(variable.dims());
         let whole = match variable.dtype() {
-            DType::F64 => concat_parts::<f64>(&received, variable.dims()),
-            _ => concat_parts::<f32>(&received, variable.dims()),
+            DType::F64 => concat_parts::<f64>(&received, &dims),
+            _ => concat_parts::<f32>(&received, &dims),
         };
         whole.map(Some)
     }

@@ -39,7 +39,7 @@ use distribute_base::{Error, Result};
 use distribute_checkpoint::Writer;
 use distribute_collective::group::GroupCall;
 use distribute_core::internal::failure;
-use distribute_optim::Rule;
+use distribute_optim::{Rule, Unit};
 use rows::RowShard;
 use std::ops::Range;
 use std::panic::Location;
@@ -186,23 +186,24 @@ impl Sharded {
                 Error::invalid(step.operation, reason)
             };
             let Storage::Cpu(storage) = &**storage else { return Err(other()) };
-            let every_row = step.rules.of(variable.index).0.moves_absent_rows();
+            let (rule, _) = step.rules.of(variable.index);
+            let (every_row, shape) = (rule.moves_absent_rows(), (rule.unit(), variable.variable.dims()));
             parts.push(match (variable.range(every_row, None)?, slots[variable.index].take()) {
                 (EitherFloat::F32(gradient), Some(Slots::F32(slots))) => EitherFloat::F32(ShardUpdate::new(
                     gradient,
                     touched,
                     owned,
-                    operand(storage, layout)?,
-                    place,
+                    (operand(storage, layout)?, place),
                     slots,
+                    shape,
                 )),
                 (EitherFloat::F64(gradient), Some(Slots::F64(slots))) => EitherFloat::F64(ShardUpdate::new(
                     gradient,
                     touched,
                     owned,
-                    operand(storage, layout)?,
-                    place,
+                    (operand(storage, layout)?, place),
                     slots,
+                    shape,
                 )),
                 _ => return Err(other()),
             });
@@ -270,21 +271,31 @@ enum ShardUpdate<'a, F> {
 }
 
 impl<'a, F: Number> ShardUpdate<'a, F> {
-    /// Creates the update. `values` contains all values of the variable. Changed values are written to `new`.
+    /// Creates the update. `values` contains all values of the variable, whose shape follows the rule's unit in
+    /// `shape`. Changed values are written to `new`.
     fn new(
         gradient: GradientRange<'a, F>,
         touched: &'a Touched,
         owned: Range<usize>,
-        values: &'a [F],
-        new: &'a mut [u8],
+        (values, new): (&'a [F], &'a mut [u8]),
         slots: &'a mut [Vec<F>],
+        shape: (Unit, &'a [usize]),
     ) -> Self {
         let (old, new) = (&values[owned.clone()], bytemuck::cast_slice_mut(new));
         match gradient.summands {
-            Summands::Dense(_) => ShardUpdate::Dense(UpdateRange::new(new, slots, gradient).with_old(old)),
+            Summands::Dense(_) => {
+                ShardUpdate::Dense(UpdateRange::new(new, slots, gradient, shape).with_old(old))
+            }
             Summands::Rows(rows) => {
                 let rows = (rows, gradient.weights);
-                ShardUpdate::Rows(RowShard::new(gradient.variable, rows, owned, touched, (old, new), slots))
+                ShardUpdate::Rows(RowShard::new(
+                    gradient.variable,
+                    rows,
+                    (owned, touched),
+                    (old, new),
+                    slots,
+                    shape,
+                ))
             }
         }
     }
@@ -313,6 +324,13 @@ impl<F: Number> Splittable for ShardUpdate<'_, F> {
         match self {
             ShardUpdate::Dense(range) => ShardUpdate::Dense(range.split_front(len)),
             ShardUpdate::Rows(rows) => ShardUpdate::Rows(rows.split_front(len)),
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        match self {
+            ShardUpdate::Dense(range) => range.is_whole(),
+            ShardUpdate::Rows(rows) => rows.is_whole(),
         }
     }
 }

@@ -4,15 +4,17 @@
 use crate::partition::BLOCK;
 use crate::reduce::rows::RowRange;
 use crate::reduce::split::Splittable;
+use crate::slots::slot_range;
 use crate::transform::ResolvedTransforms;
 use crate::update::sharded::touched::{Touched, clipped, rows_of};
 use distribute_base::internal::Number;
-use distribute_optim::{Rule, RuleExt, Step, UpdateError};
+use distribute_optim::{Rule, RuleExt, Step, Unit, UpdateError};
 use distribute_tensor::kernel::fold_scaled;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A range of a table's elements, with the gradients of its rows. It may begin and end inside a row.
+/// A range of a table's elements, with the gradients of its rows. It may begin and end inside a row, unless the rule
+/// needs complete rows.
 pub(crate) struct RowShard<'a, F> {
     pub(crate) variable: usize,
     /// The range of elements in the table.
@@ -27,9 +29,11 @@ pub(crate) struct RowShard<'a, F> {
     /// The rows that have at least one element in the range.
     pub(crate) rows: RowRange<'a, F>,
     pub(crate) weights: Arc<[F]>,
+    /// The unit of the rule, and the shape of the table.
+    pub(crate) shape: (Unit, &'a [usize]),
 }
 
-impl<F> Splittable for RowShard<'_, F> {
+impl<'a, F> Splittable for RowShard<'a, F> {
     fn len(&self) -> usize {
         self.rows.work()
     }
@@ -40,20 +44,29 @@ impl<F> Splittable for RowShard<'_, F> {
         let at = self.at.start..end;
         self.at.start = end;
         let count = self.touched.count(&at);
+        let (elements, row_len, is_whole) = (self.old.len(), rows.row_len, self.is_whole());
+        let of_slot = |slot: &mut &'a mut [F]| {
+            if is_whole {
+                return std::mem::take(slot);
+            }
+            let end = slot_range(&(0..at.len()), (slot.len(), elements), row_len).end;
+            slot.split_off_mut(..end).unwrap_or_default()
+        };
         Self {
             variable: self.variable,
             touched: self.touched,
+            slots: self.slots.iter_mut().map(of_slot).collect(),
             old: self.old.split_off(..at.len()).unwrap_or_default(),
             new: self.new.split_off_mut(..count).unwrap_or_default(),
-            slots: self
-                .slots
-                .iter_mut()
-                .map(|slot| slot.split_off_mut(..at.len()).unwrap_or_default())
-                .collect(),
             at,
             rows,
             weights: self.weights.clone(),
+            shape: self.shape,
         }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.shape.0 == Unit::Variable
     }
 }
 
@@ -62,15 +75,15 @@ impl<'a, F: Number> RowShard<'a, F> {
     pub(crate) fn new(
         variable: usize,
         (rows, weights): (RowRange<'a, F>, Arc<[F]>),
-        at: Range<usize>,
-        touched: &'a Touched,
+        (at, touched): (Range<usize>, &'a Touched),
         (old, new): (&'a [F], &'a mut [F]),
         slots: &'a mut [Vec<F>],
+        shape: (Unit, &'a [usize]),
     ) -> Self {
         let there = rows_of(&at, rows.row_len);
         let rows = rows.restrict(there);
         let slots = slots.iter_mut().map(Vec::as_mut_slice).collect();
-        Self { variable, at, touched, old, new, slots, rows, weights }
+        Self { variable, at, touched, old, new, slots, rows, weights, shape }
     }
 
     /// Reduces and transforms the gradients, and applies the rule.
@@ -99,7 +112,15 @@ impl<'a, F: Number> RowShard<'a, F> {
             Ok(())
         })?;
         self.new.copy_from_slice(self.old);
-        rule.update(step, self.new, &gradient, &mut self.slots)
+        let row_len = self.rows.row_len;
+        match self.shape {
+            (Unit::Element, _) => rule.update(step, self.new, &gradient, &mut self.slots),
+            (Unit::Row, _) => {
+                let dims = [gradient.len() / row_len.max(1), row_len];
+                rule.update_shaped(step, &dims, self.new, &gradient, &mut self.slots)
+            }
+            (Unit::Variable, dims) => rule.update_shaped(step, dims, self.new, &gradient, &mut self.slots),
+        }
     }
 
     /// Updates only the rows with a gradient, in batches that stay in the cache.
@@ -111,7 +132,9 @@ impl<'a, F: Number> RowShard<'a, F> {
     ) -> Result<(), UpdateError> {
         let mut new = std::mem::take(&mut self.new);
         let mut slots = std::mem::take(&mut self.slots);
-        let (old, mut batch) = (self.old, RowBatch::new(slots.len()));
+        // Rows that need not be complete are updated like elements.
+        let row_len = (self.shape.0 != Unit::Element).then_some(self.rows.row_len);
+        let (old, mut batch) = (self.old, RowBatch::new(slots.len(), row_len));
         self.each(resolved, |at, sum| {
             batch.add(at, sum);
             if batch.gradient.len() >= BLOCK {
@@ -157,11 +180,13 @@ struct RowBatch<F> {
     gradient: Vec<F>,
     /// The rows' elements in each slot.
     slots: Vec<Vec<F>>,
+    /// The number of elements of a row, if the rule needs complete rows.
+    row_len: Option<usize>,
 }
 
 impl<F: Number> RowBatch<F> {
-    fn new(slots: usize) -> Self {
-        Self { spans: Vec::new(), gradient: Vec::new(), slots: vec![Vec::new(); slots] }
+    fn new(slots: usize, row_len: Option<usize>) -> Self {
+        Self { spans: Vec::new(), gradient: Vec::new(), slots: vec![Vec::new(); slots], row_len }
     }
 
     fn add(&mut self, at: Range<usize>, gradient: &[F]) {
@@ -181,17 +206,29 @@ impl<F: Number> RowBatch<F> {
     ) -> Result<(), UpdateError> {
         let values = new.split_off_mut(..self.gradient.len()).unwrap_or_default();
         gather(&self.spans, old, values);
+        let row_len = self.row_len;
+        let of_slot = |span: &Range<usize>, slot: &[F]| match row_len {
+            Some(row_len) => slot_range(span, (slot.len(), old.len()), row_len),
+            None => span.clone(),
+        };
         for (batch, slot) in self.slots.iter_mut().zip(slots.iter()) {
             batch.clear();
-            self.spans.iter().for_each(|span| batch.extend_from_slice(&slot[span.clone()]));
+            self.spans.iter().for_each(|span| batch.extend_from_slice(&slot[of_slot(span, slot)]));
         }
         let mut of_rule: Vec<&mut [F]> = self.slots.iter_mut().map(Vec::as_mut_slice).collect();
-        rule.update(step, values, &self.gradient, &mut of_rule)?;
+        match row_len {
+            Some(row_len) => {
+                let dims = [self.spans.len(), row_len];
+                rule.update_shaped(step, &dims, values, &self.gradient, &mut of_rule)?;
+            }
+            None => rule.update(step, values, &self.gradient, &mut of_rule)?,
+        }
         for (batch, slot) in self.slots.iter().zip(slots) {
             let mut rest = batch.as_slice();
             for span in &self.spans {
-                let (here, after) = rest.split_at(span.len());
-                slot[span.clone()].copy_from_slice(here);
+                let at = of_slot(span, slot);
+                let (here, after) = rest.split_at(at.len());
+                slot[at].copy_from_slice(here);
                 rest = after;
             }
         }
