@@ -1,5 +1,6 @@
 //! The source that reads elements from a user's iterator.
 
+use super::first_elements::{Begun, FirstElements, FirstElementsSource, GeneratorFn};
 use crate::chunk::Chunk;
 use crate::guard::catch_panics;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding};
@@ -7,7 +8,7 @@ use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result, spec};
 use distribute_tensor::{Leaf, Nest, Tree};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// Creates a dataset of the elements of an iterator. `make` returns a new iterator for each pass. The iterator may
@@ -43,24 +44,20 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// A user's iterator in one pass.
-type Elements = Box<dyn Iterator<Item = Result<Tree<Leaf>>> + Send>;
-/// A function that returns the iterator for one pass.
-type GeneratorFn = Arc<dyn Fn() -> Elements + Send + Sync>;
-
 struct Generator {
     make: GeneratorFn,
-    first_elements: FirstElements,
+    first_elements: Arc<FirstElements>,
     /// The spec of the elements, if their type determines it.
     known: Option<ElementSpec>,
 }
 
-/// An iterator whose first elements were read for the spec; `None` if there is none. The next pass uses it,
-/// because there may be no other iterator with the same elements.
-type FirstElements = Arc<Mutex<Option<Begun>>>;
-
-/// An iterator, and the elements that were read from it for the spec.
-type Begun = (Elements, VecDeque<Result<Tree<Leaf>>>);
+impl Generator {
+    /// Returns a source that reads only the first elements.
+    fn first(&self) -> Pipeline {
+        let (make, first_elements) = (self.make.clone(), self.first_elements.clone());
+        Arc::new(FirstElementsSource { make, first_elements })
+    }
+}
 
 impl Operation for Generator {
     fn describe(&self) -> String {
@@ -76,16 +73,11 @@ impl Operation for Generator {
     }
 
     fn spec(&self, look: Look) -> Option<ElementSpec> {
-        let looking = || {
-            look.at(
-                &(Arc::new(FirstElementsSource(self.make.clone(), self.first_elements.clone())) as Pipeline)
-            )
-        };
-        self.known.clone().or_else(looking)
+        self.known.clone().or_else(|| look.at(&self.first()))
     }
 
     fn lean(&self) -> Option<Pipeline> {
-        Some(Arc::new(FirstElementsSource(self.make.clone(), self.first_elements.clone())))
+        Some(self.first())
     }
 
     fn sharding(&self) -> Sharding {
@@ -102,79 +94,9 @@ impl Operation for Generator {
     }
 }
 
-/// A source that reads only a generator's first elements.
-struct FirstElementsSource(GeneratorFn, FirstElements);
-
-impl Operation for FirstElementsSource {
-    fn describe(&self) -> String {
-        "generator, looked at".into()
-    }
-
-    fn cardinality(&self) -> Cardinality {
-        Cardinality::Unknown
-    }
-
-    fn spec(&self, _look: Look) -> Option<ElementSpec> {
-        None
-    }
-
-    fn sharding(&self) -> Sharding {
-        Sharding::Source
-    }
-
-    fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        let seen = take(&self.1);
-        Box::new(FirstElementsStage { make: self.0.clone(), first_elements: self.1.clone(), seen, next: 0 })
-    }
-}
-
-/// A stage that yields copies of a generator's first elements, and puts the elements back when it is dropped.
-struct FirstElementsStage {
-    make: GeneratorFn,
-    first_elements: FirstElements,
-    seen: Option<Begun>,
-    next: usize,
-}
-
-impl FirstElementsStage {
-    fn look(&mut self) -> Option<Tree<Leaf>> {
-        let index = self.next;
-        let (iterator, items) = match &mut self.seen {
-            Some(seen) => seen,
-            none => none.insert((catch_panics("from_generator", 0, || (self.make)()).ok()?, VecDeque::new())),
-        };
-        if items.len() <= index {
-            match catch_panics("from_generator", index, || iterator.next()) {
-                Ok(item) => items.extend(item),
-                // The next pass panics at the same element.
-                Err(panic) => items.push_back(Err(panic)),
-            }
-        }
-        self.next += 1;
-        items.get(index)?.as_ref().ok().cloned()
-    }
-}
-
-impl Stage for FirstElementsStage {
-    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
-        self.look().map(|tree| Ok(Chunk::one(tree)))
-    }
-}
-
-impl Drop for FirstElementsStage {
-    fn drop(&mut self) {
-        *self.first_elements.lock().unwrap_or_else(PoisonError::into_inner) = self.seen.take();
-    }
-}
-
-/// Takes the iterator that was put back, if there is one. User code never runs while the lock is held.
-fn take(first_elements: &FirstElements) -> Option<Begun> {
-    first_elements.lock().unwrap_or_else(PoisonError::into_inner).take()
-}
-
 struct GeneratorStage {
     make: GeneratorFn,
-    first_elements: FirstElements,
+    first_elements: Arc<FirstElements>,
     iterator: Option<Begun>,
     index: usize,
 }
@@ -186,7 +108,7 @@ impl GeneratorStage {
         let index = self.index;
         self.index += 1;
         if self.iterator.is_none() {
-            self.iterator = take(&self.first_elements);
+            self.iterator = self.first_elements.take();
         }
         let (iterator, seen) = match &mut self.iterator {
             Some(iterator) => iterator,
@@ -217,8 +139,9 @@ mod tests {
     use crate::Dataset;
     use crate::testing::values;
     use distribute_tensor::HostTensor;
+    use distribute_testing::watched;
     use std::convert::Infallible;
-    use std::sync::{Arc, Mutex};
+    use std::sync::{Arc, Mutex, OnceLock};
 
     #[test]
     fn a_generator_starts_again_with_each_pass_and_may_be_endless() {
@@ -257,6 +180,61 @@ mod tests {
         assert!(error.to_string().ends_with("panicked at element 0: out of ids"), "{error}");
         let ends = Dataset::<HostTensor>::from_generator(std::iter::empty::<Result<HostTensor, String>>);
         assert_eq!((ends.element_spec(), ends.iter().count()), (None, 0));
+    }
+
+    /// Creates a dataset of five elements that can be read only once.
+    fn once() -> Dataset<HostTensor> {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        (0..5).for_each(|i| sender.send(HostTensor::vector(vec![i as f32; 2])).unwrap());
+        let receiver = Arc::new(Mutex::new(receiver));
+        Dataset::from_generator(move || {
+            let receiver = receiver.clone();
+            let next = move || {
+                std::thread::yield_now();
+                receiver.lock().unwrap().try_recv().ok()
+            };
+            std::iter::from_fn(next).map(Ok::<_, Infallible>)
+        })
+    }
+
+    fn firsts(data: &Dataset<HostTensor>) -> Vec<f32> {
+        data.iter().map(|x| x.unwrap().to_vec::<f32>().unwrap()[0]).collect()
+    }
+
+    #[test]
+    fn specs_of_several_datasets_of_one_generator_lose_no_element() {
+        watched(|| {
+            let twice = once();
+            assert_eq!(text(&twice.zip(&twice)), "(float32 [2], float32 [2])");
+            assert_eq!(firsts(&twice), [0., 1., 2., 3., 4.]);
+            for _ in 0..200 {
+                let data = once();
+                std::thread::scope(|scope| {
+                    for i in 0..3 {
+                        let data = data.skip(i).map(|x| x);
+                        scope.spawn(move || assert_eq!(text(&data), "float32 [2]"));
+                    }
+                });
+                assert_eq!(firsts(&data), [0., 1., 2., 3., 4.]);
+            }
+        });
+    }
+
+    #[test]
+    fn an_iterator_that_needs_its_own_spec_does_not_hang() {
+        watched(|| {
+            let all: Arc<OnceLock<Dataset<HostTensor>>> = Arc::default();
+            let own = all.clone();
+            let data = Dataset::from_generator(move || {
+                let own = own.clone();
+                let spec =
+                    move |i| own.get().and_then(|data| data.map(|x| x).element_spec()).map_or(i, |_| -1.);
+                [0f32, 1.].into_iter().map(move |i| Ok::<_, Infallible>(HostTensor::vector(vec![spec(i)])))
+            });
+            all.set(data.clone()).unwrap();
+            assert_eq!(text(&data), "float32 [1]");
+            assert_eq!(firsts(&data).len(), 2);
+        });
     }
 
     fn text<T>(data: &Dataset<T>) -> String {

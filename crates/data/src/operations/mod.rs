@@ -25,6 +25,7 @@ mod encoding;
 pub(crate) mod enumerate;
 mod file_names;
 pub(crate) mod filter;
+mod first_elements;
 pub(crate) mod flat_map;
 pub(crate) mod generator;
 pub(crate) mod group_by_window;

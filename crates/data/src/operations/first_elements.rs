@@ -1,0 +1,151 @@
+//! [`FirstElements`]: the first elements of a generator, which are read for the spec.
+
+use crate::chunk::Chunk;
+use crate::guard::catch_panics;
+use crate::pipeline::{Look, Operation, Sharding};
+use crate::stage::Stage;
+use crate::{Cardinality, ElementSpec, Result};
+use distribute_tensor::{Leaf, Tree};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+/// A user's iterator in one pass.
+pub(super) type Elements = Box<dyn Iterator<Item = Result<Tree<Leaf>>> + Send>;
+/// A function that returns the iterator for one pass.
+pub(super) type GeneratorFn = Arc<dyn Fn() -> Elements + Send + Sync>;
+
+/// An iterator, and the elements that were read from it for the spec.
+pub(super) type Begun = (Elements, VecDeque<Result<Tree<Leaf>>>);
+
+/// The iterator whose first elements were read for the spec, for the next pass. There may be no other iterator with
+/// the same elements, because a generator may read a channel or a socket. So there is at most one such iterator, also
+/// if several threads determine the specs of datasets that are derived from the generator.
+#[derive(Default)]
+pub(super) struct FirstElements {
+    slot: Mutex<Slot>,
+    /// A notification that the slot is no longer busy.
+    free: Condvar,
+}
+
+enum Slot {
+    /// No thread reads from the iterator. It is `None` if there is none.
+    Free(Option<Begun>),
+    /// This thread reads from the iterator. User code never runs while the lock is held.
+    Busy(ThreadId),
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Slot::Free(None)
+    }
+}
+
+/// The maximum time to wait for another thread that reads from the iterator.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+
+impl FirstElements {
+    /// Waits until no other thread reads from the iterator, or the wait times out.
+    fn wait(&self) -> MutexGuard<'_, Slot> {
+        let me = thread::current().id();
+        let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = |slot: &mut Slot| matches!(slot, Slot::Busy(other) if *other != me);
+        self.free.wait_timeout_while(slot, MAX_WAIT, busy).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Takes the iterator for a pass; `None` if there is none.
+    pub(super) fn take(&self) -> Option<Begun> {
+        match &mut *self.wait() {
+            Slot::Free(begun) => begun.take(),
+            Slot::Busy(_) => None,
+        }
+    }
+
+    /// Returns a copy of the element at `index`. Returns `None` at the end, if reading fails, and if the iterator
+    /// itself needs the spec.
+    fn look(&self, make: &GeneratorFn, index: usize) -> Option<Tree<Leaf>> {
+        let begun = match &mut *self.wait() {
+            Slot::Busy(_) => return None,
+            slot => match std::mem::replace(slot, Slot::Busy(thread::current().id())) {
+                Slot::Free(begun) => begun,
+                Slot::Busy(_) => None,
+            },
+        };
+        let begun =
+            begun.or_else(|| Some((catch_panics("from_generator", 0, || make()).ok()?, VecDeque::new())));
+        let (begun, element) = match begun {
+            Some((mut iterator, mut items)) => {
+                let element = read_to(&mut iterator, &mut items, index);
+                (Some((iterator, items)), element)
+            }
+            None => (None, None),
+        };
+        *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Slot::Free(begun);
+        self.free.notify_all();
+        element
+    }
+}
+
+/// Reads elements up to the one at `index`, and returns a copy of it.
+fn read_to(
+    iterator: &mut Elements,
+    items: &mut VecDeque<Result<Tree<Leaf>>>,
+    index: usize,
+) -> Option<Tree<Leaf>> {
+    while items.len() <= index {
+        match catch_panics("from_generator", items.len(), || iterator.next()) {
+            Ok(item) => items.push_back(item?),
+            // The next pass panics at the same element.
+            Err(panic) => {
+                items.push_back(Err(panic));
+                break;
+            }
+        }
+    }
+    items.get(index)?.as_ref().ok().cloned()
+}
+
+/// A source that reads only a generator's first elements.
+pub(super) struct FirstElementsSource {
+    pub(super) make: GeneratorFn,
+    pub(super) first_elements: Arc<FirstElements>,
+}
+
+impl Operation for FirstElementsSource {
+    fn describe(&self) -> String {
+        "generator, looked at".into()
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        Cardinality::Unknown
+    }
+
+    fn spec(&self, _look: Look) -> Option<ElementSpec> {
+        None
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Source
+    }
+
+    fn start(&self, _epoch: u64) -> Box<dyn Stage> {
+        let (make, first_elements) = (self.make.clone(), self.first_elements.clone());
+        Box::new(FirstElementsStage { make, first_elements, next: 0 })
+    }
+}
+
+/// A stage that yields copies of a generator's first elements.
+struct FirstElementsStage {
+    make: GeneratorFn,
+    first_elements: Arc<FirstElements>,
+    next: usize,
+}
+
+impl Stage for FirstElementsStage {
+    fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
+        let element = self.first_elements.look(&self.make, self.next)?;
+        self.next += 1;
+        Some(Ok(Chunk::one(element)))
+    }
+}
