@@ -43,13 +43,16 @@ struct Counts {
 }
 
 impl Counts {
-    /// Adds skipped records to the count, and returns the count before that. Keeps the message of `error` if it is the
-    /// first.
-    fn add(&self, records: u64, error: &Error) -> u64 {
-        let before = self.records.fetch_add(records, Relaxed);
+    /// Adds skipped records to the count, unless it would exceed `max`. Returns whether they were added.
+    fn add(&self, records: u64, max: u64) -> bool {
+        let sum = |count: u64| Some(count.saturating_add(records)).filter(|sum| *sum <= max);
+        self.records.fetch_update(Relaxed, Relaxed, sum).is_ok()
+    }
+
+    /// Keeps the message of `error` if it is the first.
+    fn keep(&self, error: &Error) {
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
         first.get_or_insert_with(|| error.to_string());
-        before
     }
 
     fn first(&self) -> Option<String> {
@@ -124,10 +127,12 @@ impl Broken {
     /// Counts several broken records that share one error. Returns `error` if it must end the pass.
     pub(crate) fn skip_many(&self, records: u64, error: Error) -> Result<()> {
         let Some(pass) = &self.pass else { return Err(error) };
-        if pass.counts.add(records, &error).saturating_add(records) > pass.all.max {
+        if !pass.counts.add(records, pass.all.max) {
             return Err(error);
         }
-        pass.all.counts.add(records, &error);
+        pass.all.counts.add(records, u64::MAX);
+        pass.counts.keep(&error);
+        pass.all.counts.keep(&error);
         Ok(())
     }
 
@@ -135,12 +140,8 @@ impl Broken {
     /// reading the file.
     pub(crate) fn skip_with(&self, error: impl FnOnce() -> Error) -> Result<()> {
         match &self.pass {
-            // Two threads may both find space for one more.
-            Some(pass)
-                if (1..pass.all.max).contains(&pass.counts.records.load(Relaxed))
-                    && pass.counts.records.fetch_add(1, Relaxed) < pass.all.max =>
-            {
-                pass.all.counts.records.fetch_add(1, Relaxed);
+            Some(pass) if pass.counts.records.load(Relaxed) > 0 && pass.counts.add(1, pass.all.max) => {
+                pass.all.counts.add(1, u64::MAX);
                 Ok(())
             }
             _ => self.skip(error()),
@@ -213,6 +214,25 @@ mod tests {
             }
             assert_eq!((skipped.count(), skipped.first().unwrap().as_str()), (4, "'a', byte 1: broken"));
             assert!(Broken::of_pass(Some(&two)).skip_many(3, broken(4)).is_err());
+        });
+    }
+
+    /// Checks that the warning at the end of a pass has the number of records that were skipped, without the one that
+    /// ended the pass.
+    #[test]
+    fn the_record_that_ends_a_pass_is_not_counted_as_skipped() {
+        quietly(|| {
+            let skipped = SkippedRecords::new();
+            let pass = Broken::of_pass(Some(&skipped.at_most(2)));
+            let counts = |pass: &Broken| {
+                let counts = &pass.pass.as_ref().unwrap().counts;
+                (counts.records.load(Relaxed), counts.first())
+            };
+            assert!(pass.skip_many(3, broken(0)).is_err());
+            assert_eq!((counts(&pass), skipped.count()), ((0, None), 0));
+            assert!(pass.skip(broken(1)).is_ok() && pass.skip_with(|| broken(2)).is_ok());
+            assert!(pass.skip(broken(3)).is_err() && pass.skip_with(|| broken(4)).is_err());
+            assert_eq!((counts(&pass), skipped.count()), ((2, Some(broken(1).to_string())), 2));
         });
     }
 
