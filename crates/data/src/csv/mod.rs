@@ -17,13 +17,13 @@ mod source;
 pub use block::ColumnType;
 
 use crate::file_source::threads;
-use crate::{Dataset, DefaultValue, Files, Location, Result, SkippedRecords};
+use crate::{Dataset, DefaultValue, Error, Files, Location, Result, SkippedRecords};
 use block::Layout;
 use distribute_tensor::{HostTensor, Nest};
 use file::{Columns, CsvFormat, Dialect};
 use missing::MissingFields;
 use source::CsvRows;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A reader of CSV files or bytes in memory. They may be compressed with gzip, which is detected from the first
@@ -224,6 +224,7 @@ impl Csv {
     ///
     /// - [`Error::NoColumn`](crate::Error::NoColumn): a column does not exist.
     /// - [`Error::Csv`](crate::Error::Csv): two columns of the file have a requested name.
+    /// - [`Error::Parameter`](crate::Error::Parameter): two requested columns have the same name in the map.
     /// - Any error of [`features`](Self::features).
     ///
     /// ```
@@ -243,12 +244,21 @@ impl Csv {
     ) -> Result<Dataset<BTreeMap<String, HostTensor>>> {
         let wanted: Vec<(Column, ColumnType)> = columns.into_iter().map(|(c, t)| (c.into(), t)).collect();
         self.dataset(|columns| {
-            let mut found = Vec::new();
+            let mut found: Vec<(String, usize, ColumnType)> = Vec::new();
+            let mut names = BTreeSet::new();
             for (column, kind) in &wanted {
                 let name = match column {
                     Column::At(place) => place.to_string(),
                     Column::Named(name) => name.clone(),
                 };
+                if !names.insert(name.clone()) {
+                    return Err(Error::Parameter {
+                        operation: "Csv::columns",
+                        parameter: "the name of a column",
+                        found: format!("'{name}'"),
+                        expected: "a name that no other column has",
+                    });
+                }
                 found.push((name, columns.find(column)?, *kind));
             }
             Ok(Layout::Columns(found))

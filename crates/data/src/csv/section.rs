@@ -93,7 +93,7 @@ fn quote(field: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::csv::{ColumnType, Csv};
+    use crate::csv::{Column, ColumnType, Csv};
     use crate::{Cardinality, Error, Files, Location};
     use distribute_tensor::HostTensor;
     use std::io::Write;
@@ -195,6 +195,20 @@ mod tests {
         assert_eq!(row["name"].as_slice::<Vec<u8>>().unwrap(), [b"a \"b\"\tc".to_vec()]);
         let all = data.columns([(1, ColumnType::F32)]).unwrap().load().unwrap();
         assert_eq!(f32s(&all["1"]), [1.5, 2.]);
+    }
+
+    #[test]
+    fn columns_of_one_name_are_refused() {
+        let csv = || Csv::bytes("a.csv", "x,0\n1,2\n");
+        let error = csv().columns([("x", ColumnType::F32), ("x", ColumnType::I64)]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "Csv::columns: the name of a column is 'x', but must be a name that no other column has"
+        );
+        // The name of the first column would be that of the second.
+        let both = [Column::At(0), Column::from("0")].map(|column| (column, ColumnType::I64));
+        assert!(matches!(csv().columns(both.clone()), Err(Error::Parameter { .. })));
+        assert!(csv().columns([both[0].clone(), (Column::from("x"), ColumnType::F32)]).is_ok());
     }
 
     #[test]

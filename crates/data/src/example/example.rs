@@ -58,11 +58,7 @@ impl Example {
             .map_err(|broken| error(None, broken.describe(record)))?;
         let mut features = BTreeMap::new();
         for (key, feature) in found {
-            let name = std::str::from_utf8(key)
-                .map_err(|_| {
-                    error(None, format!("the name {:?} is not UTF-8", String::from_utf8_lossy(key)))
-                })?
-                .to_string();
+            let name = decoded_name(key).map_err(|what| error(None, what))?;
             match decoded(&feature, record) {
                 Ok(Some(feature)) => features.insert(name, feature),
                 Ok(None) => features.remove(&name),
@@ -91,6 +87,12 @@ pub(super) fn encoded_feature(feature: &Feature) -> Vec<u8> {
     let mut out = Vec::new();
     Entry::of("", feature).put_feature(&mut out);
     out
+}
+
+/// Decodes the name of a feature or a list.
+pub(super) fn decoded_name(key: &[u8]) -> Result<String, String> {
+    let name = std::str::from_utf8(key).map(str::to_string);
+    name.map_err(|_| format!("the name {:?} is not UTF-8", String::from_utf8_lossy(key)))
 }
 
 /// Decodes a feature of `record`; `None` if it has no list of values.

@@ -1,6 +1,6 @@
 //! [`SequenceExample`]: a single sequence example, for writing or inspecting records.
 
-use super::example::{decoded, encoded, encoded_feature};
+use super::example::{decoded, decoded_name, encoded, encoded_feature};
 use super::feature::Feature;
 use super::message;
 use super::wire::{bytes_field_len, put_bytes_key};
@@ -94,7 +94,7 @@ impl SequenceExample {
             .map_err(|broken| error(None, broken.describe(record)))?;
         let mut lists = BTreeMap::new();
         for (key, list) in found {
-            let name = String::from_utf8_lossy(key).into_owned();
+            let name = decoded_name(key).map_err(|what| error(None, what))?;
             let in_list = |what| error(Some(&name), what);
             let (mut rest, mut steps) = (list.as_ref(), Vec::new());
             while let Some(step) =
@@ -105,5 +105,24 @@ impl SequenceExample {
             lists.insert(name, steps);
         }
         Ok(Self { context, lists })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checks that two lists do not become one because their names are decoded to the same text.
+    #[test]
+    fn a_list_whose_name_is_not_utf_8_is_an_error_as_in_the_context() {
+        let record = SequenceExample::new().with_list("<", [[1i64]]).with_list(">", [[2i64], [3]]).encode();
+        let odd = |byte: u8| match byte {
+            b'<' => 0xfe,
+            b'>' => 0xff,
+            other => other,
+        };
+        let record: Vec<u8> = record.into_iter().map(odd).collect();
+        let error = SequenceExample::decode(&record).unwrap_err().to_string();
+        assert_eq!(error, "record 0: the name \"\u{fffd}\" is not UTF-8");
     }
 }
