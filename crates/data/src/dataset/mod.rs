@@ -154,7 +154,10 @@ impl<T> Dataset<T> {
     /// ```
     #[doc(alias = "tf.data.Dataset.element_spec")]
     pub fn element_spec(&self) -> Option<ElementSpec> {
-        let look = || self.check().ok().and_then(|()| self.pipeline.spec(Look::AtFirst));
+        // The first element of an input may exist although that of the dataset doesn't.
+        let empty = self.cardinality() == Cardinality::Finite(0);
+        let first = if empty { Look::Never } else { Look::AtFirst };
+        let look = || self.check().ok().and_then(|()| self.pipeline.spec(first));
         self.spec.get_or_init(look).clone()
     }
 

@@ -41,8 +41,9 @@ impl Files {
     ///
     /// With the feature `object-store`, the pattern may be a URL, such as `s3://bucket/data/train-*.tfrecord`. Its last
     /// part may contain `?`, `*`, `[ab]` and `[!ab]`, which match the names of objects without URL escapes such as
-    /// `%23`. Web servers have no listings, so the existence of the files of `https://host/train-{000..099}.tar` is not
-    /// checked before they are read.
+    /// `%23`. Web servers have no listings, so the existence of `https://host/a.csv` and of the files of
+    /// `https://host/train-{000..099}.tar` is not checked before they are read. In URLs of web servers, `?` begins the
+    /// query.
     ///
     /// # Errors
     ///
@@ -65,7 +66,7 @@ impl Files {
         for pattern in &patterns {
             let found = if !is_url(pattern) {
                 local(pattern)?
-            } else if patterns.len() > 1 && is_of_web_server(pattern) {
+            } else if is_of_web_server(pattern) {
                 vec![pattern.into()]
             } else {
                 remote(pattern, &mut listings)?
@@ -131,10 +132,10 @@ type Listings = BTreeMap<String, Vec<(String, FileState)>>;
 
 /// Returns whether a URL points to a single file on a web server. Web servers have no listings.
 fn is_of_web_server(url: &str) -> bool {
-    let name = url.rsplit_once('/').map_or(url, |(_, name)| name);
+    let (path, _query) = url.split_once('?').unwrap_or((url, ""));
     cfg!(feature = "object-store")
         && (url.starts_with("http://") || url.starts_with("https://"))
-        && !name.contains(['*', '['])
+        && !path.contains(['*', '['])
 }
 
 /// Finds the objects that match a URL pattern. Folders that have been listed are kept in `listings`.

@@ -206,6 +206,10 @@ mod tests {
         if cfg!(feature = "object-store") {
             let web = Files::glob("https://host/t-{0..2}.tar?sig=abc").unwrap();
             assert_eq!(web.iter().nth(2), Some(&Location::from("https://host/t-2.tar?sig=abc")));
+            // A query may contain any character.
+            for one in ["https://host/a.csv", "http://host/b/a.csv?sig=[a/b]*c"] {
+                assert_eq!(Files::glob(one).unwrap(), Files::from(one));
+            }
         }
     }
 

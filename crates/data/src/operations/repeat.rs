@@ -33,8 +33,9 @@ struct Repeat {
 impl Operation for Repeat {
     one_input!();
 
+    /// Returns the input, unless it is never repeated: then there is no first element.
     fn lean(&self) -> Option<Pipeline> {
-        Some(self.input.clone())
+        (self.times != Some(0)).then(|| self.input.clone())
     }
 
     fn describe(&self) -> String {
@@ -166,6 +167,7 @@ impl Stage for RepeatStage {
 mod tests {
     use crate::testing::values;
     use crate::{Dataset, Error};
+    use distribute_tensor::HostTensor;
 
     #[test]
     fn repeats_and_ends() {
@@ -174,6 +176,19 @@ mod tests {
         assert_eq!(values(&Dataset::range(2).repeat_forever().take(5)), [0, 1, 0, 1, 0]);
         assert_eq!(values(&Dataset::range(0).repeat_forever()), [0i64; 0]);
         assert_eq!(values(&Dataset::range(0).repeat(usize::MAX)), [0i64; 0]);
+    }
+
+    #[test]
+    fn a_dataset_without_elements_has_only_the_spec_of_all_elements() {
+        let vectors = Dataset::range(3).map(|x| HostTensor::vector(vec![x]));
+        for data in [vectors.repeat(0), vectors.take(0), vectors.skip(3), vectors.repeat(0).map(|x| x)] {
+            assert_eq!((data.element_spec(), data.iter().count()), (None, 0), "{}", data.explain());
+        }
+        let batches = [vectors.batch_exact(4), vectors.batch(2).repeat(0).batch(1).unbatch()];
+        assert!(batches.iter().all(|data| data.element_spec().is_none()));
+        assert!(vectors.repeat(1).map(|x| x).element_spec().is_some());
+        // The spec of numbers does not depend on an element.
+        assert_eq!(Dataset::range(3).repeat(0).element_spec(), Dataset::range(3).element_spec());
     }
 
     #[test]
