@@ -119,6 +119,15 @@ pub enum Error {
         /// A description of the problem and of the expected value.
         reason: String,
     },
+    /// Rows of a tensor could not be read from their source while the checkpoint was being written. No checkpoint was
+    /// saved.
+    #[error("{name:?} was not saved: {source}")]
+    Source {
+        /// The name of the tensor.
+        name: String,
+        /// The error of the function that reads rows; see [`Writer::insert_read`](crate::Writer::insert_read).
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// An argument is out of range.
     #[error("{operation}: {reason}")]
     InvalidArgument {

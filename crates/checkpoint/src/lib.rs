@@ -77,6 +77,7 @@ mod metadata;
 mod names;
 mod plan;
 mod reader;
+mod rows;
 mod save;
 mod shard;
 mod tensors;

@@ -9,20 +9,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 /// A saved checkpoint, opened for reading. Opening reads only the index and the files' headers. Tensors are read
 /// on demand, and only the requested rows.
 ///
-/// The files stay open. On Unix, they can therefore be read even after the checkpoint has been removed.
+/// Clones share the files, which stay open. On Unix, they can therefore be read even after the checkpoint has been removed.
 #[doc(alias = "tf.train.CheckpointReader")]
 #[doc(alias = "CheckpointReader")]
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Reader {
     path: PathBuf,
     checksum: u32,
     metadata: BTreeMap<String, Value>,
-    shards: Vec<Shard>,
-    tensors: BTreeMap<String, Tensor>,
+    shards: Arc<[Shard]>,
+    tensors: Arc<BTreeMap<String, Tensor>>,
 }
 
 /// The dtype, the shape and the slices of a tensor in a checkpoint. Returned by [`Reader::describe`].
@@ -89,7 +90,13 @@ impl Reader {
             let tensor = tensor.map_err(|reason| wrong(format!("entry {name:?}"), reason))?;
             tensors.insert(name, tensor);
         }
-        Ok(Self { path: path.to_path_buf(), checksum, metadata: index.metadata, shards, tensors })
+        Ok(Self {
+            path: path.to_path_buf(),
+            checksum,
+            metadata: index.metadata,
+            shards: shards.into(),
+            tensors: Arc::new(tensors),
+        })
     }
 
     /// Returns the path of the checkpoint's folder, or the source that was passed to
@@ -188,6 +195,17 @@ impl Reader {
             *count = rows.len();
         }
         self.read(tensor, rows, shape)
+    }
+
+    /// Returns ranges of about 8 MiB that cover the rows of a tensor, in order, each of at least one row. A tensor that
+    /// is larger than memory is read in these.
+    ///
+    /// # Errors
+    /// - [`Error::UnknownName`]: there is no tensor named `name`.
+    pub fn row_ranges(&self, name: &str) -> Result<impl Iterator<Item = Range<usize>>> {
+        let tensor = self.find(name)?;
+        let row = tensor.row * tensor.dtype.bytes().unwrap_or(1);
+        Ok(crate::rows::pieces(0..tensor.shape.first().copied().unwrap_or_default(), row))
     }
 
     /// Reads the complete checkpoint, and verifies all checksums.

@@ -4,7 +4,7 @@
 //   the files hold. Tests: `checkpoint/tests/it/damage.rs`.
 
 use crate::index::FileEntry;
-use crate::{Error, Result};
+use crate::{Error, Result, rows};
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::fmt::Debug;
 use std::fs::File;
@@ -77,7 +77,7 @@ pub(crate) fn write_to(
         tensors.iter().try_for_each(|tensor| (tensor.write)(&mut summing))?;
         summing.flush()
     })();
-    written.map_err(io)?;
+    written.map_err(|error| rows::error(error, io))?;
     let (bytes, crc32) = summing.finish();
     Ok(FileEntry { name, bytes, crc32 })
 }

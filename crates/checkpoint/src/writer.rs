@@ -3,11 +3,14 @@
 use crate::error::show;
 use crate::index::{Entry, Index, SliceEntry};
 use crate::plan::{RowRange, Slice, plan};
+use crate::rows::Rows;
 use crate::shard::PendingTensor;
 use crate::{Error, Metadata, Result, Value, encoding};
-use distribute_tensor::{DType, HostTensor, codec};
+use distribute_tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// A collection of named tensors and metadata that is to be saved. Tensors are shared, not copied.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +24,7 @@ struct Tensor {
     dtype: DType,
     shape: Vec<usize>,
     /// The slices by the index of their first row. They do not overlap. A scalar is one slice.
-    slices: BTreeMap<usize, HostTensor>,
+    slices: BTreeMap<usize, Rows>,
 }
 
 impl Writer {
@@ -35,12 +38,62 @@ impl Writer {
     /// # Errors
     /// - [`Error::Entry`]: there is already a tensor named `name`.
     pub fn insert(&mut self, name: impl Into<String>, tensor: HostTensor) -> Result<()> {
-        let name = name.into();
-        if self.tensors.contains_key(&name) {
-            return Err(Error::entry("insert", &name, "a tensor of this name exists already"));
+        self.insert_rows("insert", name.into(), Rows::Memory(tensor))
+    }
+
+    /// Adds a complete tensor whose rows are read while the checkpoint is written, so that they are never all in
+    /// memory. `read` returns the requested range of rows. It is called for consecutive ranges of about 8 MiB, and again
+    /// for each save.
+    ///
+    /// ```
+    /// # use distribute_checkpoint::{Reader, Writer};
+    /// use distribute_tensor::{DType, HostTensor};
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path().join("saved");
+    /// let mut writer = Writer::new();
+    /// let row = |row: usize| [row as f32, -(row as f32)];
+    /// writer.insert_read("table", DType::F32, [1_000, 2], move |rows| {
+    ///     let count = rows.len();
+    ///     Ok(HostTensor::new(rows.flat_map(row).collect::<Vec<_>>(), [count, 2])?)
+    /// })?;
+    /// writer.save(&path, 1)?;
+    /// assert_eq!(Reader::open(&path)?.rows("table", 7..8)?.to_vec::<f32>()?, [7., -7.]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Entry`]: there is already a tensor named `name`; or it is a scalar or contains strings, which cannot
+    ///   be read in parts.
+    ///
+    /// If `read` fails or returns other rows, the save returns [`Error::Source`].
+    pub fn insert_read<F>(
+        &mut self,
+        name: impl Into<String>,
+        dtype: DType,
+        shape: impl Into<Vec<usize>>,
+        read: F,
+    ) -> Result<()>
+    where
+        F: Fn(Range<usize>) -> Result<HostTensor, Box<dyn std::error::Error + Send + Sync>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        const OPERATION: &str = "insert_read";
+        let (name, dims) = (name.into(), shape.into());
+        if dims.is_empty() || dtype.bytes().is_none() {
+            let reason = format!("rows of {} cannot be read in parts; use insert", show(dtype, &dims));
+            return Err(Error::entry(OPERATION, &name, reason));
         }
-        let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
-        self.tensors.insert(name, Tensor { dtype, shape, slices: BTreeMap::from([(0, tensor)]) });
+        self.insert_rows(OPERATION, name, Rows::Read { dtype, dims, read: Arc::new(read) })
+    }
+
+    fn insert_rows(&mut self, operation: &'static str, name: String, rows: Rows) -> Result<()> {
+        if self.tensors.contains_key(&name) {
+            return Err(Error::entry(operation, &name, "a tensor of this name exists already"));
+        }
+        let (dtype, shape) = (rows.dtype(), rows.dims().to_vec());
+        self.tensors.insert(name, Tensor { dtype, shape, slices: BTreeMap::from([(0, rows)]) });
         Ok(())
     }
 
@@ -79,8 +132,7 @@ impl Writer {
             }
             // Slices do not overlap, so only the last one that begins before the end can overlap this one.
             let before = tensor.slices.range(..first_row + *count).next_back();
-            let reaches =
-                |start: usize, there: &HostTensor| *count > 0 && start + there.dims()[0] > first_row;
+            let reaches = |start: usize, there: &Rows| *count > 0 && start + there.dims()[0] > first_row;
             if let Some((start, there)) = before.filter(|(start, there)| reaches(**start, there)) {
                 let there = *start..*start + there.dims()[0];
                 let reason = format!("rows {first_row}..{} overlap rows {there:?}", first_row + count);
@@ -92,7 +144,7 @@ impl Writer {
             self.tensors.entry(name).or_insert_with(|| Tensor { dtype, shape, slices: BTreeMap::new() });
         // Empty slices are kept only if the tensor is empty.
         if rows.dims()[0] > 0 || tensor.slices.is_empty() && tensor.shape[0] == 0 {
-            tensor.slices.insert(first_row, rows);
+            tensor.slices.insert(first_row, Rows::Memory(rows));
         }
         Ok(())
     }
@@ -126,7 +178,7 @@ impl Writer {
             .iter()
             .map(|(_, _, _, rows)| Slice {
                 rows: rows.dims().first().copied().unwrap_or(1),
-                bytes: encoding::size(rows, 0..rows.len()),
+                bytes: rows.size(0..rows.len()),
             })
             .collect();
         let mut layout = Layout { files: Vec::new(), entries: BTreeMap::new(), metadata: &self.metadata };
@@ -191,12 +243,12 @@ fn store<'a>(
     name: &str,
     tensor: &Tensor,
     first: usize,
-    rows: &'a HostTensor,
-    of_slice: std::ops::Range<usize>,
+    rows: &'a Rows,
+    of_slice: Range<usize>,
     file: usize,
     keys: &mut BTreeSet<String>,
 ) -> (SliceEntry, Vec<PendingTensor<'a>>) {
-    let (mut shape, mut offset) = (rows.dims().to_vec(), vec![0; rows.rank()]);
+    let (mut shape, mut offset) = (rows.dims().to_vec(), vec![0; rows.dims().len()]);
     let mut key = name.to_string();
     let mut elements = 0..rows.len();
     if let (Some(count), Some(start)) = (shape.first_mut(), offset.first_mut()) {
@@ -212,19 +264,18 @@ fn store<'a>(
     let (stored, ends) = match encoding::stored(dtype, &shape) {
         Some(stored) => (stored, None),
         None => {
-            let ends = encoding::ends(rows, elements.clone());
+            let ends = rows.ends(elements.clone());
             let bytes = ends.last().map_or(0, |end| *end as usize);
             (encoding::Stored { dtype: safetensors::Dtype::U8, shape: vec![bytes] }, Some(ends))
         }
     };
     let key = unused(key, keys);
     let bytes = match ends {
-        None => encoding::size(rows, elements.clone()),
+        None => rows.size(elements),
         Some(_) => stored.shape[0],
     };
-    let write = Box::new(move |sink: &mut dyn Write| {
-        codec::chunks(rows.buffer(), elements.clone()).try_for_each(|bytes| sink.write_all(&bytes))
-    });
+    let of_tensor = name.to_owned();
+    let write = Box::new(move |sink: &mut dyn Write| rows.write(&of_tensor, of_slice.clone(), sink));
     let mut tensors =
         vec![PendingTensor { key: key.clone(), dtype: stored.dtype, shape: stored.shape, bytes, write }];
     let ends = ends.map(|ends| {

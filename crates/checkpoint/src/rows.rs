@@ -1,0 +1,220 @@
+//! The rows of a tensor that is to be saved: in memory, or read while the checkpoint is written.
+
+use crate::{Error, Result, encoding};
+use distribute_tensor::{DType, HostTensor, codec};
+use std::fmt;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The maximum size in bytes of the rows that are read at once, unless a single row is larger.
+const PIECE: usize = 8 << 20;
+
+/// An error of a function that reads rows.
+type ReadError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A function that reads a range of rows of a tensor.
+type ReadRows = dyn Fn(Range<usize>) -> Result<HostTensor, ReadError> + Send + Sync;
+
+/// Consecutive rows of a tensor. A scalar is one row.
+#[derive(Clone)]
+pub(crate) enum Rows {
+    Memory(HostTensor),
+    /// Rows that are read when the file is written. The elements have a fixed size.
+    Read {
+        dtype: DType,
+        dims: Vec<usize>,
+        read: Arc<ReadRows>,
+    },
+}
+
+/// The failure to read rows of a tensor while a file was being written.
+#[derive(Debug)]
+struct Unreadable {
+    name: String,
+    source: ReadError,
+}
+
+impl Rows {
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Self::Memory(rows) => rows.dtype(),
+            Self::Read { dtype, .. } => *dtype,
+        }
+    }
+
+    pub(crate) fn dims(&self) -> &[usize] {
+        match self {
+            Self::Memory(rows) => rows.dims(),
+            Self::Read { dims, .. } => dims,
+        }
+    }
+
+    /// Returns the number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.dims().iter().product()
+    }
+
+    /// Returns the end offset of each string. See [`encoding::ends`].
+    pub(crate) fn ends(&self, elements: Range<usize>) -> Vec<u64> {
+        match self {
+            Self::Memory(rows) => encoding::ends(rows, elements),
+            Self::Read { .. } => Vec::new(),
+        }
+    }
+
+    /// Returns the number of bytes that the given elements occupy in a file. See [`encoding::size`].
+    pub(crate) fn size(&self, elements: Range<usize>) -> usize {
+        match self {
+            Self::Memory(rows) => encoding::size(rows, elements),
+            Self::Read { dtype, .. } => dtype.bytes().unwrap_or_default() * elements.len(),
+        }
+    }
+
+    /// Writes the bytes of a range of rows. `name` is the name of the tensor in errors.
+    ///
+    /// # Errors
+    /// Returns the error of `sink`, or one from which [`error`] extracts that of the function that reads rows.
+    pub(crate) fn write(&self, name: &str, rows: Range<usize>, sink: &mut dyn Write) -> io::Result<()> {
+        let row: usize = self.dims().get(1..).unwrap_or_default().iter().product();
+        match self {
+            Self::Memory(all) => codec::chunks(all.buffer(), rows.start * row..rows.end * row)
+                .try_for_each(|bytes| sink.write_all(&bytes)),
+            Self::Read { dtype, dims, read } => {
+                for piece in pieces(rows, row * dtype.bytes().unwrap_or_default()) {
+                    let count = piece.len();
+                    let found = read(piece).and_then(|found| fits(found, *dtype, count, dims));
+                    let found = found
+                        .map_err(|source| io::Error::other(Unreadable { name: name.to_owned(), source }))?;
+                    codec::chunks(found.buffer(), 0..found.len())
+                        .try_for_each(|bytes| sink.write_all(&bytes))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rows({}{:?})", self.dtype(), self.dims())
+    }
+}
+
+/// Splits a range of rows into pieces of about 8 MiB, of at least one row each.
+pub(crate) fn pieces(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let (end, step) = (rows.end, (PIECE / row_bytes.max(1)).max(1));
+    rows.step_by(step).map(move |start| start..end.min(start.saturating_add(step)))
+}
+
+/// Returns `found` if it has the requested dtype, number of rows and row shape.
+fn fits(found: HostTensor, dtype: DType, rows: usize, dims: &[usize]) -> Result<HostTensor, ReadError> {
+    let row = dims.get(1..).unwrap_or_default();
+    if found.dtype() == dtype && found.dims().split_first() == Some((&rows, row)) {
+        return Ok(found);
+    }
+    Err(format!("{} was read, instead of {rows} rows of {dtype}{row:?}", found.describe()).into())
+}
+
+/// Returns the error of a failed write: [`Error::Source`] if rows could not be read, otherwise `io(error)`.
+pub(crate) fn error(error: io::Error, io: impl FnOnce(io::Error) -> Error) -> Error {
+    match error.downcast::<Unreadable>() {
+        Ok(Unreadable { name, source }) => Error::Source { name, source },
+        Err(error) => io(error),
+    }
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rows of {:?} cannot be read: {}", self.name, self.source)
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Reader, Writer};
+
+    fn table() -> HostTensor {
+        // Three pieces of at most 8 MiB.
+        let (rows, width) = (5_000, 1_000);
+        let values: Vec<f32> = (0..rows * width).map(|i| i as f32).collect();
+        HostTensor::new(values, [rows, width]).unwrap()
+    }
+
+    #[test]
+    fn rows_that_are_read_during_the_save_give_the_same_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let table = table();
+        let files = |name: &str, writer: &Writer, shards| {
+            let path = folder.path().join(name);
+            writer.save(&path, shards).unwrap();
+            distribute_testing::names_in(&path)
+                .into_iter()
+                .map(|file| std::fs::read(path.join(file)).unwrap())
+                .collect::<Vec<_>>()
+        };
+        for shards in [1, 3] {
+            let mut memory = Writer::new();
+            memory.insert("t", table.clone()).unwrap();
+            memory.insert("other", HostTensor::scalar(1i64)).unwrap();
+            let mut read = Writer::new();
+            let all = table.clone();
+            read.insert_read("t", DType::F32, [5_000, 1_000], move |rows| {
+                Ok(all.narrow(0, rows.start, rows.len())?)
+            })
+            .unwrap();
+            read.insert("other", HostTensor::scalar(1i64)).unwrap();
+            let (memory, read) = (
+                files(&format!("memory{shards}"), &memory, shards),
+                files(&format!("read{shards}"), &read, shards),
+            );
+            assert!(memory == read, "{shards} shards");
+        }
+        let reader = Reader::open(folder.path().join("read3")).unwrap();
+        reader.verify().unwrap();
+        assert!(reader.tensor("t").unwrap() == table);
+    }
+
+    #[test]
+    fn an_error_of_the_source_names_the_tensor_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("saved");
+        let mut writer = Writer::new();
+        writer
+            .insert_read("t", DType::F32, [5_000, 1_000], |rows| match rows.start {
+                0 => Ok(HostTensor::zeros(DType::F32, [rows.len(), 1_000])?),
+                _ => Err("ps 1 is gone".into()),
+            })
+            .unwrap();
+        let error = writer.save(&path, 1).unwrap_err();
+        assert!(matches!(&error, Error::Source { name, .. } if name == "t"), "{error:?}");
+        assert!(error.to_string().contains("ps 1 is gone"), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+
+        let mut writer = Writer::new();
+        writer.insert_read("t", DType::F32, [2, 3], |_| Ok(HostTensor::zeros(DType::F32, [3, 3])?)).unwrap();
+        let error = writer.save(&path, 1).unwrap_err().to_string();
+        assert!(error.contains("instead of 2 rows of float32[3]"), "{error}");
+        assert!(writer.insert_read("t", DType::F32, [2, 3], |_| Err("".into())).is_err());
+        assert!(writer.insert_read("s", DType::String, [2, 3], |_| Err("".into())).is_err());
+        assert!(writer.insert_read("0", DType::F32, [], |_| Err("".into())).is_err());
+    }
+
+    #[test]
+    fn pieces_cover_all_rows_once() {
+        for (rows, row_bytes) in
+            [(0..0, 4), (3..3, 0), (0..10, 4 << 20), (7..30, 9 << 20), (5..1_000_000, 100)]
+        {
+            let all: Vec<_> = pieces(rows.clone(), row_bytes).collect();
+            assert!(
+                all.iter()
+                    .all(|piece| !piece.is_empty() && (piece.len() == 1 || piece.len() * row_bytes <= PIECE))
+            );
+            let end = all.iter().try_fold(rows.start, |end, piece| (piece.start == end).then_some(piece.end));
+            assert_eq!(end, Some(rows.end));
+        }
+    }
+}
