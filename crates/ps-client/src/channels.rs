@@ -53,6 +53,11 @@ impl Channels {
         self.lock_step
     }
 
+    /// Returns `true` if this worker sends the changes of the tables on a server.
+    pub(crate) fn sends_changes(&self, server: usize) -> bool {
+        self.lock_step.is_none_or(|lock_step| lock_step.is_sender(server))
+    }
+
     /// Assigns later changes to a closure, or to none. Returns `false` and does nothing if another closure is
     /// running.
     pub(super) fn run(&self, closure: Option<ClosureSequence>) -> bool {

@@ -25,12 +25,17 @@ impl LockStep {
         server % self.workers
     }
 
+    /// Returns `true` if this worker sends the changes of the tables on a server.
+    pub(crate) fn is_sender(self, server: usize) -> bool {
+        self.sender(server) == self.worker
+    }
+
     /// Returns `true` if this worker sends a request to a server. Every worker reads for itself. Creating a table and
     /// setting its rule can be repeated, so every worker requests both, and uses the table only after its own request
     /// was answered.
     pub(crate) fn sends(self, server: usize, request: &Request) -> bool {
         let repeatable = matches!(request, Request::Create(_) | Request::SetRule { .. });
-        repeatable || !request.is_change() || self.sender(server) == self.worker
+        repeatable || !request.is_change() || self.is_sender(server)
     }
 }
 

@@ -26,6 +26,7 @@ pub(crate) use names::{common_name, copies_name};
 pub use read::read_as;
 pub use read::read_elements;
 pub use read::require_names;
+pub use read::verify_as;
 pub(crate) use {read::decide, read::read_cast};
 
 use crate::context::current_kind;

@@ -49,6 +49,13 @@ pub fn read_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Re
     Ok(reader.tensor(name)?)
 }
 
+/// Reads all of a tensor in ranges of rows, and verifies its checksums. Returns an error if its dtype or shape is not
+/// the given one.
+pub fn verify_as(reader: &Reader, name: &str, dtype: DType, shape: &[usize]) -> Result<()> {
+    require_as(reader, name, dtype, shape)?;
+    reader.row_ranges(name)?.try_for_each(|rows| Ok(reader.rows(name, rows).map(drop)?))
+}
+
 /// Reads a range of a tensor's elements. Returns an error if the tensor's dtype or shape is not the given one. Only the
 /// rows that contain these elements are read.
 pub fn read_elements<F: Element>(

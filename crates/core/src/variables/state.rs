@@ -4,11 +4,11 @@ use super::access::{Access, AccessPlan, VariableKind};
 use super::variable::Variable;
 use crate::checkpoint::{
     Checkpointed, Reader, Restore, RestoreFilter, RestoreReport, SOME, Writer, copies_name, decide, read_as,
-    read_cast, require_names,
+    read_cast, require_names, verify_as,
 };
 use crate::strategy::Strategy;
 use distribute_base::Result;
-use distribute_ps_client::internal::no_value;
+use distribute_ps_client::internal::{Sharded, no_value};
 use distribute_tensor::{HostTensor, Leaf, Write};
 use std::panic::Location;
 
@@ -23,6 +23,12 @@ impl Checkpointed for Variable {
         if self.is_dynamic() {
             return self.save_ids(prefix, writer);
         }
+        if let Some(tables) = self.saved_by_range() {
+            self.strategy().await_updates()?;
+            let (tables, dims) = (tables.clone(), self.dims());
+            let read = move |rows| Ok(tables.read_range("Checkpoint::save", rows)?);
+            return Ok(writer.insert_read(prefix, self.dtype(), dims, read)?);
+        }
         writer.insert(prefix, self.read_leaf()?.to_host()?)?;
         self.save_copies(prefix, writer)
     }
@@ -31,6 +37,9 @@ impl Checkpointed for Variable {
         require_names(from, &[prefix.to_string()])?;
         if self.is_dynamic() {
             return self.clone().restore_ids(prefix, from);
+        }
+        if self.saved_by_range().is_some() {
+            return self.clone().restore_ranges(prefix, from);
         }
         let value = read_as(from, prefix, self.dtype(), self.dims())?;
         self.change(value, prefix, from)
@@ -66,6 +75,36 @@ impl Variable {
     pub fn is_saved_here(&self) -> bool {
         let strategy = Variable::strategy(self);
         self.remote().is_none() || !strategy.shares_tables() || strategy.world().is_chief()
+    }
+
+    /// Returns the tables if a checkpoint saves and restores ranges of their rows, one after another: the workers store
+    /// the table together, because it may be too large for each of them.
+    #[doc(hidden)]
+    pub fn saved_by_range(&self) -> Option<&Sharded> {
+        let tables = self.remote()?.numbered()?;
+        (Variable::strategy(self).shares_tables() && tables.has_ranges()).then_some(tables)
+    }
+
+    /// Returns a closure that restores a variable that is [saved by range](Self::saved_by_range). Reads the saved value
+    /// once before, to verify it.
+    ///
+    /// # Errors
+    /// - [`Error::Checkpoint`](distribute_base::Error::Checkpoint): the value is missing or damaged.
+    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): its dtype or shape differs.
+    pub(super) fn restore_ranges<'a>(self, name: &str, from: &Reader) -> Result<Restore<'a>> {
+        const OPERATION: &str = "Checkpoint::restore";
+        verify_as(from, name, self.dtype(), self.dims())?;
+        let (from, name) = (from.clone(), name.to_owned());
+        Ok(Box::new(move || {
+            self.writing(|| {
+                let Some(tables) = self.saved_by_range() else { return Ok(()) };
+                for rows in from.row_ranges(&name)?.filter(|rows| tables.sends_some(rows)) {
+                    let first = rows.start;
+                    tables.write_range(OPERATION, first, &from.rows(&name, rows)?)?;
+                }
+                Ok(())
+            })
+        }))
     }
 
     /// Returns a closure that restores the variable. If the same number of copies was saved, with the variable's dtype,

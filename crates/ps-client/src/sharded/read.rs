@@ -111,7 +111,7 @@ impl Sharded {
         }))
     }
 
-    fn no_rows(&self) -> Result<HostTensor> {
+    pub(super) fn no_rows(&self) -> Result<HostTensor> {
         let mut dims = self.dims.clone();
         if let Some(rows) = dims.first_mut() {
             *rows = 0;

@@ -138,6 +138,16 @@ impl RowPartition {
         }
     }
 
+    /// Returns the rows of a shard that are in a range of the table's rows, by their indices on the shard.
+    pub fn rows_on(&self, shard: usize, rows: Range<usize>) -> Range<usize> {
+        let before = |row: usize| match self.strategy {
+            PartitionStrategy::Mod => row.saturating_sub(shard).div_ceil(self.shards),
+            PartitionStrategy::Div => row.saturating_sub(self.row(RowLocation { shard, row: 0 })),
+        };
+        let end = before(rows.end).min(self.len(shard));
+        before(rows.start).min(end)..end
+    }
+
     /// Sorts ids by shard. The result contains the rows of each shard, in the order of the ids. `operation` is the name
     /// of the operation in errors.
     ///
@@ -247,6 +257,20 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_range_of_rows_is_a_range_on_each_shard(
+            strategy in strategies(), rows in 0usize..40, shards in 1usize..9, a in 0usize..40, b in 0usize..40,
+        ) {
+            let partition = RowPartition::new(strategy, rows, shards);
+            let range = a.min(rows)..b.clamp(a.min(rows), rows.max(a.min(rows)));
+            for shard in 0..partition.shards() {
+                let found: Vec<_> =
+                    partition.rows_on(shard, range.clone()).map(|row| partition.row(RowLocation { shard, row })).collect();
+                let expected: Vec<_> = range.clone().filter(|row| partition.location(*row).shard == shard).collect();
+                prop_assert_eq!(found, expected);
+            }
+        }
+
         // SHARD-3 and SV-5
         #[test]
         fn every_row_has_one_place(strategy in strategies(), rows in 0usize..200, shards in 0usize..20) {

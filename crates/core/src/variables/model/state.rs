@@ -54,6 +54,10 @@ impl Checkpointed for Variables {
                 changes.push(variable.restore_ids(&entry, from)?);
                 continue;
             }
+            if variable.saved_by_range().is_some() {
+                changes.push(variable.restore_ranges(&entry, from)?);
+                continue;
+            }
             let value = read_as(from, &entry, variable.dtype(), variable.dims())?;
             changes.push(self.change(name, &kind, value, &entry, from)?);
         }

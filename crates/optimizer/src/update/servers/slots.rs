@@ -3,16 +3,24 @@
 use super::{OPERATION, OnServers, Servers};
 use crate::Inner;
 use crate::update::{self, Saved};
+use candle_core::Var;
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
-use distribute_core::internal::read_as;
+use distribute_core::Variable;
+use distribute_core::internal::{read_as, verify_as};
+use distribute_ps_client::internal::Sharded;
 use distribute_tensor::{DType, HostTensor};
 
+const SAVE: &str = "Checkpoint::save";
+const RESTORE: &str = "Checkpoint::restore";
+
 /// The slots of one variable in a checkpoint, in the order of the rule's slots.
-struct SavedSlots {
-    /// The ids of the rows; `None` if the rows do not have ids.
-    ids: Option<Vec<i64>>,
-    slots: Vec<HostTensor>,
+enum SavedSlots {
+    Numbered(Vec<HostTensor>),
+    /// Slots with the ids of their rows.
+    ByIds(Vec<i64>, Vec<HostTensor>),
+    /// Slots that are read again, by range of rows, when they are restored. Contains their names in the checkpoint.
+    ByRange(Reader, Vec<String>),
 }
 
 impl Servers {
@@ -60,6 +68,15 @@ impl Servers {
                 variable.save_slots_of_ids(writer, &beside, named)?;
                 continue;
             }
+            if let Some(tables) = variable.saved_by_range() {
+                let (_, var) = &optimizer.parameters.variables[number];
+                for slot in optimizer.groups.rule().slots() {
+                    let (tables, dims) = (tables.clone(), slot.shape.dims(tables.dims()));
+                    let read = move |rows| Ok(tables.read_slot_range(SAVE, slot.name, rows)?);
+                    writer.insert_read(named(slot.name), slot_dtype(var), dims, read)?;
+                }
+                continue;
+            }
             for (slot, value) in names.iter().zip(self.slots(optimizer, number)?) {
                 writer.insert(named(slot), value)?;
             }
@@ -94,28 +111,29 @@ impl Servers {
                     Ok(saved.values)
                 };
                 let slots = names.iter().zip(shapes).map(slot).collect::<Result<_>>()?;
-                return Ok((variable, remote, SavedSlots { ids, slots }));
+                return Ok((variable, remote, SavedSlots::ByIds(ids.unwrap_or_default(), slots)));
             }
-            let dtype = if var.dtype() == candle_core::DType::F64 { DType::F64 } else { DType::F32 };
-            let slots = names.iter().zip(shapes).map(|(name, dims)| read_as(from, name, dtype, &dims));
-            let slots = slots.collect::<Result<_>>()?;
-            Ok((variable, remote, SavedSlots { ids: None, slots }))
+            let dtype = slot_dtype(var);
+            let mut each = names.iter().zip(shapes);
+            if variable.saved_by_range().is_some() {
+                each.try_for_each(|(name, dims)| verify_as(from, name, dtype, &dims))?;
+                return Ok((variable, remote, SavedSlots::ByRange(from.clone(), names.clone())));
+            }
+            let slots = each.map(|(name, dims)| read_as(from, name, dtype, &dims)).collect::<Result<_>>()?;
+            Ok((variable, remote, SavedSlots::Numbered(slots)))
         };
         let all = self.on_servers().map(one).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(move |change| {
-            const OPERATION: &str = "Checkpoint::restore";
             for (slots, here) in change.slots().iter_mut().zip(here) {
                 here.into_iter().for_each(|here| *slots = here);
             }
             self.set_rules(optimizer)?;
-            for (variable, remote, SavedSlots { ids, slots }) in all {
-                let named: Vec<_> = optimizer.slot_names().into_iter().map(String::from).zip(slots).collect();
-                if !named.is_empty() {
-                    variable.writing(|| match &ids {
-                        None => remote.value(OPERATION)?.set_slots(OPERATION, &named),
-                        Some(ids) => variable.set_slots_of_ids(OPERATION, ids, &named),
-                    })?;
-                }
+            let names: Vec<_> = optimizer.slot_names().into_iter().map(String::from).collect();
+            if names.is_empty() {
+                return Ok(());
+            }
+            for (variable, remote, saved) in all {
+                variable.writing(|| set_slots(variable, remote.tables(), &names, saved))?;
             }
             Ok(())
         }))
@@ -133,4 +151,34 @@ impl Servers {
             self.on_servers().filter_map(|(number, of)| Some((&*of.remote, rules.of(number).0.spec()?)));
         session.set_rules(OPERATION, rules)
     }
+}
+
+/// Sets the slots of a variable, whose names are `names`, to their saved values.
+fn set_slots(variable: &Variable, tables: &Sharded, names: &[String], saved: SavedSlots) -> Result<()> {
+    let named = |slots: Vec<HostTensor>| names.iter().cloned().zip(slots).collect::<Vec<_>>();
+    match saved {
+        SavedSlots::Numbered(slots) => tables.set_slots(RESTORE, &named(slots)),
+        SavedSlots::ByIds(ids, slots) => variable.set_slots_of_ids(RESTORE, &ids, &named(slots)),
+        SavedSlots::ByRange(from, saved) => {
+            // The largest slot has the smallest ranges.
+            let elements =
+                |name: &&String| from.describe(name).map_or(0, |slot| slot.shape.iter().product::<usize>());
+            let Some(largest) = saved.iter().max_by_key(elements) else { return Ok(()) };
+            for rows in from.row_ranges(largest)?.filter(|rows| tables.sends_some(rows)) {
+                let slots = saved.iter().map(|name| from.rows(name, rows.clone()));
+                tables.write_slot_range(
+                    RESTORE,
+                    rows.start,
+                    names,
+                    &slots.collect::<Result<Vec<_>, _>>()?,
+                )?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Returns the dtype in which slots of a variable are saved.
+fn slot_dtype(variable: &Var) -> DType {
+    if variable.dtype() == candle_core::DType::F64 { DType::F64 } else { DType::F32 }
 }
