@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// A saved checkpoint, opened for reading. Opening reads only the index and the files' headers. Tensors are read
 /// on demand, and only the requested rows.
 ///
-/// Clones share the files, which stay open. On Unix, they can therefore be read even after the checkpoint has been removed.
+/// Clones share the files, which stay open. On Unix, they can therefore be read even after the checkpoint has been
+/// removed.
 #[doc(alias = "tf.train.CheckpointReader")]
 #[doc(alias = "CheckpointReader")]
 #[derive(Clone, Debug)]

@@ -42,8 +42,7 @@ impl Writer {
     }
 
     /// Adds a complete tensor whose rows are read while the checkpoint is written, so that they are never all in
-    /// memory. `read` returns the requested range of rows. It is called for consecutive ranges of about 8 MiB, and again
-    /// for each save.
+    /// memory. `read` returns the requested range of rows. Each save calls it for consecutive ranges of about 8 MiB.
     ///
     /// ```
     /// # use distribute_checkpoint::{Reader, Writer};

@@ -220,6 +220,79 @@ fn assert_is_resumed<R: Rule>(
     });
 }
 
+/// A table of several ranges of 8 MiB, whose checkpoint is the same as that of a mirrored table.
+// INV-21, INV-23
+#[test]
+fn a_large_table_is_saved_and_restored_by_ranges_of_rows() {
+    const ROWS: usize = 290_001;
+    fn train(
+        strategy: &Strategy,
+        steps: std::ops::Range<u32>,
+        then: impl Fn(&Checkpoint<'_>) -> Result<()>,
+    ) -> Result<String> {
+        let model = strategy.replicate_seeded(3, |vb: VarBuilder| embedding(ROWS, 8, vb.pp("words")))?;
+        let optimizer = Adam::new(&model.variables, 0.05)?;
+        let state = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
+        if steps.start > 0 {
+            then(&state)?;
+        }
+        for step in steps.clone() {
+            strategy.run(&model, |ctx, words: &Embedding| {
+                let ids = Tensor::new(
+                    &[step, ctx.replica_id_in_sync_group() as u32, ROWS as u32 - 1],
+                    &Device::Cpu,
+                )?;
+                optimizer.minimize(ctx, words.forward(&ids)?.sqr()?.mean_all()?, 3)
+            })?;
+        }
+        if steps.start == 0 {
+            then(&state)?;
+        }
+        model.variables.sha256()
+    }
+    watched(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let mirrored = MirroredStrategy::cpus(2).unwrap();
+        train(&mirrored, 0..2, |state| state.save(path("mirrored")).map(drop)).unwrap();
+        let expected = train(&mirrored, 2..3, |state| state.restore(path("mirrored")).map(drop)).unwrap();
+        for tables in [PLACEMENTS[0], PLACEMENTS[1], PLACEMENTS[3]] {
+            let name = format!("{tables:?}");
+            on_threads(2, 1, tables, |strategy| {
+                train(strategy, 0..2, |state| state.save(path(&name)).map(drop))
+            })
+            .unwrap();
+            assert_eq!(
+                distribute::checkpoint::Reader::open(path(&name)).unwrap().checksum(),
+                distribute::checkpoint::Reader::open(path("mirrored")).unwrap().checksum(),
+                "{tables:?}"
+            );
+            let all = on_threads(2, 1, tables, |strategy| {
+                train(strategy, 2..3, |state| state.restore(path("mirrored")).map(drop))
+            });
+            assert!(all.unwrap().iter().all(|sum| *sum == expected), "{tables:?}");
+        }
+        // A flipped bit in the last range of the values is found before anything is written.
+        let file = std::fs::read_dir(path("mirrored")).unwrap().map(|file| file.unwrap().path());
+        let file =
+            file.filter(|file| file.extension().is_some_and(|end| end == "safetensors")).next().unwrap();
+        let mut bytes = std::fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        let all = on_threads(2, 1, PLACEMENTS[0], |strategy| {
+            let model = strategy.replicate_seeded(3, |vb: VarBuilder| embedding(ROWS, 8, vb.pp("words")))?;
+            let optimizer = Adam::new(&model.variables, 0.05)?;
+            let before = model.variables.sha256()?;
+            let state = Checkpoint::new().part("model", &model.variables).part("optimizer", &optimizer);
+            let error = state.restore(path("mirrored")).unwrap_err().to_string();
+            assert!(error.contains("checksum"), "{error}");
+            assert_eq!(model.variables.sha256()?, before);
+            Ok(())
+        });
+        all.unwrap();
+    });
+}
+
 /// Each worker stores about its share of the rows, and reads and writes of the complete table see all of them.
 #[test]
 fn each_worker_stores_its_share_and_writes_are_made_once() {
