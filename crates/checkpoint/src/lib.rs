@@ -31,6 +31,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `writer` | [`Writer`]: collects tensors and saves them |
+//! | `rows` | rows that are saved: in memory, or read while the files are written |
 //! | `reader` | [`Reader`]: a saved checkpoint that reads tensors on demand |
 //! | `manager` | [`CheckpointManager`]: a series of checkpoints, of which the last `k` are kept |
 //! | `names` | the names of checkpoints in a manager's folder |

@@ -247,6 +247,7 @@ fn of_checkpoint(error: &Checkpoint) -> ErrorKind {
         Checkpoint::Index { .. } | Checkpoint::UnknownName { .. } | Checkpoint::Rows { .. } => {
             ErrorKind::Data
         }
+        Checkpoint::Source { source, .. } => of_user(&**source),
         _ => ErrorKind::Usage,
     }
 }

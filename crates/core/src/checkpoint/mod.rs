@@ -323,7 +323,7 @@ impl<'a> Checkpoint<'a> {
     /// # Errors
     /// Nothing has been changed if an error is returned, unless a device or a parameter server failed.
     /// - [`Error::InvalidArgument`]: selected names are missing or do not match (the error lists them),
-    /// nothing would be restored, or a component can only be restored completely.
+    ///   nothing would be restored, or a component can only be restored completely.
     /// - [`Error::Checkpoint`]: the checkpoint is damaged or does not exist.
     /// - The other errors of [`restore_from`](Checkpoint::restore_from).
     #[track_caller]

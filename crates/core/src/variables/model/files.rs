@@ -198,7 +198,7 @@ impl Variables {
     /// # Errors
     /// Nothing has been changed if an error is returned, unless a device or a parameter server failed.
     /// - [`Error::InvalidArgument`]: selected tensors are missing in the files or do not match (the error lists them),
-    /// no tensor would be set, two files contain the same name, or the workers' files differ.
+    ///   no tensor would be set, two files contain the same name, or the workers' files differ.
     /// - [`Error::Candle`]: a file cannot be read. The error contains the path.
     /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
