@@ -51,7 +51,7 @@ impl Reader {
     /// and [`path`](Reader::path) returns it.
     ///
     /// # Errors
-    /// Returns the errors of [`open`](Reader::open).
+    /// - [`Error::Damaged`], [`Error::Version`], [`Error::Index`]: as for [`open`](Reader::open).
     pub fn from_image(image: Bytes, from: &str) -> Result<Self> {
         let path = Path::new(from);
         let damaged = || {

@@ -79,13 +79,16 @@ impl CheckpointManager {
         &self.folder
     }
 
-    /// Saves a checkpoint under the next number, in at most `shards` files, and returns its path. Then removes
-    /// the checkpoints that are no longer to be kept.
+    /// Saves a checkpoint under the next number, in at most `shards` files, and returns its path. Before the save,
+    /// removes incomplete checkpoints that a crash has left. After it, removes the checkpoints that are no longer to be
+    /// kept.
     ///
     /// # Errors
-    /// If the save fails, the latest checkpoint stays the same, except with [`Error::Removal`].
+    /// The latest checkpoint stays the same, except after [`Error::Removal`], or if the folder cannot be synced or read
+    /// after the save.
     /// - [`Error::Busy`]: another process or thread is saving to this folder.
     /// - [`Error::Io`]: the file `.lock` in the folder cannot be locked, or the folder cannot be read.
+    /// - [`Error::InvalidArgument`]: the latest checkpoint has the highest number that is possible.
     /// - [`Error::Removal`]: the new checkpoint is saved, but an old one cannot be removed.
     /// - The errors of [`Writer::save`].
     pub fn save(&self, writer: &Writer, shards: usize) -> Result<PathBuf> {
@@ -148,7 +151,7 @@ impl CheckpointManager {
     /// # Errors
     /// - The errors of [`Reader::open`] and [`Reader::verify`] for the latest checkpoint, if all are damaged.
     /// - [`Error::Version`]: the latest checkpoint was written by another version of this crate.
-    /// - [`Error::Io`]: a checkpoint cannot be read, although its files exist.
+    /// - [`Error::Io`]: the folder cannot be read, or the latest checkpoint cannot be read although its files exist.
     pub fn latest_undamaged(&self) -> Result<Option<Reader>> {
         let Some(latest) = self.latest().transpose() else { return Ok(None) };
         let paths = self.paths()?;
@@ -245,6 +248,6 @@ fn is_damage(error: &Error) -> bool {
 struct Found {
     /// The complete checkpoints, in ascending order of their numbers.
     checkpoints: Vec<(u64, PathBuf)>,
-    /// The paths of incomplete checkpoints, which a crash or a running save has left.
+    /// The paths of incomplete checkpoints, which a crash has left or another process is writing.
     partials: Vec<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! The assignment of rows to files. It depends only on the sizes of the slices.
+//! The assignment of rows to files. The assignment depends only on the sizes of the slices and the number of files.
 
 use std::ops::Range;
 

@@ -63,7 +63,8 @@ impl Reader {
         Self::of(path, &index_path, &bytes, &mut |file| Shard::open(path, file))
     }
 
-    /// Creates a reader from the bytes of an index, and calls `open` for each file that the index lists.
+    /// Creates a reader from `bytes`, the contents of the index at `index_path`. Calls `open` for each file that the
+    /// index lists. `path` is the path of the checkpoint.
     pub(crate) fn of(
         path: &Path,
         index_path: &Path,
@@ -106,7 +107,7 @@ impl Reader {
         &self.path
     }
 
-    /// Returns the checksum of the index. The index contains the checksums of all other contents, so this
+    /// Returns the checksum of the index. The index contains the checksums of all other contents, so its checksum
     /// identifies the complete checkpoint.
     ///
     /// Copies of one checkpoint have the same checksum. Two different checkpoints have the same one with a

@@ -107,7 +107,8 @@ fn save(
     Ok(())
 }
 
-/// Returns the parent folder of `path`, the future folder of a checkpoint.
+/// Returns the parent folder of `path`, the future folder of a checkpoint; `.` if `path` is only a name. Returns an
+/// error if `path` does not end in a name.
 fn parent(path: &Path) -> Result<&Path> {
     if path.file_name().is_none() {
         let reason = format!("{} does not end in the name of a folder to be created", path.display());

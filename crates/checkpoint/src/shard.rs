@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 /// The size in bytes of a block, which is part of the format. Each block has its own checksum.
 const BLOCK: u64 = 1 << 20;
 
-/// The maximum size of a header in bytes that safetensors allows.
+/// The maximum size in bytes that safetensors allows for a header.
 const MAX_HEADER: u64 = 100_000_000;
 
 /// A function that writes the elements of one tensor.

@@ -238,6 +238,9 @@ impl Layout<'_> {
 }
 
 /// Returns the index entry for some rows of a slice, and the tensors to add to the file: one, or two for strings.
+///
+/// `rows` is the slice, which begins at row `first` of the tensor. `of_slice` is the range of rows within the slice.
+/// `file` is the index of the file, and `keys` collects the keys in it.
 fn store<'a>(
     name: &str,
     tensor: &Tensor,
