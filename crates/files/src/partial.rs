@@ -31,8 +31,8 @@ enum Kind {
     Folder,
 }
 
-/// The number of partials per destination that are checked for leftovers, counted from 0, even if earlier ones do not
-/// exist. A leftover can only remain if more concurrent writers than this number were killed.
+/// The number of names per destination that are checked for leftovers, even if names before them are unused. A leftover
+/// can remain only if more writers than this number were running at the same time and were killed.
 const MAX_CHECKED: u64 = 8;
 const MARK: &str = ".distribute-";
 const END: &str = ".part";
@@ -178,7 +178,8 @@ fn create(partial: &Path, kind: Kind) -> io::Result<Option<File>> {
     }
 }
 
-/// Locks the partial. Returns `None` if another process has already removed it as a leftover.
+/// Locks the partial if the file system supports it. Returns `None` if another process has removed it as a leftover, or
+/// is about to.
 fn hold(partial: &Path, handle: Option<File>) -> io::Result<Option<Partial>> {
     let mine = match &handle {
         // Without locks, no process removes it as a leftover.
@@ -225,7 +226,8 @@ fn clear(partial: &Path, kind: Kind) {
     }
 }
 
-/// Returns `true` if a path still refers to the file that was opened there.
+/// Returns `true` if a path still refers to the file that was opened there. On systems other than Unix, returns `true`
+/// if anything is at the path.
 fn is_at(handle: &File, path: &Path) -> bool {
     #[cfg(unix)]
     {

@@ -41,8 +41,8 @@ pub fn open_lock(path: impl AsRef<Path>) -> io::Result<File> {
 /// Opens a file for appending. If the file doesn't exist, it is created and made accessible only to its owner.
 ///
 /// # Errors
-/// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path does not refer to a file, or it is a link, whose target is
-///   another file. This never blocks.
+/// - [`InvalidInput`](io::ErrorKind::InvalidInput): the path does not refer to a file, or it is a link, which is not
+///   followed. This never blocks.
 /// - Any error of the operating system.
 pub fn open_append(path: impl AsRef<Path>) -> io::Result<File> {
     own(path.as_ref(), private().append(true))
