@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Moves the cursor to the first column and clears the line.
+/// The escape sequence that moves the cursor to the first column and clears the line.
 const CLEAR: &str = "\r\x1b[K";
 
 /// The status line of this process.
@@ -19,8 +19,8 @@ struct Shown {
 
 /// The last line of a terminal, which shows the state of something that takes long, such as a training run.
 ///
-/// Warnings of this workspace, and everything that is written to [`stderr`], appear above it. Other output is not
-/// kept apart: [`hide`](Self::hide) the line before a call that may print. The line is removed when this is dropped.
+/// Warnings of this workspace, and everything that is written to [`stderr`], appear above it. Other output may be mixed
+/// with it: [`hide`](Self::hide) the line before a call that may print. Dropping the value removes the line.
 #[derive(Debug)]
 #[must_use = "the line is removed when this is dropped"]
 pub struct StatusLine(());
@@ -62,14 +62,14 @@ impl Drop for StatusLine {
     }
 }
 
-/// Returns standard error for complete lines, which appear above the [`StatusLine`].
+/// Returns a writer to standard error. Complete lines that are written to it appear above the [`StatusLine`].
 ///
-/// A subscriber takes it as its writer: `tracing_subscriber::fmt().with_writer(stderr)`.
+/// Pass this function to a subscriber: `tracing_subscriber::fmt().with_writer(stderr)`.
 pub fn stderr() -> Stderr {
     Stderr(())
 }
 
-/// Standard error for complete lines; see [`stderr`].
+/// A writer to standard error, whose lines appear above the [`StatusLine`]; see [`stderr`].
 #[derive(Debug)]
 pub struct Stderr(());
 
