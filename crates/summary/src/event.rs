@@ -68,7 +68,7 @@ pub(crate) struct Histogram {
 }
 
 impl Event {
-    /// Creates the event of one value.
+    /// Creates an event with one value. A step above [`i64::MAX`] is recorded as `i64::MAX`.
     pub(crate) fn of(wall_time: f64, step: u64, tag: &str, kind: Kind) -> Self {
         let value = Value { tag: tag.into(), kind: Some(kind) };
         let what = What::Summary(Summary { values: vec![value] });

@@ -13,7 +13,7 @@ static LIMITS: LazyLock<Vec<f64>> = LazyLock::new(|| {
     positive.iter().rev().map(|limit| -limit).chain([0.]).chain(positive.iter().copied()).collect()
 });
 
-/// Counts values in buckets. If a value is NaN or infinite, the first such value is the error.
+/// Counts values in buckets. If a value is NaN or infinite, returns the first such value as the error.
 pub(crate) fn counted(values: impl IntoIterator<Item = f64>) -> Result<Histogram, f64> {
     let mut counts = vec![0f64; LIMITS.len()];
     let (mut number, mut sum, mut sum_of_squares) = (0f64, 0f64, 0f64);

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The default time since the last flush after which the next event causes a flush.
+/// The default of [`SummaryWriter::flush_every`].
 const FLUSHED_EVERY: Duration = Duration::from_secs(10);
 
 type Condition = Box<dyn Fn() -> bool + Send + Sync>;
@@ -78,8 +78,8 @@ impl SummaryWriter {
         self
     }
 
-    /// Sets the time since the last flush after which the next event causes a flush; 10 s by default. Zero means that
-    /// every event is flushed immediately.
+    /// Sets the interval between flushes; 10 s by default. If the last flush was at least this long ago, writing an
+    /// event flushes all events. Zero means that every event is flushed immediately.
     pub fn flush_every(mut self, time: Duration) -> Self {
         self.flush_every = time;
         self
@@ -90,20 +90,16 @@ impl SummaryWriter {
         self.file.as_ref().map(|file| &*file.path)
     }
 
-    /// Writes a number as an `f32`, unless the writer has a [condition](Self::record_if) that returns `false`. NaN and
-    /// infinities are allowed.
-    ///
-    /// # Errors
-    /// - [`Error::Write`]: the disk is full or fails. Every later event then fails as well.
-    /// - [`Error::Tag`]: the tag is empty or longer than [`MAX_TAG`](Error::MAX_TAG).
+    /// Writes a number as an `f32`. NaN and infinities are allowed. Writes nothing if the writer's
+    /// [condition](Self::record_if) returns `false`.
     #[doc(alias = "tf.summary.scalar")]
     pub fn scalar(&self, tag: &str, value: f64, step: u64) -> Result<()> {
         let Some(file) = self.recording("scalar", tag)? else { return Ok(()) };
         self.write(file, tag, step, Kind::Scalar(value as f32))
     }
 
-    /// Writes a histogram: counts of values in buckets, each a tenth wider than the next one towards zero. Like a
-    /// [`scalar`](Self::scalar), it depends on the writer's condition.
+    /// Writes a histogram: counts of values in buckets, each a tenth wider than the next one towards zero. Writes
+    /// nothing if the writer's [condition](Self::record_if) returns `false`.
     ///
     /// # Errors
     /// - [`Error::NotFinite`]: a value is NaN or infinite.

@@ -20,7 +20,7 @@ fn events(path: &Path) -> Vec<Event> {
     events
 }
 
-/// Returns the tags, steps and values of scalars.
+/// Returns the tags, steps and values of the scalars in a file.
 fn scalars(path: &Path) -> Vec<(String, i64, f32)> {
     let of = |event: Event| match event.what {
         Some(What::Summary(summary)) => match &summary.values[..] {
@@ -124,7 +124,7 @@ fn an_invalid_summary_is_refused_and_leaves_the_file_unchanged() {
     assert!(matches!(error, Error::Folder { .. }), "{error}");
 }
 
-/// The system limits the size of the file, like a full disk.
+/// A limit on the size of the file, which the system sets, takes the place of a full disk.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_is_an_error_each_time_and_flushed_events_remain() {
@@ -154,7 +154,8 @@ fn a_full_disk_is_an_error_each_time_and_flushed_events_remain() {
     child::output(limited, PATIENCE);
 }
 
-/// Uses TensorBoard's own reader, if Python has it: set DISTRIBUTE_PYTHON to that of a virtual environment.
+/// Reads the files with TensorBoard's own reader. The test is skipped if the Python in `DISTRIBUTE_PYTHON`, by default
+/// `python3`, does not have TensorBoard.
 #[test]
 fn tensorboard_reads_the_files() {
     let python = std::env::var("DISTRIBUTE_PYTHON").unwrap_or_else(|_| "python3".into());
