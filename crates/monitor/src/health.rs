@@ -2,8 +2,8 @@
 
 use crate::Report;
 
-/// The age of the latest report, in seconds, at which the process counts as hung. A report is made twice a second, and
-/// waits for nothing longer than a parameter server's 0.3 s.
+/// The age of the latest report, in seconds, at which the process counts as hung. Reports are made twice a second.
+/// Making one waits at most 0.3 s, for a parameter server.
 const HUNG: f64 = 60.;
 
 /// The age of the latest report, in seconds, at which the job no longer counts as ready.

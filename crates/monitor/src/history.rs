@@ -34,7 +34,8 @@ impl History {
         }
     }
 
-    /// Computes the rows per second for each server.
+    /// Sets the rows per second of each server in `report`, compared with a report some seconds ago. Leaves them
+    /// unchanged in the first report.
     fn rate_servers(&mut self, report: &mut Report) {
         let counts: Vec<u64> =
             report.servers.iter().map(|it| it.rows_read.unwrap_or(0) + it.rows_pushed.unwrap_or(0)).collect();

@@ -196,7 +196,8 @@ pub struct ParameterServer {
 pub(crate) mod tests {
     use super::*;
 
-    /// Returns the report of a job in which all fields are set.
+    /// Returns the report of a job that has a coordinator with a missing worker, parameter servers, a waiting replica
+    /// and a sample.
     pub(crate) fn busy() -> Report {
         let worker = |name: &str| Worker {
             name: name.into(),

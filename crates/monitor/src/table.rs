@@ -129,7 +129,7 @@ fn workers_of(workers: &[Worker]) -> Vec<Vec<String>> {
     rows
 }
 
-/// Formats rows with columns of equal width.
+/// Formats rows as lines with aligned columns.
 fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -11,8 +11,8 @@ use std::time::Duration;
 /// The maximum time to receive a request, and to send a response.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Serves a connection. The client cannot affect the job. `has_requested` is called after the request has been received
-/// completely.
+/// Receives one request on a connection, sends the response, and ends the connection. The client cannot affect the job.
+/// `has_requested` is called after a valid request has been received completely.
 pub(super) fn serve(stream: &TcpStream, board: &Board, access: Access, has_requested: &dyn Fn()) {
     let deadline = Deadline::after(TIMEOUT);
     let answer = match read(stream, &deadline, access) {
@@ -29,7 +29,8 @@ pub(super) fn serve(stream: &TcpStream, board: &Board, access: Access, has_reque
     }
 }
 
-/// Reads until the request is complete or the deadline has passed. In the latter case, returns [`Request::Partial`].
+/// Reads until the request is complete or must be rejected. Returns [`Request::Partial`] if the deadline passes before
+/// that.
 fn read(mut stream: &TcpStream, deadline: &Deadline, access: Access) -> io::Result<Request> {
     stream.set_nonblocking(false)?;
     let mut bytes = Vec::new();

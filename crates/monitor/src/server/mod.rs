@@ -65,8 +65,9 @@ impl Server {
         Self::open(address, if network { Access::Network } else { Access::Local }, source)
     }
 
-    /// Serves only `/healthz` and `/readyz` at this address, to any machine that reaches it. The responses do not
-    /// contain names or numbers of the job, except how many workers are lost.
+    /// Serves only `/healthz` and `/readyz` at this address, to any machine that reaches it. The responses contain no
+    /// names or numbers of the job, except the age of its latest report, the number of its workers, and how many of
+    /// them are lost.
     ///
     /// # Errors
     /// - [`Error::Listen`]: the server cannot listen on the address.
@@ -136,7 +137,8 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Binds a listener, and returns it with its address.
+/// Binds a listener, and returns it with its address. Returns [`Error::Network`] if `access` is local, but other
+/// machines can reach the address.
 fn listen(address: &str, access: Access) -> Result<(TcpListener, SocketAddr)> {
     let failed = |source| Error::Listen { address: address.into(), source };
     let all: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();

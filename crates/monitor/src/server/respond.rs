@@ -6,7 +6,8 @@ use crate::{Report, exposition, health};
 /// The page, which consists of one file. It requests `/status.json` and shows the result.
 const PAGE: &str = include_str!("../page.html");
 
-/// Returns the response to a request.
+/// Returns the response to a request. `body` is `false` if only the header was requested. `report` is called if the
+/// response depends on the report.
 pub(super) fn answer(resource: Resource, body: bool, report: impl FnOnce() -> Report) -> Vec<u8> {
     let (kind, content) = match resource {
         Resource::Page => ("text/html; charset=utf-8", PAGE.to_string()),

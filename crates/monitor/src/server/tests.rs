@@ -37,7 +37,7 @@ fn get(address: SocketAddr, path: &str) -> String {
     ask(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n"))
 }
 
-/// Repeats a request until the response fits.
+/// Repeats a request for `path` until `fits` accepts the response, and returns this response.
 fn until(address: SocketAddr, path: &str, fits: impl Fn(&str) -> bool) -> String {
     let deadline = Deadline::after(Duration::from_secs(30));
     loop {
@@ -125,7 +125,7 @@ fn who_asks_is_answered_however_many_are_there_and_say_nothing() {
     });
 }
 
-/// A source that hangs for a while.
+/// A source that hangs until a message arrives, at most a minute for each report.
 struct Stuck(mpsc::Receiver<()>);
 
 impl Source for Stuck {
