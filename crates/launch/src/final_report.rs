@@ -8,11 +8,11 @@ use distribute_cluster::Deadline;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// The time after the end of the job for which the reader may make no progress. After that, the remaining output is
-/// dropped.
+/// The maximum time, after the end of the job, for which the reader may make no progress. After that, the remaining
+/// output is dropped.
 const UNREAD: Duration = Duration::from_secs(10);
 
-/// The same limit if the user has sent two signals.
+/// The maximum time without progress that replaces [`UNREAD`] if the user has sent two signals.
 const UNREAD_HURRIED: Duration = Duration::from_millis(500);
 
 /// Writes the remaining output and the launcher's final notices. Waits for the reader, up to a limit; `hurried`

@@ -40,8 +40,8 @@ pub(crate) fn forward(events: Sender<Event>) -> io::Result<Interrupts> {
     Ok(Interrupts(handle))
 }
 
-/// Returns whether this process ignores SIGHUP. Returns `false` on systems other than Linux, because only Linux
-/// reports this without changing it.
+/// Returns whether this process ignores SIGHUP, as under `nohup`. This is read from `/proc`, so the result is always
+/// `false` on systems other than Linux.
 fn hangup_is_ignored() -> bool {
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -134,10 +134,10 @@ impl Launch {
         self
     }
 
-    /// Sets the minimum number of workers. If a worker fails and is not restarted, the job continues as long as
-    /// at least this many are left. By default, all workers are required. The first worker is always required,
-    /// because the rendezvous is at its address. The number is passed to every task as `DISTRIBUTE_MIN_WORKERS`,
-    /// which the task's strategy also uses.
+    /// Sets the minimum number of workers. If a worker fails and is not restarted, the job continues as long as at
+    /// least this number of workers is left. By default, all workers are required. The first worker is always required,
+    /// because the rendezvous is at its address. The number is passed to every task as `DISTRIBUTE_MIN_WORKERS`, which
+    /// the task's strategy also uses.
     pub fn min_workers(mut self, workers: usize) -> Self {
         self.policy.min_workers = Some(workers);
         self.env("DISTRIBUTE_MIN_WORKERS", workers.to_string())
@@ -214,7 +214,7 @@ impl Launch {
     ///   only the ssh command is checked.
     /// - [`Error::NoFolder`]: the folder does not exist. It is only checked if all tasks run on this machine.
     /// - [`Error::Start`]: the process of a task cannot be started.
-    /// - [`Error::System`]: a thread cannot be started, or signals cannot be received.
+    /// - [`Error::System`]: the current folder is unknown, a thread cannot be started, or signals cannot be received.
     pub fn spawn(self) -> Result<Running> {
         let folder = match &self.folder {
             Some(folder) => folder.clone(),
@@ -323,7 +323,8 @@ impl Launch {
     }
 }
 
-/// Returns the value of `PATH` that is used to search for commands. `own` is the value set for the tasks, if any.
+/// Returns the value of `PATH` that is used to search for commands. `own` is the setting for the tasks, if any:
+/// `Some(None)` removes the variable.
 fn path(own: Option<Option<OsString>>) -> OsString {
     own.unwrap_or_else(|| std::env::var_os("PATH")).unwrap_or_else(|| "/usr/bin:/bin".into())
 }

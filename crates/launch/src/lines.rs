@@ -13,7 +13,8 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Processes the next bytes, and calls `line` for each complete line, without its terminator.
+    /// Processes the next bytes. Calls `line` for each complete line, without its terminator, and for each piece of a
+    /// long line.
     pub(crate) fn take(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             self.keep(&bytes[..end], &mut line);

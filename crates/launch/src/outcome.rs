@@ -60,7 +60,7 @@ impl fmt::Display for End {
 /// The reason for the end of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The job has succeeded: all tasks that train have succeeded, except those without which the job may continue.
+    /// The job has succeeded: all tasks that train have succeeded, except tasks that the job did not need.
     Done,
     /// A task has failed permanently, and the job cannot continue without it. The number is the index of the task in
     /// [`Outcome::tasks`].

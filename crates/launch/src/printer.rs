@@ -15,7 +15,7 @@ use std::time::Duration;
 /// The number of queued bytes per stream above which a running task that writes is blocked.
 const ROOM: usize = 1 << 20;
 
-/// The maximum number of queued bytes after tasks are no longer blocked. Further lines are dropped.
+/// The maximum number of queued bytes per stream after tasks are no longer blocked. Further lines are dropped.
 const MAX: usize = 16 << 20;
 
 /// The approximate number of bytes that a queued line occupies in addition to its text.
@@ -24,8 +24,8 @@ const OVERHEAD: usize = 64;
 /// The reason that is reported if lines were dropped although the output is being read.
 const TOO_FAST: &str = "they were written faster than they were read";
 
-/// The interval at which a wait for a queue checks its condition again. The wait normally ends earlier: with a line,
-/// with space for a line, or with the end of the task or job. Those ends have their own deadlines.
+/// The interval at which a wait for a queue checks its condition again. Normally, a change of the queue ends the wait
+/// earlier.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// A line of a task, or a notice of the launcher.
@@ -102,7 +102,8 @@ pub(crate) struct Printer {
 }
 
 impl Queue {
-    /// Writes the queued lines until the queue is closed and empty.
+    /// Writes the queued items until the queue is closed and empty. While the job is ending, sends [`Event::Written`]
+    /// whenever the queue has become empty.
     fn write(&self, sink: &Sink, events: &Sender<Event>) {
         // A sink that panics closes the queue.
         let _closed = CloseOnDrop(self);
@@ -158,7 +159,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Drops all queued items and counts them.
+    /// Drops all queued items, and counts the lines among them.
     fn discard(&self) {
         let mut state = self.state.lock();
         let State { waiting, bytes, writing, dropped, .. } = &mut *state;
@@ -208,7 +209,7 @@ impl Printer {
         [&self.out, &self.err]
     }
 
-    /// Queues a line of a task. If there is no space, this waits while `runs` is `true`.
+    /// Queues a line of a task. If there is no space, this waits while `runs` is `true` and the job is not ending.
     pub(crate) fn line(
         &self,
         index: usize,

@@ -119,7 +119,9 @@ impl Process {
         self.group.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Sends a signal to the task's process group. Returns whether the task was still running.
+    /// Sends a signal to the task's process group. Returns `false` if the process has already been reaped.
+    ///
+    /// On another host, the guard sends the signal to the group there. SIGKILL is also sent to the local ssh process.
     pub(crate) fn send(&self, signal: Signal) -> bool {
         let child = self.child.lock();
         if child.is_none() {
@@ -150,7 +152,7 @@ impl Process {
         child.is_some() && !self.remote && matches!(waitid(WaitId::Pid(self.group), options), Ok(Some(_)))
     }
 
-    /// Writes the prelude to the guard's input, if there is one, and keeps the input open.
+    /// Writes `prelude`, if any, to the guard's input on a separate thread, and keeps the input open.
     fn feed(&self, stdin: Option<ChildStdin>, prelude: Option<Vec<u8>>) -> io::Result<()> {
         let keep = |guard: &Mutex<Option<ChildStdin>>, stdin| {
             *guard.lock() = stdin;
@@ -171,7 +173,7 @@ impl Process {
         Ok(())
     }
 
-    /// Blocks until the task's process exits, without reaping it.
+    /// Blocks until the task's process exits, without reaping it. Returns the end of the process.
     fn wait(&self) -> End {
         // The process is not reaped: while it is a zombie, its number and its group's are not reused, so its
         // descendants can be killed by it. There is no timeout, because ending the task is up to the

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// The maximum time for which dropping a [`Running`] waits for its tasks, after they are killed.
 const DROPPED: Duration = Duration::from_secs(10);
 
-/// A handle of a job whose tasks are running. Dropping it kills the tasks.
+/// A handle to a job whose tasks are running. Dropping it kills the tasks.
 pub struct Running {
     shared: Arc<Shared>,
     events: Sender<Event>,

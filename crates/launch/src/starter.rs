@@ -119,8 +119,8 @@ fn begins_with(name: &OsStr, prefix: &str) -> bool {
     name.as_encoded_bytes().starts_with(prefix.as_bytes())
 }
 
-/// Returns whether there are several tasks on this machine with at most one core each. Additional threads would
-/// then only slow them down.
+/// Returns whether several tasks on this machine train with at most one core each. Additional threads would then only
+/// slow them down.
 pub(crate) fn one_core_each(tasks: &[PlannedTask], cores: Option<&[Vec<usize>]>) -> bool {
     let here = tasks.iter().filter(|planned| planned.trains() && planned.host.is_none()).count();
     match cores {

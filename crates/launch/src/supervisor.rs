@@ -26,11 +26,11 @@ const KILLED: Duration = Duration::from_secs(5);
 pub(crate) struct Policy {
     /// The maximum number of restarts of each task.
     pub max_restarts: u32,
-    /// The delay before the first restart of a task. It doubles for each further restart, unless the task has run for
-    /// more than [`MIN_RUN`] and more than twice the delay.
+    /// The delay before the first restart of a task. It doubles with each further restart. It is reset after the task
+    /// has run for more than [`MIN_RUN`] and more than twice the last delay.
     pub backoff: Duration,
-    /// The minimum number of tasks that train, including the first. With at least this many, the job continues
-    /// after others have failed permanently; `None` means that all are required.
+    /// The minimum number of tasks that train, including the first. As long as this number of tasks is left, the job
+    /// continues after others have failed permanently; `None` means that all are required.
     pub min_workers: Option<usize>,
     /// The time that tasks may take to exit after they are asked to.
     pub grace: Duration,
@@ -45,7 +45,7 @@ pub(crate) enum Input {
     Ended { task: usize, end: End, after: Duration },
     /// A task was not restarted although that was requested, because the job is ending.
     NotStarted { task: usize },
-    /// The result of a check whether a task is suspended. It precedes [`Timer::LeftOver`].
+    /// The result of a check whether a task is suspended. All tasks are checked before [`Timer::LeftOver`] is reported.
     Checked { task: usize, suspended: bool },
     /// The launcher received a signal to end the job.
     Signal(Signal),

@@ -9,9 +9,9 @@ const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
 /// The prefix of the launcher's notices.
 const OWN: &str = "launch";
 
-/// The style of output lines: the width of the prefix and the colours.
+/// The style of output lines: the width of the prefix, and whether each stream is coloured.
 pub(crate) struct Style {
-    /// The length of the longest name of a task.
+    /// The width of the prefix: the length of the longest name of a task, or of [`OWN`] if that is longer.
     width: usize,
     out_coloured: bool,
     err_coloured: bool,

@@ -35,7 +35,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// All targets, in the order of the help.
+    /// All targets.
     const ALL: [Self; 6] =
         [Self::Slurm, Self::Mpi, Self::Kubernetes, Self::TrainJob, Self::JobSet, Self::IndexedJob];
 
@@ -95,7 +95,7 @@ pub struct Job<'a> {
     pub gpus: Option<u32>,
     /// The memory of each task, as a quantity of Kubernetes such as `4Gi`; `None` requests none.
     pub memory: Option<&'a str>,
-    /// The name of a volume claim and the folder at which each task finds it, for Kubernetes; `None` mounts nothing.
+    /// The name of a volume claim and the folder at which each task mounts it, for Kubernetes; `None` mounts nothing.
     pub volume: Option<(&'a str, &'a str)>,
     /// The port for health probes of the tasks that run the program; `None` means that nothing is probed. The
     /// program must have a monitor.
@@ -171,8 +171,8 @@ impl<'a> Job<'a> {
         usize::from(self.layout.chief) + self.layout.workers + self.layout.ps
     }
 
-    /// Returns the line that exports the tasks of each job to resolvers; empty if all are workers. Ranks get the tasks
-    /// in the order of the jobs' names.
+    /// Returns the shell line that exports the number of tasks of each job, for resolvers; empty if all tasks are
+    /// workers. Resolvers assign the ranks to tasks in the order of the jobs' names.
     fn export_tasks(&self) -> String {
         let jobs = [
             ("chief", usize::from(self.layout.chief)),

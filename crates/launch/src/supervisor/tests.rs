@@ -26,7 +26,7 @@ fn sent(signal: Signal, tasks: &[usize]) -> Vec<Action> {
     tasks.iter().map(|task| Action::Send { task: *task, signal }).collect()
 }
 
-/// Returns the signals to all remaining tasks, and the timer.
+/// Returns the actions that send `signal` to `tasks` and start the timer of the grace period.
 fn stopping(signal: Signal, tasks: &[usize]) -> Vec<Action> {
     let mut actions = sent(signal, tasks);
     actions.push(Action::Set(Timer::Grace, 10 * SECOND));

@@ -67,7 +67,7 @@ fn trains(layout: &Layout, kind: &Kind) -> bool {
     }
 }
 
-/// Returns comments: `first`, and the command that creates the secret.
+/// Returns comments: `first`, a note if the job has no image, and the command that creates the secret.
 fn comments(job: &Job<'_>, first: &str) -> String {
     let name = job.name();
     let image = if job.image.is_none() {
