@@ -75,7 +75,7 @@ pub struct Arguments {
     /// The memory of each task, such as 512Mi or 4Gi, printed for Kubernetes
     #[arg(long, value_name = "SIZE", requires = "print")]
     memory: Option<String>,
-    /// A volume claim and the folder at which each task finds it, printed for Kubernetes
+    /// A volume claim and the folder at which each task mounts it, printed for Kubernetes
     #[arg(long, value_name = "CLAIM:FOLDER", requires = "print")]
     volume: Option<String>,
     /// Print probes of this port for Kubernetes; the program must have a monitor
@@ -101,7 +101,7 @@ enum Done {
     Ended(Outcome),
 }
 
-/// Returns the tasks to start.
+/// Returns the layout that the options select.
 fn layout(arguments: &Arguments) -> distribute_launch::Result<Layout> {
     let hosts = arguments.hosts.as_deref().map(parse_hosts).transpose()?.unwrap_or_default();
     let workers = arguments.workers.unwrap_or(hosts.len().max(1));

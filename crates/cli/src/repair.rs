@@ -16,7 +16,7 @@ pub struct Arguments {
     apply: bool,
 }
 
-/// Prints the damage. If some of it is not repaired, exits with code 1.
+/// Prints the damage, and repairs it with `--apply`. Exits with code 1 if a server cannot start in one of the folders.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let mut is_healthy = true;
     for folder in folders(&arguments.folder) {

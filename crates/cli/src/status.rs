@@ -33,7 +33,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     table(&report).iter().try_for_each(line)
 }
 
-/// Escapes the control characters in JSON strings, which a terminal would interpret.
+/// Escapes the control characters in JSON text, except line breaks and tabs, because a terminal would interpret them.
 fn escaped(json: &str) -> String {
     json.chars().fold(String::with_capacity(json.len()), |mut text, c| {
         match c {

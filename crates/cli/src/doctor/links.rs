@@ -1,4 +1,4 @@
-//! The links to the tasks of the cluster that the environment names.
+//! The measurement of the links to the tasks of the cluster that the environment names.
 
 use super::Arguments;
 use distribute::cluster::Task;
@@ -10,8 +10,9 @@ use distribute_rpc::doctor::{Report, examine, participate};
 use distribute_rpc::{ClientBuilder, Server};
 use std::time::Duration;
 
-/// Measures the links to other tasks. Returns `None` if the environment names no cluster, or if another task measures
-/// the links.
+/// Measures the links to other tasks. With `--listen`, also answers their measurements. Returns `None` if the
+/// environment names no cluster, or if another task measures the links. Returns an error if it names no cluster with
+/// `--listen`.
 pub fn report(arguments: &Arguments) -> Result<Option<Report>> {
     let resolver = resolver::from_env()?;
     let cluster = resolver.cluster_spec()?;
