@@ -2,7 +2,7 @@
 
 use crate::{FILE, LEAST};
 
-/// An error that prevents calls of NCCL.
+/// An error that prevents a process from calling NCCL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
     /// The library is missing, or the file is a different library.
@@ -33,7 +33,7 @@ pub enum LoadError {
     Call(#[from] CallError),
 }
 
-/// A call of NCCL or CUDA has failed.
+/// A call to NCCL or CUDA that has failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {reason}")]
 pub struct CallError {

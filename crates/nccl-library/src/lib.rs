@@ -1,5 +1,5 @@
-//! NCCL's functions, which are loaded with its library at their first use. A program that is linked to NCCL through
-//! cudarc would not start without the library.
+//! NCCL's functions, which are loaded from its library when [`Nccl::get`] is called. A program that is linked to NCCL,
+//! as through cudarc, would not start without the library.
 //!
 //! This crate is internal to `distribute`. It is used for the GPUs of one process (`distribute-cross-device`) and for
 //! workers that have one GPU each (`distribute-nccl`). It does not depend on tensors. The module `error` contains the
@@ -86,13 +86,13 @@ pub struct Nccl {
     _library: Library,
 }
 
-/// One communicator for each GPU of a set. Any thread may call NCCL for the communicators, but only one thread at a
-/// time may call NCCL for any set, so callers must hold one lock for all sets.
+/// One communicator for each GPU of a set. Any thread may call NCCL, but only one at a time, even for different sets:
+/// callers must hold one lock for all sets.
 #[derive(Debug)]
 pub struct Communicators {
     gpus: Vec<usize>,
-    /// The communicators; null if they are not created. They are never moved, because NCCL writes each of them again
-    /// when it is linked, from a thread of NCCL's.
+    /// The communicators; null if they are not created. They are never moved, because one of NCCL's threads writes each
+    /// of them again when it is linked.
     all: Box<[AtomicPtr<c_void>]>,
 }
 
@@ -222,8 +222,8 @@ impl Nccl {
         begun.and(ended)
     }
 
-    /// Starts to link the communicator of this thread's GPU with those of other processes, as rank `rank` of
-    /// `count`.
+    /// Starts to link the communicator of this thread's current GPU with those of other processes, as rank `rank` of
+    /// `count`. `communicators` must have this GPU only, and `id` must be the same on all processes.
     ///
     /// # Errors
     /// Returns the error of the call. The communicator may have been created, and must be aborted.
@@ -271,7 +271,8 @@ impl Nccl {
     /// Returns the GPUs whose communicators have not completed the last operation. `call` is the name of the operation.
     ///
     /// # Errors
-    /// Returns an error that has occurred since then, in the operation or on the GPU.
+    /// Returns an error of `call` if the operation has failed, and of `ncclCommGetAsyncError` if NCCL does not return a
+    /// status. The error names the GPU.
     pub fn busy(&self, communicators: &Communicators, call: &'static str) -> Result<Vec<usize>, CallError> {
         let mut busy = Vec::new();
         for (gpu, place) in communicators.gpus.iter().zip(&communicators.all) {
@@ -301,7 +302,8 @@ impl Nccl {
         self.done("ncclGroupStart", unsafe { (self.functions.group_start)() })
     }
 
-    /// Ends the group, whose calls start now. They are in the queues of the GPUs when no GPU is [`busy`](Self::busy).
+    /// Ends the group, and starts its calls. The calls are in the queues of the GPUs when no GPU is
+    /// [`busy`](Self::busy).
     ///
     /// # Errors
     /// Returns the error of the call, or of one of the group.
@@ -310,7 +312,7 @@ impl Nccl {
         self.done("ncclGroupEnd", unsafe { (self.functions.group_end)() })
     }
 
-    /// Adds one replica's part of a sum. If a group has been started, the call belongs to it.
+    /// Contributes one replica's vector to a sum. If a group of calls has been started, this call belongs to the group.
     ///
     /// # Errors
     /// Returns the error of the call.
@@ -318,7 +320,7 @@ impl Nccl {
     /// # Safety
     /// The communicators must belong to this library, and be linked. The vectors must be on this replica's GPU and live
     /// until the stream has completed the sum, or until [`abort`](Self::abort) has returned. The vectors of all
-    /// replicas must have the same number of elements and the same type. The stream must belong to that GPU.
+    /// replicas must have the same number of elements and the same type. The stream must belong to this replica's GPU.
     pub unsafe fn all_reduce(
         &self,
         communicators: &Communicators,
@@ -338,7 +340,7 @@ impl Nccl {
         })
     }
 
-    /// Aborts communicators and their current operations. This may block, and without a time limit if a GPU hangs.
+    /// Aborts communicators and their current operations. This may block, without a time limit if a GPU hangs.
     pub fn abort(&self, communicators: Communicators) {
         let abort = |place: &AtomicPtr<c_void>| {
             let communicator = place.load(Ordering::Acquire);

@@ -15,7 +15,7 @@ fn releases_are_written_as_nvidia_does() {
     assert_eq!([21403, 22703, 2708].map(release_text), ["2.14.3", "2.27.3", "2.7.8"]);
 }
 
-/// Compiles a replacement for NCCL into `folder`. Returns `None` if there is no compiler next to the tests.
+/// Compiles a replacement for NCCL into `folder`. Returns `None` if there is no `rustc`.
 fn played(folder: &Path, release: Option<&str>) -> Option<PathBuf> {
     let file = folder.join(format!("libnccl-{}.so", release.unwrap_or("played")));
     let beside = Path::new(env!("CARGO")).with_file_name("rustc");

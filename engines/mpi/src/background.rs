@@ -28,14 +28,15 @@ pub(crate) enum Ending {
 pub(crate) enum Report {
     /// All processes have joined, or joining has failed with the error.
     Joined(Result<Group, Error>),
-    /// No more bytes are sent or received. The only thing that may follow is `MPI_Finalize`.
+    /// No more bytes are sent or received. MPI is still finalized if all others have left gracefully.
     Over,
-    /// The thread exits.
+    /// MPI was finalized, or is not going to be. The thread exits.
     Done,
 }
 
-/// Runs the thread: joins the other processes, makes MPI's calls until this process and the others have ended, and
-/// finalizes MPI if all others have exited gracefully. Sends a report of each of these stages.
+/// Runs the thread: joins the other processes, calls MPI until this process and the others have left, and finalizes MPI
+/// if all others have left gracefully. Sends a report after each of these stages. Returns after the first one if
+/// joining fails.
 pub(crate) fn run(settings: Settings, orders: &Receiver<Ending>, reports: &Sender<Report>) {
     // If the receiver was dropped, the process is about to exit.
     let report = |report| drop(reports.send(report));

@@ -62,7 +62,7 @@ pub enum Error {
         /// The time for which this process has waited.
         waited: Duration,
     },
-    /// A call of MPI has failed.
+    /// A call to MPI has failed.
     #[error("the workers cannot be linked: {0}")]
     Call(#[from] CallError),
     /// The system cannot start a thread.

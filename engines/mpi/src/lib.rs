@@ -8,7 +8,7 @@
 //! | `links` | the `Transport`, and the lock of MPI's calls |
 //! | `state`, `peer` | all other processes, and one of them |
 //! | `envelope` | frames as messages of MPI: pure |
-//! | `library`, `memory` | the calls of MPI (the `unsafe`), and the memory that it reads and writes |
+//! | `library`, `memory` | the calls to MPI (the `unsafe`), and the memory that it reads and writes |
 //!
 //! This crate never knows the purpose of a message.
 //!
@@ -45,12 +45,13 @@
 //!   behavior, and no error can be returned. Start the job again from its last checkpoint.
 //! - A process that is stopped, or that is unreachable without MPI noticing it, is disconnected after 3 s without a
 //!   message ([`Settings::silence`]).
-//! - A process that has exited gracefully, or that times out in a call, is named in the error on all others, as with
-//!   other links.
-//! - Calls of MPI that fail are errors (`MPI_ERRORS_RETURN`): the other process of the call is disconnected,
+//! - A process that has exited gracefully, or that times out in a call, is named in the error on all others, as it
+//!   would be without MPI.
+//! - Calls to MPI that fail are errors (`MPI_ERRORS_RETURN`): the other process of the call is disconnected,
 //!   with MPI's text as the reason.
-//! - Sums of MPI wait for all processes. They are polled until the call times out or a process is disconnected, and all
-//!   workers then name the missing process. Later sums use an algorithm of this project.
+//! - Sums that MPI computes wait for all processes. They are polled until the call times out or a process is
+//!   disconnected, and the errors of all workers then name the missing process. Later sums use an algorithm of this
+//!   project.
 
 mod background;
 mod envelope;

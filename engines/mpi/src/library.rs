@@ -1,4 +1,4 @@
-//! The calls of MPI, whose results are checked. This is the only file with `unsafe` code.
+//! The calls to MPI, whose results are checked. This is the only file with `unsafe` code.
 //!
 //! MPI is initialized with `MPI_THREAD_SERIALIZED`: any thread may call it, but only one at a time. All calls are
 //! methods that take the [`Library`] by `&mut`, and a process has only one, so the compiler ensures this. rsmpi's own
@@ -18,8 +18,8 @@ const TAG: c_int = 0;
 
 /// The MPI library, after `MPI_Init_thread`.
 pub(crate) struct Library {
-    /// The guard of rsmpi. It is dropped only by [`finalize`](Self::finalize), because this process must exit without
-    /// dropping it after the failure of another process.
+    /// The guard of rsmpi, which finalizes MPI when it is dropped. Only [`finalize`](Self::finalize) drops it: after
+    /// the failure of another process, this process must exit without finalizing MPI.
     universe: ManuallyDrop<Universe>,
     /// The communicator of this crate's messages, separate from the program's.
     messages: MPI_Comm,
@@ -33,7 +33,7 @@ pub(crate) struct Library {
 // names.
 unsafe impl Send for Library {}
 
-/// A call of MPI has failed.
+/// A call to MPI that has failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {text}")]
 pub struct CallError {
@@ -43,8 +43,8 @@ pub struct CallError {
     pub text: String,
 }
 
-/// A running operation. MPI reads and writes its memory until it has completed. If the operation is dropped before
-/// then, its memory is never freed.
+/// An operation of MPI, which reads and writes the operation's memory until the operation has completed. If a request
+/// is dropped before then, its memory is never freed.
 pub(crate) struct Request {
     raw: MPI_Request,
     from: Bytes,
@@ -61,7 +61,7 @@ impl Library {
     /// # Errors
     /// - [`Error::AlreadyInitialized`]: MPI was already initialized in this process.
     /// - [`Error::Threads`]: the MPI library does not support calls from several threads.
-    /// - [`Error::Call`]: a call of MPI has failed.
+    /// - [`Error::Call`]: a call to MPI has failed.
     pub fn start() -> Result<Self, Error> {
         let (universe, threads) =
             environment::initialize_with_threading(Threading::Serialized).ok_or(Error::AlreadyInitialized)?;
@@ -134,7 +134,8 @@ impl Library {
         request.map(Some)
     }
 
-    /// Starts to gather bytes from all processes, each of which contributes the same number.
+    /// Starts an all-gather: every process receives the bytes of all processes. All processes must contribute the same
+    /// number of bytes.
     pub fn gather(&mut self, mine: Bytes) -> Result<Request, CallError> {
         const CALL: &str = "MPI_Iallgather";
         let (count, into) = (number(CALL, mine.len())?, Memory::new(mine.len() * self.workers));
@@ -146,7 +147,7 @@ impl Library {
         })
     }
 
-    /// Starts to sum the vectors of all processes.
+    /// Starts to sum the vectors of all processes. `vector` is this process's, and all must have the same length.
     pub fn sum(&mut self, vector: Bytes, numbers: Number) -> Result<Request, CallError> {
         const CALL: &str = "MPI_Iallreduce";
         let (width, kind) = match numbers {
@@ -192,7 +193,7 @@ impl Request {
         Ok(Self { raw: unsafe { raw.assume_init() }, from, into, ended: false })
     }
 
-    /// Returns the received bytes, if the operation has completed.
+    /// Returns the received bytes; `None` if the operation has not completed.
     pub fn received(mut self) -> Option<Bytes> {
         self.ended.then(|| take(&mut self.into).into())
     }

@@ -18,11 +18,11 @@ const SPIN: Duration = Duration::from_micros(50);
 /// that it has waited.
 const YIELD: Duration = Duration::from_micros(500);
 
-/// The maximum duration of such a sleep, and the time for which the background thread does not use MPI after another
-/// thread has.
+/// The maximum time for which a waiting thread sleeps between polls, and the pause of the background thread while an
+/// operation is running or another thread is polling.
 const NAP: Duration = Duration::from_millis(1);
 
-/// The interval of the background thread's polls while nothing is received.
+/// The pause of the background thread between polls while no operation is running.
 const QUIET: Duration = Duration::from_millis(5);
 
 /// A transport that uses MPI for messages and sums.
@@ -31,14 +31,15 @@ const QUIET: Duration = Duration::from_millis(5);
 /// them.
 pub(crate) struct Links {
     state: Mutex<State>,
-    /// Notified when messages were delivered.
+    /// Notified after a message was delivered, or after a process has left or was disconnected.
     delivered: Condvar,
     /// Whether a thread is in [`poll`](Transport::poll) and makes the MPI calls, so that the background thread need
     /// not.
     driving: AtomicBool,
     /// The number of threads that wait for the lock.
     wanted: AtomicUsize,
-    /// Whether a sum has failed on this process. MPI and this process may then disagree on which sum is next.
+    /// Whether a sum has failed on this process. No more sums use MPI then, because the processes may disagree on which
+    /// sum is next.
     broken: AtomicBool,
     rank: usize,
     workers: usize,
@@ -80,8 +81,9 @@ impl Links {
         looked
     }
 
-    /// Sends and receives until `check` returns a value; returns `None` after `patience`. The second argument of
-    /// `check` is `true` if messages were delivered since the previous call.
+    /// Sends and receives until `check` returns a value; returns `None` after `patience`. `check` is called after each
+    /// turn. Its second argument is `true` if the turn has delivered a message, or reported a process that has left or
+    /// was disconnected.
     fn until<T>(
         &self,
         patience: Duration,

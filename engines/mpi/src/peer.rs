@@ -12,7 +12,7 @@ use std::time::Duration;
 pub(crate) enum Life {
     /// The process is connected.
     Alive,
-    /// The process has exited gracefully, and still receives.
+    /// The process has sent its final message: it sends nothing more, but still receives.
     Ended,
     /// The process is disconnected.
     Lost,
@@ -25,7 +25,7 @@ pub(crate) struct Peer {
     sending: VecDeque<Request>,
     receiving: Option<Request>,
     assembly: Assembly,
-    /// The deadline of the next message.
+    /// The deadline for the next message.
     silence: Deadline,
     patience: Duration,
 }
@@ -67,8 +67,8 @@ impl Peer {
         self.sending.is_empty()
     }
 
-    /// Starts to send a frame. A process that has exited gracefully is only sent final messages, for which it still
-    /// waits, and a lost process is sent nothing. Returns the reason if MPI fails.
+    /// Starts to send a frame. A process that has sent its final message is sent only a final message, for which it is
+    /// waiting, and a lost process is sent nothing. If MPI fails, the error is the reason.
     pub fn send(&mut self, library: &mut Library, frame: Frame) -> Result<(), String> {
         let hears = match self.life {
             Life::Alive => true,
@@ -83,8 +83,8 @@ impl Peer {
         Ok(())
     }
 
-    /// Continues the running operations. Returns a frame if one has been received completely, and otherwise `None`.
-    /// Returns the reason if MPI fails, or if the process has sent something malformed.
+    /// Continues the running operations. Returns a frame if one has been received completely, and otherwise `None`. If
+    /// MPI fails, or if the process has sent something malformed, the error is the reason.
     pub fn turn(&mut self, library: &mut Library) -> Result<Option<Frame>, String> {
         let told = |error: crate::CallError| error.to_string();
         if self.life == Life::Lost {
@@ -111,7 +111,7 @@ impl Peer {
         self.assembly.add(message).map_err(|error| format!("it has sent {error}"))
     }
 
-    /// Checks the clock. Returns `true` if the process has been silent for too long.
+    /// Returns whether a connected process has been silent for too long, by the current time.
     pub fn is_silent(&mut self) -> bool {
         self.silence.look();
         self.life == Life::Alive && self.silence.has_passed()

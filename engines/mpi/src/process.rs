@@ -15,11 +15,12 @@ const SLICE: Duration = Duration::from_secs(1);
 /// Joins the other processes that `mpirun` has started, and calls `body` with all of them as a group. Leaves the group
 /// when `body` returns.
 ///
-/// If `body` succeeds, this waits until all processes have exited, as MPI requires of every program. If `body` fails or
-/// panics, the wait is limited to [`Settings::shutdown_timeout`]. After that time, this process exits without
-/// `MPI_Finalize`, and `mpirun` ends all others.
+/// If `body` succeeds, this waits until every other process has left the group as well, or is disconnected, because
+/// `MPI_Finalize` waits for all processes. If `body` fails or panics, the wait is limited to
+/// [`Settings::shutdown_timeout`]. If a process has not left gracefully by then, `MPI_Finalize` is not called, and
+/// `mpirun` ends all processes when this one exits.
 ///
-/// This can be called once per process. The group and its strategies cannot be used afterwards.
+/// This can be called only once in a process. The group and its strategies cannot be used afterwards.
 ///
 /// # Errors
 /// Returns the error of `body`, or the conversion of one of these:
@@ -30,7 +31,7 @@ const SLICE: Duration = Duration::from_secs(1);
 /// - [`Error::Replicas`], [`Error::Version`]: the workers differ in the number of replicas, or in the version
 ///   of this crate.
 /// - [`Error::Deadline`]: not all processes have joined in time.
-/// - [`Error::Call`]: a call of MPI has failed.
+/// - [`Error::Call`]: a call to MPI has failed.
 /// - [`Error::Thread`]: the system cannot start a thread.
 pub fn run<T, E: From<Error>>(settings: Settings, body: impl FnOnce(Group) -> Result<T, E>) -> Result<T, E> {
     let mut process = Process::join(settings)?;

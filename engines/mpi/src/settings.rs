@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The settings of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The number of replicas of this worker, which are threads. It must be the same on all workers.
+    /// The number of replicas of this worker. Each replica is a thread. All workers must have the same number.
     pub replicas: usize,
     /// The maximum time to wait until all processes have joined.
     pub join: Duration,

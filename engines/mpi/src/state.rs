@@ -9,10 +9,10 @@ use distribute_net::{ENDED, LEFT, Receiver};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The interval at which silent processes are detected.
+/// The maximum interval between two checks for heartbeats that are due and for silent processes.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// MPI and the state of all other processes. The thread that holds it may call MPI.
+/// MPI and the state of all other processes. Only the thread that has locked the state may call MPI.
 pub(crate) struct State {
     /// The MPI library; `None` after [`take_library`](Self::take_library).
     library: Option<Library>,
@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// Sends a final message to all others.
+    /// Sends a final message to all others, after which nothing more is sent to them. Has no effect at later calls.
     pub fn close(&mut self) {
         if !self.closed {
             self.say(|_| true, || Frame::Goodbye);
@@ -67,7 +67,8 @@ impl State {
     }
 
     /// Continues all running operations, delivers received messages, and sends heartbeats that are due. Returns `true`
-    /// if the receiver was notified of a message or of a process that has exited or is disconnected.
+    /// if the receiver was notified of a message, or of a process that has left or was disconnected. Has no effect
+    /// after [`take_library`](Self::take_library).
     pub fn turn(&mut self) -> bool {
         let Some(library) = &mut self.library else { return false };
         let mut any = false;
@@ -90,7 +91,7 @@ impl State {
         self.heartbeat() | any
     }
 
-    /// Sends heartbeats, and disconnects silent processes. Returns `true` if a process was disconnected.
+    /// Sends heartbeats that are due, and disconnects silent processes. Returns `true` if a process was silent.
     fn heartbeat(&mut self) -> bool {
         if !self.look.has_passed() {
             return false;
@@ -141,7 +142,8 @@ impl State {
         self.peers.iter().find(|peer| peer.life() == Life::Lost).map(Peer::rank)
     }
 
-    /// Returns the processes that have not exited gracefully.
+    /// Returns the processes that have not sent a final message: those that are connected, and those that were
+    /// disconnected.
     pub fn missing(&self) -> Vec<usize> {
         self.peers.iter().filter(|peer| peer.life() != Life::Ended).map(Peer::rank).collect()
     }

@@ -1,5 +1,4 @@
-//! A GPU and its communicator. CUDA is called through cudarc, and NCCL through the crate that also serves the replicas
-//! of one process.
+//! A GPU and its communicator. CUDA is called through cudarc, and NCCL through `distribute-nccl-library`.
 
 use crate::library::Library;
 use crate::offer::{Gpu, UniqueId};
@@ -12,7 +11,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The divisor of the GPU's free memory that determines the maximum size of a vector.
+/// A vector may have the size of the GPU's free memory, divided by this number.
 const PARTS: usize = 2;
 
 /// The maximum time to wait while a communicator is aborted. If a GPU hangs, aborting never completes.
@@ -29,7 +28,7 @@ pub(crate) struct Cuda {
 /// A running sum.
 struct InFlight {
     vector: CudaSlice<u8>,
-    /// The event that shows that the GPU has finished. It exists when all of NCCL's work is in the GPU's queue.
+    /// The event that shows that the GPU has finished; `None` until all of NCCL's work is in the GPU's queue.
     done: Option<CudaEvent>,
 }
 
@@ -38,7 +37,7 @@ impl Cuda {
     ///
     /// # Errors
     /// - [`Error::NoGpu`]: there is no such GPU.
-    /// - [`Error::Call`]: a call of CUDA's driver has failed.
+    /// - [`Error::Call`]: a call to CUDA's driver has failed.
     pub fn new(nccl: &'static Nccl, gpu: usize) -> Result<Self, Error> {
         let count = CudaContext::device_count().map_err(driver("cuDeviceGetCount"))?;
         let count = usize::try_from(count).unwrap_or(0);
@@ -55,11 +54,11 @@ impl Cuda {
         self.communicator.as_ref().ok_or_else(gone)
     }
 
-    /// Returns whether NCCL has completed the last operation.
+    /// Returns whether NCCL has completed the last operation, whose name is `call`.
     ///
     /// # Errors
-    /// Returns an error of `call` if the operation has failed, and an error of `ncclAllReduce` if there is no
-    /// communicator.
+    /// Returns an error of `call` if the operation has failed, of `ncclAllReduce` if there is no communicator, and of
+    /// `ncclCommGetAsyncError` if NCCL does not return a status.
     fn is_idle(&self, call: &'static str) -> Result<bool, CallError> {
         Ok(self.nccl.busy(self.communicator()?, call)?.is_empty())
     }

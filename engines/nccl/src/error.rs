@@ -30,7 +30,7 @@ pub enum Error {
         /// The number of GPUs.
         count: usize,
     },
-    /// A call of CUDA or NCCL has failed on this worker.
+    /// A call to CUDA or NCCL has failed on this worker.
     #[error("NCCL cannot be set up: {0}")]
     Call(#[from] CallError),
     /// Another worker cannot use NCCL, so no worker does.

@@ -1,4 +1,4 @@
-//! A check whether CUDA's driver is installed, because a call of CUDA without it would abort the program.
+//! A check whether CUDA's driver is installed, because a call to CUDA without it would abort the program.
 
 use crate::Error;
 use std::error::Error as _;

@@ -10,7 +10,7 @@
 //! | `installed` | the check for the driver |
 //! | `cuda` | a GPU through cudarc, and its communicator (the `unsafe`) |
 //!
-//! This crate never uses memory of a GPU that belongs to a tensor.
+//! This crate never uses GPU memory that belongs to a tensor.
 //!
 //! Workers keep their existing links, such as sockets, for messages, for the agreement on each sum, and for the
 //! detection of failed workers. NCCL computes the sums in [`Order::Fast`](distribute_collective::group::Order::Fast):

@@ -21,15 +21,15 @@ pub(crate) trait Library: Send {
     /// Returns whether the workers are linked. If linking has failed, returns the error.
     fn is_linked(&mut self) -> Result<bool, CallError>;
 
-    /// Returns the number of bytes for which the GPU has enough free memory.
+    /// Returns the maximum length in bytes of a vector for which the GPU has enough free memory.
     fn room(&self) -> usize;
 
-    /// Starts to sum the vectors of all workers. `vector` is this worker's.
+    /// Starts to sum the vectors of all workers. `vector` is this worker's, and `number` is the type of its elements.
     fn begin(&mut self, vector: &[u8], number: Number) -> Result<(), CallError>;
 
     /// Returns the sum if it is complete, and otherwise `None`. If the operation has failed, returns the error.
     fn sum(&mut self) -> Result<Option<Vec<u8>>, CallError>;
 
-    /// Aborts the communicator and its current operation.
+    /// Aborts the communicator and its current operation, if there are any.
     fn abort(&mut self);
 }

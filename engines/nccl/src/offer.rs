@@ -50,7 +50,7 @@ impl Offer {
 ///
 /// # Errors
 /// The error is the same on all workers.
-/// - [`Error::Record`]: a record is malformed.
+/// - [`Error::Record`]: a record is malformed, or there are no records.
 /// - [`Error::Worker`]: a worker cannot participate.
 /// - [`Error::SameGpu`]: two workers use the same GPU.
 /// - [`Error::Release`]: a worker has a different release of NCCL.
@@ -81,7 +81,8 @@ pub(crate) fn agree(records: &[Bytes]) -> Result<UniqueId, Error> {
     agreed.map(|(_, id)| id).ok_or(Error::Record { worker: 0 })
 }
 
-/// Returns the default GPU of a worker. The workers of a host use its GPUs in order.
+/// Returns the default GPU of a worker. The workers of a host use its GPUs in order. `hosts` has the host of each
+/// worker.
 pub(crate) fn gpu_of(hosts: &[Bytes], worker: usize) -> usize {
     let host = hosts.get(worker);
     hosts.iter().take(worker).filter(|other| Some(*other) == host).count()

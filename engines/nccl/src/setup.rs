@@ -15,16 +15,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Makes NCCL compute the sums of `group` in [`Order::Fast`](distribute_collective::group::Order::Fast), and returns
-/// the group. Its messages use the same links as before. All workers must call this at the same time.
+/// the group. The group's messages use the same links as before. All workers must call this at the same time.
 ///
-/// Workers exchange their hosts, GPUs and releases of NCCL over their links. Worker 0 creates the id of the
-/// communicator, by which NCCL links them. If one worker cannot use NCCL, no worker uses it.
+/// Workers exchange their hosts, GPUs and releases of NCCL over their links. Worker 0 creates the id of a communicator,
+/// by which NCCL links the workers. If one worker cannot use NCCL, no worker uses it.
 ///
 /// # Errors
 /// If one worker fails, all workers fail.
-/// - [`Error::Nccl`], [`Error::Driver`], [`Error::NoGpu`]: NCCL, CUDA's driver or the GPU is missing on this
-///   worker.
-/// - [`Error::Call`]: a call of CUDA or NCCL has failed on this worker.
+/// - [`Error::Nccl`]: NCCL is missing or too old on this worker.
+/// - [`Error::Driver`], [`Error::NoGpu`]: CUDA's driver or the GPU is missing on this worker.
+/// - [`Error::Call`]: a call to CUDA or NCCL has failed on this worker.
 /// - [`Error::Worker`]: another worker cannot use NCCL.
 /// - [`Error::SameGpu`]: two workers use the same GPU.
 /// - [`Error::Release`]: workers have different releases of NCCL.
@@ -87,7 +87,7 @@ fn over_by<L: Library + 'static>(
 }
 
 /// Returns the record of this worker. Only the chief's record contains the id of the communicator. Returns an error if
-/// a call of CUDA or NCCL fails.
+/// a call to CUDA or NCCL fails.
 fn offered(library: &impl Library, is_chief: bool) -> Result<Offer, Error> {
     let id = if is_chief { library.unique_id()? } else { [0; 128] };
     Ok(Offer::Able { release: library.release(), gpu: library.gpu()?, id })

@@ -98,7 +98,7 @@ impl Library for Played {
     }
 }
 
-/// Runs `body` on each worker, and returns the results and the recorded operations of the library.
+/// Runs `body` on each worker with the result of the setup. Returns the results of `body`, and the contributions.
 fn on_workers<T: Send + 'static>(
     acts: &'static [Act],
     body: impl Fn(usize, Result<Group, Error>) -> T + Send + Sync + 'static,
