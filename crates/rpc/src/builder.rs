@@ -41,7 +41,7 @@ impl Server {
         builder.start()
     }
 
-    /// Starts a server on this machine, in a separate cluster of one task, at a port that the system chooses.
+    /// Starts a server on this machine, in a separate cluster of one task, on a port that the system chooses.
     ///
     /// # Errors
     /// Returns the errors of [`ServerBuilder::start`].
@@ -49,12 +49,12 @@ impl Server {
         Self::new(ClusterSpec::from_lists([("local", ["127.0.0.1:0"])])?, None, None)
     }
 
-    /// Returns a builder of a server in the given cluster.
+    /// Returns a builder for a server in the given cluster.
     pub fn builder(cluster: ClusterSpec) -> ServerBuilder {
         ServerBuilder::new(cluster)
     }
 
-    /// Returns a builder of this process's server. The resolver must identify the process as a worker or a parameter
+    /// Returns a builder for this process's server. The resolver must identify the process as a worker or a parameter
     /// server.
     ///
     /// # Errors
@@ -184,9 +184,9 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets the time after which the server ends if no task of a different job is connected. It is measured from the
-    /// start of the server or from the last disconnection, because the tasks that the server serves have then exited or
-    /// failed. By default, there is no limit.
+    /// Sets the time after which the server ends if no task of a different job is connected. The server assumes that
+    /// the tasks that it serves have then exited or failed. The time begins when the server is started, and again when
+    /// the last connection from such a task is closed. By default, there is no limit.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self

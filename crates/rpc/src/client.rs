@@ -60,8 +60,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the maximum number of unanswered calls per connection. The default is 64. Further calls wait until others
-    /// are answered.
+    /// Sets the maximum number of unanswered calls per connection. The default is 64, and the minimum 1. Further calls
+    /// wait until others are answered.
     pub fn window(mut self, calls: usize) -> Self {
         self.window = calls.max(1);
         self
@@ -73,8 +73,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets whether calls to a server on this machine are sent through shared memory. By default they are if both sides
-    /// support it.
+    /// Sets whether calls to a server on this machine are sent through shared memory. By default, they are if both
+    /// sides support this.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self
@@ -163,8 +163,8 @@ impl Client {
         call.wait(timeout.saturating_sub(waited.elapsed()))
     }
 
-    /// Starts a call of a service. The caller waits for the answer later. This method waits, at most for `timeout`, if
-    /// the [window](ClientBuilder::window) is full of unanswered calls.
+    /// Starts a call to a service, and returns without waiting for the answer. If the [window](ClientBuilder::window)
+    /// is full of unanswered calls, first waits for space, at most for `timeout`.
     ///
     /// # Errors
     /// - [`CallError::TooLong`]: the name, the head or the body is too long to be sent.
@@ -299,7 +299,7 @@ impl fmt::Debug for Link {
 }
 
 /// A call whose answer has not been fetched yet. If this is dropped, the call is still executed, and occupies space in
-/// the window until then. The connection stays open as long as any of its calls exists.
+/// the window until the server has answered. The connection stays open as long as any of its calls exists.
 #[derive(Debug)]
 pub struct Started {
     link: Arc<Link>,

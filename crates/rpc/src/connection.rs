@@ -1,4 +1,4 @@
-//! One connection of a server, whose calls are executed in sequence.
+//! One connection to a server. The calls of a connection are executed in sequence.
 
 use crate::fault::{Fault, FaultKind};
 use crate::frame::Frame;
@@ -17,14 +17,14 @@ use std::time::Duration;
 /// The services of a server by name.
 pub(crate) type Services = BTreeMap<Arc<str>, Arc<dyn Service>>;
 
-/// The time for which the thread polls for the next call before it sleeps. This shortens the answer time for callers
-/// that call again immediately.
+/// The time for which a connection's thread polls for the next call before it sleeps. This shortens the answer time for
+/// callers that call again immediately.
 const POLL_TIME: Duration = Duration::from_millis(2);
 
 /// The reason for closing a connection over which something other than a call was received.
 const NO_CALL: &str = "it sent something other than a call";
 
-/// The maximum time for which the thread sleeps.
+/// The maximum time for which a connection's thread sleeps until it looks again for a call or for the server's end.
 const SLEEP: Duration = Duration::from_millis(500);
 
 /// The calls that were received over a connection and have not been answered yet.
@@ -84,7 +84,7 @@ impl Inbox {
         drop(calls);
     }
 
-    /// Waits for the next call. Returns the reason if no more calls follow.
+    /// Waits for the next call. The error is the reason why no more calls follow.
     fn next(&self, endpoint: &Endpoint) -> Result<(IncomingCall, CallPermit), String> {
         let eager = Deadline::after(POLL_TIME);
         loop {
@@ -114,7 +114,7 @@ impl Inbox {
 
 impl Inbox {
     /// Returns the entry for a call that is not kept because it exceeds the limits described by `full`. The call is
-    /// answered with an error when its turn comes. Returns a reason if the connection must be closed instead.
+    /// answered with an error when its turn comes. The error is the reason why the connection must be closed instead.
     fn refuse(&self, full: &NoRoom, message: Message) -> Result<(IncomingCall, CallPermit), String> {
         let too_many = |_| format!("it has more than {} calls without an answer", self.open.max());
         let NoRoom::Bytes { own, taken, max } = *full else { return Err(too_many(NoRoom::Calls)) };

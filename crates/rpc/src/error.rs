@@ -27,10 +27,10 @@ pub enum ServerError {
         /// The number of tasks of the job.
         tasks: usize,
     },
-    /// The resolver identifies this process as a task that is not a server.
+    /// The resolver identifies this process neither as a worker nor as a parameter server.
     #[error("this process is {}, but only workers and parameter servers start servers", describe_task(task))]
     NotServing {
-        /// The task of this process, if known.
+        /// The task of this process; `None` if it is not part of a cluster.
         task: Option<Task>,
     },
     /// Connections would be unprotected, or the secret or certificates cannot be used.
@@ -56,7 +56,7 @@ pub enum ServerError {
         task: Task,
         /// The address at which it listened.
         address: String,
-        /// The reason of the failure.
+        /// The reason for the failure.
         reason: String,
     },
     /// The system cannot start a thread.
@@ -69,8 +69,8 @@ pub enum ServerError {
     },
 }
 
-/// The reason why a call has no answer. The variants from [`TooLong`](Self::TooLong) to the end contain the service,
-/// the task and its address.
+/// The reason why a call has no result. The variants from [`TooLong`](Self::TooLong) on contain the service, the
+/// server's task and its address.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
@@ -148,7 +148,7 @@ pub enum CallError {
         task: Task,
         /// The address of the task.
         address: String,
-        /// The reason of the failure.
+        /// The reason for the failure.
         reason: String,
     },
     /// The service has answered with an error.

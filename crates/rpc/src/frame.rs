@@ -14,7 +14,7 @@ const LONGEST_TEXT: usize = 4096;
 /// A message from one side of a connection to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// A call of a service.
+    /// A call to a service.
     Call {
         /// The id of the call on this connection.
         id: u64,

@@ -1,19 +1,19 @@
-//! Tasks that answer calls of other tasks. Parameter servers and the coordinator are based on this crate.
+//! Tasks that answer calls from other tasks. Parameter servers and the coordinator are based on this crate.
 //!
-//! All calls between tasks use this crate, so each task has one identity and one port. It does not use gRPC: with
-//! tonic, a call over loopback took six times as long (134 µs instead of 21), and there were 79 more dependencies. A
-//! service must not block the thread of a connection for long. This crate never depends on the purpose of a service.
+//! All calls between tasks use this crate, so each task has one identity and one port. The crate does not use gRPC:
+//! with tonic, a call over loopback took six times as long (134 µs instead of 21), and there were 79 more dependencies.
+//! A service must not block the thread of a connection for long. This crate never depends on the purpose of a service.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `server`, `builder` | [`Server`]: a task that answers calls; [`ServerBuilder`]: its settings |
-//! | `service` | [`Service`]: the handler of the calls of one name; [`Call`] and [`Reply`] |
+//! | `service` | [`Service`]: the handler of the calls to one name; [`Call`] and [`Reply`] |
 //! | `client` | [`Client`]: a connection through which threads call; [`ClientBuilder`] |
 //! | `fault`, `error` | [`Fault`]: the error of a service; [`ServerError`], [`CallError`] |
 //! | `shutdown` | [`ShutdownReason`]: the cause of a server's end |
 //! | [`doctor`] | checks of the links between tasks, for `distribute doctor` |
-//! | `frame`, `pending` | calls as messages, and calls without an answer: pure |
-//! | `memory_budget`, `own_task` | the room that calls take, and the task that a server is: pure |
+//! | `frame`, `pending` | calls as messages: pure; calls without an answer |
+//! | `memory_budget`, `own_task` | the memory that unanswered calls occupy, and the choice of the task of a server: pure |
 //! | `connection`, `control` | the calls of one connection, and the end of a server by its chief |
 //!
 //! ```

@@ -9,10 +9,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The divisor of the memory of this machine or of this process's container: unanswered calls may occupy half of it.
+/// By default, unanswered calls may occupy the memory of the machine or container, divided by this number.
 pub(crate) const MEMORY_DIVISOR: usize = 2;
 
-/// The total size of the unanswered calls of all connections of a server.
+/// The memory of a server for the unanswered calls of all its connections: the maximum size in bytes, and the current
+/// one.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget {
     max: usize,
@@ -94,7 +95,7 @@ impl OpenCalls {
         Ok(self.hold(bytes))
     }
 
-    /// Counts a call that is rejected, without reserving memory for it.
+    /// Counts a rejected call as unanswered, without reserving memory for it.
     ///
     /// # Errors
     /// - [`NoRoom::Calls`]: the connection has the maximum number of calls.

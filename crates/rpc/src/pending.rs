@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-/// The answer of a server.
+/// A server's answer to a call.
 pub(crate) type Answer = Result<Message, Fault>;
 
 /// The unanswered calls of a connection, and the answers that have not been fetched yet.
@@ -65,7 +65,7 @@ impl State {
         Some(id)
     }
 
-    /// Removes and returns the answer to a call, if it was received.
+    /// Removes and returns the answer to a call; `None` if it has not been received or was already removed.
     pub fn take(&mut self, id: u64) -> Option<Answer> {
         if !self.is_answered(id) {
             return None;
@@ -80,8 +80,8 @@ impl State {
         matches!(self.calls.get(&id), Some(Slot::Answered(_)))
     }
 
-    /// Abandons a call. It occupies space until the server has answered, so that the server never has more calls than
-    /// the window allows.
+    /// Abandons a call, so that its answer is discarded. The call occupies space in the window until the server has
+    /// answered, so that the server never has more calls than the window allows.
     pub fn abandon(&mut self, id: u64) {
         match self.calls.get_mut(&id) {
             Some(slot @ Slot::Waiting) => *slot = Slot::Abandoned,
@@ -116,8 +116,8 @@ impl Pending {
         self.changed.wait_for(&mut state, patience);
     }
 
-    /// Sets a function that is called when no more answers will arrive. If this is already the case, the function is
-    /// called immediately.
+    /// Sets a function that is called once, with the reason, when no more answers will arrive. If this is already the
+    /// case, the function is called immediately. An earlier function is replaced.
     pub fn on_loss(&self, call: impl FnOnce(&str) + Send + 'static) {
         let mut state = self.state.lock();
         state.on_loss = OnLoss(Some(Box::new(call)));
@@ -135,7 +135,7 @@ impl Pending {
         }
     }
 
-    /// Abandons a call.
+    /// Abandons a call: see [`State::abandon`].
     pub fn abandon(&self, id: u64) {
         self.state.lock().abandon(id);
     }

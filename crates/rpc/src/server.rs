@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The interval at which the thread that accepts callers checks whether the server has ended.
+/// The maximum interval at which the thread that accepts callers checks whether the server has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The interval between two log messages that count the connections for which no thread could be started.
@@ -24,9 +24,9 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// A task of a cluster that answers calls of other tasks.
 ///
-/// It listens as soon as it is created, and answers calls once it is [started](Self::start). Dropping it closes its
-/// connections gracefully: answers that were already sent still arrive. Services that still process a call have ten
-/// seconds to finish.
+/// A server listens as soon as it is created, and answers calls once it is [started](Self::start). Dropping it closes
+/// its connections gracefully: answers that were already sent still arrive. This waits up to ten seconds for services
+/// that are processing a call.
 #[doc(alias = "tf.distribute.Server")]
 #[doc(alias = "tf.train.Server")]
 #[derive(Debug)]
@@ -144,7 +144,7 @@ impl Server {
         self.shutdown.wait_for_connections(timeout)
     }
 
-    /// Ends the server. Later calls are not answered.
+    /// Ends the server. Calls that no service has begun to process are not answered.
     pub fn stop(&self) {
         self.shutdown.end(ShutdownReason::Stopped);
     }
@@ -208,7 +208,7 @@ impl Drop for Server {
     }
 }
 
-/// Accepts callers until the server ends.
+/// Accepts callers until the server ends. Ends the server if its lease expires, or if no more callers can be accepted.
 fn accept(mut ready: Ready, me: &Arc<Task>, shutdown: &Arc<Shutdown>) {
     let services = Arc::new(std::mem::take(&mut ready.services));
     let mut lease = Deadline::after(ready.lease);

@@ -36,7 +36,7 @@ impl<F: Fn(Call, Reply) + Send + Sync> Service for F {
     }
 }
 
-/// A call of a service.
+/// A call to a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// The task that calls.
@@ -74,14 +74,14 @@ impl Reply {
         self.send(Frame::Answer(id, Message::new(head, body)));
     }
 
-    /// Returns memory of `len` bytes that the caller can read, or `None` if this process and the caller do not share
-    /// memory. If the memory is sent as the body of this answer, it is not copied.
+    /// Returns memory of `len` bytes that the caller can read. If it is sent as the body of this answer, it is not
+    /// copied. Returns `None` if this process and the caller do not share memory, or if the caller has disconnected.
     pub fn memory(&self, len: usize) -> Option<Region> {
         self.to.upgrade()?.memory(len)
     }
 
-    /// Reclaims the memory of earlier answers that the caller has read and released. It is useful for services that
-    /// wait until the bodies of earlier answers are dropped.
+    /// Reclaims the memory of earlier answers that the caller has read and released. This also happens with each
+    /// heartbeat, for which a service that waits until the bodies of its earlier answers are dropped need not wait.
     pub fn reclaim(&self) {
         if let Some(endpoint) = self.to.upgrade() {
             endpoint.reclaim();

@@ -12,7 +12,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShutdownReason {
-    /// This process called [`Server::stop`](crate::Server::stop).
+    /// This process called [`Server::stop`](crate::Server::stop) or [`Stopper::stop`](crate::Stopper::stop).
     Stopped,
     /// The leading task of the cluster called [`Client::stop_server`](crate::Client::stop_server).
     Chief(Task),

@@ -18,9 +18,10 @@ const MAX_CONCURRENT: usize = 32;
 
 /// Measures the links between all tasks of a cluster.
 ///
-/// Connects task `me` to the servers of all other tasks and measures these links. Those tasks then measure the links
-/// between each other. Links are measured in sequence, so that none affects another. Each task must be reachable within
-/// `patience`. `seen` is called with the result of each link.
+/// Connects task `me` to the servers of all other tasks and measures these links. The tasks that could be reached then
+/// measure the links between each other: each pair, or if there are more than 16 of these tasks, each the link to the
+/// next one. Links are measured in sequence, so that none affects another. A task must be reachable within `patience`.
+/// `seen` is called with the result of each link.
 ///
 /// Tasks without a server can run `distribute doctor --listen`.
 pub fn examine(
@@ -95,7 +96,8 @@ fn probe(client: &Client, to: &Task, patience: Duration) -> State {
     }
 }
 
-/// Returns the pairs of tasks that measure their links, for the given number of tasks.
+/// Returns the pairs of tasks whose link is measured, for the given number of tasks. The first task of a pair calls the
+/// second.
 fn pairs(tasks: usize) -> Vec<(usize, usize)> {
     if tasks <= MAX_ALL_PAIRS {
         (0..tasks).flat_map(|from| (from + 1..tasks).map(move |to| (from, to))).collect()

@@ -74,7 +74,7 @@ pub fn findings(links: &[Link]) -> Vec<Finding> {
     all
 }
 
-/// Returns the median of the better half of some figures. `order` sorts the best figure first.
+/// Returns the median of the better half of some figures; 0 if there are none. `order` sorts the best figure first.
 fn median_of_best_half(mut figures: Vec<f64>, order: impl Fn(&f64, &f64) -> std::cmp::Ordering) -> f64 {
     figures.sort_by(order);
     let half = figures.len().div_ceil(2);

@@ -16,8 +16,8 @@ pub(crate) const NAME: &str = "doctor";
 const ROUND_TRIPS: usize = 50;
 const WARM: usize = 5;
 
-/// The sizes in bytes of the messages with which bandwidth is measured. Each size is used only if the previous one took
-/// less than [`SHORT`] seconds.
+/// The sizes in bytes of the messages with which bandwidth is measured. A size is used only if the shortest round trip
+/// of the previous size took at most [`SHORT`] seconds.
 const SIZES: [usize; 3] = [64 << 10, 1 << 20, 8 << 20];
 const SHORT: f64 = 0.1;
 

@@ -7,7 +7,7 @@
 //! | `link` | [`Link`] and its [`State`]: the result for one link |
 //! | `findings` | [`findings`]: the problems of links, a pure function |
 //! | `report` | [`Report`]: links and problems, as a table and as JSON |
-//! | `measure`, `service` | the measurement of one link, and the service of every server that it uses |
+//! | `measure`, `service` | the measurement of one link, and the service on every server that takes part in it |
 
 mod examine;
 mod findings;

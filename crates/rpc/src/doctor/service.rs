@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A request to measure the link to another task. Calls whose head does not begin with `{`, as such a request does, are
-/// echoed.
+/// A request to measure the link to another task. It is the head of a call, as JSON. A call whose head does not begin
+/// with `{` is echoed instead.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) struct Probe {
@@ -24,7 +24,8 @@ pub(super) struct Probe {
 /// The maximum time for a measurement to connect, and for each of its calls, regardless of the request.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// A service that echoes messages, and measures links to the other tasks of its cluster, one at a time.
+/// A service that echoes messages, and measures links to the other tasks of its cluster. A request that arrives during
+/// another measurement fails.
 pub(crate) struct Examiner {
     clients: ClientBuilder,
     is_busy: Arc<AtomicBool>,
