@@ -13,8 +13,9 @@ pub(super) enum Algorithm {
     Hierarchical,
 }
 
-/// Returns the algorithm for a value with a part on each device of `from`, for a caller that prefers the hierarchical
-/// algorithm.
+/// Returns the algorithm for a value that has a part on each device in `from`, and whose result is copied to each
+/// device in `to`. `sparse` is whether a part consists of indexed slices. The hierarchical algorithm is chosen for each
+/// value that it supports.
 ///
 /// Logical CPU devices are treated like all other devices, and integers like all other numbers.
 pub(super) fn choose(from: &[DeviceName], to: &[DeviceName], sparse: bool) -> Algorithm {

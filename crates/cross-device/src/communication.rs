@@ -5,8 +5,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Options for the replicas' collectives: those of a strategy, or those of the calls on one view of a context
-/// (`ReplicaContext::with_options`). Results are bit-identical for all options.
+/// Options for the replicas' collectives. They are set for a strategy or, with `ReplicaContext::with_options`, for the
+/// calls on one view of a context. Results are bit-identical for all options.
 ///
 /// ```
 /// # use distribute::prelude::*;
@@ -52,8 +52,8 @@ impl CommunicationOptions {
         }
     }
 
-    /// Returns a description of the problem with these options, if there is one: a timeout of zero, or an
-    /// implementation that replicas of one process do not support.
+    /// Returns a description of the problem with these options: a timeout of zero, or an implementation that replicas
+    /// of one process do not support. Returns `None` if there is no problem.
     #[doc(hidden)]
     pub fn fault(&self) -> Option<String> {
         if self.timeout == Some(Duration::ZERO) {

@@ -1,4 +1,4 @@
-//! [`HierarchicalCopyAllReduce`]: sums of each half of the replicas, and of the two results.
+//! [`HierarchicalCopyAllReduce`]: sums each half of the replicas, and then the two sums.
 
 use super::choice::{Algorithm, choose};
 use super::{CrossDeviceOps, Reduction, ReductionToOneDevice, on_device, sum};

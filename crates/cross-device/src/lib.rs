@@ -6,7 +6,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `one_device` | [`ReductionToOneDevice`]: everything is summed on one device |
-//! | `hierarchical` | [`HierarchicalCopyAllReduce`]: two halves, then their sums |
+//! | `hierarchical` | [`HierarchicalCopyAllReduce`]: each half of the replicas is summed, and then the two sums |
 //! | `nccl` | [`NcclAllReduce`]: NVIDIA's library, between GPUs |
 //! | `choice` | the choice of an algorithm by the devices |
 //! | `communication` | [`CommunicationOptions`], [`CommunicationImplementation`] |
@@ -44,7 +44,8 @@ use std::fmt::Debug;
 pub struct Reduction<'a> {
     /// The part of each local replica, in the order of replica ids.
     pub parts: Vec<Leaf>,
-    /// The device of each replica's part.
+    /// The device of each replica, in the order of `parts`. In an `all_reduce`, the parts are in host memory unless
+    /// [`takes_device_tensors`](CrossDeviceOps::takes_device_tensors) returns `true`.
     pub from: &'a [DeviceName],
     /// The devices on which to put the result; never empty.
     pub to: &'a [DeviceName],
@@ -132,11 +133,11 @@ pub trait CrossDeviceOps: Any + Debug + Send + Sync {
         false
     }
 
-    /// Copies one value to each device in `to`, and returns the copies in order. Devices that share memory share one
-    /// copy.
+    /// Returns `value` on each device in `to`, in order. A candle tensor is copied, unless it is already on the device.
+    /// Host tensors and indexed slices stay in host memory, and all devices share them.
     ///
     /// # Errors
-    /// Returns an error if a device fails.
+    /// Returns an error if a device cannot be opened, or if candle cannot copy the tensor.
     fn broadcast(&self, value: &Leaf, to: &[DeviceName]) -> Result<Vec<Leaf>> {
         to.iter().map(|device| on_device(value, *device)).collect()
     }
@@ -151,7 +152,7 @@ pub const DEFAULT: &dyn CrossDeviceOps = &ReductionToOneDevice { reduce_to_devic
 /// # Errors
 /// - [`Error::InvalidArgument`]: `ops` returned a wrong number of copies, or a copy of the wrong kind, shape or dtype.
 ///   The error names `operation`.
-/// - The errors of [`CrossDeviceOps::batch_reduce`].
+/// - The errors of [`CrossDeviceOps::batch_reduce`] or, if `ops` is not called, of [`Leaf::reduce`].
 pub fn reduce_by(
     ops: &dyn CrossDeviceOps,
     operation: &'static str,
@@ -205,7 +206,8 @@ fn sum(op: ReduceOp, parts: &[Leaf]) -> Result<Leaf> {
     Leaf::reduce(op, parts).map_err(Error::tensor("reduce"))
 }
 
-/// Copies a value to a device. Host tensors, and values in host memory for a CPU device, are not copied.
+/// Returns a value on a device. A candle tensor is copied, unless it is already on the device. Host tensors and indexed
+/// slices stay in host memory, whatever the device.
 fn on_device(value: &Leaf, device: DeviceName) -> Result<Leaf> {
     match value {
         Leaf::Candle(tensor) => Ok(Leaf::Candle(to_device(tensor, &device.to_candle()?)?)),

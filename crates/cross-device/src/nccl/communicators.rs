@@ -19,7 +19,7 @@ pub(super) trait Library: Sync {
     /// A set of communicators, one for each GPU.
     type Communicators: Send + 'static;
 
-    /// Creates communicators for the GPUs with the given indices. They are not linked yet.
+    /// Creates communicators, which are not linked yet, for the GPUs with the given indices.
     fn open(&self, gpus: &[usize]) -> Result<Self::Communicators, CallError>;
 
     /// Begins linking the communicators.
@@ -31,7 +31,7 @@ pub(super) trait Library: Sync {
     /// Returns the failure of that operation.
     fn busy(&self, communicators: &Self::Communicators, call: &'static str) -> Result<Vec<usize>, CallError>;
 
-    /// Allocates uninitialized memory for the sum of parts like `part`.
+    /// Allocates uninitialized memory for a sum that has the shape and dtype of `part`, on the same GPU.
     fn room(&self, part: &Tensor) -> CandleResult<Tensor>;
 
     /// Begins a group of calls on this thread. No call of the group starts before [`end`](Self::end). Otherwise a call
@@ -78,8 +78,8 @@ impl<C> CommunicatorSets<C> {
 
 /// Sums `parts[replica][number]` over the replicas. Each replica gets its own copy of the sums. When this returns, the
 /// sums have been enqueued on the GPUs, like all computations of candle. Waits no longer than `patience` for that, and
-/// after a failure no longer than half of it for the abort. If a sum hangs in a queue, this is detected when it is
-/// read.
+/// after a failure no longer than half of it for the abort. A sum that hangs in a GPU's queue is detected only when a
+/// program reads the sum.
 ///
 /// # Errors
 /// - [`Fault::Parts`]: the replicas' parts differ.
@@ -214,8 +214,9 @@ fn ended<L: Library>(
     ended.unwrap_or_else(|| Err(Fault::TimedOut(timed_out(call, &slow, deadline.timeout()))))
 }
 
-/// Aborts communicators. If a GPU hangs, this returns before the abort is complete. `used` is kept until then, because
-/// the operations may still access it. If nothing hangs, the abort is complete when this returns.
+/// Aborts communicators. Waits for that at most [`ABORT_TIMEOUT`], and at most half of `patience`: if a GPU hangs, the
+/// abort continues after this has returned. The tensors in `used` are kept until the abort is complete, because the
+/// operations may still access them.
 fn abandon<L: Library>(
     library: &'static L,
     communicators: L::Communicators,

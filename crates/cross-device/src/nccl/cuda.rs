@@ -123,8 +123,8 @@ impl Library for Nccl {
     }
 }
 
-/// An operation of candle on the memory of a part and its sum. The function receives both addresses, the number of
-/// elements, and the GPU's queue.
+/// A candle operation on the memory of a part and its sum: the operation's name, and a function. The function receives
+/// both addresses, the number of elements, and the GPU's queue.
 ///
 /// cudarc records that the queue reads one tensor and writes the other at this point, so that other queues wait for it.
 struct InMemory<F>(&'static str, F);
@@ -197,8 +197,8 @@ fn device(gpu: usize) -> Result<CudaDevice, CallError> {
     }
 }
 
-/// The struct `CUmemAccessDesc` of CUDA, which grants access to memory. Its declaration in cudarc depends on
-/// the release of CUDA, but its layout does not.
+/// CUDA's struct `CUmemAccessDesc`, which grants access to memory. Its declaration in cudarc depends on the CUDA
+/// release, but its layout does not.
 #[repr(C)]
 struct Access {
     /// The kind of location: `CU_MEM_LOCATION_TYPE_DEVICE`.
@@ -208,9 +208,9 @@ struct Access {
     flags: c_int,
 }
 
-/// Grants each GPU access to the memory of the others. NCCL lets a GPU directly access tensors of other GPUs in the
-/// same process. By default, memory from a pool, such as candle's, is not accessible to other GPUs, and NCCL would fail
-/// with an illegal access.
+/// Grants each GPU access to the memory pools of those other GPUs whose memory it can access directly. NCCL lets a GPU
+/// access tensors of other GPUs in the same process directly. By default, memory from a pool, such as candle's, is not
+/// accessible to other GPUs, and NCCL would fail with an illegal access.
 fn share_memory(gpus: &[usize]) -> Result<(), CallError> {
     let devices = gpus.iter().map(|gpu| device(*gpu)).collect::<Result<Vec<_>, _>>()?;
     let contexts: Vec<_> = devices.iter().map(|device| device.cuda_stream().context().clone()).collect();

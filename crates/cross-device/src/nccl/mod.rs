@@ -38,9 +38,10 @@ use std::time::Duration;
 /// bf16 are accumulated in f32. A mean is computed by dividing the sum.
 ///
 /// NCCL (`libnccl.so.2`, 2.14 or later) is loaded when a strategy with several GPUs is created. If it is not installed,
-/// creating the strategy fails with [`Error::Device`], which contains instructions. If a sum fails, GPUs may have
-/// different results, so all later sums on these GPUs fail. The same applies if NCCL has not linked the GPUs, or has
-/// not begun a sum, within half of the call's timeout. The error then names the GPUs that it waits for.
+/// creating the strategy fails with [`Error::Device`], which contains instructions. If NCCL fails in a sum, GPUs may
+/// have different results, so all later sums on these GPUs fail. The same applies if, within half of the call's
+/// timeout, NCCL has not linked the GPUs or has not enqueued a sum. The error then names the GPUs for which NCCL was
+/// waiting.
 #[doc(alias = "tf.distribute.NcclAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclAllReduce {
@@ -124,19 +125,21 @@ fn can_link(devices: &[DeviceName]) -> bool {
     cfg!(feature = "cuda") && support::gpus(devices).is_some()
 }
 
-/// Returns `true` if a strategy sums with NCCL: it uses [`NcclAllReduce`], and each of its replicas has its own GPU.
+/// Returns `true` if a strategy with these `ops` and `devices` sums with NCCL: `ops` is [`NcclAllReduce`], there are
+/// several replicas, each with its own GPU, and the build has the feature `cuda`.
 pub fn uses_nccl(ops: Option<&dyn CrossDeviceOps>, devices: &[DeviceName]) -> bool {
     ops.is_some_and(|ops| (ops as &dyn Any).is::<NcclAllReduce>()) && can_link(devices)
 }
 
 /// Sums `parts[replica][number]` over the GPUs. Each replica gets the sums on its device, in the same order and without
 /// a gradient graph. When this returns, the sums have been enqueued on the GPUs, after the parts. The other replicas
-/// wait for `timeout`. NCCL gets half of this time, so that they receive its error.
+/// wait for `timeout`. NCCL gets half of this time, so that the other replicas receive its error before they time out.
 ///
 /// # Errors
 /// - [`Error::Device`]: NCCL is missing, fails or times out; NCCL cannot link the devices; or parts differ or are on
 ///   other devices.
-/// - The errors of candle, if a GPU does not have enough memory for the sums.
+/// - [`Error::Candle`]: a GPU does not have enough memory for the sums, or candle cannot record that they were
+///   enqueued.
 pub fn sum_on_gpus(
     devices: &[DeviceName],
     parts: &[Vec<Tensor>],
@@ -153,7 +156,7 @@ pub fn sum_on_gpus(
     sum(devices, &gpus, parts, timeout / 2)
 }
 
-/// Reduces values that have one part on each of these GPUs. Returns the copies of each result.
+/// Reduces values that have one part on each of these GPUs. For each value, returns one copy of the result per GPU.
 fn reduce_on_gpus(
     op: ReduceOp,
     devices: &[DeviceName],

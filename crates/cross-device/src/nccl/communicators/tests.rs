@@ -17,7 +17,7 @@ struct Played {
     group: Mutex<Vec<(Vec<Tensor>, Vec<Tensor>)>>,
     /// The call that fails.
     fails: Mutex<Option<&'static str>>,
-    /// The number of polls until an operation completes, for each later link or group.
+    /// The number of polls after which each later link or group completes.
     questions: Mutex<usize>,
     /// The remaining number of polls.
     left: Mutex<usize>,
@@ -35,7 +35,7 @@ impl Played {
         *lock(&self.left) = *lock(&self.questions);
     }
 
-    /// Sets the number of polls of later links and groups.
+    /// Sets the number of polls after which each later link or group completes.
     fn take(&self, questions: usize) {
         *lock(&self.questions) = questions;
     }
