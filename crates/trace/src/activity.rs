@@ -26,14 +26,15 @@ struct CurrentActivity {
 /// The activity of a replica, as reported to a monitor.
 #[derive(Clone, Debug, Default)]
 pub struct Activity {
-    /// The current slice, its call, and the time since its start; `None` outside steps.
+    /// The name of the current slice, its call if it belongs to one, and the time since its start. `None` outside
+    /// steps.
     pub now: Option<(&'static str, Option<String>, Duration)>,
-    /// The time spent in each kind of slice, including the current one.
+    /// The time spent in the slices of each name, including the current slice. Slices of whole steps are not counted.
     pub spent: BTreeMap<&'static str, Duration>,
 }
 
-/// Returns the activity of a replica, which is identified by the numbers of its strategy and itself. Returns `None` if
-/// none was recorded. `now` is the current time, measured by the clock of slices.
+/// Returns the activity of a replica; `None` if none was recorded. `replica` is the number of its strategy and its
+/// replica id. `now` is the current time in nanoseconds, measured by the clock of slices.
 pub(super) fn activity_of(replica: (u64, u64), now: u64) -> Option<Activity> {
     let replicas = lock(&REPLICAS);
     let of_replica = replicas.get(&replica)?;
@@ -47,20 +48,22 @@ pub(super) fn activity_of(replica: (u64, u64), now: u64) -> Option<Activity> {
     Some(Activity { now, spent })
 }
 
-/// Extracts the call from the arguments of a span.
+/// Returns the field `call` of `args`, a span's arguments as a JSON object. Returns `None` if there is no such field.
 fn call(args: &str) -> Option<String> {
     let args: serde_json::Value = serde_json::from_str(args).ok()?;
     Some(args.get("call")?.as_str()?.to_string())
 }
 
-/// Records that a replica has started another activity, or that it has none.
+/// Records the current activity of a replica: the name, the arguments and the start of its part. `None` means that the
+/// replica is outside parts.
 pub(super) fn set_activity(replica: (u64, u64), part: Option<(&'static str, &str, u64)>) {
     let now = part.map(|(name, args, since)| CurrentActivity { name, args: args.to_string(), since });
     let before = std::mem::replace(&mut lock(&REPLICAS).entry(replica).or_default().now, now);
     drop(before);
 }
 
-/// Adds a slice that a replica has completed to the time spent in its kind. Slices of whole steps are not counted.
+/// Adds the length of a slice that a replica has completed to the time spent in slices of this name. Does nothing for
+/// the slice of a whole step.
 pub(super) fn spent(replica: (u64, u64), slice: &Slice) {
     if slice.name != super::internal::STEP {
         let nanos = slice.end.saturating_sub(slice.start);
@@ -68,7 +71,7 @@ pub(super) fn spent(replica: (u64, u64), slice: &Slice) {
     }
 }
 
-/// Clears all records after the last watch was dropped.
+/// Clears all records. Called when the last watch is dropped.
 pub(super) fn forget() {
     lock(&REPLICAS).clear();
 }

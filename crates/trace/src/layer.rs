@@ -41,7 +41,7 @@ impl Listeners {
     }
 }
 
-/// Opens a file unless one is already open. Returns `true` if the file was opened.
+/// Makes `events` open a trace file, unless one is already open. Returns `true` if it has opened the file.
 pub(super) fn open(events: impl FnOnce() -> std::io::Result<Events>) -> std::io::Result<bool> {
     let mut listeners = lock(&LISTENERS);
     if listeners.file.is_some() {
@@ -53,7 +53,7 @@ pub(super) fn open(events: impl FnOnce() -> std::io::Result<Events>) -> std::io:
     Ok(true)
 }
 
-/// Closes the file that [`open`] has opened.
+/// Closes the trace file, if one is open. Returns the first error of this or an earlier write.
 pub(super) fn close() -> std::io::Result<()> {
     let mut listeners = lock(&LISTENERS);
     let file = listeners.file.take();
@@ -272,7 +272,8 @@ impl Visit for Fields {
     }
 }
 
-/// A filter that disables all spans if there is no listener. A span then costs only a comparison.
+/// A filter that enables spans only while there is a listener: all spans of this project, and other spans of level
+/// `INFO` or above. A disabled span costs only a comparison.
 pub(super) struct ListenerFilter;
 
 fn wanted(metadata: &Metadata<'_>) -> bool {

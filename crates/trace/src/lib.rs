@@ -33,7 +33,8 @@
 //!
 //! Each replica has a track: `replica 0`, `replica 1` and so on. The track of replica 0 is normally that of the thread
 //! that calls `run`. Except for `step`, slices do not overlap: each moment of a replica belongs to exactly one slice,
-//! so their lengths add up. Your own `tracing` spans of level `INFO` or above also appear in the timeline.
+//! so their lengths add up. Your own `tracing` spans of level `INFO` or above also appear in the timeline, and do not
+//! interrupt these slices.
 //!
 //! | module | contents |
 //! |---|---|
@@ -43,7 +44,8 @@
 //! | `activity`, `watch` | the current activity of each replica; the guard that records it, for the monitor |
 //! | `subscriber` | `DISTRIBUTE_LOG` |
 //!
-//! Other crates only emit spans; only this crate receives them. A step never waits for the disk.
+//! Other crates only emit spans; only this crate receives them. The file is not synced, so a step does not wait until a
+//! disk has stored the events.
 //!
 //! Without a trace file and a monitor, a span costs a comparison. A slice costs about a microsecond and 100 bytes of
 //! the file, and a training step with two replicas has about 20 slices. Memory usage does not grow: events are written
@@ -69,8 +71,13 @@ use tracing_subscriber::registry::LookupSpan;
 /// Whether this project's subscriber is installed, or the program has requested the layer for its own subscriber.
 static LAYERED: AtomicBool = AtomicBool::new(false);
 
-/// Starts writing a timeline to a file, until the guard is dropped or [finished](TraceFile::finish). If the program has
-/// no `tracing` subscriber, installs one that also logs to standard error.
+/// Starts writing a timeline to a file. The timeline ends when the guard is dropped or [finished](TraceFile::finish).
+/// If the program has no `tracing` subscriber, installs one that also logs to standard error.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: another trace is being written; or the program has its own `tracing` subscriber, and
+///   has not called [`layer()`].
+/// - [`Error::Io`]: the file cannot be created.
 #[doc(alias = "tf.profiler.experimental.start")]
 #[doc(alias = "timeline")]
 #[doc(alias = "straggler")]

@@ -50,7 +50,8 @@ impl Stack {
         Some((part.name, &part.args, part.since))
     }
 
-    /// Enters a span. Returns the slice that it interrupts, if there is one.
+    /// Enters a span. If the span interrupts a part, returns the section of the part up to now. Returns `None` if the
+    /// span interrupts nothing, or if that section is empty.
     pub(super) fn enter(
         &mut self,
         now: u64,
@@ -72,8 +73,8 @@ impl Stack {
         ended
     }
 
-    /// Exits a span. Returns its slice or, if it was interrupted, the last section of it. Returns `None` if the slice
-    /// is empty, continues in the span around it, or would overlap others.
+    /// Exits a span. Returns its slice or, if it was interrupted, the slice's last section. Returns `None` if the
+    /// section is empty, continues in the span around it, or would overlap others, and if the span was not entered.
     pub(super) fn exit(&mut self, now: u64, span: u64) -> Option<Slice> {
         let at = self.0.iter().rposition(|open| open.span == span)?;
         let open = self.0.remove(at);
