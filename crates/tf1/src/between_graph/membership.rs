@@ -20,7 +20,7 @@ impl Membership {
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: there is a cluster, but `task` is unknown, a parameter server or an evaluator.
-    /// - [`Error::Cluster`]: the cluster has no parameter servers, or has unexpected tasks.
+    /// - [`Error::Cluster`]: the cluster has no parameter servers, has unexpected tasks, or does not contain `task`.
     pub(super) fn of(spec: &ClusterSpec, task: Option<Task>) -> Result<Self> {
         if spec.is_empty() {
             return Ok(Membership::Local);

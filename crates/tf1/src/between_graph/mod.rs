@@ -143,8 +143,8 @@ impl AsyncWorkerStrategy {
     ///   is unknown, or is a parameter server or an evaluator; or a setting is not supported.
     /// - [`ErrorKind::ServerUnavailable`](distribute_base::ErrorKind::ServerUnavailable): servers cannot be
     ///   reached. The error names them.
-    /// - [`Error::Cluster`](distribute_base::Error::Cluster): the cluster has no parameter servers, or has
-    ///   unexpected tasks.
+    /// - [`Error::Cluster`](distribute_base::Error::Cluster): the cluster cannot be resolved, has no parameter servers,
+    ///   has unexpected tasks, or does not contain this task.
     /// - [`Error::Device`](distribute_base::Error::Device): this build does not support a device.
     #[track_caller]
     pub fn of(settings: ParameterServerStrategyBuilder) -> Result<Self> {
@@ -216,12 +216,13 @@ impl AsyncWorkerStrategy {
         self.scope(|| step.not_trainable().get_or_create())
     }
 
-    /// Signals, on the chief, that variables have been created and restored. On the other workers, waits for this
-    /// signal, but no longer than `patience`. The workers then make no steps that the chief would overwrite. Does
-    /// nothing without a cluster.
+    /// Signals, on the chief, that variables have been created and restored. On the other workers, waits up to
+    /// `patience` for this signal. Call this before the first step, because variables that the chief restores later
+    /// would overwrite the step's updates. Does nothing without a cluster.
     ///
     /// # Errors
-    /// - [`ErrorKind::TimedOut`](distribute_base::ErrorKind::TimedOut): the chief is not ready within `patience`.
+    /// - [`ErrorKind::TimedOut`](distribute_base::ErrorKind::TimedOut): on another worker, the chief has not sent the
+    ///   signal within `patience`.
     /// - The error of a server.
     pub fn ready(&self, patience: Duration) -> Result<()> {
         self.1.worker.as_ref().map_or(Ok(()), |worker| worker.progress.ready(patience))
@@ -229,13 +230,13 @@ impl AsyncWorkerStrategy {
 
     /// Waits until the servers have applied this worker's updates, and signals that this worker has finished.
     ///
-    /// Each worker must call this at the end of the program. The chief then waits for at most `patience` until all
-    /// workers have finished, and shuts down the servers in other processes. Does nothing without a cluster.
+    /// Every worker must call this at the end of the program. On the chief, it then waits up to `patience` for all
+    /// workers to finish, and shuts down the servers in other processes. Does nothing without a cluster.
     ///
     /// # Errors
-    /// - [`ErrorKind::TimedOut`](distribute_base::ErrorKind::TimedOut): workers have not finished within
+    /// - [`ErrorKind::TimedOut`](distribute_base::ErrorKind::TimedOut): on the chief, workers have not finished within
     ///   `patience`. The error names them, and the servers keep running.
-    /// - The error of a server, or of an update that a server has not applied.
+    /// - The error of a server, or of an update that a server could not apply.
     pub fn finish(&self, patience: Duration) -> Result<()> {
         let Some(Worker { servers, others, of, progress }) = &self.1.worker else { return Ok(()) };
         servers.session().flush()?;
@@ -251,8 +252,7 @@ impl AsyncWorkerStrategy {
 /// Serves variables until the chief [finishes](AsyncWorkerStrategy::finish), if this process is a parameter server of
 /// the cluster. Otherwise returns immediately.
 ///
-/// Returns the role of this process. If it [has served](Role::has_served), the program
-/// should exit.
+/// Returns the role of this process. If [`has_served`](Role::has_served) returns `true`, the program should exit.
 ///
 /// ```no_run
 /// use distribute::{between_graph, cluster::resolver::TfConfigClusterResolver};

@@ -31,8 +31,8 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Creates the table if necessary, and resets the flags of this worker. Call this when the worker starts or
-    /// restarts.
+    /// Creates the table if necessary, and resets the flag of this worker; on the chief, also the flag that the chief
+    /// is ready. Call this when the worker starts or restarts.
     ///
     /// # Errors
     /// Returns the error of the server.
@@ -47,7 +47,7 @@ impl Progress {
         Ok(progress)
     }
 
-    /// Signals, on the chief, that it is ready. On other workers, waits for that signal.
+    /// Signals, on the chief, that the chief is ready. On the other workers, waits up to `patience` for that signal.
     ///
     /// # Errors
     /// - [`Error::Failed`]: the chief is not ready within `patience`.
@@ -71,7 +71,7 @@ impl Progress {
         self.note(FINISH, self.of.worker, true)
     }
 
-    /// Waits until all workers have finished.
+    /// Waits up to `patience` until all workers have finished.
     ///
     /// # Errors
     /// - [`Error::Failed`]: workers have not finished within `patience`. The error names them.
@@ -108,8 +108,8 @@ impl Progress {
     }
 }
 
-/// Waits until `missing` returns `None`, by calling it again and again. After `patience`, returns an error that
-/// describes the last result of `missing`. Returns the first error of `missing` immediately.
+/// Polls `missing` until it returns `None`. After `patience`, returns a timeout error with the message that `late`
+/// creates from the last result of `missing`. An error of `missing` is returned immediately.
 fn wait<T>(
     operation: &'static str,
     patience: Duration,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// An iterator over a distributed dataset that can be restarted.
 ///
-/// For current programs, a [`DistributedDataset`] does the same with Rust's iterators.
+/// In new programs, iterate over a [`DistributedDataset`] instead: each call of its `iter` begins another pass.
 #[doc(alias = "tf.distribute.InputIterator")]
 pub struct InputIterator<T> {
     dataset: DistributedDataset<T>,
@@ -25,7 +25,8 @@ impl<T> std::fmt::Debug for InputIterator<T> {
 pub enum InputSource<T> {
     /// A dataset. Each replica receives one element of it in each step.
     Dataset(Dataset<T>),
-    /// A function that is called once for each replica in each step, in order, until it returns `None`.
+    /// A function that is called once for each replica in each step, in the order of replica ids. `None` ends the
+    /// epoch.
     Callable(Arc<dyn Fn() -> Result<Option<T>> + Send + Sync>),
 }
 
@@ -68,7 +69,7 @@ impl<T: Nest> InputIterator<T> {
         Self { dataset, pass }
     }
 
-    /// Restarts the iterator at the beginning of the next epoch.
+    /// Begins the next epoch. The elements that remain of the current epoch are skipped.
     #[doc(alias = "initializer")]
     pub fn initialize(&mut self) {
         self.pass = self.dataset.iter();

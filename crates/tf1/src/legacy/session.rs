@@ -1,4 +1,4 @@
-//! The session settings of strategies, as pure functions, for programs that pass such settings on.
+//! Session settings for each kind of strategy, computed by pure functions, for programs that pass such settings on.
 
 use distribute_base::Result;
 use distribute_cluster::{ClusterError, ClusterSpec, Job, Task};
@@ -32,13 +32,14 @@ pub struct SessionConfig {
 
 impl SessionConfig {
     // STR-4
-    /// Returns the settings for a mirrored strategy, in which sessions do not share variables.
+    /// Returns these settings, changed for a mirrored strategy: sessions do not share variables.
     pub fn of_mirrored(&self) -> Self {
         Self { isolate_session_state: true, ..self.clone() }
     }
 
     // PSV1-7
-    /// Returns the settings for an independent task with parameter servers. `None` means that there is no cluster.
+    /// Returns these settings, changed for an independent task with parameter servers. `cluster` contains the cluster
+    /// and the task; `None` means that there is no cluster.
     ///
     /// A chief or worker has access to its own devices and those of the servers; an evaluator only to its own. For any
     /// other job, the device filters do not change. Sessions share variables, except without a cluster.
@@ -54,13 +55,14 @@ impl SessionConfig {
     }
 
     // MW-12
-    /// Returns the settings for one of several synchronous workers. `None` means that there is no cluster.
+    /// Returns these settings, changed for one of several synchronous workers. `cluster` contains the cluster and the
+    /// task; `None` means that there is no cluster.
     ///
-    /// The memory of reductions is allocated together. In a cluster, the leader is set, and the worker has access only
-    /// to its own devices.
+    /// The memory of reductions is allocated together. In a cluster, the group's leader is set (to an empty string for
+    /// an evaluator), and the task has access only to its own devices.
     ///
     /// # Errors
-    /// - [`ClusterError`]: the task is not in the cluster.
+    /// - [`ClusterError`]: the task is not in the cluster, or the cluster has unexpected tasks.
     pub fn of_collectives(&self, cluster: Option<(&ClusterSpec, &Task)>) -> Result<Self, ClusterError> {
         let config = Self { scoped_allocator_ops: vec!["CollectiveReduce".into()], ..self.clone() };
         let Some((spec, task)) = cluster else { return Ok(config) };
