@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The number of elements of a block. The copies of old values stay in the L1 cache.
 const BLOCK: usize = 1024;
 
-/// A rule with an exponential moving average of the weights, in one more slot.
+/// A rule with an exponential moving average of the weights, which is kept in an additional slot.
 ///
 /// After each step, average ← momentum · average + (1 − momentum) · var. The average is initially the initial value of
 /// the variable. The slot [`SLOT`](Averaged::SLOT) is the difference average − var, which is 0 for variables and rows
@@ -53,7 +53,7 @@ impl Averaged {
         slots.iter().try_for_each(|slot| same_length("slot", var.len(), slot.len()))
     }
 
-    /// Returns an error if the rule cannot be applied in units of this size.
+    /// Returns an error if the rule needs a larger unit than `largest`.
     fn require_unit(&self, largest: Unit) -> Result<(), UpdateError> {
         let unit = self.rule.unit();
         if unit <= largest { Ok(()) } else { Err(UpdateError::NeedsShape { rule: self.name(), unit }) }

@@ -45,10 +45,10 @@ impl Kernel {
     pub const NAME: &str = "distribute_update";
 
     /// The compiler options for rounding as in IEEE 754. With them, results are bit-identical to those of
-    /// [`RuleExt::update`](crate::RuleExt::update).
+    /// [`RuleExt::update`](crate::RuleExt::update), unless the program contains an [`Operation::Pow`].
     ///
     /// Products and sums are rounded separately, subnormal numbers are kept, and quotients and roots are correctly
-    /// rounded.
+    /// rounded. The rounding of powers depends on the math library.
     pub const OPTIONS: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 
     /// Creates the kernel of a program. Returns `None` if an operation uses a later result, an exponent is not

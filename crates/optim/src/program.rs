@@ -4,8 +4,9 @@ use crate::Float;
 
 /// The update of a variable and its slots in one step, as a list of operations on earlier results.
 ///
-/// To execute a program on tensors, apply the operations in order, each to all elements. With rounding as in IEEE
-/// 754, the results are bit-identical to those of [`RuleExt::update`](crate::RuleExt::update).
+/// To execute a program on tensors, apply the operations in order, each to all elements. With rounding as in IEEE 754,
+/// the results are bit-identical to those of [`RuleExt::update`](crate::RuleExt::update), except for powers, whose
+/// rounding depends on the math library.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     /// The operations, in the order of execution. Operands are positions in this list.
@@ -176,7 +177,7 @@ impl Program {
     /// Computes the outputs for one element from its inputs. All other ways of executing the program must have the
     /// same results.
     ///
-    /// Returns `None` if an operation uses a result or an input that does not exist.
+    /// Returns `None` if an operation uses a result or an input that does not exist, or if an output does not exist.
     pub fn of_element<F: Float>(&self, inputs: &[F]) -> Option<Vec<F>> {
         let mut made: Vec<F> = Vec::with_capacity(self.operations.len());
         for operation in &self.operations {

@@ -17,7 +17,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Creates the step after `finished` steps, which is 0 for the first step. `finished` is the same number as
+    /// Creates the step after `finished` other steps. `finished` is 0 for the first step. It is the same number as
     /// TensorFlow's `iterations`, and is saved in checkpoints.
     #[doc(alias = "tf.keras.optimizers.Optimizer.iterations")]
     pub fn after(finished: u64, learning_rate: f64) -> Self {
@@ -46,12 +46,14 @@ impl Step {
 ///
 /// Every [`Formula`](crate::Formula) implements it. [`RuleExt`] has the same methods, generic over the element type.
 ///
-/// In all methods, `slots` contains one slice for each of [`slots`](Rule::slots), in the same order. Its length is that
-/// of its [shape](SlotSpec::shape). By default, this is the length of `var`. After an error nothing has changed.
+/// In all methods, `slots` contains one slice for each of [`slots`](Rule::slots), in the same order. The length of each
+/// slice is that of the slot's [shape](SlotSpec::shape); by default, it is the length of `var`. After an error nothing
+/// has changed.
 ///
-/// Rules that compute each element by itself implement [`Formula`](crate::Formula). Others return a larger
-/// [`unit`](Rule::unit), and implement [`update_shaped_f32`](Rule::update_shaped_f32) and the same for `f64`. They must
-/// [only compute](Rule::only_computes) to be used by an optimizer.
+/// Rules that compute each element separately implement [`Formula`](crate::Formula). Other rules return a larger
+/// [`unit`](Rule::unit), and implement [`update_shaped_f32`](Rule::update_shaped_f32) and
+/// [`update_shaped_f64`](Rule::update_shaped_f64). Such rules must [only compute](Rule::only_computes) to be used by an
+/// optimizer.
 #[doc(alias = "tf.keras.optimizers.Optimizer")]
 #[doc(alias = "Optimizer")]
 pub trait Rule: Debug + Send + Sync + 'static {
@@ -94,8 +96,8 @@ pub trait Rule: Debug + Send + Sync + 'static {
 
     /// Returns a step of the rule as operations on tensors, for devices whose memory cannot be accessed as slices.
     ///
-    /// Returns `None` if the operations depend on the values of elements. The default implementation returns `None` as
-    /// well.
+    /// Returns `None` if the operations depend on the values of elements, or if an exponent is not constant. The
+    /// default implementation always returns `None`.
     ///
     /// # Errors
     /// - [`LearningRate`](UpdateError::LearningRate): see [`RuleExt::update`].
@@ -197,8 +199,8 @@ pub trait RuleExt: Rule {
         )
     }
 
-    /// Applies one step to a variable of shape `dims`, or to a part of it that consists of complete
-    /// [units](Rule::unit) of the rule. For rules by row, `dims` is the shape of these rows.
+    /// Applies one step to a variable of shape `dims`, or to a part of it that consists of complete [units](Rule::unit)
+    /// of the rule. In the latter case, `dims` is the shape of the part.
     ///
     /// ```
     /// use distribute_optim::{RowAdagrad, RuleExt, Step};
@@ -247,6 +249,7 @@ pub trait RuleExt: Rule {
     /// - [`LengthMismatch`](UpdateError::LengthMismatch): `var` does not consist of complete rows, `grads` does not
     ///   contain `row_len` elements for each row, or the slots do not match as in [`update`](RuleExt::update).
     /// - [`LearningRate`](UpdateError::LearningRate): as in [`update`](RuleExt::update).
+    /// - [`NeedsShape`](UpdateError::NeedsShape): the rule needs the complete variable.
     fn update_rows<F: Float>(
         &self,
         at: Step,

@@ -166,7 +166,8 @@ pub(crate) fn check_shaped<F>(
     all.try_for_each(|(spec, slot)| same_length("slot", spec.shape.elements(dims), slot.len()))
 }
 
-/// Checks the lengths of the slots of complete rows. A table of empty rows may have any number of them.
+/// Checks the lengths of the slots of complete rows. If rows are empty, their number is unknown, and only the number of
+/// slots is checked.
 pub(crate) fn check_rows_of<F>(
     layout: &[SlotSpec],
     var: &[F],

@@ -58,8 +58,8 @@ impl SlotShape {
         }
     }
 
-    /// Returns the number of elements that belong to each row of a variable with `row_len` elements per row. Returns
-    /// `None` if the elements of the slot do not belong to rows.
+    /// Returns the number of elements of the slot that belong to each row of a variable with `row_len` elements per
+    /// row. Returns `None` if the elements of the slot do not belong to rows.
     pub fn per_row(self, row_len: usize) -> Option<usize> {
         match self {
             Self::Variable => Some(row_len),
@@ -76,7 +76,7 @@ pub struct SlotSpec {
     pub name: &'static str,
     /// The initial value of all elements.
     pub initial: f64,
-    /// The shape. A rule that updates each element by itself only has slots with the shape of the variable.
+    /// The shape. A rule that updates each element separately only has slots with the shape of the variable.
     pub shape: SlotShape,
 }
 

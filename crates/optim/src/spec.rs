@@ -56,8 +56,8 @@ thread_local! {
     static IN_AVERAGE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Decodes the rule of an average. Returns an error if this is an average itself: otherwise, untrusted bytes could nest
-/// rules to any depth.
+/// Decodes the rule of an average. Returns an error if the rule is an average itself: otherwise, untrusted bytes could
+/// nest rules to any depth.
 fn not_averaged<'de, D: Deserializer<'de>>(from: D) -> Result<Box<RuleSpec>, D::Error> {
     if IN_AVERAGE.replace(true) {
         return Err(D::Error::custom("the rule of an average is an average"));
@@ -118,7 +118,8 @@ impl Default for Momentum {
     }
 }
 
-/// The Adam rule. Its steps are the ratio of a running average of the gradient to the root of one of its square.
+/// The Adam rule. Each step is a running average of the gradient, divided by the root of a running average of its
+/// square.
 ///
 /// - m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²
 /// - var ← var − lrₜ · m / (√v + ε) with lrₜ = lr · √(1 − β₂ᵗ) / (1 − β₁ᵗ)
@@ -230,8 +231,8 @@ impl Default for NAdam {
 /// - m ← β₂ m + (1 − β₂) g
 ///
 /// It keeps half as many slots as [`Adam`](crate::Adam). Its steps are larger than Adam's at the same rate: use a
-/// learning rate that is 3 to 10 times smaller, and a weight decay that is as much larger. Keras' default learning
-/// rate is 0.001, and it has no weight decay by default.
+/// learning rate that is 3 to 10 times smaller, and a weight decay that is larger by the same factor. Keras' default
+/// learning rate is 0.001, and it has no weight decay by default.
 ///
 /// In an update by row, rows without a gradient are treated as if their gradient were 0, so all rows change. If `lazy`
 /// is `true`, such rows do not change.
@@ -346,7 +347,7 @@ pub struct Ftrl {
     pub l1: f64,
     /// The L2 regularization of weights, at least 0. 0 by default.
     pub l2: f64,
-    /// The L2 regularization as part of the gradient, except in accum. At least 0; 0 by default.
+    /// The L2 regularization that is added to the gradient, except in accum. At least 0; 0 by default.
     pub l2_shrinkage: f64,
     /// A term that reduces the rates of the first steps, at least 0. 0 by default.
     pub beta: f64,

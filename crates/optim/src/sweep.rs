@@ -26,7 +26,7 @@ pub trait Slots<T>: Sized + sealed::Sealed {
     /// The number of slots.
     const COUNT: usize;
 
-    /// Creates an array. `make` receives the index of each slot.
+    /// Creates an array of the results of `make`, which is called with the index of each slot.
     fn of(make: impl FnMut(usize) -> T) -> Self;
 
     /// Converts the array to a vector.

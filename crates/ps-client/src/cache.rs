@@ -55,7 +55,8 @@ impl HostCache {
         Ok(Var::zeros(shape, dtype, &Device::Cpu)?)
     }
 
-    /// Creates the cache of a variable. Unless `by_row` is set, each step fetches the complete value when it begins.
+    /// Creates the cache of a variable. Each step fetches the complete value when it begins. If `by_row` is set, only
+    /// the rows that a batch needs are fetched, until [`load`](Self::load) is called.
     pub fn new(tables: Sharded, var: Var, by_row: bool) -> Self {
         let fetched = if by_row { Fetched::Rows } else { Fetched::Loading };
         let (fetched, shards) = (AtomicU8::new(fetched as u8), Coherent::new(tables.shards().len()));
@@ -67,7 +68,8 @@ impl HostCache {
         &self.var
     }
 
-    /// Sets the copies on devices. They become stale whenever values are fetched.
+    /// Sets the copies for replicas whose devices have separate memory, unless they have already been set. The copies
+    /// become stale whenever values are fetched.
     pub fn set_device_copies(&self, copies: Arc<DeviceCopies>) {
         // A variable is created once, and only then gets its copies.
         let _ = self.copies.set(copies);
@@ -92,8 +94,8 @@ impl HostCache {
     /// immediately; other threads that call this wait.
     ///
     /// # Errors
-    /// - [`Error::Server`]: a server did not answer. The next step then fetches the values. Until then, no
-    ///   thread can compute with them.
+    /// - [`Error::Server`], [`Error::InvalidArgument`]: see [`refresh`](Self::refresh). The next step tries again.
+    ///   Until the values have been fetched, [`is_ready`](Self::is_ready) returns `false`.
     pub fn load(self: &Arc<Self>, operation: &'static str) -> Result<()> {
         let _first = lock(&self.loading);
         if self.is_complete() {

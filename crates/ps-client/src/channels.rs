@@ -12,7 +12,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The maximum total size, in bytes, of the requests or of the responses that share a message.
+/// The maximum total size, in bytes, of the requests or of the responses that share a message. A larger request has a
+/// message of its own.
 const MESSAGE_BYTES: usize = 1 << 20;
 
 /// The maximum number of requests in a message.
@@ -44,7 +45,7 @@ impl Channels {
         Self { channels, timeout, closure: Mutex::new(None), lock_step: None }
     }
 
-    /// Declares that all workers make the same changes together, each of which is sent by one of them.
+    /// Declares that all workers make the same changes in lock step. Each change is sent by one of the workers.
     pub(crate) fn in_lock_step(self, lock_step: LockStep) -> Self {
         Self { lock_step: Some(lock_step), ..self }
     }
@@ -58,8 +59,8 @@ impl Channels {
         self.lock_step.is_none_or(|lock_step| lock_step.is_sender(server))
     }
 
-    /// Assigns later changes to a closure, or to none. Returns `false` and does nothing if another closure is
-    /// running.
+    /// Assigns later changes to `closure`. `None` ends the running closure; steps that have not been committed are then
+    /// no longer counted. Returns `false` and does nothing if another closure is running.
     pub(super) fn run(&self, closure: Option<ClosureSequence>) -> bool {
         let mut running = lock(&self.closure);
         let can = running.is_none() || closure.is_none();
@@ -69,7 +70,8 @@ impl Channels {
         can
     }
 
-    /// Records that `finished`, the step counter of an optimizer, has counted a step of the running closure.
+    /// Records that `finished`, the step counter of an optimizer, has counted a step of the running closure, if there
+    /// is one.
     pub(super) fn record_step(&self, finished: &Arc<AtomicU64>) {
         lock(&self.closure).iter_mut().for_each(|closure| closure.record_step(finished));
     }
@@ -88,8 +90,8 @@ impl Channels {
         self.channels.len()
     }
 
-    /// Sends the same request to all servers. Returns the response of each server, or an error if it does not
-    /// answer within `timeout`.
+    /// Sends the same request to all servers at once. Returns each server's response, or the error if the request
+    /// failed or the server did not answer within `timeout`.
     pub(crate) fn ask_each(
         &self,
         request: &Request,
@@ -105,8 +107,8 @@ impl Channels {
         self.timeout
     }
 
-    /// Sends requests to their servers, to all of them at once, and waits for all responses. Requests for the same
-    /// table are executed in their order.
+    /// Sends all requests at once, each to its server, and waits for all responses. Requests for the same table are
+    /// executed in the given order.
     ///
     /// # Errors
     /// Returns the errors of [`PendingReplies::wait`].
@@ -114,8 +116,8 @@ impl Channels {
         self.start(requests).wait(operation)
     }
 
-    /// Sends requests to their servers, to all of them at once, without waiting for the responses. Requests for the
-    /// same table are executed in their order.
+    /// Sends all requests at once, each to its server, without waiting for the responses. Requests for the same table
+    /// are executed in the given order.
     ///
     /// All requests have the same deadline. If a request cannot be sent to a server, nothing more is sent to
     /// this server.
@@ -125,8 +127,8 @@ impl Channels {
     }
 
     // INV-59
-    /// Assigns numbers to the changes of the running closure, if there is one. A change keeps its number if
-    /// it is sent again.
+    /// Assigns numbers to the changes of the running closure, if there is one. To send a change again under the same
+    /// number, call [`start_numbered`](Self::start_numbered).
     pub(super) fn number_changes(&self, requests: &mut [ServerRequest]) {
         lock(&self.closure).iter_mut().for_each(|closure| {
             closure.number_changes(requests.iter_mut().map(|ask| (ask.server, &mut ask.request)));
@@ -161,7 +163,8 @@ impl Channels {
         }
     }
 
-    /// Returns the response to each request that another worker sends, and `None` for those that this one sends.
+    /// Returns a response for each request that another worker sends, in place of the server's; `None` for each request
+    /// that this worker sends.
     fn answers_of_others(&self, requests: &[ServerRequest]) -> Vec<Option<Answer>> {
         let of_other = |ServerRequest { server, request, .. }: &ServerRequest| {
             let is_sent = self.lock_step.is_none_or(|lock_step| lock_step.sends(*server, request));
@@ -170,7 +173,8 @@ impl Channels {
         requests.iter().map(of_other).collect()
     }
 
-    /// Groups the requests without a response into messages. Returns the messages for each server.
+    /// Groups the requests for which `answers` has no response into messages, and returns the messages to each server.
+    /// Requests to servers that do not exist are left out.
     fn messages(&self, requests: Vec<ServerRequest>, answers: &[Option<Answer>]) -> Vec<Vec<Message>> {
         let mut of_servers: Vec<Messages> = self.channels.iter().map(|_| Messages::default()).collect();
         let unanswered =
@@ -237,7 +241,7 @@ type Answer = Result<Response, ChannelError>;
 
 /// Requests that have been sent and whose responses may not have arrived yet.
 pub(crate) struct PendingReplies {
-    /// The responses that were known when the requests were sent; `None` for all others.
+    /// The responses to requests that other workers send; `None` for each request that this worker sends.
     answers: Vec<Option<Answer>>,
     messages: Vec<Sent>,
 }
@@ -253,8 +257,8 @@ impl PendingReplies {
     /// Waits for all responses. Returns them in the order of the requests.
     ///
     /// # Errors
-    /// Returns the first error in this order, after all servers have answered. Requests to other servers have been
-    /// executed.
+    /// Returns the first error in this order, after every server has answered or failed. The other requests may have
+    /// been executed.
     pub(crate) fn wait(self, operation: &'static str) -> Result<Vec<Response>> {
         let answers = self.wait_each().into_iter();
         answers.map(|answer| answer.map_err(|source| failed(operation, source))).collect()
@@ -278,7 +282,7 @@ impl PendingReplies {
     }
 }
 
-/// Returns the error of an operation one of whose requests failed.
+/// Returns the error of an operation after one of its requests has failed.
 pub(super) fn failed(operation: &'static str, source: ChannelError) -> Error {
     Error::Server { operation, source: Box::new(with_advice(source)) }
 }
@@ -315,7 +319,8 @@ fn batch(mut requests: Vec<Request>) -> Request {
     }
 }
 
-/// Splits the response to a message into the responses to its `count` requests.
+/// Splits the response to a message into the responses to its `count` requests. If the message failed, or the response
+/// does not fit, each request gets the error.
 fn unbatch(
     channel: &dyn Channel,
     answer: Result<Response, ChannelError>,
@@ -340,7 +345,7 @@ fn unbatch(
     }
 }
 
-/// Returns the error for a response that does not match its request.
+/// Returns the error for a response of the server with index `server` that does not match its request.
 pub fn unexpected(operation: &'static str, server: usize, found: &Response) -> Error {
     let (server, request, found) = (format!("ps {server}"), operation.to_string(), found.name().to_string());
     Error::Server { operation, source: Box::new(ChannelError::Answer { server, request, found }) }

@@ -8,7 +8,7 @@ use distribute_base::{Error, Result};
 use distribute_ps_tables::{Origin, Request, Response, Tables};
 use std::hash::{BuildHasher, RandomState};
 
-/// A guard. While it exists, the changes that its strategy makes on parameter servers belong to a closure.
+/// A guard: while it exists, the changes that its strategy makes on parameter servers belong to a closure.
 /// See [`ParameterServers::run_closure`].
 ///
 /// If the guard is dropped, and [`end`](Self::end) has not succeeded, the closure's steps are subtracted from the
@@ -18,11 +18,12 @@ use std::hash::{BuildHasher, RandomState};
 pub struct RunningClosure<'a>(&'a ParameterServers);
 
 impl RunningClosure<'_> {
-    /// Waits until servers have acknowledged all changes of the closure, even if values may be stale. The closure has
-    /// then succeeded, and its steps remain counted.
+    /// Waits until servers have acknowledged all changes of the closure, including updates in flight. The closure has
+    /// then succeeded, and its steps remain counted. Does not wait while a step is running.
     ///
     /// # Errors
-    /// Returns the error of the first update that was not acknowledged.
+    /// Returns the error of the first update that failed, or an error if another thread does not finish writing values
+    /// in time. In both cases, the closure has not succeeded.
     pub fn end(self) -> Result<()> {
         self.0.session().flush()?;
         self.0.channels().commit_steps();

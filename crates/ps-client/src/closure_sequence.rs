@@ -56,9 +56,9 @@ impl ClosureSequence {
 }
 
 impl Drop for ClosureSequence {
-    /// Subtracts the steps of a closure that has not succeeded, because it will run again and count them
-    /// then. If the steps were counted twice, the step number would exceed the number of updates on the
-    /// servers. Rules such as Adam depend on the step number.
+    /// Subtracts the steps of a closure that has not succeeded, because it will count them again when it runs again. If
+    /// steps were counted twice, the step number would exceed the number of updates on the servers. Rules such as Adam
+    /// depend on the step number.
     fn drop(&mut self) {
         for (finished, steps) in self.steps.drain(..) {
             // A checkpoint with fewer steps may have been restored in between.

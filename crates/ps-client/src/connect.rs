@@ -17,8 +17,9 @@ pub(crate) const OPERATION: &str = "connecting to parameter servers";
 ///
 /// # Errors
 /// - [`Error::Failed`]: servers did not answer. The error lists them, with the causes.
-/// - [`Error::InvalidArgument`]: servers have tables of a different training run.
-/// - [`Error::Server`]: a server cannot store the layout of the training run.
+/// - [`Error::InvalidArgument`]: servers have tables of a different training run, or of a different number of servers;
+///   or a server has tables but no layout.
+/// - [`Error::Server`]: a server cannot store the layout of the training run, or did not answer this request.
 pub fn connect(
     servers: &[Address],
     connections: &ConnectionBuilder,

@@ -75,8 +75,7 @@ impl Dynamic {
         self.row_read(operation, ids)?.send(operation)
     }
 
-    /// Returns the read of the rows of `ids`, which has not been sent. Each row is read once, even if its id is
-    /// repeated.
+    /// Returns an unsent read of the rows of `ids`. Each row is read once, even if its id is repeated.
     pub fn row_read(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
         let unique = UniqueIds::new(ids);
         let split = self.partition.split(unique.ids());
@@ -107,8 +106,8 @@ impl Dynamic {
         }))
     }
 
-    /// Returns the requests that apply a gradient. `ids` contains the ids of its rows, without duplicates. `gradient`
-    /// returns the gradient of the ids at the given positions.
+    /// Returns the requests that apply a gradient to the rows of `ids`, which must not contain duplicates.
+    /// `gradient(positions)` returns the gradients of the ids at these positions.
     ///
     /// # Errors
     /// Returns the error of `gradient`.
@@ -277,7 +276,8 @@ impl Dynamic {
         }
     }
 
-    /// Returns a request to the server of a shard. `rows` is the number of rows that it sends or reads.
+    /// Returns a request to the server of a shard. `rows` is the number of rows that the request sends or reads, from
+    /// which its size is estimated.
     fn request_to(
         &self,
         shard: usize,
@@ -325,7 +325,8 @@ impl Dynamic {
     }
 }
 
-/// Merges parts of the tables, in the order of ids.
+/// Merges parts of tables, and sorts their rows by id. The first part may be empty, and determines the dtype and the
+/// shape of a row.
 fn merge(parts: Vec<DynamicState>) -> Result<DynamicState> {
     // Parts without rows may have been read before there were slots.
     let names: Vec<String> = parts

@@ -1,5 +1,5 @@
-//! The layout of a training run on its servers. The records that servers keep of it determine whether the training run
-//! can be resumed.
+//! The layout of a training run on its servers. Each server stores a record of the layout; the records determine
+//! whether the training run can be resumed.
 
 use crate::connect::OPERATION;
 use distribute_base::{Error, Result};
@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Returns the request to which a server responds with its state.
+/// Returns the request for the state of a server, which [`parse_state`] extracts from the response.
 pub(crate) fn state_request() -> Request {
     Request::Batch(vec![
         Request::List,
@@ -21,7 +21,8 @@ pub(crate) fn state_request() -> Request {
     ])
 }
 
-/// Extracts the state of a server from its response to [`state_request`].
+/// Extracts the state of a server from its response to [`state_request`]. Anything that the response lacks keeps its
+/// default value.
 pub(crate) fn parse_state(answer: &Response) -> ServerState {
     let mut state = ServerState::default();
     let Response::Batch(answers) = answer else { return state };
@@ -39,8 +40,9 @@ pub(crate) fn parse_state(answer: &Response) -> ServerState {
 }
 
 // INV-73
-/// Makes all servers store the layout of this training run, or checks that they already belong to the same training
-/// run.
+/// Makes all servers store the layout of a new training run, or checks that they already belong to the same one.
+/// `found` is the state of each server. Servers that have lost their tables store the layout again, after a warning has
+/// been logged.
 ///
 /// # Errors
 /// - [`Error::InvalidArgument`]: servers have tables of a different training run or of a different number of

@@ -1,8 +1,9 @@
 //! The client of variables on parameter servers.
 //!
-//! Start at [`ParameterServers`], the servers of a strategy, which decides where variables are stored. The
-//! storage of a variable is a `RemoteVariable`. It contains a `Sharded`, which maps rows to tables on
-//! servers, or a `Dynamic`, whose rows are identified by ids. Reads and writes are requests, which are sent
+//! Start at [`ParameterServers`], which has the connections to a strategy's servers and decides where variables are
+//! stored. The storage of a variable is a `RemoteVariable`. It contains a `Sharded`, which maps rows to tables on
+//! servers, or a `Dynamic`, whose rows are identified by ids. Reads and writes are requests, which are sent to several
+//! servers at once.
 //! to several servers at once.
 //!
 //! candle computes with a `HostCache` of each variable. A step begins with `Session::begin_step`, which
@@ -91,7 +92,7 @@ pub struct ParameterServers {
     patience: Duration,
     workers: usize,
     creation_policy: Mutex<CreationPolicy>,
-    /// The index of the worker that this process is, if it uses these servers for calls of a coordinator.
+    /// The index of this process's worker, if it uses these servers for calls of a coordinator.
     worker: OnceLock<usize>,
     /// Whether the coordinator and all its workers share variables by name.
     is_shared: AtomicBool,
@@ -101,11 +102,11 @@ pub struct ParameterServers {
     tasks: OnceLock<Servers>,
 }
 
-/// The weights that servers store if all other variables are elsewhere, and their partition.
+/// The policy of servers that store only weights: which weights they store, and how rows are partitioned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TablePolicy {
-    /// The minimum size in bytes of a variable that is partitioned over all servers. Smaller ones are not on servers
-    /// or, with `all_weights`, on one of them.
+    /// The minimum size in bytes of a variable that is partitioned over all servers. A smaller variable is not stored
+    /// on the servers or, with `all_weights`, is stored on one of them.
     pub min_bytes: usize,
     /// The partition of the rows over all servers.
     pub partition: PartitionStrategy,
@@ -114,7 +115,8 @@ pub struct TablePolicy {
 }
 
 impl TablePolicy {
-    /// Returns `true` if servers store a weight. `table` is its size in bytes if it is a table.
+    /// Returns `true` if servers store a weight. `table` is the weight's size in bytes if it is a table, and `None`
+    /// otherwise.
     pub fn stores(self, table: Option<usize>) -> bool {
         self.all_weights || table.is_some_and(|bytes| bytes >= self.min_bytes)
     }
@@ -181,8 +183,8 @@ impl ParameterServers {
         })
     }
 
-    /// Creates the client of servers that store only weights, which several workers use in lock step. Each table has a
-    /// shard on each server.
+    /// Creates the client of servers that several workers use in lock step. The servers store only weights, as
+    /// determined by `tables`.
     #[doc(hidden)]
     pub fn of_tables(
         channels: Vec<Arc<dyn Channel>>,
@@ -202,7 +204,7 @@ impl ParameterServers {
         self.channels().close();
     }
 
-    /// Sets the tasks that [`end`](Self::end) stops.
+    /// Sets the tasks that [`end`](Self::end) stops, unless they have already been set.
     #[doc(hidden)]
     pub fn set_tasks(&self, tasks: Servers) {
         self.tasks.get_or_init(|| tasks);
@@ -211,8 +213,8 @@ impl ParameterServers {
     /// Waits until all updates have been acknowledged, and stops the tasks that end with the training run.
     ///
     /// # Errors
-    /// Returns the error of an update that was not applied. Otherwise, after all servers have been asked to stop, the
-    /// error of the first reachable server that did not stop.
+    /// Returns the error of an update that was not applied; no task is then stopped. Otherwise returns, after all tasks
+    /// have been asked to stop, the error of the first reachable one that did not.
     #[doc(hidden)]
     pub fn end(&self) -> Result<()> {
         self.session.flush()?;
@@ -225,8 +227,10 @@ impl ParameterServers {
         self.tables
     }
 
-    /// Returns the requested location of a variable, with the partition of tables if the servers store only weights.
-    /// `bytes` is the size of the variable; `None` for a table of ids, whose size is unlimited.
+    /// Returns the location to request for a variable with `rows` rows. If the servers store only weights and `request`
+    /// is [`Anywhere`](PlacementRequest::Anywhere), this is the partition over all servers, unless the variable is too
+    /// small for it. Otherwise it is `request`. `bytes` is the size of the variable; `None` for a table of ids, whose
+    /// size is unlimited.
     #[doc(hidden)]
     pub fn location(&self, rows: usize, bytes: Option<usize>, request: PlacementRequest) -> PlacementRequest {
         let Some(tables) = self.tables else { return request };
@@ -311,7 +315,8 @@ impl ParameterServers {
         *lock(&self.creation_policy)
     }
 
-    /// Changes which missing variables this process creates, until the returned guard is dropped.
+    /// Replaces the policy that determines which missing variables this process creates, until the returned guard is
+    /// dropped.
     #[doc(hidden)]
     pub fn with_creation_policy(&self, creation_policy: CreationPolicy) -> CreationPolicyGuard<'_> {
         let before = std::mem::replace(&mut *lock(&self.creation_policy), creation_policy);
@@ -325,7 +330,7 @@ impl ParameterServers {
         self.enable_sharing();
     }
 
-    /// Shares variables by name with the workers of a coordinator.
+    /// Enables the sharing of variables, by name, with the workers of a coordinator.
     #[doc(hidden)]
     pub fn enable_sharing(&self) {
         self.is_shared.store(true, Ordering::Release);

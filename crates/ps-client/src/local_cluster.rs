@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, Weak};
 /// A cluster of workers and parameter servers that are all in this process. Use it in tests, and to try out a program
 /// that will run on several machines: only its resolver differs.
 ///
-/// The servers exist as long as the cluster, one of its resolvers, or a strategy that uses them.
+/// The servers exist as long as the cluster, any of its resolvers, or any strategy that uses them.
 ///
 /// ```
 /// # use distribute::prelude::*;

@@ -7,7 +7,7 @@
 use distribute_cluster::World;
 use distribute_ps_tables::Request;
 
-/// The part of this worker in the changes that all workers make together.
+/// This worker's part in the changes that all workers make together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockStep {
     worker: usize,
@@ -15,7 +15,7 @@ pub struct LockStep {
 }
 
 impl LockStep {
-    /// Creates the part of this process's worker in its world.
+    /// Creates the part of this process, which is one of the workers of `world`.
     pub(crate) fn new(world: World) -> Self {
         Self { worker: world.worker(), workers: world.workers() }
     }

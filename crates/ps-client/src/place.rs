@@ -95,9 +95,9 @@ impl ParameterServers {
         Some(TablePlacement { name: name.to_owned(), partition, servers })
     }
 
-    /// Returns the location of a variable. If variables are shared, the servers are those on which another process has
-    /// created its tables, and the placement is changed to them. Waits for the tables if this process does not create
-    /// variables but waits for them.
+    /// Returns the location of a new variable. If variables are shared, each table that another process has created
+    /// keeps its server, and the placement is changed accordingly. If this process waits for variables instead of
+    /// creating them, first waits for all tables, but no longer than the patience.
     fn find_shared(
         &self,
         place: TablePlacement,

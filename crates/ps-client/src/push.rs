@@ -48,7 +48,7 @@ impl<'a> PushRequests<'a> {
     /// Creates the requests for a gradient that is given for some rows only. `gradient` returns the gradients of the
     /// elements of `rows` at the given positions; each shard receives those of its own rows. If `at_all` is `true`,
     /// shards without any of these rows receive a request as well, because the rule also changes rows without a
-    /// gradient.
+    /// gradient. `at_all` has no effect if the rows are identified by ids.
     ///
     /// # Errors
     /// - [`Error::Params`]: a row is out of range.
@@ -108,10 +108,12 @@ impl Session {
     /// No thread may be computing with the values.
     ///
     /// # Errors
-    /// - [`Error::Server`]: a server did not apply these gradients, or earlier ones that were in flight.
+    /// - [`Error::Server`]: a server did not apply these gradients, or earlier ones that were in flight; or the values
+    ///   after earlier gradients of the same step could not be fetched.
+    /// - [`Error::InvalidArgument`]: another thread does not finish writing values in time.
     ///
-    /// If the values cannot be fetched afterwards, the next step fetches them. Until then, further pushes in
-    /// the same step return an error.
+    /// If the values after these gradients cannot be fetched, this call succeeds, and the next step fetches them. The
+    /// next push in the same step returns the error instead of pushing.
     pub fn push(
         &self,
         operation: &'static str,
@@ -132,9 +134,9 @@ impl Session {
     }
 
     // INV-86
-    /// Pushes gradients together with the other workers: each request is sent by one of them. `agree` receives this
-    /// worker's result, and returns an error on all workers if any has failed. Then fetches the values that have
-    /// changed; if that fails, the next step fetches them. No thread may be computing with the values.
+    /// Pushes gradients together with the other workers: each gradient is sent by one of them. `agree` is called with
+    /// this worker's result, and must return an error on all workers if any of them has failed. Then fetches the values
+    /// that have changed; if that fails, the next step fetches them. No thread may be computing with the values.
     ///
     /// # Errors
     /// Returns the error of `agree`. Some servers may have applied their gradients.
@@ -214,8 +216,8 @@ impl InFlightPush {
         Self { channels: channels.clone(), replies: channels.start_numbered(requests), retained }
     }
 
-    /// Waits until all gradients have been applied. Returns `true` if they did not have to be sent again.
-    /// Reads that were sent together with the gradients then include all of them.
+    /// Waits until all gradients have been applied. Returns `true` if no gradient had to be sent again. In this case,
+    /// reads that were sent together with the gradients include all of them.
     ///
     /// A table without a rule rejects a gradient and does not change. The rule and the gradient are then sent
     /// again.

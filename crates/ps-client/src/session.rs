@@ -22,8 +22,7 @@ use std::time::Duration;
 /// values after that.
 pub(crate) type Finish = Box<dyn FnOnce() -> Result<Fetched> + Send>;
 
-/// The result of fetching values after their gradients were acknowledged. The step counts even if this is an
-/// error.
+/// The result of fetching values after gradients were acknowledged. Even if it is an error, the step is counted.
 pub(crate) type Fetched = Result<()>;
 
 /// The session of this process with parameter servers: the variables that candle computes with, the running
@@ -75,8 +74,8 @@ impl Session {
         Self { channels: Arc::new(channels), caches, staleness, patience, state, written }
     }
 
-    /// Registers a cache, whose values are then fetched when a step begins. The session does not keep the
-    /// cache alive.
+    /// Registers a cache, whose values are fetched whenever a step begins, and returns it. The session does not keep
+    /// the cache alive.
     pub fn register(&self, cache: HostCache) -> Arc<HostCache> {
         let cache = Arc::new(cache);
         let mut caches = lock(&self.caches);
@@ -137,7 +136,8 @@ impl Session {
     /// No thread may be computing with the values.
     ///
     /// # Errors
-    /// Returns the error of the first update that failed.
+    /// Returns the error of the first update that failed, or an error if another thread does not finish writing values
+    /// in time.
     pub(crate) fn add(&self, finish: Finish) -> Result<()> {
         {
             let mut state = lock(&self.state);
@@ -152,17 +152,20 @@ impl Session {
     /// the step must keep its values.
     ///
     /// # Errors
-    /// Returns the error of the first update that failed.
+    /// Returns the error of the first update that failed, or an error if another thread does not finish writing values
+    /// in time.
     pub fn flush(&self) -> Result<()> {
         self.between("waiting for updates", || self.finish(0)).map(drop)
     }
 
     // INV-55
-    /// Fetches the complete value of a variable in this and all later steps. Also refreshes it immediately,
-    /// unless a running step is computing with it; the step keeps its values.
+    /// Fetches the complete value of a variable in this and all later steps. Also fetches it immediately, except that a
+    /// running step keeps values that have already been fetched.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer.
+    /// - [`Error::InvalidArgument`]: the value on a server has a different shape or dtype, or another thread does not
+    ///   finish writing values in time.
     pub fn load(&self, operation: &'static str, cache: &Arc<HostCache>) -> Result<()> {
         let between = || if cache.is_complete() { cache.refresh(operation) } else { cache.load(operation) };
         match self.between(operation, between)? {
@@ -197,8 +200,8 @@ impl Session {
         self.channels.record_step(finished);
     }
 
-    /// Records whether values were fetched after their gradients were acknowledged. If not, the next step
-    /// fetches them.
+    /// Records whether values were fetched after their gradients were acknowledged. If not, the next step fetches them,
+    /// and [`require_fetched`](Self::require_fetched) returns the error in the running step.
     pub(crate) fn record_fetch(&self, fetched: Fetched) {
         if let Err(error) = fetched {
             tracing::debug!("values will be fetched in the next step: {error}");
@@ -210,11 +213,11 @@ impl Session {
         }
     }
 
-    /// Returns an error if the values after earlier gradients of the same step could not be fetched. It is called
-    /// before more gradients are pushed. The error is returned once.
+    /// Checks that the values after earlier gradients of the same step could be fetched. Call this before pushing more
+    /// gradients.
     ///
     /// # Errors
-    /// Returns the error because of which they could not be fetched.
+    /// Returns the error because of which values could not be fetched. Each error is returned once.
     pub(crate) fn require_fetched(&self) -> Result<()> {
         lock(&self.state).fetch_error.take().map_or(Ok(()), Err)
     }
@@ -274,7 +277,7 @@ impl RunningStep<'_> {
     /// Checks that all values that the step has used could be fetched.
     ///
     /// # Errors
-    /// Returns the error because of which they could not be fetched.
+    /// Returns the error because of which values could not be fetched. Each error is returned once.
     pub fn require_values(&self) -> Result<()> {
         lock(&self.0.state).lost.take().map_or(Ok(()), Err)
     }

@@ -4,7 +4,7 @@ use crate::error::Check;
 use crate::{Float, Formula, InvalidHyperparameter, NAdam, RuleSpec, SlotSpec, Step};
 use std::sync::LazyLock;
 
-/// The base of the schedule of momentum.
+/// The base of the momentum schedule.
 const DECAY: f64 = 0.96;
 
 /// The number of steps after which 1 − ½ · 0.96ᵗ is 1 in f64.

@@ -55,7 +55,8 @@ impl Shaped for RowAdagrad {
 }
 
 impl RowAdagrad {
-    /// Returns the update of a row: its elements, their gradient, and its accumulator.
+    /// Returns a function that updates a row. Its arguments are the elements of the row, their gradient and the
+    /// accumulator.
     fn of_row<F: Float>(&self, at: Step) -> impl Fn(&mut [F], &[F], &mut F) {
         let [lr, epsilon] = [at.learning_rate(), self.epsilon].map(F::from_f64);
         move |var, grad, accum| {

@@ -3,7 +3,9 @@
 use super::{Schedule, check, progress};
 use crate::InvalidHyperparameter;
 
-/// A learning rate of lr₀ · decay_rate ^ (finished / decay_steps).
+/// A learning rate of lr₀ · decay_rate ^ (n / decay_steps).
+///
+/// n is the number of finished steps. With `staircase`, n / decay_steps is rounded down.
 #[doc(alias = "tf.keras.optimizers.schedules.ExponentialDecay")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExponentialDecay {

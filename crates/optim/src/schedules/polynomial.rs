@@ -7,8 +7,8 @@ use crate::InvalidHyperparameter;
 ///
 /// n is the number of finished steps, at most `decay_steps`.
 ///
-/// With `cycle`, the end of the decay moves to the next multiple of `decay_steps` each time it is reached, so the
-/// rate jumps up and decays again.
+/// With `cycle`, n is not limited. Instead, the end of the decay moves to the next multiple of `decay_steps` each time
+/// it has been reached, so the rate jumps up and decays again.
 #[doc(alias = "tf.keras.optimizers.schedules.PolynomialDecay")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolynomialDecay {

@@ -9,7 +9,7 @@ use crate::error::Check;
 /// TensorFlow supports this only in `CosineDecay`, with `warmup_target` and `warmup_steps`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Warmup<S> {
-    /// The rate of the first step, at least 0.
+    /// The rate of the first step, at least 0. It has no effect if `steps` is 0.
     pub from: f64,
     /// The number of steps in which the rate rises.
     pub steps: u64,

@@ -12,7 +12,7 @@ fn session(staleness: usize, timeout: Duration) -> Session {
     Session::new(Channels::new(Vec::new(), timeout), staleness)
 }
 
-/// Returns an update that counts when it has arrived.
+/// Returns an update that increments `there` when it is finished.
 fn update(there: &Arc<AtomicUsize>) -> Finish {
     let there = there.clone();
     Box::new(move || {

@@ -21,7 +21,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(
 /// The maximum number of tables that a warning names.
 const MAX_NAMED: usize = 10;
 
-/// The tables that are known to exist. The state is shared by all creations, which run one after another.
+/// The tables that exist or that this process has requested. All creations share this state, and run one after another.
 #[derive(Debug, Default)]
 pub(crate) struct CreationState {
     /// The tables on each server, when they were last listed.
@@ -104,7 +104,11 @@ impl CreationState {
 
 impl CreationState {
     /// Checks that a variable was not previously partitioned in a different way, because its rows would be looked up on
-    /// the wrong servers. The tables are those that existed when this is called for the first time.
+    /// the wrong servers. The variable is compared with the tables that existed when this method was first called.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`]: the variable was partitioned in a different way.
+    /// - [`Error::Server`]: a server did not list its tables.
     fn reject_other_partition(&mut self, variable: &Sharded, is_dynamic: bool) -> Result<()> {
         if self.before.is_none() {
             self.list(&variable.channels)?;
@@ -126,7 +130,8 @@ impl CreationState {
 }
 
 /// Returns the names of a variable's existing tables if the variable was previously partitioned in a different way;
-/// otherwise `None`. `before` contains the number of rows of every existing table.
+/// otherwise `None`. `tables` are the names of the variable's tables, and `is_dynamic` is whether its rows are
+/// identified by ids. `before` contains the number of rows of every existing table.
 fn other_partition(tables: &[&str], is_dynamic: bool, before: &HashMap<String, usize>) -> Option<String> {
     let first = tables.first()?;
     let name = first.strip_suffix("/part_0").unwrap_or(first);
@@ -271,8 +276,8 @@ impl Sharded {
     /// Waits until another process has created the variable.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: the variable was not created in time, or has a different shape, dtype or
-    ///   kind.
+    /// - [`Error::InvalidArgument`]: the variable was not created in time, or has a different shape, dtype or kind.
+    /// - [`Error::Server`]: a server did not list its tables.
     fn wait_until_created(&self, creation: &mut CreationState, kind: TableKind, wait: Wait) -> Result<()> {
         let deadline = Deadline::after(match wait {
             Wait::For(patience) => patience,
@@ -368,7 +373,7 @@ fn describe(kind: TableKind, dtype: DType, dims: &[usize]) -> String {
     }
 }
 
-/// Returns a text with the first names and the number of the other ones.
+/// Returns a text with the first names and the number of others.
 fn list_names(names: &[&str]) -> String {
     match names.len().checked_sub(MAX_NAMED) {
         None | Some(0) => names.join(", "),

@@ -256,7 +256,7 @@ impl Sharded {
         })
     }
 
-    /// Concatenates the values of all shards, which form the value of the variable.
+    /// Assembles the value of the variable from the values of its shards.
     fn join_shards(&self, parts: &[HostTensor]) -> Result<HostTensor> {
         let [only] = parts else {
             let all = HostTensor::concat(&parts.iter().collect::<Vec<_>>(), 0)?;

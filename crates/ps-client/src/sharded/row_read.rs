@@ -1,4 +1,4 @@
-//! Reads of rows that have not been sent yet, so that those of several tables can be sent together.
+//! Unsent reads of rows, so that the reads of several tables can be sent together.
 
 use super::super::Channels;
 use super::super::channels::ServerRequest;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct UniqueRows {
     /// The rows, each only once.
     pub rows: HostTensor,
-    /// The position in `rows` of the row of each requested id.
+    /// The position in `rows` of each requested id's row.
     pub places: Vec<usize>,
 }
 
@@ -23,7 +23,7 @@ impl UniqueRows {
     }
 }
 
-/// A read of rows of one table that has not been sent yet.
+/// An unsent read of rows of one variable.
 pub struct RowRead<'a> {
     channels: &'a Arc<Channels>,
     requests: Vec<ServerRequest>,
@@ -48,7 +48,7 @@ impl<'a> RowRead<'a> {
     }
 
     /// Sends the requests of all reads at once, and returns the rows of each. A `None` among the reads results in a
-    /// `None`. Reads by other connections than those of the first are sent separately.
+    /// `None`. Reads that use other connections than the first read are sent later, one after another.
     ///
     /// # Errors
     /// Returns the errors of the servers.
@@ -81,7 +81,7 @@ impl<'a> RowRead<'a> {
     }
 }
 
-/// One of several reads.
+/// One of the reads that [`RowRead::together`] sends.
 enum Part<'a> {
     Nothing,
     Apart(RowRead<'a>),

@@ -30,7 +30,7 @@ impl Sharded {
     /// - The error of a tensor operation: an integer would be divided by 0.
     /// - [`Error::Server`]: a server did not answer, or rejected the write. Other servers may have executed it.
     ///
-    /// After any other error than the last one, nothing has been written.
+    /// After an error other than [`Error::Server`], nothing has been written.
     pub fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
         let operation = how.name();
         if !self.is_regular() {
