@@ -2,8 +2,8 @@
 //! without sockets and clocks.
 //!
 //! Connections that have not authenticated yet are [`Guests`]. A new guest is always admitted; if necessary, another
-//! guest is evicted. Authenticated connections take a [seat](Seats), and keep it until they leave. Therefore one source
-//! never gets all seats, if there are at least three.
+//! guest is evicted. Authenticated connections take a [seat](Seats), and keep it until they leave. Some seats are
+//! always left for other sources: if there are at least three seats, one source never gets all of them.
 
 // - INV-83: the oldest guest is closed, from the address with most of them, and a silent one never replaces one
 //   that sends. No task and no address gets all connections of a server, and the process may have as many sockets
@@ -79,8 +79,8 @@ impl Guests {
     /// than half of the places, and otherwise a guest that has begun to authenticate. Among these, the oldest guest of
     /// the source with the most guests is evicted.
     ///
-    /// A source that occupies all places therefore loses them to other sources. Within a source, silent guests never
-    /// evict guests that are authenticating. The latter keep half of the places, and have time to finish.
+    /// A source that occupies all places therefore loses them to other sources. However many silent guests arrive,
+    /// guests that are authenticating keep half of the places, so some of them have time to finish.
     pub fn enter(&mut self, source: Source) -> (GuestId, Option<GuestId>) {
         let id = GuestId(self.next);
         self.next += 1;

@@ -18,7 +18,7 @@ use std::fmt;
 /// messages of many small parts.
 const CONSTANT: usize = 16 << 20;
 
-/// The maximum length in bytes of a message that can be decoded without a budget. When it is decoded, it occupies at
+/// The maximum length in bytes of a message that can be decoded without a budget. Decoded, such a message occupies at
 /// most about 100 kB.
 pub const SHORT: usize = 4 << 10;
 
@@ -53,7 +53,7 @@ impl Budget {
         self.is_spent.get()
     }
 
-    /// Decodes a value from `from`, and charges its memory to this budget.
+    /// Decodes a value from `from`, and charges the memory of its lists and maps to this budget.
     ///
     /// # Errors
     /// Returns the errors of `from`, and a custom error if lists and maps would exceed the budget.
@@ -97,7 +97,7 @@ impl<'b, X> Charged<'b, X> {
     }
 }
 
-/// Defines methods that forward to the inner deserializer, with a visitor that charges the budget.
+/// Defines methods that call the same method of the inner deserializer, with a visitor that charges the budget.
 macro_rules! passed_on {
     ($($method:ident($($argument:ident: $type:ty),*);)+) => {$(
         fn $method<V: Visitor<'de>>(self, $($argument: $type,)* visitor: V) -> Result<V::Value, Self::Error> {
@@ -154,7 +154,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Charged<'_, D> {
     }
 }
 
-/// Defines methods that forward a value to the inner visitor.
+/// Defines methods that pass a value to the same method of the inner visitor.
 macro_rules! visited {
     ($($method:ident($type:ty);)+) => {$(
         fn $method<E: Error>(self, value: $type) -> Result<V::Value, E> {

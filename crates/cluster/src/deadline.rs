@@ -37,7 +37,7 @@ const SLICE: Duration = Duration::from_millis(100);
 /// A wait is split into slices, and [`look`](Self::look) is called between them. If a slice takes much longer than
 /// planned, the entire process was probably suspended, by SIGSTOP or in a frozen container. No work was done in that
 /// time, so it is not counted. However, a waiting thread that gets no core looks the same. Half a slice is therefore
-/// always counted, and a deadline passes within `2 * timeout / slice` looks, even if each of them is delayed.
+/// always counted, and a deadline passes within `2 * timeout / slice + 1` looks, even if each of them is delayed.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Option<Instant>,

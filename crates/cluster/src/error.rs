@@ -1,4 +1,4 @@
-//! The errors of clusters and their descriptions. Their messages contain advice.
+//! Errors in clusters and in descriptions of clusters. The messages contain advice.
 
 use crate::Malformed;
 use crate::http::HttpError;
@@ -310,7 +310,7 @@ pub enum ClusterError {
         /// The address of both.
         address: String,
     },
-    /// This machine is not part of the instance group.
+    /// This machine is not a running instance of the instance group.
     #[error(
         "this machine has the address {own}, which no running machine of the instance group {group:?} has; \
          give GceOptions::task_id if it participates"

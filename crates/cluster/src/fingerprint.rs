@@ -89,9 +89,8 @@ impl From<&'static Location<'static>> for CallSite {
 }
 
 impl CallSite {
-    /// Returns the location to report for a call of `Iterator::next` at `at`. An adapter of the standard library, such
-    /// as `enumerate` or `zip`, may make the call. Its own line does not help the user, so in this case the result is
-    /// `begun`, where the loop begins.
+    /// Returns the location to report for a call to `Iterator::next` at `at`. If `at` is in an adapter of the standard
+    /// library, such as `enumerate` or `zip`, this is `begun`, the location at which the user's loop begins.
     pub fn or_begun(at: &'static Location<'static>, begun: &'static Location<'static>) -> Self {
         if is_of_std(at.file()) { begun.into() } else { at.into() }
     }

@@ -43,7 +43,7 @@ impl fmt::Display for At<'_> {
     }
 }
 
-/// The maximum number of characters of a value that an error contains.
+/// The maximum number of characters that an error shows of a value.
 const MAX_SHOWN: usize = 60;
 
 /// Formats a value for an error, truncated if it is long.

@@ -29,8 +29,8 @@ impl fmt::Display for Process {
 /// The maximum number of workers whose locations an error message contains.
 const MAX_LOCATIONS: usize = 4;
 
-/// Returns the text that an error message appends about workers it identifies by rank: `; worker 1 is task worker
-/// 3 at node-3:2222`. The text is empty if `workers` is empty.
+/// Returns the text to append to an error message that identifies workers by rank, such as `; worker 1 is task worker 3
+/// at node-3:2222`. The text is empty if `workers` is empty.
 pub fn locations(workers: &[(usize, Process)]) -> String {
     let each =
         workers.iter().take(MAX_LOCATIONS).map(|(worker, process)| format!("worker {worker} is {process}"));

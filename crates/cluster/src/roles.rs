@@ -56,8 +56,7 @@ impl ClusterSpec {
         })
     }
 
-    /// Returns the number of tasks that work together: the chief and the workers, or the evaluators if `job`
-    /// is the evaluator.
+    /// Returns the number of tasks that work together: the chief and the workers, or 1 if `job` is the evaluator.
     ///
     /// # Errors
     /// - The errors of [`validate`](Self::validate) for task 0 of the job.
@@ -71,8 +70,8 @@ impl ClusterSpec {
         }
     }
 
-    /// Returns the rank of a task among the tasks that work together: the chief has rank 0, and the workers
-    /// follow. An evaluator has its index.
+    /// Returns the rank of a task among the tasks that work together: the chief has rank 0, and the workers follow. The
+    /// rank of an evaluator is its index.
     ///
     /// # Errors
     /// - The errors of [`validate`](Self::validate).

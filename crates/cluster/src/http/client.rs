@@ -10,7 +10,7 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 /// The maximum size of a response in bytes. The description of a pod takes about 10 kB.
 const MAX: u64 = 64 << 20;
 
-/// A blocking HTTP client. One deadline applies to the entire request. It follows no redirects, because headers
+/// A blocking HTTP client. One deadline applies to an entire request. The client follows no redirects, because headers
 /// may contain a token, and uses no proxy.
 #[derive(Clone, Debug)]
 pub struct Client {

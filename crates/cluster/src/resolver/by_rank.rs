@@ -23,7 +23,8 @@ const BLOCKS: usize = 350;
 /// Returns the number of tasks of each job in `DISTRIBUTE_TASKS`. Without it, all `ranks` are workers.
 ///
 /// # Errors
-/// Returns [`ClusterError::Malformed`] if the variable does not have this form, or contains a job twice.
+/// Returns [`ClusterError::Malformed`] if the variable is not a list such as `chief:1,worker:2`, or contains a job
+/// twice.
 pub(super) fn jobs(
     environment: &dyn Environment,
     ranks: usize,

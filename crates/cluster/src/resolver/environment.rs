@@ -10,8 +10,9 @@ use crate::environment::{Environment, ProcessEnvironment, number};
 use crate::error::ClusterError;
 use crate::tf_config::TF_CONFIG;
 
-/// Creates the resolver for the scheduler that started this process, with default options. The order of
-/// preference is `TF_CONFIG`, MPI, Slurm, SageMaker. Without a scheduler, the cluster is empty.
+/// Creates the resolver for the scheduler that started this process, with default options. The order of preference is
+/// `TF_CONFIG` with several tasks, MPI, Slurm, SageMaker, `TF_CONFIG` with one task. Without any of these, the cluster
+/// is empty.
 ///
 /// ```
 /// use distribute_cluster::resolver::from_environment;
@@ -57,8 +58,8 @@ pub fn from_env() -> Result<Box<dyn ClusterResolver>, ClusterError> {
     from_environment(&ProcessEnvironment)
 }
 
-/// Returns an error for incomplete variables, and for variables that pass ranks to programs with another
-/// rendezvous. With these, each process would train alone.
+/// Returns an error if a launcher's variables are incomplete, or are meant for another library's rendezvous, as those
+/// of torchrun are. In both cases, each process would train alone.
 fn check_complete(environment: &dyn Environment) -> Result<(), ClusterError> {
     let half = |found: &str, missing: &'static str, remedy| {
         Err(ClusterError::HalfAnEnvironment { found: found.to_owned(), missing, remedy })

@@ -10,23 +10,23 @@ use crate::task::Job;
 use crate::{ClusterError, Malformed};
 use serde_json::Value;
 
-/// The options of a [`GceClusterResolver`], which select the machines that are the tasks.
+/// The options of a [`GceClusterResolver`], which select the instances that are the tasks.
 #[derive(Clone)]
 pub struct GceOptions {
-    /// The instance group whose running machines are the tasks.
+    /// The instance group whose running instances are the tasks.
     pub instance_group: String,
     /// The port on which all tasks listen.
     pub port: u16,
-    /// The project of the group; `None` means this machine's project, according to its metadata.
+    /// The project of the group; `None` means this instance's project, according to its metadata.
     pub project: Option<String>,
-    /// The zone of the group; `None` means this machine's zone, according to its metadata.
+    /// The zone of the group; `None` means this instance's zone, according to its metadata.
     pub zone: Option<String>,
     /// The job to which all tasks belong.
     pub task_type: Job,
-    /// The index of this process in its job; `None` means the index of the task with this machine's address,
+    /// The index of this process in its job; `None` means the index of the task with this instance's address,
     /// according to its metadata.
     pub task_id: Option<usize>,
-    /// The access token for the API; `None` means the token of this machine's service account, from its metadata.
+    /// The access token for the API; `None` means the token of this instance's service account, from its metadata.
     pub token: Option<String>,
     /// The protocol prefix of addresses, such as `grpc`.
     pub rpc_layer: Option<String>,
@@ -48,7 +48,7 @@ impl std::fmt::Debug for GceOptions {
 }
 
 impl GceOptions {
-    /// Creates options for an instance group whose running machines are workers that listen on `port`.
+    /// Creates options for an instance group whose running instances are workers that listen on `port`.
     pub fn new(instance_group: impl Into<String>, port: u16) -> Self {
         Self {
             instance_group: instance_group.into(),
@@ -83,7 +83,7 @@ impl GceClusterResolver {
     /// # Errors
     /// - [`ClusterError::Http`]: a request to the metadata server or the API failed.
     /// - [`ClusterError::Forbidden`]: the API denies access.
-    /// - [`ClusterError::NotInGroup`]: this machine is not part of the group, and the options do not contain the index
+    /// - [`ClusterError::NotInGroup`]: this instance is not part of the group, and the options do not contain the index
     ///   of the task.
     /// - [`ClusterError::Malformed`], [`ClusterError::Endless`]: a response is not as expected.
     /// - [`ClusterError::TooLarge`]: the group has too many instances.
@@ -144,7 +144,7 @@ impl GceClusterResolver {
     }
 }
 
-/// A connection to the metadata server of this machine.
+/// A connection to the metadata server of this instance.
 struct Metadata<'a> {
     base: String,
     http: &'a dyn Http,
@@ -175,7 +175,7 @@ impl Metadata<'_> {
     }
 }
 
-/// A connection to the Compute Engine API for the machines of one zone.
+/// A connection to the Compute Engine API for the instances of one zone.
 struct Api<'a> {
     base: String,
     authorization: String,
@@ -201,11 +201,11 @@ impl Api<'_> {
         Ok(json::parse(url, &String::from_utf8_lossy(&answer))?)
     }
 
-    /// Returns the names of the running machines of a group.
+    /// Returns the names of the running instances of a group.
     ///
     /// # Errors
     /// - The errors of [`ask`](Self::ask).
-    /// - [`ClusterError::Malformed`]: the response is not a list of machines.
+    /// - [`ClusterError::Malformed`]: the response is not a list of instances.
     /// - [`ClusterError::Endless`]: the list has too many pages.
     fn running(&self, group: &str) -> Result<Vec<String>, ClusterError> {
         let first = format!("{}/instanceGroups/{}/listInstances", self.base, encoded(group));
@@ -236,7 +236,7 @@ impl Api<'_> {
         Err(ClusterError::Endless { url: first })
     }
 
-    /// Returns the internal IP address of a machine's first network interface.
+    /// Returns the internal IP address of a instance's first network interface.
     ///
     /// # Errors
     /// - The errors of [`ask`](Self::ask).
@@ -285,7 +285,7 @@ mod tests {
     const META: &str = "http://metadata.google.internal/computeMetadata/v1";
     const ZONE: &str = "https://compute.googleapis.com/compute/v1/projects/p/zones/z";
 
-    /// Responds like the metadata server and the API: two running machines, on two pages.
+    /// Responds like the metadata server and the API: two running instances, on two pages.
     fn machine(request: &Request<'_>) -> Result<Vec<u8>, HttpError> {
         let instance = |name: &str, status: &str| json!({"instance": format!("{ZONE}/instances/{name}"), "status": status});
         let answer = if let Some(path) = request.url.strip_prefix(META) {

@@ -3,8 +3,7 @@
 use crate::environment::unexpected;
 use crate::error::ClusterError;
 
-/// The maximum number of hosts. A larger number is assumed to be a typo, because a few characters must not
-/// exhaust memory.
+/// The maximum number of hosts. A larger number is rejected as a typo, so that a few characters cannot exhaust memory.
 const MAX: usize = 65_536;
 
 /// The origins in errors. The resolver replaces them with the name of the variable that contains the text.

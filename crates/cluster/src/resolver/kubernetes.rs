@@ -19,7 +19,8 @@ pub struct KubernetesOptions {
     pub port: u16,
     /// The namespace of the pods. If it is `None`, all namespaces are searched, which requires a cluster role.
     pub namespace: Option<String>,
-    /// The name of this process's pod. If it is `None`, `POD_NAME` or `HOSTNAME` is used, if a pod has that name.
+    /// The name of this process's pod. If it is `None`, the name comes from the variable `POD_NAME` or, if that is not
+    /// set, `HOSTNAME`. If no pod of the cluster has this name, the task of this process is not known.
     pub pod: Option<String>,
     /// Values that replace those of the resolver. The protocol is `grpc` by default.
     pub overrides: Overrides,
@@ -52,8 +53,8 @@ impl std::fmt::Debug for KubernetesAccess {
     }
 }
 
-/// A resolver whose tasks are pods. They are found by their labels when the resolver is created, and must all be
-/// running by then.
+/// A resolver for a cluster whose tasks are Kubernetes pods. The pods are found by their labels when the resolver is
+/// created, and must all be running by then.
 ///
 /// The tasks of a job are its pods, in the order of their names. The address of a task is the IP address of its
 /// pod. If the pod uses the host's network or maps the port to the host, it is the IP address of the host.
@@ -103,8 +104,9 @@ impl KubernetesClusterResolver {
         Self::with_access(options, &access, &client, &environment)
     }
 
-    /// Finds the cluster with the given URL and token. Requests are sent with `http`: a `http::Client` (feature
-    /// `kubernetes`), or a custom one.
+    /// Finds the tasks through the Kubernetes API at `access`. `http` sends the requests: a `http::Client` (feature
+    /// `kubernetes`), or a custom one. If `options` do not name this process's pod, `environment` is asked for
+    /// `POD_NAME`, then for `HOSTNAME`.
     ///
     /// # Errors
     /// - [`ClusterError::Http`], [`ClusterError::Forbidden`]: a request failed, or the API denies access.

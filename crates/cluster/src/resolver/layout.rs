@@ -77,11 +77,12 @@ impl Layout<'_> {
 }
 
 impl Placed {
-    /// Checks that the position agrees with the scheduler's values, as far as they are given. If the scheduler
-    /// distributed ranks in another way, tasks would connect to the wrong processes.
+    /// Checks the position of `rank` against the scheduler's values: `node` is the index of the host, and `local` is
+    /// the index of the task on this host. A value of `None` is not checked. If the scheduler distributed ranks in
+    /// another way, tasks would connect to the wrong processes.
     ///
     /// # Errors
-    /// Returns [`ClusterError::Dealt`] if the scheduler has another position.
+    /// Returns [`ClusterError::Dealt`] if a value differs.
     pub fn check(&self, rank: usize, node: Option<usize>, local: Option<usize>) -> Result<(), ClusterError> {
         let (node, local) = (node.unwrap_or(self.node), local.unwrap_or(self.local));
         if (node, local) == (self.node, self.local) {

@@ -70,7 +70,7 @@ use std::fmt;
 /// The number of accelerators of each kind, such as `GPU`.
 pub type Accelerators = BTreeMap<String, usize>;
 
-/// A resolver, which finds the cluster that this process is part of, and its task.
+/// A resolver, which finds the cluster that this process is part of, and the task of this process in the cluster.
 #[doc(alias = "tf.distribute.cluster_resolver.ClusterResolver")]
 pub trait ClusterResolver: Send + Sync {
     /// Returns the tasks of the cluster. The result is empty if there is no cluster.

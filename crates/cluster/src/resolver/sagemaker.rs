@@ -8,10 +8,10 @@ use crate::json::{self, Json};
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
 
-/// The default port on which workers listen, as in TensorFlow. SageMaker does not use it.
+/// The default port on which workers listen, as in TensorFlow. SageMaker itself does not use this port.
 const PORT: u16 = 2223;
 
-/// A resolver for a SageMaker training job. All its hosts are workers, in the order of their names.
+/// A resolver for a SageMaker training job. All hosts of the job are workers, in the order of their names.
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, SageMakerClusterResolver};

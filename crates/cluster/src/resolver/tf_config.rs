@@ -11,9 +11,9 @@ use crate::tf_config::{TF_CONFIG, TfConfig};
 /// A resolver for the environment variable `TF_CONFIG`, which `distribute launch`, Kubeflow and Vertex AI set.
 ///
 /// The variable is read once and parsed completely. If it is not set, there is no cluster. If it is not set although
-/// Slurm, MPI or SageMaker started this process as one of several, [`membership`](ClusterResolver::membership) is an
-/// error: each process would train alone. [`from_env`](super::from_env) reads the variables of these schedulers, in
-/// addition to `TF_CONFIG`.
+/// Slurm, MPI or SageMaker started this process as one of several, [`membership`](ClusterResolver::membership) returns
+/// an error, because each process would train alone. [`from_env`](super::from_env) also reads the variables of these
+/// schedulers.
 ///
 /// ```
 /// use distribute_cluster::resolver::{ClusterResolver, TfConfigClusterResolver};
@@ -105,7 +105,7 @@ impl ClusterResolver for TfConfigClusterResolver {
     /// Returns the address of a task, as [`ClusterResolver::master_of`] does, with these exceptions:
     ///
     /// - If `session_master` is set, the result is `session_master`.
-    /// - If the cluster has at most one task, the result is empty.
+    /// - If the cluster has no jobs, or only one task, with index 0, the result is empty.
     /// - If `rpc_layer` is empty, the address has no prefix.
     ///
     /// # Errors

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 /// A resolver that combines the clusters of several resolvers.
 ///
-/// The tasks of a job are renumbered in the order of the resolvers. If the indices in one of the clusters have
-/// gaps, tasks keep their indices instead, which must be distinct. All other values come from the first resolver,
-/// or from the overrides.
+/// The tasks of a job are renumbered in the order of the resolvers. If the job's indices have gaps in one of the
+/// clusters, its tasks keep their indices instead, which must then be distinct. All other values come from the
+/// overrides or, if these do not contain a value, from the first resolver.
 #[doc(alias = "tf.distribute.cluster_resolver.UnionResolver")]
 #[derive(Clone)]
 pub struct UnionResolver {
@@ -85,8 +85,8 @@ impl ClusterResolver for UnionResolver {
     }
 }
 
-/// Combines the tasks of several clusters. If a job has no gaps in any of them, its tasks are numbered again, in
-/// the order of clusters. Otherwise they keep their indices.
+/// Combines the tasks of several clusters. If the indices of a job have no gaps in any cluster, its tasks are numbered
+/// again, in the order of the clusters. Otherwise the tasks keep their indices.
 ///
 /// # Errors
 /// - [`ClusterError::Duplicate`]: two clusters have a task with the same index, which is kept.
