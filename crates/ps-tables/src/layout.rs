@@ -1,5 +1,5 @@
-//! The layout of a training run: its servers, as recorded by each of them. It prevents a training run from being
-//! resumed with only some of its servers, or with different ones.
+//! The layout of a training run: the record of its servers that each of them stores. The record prevents a training run
+//! from being resumed with only some of its servers, or with different ones.
 
 // - INV-73: each server keeps a number of the training, the number of servers and its own. Tests:
 //   `ps-tables/src/layout.rs`, `ps-client/src/layout.rs`, `ps-client/src/sharded/create.rs`,

@@ -22,7 +22,7 @@ pub enum Admission {
     InProgress,
 }
 
-/// A record of the last 1,024 pushes of each client, by sequence number, and of which of them were applied.
+/// A record of which of the last 1,024 pushes of each client were applied, by sequence number.
 ///
 /// A client numbers its pushes in ascending order. If a push gets no response, the client repeats it with the same
 /// number. A client waits for responses before its numbers exceed the window. After a restart, a client identifies
@@ -149,6 +149,9 @@ impl PushWindows {
     /// Returns the window of a client, advanced to sequence number `sequence`, and marks the client as active. A client
     /// without a record gets one. If there is no space for it, the record of the least recently active client without a
     /// push in progress is discarded.
+    ///
+    /// # Errors
+    /// - [`Error::TooManyClients`]: there is no space, and all recorded clients have pushes in progress.
     fn window(&mut self, client: u64, sequence: u64) -> Result<&mut Window> {
         if !self.clients.contains_key(&client) && self.clients.len() >= self.limit {
             // A push in progress would be applied twice if it were repeated after its client was forgotten.

@@ -22,9 +22,9 @@ impl Push {
         Self { finite: true, ..self }
     }
 
-    /// Makes the push one of the steps of the table that are counted, for a table that several workers train. It is
-    /// applied at the step after the last counted one, or at its own step if that is later. With one worker, each push
-    /// is applied at its own step.
+    /// Makes the push count as a step of its table, for a table that several workers train. The push is applied at the
+    /// step after the last counted one, or at its own step if that is later. With one worker, each push is applied at
+    /// its own step.
     pub fn counted(self) -> Self {
         Self { counted: true, ..self }
     }

@@ -19,8 +19,8 @@ impl<T: Copy + Default> Arena<T> {
         Self { width, chunks: Vec::new(), rows: 0, free: Vec::new() }
     }
 
-    /// Returns the index of a free row, or `None` if all indices are in use. The caller must fill the row, which may
-    /// contain the values of a removed one.
+    /// Adds a row, and returns its index; `None` if all indices are in use. The caller must fill the row, which may
+    /// contain the values of a removed row.
     pub(super) fn add(&mut self) -> Option<u32> {
         if let Some(row) = self.free.pop() {
             return Some(row);

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `segment`, `arena` | the rows under one lock, and their memory |
 //! | `uses` | when and how often a row was pushed |
-//! | `waiting` | counts of ids that have no row yet |
+//! | `waiting` | how often each id without a row has occurred |
 //! | `update` | gradients of ids |
 //! | `state` | ids, values and slots, saved and restored |
 
@@ -316,7 +316,7 @@ impl DynamicTable {
         self.width().saturating_mul(self.dtype().bytes().unwrap_or(8)).saturating_mul(rows)
     }
 
-    /// Returns the size of slots of all rows in bytes.
+    /// Returns the size of the given slots in bytes, for all rows and for the rest of the last chunk.
     pub(crate) fn bytes_of_slots(&self, slots: &[SlotSpec]) -> usize {
         self.bytes_of_slot_rows(slots, self.len().next_multiple_of(CHUNK))
     }

@@ -160,7 +160,9 @@ impl<T: Number> Segment<T> {
         Ok(pushed)
     }
 
-    /// Copies rows to a buffer, updates all of them in one call of the rule, and copies them back.
+    /// Copies rows to a buffer, updates all of them in one call of the rule, and copies them back. Row
+    /// `rows[members[i]]` has the gradient at index `sources[i]`; several gradients of a row are summed. After an error
+    /// no row has changed.
     fn update(
         &mut self,
         rows: &[u32],
@@ -267,10 +269,10 @@ impl<T: Number> Segment<T> {
         self.evict(|entry| gone(entry.id))
     }
 
-    /// Evicts the rows with the smallest [`Uses`], so that `new` more rows fit; of equal ones, those with the smallest
-    /// ids are evicted first. If there is not enough space, the number of evicted rows is at least a sixteenth of the
-    /// limit. Rows for which `kept` returns `true` are never evicted, so some of the new rows may still not fit.
-    /// Returns the number of evicted rows.
+    /// Evicts the rows with the smallest [`Uses`], so that `new` more rows fit. Of rows with equal uses, those with the
+    /// smallest ids are evicted first. If there is not enough space, evicts at least a sixteenth of the limit, or all
+    /// rows that may be evicted. Rows for which `kept` returns `true` are never evicted, so some of the new rows may
+    /// still not fit. Returns the number of evicted rows.
     pub(super) fn evict_for(&mut self, new: usize, kept: impl Fn(i64) -> bool) -> usize {
         let Some(limit) = self.limits.rows else { return 0 };
         let excess = (self.index.len() + new).saturating_sub(limit);

@@ -101,7 +101,7 @@ impl DynamicTable {
     /// # Errors
     /// - [`Error::Shape`]: values or slots have a wrong shape.
     /// - [`Error::DType`]: values or slots have a wrong dtype.
-    /// - [`Error::Rows`]: the number of steps differs from the number of ids.
+    /// - [`Error::Rows`]: the number of elements of `used` differs from the number of ids.
     /// - [`Error::IdTwice`]: an id occurs twice.
     /// - [`Error::Slots`]: the slots are not those of the table's rule, which [`set_rule`](Self::set_rule) must
     ///   set first. They may be in any order.

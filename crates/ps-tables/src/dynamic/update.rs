@@ -19,7 +19,7 @@ pub struct PushResult {
     pub created: usize,
     /// The number of the push's ids that have not yet occurred often enough to get a row.
     pub waiting: usize,
-    /// The number of the push's ids that got no row because the push contains more ids than there may be rows.
+    /// The number of the push's ids that got no row because the rows of its other ids have reached the limit.
     pub full: usize,
     /// The number of rows that were evicted, to make space or because of their age.
     pub evicted: usize,

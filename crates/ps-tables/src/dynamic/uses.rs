@@ -30,7 +30,7 @@ impl Uses {
         })
     }
 
-    /// Returns saved uses in the form for `eviction`; they may come from a table that evicted rows in another order.
+    /// Converts saved uses to the form for `eviction`. They may come from a table that evicted rows in another order.
     pub(super) fn restored(eviction: Eviction, saved: u64) -> Self {
         match eviction {
             Eviction::LeastRecent => Self(Self(saved).step()),

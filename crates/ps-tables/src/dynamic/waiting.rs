@@ -1,4 +1,4 @@
-//! Counts of ids that have no row yet.
+//! Counts how often each id without a row has occurred.
 
 use super::hash;
 use hashbrown::HashTable;

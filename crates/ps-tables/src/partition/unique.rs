@@ -57,8 +57,8 @@ impl UniqueIds {
     }
 
     /// Returns the gradient of [`ids`](Self::ids), given that of the batch with `width` elements for each id. Gradients
-    /// of the same id are summed in the order of the batch. A table sums in the same order, so pushing either gradient
-    /// has the same result, bit for bit.
+    /// of the same id are summed in the order of the batch. A table sums in the same order, so the results of pushing
+    /// either gradient are bit-identical.
     pub fn sum<T: Sum>(&self, gradient: &[T], width: usize) -> Vec<T> {
         let mut sums = vec![T::ZERO; self.ids.len() * width];
         RowMerge::new(&self.places).sum(gradient, width, 0, &mut sums);

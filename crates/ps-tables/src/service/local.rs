@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// A channel to tables in this process. It is used in clusters whose tasks are threads, and in tests.
 ///
-/// Each request is executed on the thread that starts it.
+/// Each request is executed on the thread that starts it. Timeouts have no effect.
 #[derive(Clone, Debug)]
 pub struct LocalChannel {
     name: String,

@@ -17,7 +17,7 @@ pub enum RefusalKind {
     Argument,
     /// A gradient contains a NaN or infinite value.
     NotFinite,
-    /// The table has no rule, or a different one.
+    /// The table has no rule or a different one, or the rule cannot be used with a dynamic table.
     Rule,
     /// There is not enough memory for the request.
     NoMemory,
@@ -25,7 +25,8 @@ pub enum RefusalKind {
     Expired,
     /// The server could not write a change to its disk, so it does not acknowledge the change.
     Storage,
-    /// The server is busy with the same change, or has too many clients. The client can retry the request.
+    /// The server is busy with the same change, or has too many clients or closures in progress. The client can retry
+    /// the request.
     Busy,
     /// The bytes are not a valid request.
     Malformed,

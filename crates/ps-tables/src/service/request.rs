@@ -295,7 +295,7 @@ impl Request {
         }
     }
 
-    /// Returns whether the request changes the server's state, so that it must not be executed twice.
+    /// Returns whether the request changes the server's state. A batch does if one of its requests does.
     pub fn is_change(&self) -> bool {
         match self {
             Self::List

@@ -88,7 +88,8 @@ pub struct TableInfo {
     pub rows: usize,
     /// The number of parts in which a dynamic table is saved; 0 for a dense table, which is saved in ranges of rows.
     pub parts: usize,
-    /// The size of values and slots in bytes.
+    /// The size in bytes: see [`Table::bytes`](crate::Table::bytes) and
+    /// [`DynamicTable::bytes`](crate::DynamicTable::bytes).
     pub bytes: usize,
     /// The rule that applies gradients, if there is one.
     pub rule: Option<RuleSpec>,

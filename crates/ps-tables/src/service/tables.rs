@@ -162,14 +162,15 @@ impl Tables {
         newest
     }
 
-    /// Returns the size in bytes of the values and slots of all tables.
+    /// Returns the total size of all tables in bytes: see [`TableInfo::bytes`](crate::TableInfo::bytes).
     pub fn bytes(&self) -> usize {
         let all: Vec<_> = self.all.read().values().cloned().collect();
         all.iter().map(|entry| entry.info().bytes).sum()
     }
 
     /// Returns the usage: the tables, except that of the layout, and the numbers of rows that were read and pushed
-    /// since this value was created. The fields about folders and copies have their default values; a server sets them.
+    /// since this set of tables was created. The fields about folders and copies have their default values; a server
+    /// sets them.
     pub fn usage(&self) -> Usage {
         let all: Vec<_> = self.all.read().values().cloned().collect();
         let infos: Vec<_> =

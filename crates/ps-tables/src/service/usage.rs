@@ -10,7 +10,7 @@ pub struct Usage {
     pub tables: u64,
     /// The number of rows of all tables.
     pub rows: u64,
-    /// The size of values and slots in bytes.
+    /// The size of the tables in bytes: see [`TableInfo::bytes`](crate::TableInfo::bytes).
     pub bytes: u64,
     /// The number of rows that were read by their ids; a row that is read twice counts twice.
     pub rows_read: u64,
@@ -32,7 +32,7 @@ pub enum Copies {
     /// One copy: no server replicates this one.
     #[default]
     One,
-    /// The server has started, and has not yet reached its replica, which may have copies of its tables.
+    /// The server has started, and has not yet reached its replica, which may have a copy of the tables.
     Starting,
     /// One copy, because the replica is unavailable or is still receiving its copy. Changes wait until the copy is
     /// complete.

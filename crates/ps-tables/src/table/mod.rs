@@ -197,8 +197,9 @@ impl Table {
         self.stripes.layout.rows()
     }
 
-    /// Returns the number of completed writes to the table. If the number has not changed, no write has been completed;
-    /// a write in progress may already have changed some values.
+    /// Returns the number of completed operations that may have changed values, such as writes and pushes. If the
+    /// number has not changed, no such operation has been completed; one in progress may already have changed some
+    /// values.
     ///
     /// If the table is created again, for example after a restart of its server, the count starts again at zero.
     pub fn version(&self) -> u64 {
@@ -257,8 +258,8 @@ impl Table {
     }
 }
 
-/// Returns whether `bytes` bytes can be allocated. A failed allocation would abort the process, so large allocations
-/// are tried with this first.
+/// Returns whether `bytes` bytes can be allocated. A failed allocation would abort the process, so this function is
+/// called before each large allocation.
 fn has_memory(bytes: usize) -> bool {
     Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }

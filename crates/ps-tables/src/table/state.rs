@@ -146,7 +146,7 @@ impl Table {
     }
 
     /// Restores slots of consecutive rows, beginning with row `first`. Values are kept, including concurrent changes by
-    /// other threads.
+    /// other threads. Does nothing if the rule has no slots.
     ///
     /// # Errors
     /// Returns the errors of [`restore_rows`](Self::restore_rows).
