@@ -12,9 +12,9 @@ use std::sync::Once;
 /// for this process and its child processes. The variables `CANDLE_NUM_THREADS` and `RAYON_NUM_THREADS` take
 /// precedence if they are set.
 ///
-/// candle reads the first variable only once, and the environment cannot be written safely while another
-/// thread may read it. If another thread is already running, this function changes nothing and logs a
-/// warning. Only the first call has an effect.
+/// candle reads the first variable only once, and the environment cannot be written safely while another thread may
+/// read it. If another thread is already running, and on systems other than Linux and Windows, this function changes
+/// nothing and logs a warning. Only the first call has an effect.
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(limit_threads);

@@ -27,6 +27,7 @@ impl ReplicaContext {
     /// - [`Error::Collective`]: the replicas' calls differ, or a replica has failed or timed out. Every replica gets
     ///   this error.
     /// - [`Error::Tensor`]: the values cannot be reduced.
+    /// - [`Error::Shared`]: the strategy's cross-device ops failed. Every replica gets this error.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -177,8 +178,10 @@ impl ReplicaContext {
         N::from_tree(structure.fill(outputs)?).map_err(Error::tensor("all_gather"))
     }
 
-    /// Reduces the upstream gradient of a collective over all replicas. `detail` describes the call in its
-    /// fingerprint.
+    /// Reduces the upstream gradient of a collective over all replicas. `detail` describes the call in its fingerprint.
+    ///
+    /// # Errors
+    /// Returns the errors of [`all_reduce`](Self::all_reduce).
     #[doc(hidden)]
     pub fn all_reduce_gradient(
         &self,

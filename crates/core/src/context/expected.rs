@@ -1,5 +1,5 @@
-//! Tracks the results whose gradients are collectives, so that replicas whose loss has weight 0 can
-//! participate in them.
+//! Tracks the results whose gradients are collectives, so that replicas whose loss has weight 0 can participate in
+//! these collectives.
 
 use super::ReplicaContext;
 use super::combine::failure;
@@ -28,8 +28,8 @@ struct Expected {
     /// A weak reference to the graph that contains the result. It dangles after this replica has dropped every such
     /// graph.
     graph: Weak<()>,
-    /// Whether the other replicas' losses depend on variables of this replica through the value that it
-    /// contributed.
+    /// Whether the result depends on variables of this replica, through the value that this replica contributed to the
+    /// call.
     contributed: bool,
     /// The options of the call. The gradient's collective uses the same options, regardless of the view that runs
     /// backward.
@@ -47,8 +47,8 @@ pub(super) struct ExpectedGradients {
     next_prune: u64,
 }
 
-/// The expected gradients of a replica's loss, in the order of its backward pass; `None` if the loss has
-/// weight 0.
+/// The results with expected gradients in the graph of a replica's loss, in the order in which the backward pass visits
+/// them. `None` if the replica has no loss, or the loss has weight 0.
 type Order = Option<Vec<ResultId>>;
 
 impl ReplicaContext {
@@ -121,13 +121,14 @@ impl ReplicaContext {
     }
 
     /// Announces that this replica computes gradients of a loss with a nonzero weight. Replicas whose loss has weight 0
-    /// call [`join_gradients`](Self::join_gradients) at the same time. Returns `true` if any graph contains
-    /// collectives.
+    /// call [`join_gradients`](Self::join_gradients) at the same time. Returns `true` if the graph of any replica's
+    /// loss contains collectives. If no expected gradients are recorded, returns `false` without communication.
     ///
     /// # Errors
     /// - [`Error::WrongContext`], [`Error::StaleContext`], [`Error::MixedStrategies`]: this is not the context of the
     ///   closure that is running.
-    /// - [`Error::Collective`]: a replica makes neither of the two calls. Every replica gets this error.
+    /// - [`Error::Collective`]: a replica calls neither `announce_gradients` nor `join_gradients`. Every replica gets
+    ///   this error.
     #[doc(hidden)]
     pub fn announce_gradients(&self, loss: &Tensor, at: &'static Location<'static>) -> Result<bool> {
         let order = || {
@@ -139,23 +140,25 @@ impl ReplicaContext {
         Ok(orders.iter().any(|order| order.as_ref().as_ref().is_some_and(|order| !order.is_empty())))
     }
 
-    /// Participates in the gradients of the other replicas' collectives, for a replica that has no loss or
-    /// whose loss has weight 0. Returns the tensor whose gradients this replica must compute, or `None` if there
-    /// are no such collectives.
+    /// Takes part in the collectives of the other replicas' backward passes, on a replica that has no loss or whose
+    /// loss has weight 0. The replicas with a loss call [`announce_gradients`](Self::announce_gradients) at the same
+    /// time. Run a backward pass from the returned tensor, which may give gradients to this replica's variables.
+    /// Returns `None` if the other replicas' graphs contain no collectives.
     ///
-    /// The other replicas' losses may depend on values that this replica contributed, so its variables may
-    /// have gradients. These cannot be computed from its own loss times 0: a mean over no rows is NaN, and so
-    /// is 0 times NaN. Instead the replica computes the gradients of the results of the collectives, each multiplied
-    /// by 0. It follows the order of the others' graphs, which may differ from the order of the calls. For results
-    /// that have no graph on this replica it contributes zeros, because candle's backward pass ends at tensors
-    /// without elements.
+    /// The other losses may depend on values that this replica contributed, so this replica's variables may have
+    /// gradients. Multiplying its own loss by 0 would not compute them: the mean over no rows is NaN, and 0 · NaN is
+    /// NaN. Instead, the returned tensor is the sum of the collectives' results, each multiplied by 0. The backward
+    /// pass visits these results in the order of the other replicas' graphs, which may differ from the order of the
+    /// calls. If a result has no graph on this replica, or the graph contains a tensor without elements, at which
+    /// candle's backward pass ends, the replica contributes zeros to the gradient's collective.
     ///
     /// # Errors
     /// - [`Error::WrongContext`], [`Error::StaleContext`], [`Error::MixedStrategies`]: this is not the context of the
     ///   closure that is running.
-    /// - [`Error::Collective`]: a replica makes neither of the two calls. Every replica gets this error.
-    /// - [`Error::InvalidArgument`]: `loss` does not depend on a value that this replica contributed, although the loss
-    ///   of another replica does.
+    /// - [`Error::Collective`]: a replica calls neither `announce_gradients` nor `join_gradients`. Every replica gets
+    ///   this error.
+    /// - [`Error::InvalidArgument`]: there is no `loss`, or it does not depend on a value that this replica
+    ///   contributed, although the loss of another replica does.
     #[doc(hidden)]
     pub fn join_gradients(
         &self,

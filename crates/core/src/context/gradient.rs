@@ -40,11 +40,11 @@ pub fn to_candle_error(error: Error) -> candle_core::Error {
 /// A function that computes the gradient of one leaf of a call from the upstream gradient.
 pub(super) type Gradient = dyn Fn(usize, &Tensor, &ReplicaContext) -> Result<Tensor> + Send + Sync;
 
-/// Connects the results of a call to the graphs of the tensors that they were computed from.
+/// Connects each result of a call to the graph of this replica's input tensor. Results without a graph on any replica
+/// are returned unchanged.
 ///
-/// If only other replicas' tensors have a graph, this replica's tensor is replaced by a dummy variable. The
-/// loss of this replica may still depend on the result, and the other replicas wait for it in the gradient's
-/// collective.
+/// If only other replicas' tensors have a graph, this replica's tensor is replaced by a dummy variable. This replica's
+/// loss may still depend on the result, and the other replicas wait for this replica in the gradient's collective.
 pub(super) fn attach(
     context: &ReplicaContext,
     (call, at): (u64, &'static Location<'static>),

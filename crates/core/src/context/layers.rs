@@ -20,7 +20,8 @@ pub(super) struct LayerState {
 impl ReplicaContext {
     /// Returns which rows of the global batch this replica's batch contains. Returns `None` if the arguments of
     /// [`run`](crate::Strategy::run) contain no per-replica batches, such as those from
-    /// [`distribute_dataset`](crate::Strategy::distribute_dataset), or if another replica's batch size is unknown.
+    /// [`distribute_dataset`](crate::Strategy::distribute_dataset), or if the batch size of a replica of this process,
+    /// or of a worker of lower rank, is unknown.
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -99,8 +99,8 @@ impl Mode {
     }
 }
 
-/// Calls `body` with the current mode of this thread, or `None` if it has not entered any. `body` must not
-/// enter or leave a mode.
+/// Calls `body` with the current mode of this thread: the mode entered last or, if there is none, that of
+/// [`set_strategy`]. `body` gets `None` if there is neither, and must not enter or leave a mode.
 pub(crate) fn with_mode<R>(body: impl FnOnce(Option<&Mode>) -> R) -> R {
     STACK.with_borrow(|stack| match stack.last() {
         Some(mode) => body(Some(mode)),
@@ -206,7 +206,7 @@ pub fn has_strategy() -> bool {
 }
 
 /// Returns the replica context of this thread. Inside `run`, this is the context of the replica. If no strategy has
-/// been entered, it is the default context (replica 0 of 1). In cross-replica and update context it is `None`.
+/// been entered, it is the default context (replica 0 of 1). Returns `None` in cross-replica and update context.
 #[doc(alias = "tf.distribute.get_replica_context")]
 pub fn get_replica_context() -> Option<ReplicaContext> {
     with_mode(|mode| match mode {

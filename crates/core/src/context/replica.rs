@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 /// A replica's view of a `run`: its id, and the operations in which all replicas participate.
 ///
 /// All replicas must call the same operations in the same order. If they don't, or if a replica fails or does not
-/// arrive before the strategy's timeout, all replicas get the same error. It names the replicas, the calls and their
-/// source lines. No replica hangs.
+/// arrive before the strategy's timeout, all replicas get the same error, which names the replicas, the calls and the
+/// source lines of the calls. No replica hangs.
 ///
 /// Only `run` creates a context:
 ///
@@ -65,9 +65,9 @@ impl ReplicaContext {
         )
     }
 
-    /// Returns a view of this context whose calls use `options`. Options that have their default value are
-    /// taken from this context. The timeout applies to each call, including gradients of collectives,
-    /// `merge_call` and an optimizer's step.
+    /// Returns a view of this context whose calls use `options`. Each option that is at its default is replaced by that
+    /// of this context. The timeout applies to each call, including gradients of collectives, `merge_call` and an
+    /// optimizer's step.
     ///
     /// All replicas must pass the same `bytes_per_pack` to the same call. Timeouts may differ. The call fails on all
     /// replicas when the first timeout expires.

@@ -39,8 +39,9 @@ impl DeviceCopier {
     }
 }
 
-/// Returns the tensor in its own memory, if it is a slice of a larger one. candle copies all the memory that
-/// a tensor is stored in, and a batch may be a slice of a dataset in memory.
+/// Returns a tensor that shares no memory with a larger one: a copy if `tensor` is a slice, or if the size of its
+/// memory is unknown; otherwise `tensor` itself. candle copies all the memory that a tensor is stored in, and a batch
+/// may be a slice of a dataset in memory.
 fn in_own_memory(tensor: &Tensor) -> Result<Tensor> {
     let is_all = {
         let (storage, layout) = tensor.storage_and_layout();

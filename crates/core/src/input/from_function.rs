@@ -80,9 +80,9 @@ impl Strategy {
     }
 }
 
-/// Returns a function that numbers this worker's pipelines among those of all workers. It only changes a context if a
-/// coordinator calls this worker or the worker runs the program independently. The strategy of such a worker contains
-/// no other workers.
+/// Returns a function that numbers this worker's pipelines among those of all workers. The function changes a context
+/// only if a coordinator calls this worker or the worker runs the program independently. The strategy of such a worker
+/// contains no other workers.
 fn with_worker_pipelines(
     strategy: &Strategy,
 ) -> impl Fn(InputContext) -> InputContext + Send + Sync + 'static {

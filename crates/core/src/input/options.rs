@@ -23,11 +23,11 @@ pub struct InputOptions {
     /// Host tensors stay in host memory.
     #[doc(alias = "experimental_fetch_to_device")]
     pub fetch_to_device: Option<bool>,
-    /// Whether the function creates one dataset per worker or one per replica.
+    /// Whether a function that creates datasets is called once per worker or once per replica.
     #[doc(alias = "experimental_replication_mode")]
     pub replication_mode: InputReplicationMode,
-    /// Whether the function itself creates its tensors on the replica's device; `input_pipeline_id` is then
-    /// the index of the replica. Nothing is copied, and a tensor on a different device is an error. Requires
+    /// Whether a function that creates datasets creates the tensors on the replica's device; `input_pipeline_id` is
+    /// then the index of the replica. Nothing is copied, and a tensor on a different device is an error. Requires
     /// [`PerReplica`](InputReplicationMode::PerReplica) and `fetch_to_device: Some(false)`.
     #[doc(alias = "experimental_place_dataset_on_device")]
     pub place_dataset_on_device: bool,

@@ -20,8 +20,8 @@ pub(super) fn per_replica_spec(batch: &ElementSpec, layout: Layout) -> PerReplic
 }
 
 /// Returns the number of steps in a pass over `elements` elements, if each of `replicas` replicas takes one element per
-/// step. Unknown with several workers, because the other workers' element counts are unknown, and for a finite number
-/// with [`UnevenEnds::Drop`].
+/// step. Returns [`Cardinality::Unknown`] with several workers, because the other workers' element counts are unknown,
+/// and for a finite number with [`UnevenEnds::Drop`].
 pub(super) fn step_count(
     elements: Cardinality,
     replicas: usize,

@@ -83,7 +83,7 @@ impl Destinations {
 }
 
 // PSV1-6
-/// Parses the name of a device. In a cluster, the name may contain a task, which must be the task of this process.
+/// Parses the name of a device. In a cluster, the name may contain a task: this process, or a parameter server.
 fn parse_device(operation: &'static str, name: &str, strategy: &Strategy) -> Result<DeviceName> {
     let own = strategy.cluster_resolver().and_then(ClusterResolver::task);
     let parts: Vec<&str> = name.trim_start_matches('/').split('/').collect();

@@ -26,7 +26,8 @@ impl ReplicaContext {
     ///   closure that is running.
     /// - [`Error::Parts`]: `merge` returned a value for a different number of replicas.
     ///
-    /// If `merge` fails, `run` returns the error of `merge`.
+    /// If `merge` fails, replica 0 gets the error of `merge`, and the other replicas get [`Error::Collective`]. `run`
+    /// then returns the error of `merge`.
     ///
     /// ```
     /// # use distribute::prelude::*;

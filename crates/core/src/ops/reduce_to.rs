@@ -1,5 +1,4 @@
-//! Reductions of the replicas' values that copy the result to chosen devices, for algorithms that depend on the
-//! replicas.
+//! Reductions of the replicas' values that copy the result to chosen devices, for code that places values itself.
 
 use super::Destinations;
 use crate::context::describe::{describe, describe_for_sum};
@@ -103,8 +102,8 @@ impl Strategy {
     /// per replica. The MEAN of a value that is not distributed is that value; its SUM over several replicas
     /// is an error. If the destination is the value itself, this is an all-reduce.
     ///
-    /// With several workers, all must make this call, and they get the same result. Merge functions may also call it. A
-    /// value that is not distributed is then reduced over the workers, each of which has one value.
+    /// With several workers, all must make this call, which is also allowed in merge functions, and they get the same
+    /// result. A value that is not distributed is then reduced over the workers, each of which has one value.
     ///
     /// The result has one copy per destination device. Copies on CPU devices share memory, so don't change
     /// them in place. A copy for a parameter server is in this process's CPU memory until it is written to a
@@ -112,8 +111,9 @@ impl Strategy {
     ///
     /// # Errors
     /// - [`Error::Tensor`]: shapes or dtypes differ, or the dtype is bool or string.
-    /// - [`Error::InvalidArgument`]: SUM of a value that is not distributed over several replicas, a value that was
-    ///   created for a different number of replicas, or empty destinations. Also a destination on another worker.
+    /// - [`Error::InvalidArgument`]: SUM over several replicas of a value that is not distributed, a value that was
+    ///   created for a different number of replicas, or empty destinations. Also a destination on another worker, or a
+    ///   variable of another strategy.
     /// - [`Error::Device`]: a destination cannot be parsed, or is neither a device of the strategy nor the host's
     ///   `cpu:0`.
     /// - [`Error::WrongContext`]: called inside `run`.

@@ -100,7 +100,7 @@ impl Strategy {
     }
 
     /// Calls `update` once per device of `devices`, which [`non_slot_devices`](Strategy::non_slot_devices) returned, in
-    /// update context. Use it for variables that are not slots of another variable, such as a step counter.
+    /// update context. Use this for variables that are not slots of another variable, such as a step counter.
     ///
     /// ```
     /// use distribute::prelude::*;

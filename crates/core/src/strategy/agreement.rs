@@ -161,7 +161,7 @@ impl Outcome {
 }
 
 /// Reports to the other workers, in a call that is already being made, whether this one has succeeded. Returns the
-/// value of `mine` if all workers have.
+/// value of `mine` if all workers have succeeded.
 ///
 /// # Errors
 /// - [`Error::Worker`]: one or more workers failed. All workers get the error of the failed worker with the lowest

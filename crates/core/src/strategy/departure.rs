@@ -1,4 +1,4 @@
-//! The decision which workers exit after a notice, as a pure function.
+//! Decides which workers exit after a notice: a pure function.
 
 // - INV-44: only the workers with a notice exit, if enough others are left and the first is among them; otherwise all
 //   exit, after one checkpoint. Tests: `core/src/strategy/departure.rs`, `clusters/recovery/leaving.rs`,

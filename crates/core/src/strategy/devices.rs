@@ -16,8 +16,12 @@ pub fn check_count(operation: &'static str, replicas: usize) -> Result<()> {
     Err(Error::invalid(operation, reason))
 }
 
-/// Parses the names of devices. There must be at least one device, each must exist, and none may be named twice. Errors
-/// name `operation`.
+/// Parses the names of devices.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: there is no name, or there are more than the replicas that a process can have. The
+///   error names `operation`.
+/// - [`Error::Device`]: a name cannot be parsed, a device cannot be opened, or a device is named twice.
 pub fn resolve<'a>(
     operation: &'static str,
     names: impl IntoIterator<Item = &'a str>,

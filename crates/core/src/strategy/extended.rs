@@ -98,7 +98,7 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     /// Returns the workers that train together, and the links between them. Returns `None` (the default) if this
     /// process trains alone.
     ///
-    /// Every worker must have the same number of replicas as this one has devices.
+    /// All workers must have the same number of replicas, which is the number of this strategy's devices.
     fn group(&self) -> Option<&Group> {
         None
     }
@@ -153,13 +153,13 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     }
 
     /// Returns the number of steps within which all variables that should be equal on all workers are compared once; 0
-    /// disables the check. It must be the same on all workers.
+    /// disables the check. All workers must return the same number.
     fn check_drift_every(&self) -> u64 {
         CHECK_DRIFT_EVERY
     }
 
     /// Returns the type in which the gradients of `f32` variables are sent between the workers of
-    /// [`group`](Self::group). It must be the same on all workers. With a type other than [`Wire::Full`], optimizers
+    /// [`group`](Self::group). All workers must return the same type. With a type other than [`Wire::Full`], optimizers
     /// round the gradients of each replica, and their sum, even if there is only one worker.
     fn wire(&self) -> Wire {
         Wire::Full

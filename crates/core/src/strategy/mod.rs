@@ -270,7 +270,8 @@ impl Strategy {
             && self.devices().into_iter().all(DeviceName::can_update)
     }
 
-    /// Refreshes all variables' copies with which local replica `replica` computes. Call this on the replica's thread.
+    /// Refreshes the copies of all variables on the device of local replica `replica`. Call this on the replica's
+    /// thread.
     ///
     /// # Errors
     /// Returns candle's error if a value cannot be copied.
@@ -292,7 +293,8 @@ impl Strategy {
         self.0.has_group
     }
 
-    /// Returns the session with the parameter servers, if there are any.
+    /// Returns the session with the parameter servers, or with the workers that store tables together. Returns `None`
+    /// if there are neither.
     #[doc(hidden)]
     pub fn session(&self) -> Option<&Session> {
         let servers = self.0.has_servers.then(|| self.extended().parameter_servers());

@@ -66,7 +66,7 @@ impl Notice {
     }
 
     /// Discards the workers' decision, which concerned the workers before a rendezvous. A worker that received a notice
-    /// and is still there reports it again.
+    /// and continues reports the notice again.
     pub(crate) fn forget(&self) {
         lock(&self.0).decision = None;
     }

@@ -62,9 +62,9 @@ thread_local! {
     static FREE: Cell<Option<affinity::Cores>> = const { Cell::new(None) };
 }
 
-/// Unpins a replica's thread until the returned guard is dropped. Otherwise the threads that it starts for a nested run
-/// would inherit its core, although other strategies use them later. Returns `None` if the thread is not pinned or
-/// cannot be unpinned.
+/// Unpins a replica's thread until the returned guard is dropped. Otherwise the threads that this thread starts for a
+/// nested run would inherit its core, although other strategies use those threads later. Returns `None` if the thread
+/// is not pinned or cannot be unpinned.
 pub(super) fn unpinned() -> Option<Unpinned> {
     let free = FREE.take()?;
     let pinned = affinity::swap(&free)?;
@@ -84,7 +84,7 @@ impl Drop for Unpinned {
     }
 }
 
-/// Reading and setting the cores that a thread may run on.
+/// Reads and sets the cores that a thread may run on.
 #[cfg(target_os = "linux")]
 mod affinity {
     use distribute_base::{Error, Result};
@@ -111,7 +111,7 @@ mod affinity {
         swap(&set)
     }
 
-    /// Acts like [`change`], with a set of cores that it returned earlier.
+    /// Acts like [`change`], for a set of cores.
     pub(super) fn swap(cores: &Cores) -> Option<Cores> {
         let before = sched_getaffinity(None).ok()?;
         match sched_setaffinity(None, cores) {

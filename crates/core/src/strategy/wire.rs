@@ -5,7 +5,8 @@ use distribute_base::{Error, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Encodes a record. If encoding fails, returns no bytes; the workers that receive them report the sender in an error.
+/// Encodes a record. If encoding fails, returns no bytes; the other workers then return an error that names this
+/// worker.
 pub fn encode(record: &impl Serialize) -> Bytes {
     postcard::to_allocvec(record).unwrap_or_default().into()
 }

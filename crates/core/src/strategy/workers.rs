@@ -141,7 +141,8 @@ impl Strategy {
         if self.is_chief() { servers.end() } else { Ok(()) }
     }
 
-    /// Returns the number of workers that wait for functions scheduled by a coordinator; 0 under other strategies.
+    /// Returns the number of worker tasks in the cluster if variables are stored on parameter servers, as under a
+    /// coordinator; 0 under other strategies.
     ///
     /// # Errors
     /// Returns the errors of the cluster resolver.

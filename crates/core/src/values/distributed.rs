@@ -46,8 +46,8 @@ pub trait Distributed: Sized {
     /// - [`Error::Parts`]: the value was created for a different number of replicas.
     fn split(self, replicas: usize) -> Result<Vec<Self::Local>>;
 
-    /// Returns the number of rows in the part for local replica `replica`, if the part is a per-replica batch. If the
-    /// value contains several batches, returns the smallest number.
+    /// Returns the number of rows in the part for local replica `replica`, if the part is a per-replica batch;
+    /// otherwise `None`. If the value contains several batches, returns the smallest number.
     fn rows(&self, replica: usize) -> Option<usize> {
         let _ = replica;
         None

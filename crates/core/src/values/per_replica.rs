@@ -7,8 +7,8 @@ use std::fmt;
 
 /// One value per local replica, in the order of replica ids.
 ///
-/// [`run`](crate::Strategy::run) always returns a `PerReplica`, even with a single replica, and distributed datasets
-/// yield them. Values are never merged, even if they are the same object.
+/// [`run`](crate::Strategy::run) always returns a `PerReplica`, even with a single replica, and so does each step of a
+/// distributed dataset. Values are never merged, even if they are the same object.
 ///
 /// Outside `run` there is no single value to compute with, so reduce or gather the values first. If all replicas have
 /// the same number, [`to_scalar`](PerReplica::to_scalar) returns it.
@@ -222,8 +222,8 @@ fn show(leaf: &PerReplica<Leaf>) -> String {
 
 /// A single value that is equal on all replicas.
 ///
-/// It can be read without combining replicas. If it is passed to `run`, each replica gets it. There is one copy for all
-/// replicas, or one copy on each of several devices.
+/// It can be read without combining replicas. If it is passed to `run`, each replica gets the value. There is one copy
+/// for all replicas, or one copy on each of several devices.
 #[doc(alias = "tf.distribute.DistributedValues")]
 #[doc(alias = "DistributedValues")]
 #[derive(Clone, Debug, PartialEq)]

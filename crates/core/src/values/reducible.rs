@@ -138,10 +138,10 @@ plain!(
     String
 );
 
-/// The axes over which `reduce` sums within each replica, before it sums over the replicas. Negative axes count from
-/// the last dimension.
+/// The axes over which `reduce` reduces each replica's value, before it reduces over the replicas. Negative axes count
+/// from the last dimension.
 ///
-/// `None` sums only over the replicas, `0` also over the batch, and `[0, 1]` also over the first two dimensions.
+/// `None` reduces only over the replicas, `0` also over the batch, and `[0, 1]` also over the first two dimensions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Axes(pub(crate) Option<Vec<i64>>);
 

@@ -1,4 +1,4 @@
-//! Creating one value per replica, and taking a value apart.
+//! Creates one value per replica, and takes values apart.
 
 use super::{Distributed, PerReplica};
 use crate::strategy::Strategy;
@@ -7,8 +7,8 @@ use std::fmt;
 
 impl Strategy {
     /// Returns the parts of a value that belong to this process. For a [`PerReplica`] these are its components, in
-    /// order. For a nested structure, there is one structure per local replica, and for a `Mirrored` or a variable, one
-    /// copy or handle. Any other value is the only part.
+    /// order. For a nested structure there is one structure per local replica; for a `Mirrored` or a variable, one copy
+    /// or handle per local replica. Any other value is the only part.
     ///
     /// # Errors
     /// - [`Error::Parts`](distribute_base::Error::Parts): the value was created for a different number of
