@@ -1,5 +1,5 @@
-//! The synchronization primitives of `threads`. They are those of the standard library or, under `--cfg shuttle`, those
-//! of shuttle, which explores the interleavings (tests/shuttle.rs).
+//! The synchronization primitives of this crate. They come from the standard library or, under `--cfg shuttle`, from
+//! shuttle, which explores the interleavings (tests/shuttle.rs).
 
 #[cfg(not(shuttle))]
 pub(crate) use std::{

@@ -236,7 +236,7 @@ impl Api<'_> {
         Err(ClusterError::Endless { url: first })
     }
 
-    /// Returns the internal IP address of a instance's first network interface.
+    /// Returns the internal IP address of an instance's first network interface.
     ///
     /// # Errors
     /// - The errors of [`ask`](Self::ask).

@@ -21,8 +21,8 @@ const WIDEST: usize = 8;
 
 /// A sender of vectors before the next call of a session.
 ///
-/// If there are two workers, each sends complete vectors to the other. If there are more, each gets the
-/// [range](early_range) of every vector that it sums.
+/// If there are two workers, each sends complete vectors to the other. If there are more, each worker receives only the
+/// [range](early_range) that it sums, of every vector.
 #[derive(Clone, Debug)]
 pub struct EarlySend {
     group: Group,

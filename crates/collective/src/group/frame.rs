@@ -37,8 +37,8 @@ pub enum Content {
         /// The data of the call, which is used only if all workers make the call.
         body: Bytes,
     },
-    /// The statuses of the worker's replicas. They are sent if statuses differ between replicas or workers, or if the
-    /// deadline has passed.
+    /// The statuses of the worker's replicas. They are sent if calls differ, if this worker has aborted the call, if a
+    /// worker has left or is lost, or if the deadline has passed.
     Statuses {
         /// One status for each replica of the worker.
         statuses: Vec<ReplicaStatus>,
@@ -59,7 +59,7 @@ pub enum Content {
     /// The reason why the call did not complete, decided by one worker because others may have received different
     /// statuses.
     Verdict(Blame),
-    /// A vector for a future call. `round` is the one before the call.
+    /// A vector for a future call. The frame's round is the last one before the call.
     Early {
         /// The index of the vector among the worker's vectors of the call.
         part: u64,

@@ -19,7 +19,7 @@ const MAX_FRAMES: usize = 512;
 /// The maximum number of different session names.
 const MAX_NAMES: usize = 1024;
 
-/// The divisor of the memory of this machine or of this process's container: frames may occupy half of it.
+/// Queued frames may occupy the memory of the machine or container, divided by this number.
 const MEMORY_FRACTION: usize = 2;
 
 /// The maximum time to wait while another thread polls the transport. That thread stops as soon as it has its own
@@ -30,7 +30,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 ///
 /// A worker that has made more calls than this one may send frames of a session that this worker has not opened yet;
 /// such frames are kept. Frames of past sessions are dropped. A worker that sends more frames than it can need is
-/// disconnected. If the queued frames occupy more than half of the memory, so is the worker that has sent most of them.
+/// disconnected. If the queued frames occupy more than half of the memory, the worker whose frames occupy the most is
+/// disconnected, and its frames are dropped.
 #[derive(Clone)]
 pub struct Inbox(Arc<Shared>);
 
@@ -99,8 +100,9 @@ impl Inbox {
         drop(old);
     }
 
-    /// Adds a frame received from a worker. A frame of a past session or of a disconnected worker is dropped. If there
-    /// are too many frames, a worker is disconnected.
+    /// Adds a frame received from a worker. A frame of a past session or of a disconnected worker is dropped. The
+    /// worker is disconnected if it has too many frames. If all frames together are too large, the worker whose frames
+    /// occupy the most is disconnected, which may be another one.
     pub fn add(&self, from: usize, frame: Frame) {
         let mut state = lock(&self.0.state);
         if !matches!(state.lost.get(from), Some(None)) {

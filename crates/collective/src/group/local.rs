@@ -1,4 +1,4 @@
-//! Groups whose workers are threads of this process. They are used in tests, examples and first experiments.
+//! Groups whose workers are threads of this process, for tests, examples and first experiments.
 
 use super::{Group, Inbox};
 use distribute_cluster::World;

@@ -78,7 +78,7 @@ mod tests {
     }
     use Use::{Able, Dies, Fails, Unable};
 
-    /// Links in memory, with such a library in addition.
+    /// Links in memory, with a [`Library`] in addition.
     #[derive(Debug)]
     struct Links {
         memory: Memory,
@@ -132,7 +132,8 @@ mod tests {
         GroupCall::new(session, statuses, Duration::from_secs(30))
     }
 
-    /// Returns the results of `body` on each remaining worker, and the number of sums that the library computed.
+    /// Returns the results of `body` on each remaining worker, and the number of workers to which the library returned
+    /// a sum.
     fn on_workers<T: Send + 'static>(
         uses: [Use; WORKERS],
         body: impl Fn(&Group, Result<Vec<f32>, Failure>) -> T + Send + Sync + 'static,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A transport that sends messages over the links, and computes sums with the library. The library is used only in the
-/// world in which it was set up, because it knows no other workers.
+/// world in which it was set up, because it links the workers of this world.
 pub(super) struct NativeSumTransport {
     links: Arc<dyn Transport>,
     library: Arc<dyn NativeSum>,

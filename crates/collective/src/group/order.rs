@@ -16,8 +16,8 @@ pub enum Order {
     /// The one order of sums: the result depends on values and ids alone. Each worker folds a range of all vectors.
     #[default]
     Exact,
-    /// The order of the [`Algorithm`]. All workers get the same bits. They depend on the number of workers, and may
-    /// differ from those of [`Exact`](Self::Exact) by the rounding of each addition.
+    /// The order of the [`Algorithm`]. All workers get the same bits. The sum depends on the number of workers, and may
+    /// differ from that of [`Exact`](Self::Exact) by the rounding of each addition.
     Fast,
 }
 
@@ -27,8 +27,9 @@ pub struct SumOptions {
     /// The order in which vectors are added.
     pub order: Order,
     /// The type of the numbers that are sent. In [`Order::Exact`], each vector is rounded once, including this worker's
-    /// own, and so is the sum: with a unit roundoff `u`, its error is at most `2 u Σ|w x|`, apart from underflow. In
-    /// [`Order::Fast`] partial sums are rounded each time they are sent: see [`Algorithm::roundings`].
+    /// own, and so is the sum: the error of the sum is at most `2 u Σ|w x|`, apart from underflow. Here, `u` is the
+    /// unit roundoff of the type, `x` are the workers' numbers, and `w` are their weights. In [`Order::Fast`], partial
+    /// sums are rounded each time they are sent: see [`Algorithm::roundings`].
     pub wire: Wire,
     /// The size of a bucket. A larger vector is summed in buckets of about this many bytes (a multiple of 64 elements),
     /// one after another. This limits the memory that a sum needs in addition to the vectors. 0 means no limit. In
@@ -45,8 +46,8 @@ pub struct SumOptions {
 /// | more | halving and doubling | ring |
 ///
 /// [`Order::algorithm`] implements this table. If the transport has a library that computes sums, such as MPI, and
-/// numbers are sent [unchanged](Wire::Full), that library chooses instead. The following table contains the number of
-/// rounds, and the bytes that the busiest worker sends, for W workers with n bytes each:
+/// numbers are sent [unchanged](Wire::Full), that library chooses the algorithm instead. The following table contains
+/// the number of rounds, and the bytes that the busiest worker sends, for W workers with n bytes each:
 ///
 /// | algorithm | rounds | bytes |
 /// |---|---|---|
@@ -78,8 +79,11 @@ impl Order {
 }
 
 impl Algorithm {
-    /// Returns the maximum number of roundings of a number in a sum over `workers` workers, if [halves](Wire) are sent.
-    /// The error is at most this number times `u Σ|w x|`, to first order in `u`.
+    /// Returns the maximum number of times that a contribution is rounded on its way into the sum of `workers` workers,
+    /// if numbers are sent in [16 bits](Wire).
+    ///
+    /// To first order in the unit roundoff `u` of that type, the error of the sum is at most this number times `u Σ|w
+    /// x|`, where `x` are the workers' numbers and `w` their weights.
     pub fn roundings(self, workers: usize) -> usize {
         let rounds = workers.max(1).next_power_of_two().trailing_zeros() as usize;
         match self {

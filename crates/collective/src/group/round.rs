@@ -168,8 +168,8 @@ impl Round {
         }
     }
 
-    /// Records that part of a message has arrived from a worker before the deadline. If this worker times out, the link
-    /// of that worker is slow. `part` contains the number of received bytes and the total number of bytes.
+    /// Records that part of a message has arrived from a worker. If that worker then misses the deadline, a slow link
+    /// is reported as the reason. `part` contains the number of received bytes and the total number of bytes.
     pub fn note_partial(&mut self, worker: usize, part: (u64, u64)) {
         self.sending.push((worker, Some(part)));
     }
@@ -199,7 +199,7 @@ impl Round {
     }
 
     /// Returns the first worker that became unreachable before making this call, and the reason; `None` if there is
-    /// none.
+    /// none. Workers that left gracefully come after all others, because another loss may be why they left.
     fn lost(&self) -> Option<(usize, &String)> {
         let own = self.call().map(Fingerprint::digest);
         let lost = self.peers.iter().enumerate().filter_map(|(worker, peer)| match peer {
@@ -213,7 +213,7 @@ impl Round {
 
     /// Returns whether this worker is the one that decides if workers may have received different messages. This is the
     /// first worker that still participates and that made the call before the deadline. A worker that has aborted the
-    /// call may have finished the round already.
+    /// call does not count, because it may have finished the round already.
     pub fn decides(&self) -> bool {
         let takes_part = |statuses: &[ReplicaStatus]| !statuses.iter().all(ReplicaStatus::is_gone);
         let present = |peer: &Peer| match peer {

@@ -1,7 +1,7 @@
 //! Vectors of numbers whose lengths are known to all workers. They are exchanged completely, or summed.
 //!
-//! Unlike leaves, they are sent without a header and without being copied, and are summed in the memory in which they
-//! arrive.
+//! Unlike leaves, vectors are sent without a header and without being copied, and are summed in the memory in which
+//! they arrive.
 
 use super::early::early_range;
 use super::schedule::GRAIN;
@@ -61,9 +61,10 @@ impl GroupCall<'_> {
     }
 
     /// Receives the vectors that were sent to this worker before this call. `call` must be the
-    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns, for each worker including this one, its
-    /// range of each vector. All workers must have sent the same number of vectors, with the lengths of `mine`. Call
-    /// this after all workers have agreed on the call made after sending, or on a later one.
+    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns, for each worker including this one, [this
+    /// worker's range](early_range) of each of that worker's vectors. All workers must have sent the same number of
+    /// vectors, with the lengths of `mine`. Call this after all workers have agreed on the call made after sending, or
+    /// on a later one.
     ///
     /// # Errors
     /// - [`Failure::Record`]: a vector is missing or has a different length.
@@ -79,9 +80,9 @@ impl GroupCall<'_> {
         Ok(all)
     }
 
-    /// Receives the vectors that were sent to this worker before this call. `call` must be the
-    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns, for each other worker, pieces of the given
-    /// sizes. The entry of this worker is empty.
+    /// Receives the pieces of vectors that were sent to this worker before this call. `call` must be the
+    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns the pieces of each other worker, which must
+    /// have the given sizes. The entry of this worker is empty.
     ///
     /// # Errors
     /// Returns the errors of [`receive_early_ranges`](Self::receive_early_ranges).
@@ -175,8 +176,8 @@ impl GroupCall<'_> {
     /// ```
     ///
     /// # Errors
-    /// - [`Failure::Blame`], on every worker: the calls or options differ, or the lengths in
-    ///   [`Order::Fast`](super::Order::Fast), or a worker has exited, is lost or times out.
+    /// - [`Failure::Blame`], on every worker: the calls, the options or, in [`Order::Fast`](super::Order::Fast), the
+    ///   lengths differ, or a worker has exited, is lost or times out.
     /// - [`Failure::Native`]: the library of the transport has failed.
     /// - [`Failure::Record`]: a worker has sent a different number of bytes, or vectors or weights have a wrong number
     ///   or length.

@@ -11,7 +11,7 @@ use distribute_tensor::kernel::{Scale, fold, fold_scaled};
 /// The number of elements that are converted at a time, so that they stay in the L1 cache until they are added.
 const BLOCK: usize = 1024;
 
-/// Numbers that can be sent in half precision: `f32` and `f64`.
+/// A type of numbers that can be sent in half precision: `f32` or `f64`.
 pub trait Real: Scale + Pod + PartialEq {
     /// The number 1.
     const ONE: Self;
@@ -93,9 +93,9 @@ impl<F: Scale + Pod> Coding<F> {
         halves.freeze()
     }
 
-    /// Returns the sum of the received vectors, each multiplied by its weight, in the one order of sums and in the form
-    /// in which it is sent. Halves are added block by block, so that no memory is needed for all of them as full
-    /// numbers.
+    /// Returns the sum of the received vectors, each multiplied by its weight, in the form in which the sum is sent.
+    /// The vectors are added in the one order of sums. Halves are added block by block, so that no memory is needed for
+    /// all of them as full numbers.
     pub(super) fn fold(&self, received: &[Bytes], weights: &[F], buffers: &Buffers) -> Bytes {
         let mut sum = buffers.take(received.first().map_or(0, Bytes::len));
         let Some(half) = &self.0 else {

@@ -5,14 +5,15 @@ use distribute_cluster::{Blame, Fault, World};
 /// The rule that decides after which losses a worker re-forms the group and continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryLimit {
-    /// The number of updates at which a worker last timed out.
+    /// The number of updates at the last timeout; `None` if there was none.
     updates_at_timeout: Option<u64>,
 }
 
 impl RecoveryLimit {
     /// Returns whether the worker of `world`, which has made the given number of updates, rejoins the group after
-    /// `blame`. It does after losses and after failures of other workers. It also does after a timeout, which is
-    /// recorded, unless the previous timeout was at the same number of updates.
+    /// `blame`. A worker rejoins after losses and after failures of other workers. It also rejoins after a timeout,
+    /// unless the previous timeout was at the same number of updates; the timeout is recorded. It does not rejoin if
+    /// calls differ or if members have returned, because the next attempt would fail in the same way.
     ///
     /// ```
     /// use distribute_cluster::{Blame, Fingerprint, Operation, World};

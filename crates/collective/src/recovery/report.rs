@@ -13,8 +13,8 @@ pub struct Report {
     pub agreed: u64,
     /// The counters of the worker, which show its progress.
     pub counters: Counters,
-    /// The reason why the worker's state is incomplete; `None` if it is complete. A state is incomplete if only some
-    /// updates of a step were applied.
+    /// The reason why the worker's state is incomplete; `None` if it is complete. A state is incomplete if only some of
+    /// the updates of a step, or of those between two steps, were applied.
     pub torn: Option<String>,
 }
 
@@ -33,8 +33,8 @@ pub enum Decision {
         /// The counters from which all workers continue.
         counters: Counters,
     },
-    /// No worker has a complete state. The variant contains the index of a worker, and the reason why its state is
-    /// incomplete.
+    /// None of the workers that have taken part in training has a complete state. The variant contains the index of a
+    /// worker, and the reason why its state is incomplete.
     Torn(usize, String),
 }
 

@@ -98,8 +98,8 @@ pub enum Failure<E> {
     Peer(usize, String),
     /// The message of the worker with this index cannot be decoded.
     Unreadable(usize, String),
-    /// No worker has a complete state. The variant contains the index of a worker, and the reason why its state is
-    /// incomplete.
+    /// None of the workers that have taken part in training has a complete state. The variant contains the index of a
+    /// worker, and the reason why its state is incomplete.
     Torn(usize, String),
 }
 
@@ -109,13 +109,15 @@ impl<E: Display> StateTransfer<E> {
         Self { world, chunk: CHUNK, stage: Stage::Reports(mine), plan: Plan::default() }
     }
 
-    /// Sets the size in bytes of the part of a state that is sent in one round. It must be the same on all workers.
+    /// Sets the size in bytes of the part of a state that is sent in one round; the minimum is 1. The size must be the
+    /// same on all workers.
     pub fn with_chunk_size(mut self, bytes: usize) -> Self {
         self.chunk = bytes.max(1);
         self
     }
 
-    /// Returns the next action.
+    /// Returns the next action. The first [`Next::End`] contains the outcome of the transfer; later ones contain
+    /// `None`.
     pub fn next_action(&mut self) -> Next<E> {
         let all = || (0..self.world.workers()).collect();
         let record = |what: &str, body| {

@@ -76,7 +76,7 @@ enum Since {
 pub struct Torn {
     /// The number of updates that were applied.
     pub count: u64,
-    /// The total number of updates in the group; 0 if the total is unknown because this is the first group.
+    /// The total number of updates in the group; 0 if it is unknown, because this is the first group of its kind.
     pub total: u64,
     /// Whether the updates belong to a step, or otherwise to the time between two steps.
     pub in_step: bool,
@@ -120,7 +120,8 @@ impl Updates {
 
     /// Counts a write, by the program, to a variable that is the same on all workers. If there are no optimizers,
     /// weights are updated in this way. With an optimizer, such a variable is other state, for example an average. The
-    /// count then shows which worker has progressed furthest, but not which batches have updated the weights.
+    /// number of such writes then shows which worker has progressed furthest, but not which batches have updated the
+    /// weights.
     pub fn record_write(&mut self, optimizers: u64) {
         match optimizers {
             0 => self.count += 1,

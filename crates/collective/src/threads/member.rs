@@ -146,8 +146,8 @@ impl Member {
     }
 
     /// Gathers the payloads of the members of this process, and combines them with those of the other processes. `make`
-    /// does the latter: it is called on the last member to arrive, and all members get its result, which is `None` if
-    /// there are no other processes.
+    /// combines them: it is called on the last member to arrive, and all members get its result. The result is `None`
+    /// if there are no other processes, because `make` is then not called.
     ///
     /// # Errors
     /// Returns the errors of [`Member::all_gather_local`] and of `make`, and an error if a process is lost. A
@@ -244,9 +244,9 @@ impl Member {
         made.payloads[0].clone().downcast().map_err(|_| self.result_mismatch(&outcome))
     }
 
-    /// Runs `make` on every member at the same time, after a successful [`Member::all_gather_local`]. Each member gets
-    /// all results, in the order of ranks. No member waits for the others longer than its timeout. `part` has the same
-    /// meaning as in [`Member::run_on_leader`].
+    /// Runs `make(rank)` on every member at the same time, after a successful [`Member::all_gather_local`]. Each member
+    /// gets all results, in the order of ranks. No member waits for the others longer than its timeout. `part` has the
+    /// same meaning as in [`Member::run_on_leader`].
     ///
     /// # Errors
     /// Returns the errors of [`Member::all_gather_local`].

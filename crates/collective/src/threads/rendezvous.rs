@@ -67,7 +67,8 @@ struct State {
     /// The outcome of the round in which each member waited, until the member has read it. The outcomes are separate
     /// because the others may already have abandoned the next round at its deadline while one member sleeps.
     outcomes: Vec<Option<Outcome>>,
-    /// The error that has ended the run, if one has. It is set if a deadline has passed or the session is over.
+    /// The error that has ended the run, if one has. It is set if a deadline has passed, if the session is over, or if
+    /// there is a session and a call has failed among the members of this process.
     over: Option<Arc<Blame>>,
 }
 
@@ -179,7 +180,8 @@ impl Rendezvous {
         }
     }
 
-    /// Records that a member's closure has returned, and reports this to members that wait for the member now or later.
+    /// Records that a member's closure has returned or, if `failed` is `true`, that it has failed or panicked. Members
+    /// that wait for this member now or later get an error.
     pub fn leave(&self, rank: usize, failed: bool) {
         let _unused;
         let mut state = lock(&self.state);
@@ -195,8 +197,8 @@ impl Rendezvous {
         lock(&self.state).statuses.clone()
     }
 
-    /// Marks that this member is making a call to other processes outside a round. Until the returned guard is dropped,
-    /// the other members wait for this member even after their deadlines.
+    /// Marks that the calling member is making a call to other processes outside a round. Until the returned guard is
+    /// dropped, the other members wait for this member even after their deadlines.
     pub(super) fn in_group_call(&self) -> InGroupCall<'_> {
         lock(&self.state).delegate_is_busy = true;
         InGroupCall(self)
