@@ -13,7 +13,8 @@ impl<R: Rule> Optimizer<R> {
     /// momentum) · weight. The average is initially equal to the weight. A momentum of 0.999 averages over about 1000
     /// steps.
     ///
-    /// The averages are one more slot of the rule, so they are part of checkpoints, sharded over workers by
+    /// The averages are kept in an additional slot of the rule, so they are part of checkpoints, sharded over workers
+    /// by
     /// [`shard_state`](Self::shard_state), and kept on parameter servers if the variables are there.
     /// [`use_ema`](Self::use_ema) evaluates or saves a model with them.
     ///
@@ -64,9 +65,9 @@ impl<R: Rule> Optimizer<R> {
     /// Calls `body` while the trained weights are replaced by their averages, and returns the result of `body`, which
     /// can evaluate the model, or save it with [`Variables::save`](distribute_core::Variables::save).
     ///
-    /// All workers must make this call together, between runs. The weights are restored bit for bit, also after an
-    /// error or a panic of `body`. `body` must not make a step. Until `body` returns, this process has two copies of
-    /// the weights.
+    /// All workers must make this call together, between runs. Afterwards the weights are exactly the same as before,
+    /// even if `body` returns an error or panics. `body` must not make a step. Until `body` returns, this process has
+    /// two copies of the weights.
     ///
     /// # Errors
     /// - The errors of [`ema`](Self::ema), and of `body`.

@@ -17,7 +17,8 @@ pub enum LossScale {
     /// The same factor in each step.
     Fixed(f64),
     /// A factor that adapts. If a loss or gradient of any replica is not finite, all replicas skip the step and the
-    /// factor is halved, but not below 1. The factor doubles after `growth_steps` consecutive finite steps.
+    /// factor is halved, but not below 1. The factor doubles after `growth_steps` consecutive finite steps, up to
+    /// 2^112.
     Dynamic {
         /// The factor of the first step.
         initial: f64,

@@ -41,8 +41,9 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// Creates the parameters of an optimizer. If `shard` is `Some` and there are several workers, each worker updates
-    /// its range of every variable, or if the rules need more than elements at once, some of the variables.
+    /// Creates the parameters of an optimizer. `shard` is the unit of the rules if workers shard the state. If there
+    /// are several workers, each then updates its range of every variable or, if the unit is larger than an element,
+    /// some of the variables.
     pub(crate) fn new(
         strategy: Strategy,
         variables: Vec<(String, Var)>,

@@ -12,7 +12,7 @@ use std::ops::Range;
 /// number of ranges.
 pub(crate) const BLOCK: usize = 2048;
 
-/// A partition: for each worker, the range of each variable that it updates and for which it keeps slots. It is the
+/// A partition: the range of each variable that each worker updates and for which the worker keeps slots. It is the
 /// same on all workers.
 #[derive(Clone, Debug)]
 pub(crate) struct Partition {

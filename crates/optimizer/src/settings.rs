@@ -119,15 +119,15 @@ impl<R: Rule> Optimizer<R> {
         self
     }
 
-    /// Freezes the variables for whose names `names` returns `true`. They keep their values, are not reduced or counted
-    /// in norms, and have no slots, not even in checkpoints. In `minimize`, layers of [`nn`](distribute_nn) do not
-    /// compute their gradients.
+    /// Freezes the variables that `names` selects by their names. They keep their values, are not reduced or counted in
+    /// norms, and have no slots, not even in checkpoints. In `minimize`, layers of [`nn`](distribute_nn) do not compute
+    /// their gradients.
     ///
     /// Variables that are neither f32 nor f64, such as bf16 weights under an adapter, must be frozen before the
     /// first step.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: no unfrozen variable has such a name, or no variable would be left to train.
+    /// - [`Error::InvalidArgument`]: `names` selects no unfrozen variable, or no variable would be left to train.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -150,12 +150,11 @@ impl<R: Rule> Optimizer<R> {
         Ok(self)
     }
 
-    /// Multiplies the learning rate of the variables for whose names `names` returns `true` by `factor`. Factors from
-    /// several calls are multiplied. If the resulting rate exceeds the range of a variable's dtype, the step returns an
-    /// error.
+    /// Multiplies the learning rate of the variables that `names` selects by `factor`. Factors from several calls are
+    /// multiplied. If the resulting rate exceeds the range of a variable's dtype, the step returns an error.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: no trained variable has such a name; the error lists the names.
+    /// - [`Error::InvalidArgument`]: `names` selects no trained variable; the error lists their names.
     /// - [`Error::InvalidArgument`]: the factor, or its product with earlier factors, is not finite and positive.
     ///   Instead of 0, use [`freeze`](Optimizer::freeze).
     #[doc(alias = "param_groups")]
@@ -164,12 +163,13 @@ impl<R: Rule> Optimizer<R> {
         Ok(self)
     }
 
-    /// Sets different hyper-parameters for the variables for whose names `names` returns `true`, for example no weight
-    /// decay. If several calls select a variable, the last one applies.
+    /// Sets different hyper-parameters for the variables that `names` selects, for example no weight decay. If several
+    /// calls select a variable, the last one applies.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: no trained variable has such a name (the error lists the names); the rule keeps
-    ///   different slots; or it may do more than compute and the [state is sharded](Optimizer::shard_state).
+    /// - [`Error::InvalidArgument`]: `names` selects no trained variable (the error lists their names); the rule keeps
+    ///   different slots or has a different [unit](Rule::unit); or the rule may do more than compute and the [state is
+    ///   sharded](Optimizer::shard_state).
     /// - [`Error::Hyperparameter`]: a hyper-parameter is out of range.
     /// - [`Error::NotSupported`]: variables are on parameter servers, and the rule is a custom one.
     ///
@@ -373,8 +373,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns the indices, in ascending order, of the trained variables for whose names `names` returns `true`.
-    /// Returns an error if there are none.
+    /// Returns the indices, in ascending order, of the trained variables that `names` selects. Returns an error if
+    /// there are none.
     fn find_variables(&self, operation: &'static str, names: &dyn Fn(&str) -> bool) -> Result<Vec<usize>> {
         let all = self.parameters.variables.iter().enumerate();
         let chosen: Vec<usize> = all.filter(|(_, (name, _))| names(name)).map(|(index, _)| index).collect();

@@ -109,8 +109,8 @@ impl Slots {
         }
     }
 
-    /// Reads the slots of a variable that this process keeps from a checkpoint. `names` are the names of the slots in
-    /// the checkpoint, in the order of `layout`.
+    /// Reads, from a checkpoint, the slots that this process keeps for a variable. `names` are the names of the slots
+    /// in the checkpoint, in the order of `layout`.
     pub(crate) fn from_checkpoint(
         from: &Reader,
         names: &[String],

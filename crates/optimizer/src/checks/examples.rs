@@ -13,8 +13,8 @@ enum Proportions {
     Other,
 }
 
-/// Determines the relation. `batches` contains the number of examples and the number of rows of each batch. Batches
-/// without examples or rows are ignored.
+/// Determines the relation between the number of examples and the number of rows, which `batches` contains for each
+/// batch. Batches without examples or rows are ignored.
 fn compare(batches: impl Iterator<Item = (usize, usize)>) -> Proportions {
     let mut batches = batches.filter(|(examples, rows)| *examples > 0 && *rows > 0);
     let Some((examples, rows)) = batches.next() else { return Proportions::Proportional };
@@ -30,7 +30,8 @@ fn compare(batches: impl Iterator<Item = (usize, usize)>) -> Proportions {
     }
 }
 
-/// The check of an optimizer's steps. It stops as soon as its result is certain.
+/// A check that an optimizer's numbers of examples fit the rows of its batches. The check stops as soon as its result
+/// is certain.
 #[derive(Debug, Default)]
 pub(crate) struct ExamplesCheck {
     done: AtomicBool,

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The reaction to a step in which a loss or a gradient is NaN or infinite. Set it with
 /// [`on_not_finite`](crate::Optimizer::on_not_finite).
 ///
-/// The check covers the gradients that each replica contributes to the reduction, after
-/// [`before_reduce`](crate::Optimizer::before_reduce). It takes one pass over them on each replica.
+/// The gradients are those that each replica contributes to the reduction, after
+/// [`before_reduce`](crate::Optimizer::before_reduce). Checking them takes one pass on each replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NotFinite {
     /// Applies the step without a warning.

@@ -55,8 +55,7 @@ pub(crate) fn encode(
 /// Decodes the rows of `replicas` replicas. Returns the rows of each variable for each replica. `variables` contains
 /// the number of rows of each variable.
 ///
-/// # Errors
-/// - An error if the bytes do not encode rows of these variables.
+/// Returns an error if the bytes do not encode rows of these variables.
 pub(crate) fn decode(
     record: &[u8],
     replicas: usize,

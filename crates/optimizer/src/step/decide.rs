@@ -80,7 +80,7 @@ impl Inner {
     /// and records the examples and the loss in the strategy's statistics.
     ///
     /// # Errors
-    /// - The error with which the step must fail on all replicas.
+    /// Returns the error with which the step must fail on all replicas.
     pub(crate) fn decide(
         &self,
         log: &mut StepLog,

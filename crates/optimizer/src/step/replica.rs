@@ -156,8 +156,8 @@ fn collect_gradients(
     Ok(all)
 }
 
-/// Returns the early send of the dense gradients if it included all of them. It does not include gradients that are not
-/// in a pack, nor gradients by row of variables that are in a pack.
+/// Returns the early send of the dense gradients if it included all of them. Returns `None` if a dense gradient is not
+/// in the packs that were sent, or if a variable of these packs has a gradient by row.
 fn early_gradients(gradients: &[Option<ReplicaGradient>]) -> Option<EarlyGradients> {
     let all = gradients.iter().flatten().find_map(ReplicaGradient::packs)?;
     let is_sent = |(number, gradient): (usize, &Option<ReplicaGradient>)| match gradient {

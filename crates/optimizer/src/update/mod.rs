@@ -173,7 +173,8 @@ pub(crate) fn save_slots_here(
     Ok(())
 }
 
-/// Reads the slots of a variable that this process keeps from a checkpoint, in which they have the given names.
+/// Reads, from a checkpoint, the slots that this process keeps for a variable. `names` are their names in the
+/// checkpoint.
 pub(crate) fn read_slots(optimizer: &Inner, number: usize, names: &[String], from: &Reader) -> Result<Slots> {
     let (_, variable) = &optimizer.parameters.variables[number];
     let partition = optimizer.parameters.partition.as_ref();
@@ -185,7 +186,7 @@ pub(crate) fn read_slots(optimizer: &Inner, number: usize, names: &[String], fro
 ///
 /// # Errors
 /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): the strategy has parameter servers, and a
-///   variable does not belong to it.
+///   variable is not on them.
 pub(crate) fn backend(parameters: &Parameters) -> Result<Box<dyn Backend>> {
     Ok(if parameters.strategy.session().is_some() {
         Box::new(servers::Servers::new(&parameters.strategy, &parameters.variables)?)

@@ -1,6 +1,6 @@
-//! The update of variables on devices with separate memory. It does not wait for a device, except for the trial of a
-//! new kernel. If some replica has no copy of a variable, for example because a table is too large, the variable is
-//! updated on the host.
+//! The update of variables on devices with separate memory. A single replica does not wait for its device, except for
+//! the trial of a new kernel. If some replica has no copy of a variable, for example because a table is too large, the
+//! variable is updated on the host.
 //!
 //! | module | contents |
 //! |---|---|

@@ -170,8 +170,8 @@ impl Servers {
     /// Creates the backend for an optimizer's variables, which are passed with their names.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: a variable does not belong to the strategy, so its gradients would be sent to a
-    ///   different variable.
+    /// - [`Error::InvalidArgument`]: a variable is not on the servers of the strategy, for example because its model
+    ///   has been dropped.
     pub(crate) fn new(strategy: &Strategy, variables: &[(String, Var)]) -> Result<Self> {
         let in_lock_step = strategy.session().is_some_and(|session| session.lock_step().is_some());
         let on_servers = |(name, var): &(String, Var)| {

@@ -271,8 +271,8 @@ enum ShardUpdate<'a, F> {
 }
 
 impl<'a, F: Number> ShardUpdate<'a, F> {
-    /// Creates the update. `values` contains all values of the variable, whose shape follows the rule's unit in
-    /// `shape`. Changed values are written to `new`.
+    /// Creates the update. `values` contains all values of the variable, and changed values are written to `new`.
+    /// `shape` consists of the rule's unit and the shape of the variable.
     fn new(
         gradient: GradientRange<'a, F>,
         touched: &'a Touched,
