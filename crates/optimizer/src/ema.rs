@@ -14,8 +14,7 @@ impl<R: Rule> Optimizer<R> {
     /// steps.
     ///
     /// The averages are kept in an additional slot of the rule, so they are part of checkpoints, sharded over workers
-    /// by
-    /// [`shard_state`](Self::shard_state), and kept on parameter servers if the variables are there.
+    /// by [`shard_state`](Self::shard_state), and kept on parameter servers if the variables are there.
     /// [`use_ema`](Self::use_ema) evaluates or saves a model with them.
     ///
     /// The average of a row of a table changes in the steps in which the rule changes the row. If all replicas lack the

@@ -5,8 +5,8 @@ use std::ops::{Div, Mul};
 
 /// A method of computing element-wise sums over leaves. See [`Leaf::reduce_with`](crate::Leaf::reduce_with).
 pub trait Folder {
-    /// Returns the element-wise sum of `inputs`, which have the same length. `last` is applied to each sum before it is
-    /// rounded. However the work is partitioned, the result must be bit-identical to that of
+    /// Returns the element-wise sum of `inputs`, which must have the same length. `last` is applied to each sum before
+    /// it is rounded. However the work is partitioned, the result must be bit-identical to that of
     /// [`crate::kernel::fold_then`].
     fn fold<T: Summand>(&self, inputs: &[&[T]], last: impl Fn(T::Sum) -> T::Sum + Sync) -> Vec<T>;
 

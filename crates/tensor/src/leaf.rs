@@ -9,8 +9,9 @@ use std::borrow::Borrow;
 
 /// A leaf of a nest.
 ///
-/// Operations preserve the kind of leaf, unless they need indexed slices to be dense. Results of candle tensors are
-/// candle tensors on the device of the first one. Gradients do not flow through operations on several leaves.
+/// Operations preserve the kind of leaf, unless they need indexed slices to be dense. The result of an operation on
+/// candle tensors is a candle tensor on the device of the first one. Gradients do not flow through operations on
+/// several leaves.
 ///
 /// Operations on candle tensors also return `Error::Candle` if candle fails, and `Error::ForeignDType` for dtypes that
 /// have no equivalent here.

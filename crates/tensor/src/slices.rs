@@ -140,14 +140,17 @@ impl IndexedSlices {
 
     /// Returns the sum or mean over the replicas. Each index occurs once, in ascending order.
     ///
-    /// Rows with the same index are first added within each replica, in their order, and then over the replicas in the
-    /// order of `kernel::fold`. A replica without that row is treated as zero. The result is therefore bit-identical to
-    /// that of dense tensors. Merging the rows of each replica first does not change the result. Replicas may have
-    /// different numbers of rows. A MEAN divides the sums by the number of replicas, and accumulates integers in a
-    /// wider type, as [`HostTensor::reduce`] does. Floats of 16 bits are accumulated as `f32` and rounded once.
+    /// Rows with the same index are first added within each replica, in their order. These sums are then added over the
+    /// replicas in the order of `kernel::fold`, in which a replica without the row contributes zeros. Replicas may have
+    /// different numbers of rows. A MEAN divides the sums by the number of replicas.
+    ///
+    /// For floats of at least 32 bits, complex numbers, and a SUM of integers, the result is bit-identical to that of
+    /// reducing the replicas' dense tensors, and does not change if each replica merges its rows first. For floats of
+    /// 16 bits, and for a MEAN of integers, this method is more accurate: it accumulates in a wider type, as
+    /// [`HostTensor::reduce`] does, and converts only the final result.
     ///
     /// Slices of a single replica are also merged, so the form of the result does not depend on the number of replicas.
-    /// If its rows are already merged, a SUM returns them unchanged.
+    /// A SUM of a single replica whose rows are already merged returns its slices unchanged.
     ///
     /// The result has at most as many rows as all replicas together, and at most `dense_shape[0]` rows. For any number
     /// of replicas, it needs no more memory than the dense tensor and its indices.

@@ -13,7 +13,7 @@ impl HostTensor {
     /// A bool becomes 0 or 1, and any number other than 0 becomes `true`. A complex number loses its imaginary part.
     ///
     /// # Errors
-    /// - [`Error::UnsupportedDType`]: only one of the two dtypes is string.
+    /// - [`Error::UnsupportedDType`]: exactly one of the two dtypes is string.
     pub fn cast(&self, dtype: DType) -> Result<HostTensor> {
         if dtype == self.dtype() {
             return Ok(self.clone());
