@@ -22,7 +22,7 @@ pub trait Receiver: Send + Sync {
 /// The result of [`Transport::poll`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollOutcome {
-    /// Messages were delivered to the receiver.
+    /// Messages or disconnects were delivered to the receiver, by this call or just before.
     Delivered,
     /// The call has delivered nothing: `patience` has passed, or no other worker is connected any more.
     Nothing,
@@ -63,8 +63,8 @@ pub trait NativeSum: Send + Sync {
     /// the same length. Waits at most `patience`.
     ///
     /// # Errors
-    /// Returns the reason if the sum fails on this worker, because `patience` has passed or a worker is known to be
-    /// disconnected.
+    /// Returns the reason if the sum fails on this worker, for example because `patience` has passed or a worker is
+    /// known to be disconnected.
     fn sum(&self, vector: Bytes, number: Number, patience: Duration) -> Result<Bytes, String>;
 }
 
@@ -79,8 +79,8 @@ pub trait Transport: Debug + Send + Sync {
 
     /// Returns memory of `len` bytes that other workers on this machine can read. If the body of a message is this
     /// memory or a part of it, the body is not copied when the message is sent to these workers. To all other workers
-    /// it is sent like any other body. Returns `None` if there is no other worker on this machine, or if there is no
-    /// shared memory.
+    /// it is sent like any other body. Returns `None` if no other worker shares memory with this one, or if no more
+    /// memory can be allocated.
     ///
     /// These workers read the memory itself, which can be reused after they have dropped the body, so received bodies
     /// should be dropped soon. Each pair of workers shares at most 256 bodies or 2 GiB at a time, and further bodies

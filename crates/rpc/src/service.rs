@@ -75,7 +75,8 @@ impl Reply {
     }
 
     /// Returns memory of `len` bytes that the caller can read. If it is sent as the body of this answer, it is not
-    /// copied. Returns `None` if this process and the caller do not share memory, or if the caller has disconnected.
+    /// copied. Returns `None` if this process and the caller do not share memory, if no more memory can be allocated,
+    /// or if the caller has disconnected.
     pub fn memory(&self, len: usize) -> Option<Region> {
         self.to.upgrade()?.memory(len)
     }

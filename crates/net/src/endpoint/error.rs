@@ -15,9 +15,9 @@ pub enum ListenError {
     Bind {
         /// The task that cannot listen.
         task: Task,
-        /// The address at which it cannot listen.
+        /// The address at which the task cannot listen.
         address: String,
-        /// The reason why it cannot listen.
+        /// The reason why the task cannot listen.
         source: io::Error,
         /// A remedy for the user, as a suffix of the message; empty if none is known.
         advice: &'static str,
@@ -73,7 +73,7 @@ pub enum ConnectError {
     Policy {
         /// The task to call.
         task: Task,
-        /// The reason why it would be unprotected.
+        /// The reason why the connection would be unprotected.
         error: PolicyError,
     },
     /// The name of the job or of a task's job is too long to be sent.

@@ -31,9 +31,9 @@ enum State {
 pub enum Answer {
     /// Send these bytes, and wait for a response.
     Send(Vec<u8>),
-    /// The other side, with this hello, belongs to the job. The offer is memory that the other side shares, if it has
-    /// offered any. The user of the handshake decides whether to accept the other side, and responds with
-    /// [`Host::welcome`] or [`Host::refuse`].
+    /// The other side, with this hello, belongs to the job. The offer is memory that the other side shares, if both
+    /// sides have offered to share memory. The user of the handshake decides whether to accept the other side, and
+    /// responds with [`Host::welcome`] or [`Host::refuse`].
     Applies(Hello, Option<Offer>),
 }
 

@@ -57,7 +57,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Returns the task that has connected. `names` contains the names of the workers of its world.
+    /// Returns the task that has connected. If it is a worker, `names` contains the names of the workers of its world.
     pub fn task(&self, names: &Names) -> Task {
         match &self.purpose {
             Purpose::Call { from, .. } => from.clone(),

@@ -57,7 +57,7 @@ pub enum IdentityError {
         what: &'static str,
         /// The path of the file.
         path: std::path::PathBuf,
-        /// The reason why it cannot be read.
+        /// The reason why the file cannot be read.
         source: std::io::Error,
     },
     /// A file does not contain the expected contents.

@@ -168,7 +168,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// Counts messages.
+    /// A receiver that counts messages.
     #[derive(Default)]
     struct Count(AtomicUsize);
 

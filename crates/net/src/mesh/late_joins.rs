@@ -3,7 +3,7 @@
 use rustix::event::PollFd;
 use std::collections::BTreeSet;
 
-/// A handler of workers that connect after the world is complete. It rejects them, with the reason.
+/// A handler of workers that connect after the world is complete. It rejects each of them with a reason.
 pub(crate) trait LateJoinHandler: Send {
     /// Returns the descriptors for which to wait.
     fn interests(&self) -> Vec<PollFd<'_>>;

@@ -93,7 +93,7 @@ impl Shared {
         }
     }
 
-    /// Sets the maximum duration of the shutdown wait, unless it is already longer.
+    /// Increases the maximum duration of the shutdown wait to `patience`, unless it is already longer.
     pub fn extend_shutdown_wait(&self, patience: Duration) {
         let patience = millis(patience);
         if patience > self.shutdown_wait.load(Ordering::Relaxed) {

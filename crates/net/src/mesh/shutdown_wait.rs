@@ -87,7 +87,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
     const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
-    /// A time much shorter than the idle timeout, because test machines are busy.
+    /// A pause between two signs of life. It is much shorter than the idle timeout, so that the link does not become
+    /// idle even if a busy test machine prolongs the pause.
     const SHORT: Duration = Duration::from_millis(50);
     const LENGTH: usize = 8 << 20;
     /// The approximate size of the system's buffer on each side.

@@ -30,9 +30,9 @@ pub enum JoinError {
         worker: usize,
         /// The task of this worker.
         task: Task,
-        /// The address at which it cannot listen.
+        /// The address at which this worker cannot listen.
         address: String,
-        /// The reason why it cannot listen.
+        /// The reason why this worker cannot listen.
         source: io::Error,
     },
     /// A worker rejects this one, or this one does not trust it.
@@ -57,7 +57,7 @@ pub enum JoinError {
         worker: usize,
         /// The task of the worker.
         task: Task,
-        /// The address from which it has connected.
+        /// The address from which the worker has connected.
         address: String,
         /// The reason for the rejection.
         refusal: Refusal,

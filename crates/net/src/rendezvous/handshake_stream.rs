@@ -105,7 +105,7 @@ impl HandshakeStream {
     /// Checks that the other side, which has shown that it belongs to the job, may act as this task.
     ///
     /// # Errors
-    /// - [`HandshakeError::Broken`]: the connection was closed before its user was known.
+    /// - [`HandshakeError::Broken`]: the connection was closed before the user of the other side was known.
     /// - [`HandshakeError::Refused`]: the other side may not act as this task.
     pub fn verify_peer(&self, access: &Access, task: &Task) -> Result<(), HandshakeError> {
         access.verify_peer(self.stream.socket(), self.stream.certificate(), task).map_err(|doubt| match doubt

@@ -20,9 +20,9 @@ impl LateJoinReplies {
         Self { me, names, members }
     }
 
-    /// Returns the refusal of a process, with the reason. `lost` returns whether the worker of a given rank is
-    /// disconnected. `over` is `true` if there will be no other world. A process that waits for the next world is
-    /// recorded in `waiting_processes`.
+    /// Returns the refusal to send to a process that connects while this world exists. `lost` returns whether the
+    /// worker of a given rank is disconnected. `over` is `true` if there will be no other world. Otherwise, a process
+    /// that is no member of this world is recorded in `waiting_processes`, because it waits for the next one.
     pub fn refuse(
         &self,
         hello: &Hello,

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// for a short time: the system may have assigned it to the connection of a worker that tries to reach the process.
 const RETRY_BIND: Duration = Duration::from_secs(2);
 
-/// The wait between two attempts.
+/// The wait between two attempts to bind.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// The maximum number of connections that wait to be accepted. If the queue is full, the caller's operating system

@@ -140,7 +140,7 @@ impl Rendezvous {
     ///
     /// The new world has the [next](Mesh::generation) generation. It is either the first world, or a world that workers
     /// form again, for example after a failure. A worker of an earlier world than the leader's last one is rejected,
-    /// because the others have continued without it. A process that has just started is not.
+    /// because the others have continued without it. A process that has just started can join any world.
     pub fn generation(mut self, generation: u64) -> Self {
         self.generation = generation;
         self

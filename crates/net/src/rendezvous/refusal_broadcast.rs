@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// The time for which the leader continues to notify workers that connect a little later. Workers that connect after
-/// this time find no process at its address.
+/// this time find no process at the leader's address.
 const STAY: Duration = Duration::from_secs(2);
 
 /// The workers that are still to be notified that there will be no world.
@@ -23,7 +23,7 @@ impl RefusalBroadcast {
         Self { unnotified, until: Deadline::after(STAY) }
     }
 
-    /// Returns whether this worker must be notified now. Returns `true` only once for each worker.
+    /// Returns whether `worker` must be notified now. Returns `true` only once for each worker.
     pub fn must_notify(&mut self, worker: usize) -> bool {
         self.unnotified.remove(&worker)
     }
@@ -38,7 +38,8 @@ impl RefusalBroadcast {
         self.until.look()
     }
 
-    /// Returns whether all workers were notified and have disconnected, or the time has passed.
+    /// Returns whether all workers were notified and have disconnected, or the time has passed. `is_refusing` is
+    /// whether a refusal is still being sent.
     pub fn is_over(&self, links: &[Link], is_refusing: bool) -> bool {
         (self.unnotified.is_empty() && links.is_empty() && !is_refusing) || self.until.has_passed()
     }

@@ -91,7 +91,8 @@ impl RunningRendezvous {
     /// mesh, whose messages are delivered to `receiver`.
     ///
     /// # Errors
-    /// - [`JoinError::Deadline`]: the deadline has passed. The other workers are first told which workers are missing.
+    /// - [`JoinError::Deadline`]: the deadline has passed. The leader first sends the list of missing workers to the
+    ///   others.
     /// - Other errors, if the rendezvous can no longer succeed, for example because another process has rejected this
     ///   one.
     pub fn complete(
@@ -149,7 +150,8 @@ impl RunningRendezvous {
         }
     }
 
-    /// Returns a worker of the job that was rejected, if no world can be formed without it.
+    /// Takes the workers of the job that were rejected. Returns the first one without which no world can be formed;
+    /// `None` if there is none.
     fn member_refusal(&mut self) -> Option<MemberRefusal> {
         self.reception
             .take_member_refusals()
@@ -278,7 +280,7 @@ impl RunningRendezvous {
         }
     }
 
-    /// Sends a note to all that have joined.
+    /// Sends a note to all workers that have a link to this one.
     fn broadcast(&self, note: &Note) {
         for link in &self.links {
             link.send(Frame::Data(Message::new("", note.encode())));

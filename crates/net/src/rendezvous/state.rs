@@ -45,7 +45,7 @@ pub struct Call {
 pub enum NextStep {
     /// Connect to the given workers.
     Call(Vec<Call>),
-    /// Keep the event for the user of the links. Its sender has all of its links.
+    /// Keep the event for the user of the links: the sender has already completed its rendezvous.
     Keep,
     /// Close the link to the worker, if it still exists, and discard everything received from it. The worker may
     /// return. If this worker must connect to it again, the variant contains the call.
@@ -122,8 +122,9 @@ impl RendezvousState {
         self.members.leave(worker);
     }
 
-    /// Processes a message of a link. If a message of the leader is malformed, its link is dropped and this worker
-    /// joins again.
+    /// Processes a message of a link. If a message of the leader is malformed, the link to the leader is dropped, and
+    /// this worker joins again. On the leader, the link is dropped in any case, because workers send nothing before the
+    /// world is complete.
     ///
     /// # Errors
     /// - [`JoinError::OtherRefused`]: there will be no world, because the leader has rejected a worker.

@@ -209,8 +209,8 @@ impl Drop for Segment {
     }
 }
 
-/// Returns the block size for a length. It is a multiple of a page, and exceeds the length by less than a page or by
-/// less than a quarter of the length. Returns `None` if there is no such size.
+/// Returns the block size for a length. It is a multiple of a page, and exceeds the length by at most a page or a
+/// quarter of the length, whichever is more. Returns `None` if there is no such size.
 fn size_for(length: usize) -> Option<usize> {
     let step = length.checked_next_power_of_two()? / (2 * STEPS);
     length.max(1).checked_next_multiple_of(step.max(PAGE))

@@ -45,8 +45,8 @@ impl Imports {
     /// Returns the body to which a reference refers. The body stays valid even if the link fails.
     ///
     /// # Errors
-    /// Returns a [`BadReference`] if the reference is malformed, if the body has more than `limit` bytes, or if its
-    /// memory cannot be opened.
+    /// Returns a [`BadReference`] if the reference is malformed, if the body has more than `limit` bytes or is not
+    /// inside its memory, or if the memory cannot be opened, has changed, or exceeds the number of memories.
     pub fn resolve(&mut self, reference: &[u8], limit: u64) -> Result<Bytes, BadReference> {
         let reference = Reference::decode(reference)?;
         let Reference { segment, descriptor, inode, size, offset, length, slot, loan } = reference;
@@ -96,7 +96,7 @@ impl Imports {
         self.memories.len()
     }
 
-    /// Unmaps memory that its owner has freed. Call this with each heartbeat.
+    /// Unmaps memory that its owner has freed and that was not used since the last call. Call this with each heartbeat.
     pub fn trim(&mut self) {
         self.memories
             .retain(|_, memory| std::mem::take(&mut memory.used) || memfd::is_there(memory.location));

@@ -2,8 +2,8 @@
 
 use super::layout::SLOTS;
 
-/// The maximum number of bytes on loan at the same time. A single body may be longer. Bodies beyond the limit are
-/// copied.
+/// The maximum total size of the bodies on loan, in bytes. A body that would exceed it is copied instead, unless
+/// nothing else is on loan: a single body of any size is lent.
 const MAX: usize = 2 << 30;
 
 /// The loans to one other worker that have not been returned. Each has a slot, and an id that is never reused.
@@ -32,8 +32,8 @@ impl<T> Default for Ledger<T> {
 }
 
 impl<T> Ledger<T> {
-    /// Adds a loan of `bytes` bytes, and returns its slot and its id. Returns `None` if there are too many loans, or
-    /// after [`close`](Self::close).
+    /// Adds a loan of `bytes` bytes, and returns its slot and its id. Returns `None` if the loans would be too many or
+    /// too large, or after [`close`](Self::close).
     pub fn lend(&mut self, bytes: usize, what: impl FnOnce() -> T) -> Option<(u32, u64)> {
         let fits = self.lent.is_empty() || self.bytes.saturating_add(bytes) <= MAX;
         if self.closed || !fits {

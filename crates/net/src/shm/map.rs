@@ -17,7 +17,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A mapping of a whole file, until it is dropped.
+/// A mapping of a complete file, which is unmapped when this value is dropped.
 #[derive(Debug)]
 struct Map {
     start: NonNull<u8>,

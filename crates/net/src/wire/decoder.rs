@@ -207,8 +207,8 @@ impl Part {
         self.length - self.filled
     }
 
-    /// Returns the prepared bytes that were not received yet. If at least [`STAGED`] bytes are missing, they are not
-    /// empty after a call of [`grow`](Self::grow).
+    /// Returns the prepared bytes into which nothing was received yet. If at least [`STAGED`] bytes are missing, there
+    /// is at least one such byte after a call to [`grow`](Self::grow).
     fn unfilled(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..]
     }

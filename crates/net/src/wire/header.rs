@@ -11,7 +11,8 @@ pub const HEADER: usize = 16;
 pub enum Frame {
     /// A message with its body.
     Data(Message),
-    /// A message whose body is in memory that both sides share. Its body here is a reference to that memory.
+    /// A message whose body is in memory that both sides share. The frame contains a reference to that memory in place
+    /// of the body.
     Reference(Message),
     /// A heartbeat, sent while there is nothing else to send.
     Heartbeat,
