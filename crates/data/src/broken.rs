@@ -136,8 +136,8 @@ impl Broken {
         Ok(())
     }
 
-    /// Counts a broken record. The error is created only if it is needed, because finding the line of a row means
-    /// reading the file.
+    /// Counts a broken record, like [`skip`](Self::skip). `error` is called only if the error is needed, because
+    /// finding the line of a row means reading the file.
     pub(crate) fn skip_with(&self, error: impl FnOnce() -> Error) -> Result<()> {
         match &self.pass {
             Some(pass) if pass.counts.records.load(Relaxed) > 0 && pass.counts.add(1, pass.all.max) => {

@@ -97,13 +97,14 @@ pub enum Error {
         /// The index of the record in the file, from 0. If the file is not known, it is the index among the given
         /// records.
         record: u64,
-        /// The name of the feature; `None` if the record is broken before its first feature.
+        /// The name of the feature; `None` if the error is not about a single feature.
         feature: Option<String>,
         /// A description of what is wrong.
         what: String,
     },
-    /// A field of a CSV file does not have its column's type, or a row has more or fewer fields than the first
-    /// row.
+    /// A field of a CSV file does not have its column's type, or a row has more or fewer fields than the first row.
+    /// Also a quote that is never closed, and a header that differs from that of the first file or repeats a requested
+    /// name.
     #[error("'{path}', line {line}, column {column}: found {found}, expected {expected}")]
     Csv {
         /// The path of the file, or the name that was given to bytes in memory.
@@ -124,7 +125,7 @@ pub enum Error {
         path: String,
         /// The requested column.
         column: String,
-        /// The names of the columns in the file.
+        /// The columns of the file: their names or indices.
         known: String,
     },
     /// A user function that was passed to `try_map`, `try_filter` or a similar method returned an error.
@@ -437,8 +438,7 @@ pub enum Error {
         /// The total number of replicas of all workers.
         replicas: usize,
     },
-    /// Some replicas have data for the last step and others do not, and no empty batch can be created for the
-    /// latter.
+    /// Some replicas have data for a step and others do not, and no empty batch can be created for the latter.
     #[error(
         "only {present} of {replicas} replicas have data for step {step}, and no empty batch can be made \
          for the others: elements that are not batches have no rows to omit, and a dataset without elements \

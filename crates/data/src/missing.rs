@@ -45,7 +45,8 @@ impl DefaultValue {
         }
     }
 
-    /// Converts the value to a boolean. Only Parquet files have columns of booleans.
+    /// Converts the value to a boolean. Returns a message if it is not a boolean. Only Parquet files have columns of
+    /// booleans.
     #[cfg(any(feature = "parquet", test))]
     pub(crate) fn bool(&self) -> Result<bool, String> {
         match self {
@@ -62,8 +63,8 @@ impl DefaultValue {
         }
     }
 
-    /// Returns a description that no other value has. Only sources whose types are unknown before they are read need
-    /// the kind of the value.
+    /// Returns a text that differs between values, and between equal values of different kinds. Only sources whose
+    /// types are unknown before they are read need the kind.
     #[cfg(feature = "parquet")]
     pub(crate) fn identity(&self) -> String {
         match self {

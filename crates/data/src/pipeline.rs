@@ -27,16 +27,16 @@ pub(crate) trait Operation: Send + Sync {
     /// Returns a description of the operation and its parameters, in one line.
     fn describe(&self) -> String;
 
-    /// Returns a description of everything that determines the elements and their order. If it differs, a
-    /// position would refer to a different element. It excludes files, which are compared one by one. It is empty
-    /// if the operation affects neither elements nor order.
+    /// Returns a description of everything that determines the elements and their order. If two pipelines have
+    /// different descriptions, a position in one would refer to a different element in the other. The description
+    /// excludes files, which are compared one by one. It is empty if the operation affects neither elements nor order.
     fn identity(&self) -> String {
         self.describe()
     }
 
-    /// Returns a description of which records are skipped because they are broken; `None` if none are. It belongs to
-    /// the [`identity`](Self::identity), except that a pass of the same pipeline without skipping is accepted as well:
-    /// it met no broken record.
+    /// Returns a description of which records are skipped because they are broken; `None` if none are. The description
+    /// is added to the [`identity`](Self::identity). A position of the same pipeline without skipping is accepted as
+    /// well, because that pass met no broken record.
     fn skipping(&self) -> Option<String> {
         None
     }
@@ -56,8 +56,8 @@ pub(crate) trait Operation: Send + Sync {
         self.inputs().first().map_or(Batching::Unknown, |input| input.batching())
     }
 
-    /// Returns the dtypes and shapes of the elements; `None` if they are not known. By default, this is the same
-    /// as for the first input.
+    /// Returns the dtypes and shapes of the elements; `None` if they are not known. `look` determines whether an
+    /// element may be computed to find them. By default, they are the same as for the first input.
     fn spec(&self, look: Look) -> Option<ElementSpec> {
         self.inputs().first()?.spec(look)
     }
@@ -84,7 +84,8 @@ pub(crate) trait Operation: Send + Sync {
         None
     }
 
-    /// Returns whether every pass with the same number has the same elements in the same order.
+    /// Returns whether the operation creates the same elements in the same order in every pass with the same number, if
+    /// its inputs do.
     fn repeatable(&self) -> bool {
         true
     }
@@ -212,8 +213,8 @@ pub(crate) fn shard(pipeline: &Pipeline, worker: &WorkerShard) -> Pipeline {
     }
 }
 
-/// Returns a description of an operation that may differ between two passes with the same number; `None` if there
-/// is none.
+/// Returns a description of an operation whose elements or order may differ between two passes with the same number;
+/// `None` if there is none.
 pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
     if pipeline.repeatable() {
         pipeline.inputs().iter().find_map(unrepeatable)
@@ -222,8 +223,8 @@ pub(crate) fn unrepeatable(pipeline: &Pipeline) -> Option<String> {
     }
 }
 
-/// Returns a checksum of everything that determines the elements and their order, with or without the
-/// [skipping](Operation::skipping) of broken records.
+/// Returns a checksum of everything that determines the elements and their order. `skipping` is whether the checksum
+/// includes the [skipping](Operation::skipping) of broken records.
 pub(crate) fn checksum(pipeline: &Pipeline, skipping: bool) -> u32 {
     let mut text = String::new();
     visit(pipeline, &mut |operation| {

@@ -6,9 +6,10 @@ use crate::{Cardinality, Error, Result};
 /// size.
 const MAX: u64 = 1 << 47;
 
-/// Checks that `size` elements can be kept in memory at the same time. The check fails only if the input has that
-/// many elements and no memory can hold them. If the length of the input is unknown, or fits into memory, buffers
-/// grow with the elements.
+/// Checks that `size` elements of a dataset of length `input` can be kept in memory at the same time. The check fails
+/// only if the dataset has that many elements and no memory can hold them. Buffers grow with the elements, so a dataset
+/// of unknown length, or one that fits into memory, passes the check with any `size`. The error contains `operation`
+/// and `parameter`.
 pub(crate) fn fits(
     operation: &'static str,
     parameter: &'static str,

@@ -8,8 +8,9 @@ use std::ops::Range;
 /// Splits a batch along axis 0 into `pieces` per-replica batches, by the given rule. The results are views if
 /// possible.
 ///
-/// Every leaf of shape `[b, …]` becomes leaves of shape `[bₖ, …]`. If `bₖ` is 0, a per-replica batch has tensors
-/// without rows, rather than missing values. Concatenated in order, the results are equal to the batch.
+/// A leaf of shape `[b, …]` becomes one leaf of shape `[bₖ, …]` in each per-replica batch `k`, where `bₖ` is the number
+/// of rows of that batch. If `bₖ` is 0, the per-replica batch has tensors without rows, rather than missing values.
+/// Concatenated in order, the results are equal to the batch.
 ///
 /// # Errors
 ///

@@ -9,10 +9,9 @@ use crate::{Error, Result};
 /// no element is computed unnecessarily. The elements and their order never depend on the number of elements that are
 /// requested at once.
 pub(crate) trait Stage: Send {
-    /// Returns the next elements: at least 1 and at most `max`, which must be at least 1. Returns `None` at the
-    /// end.
+    /// Returns the next elements: at least 1 and at most `max`. Returns `None` at the end.
     ///
-    /// Must not be called again after `None` or an error.
+    /// `max` must be at least 1. This function must not be called again after `None` or an error.
     fn next(&mut self, max: usize) -> Option<Result<Chunk>>;
 
     /// Skips up to `count` elements, and returns the number of skipped elements. It is less than `count` only at the

@@ -8,8 +8,8 @@ use crate::{Compression, Dataset, ElementSpec, Error, Files, Location, Result, T
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 use std::io::{BufRead, Read};
 
-/// Creates a dataset of the lines of text files, without their line endings (LF or CR LF). The files may be
-/// compressed with gzip. Blank lines are elements as well.
+/// Creates a dataset of the lines of text files, without their line endings (LF or CR LF). Blank lines are elements as
+/// well. The files may be compressed with gzip, or with zstd or lz4 if the feature of that name is enabled.
 ///
 /// Elements are [`String`]s. A line that is not UTF-8 results in [`Error::Type`](crate::Error::Type);
 /// [`typed`](Dataset::typed)`::<HostTensor>()` returns it as bytes. A line that is longer than the [limit for one

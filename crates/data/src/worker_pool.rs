@@ -8,9 +8,9 @@ use std::thread::JoinHandle;
 
 /// A pool of threads that run jobs. Results are returned in the order of the jobs, or of their completion.
 ///
-/// Every wait ends with its owner. A thread waits for jobs until the pool drops their sender. The pool waits only
-/// for threads that have a job, and a thread that panics reports it. The pool never joins a thread that may still
-/// be running a user function.
+/// No thread and no caller waits forever. A thread waits for jobs only until the pool drops their sender. The pool
+/// waits only for threads that have a job, and a thread that panics reports this. The pool never joins a thread that
+/// may still be running a user function.
 pub(crate) struct WorkerPool<J, D> {
     operation: &'static str,
     workers: Vec<Worker<J>>,
@@ -147,8 +147,8 @@ impl<J: Send + 'static, D: Send + 'static> WorkerPool<J, D> {
         }
     }
 
-    /// Blocks until the next result is available, and returns it, or [`Error::ThreadDied`] if the thread has panicked.
-    /// Returns `None` if the results of all jobs have been received.
+    /// Blocks until the next result is available, and returns it. Returns [`Error::ThreadDied`] if the thread with that
+    /// result has panicked. Returns `None` if the results of all jobs have been received.
     pub(crate) fn receive(&mut self) -> Option<Result<D>> {
         if self.is_idle() {
             return None;

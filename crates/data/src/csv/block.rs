@@ -50,7 +50,7 @@ impl Layout {
         }
     }
 
-    /// Returns a description of everything that determines the elements.
+    /// Returns a text that differs between layouts that result in different elements.
     pub(super) fn identity(&self) -> String {
         match self {
             Layout::Features => "features".into(),
@@ -255,7 +255,7 @@ fn i64_field(column: usize, field: &[u8], missing: &Missing) -> Result<i64, BadF
     }
 }
 
-/// Parses a field as a number. Spaces around it are ignored.
+/// Parses a field as a number, ignoring spaces around it. Returns `None` if the field does not contain a valid number.
 pub(crate) fn parse<T: std::str::FromStr>(field: &[u8]) -> Option<T> {
     std::str::from_utf8(field).ok()?.trim().parse().ok()
 }

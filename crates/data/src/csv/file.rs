@@ -144,7 +144,7 @@ impl CsvFormat {
     }
 }
 
-/// Returns the number of bytes that a row occupies: its text, and the positions of its fields.
+/// Estimates the number of bytes that a row occupies: its text, and the memory for each of its fields.
 pub(super) fn cost(row: &[u8], delimiter: u8) -> u64 {
     /// The memory for the end of a field during parsing, and for the field itself if it is text.
     const FIELD: u64 = 32;

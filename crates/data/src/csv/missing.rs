@@ -81,7 +81,7 @@ fn filled(kind: ColumnType, value: &DefaultValue) -> Result<Filled, String> {
 }
 
 impl Missing {
-    /// Returns a description of everything that determines the elements.
+    /// Returns a text that differs between settings that result in different elements.
     pub(super) fn identity(&self) -> String {
         let filled = self.columns.iter().enumerate();
         let filled: Vec<_> =

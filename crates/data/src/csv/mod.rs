@@ -100,9 +100,9 @@ impl Csv {
         Self::files(location.into())
     }
 
-    /// Creates a reader of several files, which are read one after the other: a list, or the result of [`Files::glob`].
-    /// If there are header lines, all files must have the same one. Empty files, which Spark may write, need no header
-    /// and have no rows.
+    /// Creates a reader of several files, given as a list or as the result of [`Files::glob`]. The files are read one
+    /// after the other. If there are header lines, all files must have the same one. Empty files, which Spark may
+    /// write, need no header and have no rows.
     pub fn files(files: impl Into<Files>) -> Self {
         let dialect = Dialect { delimiter: b',', quoting: true };
         let (files, missing) = (files.into(), MissingFields::default());

@@ -109,7 +109,8 @@ fn row(text: &[u8], mut at: usize, delimiter: u8, to: &mut Numbers<'_>) -> Optio
     None
 }
 
-/// Parses the field that begins at `at`. Returns its value and its end.
+/// Parses the field that begins at `at`, with `simple` if that suffices. Returns the value and the end of the field;
+/// `None` if the field is invalid.
 #[inline]
 fn field<T: std::str::FromStr>(
     text: &[u8],

@@ -206,7 +206,8 @@ mod tests {
     use crate::csv::{ColumnType, Csv};
     use distribute_testing::watched;
 
-    /// Returns rows of several sections: a number, and a text that may contain line endings and quotes.
+    /// Returns the text of rows that fill several sections. Each row has a number and a text, which may contain line
+    /// endings and quotes from row `odd_from` on. `end` is the line ending.
     fn long(end: &str, odd_from: usize) -> String {
         let row = |i: usize| match i {
             i if i < odd_from => format!("{i},plain{end}"),

@@ -11,7 +11,8 @@ use crate::{Error, Result, SplitRule};
 /// With [`SplitRule::TensorFlow`], it shards by files whenever all sources are files; a source with fewer files than
 /// workers is then [`Error::TooFewFiles`].
 ///
-/// `File` returns [`Error::TooFewFiles`], or [`Error::Unshardable`] if a source does not read files.
+/// `File` returns [`Error::TooFewFiles`], or [`Error::Unshardable`] if a source does not read files. A single worker
+/// reads everything instead of returning [`Error::Unshardable`].
 pub(super) fn decide(
     pipeline: &Pipeline,
     policy: AutoShardPolicy,

@@ -213,7 +213,7 @@ mod tests {
         ["a", "b", "c", "d"].map(|name| Location::bytes(name, name)).into_iter().collect()
     }
 
-    /// Returns the files of the rest of an epoch.
+    /// Deals the remaining files of the epoch. Returns the epoch and the name of each file.
     fn rest(deck: &FileDeck) -> Vec<(u64, String)> {
         std::iter::from_fn(|| deck.deal()).map(|file| (file.epoch, file.name)).collect()
     }

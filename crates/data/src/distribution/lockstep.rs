@@ -25,7 +25,7 @@ impl<T: Nest> Distribution<T> {
     }
 }
 
-/// An iterator over the steps of all workers in one process, which shows the data of each replica. Yields the
+/// An iterator over the steps of all workers in one process, for inspecting the data of each replica. Yields the
 /// per-replica batches of each step, as `[worker][replica]`.
 pub struct Lockstep<T> {
     all_steps: AllSteps,

@@ -7,7 +7,7 @@
 //! | `part` | the data of a worker that does not wait for other workers |
 //! | `steps`, `pass`, `lockstep` | the steps of one worker, its public pass, and all workers on one thread |
 //! | `prepare` | a function that is applied to each per-replica batch before its step |
-//! | `position`, `resume`, `file_list` | positions; passes that resume at them; the files, which must be the same in both |
+//! | `position`, `resume`, `file_list` | positions; passes that resume at them; the files, which must not have changed |
 //! | `function`, `context` | datasets that a user's function creates, and the argument of that function |
 //! | `file_deck` | files that are dealt one by one, to workers that are free |
 //! | `explain` | the description of a distribution as text |
@@ -69,9 +69,8 @@ pub struct DistributeOptions {
 
 /// A dataset that is sharded over workers and split over replicas.
 ///
-/// A distribution is a plan, which is the same on every worker. [`worker`](Distribution::worker) starts the pass
-/// of one worker. [`lockstep`](Distribution::lockstep) runs all workers together, which shows the data of each
-/// replica.
+/// A distribution is a plan, which is the same on every worker. [`worker`](Distribution::worker) starts the pass of one
+/// worker. [`lockstep`](Distribution::lockstep) runs all workers together, to inspect the data of each replica.
 ///
 /// ```
 /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
@@ -130,7 +129,7 @@ impl<T: Nest> Distribution<T> {
     /// All errors are returned before anything is read, and are the same on every worker.
     /// - [`Error::NotBatched`]: the elements are not batched. With TensorFlow's rule and a single replica, they need
     ///   not be.
-    /// - [`Error::Unshardable`]: the policy shards by files, but a source does not read files.
+    /// - [`Error::Unshardable`]: the policy shards by files over several workers, but a source does not read files.
     /// - [`Error::TooFewFiles`]: the policy shards by files, but a source has fewer files than there are workers.
     /// - [`Error::Hinted`]: the dataset has a shard hint, but the policy is not [`Hint`](AutoShardPolicy::Hint).
     /// - [`Error::Unordered`]: workers that read the same batches could see them in different orders.

@@ -34,7 +34,7 @@ impl<T: Nest> Dataset<T> {
     ///
     /// # Errors
     /// - [`Error::Worker`]: `worker` is not less than `workers`.
-    /// - [`Error::Unshardable`]: the policy shards by files, but a source does not read files.
+    /// - [`Error::Unshardable`]: the policy shards by files over several workers, but a source does not read files.
     /// - [`Error::TooFewFiles`]: the policy shards by files, but a source has fewer files than there are workers.
     /// - [`Error::Unordered`]: workers that read the same batches could see them in different orders.
     pub fn batches_of_worker(

@@ -104,8 +104,9 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Returns a stage that yields the prepared per-replica batches of `replicas`, from step `step` on. They are
-    /// prepared early if that was requested and is worth a thread.
+    /// Returns a stage that yields the batches of `stage`, prepared for the local `replicas` from step `step` on. The
+    /// batches are prepared early if that was requested and is worth a thread. `costly` is whether reading alone is
+    /// worth one.
     pub(super) fn ahead(
         &self,
         mut stage: Box<dyn Stage>,

@@ -154,7 +154,8 @@ fn check_files(position: &Position, files: impl FnOnce() -> Option<FileList>) ->
     }
 }
 
-/// Checks that a pass over a pipeline can be repeated, which is necessary to resume within it.
+/// Checks that a pass over a pipeline can be repeated, unless `position` is at the beginning of the pass. A resumed
+/// pass repeats the steps before the position.
 fn repeatable(position: &Position, pipeline: &Pipeline) -> Result<()> {
     match pipeline::unrepeatable(pipeline).filter(|_| position.steps > 0) {
         None => Ok(()),

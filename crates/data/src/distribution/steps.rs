@@ -23,7 +23,8 @@ impl Pieces {
         }
     }
 
-    /// Returns the next batch of each replica; `None` for replicas without one.
+    /// Returns the next batch of each replica; `None` for replicas without one. Records in `ended` which stages have
+    /// ended.
     fn next(&mut self, ended: &mut [bool]) -> Result<Vec<Option<Tree<Leaf>>>> {
         let mut pieces = Vec::with_capacity(ended.len());
         for replica in 0..ended.len() {
@@ -74,7 +75,8 @@ pub struct Steps {
     /// The number of rows of this worker in a full step. If the pipeline does not determine it, it is `None` until the
     /// first step, and then the number of rows in that step.
     full: Option<usize>,
-    /// An empty batch, once it has been derived; `Some(None)` if that is impossible, because elements have no rows.
+    /// An empty batch, once it has been derived; `Some(None)` if that is impossible, because elements have no rows, or
+    /// because there are neither elements nor a spec.
     empty: Option<Option<Tree<Leaf>>>,
     templates: Templates,
     /// The function that prepares empty batches. All other batches are already prepared.

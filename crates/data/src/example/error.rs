@@ -1,4 +1,4 @@
-//! The creation of errors about records, and the adjustment of the index of the record.
+//! Errors about a record: how they are created, and how their record index is shifted.
 
 use crate::Error;
 

@@ -69,7 +69,7 @@ impl Example {
     }
 }
 
-/// Encodes features as they are in a record.
+/// Encodes features in the form that they have in a record.
 pub(super) fn encoded(features: &BTreeMap<String, Feature>) -> Vec<u8> {
     let entries: Vec<_> = features.iter().map(|(name, feature)| Entry::of(name, feature)).collect();
     if entries.is_empty() {
@@ -82,7 +82,7 @@ pub(super) fn encoded(features: &BTreeMap<String, Feature>) -> Vec<u8> {
     out
 }
 
-/// Encodes a feature as it is in an entry or a list.
+/// Encodes a feature in the form that it has in an entry or a list.
 pub(super) fn encoded_feature(feature: &Feature) -> Vec<u8> {
     let mut out = Vec::new();
     Entry::of("", feature).put_feature(&mut out);

@@ -99,7 +99,7 @@ impl Feature {
         self.len() == 0
     }
 
-    /// Returns a description that no other feature has.
+    /// Returns a text that differs between features with different kinds or values.
     pub(super) fn identity(&self) -> String {
         match self {
             Feature::Bytes(values) => format!("bytes {values:?}"),

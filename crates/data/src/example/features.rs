@@ -228,7 +228,7 @@ impl Features {
         Self { limit: self.limit.of(bytes), ..self }
     }
 
-    /// Returns a description of everything that determines the columns.
+    /// Returns a text that differs between sets of features that result in different columns.
     pub(crate) fn identity(&self) -> String {
         let feature = |(name, wanted): &(String, Wanted)| format!("{name:?} {}", wanted.identity());
         self.wanted.iter().map(feature).collect::<Vec<_>>().join(", ")

@@ -78,7 +78,7 @@ fn key_and_feature(mut entry: &[u8]) -> Result<(&[u8], Cow<'_, [u8]>), Broken<'_
     Ok((key, feature.unwrap_or_default()))
 }
 
-/// Returns a message with `part` appended.
+/// Returns the message `before`, if any, with `part` appended.
 fn joined<'a>(before: Option<Cow<'a, [u8]>>, part: &'a [u8]) -> Cow<'a, [u8]> {
     match before {
         None => Cow::Borrowed(part),

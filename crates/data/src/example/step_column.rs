@@ -136,8 +136,8 @@ impl<'f> StepColumn<'f> {
         Ok(())
     }
 
-    /// Returns the column, the number of steps of each record and, if a column of it was requested, the number of
-    /// values of each step.
+    /// Returns the column of values, the number of steps of each record and, if requested, the number of values of each
+    /// step.
     fn finish(self) -> Result<(HostTensor, HostTensor, Option<HostTensor>), String> {
         let records = self.records.len();
         let lens = differences(&self.records);

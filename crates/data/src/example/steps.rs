@@ -8,12 +8,13 @@ use crate::{ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{DType, Tree};
 use std::collections::BTreeMap;
 
-/// A list of features, one for each step of a sequence, that becomes a column. If steps have a fixed shape, the
-/// column has shape `[records, longest, shape...]`. If steps may have any length, it has shape `[records,
-/// longest, most]`. Shorter lists and steps are padded.
+/// A list of features, one for each step of a sequence, that becomes a column. If steps have a fixed shape, the column
+/// has shape `[records, longest, shape...]`. If steps may have any number of values, it has shape `[records, longest,
+/// most]`. Here `longest` is the largest number of steps of a record, and `most` the largest number of values of a
+/// step. Shorter lists and steps are padded.
 ///
-/// If steps have a fixed shape, a record without the list is an error, unless [`or_empty`](Self::or_empty) is
-/// set. If steps may have any length, a missing list is empty.
+/// If steps have a fixed shape, a record without the list is an error, unless [`or_empty`](Self::or_empty) is set. If
+/// steps may have any number of values, a missing list is empty.
 ///
 /// ```
 /// use distribute_data::example::{FixedLen, SequenceExample, SequenceFeatures, Steps};
@@ -198,7 +199,7 @@ impl SequenceFeatures {
         Self { context: self.context.element_limit(bytes), limit: self.limit.of(bytes), ..self }
     }
 
-    /// Returns a description of everything that determines the columns.
+    /// Returns a text that differs between settings that result in different columns.
     pub(crate) fn identity(&self) -> String {
         let list = |(name, steps): (&String, &Steps)| format!(", list {name:?} {}", steps.identity());
         self.context.identity() + &self.lists.iter().map(list).collect::<String>()

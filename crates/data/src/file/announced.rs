@@ -29,7 +29,7 @@ pub(super) fn announced(head: &[u8], plain: Option<bool>) -> Result<Compression,
     }
 }
 
-/// The first bytes of files in the supported compressions.
+/// The first bytes of files in the supported compressions, except for zlib.
 const READ: [(Compression, &[u8]); 3] = [
     (Compression::Gzip, &[0x1f, 0x8b, 8]),
     (Compression::Zstd, &[0x28, 0xb5, 0x2f, 0xfd]),

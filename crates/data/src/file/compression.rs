@@ -20,9 +20,9 @@ use zstd::stream::read::Decoder as ZstdDecoder;
 /// `zstd` and `lz4` are enabled (`parquet` enables both). Other compressions with magic bytes, such as bzip2 and xz,
 /// result in an error that contains their name.
 ///
-/// Skippable frames before and between frames of zstd and lz4 are skipped. A stream may be followed by zeros,
-/// because some media fill their blocks with them. A gzip member may be followed by another one. Anything else
-/// after the end is an error, because it may be the rest of a damaged member.
+/// Skippable frames before and between frames of zstd and lz4 are skipped. Except with zstd, a stream may be followed
+/// by zeros, because some media fill their blocks with them. A gzip member may be followed by another one. Anything
+/// else after the end is an error, because it may be the rest of a damaged member.
 ///
 /// ```
 /// use distribute_data::{Compression, Location};
@@ -135,7 +135,8 @@ impl Compression {
 
     /// Returns the reason why a format could not parse a file that was opened in this way: damage of its compressed
     /// stream if there is any, otherwise `error`. A damaged stream may decompress to any bytes, and the checksum that
-    /// reveals the damage is at the end. The file is therefore opened again and, if it is compressed, decompressed.
+    /// reveals the damage is at the end. The file is therefore opened again and, if it is compressed, decompressed up
+    /// to [`MAX_LOOKED_AT`].
     pub(crate) fn blame(
         self,
         location: &Location,
@@ -164,7 +165,7 @@ const MAX_LOOKED_AT: u64 = 4 << 30;
 const NO_FRAME: &str =
     "a frame that is to be skipped is at its beginning, and no frame of zstd or lz4 follows";
 
-/// The kind of all errors about damaged streams, but not of errors while reading them.
+/// The kind of all errors about damaged streams. Errors while a file is read have other kinds.
 pub(super) const DAMAGED: ErrorKind = ErrorKind::InvalidData;
 
 /// Returns a buffered reader of the decompressed bytes of a stream.
@@ -275,7 +276,8 @@ struct Unpacked<R: BufRead> {
 }
 
 impl<R: BufRead> Unpacked<R> {
-    /// Handles the end of a member, and continues with the next one if there is one.
+    /// Handles the end of a member, and continues with the next one if there is one. Returns an error if anything else
+    /// follows, except zeros and skippable frames.
     fn end(&mut self) -> io::Result<()> {
         let Some(decoder) = &mut self.decoder else { return Ok(()) };
         let found = decoder.following()?;

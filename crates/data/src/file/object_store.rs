@@ -135,7 +135,8 @@ impl Pieces {
 }
 
 /// Requests an object chunk by chunk and sends the chunks, until the end of the object or until the reader is dropped.
-/// If the first request fails, ranges may not be supported, so the object is requested in a single response.
+/// If the first request fails, ranges may not be supported, so the object is requested in a single response. This is
+/// not tried if the object does not exist or the deadline has passed.
 fn request(
     store: &dyn ObjectStore,
     path: &Path,
@@ -325,8 +326,8 @@ mod tests {
         });
     }
 
-    /// Starts an HTTP server of one object. Returns its URL, and a channel of the requests: method, path and relevant
-    /// headers.
+    /// Starts an HTTP server of one object. Returns its address, and a channel of the requests: method, path and
+    /// relevant headers. `ranges` is whether the server supports range requests.
     fn server(ranges: bool, body: &'static [u8]) -> (String, Receiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();

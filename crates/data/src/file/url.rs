@@ -1,4 +1,4 @@
-//! The handling of URLs as text: recognizing them, and hiding their secrets.
+//! The handling of URLs as text: recognizing them, hiding their secrets, and escaping names in them.
 
 /// Returns whether a text begins with a scheme (letters, digits and `+-.`) and `://`.
 pub(super) fn is_url(text: &str) -> bool {

@@ -90,7 +90,8 @@ pub(crate) struct ParsedSection {
 }
 
 impl ParsedSection {
-    /// Returns up to `max` of the remaining elements, and after them the error.
+    /// Removes and returns up to `max` of the remaining elements. After the last one, returns the error if there is
+    /// one, and then `None`.
     pub(super) fn take(&mut self, max: usize) -> Result<Option<Chunk>> {
         match self.chunk.take() {
             Some(chunk) if chunk.len() > max => {

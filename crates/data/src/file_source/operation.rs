@@ -190,8 +190,8 @@ mod tests {
         assert_eq!(lines(&asked), ["0134", "2"]);
     }
 
-    /// Checks that a position is rejected if the files have changed. Elements of renamed, longer or other files would
-    /// be repeated or lost: 20 of 40 were missed.
+    /// Checks that a position within a pass is rejected if files have been renamed, changed, replaced or added.
+    /// Elements would be repeated or lost.
     #[test]
     fn a_position_within_a_pass_is_refused_where_files_are_others() {
         let folder = tempfile::tempdir().unwrap();

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufWriter, Cursor, Read, Seek, Write};
 use std::path::Path;
 
-/// Reads the array of a `.npy` file, which may be compressed with gzip or zlib.
+/// Reads the array of a `.npy` file, which may be [compressed](Compression).
 ///
 /// # Errors
 ///

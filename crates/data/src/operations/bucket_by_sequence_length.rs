@@ -195,7 +195,8 @@ impl BucketStage {
         Ok(Some(Chunk::one(batch)))
     }
 
-    /// Returns the padding of a bucket.
+    /// Returns the padding for a batch of a bucket: the user's padding, to the boundary of the bucket if that was
+    /// requested.
     fn padding(&self, bucket: usize, elements: &Assembly) -> Result<Padding> {
         let padding = self.buckets.padding.clone();
         let longest = match self.buckets.boundaries.get(bucket) {

@@ -33,7 +33,8 @@ struct CachedElements {
 }
 
 impl CachedElements {
-    /// Adds the elements of a chunk. The chunk before them is compacted if it is of another section.
+    /// Adds the elements of a chunk to the last chunk. If that is not possible, compacts the last chunk and starts a
+    /// new one.
     fn push(&mut self, chunk: &Chunk) -> Result<()> {
         self.len += chunk.len();
         append(&mut self.chunks, chunk.slice(0..chunk.len()))
@@ -225,8 +226,8 @@ mod tests {
         assert_eq!(made.load(Ordering::Relaxed), 12);
     }
 
-    /// Checks that every pass equals pass 0 of the input. Otherwise a position in epoch 1 would refer to a different
-    /// element in a new process, whose first pass is that one.
+    /// Checks that every pass equals pass 0 of the input. Otherwise a new process that resumes in epoch 1 would cache
+    /// the elements of that epoch, and positions would refer to other elements than before.
     #[test]
     fn every_pass_is_the_inputs_pass_0() {
         let shuffled = Dataset::range(20).shuffle(20, 3);

@@ -11,8 +11,8 @@ use std::sync::Arc;
 pub(super) struct Contents {
     /// The checksum of the operations, as in positions.
     operations: u32,
-    /// The checksum of the same operations if they did not skip broken records. The elements are the same if that
-    /// cache was ever completed.
+    /// The checksum of the same operations if they did not skip broken records. A cache that was completed without
+    /// skipping has the same elements.
     unskipped: u32,
     /// The number of elements and their spec, as text; empty strings if they are not known.
     known: [String; 2],

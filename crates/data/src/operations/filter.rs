@@ -47,7 +47,7 @@ impl<T: Nest> Dataset<T> {
     }
 }
 
-/// A user function that decides something about an element. Its second argument is the element's index.
+/// A user function that computes a value from an element. Its second argument is the element's index.
 pub(crate) type ElementFn<R> = Arc<dyn Fn(Tree<Leaf>, usize) -> Result<R> + Send + Sync>;
 
 /// Wraps a user function of an element as a function of trees. Errors and panics contain the element's index.

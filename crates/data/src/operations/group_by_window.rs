@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(data.element_spec().unwrap().describe(&|spec| spec.to_string()), "int64 [?]");
     }
 
-    /// A group of rows of one source is one gather, also if it is not contiguous.
+    /// Checks the batches of groups of rows that are not contiguous in their source.
     #[test]
     fn groups_of_rows_stay_rows() {
         let x = HostTensor::new((0..12).map(|x| x as f32).collect::<Vec<_>>(), [6, 2]).unwrap();

@@ -125,7 +125,7 @@ impl Operation for InTurn {
         Batching::Unknown
     }
 
-    /// Returns the spec of the dataset that is created from the first element, if computing that is allowed.
+    /// Returns the spec of the dataset that is created from the first element, if `look` allows computing this element.
     fn spec(&self, look: Look) -> Option<ElementSpec> {
         match look {
             Look::Never => None,

@@ -52,7 +52,7 @@ fn inner(function: &GroupFn, group: Group, known: Option<ElementSpec>) -> Result
     function(key, Arc::new(Kept { elements: Arc::new(elements), known }), index)
 }
 
-/// Returns the spec of the dataset that is created from the first group, if computing that is allowed.
+/// Returns the spec of the dataset that is created from the first group, if `look` allows computing this group.
 pub(super) fn first_spec(
     look: Look,
     function: &GroupFn,

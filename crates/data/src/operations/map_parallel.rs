@@ -166,7 +166,7 @@ struct Job {
 struct Done {
     values: Vec<Tree<Leaf>>,
     failed: Option<Error>,
-    /// The same number as in the job.
+    /// The number of completed passes that the job contained.
     passes: usize,
 }
 

@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl Dataset<i64> {
-    /// Creates a dataset of the numbers from 0 to `n - 1`, or of the numbers of a range, as scalars of `int64`.
-    /// Sizes of type `usize` are also accepted. Batches are tensors of shape `[n]`.
+    /// Creates a dataset of numbers, as scalars of `int64`. `numbers` is a range, or the number of elements, which are
+    /// then counted from 0. Sizes of type `usize` are also accepted. A batch of `n` numbers is a tensor of shape `[n]`.
     ///
     /// ```
     /// # use distribute_data::Dataset;

@@ -14,9 +14,9 @@ use distribute_tensor::{DType, HostTensor, Leaf, Nest, Tree};
 use std::collections::VecDeque;
 
 impl<T: Nest> Dataset<T> {
-    /// Packs sequences of different lengths into rows of one length, so that little of a batch is padding. The axis 0
-    /// of all tensors of an element is the sequence. Each row has the [numbers of its sequences](Packed::segments) and
-    /// the [positions](Packed::positions) within them.
+    /// Packs sequences of different lengths into rows of one length, so that little of a batch is padding. Axis 0 of
+    /// each tensor of an element is the sequence. Each row has the [numbers of its sequences](Packed::segments) and the
+    /// [positions](Packed::positions) within them.
     ///
     /// Each sequence is added to the first row that has room for it. If none has, a new row begins. At most
     /// [`open_rows`](Packing::open_rows) rows are filled at the same time: if one more begins, the oldest is passed on.

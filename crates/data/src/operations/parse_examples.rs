@@ -40,7 +40,7 @@ trait Parser: Send + Sync {
     const NAME: &'static str;
     const TEXT: &'static str;
 
-    /// Returns a description of everything that determines the columns.
+    /// Returns a text that differs between parsers that result in different columns.
     fn identity(&self) -> String;
 
     fn spec(&self, rows: Option<usize>) -> ElementSpec;

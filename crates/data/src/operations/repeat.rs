@@ -233,7 +233,8 @@ mod tests {
         });
     }
 
-    /// Checks that buffers of stages, and elements that depend on the number of the pass, do not end the pass.
+    /// Checks that buffers of stages, and elements that depend on the number of the pass, do not end the pass with an
+    /// error.
     #[test]
     fn an_element_that_comes_after_many_passes_comes() {
         distribute_testing::watched(|| {

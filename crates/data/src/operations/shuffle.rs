@@ -119,8 +119,9 @@ impl Pool {
         }
     }
 
-    /// Removes element `i`, moves the last element to its position, and appends the removed one to `drawn`.
-    /// Returns `false` without drawing if it cannot be appended to that chunk.
+    /// Removes element `i`, moves the last element to its position, and appends the removed one to `drawn`. Returns
+    /// `false` without drawing if it cannot be appended to `drawn`, which then holds elements of another source or
+    /// kind.
     fn draw(&mut self, i: usize, drawn: &mut Option<Chunk>) -> bool {
         match (self, &mut *drawn) {
             (Pool::Rows(pool, rows), Some(Chunk::Rows(source, Picks::List(list))))

@@ -5,7 +5,8 @@ use crate::Result;
 use crate::chunk::{Assembly, Chunk};
 use crate::stage::Stage;
 
-/// Returns the number of windows into which `n` elements are collected.
+/// Returns the number of windows into which `n` elements are collected. A window begins at every `shift`-th element,
+/// and extends over `span` elements. If `exact` is `true`, only complete windows are counted.
 pub(super) fn windows(n: usize, shift: usize, span: usize, exact: bool) -> usize {
     if !exact {
         n.div_ceil(shift)

@@ -9,8 +9,8 @@ use distribute_tensor::{Nest, Tree};
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
-    /// Returns a dataset of pairs of one element from each dataset. It ends with the shorter one. To zip more
-    /// than two datasets, zip again. If necessary, [`typed`](Dataset::typed) flattens the type `((a, b), c)`.
+    /// Returns a dataset of pairs of one element from each dataset. The result ends with the shorter dataset. To zip
+    /// more than two datasets, zip again. If necessary, [`typed`](Dataset::typed) flattens the type `((a, b), c)`.
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -137,7 +137,8 @@ impl ZipStage {
         Ok(Some(pairs))
     }
 
-    /// Pairs two chunks. If the second one is shorter, reads the rest first.
+    /// Pairs two chunks. If the second one is shorter, first reads the elements that it lacks. If the second dataset
+    /// ends before that, the result is shorter than `first`.
     fn rest(&mut self, first: Chunk, second: Chunk) -> Result<Chunk> {
         if second.len() == first.len() {
             return self.pairing.pair(first, second);

@@ -77,7 +77,7 @@ pub struct Parquet {
 /// The default number of rows that are read at a time.
 const ROWS: usize = 1024;
 
-/// The default limit on the memory of these rows in bytes.
+/// The default limit, in bytes, on the memory of the rows that are read at a time.
 const BYTES: u64 = 16 << 20;
 
 impl Parquet {

@@ -27,7 +27,7 @@ pub(super) struct Page {
 /// The memory that the pages of a column in a row group may occupy, computed page by page.
 #[derive(Debug, Default)]
 pub(super) struct Widest {
-    /// An upper bound in bytes on the longest text of a dictionary; 0 without one.
+    /// An upper bound in bytes on the longest text of the dictionary; 0 if there is no dictionary.
     pub(super) entry: u64,
     /// The average memory in bytes of a text in the dictionary.
     average: u64,

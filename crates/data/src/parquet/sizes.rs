@@ -88,8 +88,8 @@ pub(super) fn sizes(
     Ok((size, entry))
 }
 
-/// Reads the header of the page at offset `at`. Returns `None` if there is none, because the library has better
-/// errors for that case.
+/// Reads the header of the page at offset `at`. Returns `None` if the bytes up to `end` do not begin with a valid
+/// header, because the library has better errors for that case.
 fn page(location: &Location, file: &impl ChunkReader, at: u64, end: u64) -> Result<Option<Page>> {
     // Headers are short, but may contain the minimum and the maximum value.
     let mut len = 256;

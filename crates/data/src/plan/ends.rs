@@ -61,8 +61,8 @@ impl std::iter::Sum for StepCounts {
 }
 
 impl UnevenEnds {
-    /// Returns the treatment for datasets created by a function. `known` is whether all their tensors have static
-    /// shapes.
+    /// Returns the treatment to use for datasets created by a function and split by `rule`. `known` is whether all
+    /// their tensors have static shapes.
     pub(crate) fn of_function(self, rule: SplitRule, known: bool) -> Self {
         match (self, rule) {
             // ITER-3: TensorFlow makes empty batches only of tensors that may have any number of rows.

@@ -10,8 +10,9 @@ pub enum AutoShardPolicy {
     /// worker needs all of it.
     Off,
     /// Shards by file if the workers then read, between them, exactly the same elements as a single reader would.
-    /// Otherwise shards by element. With [`SplitRule::TensorFlow`](crate::SplitRule::TensorFlow), shards by file
-    /// whenever all sources read files.
+    /// Otherwise, and with a single worker, shards like [`Data`](Self::Data). With
+    /// [`SplitRule::TensorFlow`](crate::SplitRule::TensorFlow), shards by file whenever all sources read files; a
+    /// source with fewer files than workers is then an error.
     #[default]
     Auto,
     /// Each worker reads different files: worker `w` of `W` reads the files `w`, `w + W`, …

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-/// Returns the cycle of sizes of one worker's per-replica batches, for global batches of `batch` rows.
+/// Returns the cycle of sizes of the per-replica batches of worker `worker`, for global batches of `batch` rows.
 ///
-/// The cycle has one size for each replica of all workers together. Each worker starts it at its own first
-/// replica. The result is empty if there are no workers, no replicas or no such worker.
+/// The cycle has one size for each replica of all workers together. A worker's cycle begins with the size for its own
+/// first replica. The result is empty if there are no workers, no replicas or no such worker.
 ///
 /// ```
 /// use distribute_data::plan::recut::worker_sizes;

@@ -3,17 +3,17 @@
 use super::split::SplitRule;
 use std::ops::Range;
 
-/// Returns the steps in which one of a worker's own batches is used, and for each step the rows of each of the
-/// worker's replicas.
+/// Returns the steps in which one of the own batches of worker `worker` is used, and for each step the rows of each of
+/// the worker's replicas.
 ///
-/// A worker that reads its own files creates batches of the global size. Each step takes a share of such a batch:
-/// `replicas` of the `workers * replicas` parts of a full batch. A batch therefore lasts `workers` steps. In each step,
-/// every worker takes a different share, beginning with the share of its own replicas. Together they take a global
-/// batch. If a share is incomplete, its rows are spread evenly over the replicas. There is no step without rows, so a
-/// short batch lasts fewer steps.
+/// There are `workers` workers of `replicas` replicas each. A worker that reads its own files creates batches of the
+/// global size. Each step takes a share of such a batch: `replicas` of the `workers * replicas` parts of a full batch.
+/// A batch therefore lasts `workers` steps. In each step, every worker takes a different share, beginning with the
+/// share of its own replicas. Together they take a global batch. If a share is incomplete, its rows are spread evenly
+/// over the replicas. There is no step without rows, so a short batch lasts fewer steps.
 ///
-/// `rows` is the size of this batch, and `full` the size of a full batch. With one worker, a batch is one step,
-/// split by [`SplitRule::Even`].
+/// `rows` is the size of this batch, and `full` the size of a full batch. With one worker, a batch of at most `full`
+/// rows is one step, split by [`SplitRule::Even`].
 ///
 /// ```
 /// use distribute_data::plan::shares::steps;

@@ -1,8 +1,8 @@
 //! TFRecord files: sequences of records of bytes, each with checksums of its length and of its data.
 //!
 //! A record consists of its length as a `u64`, a checksum of these 8 bytes, the data, and a checksum of the data. All
-//! numbers are little-endian. A file is a sequence of records with nothing before or after them. A file is often
-//! compressed completely.
+//! numbers are little-endian. A file is a sequence of records with nothing before or after them. Files are often
+//! compressed as a whole.
 //!
 //! ```
 //! use distribute_data::{Compression, TfRecordReader, TfRecordWriter};

@@ -39,7 +39,7 @@ pub struct TfRecordReader<R> {
     next: usize,
     /// The offset of `bytes` in the file.
     base: u64,
-    /// The number of records that have been returned.
+    /// The number of records that have been returned or skipped.
     records: u64,
     limit: ElementLimit,
     broken: Broken,
@@ -87,8 +87,8 @@ impl<R: Read> TfRecordReader<R> {
         Self { broken, ..self }
     }
 
-    /// Reads the next `most` records, or the remaining ones if they are fewer. Returns an empty block at the end
-    /// of the file.
+    /// Reads up to `most` records. There are fewer only if the file ends, or if an error follows them; the next call
+    /// then returns that error. Returns an empty block at the end of the file, after an error, or if `most` is 0.
     ///
     /// # Errors
     ///
@@ -98,8 +98,8 @@ impl<R: Read> TfRecordReader<R> {
         self.next(most, false)
     }
 
-    /// Returns up to `most` records that are already in the buffer. Reads only if there is none, to return at
-    /// least one.
+    /// Returns up to `most` records that are already in the buffer. Only if the buffer contains no complete record,
+    /// reads more bytes, to return at least one record.
     pub(crate) fn read_at_hand(&mut self, most: usize) -> Result<Records> {
         self.next(most, true)
     }
@@ -167,9 +167,9 @@ impl<R: Read> TfRecordReader<R> {
         Ok(Records { path: self.path.clone(), first, bytes: self.bytes.clone(), ranges })
     }
 
-    /// Reads until there are `wanted` bytes, or the end is reached. Drops the bytes of returned records from the
-    /// front of the buffer, and shifts `ranges`, which were found since then, by the same number of bytes.
-    /// Returns that number.
+    /// Reads until the buffer contains `wanted` bytes, counted from its old start, or the end is reached. Drops the
+    /// bytes of returned records from the front of the buffer, and shifts `ranges`, the records found by the current
+    /// call, by the same number of bytes. Returns that number.
     fn fill(&mut self, wanted: usize, ranges: &mut [Range<usize>]) -> usize {
         let dropped = self.next;
         let bytes = match Arc::get_mut(&mut self.bytes) {

@@ -67,8 +67,9 @@ impl TfRecord {
         Self { compression, ..self }
     }
 
-    /// Skips and counts broken records: records whose data does not match the checksum, and records that are not
-    /// the requested examples. After a damaged length, the rest of the file is skipped.
+    /// Skips and counts broken records: records whose data does not match the checksum, and records that cannot be
+    /// parsed as the requested examples. After a damaged length, or a record that is larger than the [limit for one
+    /// element](Location::element_limit), the rest of the file is skipped, and counted as one record.
     #[doc(alias = "ignore_errors")]
     pub fn skip_broken(self, skipped: &SkippedRecords) -> Self {
         Self { skipped: Some(skipped.clone()), ..self }

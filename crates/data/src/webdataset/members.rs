@@ -18,15 +18,16 @@ pub(super) struct Member {
 
 /// A reader of the files in a tar file.
 ///
-/// The crate `tar` parses the headers. Its `Archive` is not used, because its entries borrow from it and so
-/// cannot be stored next to it in an iterator. Its errors also do not contain the offset in the file.
+/// The crate `tar` parses the headers. Its `Archive` is not used, because an iterator cannot contain both an archive
+/// and entries that borrow from it. The errors of `Archive` also do not contain the offset in the file.
 pub(super) struct Members<R> {
     pub(super) input: Input<R>,
     pub(super) limit: ElementLimit,
-    /// Whether the last block was empty. An empty block ends an archive, but another archive may follow.
+    /// Whether the block that was read last in place of a header was empty. An empty block ends an archive, but another
+    /// archive may follow.
     pub(super) ended: bool,
-    /// The name of the file that was read last; `None` if it could not be read. After an error, this is the file with
-    /// the error.
+    /// The name of the file that was read last. After an error, this is the name of the file with the error; `None` if
+    /// the error occurred before that name was known.
     pub(super) reading: Option<Vec<u8>>,
 }
 
@@ -35,8 +36,8 @@ impl<R: Read> Members<R> {
         Self { input, limit, ended: false, reading: None }
     }
 
-    /// Reads the next file, and skips folders and links. Returns `None` at the end. A name that is too long for a
-    /// header is in a member before it, as a GNU or PAX extension.
+    /// Reads the next file, and skips folders and links. Returns `None` at the end. If a name is too long for a header,
+    /// it is taken from the GNU or PAX extension that precedes the file.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         let (mut name, mut size): (Option<Vec<u8>>, _) = (None, None);
         self.reading = None;

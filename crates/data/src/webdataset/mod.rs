@@ -1,5 +1,5 @@
-//! Samples from tar files in the WebDataset layout. The files of one sample are consecutive, and their names are
-//! equal up to the first dot.
+//! Samples from tar files in the WebDataset layout. The files of one sample are consecutive, and their paths are equal
+//! up to the first dot of the last part.
 //!
 //! | file | what it is |
 //! |---|---|

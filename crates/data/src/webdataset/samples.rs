@@ -15,19 +15,20 @@ pub type Sample = BTreeMap<String, Vec<u8>>;
 /// The name of the entry with a sample's key.
 const KEY: &str = "__key__";
 
-/// An iterator over the samples of a tar file, in order. The tar file may be compressed with gzip.
+/// An iterator over the samples of a tar file, in order. The tar file may be compressed with gzip, or with zstd or lz4
+/// if the feature of that name is enabled.
 ///
-/// A sample consists of consecutive files with the same key: the path up to the first dot of its last part. Files
-/// whose names contain no dot, or have nothing before it, do not belong to any sample, nor do folders and links.
+/// A sample consists of consecutive files with the same key: the path up to the first dot of its last part. Files whose
+/// names contain no dot, or begin with their first dot, do not belong to any sample, nor do folders and links.
 ///
 /// The first error ends the iterator. It is [`Error::Io`](crate::Error::Io), or
 /// [`Error::Damaged`](crate::Error::Damaged) with the offset in the tar file. Complete samples are returned before it.
 /// If it is unknown to which sample a damaged file belongs, the sample before it may lack that file, and is not
 /// returned.
 ///
-/// If a tar file ends after a member, without the empty block that should end it, a warning is logged, because samples
-/// may be missing. [`require_end`](Self::require_end) makes it an error. Tar files that were joined with `cat` are read
-/// one after the other.
+/// If a tar file ends without the empty block that ends tar files, a warning is logged, because samples may be missing.
+/// After [`require_end`](Self::require_end), this is an error. Tar files that were joined with `cat` are read one after
+/// the other.
 ///
 /// ```
 /// use distribute_data::webdataset::Samples;
@@ -51,14 +52,14 @@ const KEY: &str = "__key__";
 #[must_use = "a source reads nothing until a dataset is made of it"]
 pub struct Samples {
     members: Members<Box<dyn BufRead + Send>>,
-    /// The key and the sample to which the last member belongs.
+    /// The sample to which the last member belongs, and its key.
     open: Option<(Vec<u8>, Sample)>,
     /// The number of bytes that the open sample occupies.
     taken: u64,
     ended: bool,
     require_end: bool,
     broken: Broken,
-    /// The key of a sample that is being skipped, because more of its files may follow.
+    /// The key of a sample that is being skipped. It is kept because more files of that sample may follow.
     skipping: Option<Vec<u8>>,
     /// The error that follows the sample that was returned last.
     failed: Option<Error>,
@@ -150,7 +151,8 @@ impl Samples {
         }
     }
 
-    /// Returns the error after the sample before it, if there is one.
+    /// Returns `before`, the complete sample before an error, and keeps the error for the next call. Without such a
+    /// sample, returns the error immediately.
     fn fail(&mut self, before: Option<Sample>, error: Error) -> Result<Option<Sample>> {
         match before {
             None => Err(error),
@@ -161,8 +163,9 @@ impl Samples {
         }
     }
 
-    /// Handles an error of a file that cannot be read. The open sample is complete if the file belongs to another one.
-    /// Otherwise it may lack this file, so it is counted as broken if broken samples are skipped.
+    /// Handles an error of a file that cannot be read. The open sample is complete if the file belongs to another one,
+    /// and is returned before the error. Otherwise it may lack this file, so it is counted as broken if broken samples
+    /// are skipped.
     fn damaged(&mut self, error: Error) -> Result<Option<Sample>> {
         let Some((key, sample)) = self.open.take() else { return Err(error) };
         let file = self.members.reading.as_deref().and_then(key_and_kind);
@@ -177,7 +180,9 @@ impl Samples {
         Err(error)
     }
 
-    /// Adds a file to the open sample, or opens a new one with the given key.
+    /// Adds a file to the open sample, or opens a new one. `key` is the sample's key, and `kind` the part of the file's
+    /// name after the first dot. Returns [`Error::Damaged`] if the name is not UTF-8, if the sample exceeds the limit,
+    /// or if it already has a file of this kind.
     fn add(&mut self, member: Member, key: &[u8], kind: &[u8]) -> Result<()> {
         let Member { offset, name, bytes } = member;
         let (Ok(text), Ok(kind)) = (std::str::from_utf8(key), std::str::from_utf8(kind)) else {
@@ -202,7 +207,8 @@ impl Samples {
 /// The number of bytes that a file occupies in addition to its contents and name.
 const FILE: u64 = 128;
 
-/// Splits a path into a key and a kind: `a.b/c.d.e` is the file `d.e` of sample `a.b/c`.
+/// Splits a path into a key and a kind: `a.b/c.d.e` is the file `d.e` of sample `a.b/c`. Returns `None` if the file
+/// does not belong to any sample.
 fn key_and_kind(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let base = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
     let dot = base + path.get(base..)?.iter().position(|byte| *byte == b'.').filter(|dot| *dot > 0)?;

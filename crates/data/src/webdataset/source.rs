@@ -9,8 +9,9 @@ use crate::{Dataset, ElementSpec, Files, Location, Result};
 use distribute_tensor::{HostTensor, Leaf, Tree};
 use std::collections::BTreeMap;
 
-/// Creates a dataset of the samples in tar files, one tar file after the other. Elements are maps from the part
-/// of a member's name after the first dot to its bytes, as scalar strings. See [`Samples`].
+/// Creates a dataset of the samples in tar files, one tar file after the other. An element is a map that contains, for
+/// each file of the sample, its bytes as a scalar string. The key of a file is the part of its name after the first
+/// dot, in lower case. The key `__key__` contains the name of the sample. See [`Samples`].
 ///
 /// ```no_run
 /// use distribute_data::{Files, webdataset};
@@ -26,10 +27,15 @@ pub fn samples(files: impl Into<Files>) -> Dataset<BTreeMap<String, HostTensor>>
 }
 
 /// Creates a dataset of samples like [`samples`], but skips broken ones, and counts them in `skipped`. A sample is
-/// broken if it has two files of the same kind, a name that is not UTF-8, or more bytes than the [limit for one
-/// element](Location::element_limit). After a damaged header, or a file that alone exceeds the limit, the rest of the
-/// tar file is skipped, and counted as one sample. The sample before it is also skipped and counted if it may lack a
-/// file.
+/// broken in the following cases:
+///
+/// - Two of its files have the same extension. The extension is the part of the name after the first dot, in lower
+///   case.
+/// - A file's name is not UTF-8.
+/// - The sample is larger than the [limit for one element](Location::element_limit).
+///
+/// After a damaged header, or a file that alone exceeds the limit, the rest of the tar file is skipped, and counted as
+/// one sample. The sample before it is also skipped and counted if it may lack a file.
 pub fn samples_skipping(
     files: impl Into<Files>,
     skipped: &SkippedRecords,

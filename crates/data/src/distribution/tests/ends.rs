@@ -19,7 +19,7 @@ fn a_dataset_without_elements_has_empty_batches() {
     assert_eq!(steps.iter().map(dims).collect::<Vec<_>>(), [[[2, 2], [0, 2]], [[1, 2], [0, 2]]]);
 }
 
-/// A pass stays over once it has ended, whichever method is called.
+/// Checks that a pass stays over after its end or an error.
 #[test]
 fn an_iterator_stays_finished_after_the_end_or_an_error() {
     let sizes = [4usize, 3, 4];
@@ -71,7 +71,7 @@ fn a_worker_reports_before_a_step_that_it_has_no_empty_batch() {
     }
 }
 
-/// Workers that read the same batches end together, or they read different data.
+/// Checks that workers that read the same batches must end together: otherwise, they read different data.
 #[test]
 fn a_worker_that_ends_before_others_is_named_where_all_read_the_same() {
     for (policy, refused) in [(AutoShardPolicy::Data, true), (AutoShardPolicy::Off, false)] {

@@ -4,10 +4,10 @@ use super::*;
 use crate::text_lines;
 use std::path::Path;
 
-/// The operations that are applied to the elements of files.
+/// The files of a dataset, and the operations on their elements.
 #[derive(Clone, Debug)]
 struct Shape {
-    /// The elements of each file.
+    /// The number of lines of each file.
     files: Vec<i64>,
     shuffle: bool,
     repeat: usize,
@@ -24,7 +24,7 @@ fn shape() -> impl Strategy<Value = Shape> {
     )
 }
 
-/// Creates files of numbered lines without duplicates.
+/// Creates the files in `folder`, with consecutive numbers as lines. Returns a dataset of batches of these numbers.
 fn dataset(shape: &Shape, folder: &Path) -> Dataset<HostTensor> {
     let mut next = 0;
     let mut names = Vec::new();
@@ -116,7 +116,7 @@ proptest! {
     }
 }
 
-/// Each worker keeps its own part under the FILE policy.
+/// Checks that each worker has a separate cache file if workers read separate files.
 #[test]
 fn workers_with_separate_files_have_separate_caches() {
     let folder = tempfile::tempdir().unwrap();
@@ -134,7 +134,7 @@ fn workers_with_separate_files_have_separate_caches() {
     assert!(!cache.exists() && folder.path().join("cache.1-of-2").exists());
 }
 
-/// Checks AS-4: with one worker, the pipeline still determines the full batch.
+/// Checks AS-4: with one worker, the pipeline is not sharded, so its assertion remains.
 #[test]
 fn an_assertion_is_removed_only_from_shards() {
     let folder = tempfile::tempdir().unwrap();

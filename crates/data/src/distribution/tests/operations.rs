@@ -42,8 +42,8 @@ fn numbers(piece: HostTensor) -> Vec<i64> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// A pass that stops at any step resumes on other layouts, and has the elements of a pass that does not
-    /// stop. So has a pass on several workers.
+    /// A pass that is stopped at any step and resumed with other layouts yields the same elements as an uninterrupted
+    /// pass, on one worker or several.
     #[test]
     fn a_pass_resumes_in_the_middle_of_groups_and_windows(
         kind in 0usize..8, n in 0i64..40, batch in 1usize..5, repeats in 1usize..3, epoch in 0u64..3,

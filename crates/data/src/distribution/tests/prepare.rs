@@ -17,7 +17,7 @@ fn numbers(piece: Tree<Leaf>) -> Vec<i64> {
     HostTensor::from_tree(piece).unwrap().to_vec().unwrap()
 }
 
-/// Puts the replica in front of the ids.
+/// Prepends the index of the replica to the ids of a batch.
 fn marked(replica: usize, piece: Tree<Leaf>) -> Result<Tree<Leaf>, Cause> {
     let ids = numbers(piece);
     let marks = std::iter::once(replica as i64).chain(ids);
@@ -31,8 +31,8 @@ fn rest(mut pass: WorkerPass<HostTensor>) -> Vec<Vec<Vec<i64>>> {
     std::iter::from_fn(step).map(|step| step.into_iter().map(ids).collect()).collect()
 }
 
-/// Returns a pass over `range(20).batch(4)` for two replicas, and a channel of (replica, id, thread) of each
-/// prepared batch.
+/// Returns a pass over `range(20).batch(4)` for two replicas, and a channel that receives the replica, the first id and
+/// the thread of each prepared batch.
 fn told(prefetch: usize) -> (WorkerPass<HostTensor>, Receiver<(usize, i64, ThreadId)>) {
     let (sender, heard) = channel();
     let plan = with(&Dataset::range(20).batch(4), Layout::one_worker(2), prefetch);
