@@ -217,6 +217,7 @@ impl ServeBuilder {
 
     /// Sets the settings in which this worker's strategy differs from the coordinator's, for example its devices. The
     /// coordinator determines the partitioner, the placement, the staleness, and all timeouts that are not set here.
+    /// The cluster and the credentials are those of this task.
     pub fn strategy(self, settings: ParameterServerStrategyBuilder) -> Self {
         Self { strategy: Some(settings), ..self }
     }

@@ -13,7 +13,7 @@ pub trait Fetch {
     /// Waits for the results and returns their values.
     ///
     /// # Errors
-    /// Returns the error of the first closure that failed.
+    /// Returns the error of the first result in the structure whose closure failed.
     fn fetch(&self) -> Result<Self::Values>;
 }
 

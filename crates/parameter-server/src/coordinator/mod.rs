@@ -234,7 +234,7 @@ impl ClusterCoordinator {
     /// [`RemoteValue`], or a tuple, a `Vec`, a slice or an `Option` of these.
     ///
     /// # Errors
-    /// Returns the error of the first closure that failed; see [`RemoteValue::fetch`].
+    /// Returns the error of the first result in the structure that cannot be fetched; see [`RemoteValue::fetch`].
     pub fn fetch<S: Fetch>(&self, values: S) -> Result<S::Values> {
         values.fetch()
     }

@@ -5,7 +5,8 @@ use distribute_base::{Error, ErrorKind};
 use distribute_coordinator::{Failure, FailureKind};
 use distribute_ps_tables::ChannelError;
 
-/// Converts the error of a function to a failure.
+/// Converts the error of a function to a failure. If the call was cancelled, or servers have rejected its changes
+/// because the closure has ended, the kind is [`FailureKind::Cancelled`].
 pub(super) fn from_error(error: &Error, worker: &WorkerContext) -> Failure {
     // After a call was cancelled, its error may only mean that the function gave up, or that servers refuse its
     // changes.

@@ -187,10 +187,9 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// Sets the type in which optimizers send the gradients of `f32` variables; [`Wire::Full`] by default. The other
     /// types halve the bytes. The setting must be the same on all workers, which compare it in the first step.
     ///
-    /// The gradients of each replica are rounded once, those of tables by row as well. They are added in `f32`, and the
-    /// sum of dense gradients is rounded again. Transforms before the reduction see exact gradients, and those after it
-    /// the rounded sum. Weights and slots keep all bits, and so do all other collectives, losses, metrics and
-    /// checkpoints.
+    /// The gradients of each replica are rounded once, including gradients by row. They are added in `f32`, and the sum
+    /// of dense gradients is rounded again. Transforms before the reduction see exact gradients, and those after it the
+    /// rounded sum. Weights and slots keep all bits, and so do all other collectives, losses, metrics and checkpoints.
     ///
     /// All workers have the same bits, and the result still depends only on the number of replicas: 4 workers with one
     /// replica compute the same as 2 workers with two, or as 1 worker with four. Therefore a single worker rounds as
@@ -224,7 +223,7 @@ impl MultiWorkerMirroredStrategyBuilder {
         self
     }
 
-    /// Sets where the tables of models are stored: the weights of layers that look up rows, such as
+    /// Sets where the tables of models are stored. Tables are the weights of layers that look up rows, such as
     /// [`embedding`](https://docs.rs/distribute/latest/distribute/nn/fn.embedding.html). By default, each worker has a
     /// copy of each table. With [`TableHosts::Workers`], each worker stores a share of the rows, and their slots. In
     /// each step, a worker reads the rows of its ids from the workers that store them, and sends the gradients of these
@@ -456,6 +455,10 @@ fn server_settings(
 
 /// Prepares the tables that are not mirrored: on the workers of `group`, on parameter servers, or in this process if it
 /// is the only worker. Returns `None` if all tables are mirrored.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: tables are to be stored on servers, but there is no cluster.
+/// - The errors of [`SharedTables::on_workers`] and [`SharedTables::on_servers`].
 fn shared_tables(
     group: Option<&Group>,
     options: TableOptions,

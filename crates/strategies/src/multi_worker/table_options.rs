@@ -18,7 +18,7 @@ pub enum TableHosts {
     Servers,
 }
 
-/// The weights of models that are stored at the location of tables.
+/// The weights of a model that are stored where its tables are: see [`TableHosts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostedWeights {
     /// The tables: the weights of layers that look up rows. Each worker has a copy of all other weights.

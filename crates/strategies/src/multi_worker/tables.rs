@@ -47,7 +47,7 @@ struct Share {
     timeout: Duration,
 }
 
-/// The parameter servers of a cluster, and this process's connection to them.
+/// The settings with which this process connects to the parameter servers of a cluster.
 #[derive(Clone, Debug)]
 pub(super) struct ServerSettings {
     pub cluster: ClusterSpec,
@@ -136,7 +136,7 @@ impl SharedTables {
     }
 }
 
-/// Returns the client of the servers behind the given channels.
+/// Returns the client of the servers to which the given channels lead.
 fn client(
     channels: Vec<Arc<dyn Channel>>,
     options: TableOptions,
