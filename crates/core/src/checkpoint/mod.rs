@@ -203,8 +203,8 @@ impl<'a> Checkpoint<'a> {
     /// # Errors
     /// - The errors of [`writer`](Checkpoint::writer).
     /// - [`Error::Checkpoint`]: `path` already exists, or the files cannot be written.
-    /// - [`Error::InvalidArgument`]: the workers run independently and this one is not the chief, or components belong
-    ///   to different strategies with several workers.
+    /// - [`Error::InvalidArgument`]: the workers run independently and this one is not the chief, this worker has not
+    ///   caught up with the others or has left them, or components belong to different strategies with several workers.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
     #[doc(alias = "tf.train.Checkpoint.save")]
     #[track_caller]

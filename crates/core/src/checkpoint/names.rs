@@ -5,7 +5,7 @@ pub(crate) fn copies_name(prefix: &str) -> String {
     format!("{prefix}/per_replica")
 }
 
-/// Returns the name of the tensor that holds the last value that running statistics had on all replicas alike.
+/// Returns the name of the tensor that holds the value to which a running statistic was last set on all replicas.
 pub(crate) fn common_name(prefix: &str) -> String {
     format!("{prefix}/common")
 }

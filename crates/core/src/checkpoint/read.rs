@@ -6,7 +6,7 @@ use distribute_base::{Error, Result};
 use distribute_tensor::{DType, Element, HostTensor};
 use std::ops::Range;
 
-/// Returns an error if the checkpoint lacks any of the `expected` names. The error lists up to 20 of them.
+/// Returns an error if the checkpoint lacks any of the `expected` names. The error lists up to 20 missing names.
 pub fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
     let missing: Vec<_> = expected.iter().filter(|name| !reader.contains(name)).take(20).collect();
     if missing.is_empty() {
@@ -23,7 +23,7 @@ pub fn require_names(reader: &Reader, expected: &[String]) -> Result<()> {
 }
 
 /// Returns a tensor of a checkpoint, converted to `dtype`. The caller must have checked with a [`RestoreFilter`] that
-/// it can be converted.
+/// the tensor's dtype can be converted.
 pub(crate) fn read_cast(reader: &Reader, name: &str, dtype: DType) -> Result<HostTensor> {
     let value = reader.tensor(name)?;
     Ok(if value.dtype() == dtype { value } else { value.cast(dtype)? })

@@ -8,7 +8,7 @@ use std::fmt;
 
 type Rename<'a> = Box<dyn Fn(&str) -> Option<String> + Send + Sync + 'a>;
 
-/// Selects the tensors to restore from a checkpoint or file, and maps their names in the model to the names there.
+/// Selects the tensors to restore from a checkpoint or file, and maps each name in the model to a name in this source.
 ///
 /// Floating-point numbers of a different width are converted, as in candle's `VarBuilder`: bfloat16 weights
 /// can be restored into a float32 variable. Shapes must be equal.
@@ -151,7 +151,7 @@ impl RestoreReport {
         self.unrestored.append(&mut other.unrestored);
     }
 
-    /// Adds the names that were not used to the report. Returns an error if nothing was restored.
+    /// Completes the report with the names in `there` that were not used. Returns an error if nothing was restored.
     pub(crate) fn finish(
         mut self,
         operation: &'static str,

@@ -1,4 +1,4 @@
-//! The decision which operations on a variable are allowed in each context, and which copies they access. It is a pure
+//! Decides which operations on a variable are allowed in each context, and which copies they access. This is a pure
 //! function that follows the tables in TensorFlow's documentation.
 
 // - **INV-19** One function decides which operations of a variable are allowed in which context, and a refused

@@ -10,7 +10,7 @@ use distribute_base::{ContextKind, DeviceName, Error, Result};
 pub(super) struct AccessSite {
     pub(super) kind: ContextKind,
     /// The devices of the replicas, or of the copies that are being updated. `index` is the index of the current one.
-    /// Empty in other contexts.
+    /// The list is empty in other contexts.
     devices: Vec<DeviceName>,
     index: usize,
     pub(super) replica: Option<ReplicaContext>,

@@ -12,7 +12,7 @@ use distribute_tensor::dtype::Buffer;
 use std::ops::Range;
 
 impl Variable {
-    /// Computes the CRC-32C of a range of elements of every copy, one copy after another, continuing from `sum`.
+    /// Computes the CRC-32C of the given elements of each copy, one copy after another, continuing from `sum`.
     ///
     /// # Errors
     /// Returns candle's error if a copy on another device cannot be read.

@@ -239,8 +239,8 @@ impl InitialValue<'_> {
         }
     }
 
-    /// Creates the copy on parameter servers. If candle computes with the variable, also fetches the value immediately,
-    /// unless the variable is looked up by row.
+    /// Creates the storage of the variable on parameter servers. If candle computes with the variable, also fetches the
+    /// value immediately, unless the variable is looked up by row.
     fn on_servers(&self, strategy: &Strategy, name: &str, to: PlacementRequest) -> Result<Storage> {
         let Some(servers) = strategy.extended().parameter_servers() else {
             return Err(Error::invalid(CREATE, format!("{name}: {strategy} has no parameter servers")));
@@ -278,7 +278,7 @@ impl InitialValue<'_> {
     }
 }
 
-/// Creates a copy of a variable on parameter servers, with `value` as its initial value.
+/// Creates the storage of a new variable on parameter servers, initialized with `value`.
 pub(super) fn on_servers(
     strategy: &Strategy,
     name: &str,
@@ -296,8 +296,8 @@ struct Properties {
 }
 
 impl Variable {
-    /// Creates one of a model's weights: a single copy, which the replicas of this process share, or the
-    /// copies that [`colocate_vars_with`](Strategy::colocate_vars_with) requests.
+    /// Creates one of a model's weights: a single copy, which the replicas of this process share, the copies that
+    /// [`colocate_vars_with`](Strategy::colocate_vars_with) requests, or storage on parameter servers.
     pub(super) fn weights(strategy: &Strategy, model_init: &ModelInit<'_>) -> Result<Variable> {
         // Only optimizers write weights, and they do not need these rules.
         let (synchronization, aggregation) = (VariableSynchronization::OnWrite, VariableAggregation::None);

@@ -1,4 +1,4 @@
-//! Adding the name of a variable to candle's errors.
+//! Adds the name of a variable to candle's errors.
 
 use distribute_base::Error;
 

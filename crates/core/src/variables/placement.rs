@@ -1,4 +1,4 @@
-//! The decision where a new variable of a program or model is stored and which rules apply to it, as a pure function.
+//! Decides where a new variable of a program or model is stored, and which rules apply to it: a pure function.
 
 use super::access::VariableKind;
 use crate::strategy::VariablePlacement;

@@ -83,8 +83,8 @@ pub(super) fn requested_ids() -> Option<DynamicOptions> {
 /// up in that copy.
 ///
 /// # Errors
-/// - [`Error::InvalidArgument`]: the variable is a table of ids and is requested as one of numbered rows, or the
-///   reverse.
+/// - [`Error::InvalidArgument`]: the strategy has parameter servers, and the variable is a table of ids and is
+///   requested as one of numbered rows or with other options, or the reverse.
 /// - [`Error::Server`]: the complete value cannot be fetched.
 pub(super) fn record_request(variable: &Variable, replica: usize, on_device: bool) -> Result<()> {
     let got = || {
@@ -159,7 +159,8 @@ impl RowSource {
     }
 
     /// Returns the complete table with which the replica computes: the copy on its device if the device has separate
-    /// memory, otherwise `table`. From now on, the complete table is kept in memory.
+    /// memory, otherwise `table`. From now on, the complete table is kept in memory. If the copy cannot be used, logs
+    /// an error and returns `table`.
     pub fn complete<'a>(&'a self, table: &'a Tensor) -> &'a Tensor {
         self.keep_complete();
         match self.0.replica_var(self.1) {

@@ -77,16 +77,16 @@ impl Variable {
         self.remote().is_none() || !strategy.shares_tables() || strategy.world().is_chief()
     }
 
-    /// Returns the tables if a checkpoint saves and restores ranges of their rows, one after another: the workers store
-    /// the table together, because it may be too large for each of them.
+    /// Returns the tables if a checkpoint saves and restores them in ranges of rows. This is the case if the workers
+    /// store the table together, because the complete table may be too large for one worker.
     #[doc(hidden)]
     pub fn saved_by_range(&self) -> Option<&Sharded> {
         let tables = self.remote()?.numbered()?;
         (Variable::strategy(self).shares_tables() && tables.has_ranges()).then_some(tables)
     }
 
-    /// Returns a closure that restores a variable that is [saved by range](Self::saved_by_range). Reads the saved value
-    /// once before, to verify it.
+    /// Returns a closure that restores a variable that is [saved by range](Self::saved_by_range). First reads the saved
+    /// value once, to verify it.
     ///
     /// # Errors
     /// - [`Error::Checkpoint`](distribute_base::Error::Checkpoint): the value is missing or damaged.

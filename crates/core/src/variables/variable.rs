@@ -1,4 +1,4 @@
-//! A variable: a value of which each replica has a copy, or one copy that they share.
+//! A variable: a value that replicas share, or of which each replica has a copy.
 
 use super::access::VariableKind;
 use super::create::VariableBuilder;
@@ -174,6 +174,7 @@ impl Variable {
     ///
     /// # Errors
     /// - [`Error::WrongContext`]: called inside `run`, where each replica would get a separate variable.
+    /// - [`Error::NotSupported`]: the variable [is dynamic](Variable::is_dynamic).
     /// - [`Error::Candle`]: there is not enough memory.
     /// - [`Error::Server`]: a parameter server failed.
     #[doc(alias = "__deepcopy__")]

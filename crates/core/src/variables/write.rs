@@ -302,7 +302,7 @@ impl Variable {
         Ok(())
     }
 
-    /// Sets each copy to its own value.
+    /// Sets each copy to the value at the same index in `values`.
     pub(super) fn set_copies(&self, values: &[HostTensor]) -> Result<()> {
         let _all = self.all_copies();
         let mut each = self.0.copies.iter().zip(values);

@@ -1,4 +1,4 @@
-//! The decision which variable has drifted and on which workers, from the checksums of all workers.
+//! Decides which variable has drifted, and on which workers, from the checksums of all workers.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -25,7 +25,8 @@ pub(super) struct Drift {
 }
 
 /// Returns the first variable, in the order of creation, that differs between workers. Variables that a worker lacks,
-/// or has with a different shape, are skipped. `all` contains the checksums of each worker, sorted by id.
+/// or has with a different name, dtype or shape, are skipped. `all` contains the checksums of each worker, sorted by
+/// id.
 pub(super) fn find_drift(all: &[Vec<VariableChecksum>]) -> Option<Drift> {
     let (first, others) = all.split_first()?;
     let mut drifted = first.iter().filter_map(|sum| {

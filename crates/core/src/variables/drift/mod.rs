@@ -1,6 +1,6 @@
 //! Checks that variables that should be equal on all workers are equal. When a step begins, the workers compare a
-//! checksum of some of the elements, which is part of the header that each sends. If a checksum differs, the workers
-//! make a second call to find the variable.
+//! checksum of some of the elements, which is part of the header that each worker sends. If a checksum differs, the
+//! workers make a second call to find the variable.
 //!
 //! By default, every byte is read once within 100 steps, regardless of how much a step reads. `distribute-bench
 //! --filter drift` measures the cost. It is less than 0.1 % of a step that reads all variables, and about 0.35 % of a

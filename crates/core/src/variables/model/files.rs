@@ -37,8 +37,8 @@ impl Variables {
         self.write_file("Variables::save", path.as_ref(), Location::caller(), &|_| true)
     }
 
-    /// Writes the variables for whose names `names` returns `true` to a safetensors file, like [`save`](Self::save).
-    /// All workers must select the same variables.
+    /// Writes the variables that `names` selects by name to a safetensors file, like [`save`](Self::save). All workers
+    /// must select the same variables.
     ///
     /// [`load_some`](Self::load_some) reads such a file, and leaves the other variables as they are.
     ///
@@ -64,14 +64,14 @@ impl Variables {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: no variable has such a name. The error lists the names.
+    /// - [`Error::InvalidArgument`]: `names` selects none of the variables. The error lists their names.
     /// - The errors of [`save`](Self::save).
     #[track_caller]
     pub fn save_some(&self, path: impl AsRef<Path>, names: impl Fn(&str) -> bool) -> Result<()> {
         self.write_file("Variables::save_some", path.as_ref(), Location::caller(), &names)
     }
 
-    /// Writes the variables for whose names `names` returns `true`.
+    /// Writes the variables that `names` selects.
     fn write_file(
         &self,
         operation: &'static str,
@@ -198,7 +198,7 @@ impl Variables {
     /// # Errors
     /// Nothing has been changed if an error is returned, unless a device or a parameter server failed.
     /// - [`Error::InvalidArgument`]: selected tensors are missing in the files or do not match (the error lists them),
-    ///   no tensor would be set, two files contain the same name, or the workers' files differ.
+    ///   no tensor would be set, there is no file, two files contain the same name, or the workers' files differ.
     /// - [`Error::Candle`]: a file cannot be read. The error contains the path.
     /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`.
     /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
@@ -306,7 +306,8 @@ fn open(path: &Path) -> Result<BufferedSafetensors> {
     })
 }
 
-/// Recognizes the format of a file that is not a safetensors file by its first bytes. Returns the format, with advice.
+/// Recognizes the format of a file that is not a safetensors file, by the file's first bytes. Returns the format, with
+/// advice; `None` if the format is unknown.
 fn other_format(begins: &[u8]) -> Option<&'static str> {
     const PAGE: &str = "a web page, such as a server sends instead of a file; open it to see";
     const JSON: &str = "JSON; if it is an index, pass the files that it lists to load_some";

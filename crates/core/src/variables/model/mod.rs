@@ -3,7 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `running`, `norms` | running statistics; the batch-norm layers whose statistics have not changed |
-//! | `builder`, `init` | the candle `VarBuilder` that creates them, and their initial values |
+//! | `builder`, `init` | the candle `VarBuilder` that creates the variables; their initial values |
 //! | `rebuild` | building a model again |
 //! | `files` | safetensors files, and the checksum of all variables |
 //! | `compare` | checks that all workers have the same variables |
@@ -102,7 +102,7 @@ impl Variables {
     /// Sets a variable on all replicas of this worker. With several workers, each worker must set the same value.
     ///
     /// # Errors
-    /// Nothing has been changed if an error is returned, unless a parameter server failed.
+    /// Nothing has been changed if an error is returned, unless a device or a parameter server failed.
     /// - [`Error::InvalidArgument`]: there is no variable with this name, or the value has a different shape or dtype.
     /// - [`Error::WrongContext`]: called inside `run`, outside `merge_call`.
     /// - [`Error::NotSupported`]: the variable is a dynamic embedding.
@@ -223,7 +223,7 @@ impl Variables {
         Ok(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu))
     }
 
-    /// Returns copies of the values of the variables for whose names `names` returns `true`, by name.
+    /// Returns copies of the values of the variables that `names` selects, by variable name.
     #[track_caller]
     pub(crate) fn snapshot(&self, names: &dyn Fn(&str) -> bool) -> Result<BTreeMap<String, Tensor>> {
         let kinds: Vec<_> =
@@ -367,8 +367,8 @@ impl Variables {
         }
     }
 
-    /// Returns `true` if a replica has already requested a variable. Every replica thus takes the same path through the
-    /// code of its model as the first, for which no variable existed at first.
+    /// Returns `true` if a replica has already requested a variable. A later replica thus takes the same path through
+    /// the model's code as the first replica, for which no variable existed yet.
     fn has_requested(&self, replica: usize, name: &str) -> bool {
         self.entries().get(name).is_some_and(|entry| entry.requested_by.contains(&replica))
     }

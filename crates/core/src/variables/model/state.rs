@@ -23,7 +23,7 @@ impl Variables {
 }
 
 /// Each variable is saved under its name, like a [`Variable`](crate::Variable). Running statistics are saved as the
-/// mean over the replicas that have processed rows, together with the last common value.
+/// mean over the replicas that have processed rows, together with the replicas' copies and the last common value.
 impl Checkpointed for Variables {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let kinds = self.kinds();
