@@ -74,9 +74,10 @@ impl Attention {
     /// Checks the operands and creates the attention.
     ///
     /// # Errors
-    /// - An error if the shapes or dtypes do not match, or the scores or the result would be too large.
-    /// - An error if `causal` is `true` and there are more queries than keys.
-    /// - An error if the cap is not positive.
+    /// Returns an error in these cases:
+    /// - The shapes or dtypes do not match, or the scores or the result would be too large.
+    /// - `causal` is `true` and there are more queries than keys.
+    /// - The cap is not positive.
     pub(super) fn new(
         (q, k, v): (&Tensor, &Tensor, &Tensor),
         mask: Option<&Tensor>,
@@ -236,7 +237,7 @@ impl<T: Exp> Fused<T> {
         out
     }
 
-    /// Computes those of the gradients of queries, keys and values for which `asked` is `true`. The others are `None`.
+    /// Computes the gradients of queries, keys and values. A gradient for which `asked` is `false` is `None`.
     fn gradients(
         &self,
         (q, k, v): (&[T], &[T], &[T]),

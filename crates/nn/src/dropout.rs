@@ -17,10 +17,10 @@ use distribute_tensor::random::Draws;
 ///   continue training in another process with the same masks, restore that number with
 ///   [`Strategy::set_steps`](distribute_core::Strategy::set_steps). Outside `run`, and in cross-replica context, the
 ///   step is 0 and calls are counted for the complete process, so masks depend on the order of threads.
-/// - **Rows in the global batch** are used if `run` gets a per-replica batch ([`ReplicaContext::rows`]). The first
-///   dimension of the input must be the number of rows of that batch, or a multiple of it (as in `[rows * words,
-///   features]`). Otherwise the masks of each replica depend on its id, so they are only reproducible for the same
-///   number of replicas.
+/// - **Rows in the global batch** are used if `run` gets a per-replica batch ([`ReplicaContext::rows`]). This requires
+///   that the first dimension of the input is the number of rows of that batch, or a multiple of it (as in
+///   `[rows * words, features]`). Otherwise the masks of each replica depend on its id, so they are only reproducible
+///   for the same number of replicas.
 /// - **Names** make the masks of layers independent. Use a unique name for each layer, such as `vb.prefix()`. The
 ///   layer has no variables, so checkpoints of the model do not change.
 ///
@@ -57,7 +57,7 @@ impl Dropout {
     /// `seed` and `name`.
     ///
     /// # Errors
-    /// - An error if `p` is not in [0, 1).
+    /// Returns an error if `p` is not in [0, 1).
     pub fn new(p: f32, seed: u64, name: &str) -> Result<Self> {
         if !(0. ..1.).contains(&p) {
             bail!("dropout {name:?}: the probability has to be in [0, 1), not {p}");
@@ -65,11 +65,11 @@ impl Dropout {
         Ok(Self { p, draws: random::draws(seed, name) })
     }
 
-    /// Returns `xs` with some elements dropped if `train` is `true`, and `xs` itself otherwise. Gradients flow through
-    /// the elements that are kept.
+    /// Returns `xs` with some elements dropped and the others scaled if `train` is `true`, and `xs` itself otherwise.
+    /// Gradients flow through the elements that are kept.
     ///
     /// # Errors
-    /// - An error if elements are to be dropped from a tensor of integers.
+    /// Returns an error if `train` is `true`, the probability is not 0, and `xs` is a tensor of integers.
     pub fn forward(&self, xs: &Tensor, train: bool) -> Result<Tensor> {
         if !train || self.p == 0. {
             return Ok(xs.clone());

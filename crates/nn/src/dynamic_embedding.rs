@@ -13,9 +13,9 @@ use distribute_ps_tables::DynamicOptions;
 /// An embedding table that grows with the ids that occur, such as hashes of words or ids of users.
 ///
 /// Rows are stored on the servers of a `ParameterServerStrategy`, or on the workers or servers of a
-/// `MultiWorkerMirroredStrategy` with `tables`, partitioned by a hash of their id. Ids are u8, u32 or i64, with any
-/// value except `i64::MAX`. The tensor of ids may have any shape `[…]` and may be empty; the result has shape `[…,
-/// hidden]`. A step fetches only the rows of its batch, and sends their gradients.
+/// `MultiWorkerMirroredStrategy` with `tables`, partitioned by a hash of the ids. Ids are u8, u32 or i64, with any
+/// value except `i64::MAX`. The tensor of ids may have any shape `[…]` and may be empty; the result has shape
+/// `[…, hidden]`. A step fetches only the rows of its batch, and sends their gradients.
 ///
 /// The first gradient of an id creates its row. If [`DynamicOptions::admit_after`] is set, a later gradient does. Until
 /// then, reading the row returns its initial values, which depend only on the seed, the name and the id. Rows are
@@ -65,8 +65,8 @@ pub struct DynamicEmbedding {
 /// Creates a table with the variable `weight`. Rows have `hidden_size` elements, with initial values from N(0, 1).
 ///
 /// # Errors
-/// - The error of the `VarBuilder`.
-/// - An error if the strategy of the `VarBuilder` has no tables on workers or parameter servers.
+/// Returns the error of the `VarBuilder`, and an error if the strategy of the `VarBuilder` has no tables on workers or
+/// parameter servers.
 pub fn dynamic_embedding(
     hidden_size: usize,
     options: DynamicOptions,

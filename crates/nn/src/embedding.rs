@@ -87,7 +87,7 @@ impl Embedding {
     /// a function of the same name.
     ///
     /// # Errors
-    /// - An error if the tensor does not have two dimensions.
+    /// Returns an error if the tensor does not have two dimensions.
     pub fn from_weights(weights: Tensor) -> Result<Self> {
         let (_, hidden_size) = weights.dims2()?;
         Ok(Self::new(weights, hidden_size))
@@ -96,7 +96,8 @@ impl Embedding {
     /// Returns the table, of shape `[rows, hidden_size]`.
     ///
     /// If the table is on parameter servers and this layer has only fetched rows so far, this call fetches the complete
-    /// table, and so do all later runs. If that fails, the run returns an error.
+    /// table, and so do all later runs. If that fails, the current run returns the error. Outside `run`, the error is
+    /// logged.
     pub fn embeddings(&self) -> &Tensor {
         self.rows.as_ref().map_or(&self.embeddings, |rows| rows.complete(&self.embeddings))
     }
@@ -113,8 +114,7 @@ impl Embedding {
     /// and accumulates the gradient an additional time.
     ///
     /// # Errors
-    /// - The errors of `forward`.
-    /// - An error if `ids` is a scalar.
+    /// Returns the errors of `forward`, and an error if `ids` is a scalar.
     pub fn side_by_side(&self, ids: &Tensor) -> Result<Tensor> {
         let n = ids.dim(D::Minus1)?;
         let shape = [&ids.dims()[..ids.rank() - 1], &[n * self.hidden_size]].concat();

@@ -101,7 +101,8 @@ impl EmbeddingBag {
     /// Returns the table, of shape `[rows, hidden]`.
     ///
     /// If the table is on parameter servers and this layer has only fetched rows so far, this call fetches the complete
-    /// table, and so do all later runs. If that fails, the run returns an error.
+    /// table, and so do all later runs. If that fails, the current run returns the error. Outside `run`, the error is
+    /// logged.
     pub fn embeddings(&self) -> &Tensor {
         self.rows.as_ref().map_or(&self.embeddings, |rows| rows.complete(&self.embeddings))
     }

@@ -67,8 +67,7 @@ impl<'a, T: Copy> Matrix<'a, T> {
 ///
 /// In a replica, a large product uses the threads that are reserved for the replica, and a small one only the calling
 /// thread. Without replicas, or with a single one, a product uses as many threads as candle's own products:
-/// `RAYON_NUM_THREADS`, which `distribute::init` sets to 1. On a thread of another rayon pool, it uses only that
-/// thread.
+/// `RAYON_NUM_THREADS`, which `distribute::init` sets to 1. On a thread of a rayon pool, it uses only that thread.
 ///
 /// # Panics
 /// Panics if the shapes do not match.

@@ -7,8 +7,9 @@ use distribute_base::internal::host_value;
 /// is called with `None`.
 ///
 /// # Errors
-/// - An error if the dtype of the ids is not u8, u32 or i64.
-/// - An error if an id is not the index of a row in a table with `height` rows.
+/// Returns an error in these cases:
+/// - The dtype of the ids is not u8, u32 or i64.
+/// - An id is not the index of a row in a table with `height` rows.
 pub(super) fn each(
     layer: &str,
     ids: &Tensor,
@@ -33,8 +34,7 @@ pub(super) fn each(
 /// Calls `then` with the position and the value of each id, in order.
 ///
 /// # Errors
-/// - An error if the dtype of the ids is not u8, u32 or i64.
-/// - The first error of `then`.
+/// Returns the first error of `then`, and an error if the dtype of the ids is not u8, u32 or i64.
 pub(super) fn numbers(
     layer: &str,
     ids: &Tensor,

@@ -214,7 +214,7 @@ impl Fused {
     }
 
     /// Computes the gradients. If h is the normalized row and u its gradient, the gradient of x is (u - mean(u) - h
-    /// mean(u h)) / deviation.
+    /// mean(u h)) / deviation. For RMS norm, mean(u) is left out.
     fn gradients<T: Number>(&self, x: &[T], weight: &[T], upstream: &[T]) -> Gradients<T> {
         let size = weight.len();
         let mut of_x = Vec::with_capacity(x.len());

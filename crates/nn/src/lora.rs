@@ -71,8 +71,8 @@ impl Lora {
         Self { scale, ..self }
     }
 
-    /// Sets the weights that get adapters: those for whose names `adapts` returns `true`. Tables of embeddings are
-    /// weights of two dimensions as well.
+    /// Sets the weights that get adapters: those that `adapts` selects by name. Tables of embeddings are weights of two
+    /// dimensions as well.
     pub fn of(self, adapts: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         Self { adapts: Arc::new(adapts), ..self }
     }

@@ -39,8 +39,9 @@ pub use candle_nn::ops::{
 /// (f16) or 16 (bf16).
 ///
 /// # Errors
-/// - An error if `xs` is a scalar.
-/// - An error if `xs` is a tensor of integers.
+/// Returns an error in these cases:
+/// - `xs` is a scalar.
+/// - `xs` is a tensor of integers.
 #[doc(alias = "tf.nn.softmax")]
 pub fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
     softmax::softmax_last_dim(xs)
@@ -49,8 +50,7 @@ pub fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
 /// Computes the softmax over the dimension `dim`.
 ///
 /// # Errors
-/// - An error if `xs` has no such dimension.
-/// - The errors of [`softmax_last_dim`].
+/// Returns the errors of [`softmax_last_dim`], and an error if `xs` has no such dimension.
 #[doc(alias = "tf.nn.softmax")]
 pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
     let dim = dim.to_index(xs.shape(), "softmax")?;
@@ -69,10 +69,10 @@ pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
 /// This is the function that the layer [`RmsNorm`](super::RmsNorm) applies. `eps` is added to the mean square.
 ///
 /// # Errors
-/// - An error if the shapes do not match.
-/// - An error if `xs` is a tensor of integers.
-/// - An error if the operands have different dtypes. Under mixed precision, `xs` may be in half precision and `alpha`
-///   in f32.
+/// Returns an error in these cases:
+/// - The shapes do not match.
+/// - `xs` is a tensor of integers.
+/// - The operands have different dtypes. Under mixed precision, `xs` may be in half precision and `alpha` in f32.
 pub fn rms_norm(xs: &Tensor, alpha: &Tensor, eps: f32) -> Result<Tensor> {
     require_rows("rms_norm", xs, &[("alpha", alpha)])?;
     LayerNorm::rms_norm(alpha.clone(), eps.into()).forward(xs)
@@ -85,10 +85,10 @@ pub fn rms_norm(xs: &Tensor, alpha: &Tensor, eps: f32) -> Result<Tensor> {
 /// the variance.
 ///
 /// # Errors
-/// - An error if the shapes do not match.
-/// - An error if `xs` is a tensor of integers.
-/// - An error if the operands have different dtypes. Under mixed precision, `xs` may be in half precision and the
-///   others in f32.
+/// Returns an error in these cases:
+/// - The shapes do not match.
+/// - `xs` is a tensor of integers.
+/// - The operands have different dtypes. Under mixed precision, `xs` may be in half precision and the others in f32.
 pub fn layer_norm(xs: &Tensor, alpha: &Tensor, beta: &Tensor, eps: f32) -> Result<Tensor> {
     require_rows("layer_norm", xs, &[("alpha", alpha), ("beta", beta)])?;
     LayerNorm::new(alpha.clone(), beta.clone(), eps.into()).forward(xs)
@@ -130,9 +130,10 @@ fn require_rows(name: &str, xs: &Tensor, parameters: &[(&str, &Tensor)]) -> Resu
 /// loss ignores that query. `candle_nn::ops::sdpa` runs only on Metal and has no gradient.
 ///
 /// # Errors
-/// - An error if the shapes or dtypes do not match.
-/// - An error if `do_causal` is `true` and there are more queries than keys.
-/// - An error if the cap is not positive.
+/// Returns an error in these cases:
+/// - The shapes or dtypes do not match.
+/// - `do_causal` is `true` and there are more queries than keys.
+/// - The cap is not positive.
 #[doc(alias = "tf.keras.layers.Attention")]
 #[doc(alias = "Attention")]
 #[doc(alias = "scaled_dot_product_attention")]

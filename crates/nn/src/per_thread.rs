@@ -119,9 +119,9 @@ impl<M: 'static> PerThread<M> {
     /// Returns the model of this thread. Builds it if the thread uses it for the first time.
     ///
     /// # Errors
-    /// - The error of `build`.
-    /// - An error if `build` requests a variable that did not exist after its first call.
-    /// - An error if the thread is exiting.
+    /// Returns the error of `build`, and an error in these cases:
+    /// - `build` requests a variable that did not exist after its first call.
+    /// - The thread is exiting.
     pub fn get(&self) -> Result<Rc<M>> {
         let find = |models: &RefCell<HashMap<u64, BuiltModel>>| {
             models.borrow().get(&self.number).map(|built| built.model.clone())
@@ -140,8 +140,8 @@ impl<M: 'static> PerThread<M> {
     /// product of an adapter ([`Lora`](super::Lora)), or keeps something of the step before.
     ///
     /// # Errors
-    /// - The error of `build`.
-    /// - An error if `build` requests a variable that did not exist after its first call.
+    /// Returns the error of `build`, and an error if `build` requests a variable that did not exist after its first
+    /// call.
     pub fn rebuilt(&self) -> Result<M> {
         rebuild(|| (self.build)(self.vb.clone()))
     }

@@ -23,8 +23,9 @@ use candle_core::{D, Result, Tensor, ToUsize2, bail};
 /// ```
 ///
 /// # Errors
-/// - An error if the input does not have four axes.
-/// - An error if the window has size 0 or is larger than the image.
+/// Returns an error in these cases:
+/// - The input does not have four axes.
+/// - The window has size 0 or is larger than the image.
 #[doc(alias = "tf.nn.max_pool2d")]
 #[doc(alias = "tf.keras.layers.MaxPooling2D")]
 pub fn max_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
@@ -35,8 +36,7 @@ pub fn max_pool2d<T: ToUsize2>(xs: &Tensor, sz: T) -> Result<Tensor> {
 /// Computes [`max_pool2d`] with windows that are `stride` apart.
 ///
 /// # Errors
-/// - The errors of [`max_pool2d`].
-/// - An error if the stride is 0.
+/// Returns the errors of [`max_pool2d`], and an error if the stride is 0.
 pub fn max_pool2d_with_stride<T: ToUsize2>(xs: &Tensor, kernel_size: T, stride: T) -> Result<Tensor> {
     let (kernel, stride) = (kernel_size.to_usize2(), stride.to_usize2());
     let axes = fixed("max_pool2d", xs, kernel, stride)?;
@@ -71,9 +71,10 @@ pub fn avg_pool2d_with_stride<T: ToUsize2>(xs: &Tensor, kernel_size: T, stride: 
 /// Windows are `stride` apart.
 ///
 /// # Errors
-/// - An error if the input does not have three axes.
-/// - An error if the window has size 0 or is longer than the input.
-/// - An error if the stride is 0.
+/// Returns an error in these cases:
+/// - The input does not have three axes.
+/// - The window has size 0 or is longer than the input.
+/// - The stride is 0.
 #[doc(alias = "tf.nn.max_pool1d")]
 #[doc(alias = "tf.keras.layers.MaxPooling1D")]
 pub fn max_pool1d(xs: &Tensor, kernel_size: usize, stride: usize) -> Result<Tensor> {
@@ -99,9 +100,10 @@ pub fn avg_pool1d(xs: &Tensor, kernel_size: usize, stride: usize) -> Result<Tens
 /// Along an axis of length l, window i of n is the range from ⌊i l / n⌋ to ⌈(i + 1) l / n⌉.
 ///
 /// # Errors
-/// - An error if the input does not have four axes.
-/// - An error if the height or the width of the images or of the output is 0.
-/// - An error if the output would have more elements than memory can address.
+/// Returns an error in these cases:
+/// - The input does not have four axes.
+/// - The height or the width of the images or of the output is 0.
+/// - The output would have more elements than memory can address.
 pub fn adaptive_max_pool2d<T: ToUsize2>(xs: &Tensor, output_size: T) -> Result<Tensor> {
     let axes = adaptive("adaptive_max_pool2d", xs, output_size.to_usize2())?;
     largest("adaptive_max_pool2d", xs, axes, windows::largest)

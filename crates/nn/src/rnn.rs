@@ -70,8 +70,7 @@ pub struct GRU {
 /// Creates an [`LSTM`] layer. `in_dim` and `hidden_dim` are the sizes of an input and of the state.
 ///
 /// # Errors
-/// - An error if `hidden_dim` is 0.
-/// - The error of the `VarBuilder`.
+/// Returns the error of the `VarBuilder`, and an error if `hidden_dim` is 0.
 pub fn lstm(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder) -> Result<LSTM> {
     LSTM::new(in_dim, hidden_dim, config, vb)
 }
@@ -79,8 +78,7 @@ pub fn lstm(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder
 /// Creates a [`GRU`] layer. `in_dim` and `hidden_dim` are the sizes of an input and of the state.
 ///
 /// # Errors
-/// - An error if `hidden_dim` is 0.
-/// - The error of the `VarBuilder`.
+/// Returns the error of the `VarBuilder`, and an error if `hidden_dim` is 0.
 pub fn gru(in_dim: usize, hidden_dim: usize, config: GRUConfig, vb: VarBuilder) -> Result<GRU> {
     GRU::new(in_dim, hidden_dim, config, vb)
 }
@@ -89,8 +87,7 @@ impl LSTM {
     /// Creates a layer with inputs of size `in_dim` and a state of size `hidden_dim`.
     ///
     /// # Errors
-    /// - An error if `hidden_dim` is 0.
-    /// - The error of the `VarBuilder`.
+    /// Returns the error of the `VarBuilder`, and an error if `hidden_dim` is 0.
     pub fn new(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder) -> Result<Self> {
         let direction = match config.direction {
             Direction::Forward => "",
@@ -114,8 +111,7 @@ impl GRU {
     /// Creates a layer with inputs of size `in_dim` and a state of size `hidden_dim`.
     ///
     /// # Errors
-    /// - An error if `hidden_dim` is 0.
-    /// - The error of the `VarBuilder`.
+    /// Returns the error of the `VarBuilder`, and an error if `hidden_dim` is 0.
     pub fn new(in_dim: usize, hidden_dim: usize, config: GRUConfig, vb: VarBuilder) -> Result<Self> {
         let gates = 3 * hidden_dim;
         let weights = [(in_dim, config.w_ih_init), (hidden_dim, config.w_hh_init)];
@@ -188,8 +184,8 @@ impl States {
     }
 }
 
-/// Creates two layers, which compute all gates from the input and from the state. Variables are created in candle_nn's
-/// order.
+/// Creates two layers: one computes the contribution of the input to all gates, the other that of the state. Variables
+/// are created in candle_nn's order.
 fn layers(
     gates: usize,
     suffix: &str,

@@ -30,10 +30,10 @@ use std::marker::PhantomData;
 /// positions, width]`.
 ///
 /// # Errors
-/// - An error if the shapes do not match.
-/// - An error if `xs` is a tensor of integers.
-/// - An error if the operands have different dtypes. Under mixed precision, `xs` may be in half precision and the
-///   tables in f32.
+/// Returns an error in these cases:
+/// - The shapes do not match.
+/// - `xs` is a tensor of integers.
+/// - The operands have different dtypes. Under mixed precision, `xs` may be in half precision and the tables in f32.
 pub fn rope(xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     rotated("rope", RotaryLayout { pairs: Pairs::Halves, positions: 2 }, xs, cos, sin)
 }

@@ -12,8 +12,9 @@ use distribute_base::internal::PrecomputedOp;
 /// while candle 0.11's own backward pass computes another one for them.
 ///
 /// # Errors
-/// - An error if the shapes do not match.
-/// - An error if an index is out of range.
+/// Returns an error in these cases:
+/// - The shapes do not match.
+/// - An index is out of range.
 #[doc(alias = "tf.tensor_scatter_nd_update")]
 #[doc(alias = "tf.scatter_nd")]
 pub fn scatter<D: Dim>(xs: &Tensor, indexes: &Tensor, source: &Tensor, dim: D) -> Result<Tensor> {

@@ -39,7 +39,7 @@ pub(super) fn look_up<C: Combine>(
     table.apply_op1(TableLookup { rows, fetched, shape, combine })
 }
 
-/// The operation on the table, with its gradient.
+/// The candle operation that looks up rows of a table and combines them, with its backward pass.
 struct TableLookup<C> {
     rows: Vec<usize>,
     /// The rows that were fetched from servers; `None` if rows are read from the table.

@@ -13,8 +13,9 @@ use distribute_core::internal::to_candle_error;
 /// target size is not a multiple of the length.
 ///
 /// # Errors
-/// - An error if the input does not have three axes.
-/// - An error if the input or the output has length 0.
+/// Returns an error in these cases:
+/// - The input does not have three axes.
+/// - The input or the output has length 0.
 #[doc(alias = "interpolate1d")]
 #[doc(alias = "tf.keras.layers.UpSampling1D")]
 pub fn upsample_nearest1d(xs: &Tensor, target_size: usize) -> Result<Tensor> {
@@ -26,9 +27,10 @@ pub fn upsample_nearest1d(xs: &Tensor, target_size: usize) -> Result<Tensor> {
 /// `upsample_nearest2d` and `interpolate2d`. Each output element is the nearest input element.
 ///
 /// # Errors
-/// - An error if the input does not have four axes.
-/// - An error if the height or the width of the images is 0 before or after resizing.
-/// - An error if the result would have more elements than memory can address.
+/// Returns an error in these cases:
+/// - The input does not have four axes.
+/// - The height or the width of the images is 0 before or after resizing.
+/// - The result would have more elements than memory can address.
 #[doc(alias = "interpolate2d")]
 #[doc(alias = "tf.keras.layers.UpSampling2D")]
 #[doc(alias = "tf.image.resize")]

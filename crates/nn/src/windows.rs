@@ -299,7 +299,8 @@ fn offsets([rows, columns]: &Axes) -> impl Iterator<Item = [usize; 2]> {
     (0..rows.longest()).flat_map(move |row| (0..width).map(move |column| [row, column]))
 }
 
-/// Returns, for each window, its element at the given offset.
+/// Returns, for each window, its element at the given offset. Along an axis on which the window is shorter, its last
+/// position is used.
 fn taken(x: &Tensor, [rows, columns]: &Axes, [row, column]: [usize; 2]) -> Result<Tensor> {
     let rows = x.index_select(&rows.positions(row, x.device())?, 2)?;
     rows.index_select(&columns.positions(column, x.device())?, 3)

@@ -70,8 +70,7 @@ pub struct BatchNorm {
 /// Creates a [`BatchNorm`] for inputs with `channels` channels, with the signature and variables of candle_nn.
 ///
 /// # Errors
-/// - An error if the epsilon or the momentum in `config` is out of range.
-/// - The errors of the `VarBuilder`.
+/// Returns the errors of the `VarBuilder`, and an error if the epsilon or the momentum in `config` is out of range.
 pub fn batch_norm<C: Into<BatchNormConfig>>(channels: usize, config: C, vb: VarBuilder) -> Result<BatchNorm> {
     let config = config.into();
     let stock = candle_nn::batch_norm(channels, config, vb)?;
@@ -119,10 +118,10 @@ impl BatchNorm {
     /// Normalizes `x` with the statistics over all replicas, and updates the running statistics. This is a collective.
     ///
     /// # Errors
-    /// - An error if the shape of `x` does not match the layer, or its dtype is not a float dtype.
-    /// - An error if this is called in the cross-replica context of several replicas.
-    /// - An error with the collective's error message, if the collective fails; `run` returns it as
-    ///   [`Error::Collective`](distribute_base::Error::Collective).
+    /// Returns an error in these cases:
+    /// - The shape of `x` does not match the layer, or its dtype is not a float dtype.
+    /// - This is called in the cross-replica context of several replicas.
+    /// - The collective fails. `run` then returns [`Error::Collective`](distribute_base::Error::Collective).
     #[track_caller]
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
         let channels = self.running_mean().dim(0)?;

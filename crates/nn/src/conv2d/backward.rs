@@ -115,7 +115,7 @@ pub fn conv_transpose1d_gradients(
 }
 
 /// Returns the height and width of the part of an image that the kernel covers at all positions of `output`. Returns an
-/// error if the kernel covers no image.
+/// error if the kernel or `output` is empty, or if the size overflows.
 fn extent(output: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<[usize; 2]> {
     let (_, _, height, width) = output.dims4()?;
     let (_, _, k_height, k_width) = weight.dims4()?;

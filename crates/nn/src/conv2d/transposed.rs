@@ -1,5 +1,5 @@
-//! The transposed convolution as an operation, with gradients. It computes the same as the gradient of a convolution's
-//! input.
+//! The transposed convolution as an operation, with gradients. Its result is computed like the gradient of a
+//! convolution's input.
 
 use super::patches::Patches;
 use super::{Fused, Operation};

@@ -4,8 +4,8 @@ use super::cross_entropy::read;
 use candle_core::{Result, Tensor};
 use distribute_base::internal::{PrecomputedOp, accumulation_dtype, from_vec};
 
-/// Computes the mean cross-entropy of logits of shape `[n, classes]`, with its gradient. `smoothing` is divided equally
-/// among all classes.
+/// Computes the mean cross-entropy of logits of shape `[n, classes]`, with its gradient. The probability `smoothing` is
+/// taken from the label's class, and divided equally among all classes.
 pub(super) fn cross_entropy(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<Tensor> {
     let dtype = accumulation_dtype(logits.dtype());
     if dtype != logits.dtype() {

@@ -50,7 +50,7 @@ fn none_if(none: bool, label: i64) -> i64 {
 /// The operation, with its result and the values that the gradient needs in addition to the logits.
 struct CrossEntropy<T> {
     labels: Vec<Option<usize>>,
-    /// The largest logit of each row, and the sum of the exponentials of all logits in the row minus that logit.
+    /// The largest logit m of each row, and the sum of exp(x − m) over all logits x in the row.
     softmax: Vec<(T, T)>,
     mean: f64,
     smoothing: f64,
@@ -95,7 +95,8 @@ impl<T: Exp> CrossEntropy<T> {
         Self { mean: loss / labels.len() as f64, labels, softmax, smoothing }
     }
 
-    /// Returns the gradient: the softmax, minus the probabilities that the label gives, times `upstream / n`.
+    /// Returns the gradient: the difference between the softmax and the smoothed label's probabilities, multiplied by
+    /// `upstream` and divided by the number of rows. It is 0 for rows without a label.
     fn gradient(&self, logits: &[T], upstream: f64) -> Vec<T> {
         let share = upstream / self.labels.len() as f64;
         let classes = logits.len() / self.labels.len();

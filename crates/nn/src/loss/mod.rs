@@ -22,8 +22,9 @@ use pairs::{PairLoss, mean};
 /// counted in the mean.
 ///
 /// # Errors
-/// - An error if a label is not one of the classes. The error contains the index of the row.
-/// - An error if the shapes or dtypes do not match.
+/// Returns an error in these cases:
+/// - A label is not one of the classes. The error contains the index of the row.
+/// - The shapes or dtypes do not match.
 #[doc(alias = "tf.nn.sparse_softmax_cross_entropy_with_logits")]
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     cross_entropy_with_smoothing(logits, labels, 0.)
@@ -45,8 +46,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 /// ```
 ///
 /// # Errors
-/// - An error if `smoothing` is not in [0, 1].
-/// - The errors of [`cross_entropy`].
+/// Returns the errors of [`cross_entropy`], and an error if `smoothing` is not in [0, 1].
 #[doc(alias = "label_smoothing")]
 #[doc(alias = "tf.keras.losses.CategoricalCrossentropy")]
 pub fn cross_entropy_with_smoothing(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<Tensor> {
@@ -67,8 +67,9 @@ pub fn cross_entropy_with_smoothing(logits: &Tensor, labels: &Tensor, smoothing:
 /// `[n]` (u8, u32 or i64).
 ///
 /// # Errors
-/// - An error if a label is not one of the classes.
-/// - An error if the shapes or dtypes do not match.
+/// Returns an error in these cases:
+/// - A label is not one of the classes.
+/// - The shapes or dtypes do not match.
 pub fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
     if let Some((log_probabilities, labels)) = autocast::loss_operands(log_probabilities, labels)? {
         return nll(&log_probabilities, &labels);
@@ -85,7 +86,7 @@ pub fn nll(log_probabilities: &Tensor, labels: &Tensor) -> Result<Tensor> {
 /// Computes the mean squared error over all elements of two tensors with the same shape.
 ///
 /// # Errors
-/// - An error if the shapes or dtypes do not match.
+/// Returns an error if the shapes or dtypes do not match.
 #[doc(alias = "tf.keras.losses.MeanSquaredError")]
 #[doc(alias = "MeanSquaredError")]
 pub fn mse(predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
@@ -99,12 +100,13 @@ pub fn mse(predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// Computes the mean Huber loss over all elements of two tensors with the same shape: ½ d² for a difference d of at
-/// most `delta`, and `delta` (|d| − ½ `delta`) for a larger one. Outliers have less influence than with [`mse`].
+/// Computes the mean Huber loss over all elements of two tensors with the same shape: ½ d² if the difference d is at
+/// most `delta` in absolute value, otherwise `delta` (|d| − ½ `delta`). Outliers have less influence than with [`mse`].
 ///
 /// # Errors
-/// - An error if `delta` is not positive and finite.
-/// - An error if the shapes or dtypes do not match.
+/// Returns an error in these cases:
+/// - `delta` is not positive and finite.
+/// - The shapes or dtypes do not match.
 #[doc(alias = "tf.keras.losses.Huber")]
 pub fn huber(predictions: &Tensor, targets: &Tensor, delta: f64) -> Result<Tensor> {
     if !(delta > 0. && delta.is_finite()) {
@@ -128,7 +130,7 @@ pub fn huber(predictions: &Tensor, targets: &Tensor, delta: f64) -> Result<Tenso
 /// to 0 or 1 for large logits.
 ///
 /// # Errors
-/// - An error if the shapes or dtypes do not match.
+/// Returns an error if the shapes or dtypes do not match.
 #[doc(alias = "tf.nn.sigmoid_cross_entropy_with_logits")]
 pub fn binary_cross_entropy_with_logit(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     if let Some((logits, targets)) = autocast::loss_operands(logits, targets)? {
@@ -157,7 +159,7 @@ fn pair_loss(x: &Tensor, z: &Tensor) -> Option<DType> {
 /// replica's rows, so sum the results over the replicas.
 ///
 /// # Errors
-/// - An error if the shapes or dtypes do not match.
+/// Returns an error if the shapes or dtypes do not match.
 pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<usize> {
     if logits.elem_count() == 0 {
         return Ok(0);

@@ -14,8 +14,8 @@ pub(super) enum PairLoss {
     /// The cross-entropy of the logit x and the probability z: max(x, 0) - x z + ln(1 + e⁻ˡˣˡ). It is exact even for
     /// logits whose sigmoid would be rounded to 0 or 1.
     Logistic,
-    /// The Huber loss with this delta: ½ d² for a difference of at most delta, and delta (|d| − ½ delta) for a larger
-    /// one.
+    /// The Huber loss with this delta: ½ d² if the difference d is at most delta in absolute value, otherwise delta
+    /// (|d| − ½ delta).
     Huber(f64),
 }
 
