@@ -41,8 +41,8 @@ pub trait Executor: Send + Sync {
         position: Option<&Bytes>,
     ) -> Result<(), Failure>;
 
-    /// Returns the positions of the resources that have moved since the last call, for example datasets from
-    /// which elements were taken.
+    /// Returns the positions of the resources that have moved since this method was last called, for example datasets
+    /// from which elements were taken.
     fn positions(&self) -> Vec<(ResourceId, Bytes)>;
 
     /// Moves resources back to their positions at the last call of [`positions`](Self::positions), because the call

@@ -127,7 +127,7 @@ impl Hub {
 }
 
 impl State {
-    /// Returns the oldest closure that has not ended, and the work to send to a worker. The work is not returned again.
+    /// Removes and returns the work to send to a worker, together with the oldest closure that has not ended.
     pub fn take(&mut self, worker: usize) -> (ClosureId, Vec<Work>) {
         let work = self.dispatch.take(worker);
         self.record_task_start(worker);

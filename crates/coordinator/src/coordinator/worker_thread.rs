@@ -106,7 +106,7 @@ fn wait_for_work(shared: &Shared, worker: usize) -> Option<bool> {
     (!is_over(&state)).then(|| state.dispatch.has_work(worker))
 }
 
-/// Sends its pending work to a worker. Only one thread sends at a time, so that messages have the same order as the
+/// Sends a worker its pending work. Only one thread sends at a time, so that messages have the same order as the
 /// decisions.
 fn send(shared: &Shared, worker: usize, link: &dyn Link, sending: &Mutex<()>) -> Result<(), Disconnected> {
     let _one = sending.lock();

@@ -31,7 +31,8 @@ pub(super) struct Job {
     away: BTreeMap<String, Stopwatch>,
     /// The coordinator's status when a report last found that closures had ended; until then, that of the first report.
     status: Option<Status>,
-    /// The staleness of values up to that status; `None` before closures have ended.
+    /// The average staleness of values, as measured by the last report that found newly ended closures; `None` before
+    /// closures have ended.
     staleness: Option<f64>,
     /// The last report. After the strategy has been dropped, it is repeated without current calls and waits.
     last: Report,

@@ -123,8 +123,8 @@ impl Trainer<'_> {
         }
     }
 
-    /// Returns the number of epochs and the number of steps in each, or `None` if that is not set. If an epoch is
-    /// divided by validations, each part is counted as an epoch.
+    /// Returns the number of epochs, and the number of steps in each; the latter is `None` if it is not set. If an
+    /// epoch is divided by validations, each part is counted as an epoch.
     pub(super) fn parts(&self) -> (usize, Option<usize>) {
         let parts = self.validate_per_epoch.unwrap_or(1);
         (self.epochs.saturating_mul(parts), self.steps_per_epoch.map(|steps| steps / parts.max(1)))

@@ -238,8 +238,8 @@ where
         self.trainer.callbacks.iter().try_for_each(|callback| call(&**callback, &context))
     }
 
-    /// Runs the remaining epochs, and restores the best weights if this was requested. Returns the reason why training
-    /// ended.
+    /// Runs the remaining epochs. Then restores the best weights if this was requested, unless the process must exit
+    /// because of a notice. Returns the reason why training ended.
     #[track_caller]
     fn all(&self) -> Result<End> {
         let (epochs, steps) = self.trainer.parts();

@@ -87,7 +87,8 @@ pub trait Callback {
     }
 
     /// Called after the last epoch, or when the training run ends for another [reason](super::End), but not after an
-    /// error. The best weights have been restored, if this was requested.
+    /// error. If the best weights were to be restored, this has been done, unless the reason is
+    /// [`End::Notice`](super::End::Notice).
     ///
     /// # Errors
     /// The result of the training run is this error.
