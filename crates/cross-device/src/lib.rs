@@ -44,8 +44,8 @@ use std::fmt::Debug;
 pub struct Reduction<'a> {
     /// The part of each local replica, in the order of replica ids.
     pub parts: Vec<Leaf>,
-    /// The device of each replica, in the order of `parts`. In an `all_reduce`, the parts are in host memory unless
-    /// [`takes_device_tensors`](CrossDeviceOps::takes_device_tensors) returns `true`.
+    /// The device of each replica, in the order of `parts`. A part need not be on this device: in an `all_reduce`,
+    /// parts are in host memory unless [`takes_device_tensors`](CrossDeviceOps::takes_device_tensors) returns `true`.
     pub from: &'a [DeviceName],
     /// The devices on which to put the result; never empty.
     pub to: &'a [DeviceName],

@@ -1,7 +1,7 @@
 //! TensorFlow 1: its older names, and between-graph training.
 //!
-//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate. No other
-//! crate depends on this one.
+//! Programs use [`distribute`](https://docs.rs/distribute), which exports the public items of this crate. Only
+//! `distribute` depends on this crate.
 //!
 //! | module | contents |
 //! |---|---|

@@ -26,8 +26,8 @@ struct CurrentActivity {
 /// The activity of a replica, as reported to a monitor.
 #[derive(Clone, Debug, Default)]
 pub struct Activity {
-    /// The name of the current slice, its call if it belongs to one, and the time since its start. `None` outside
-    /// steps.
+    /// The name of the current slice, its call if it belongs to one, and the time since its start. `None` if the
+    /// replica is in no such slice, for example between steps.
     pub now: Option<(&'static str, Option<String>, Duration)>,
     /// The time spent in the slices of each name, including the current slice. Slices of whole steps are not counted.
     pub spent: BTreeMap<&'static str, Duration>,

@@ -69,7 +69,8 @@ impl<T: Nest> InputIterator<T> {
         Self { dataset, pass }
     }
 
-    /// Begins the next epoch. The elements that remain of the current epoch are skipped.
+    /// Begins the next epoch, even if no element of the current epoch has been taken. The elements that remain of the
+    /// current epoch are skipped.
     #[doc(alias = "initializer")]
     pub fn initialize(&mut self) {
         self.pass = self.dataset.iter();
