@@ -17,8 +17,8 @@ impl ReplicaContext {
     /// `value` is a nest of numbers, candle tensors, [`HostTensor`](distribute_tensor::HostTensor)s or
     /// [`IndexedSlices`](distribute_tensor::IndexedSlices), with the same structure, shapes and dtypes on all replicas.
     /// The call is differentiable: the gradients of the results are reduced in the same way. Every replica contributes,
-    /// even if all pass the same tensor. A result of more than 64 KiB may be one tensor that all replicas share, so do
-    /// not change it in place. The rows of indexed slices are merged; see
+    /// even if all pass the same tensor. Do not change results in place: replicas may share one tensor, and the result
+    /// of a single replica may be `value` itself. The rows of indexed slices are merged; see
     /// [`IndexedSlices::reduce`](distribute_tensor::IndexedSlices::reduce).
     ///
     /// # Errors

@@ -66,9 +66,9 @@ impl Strategy {
     /// worker reads independently. By default each worker reads separate files if there are enough; otherwise each
     /// reads the complete dataset ([`InputOptions::auto_shard_policy`]). All workers take the same number of steps.
     ///
-    /// Workers that don't wait for each other take steps of complete batches, each of which is split over the
-    /// worker's local replicas. Each worker reads separate files or, if there are too few files, takes one of
-    /// every W batches, if there are W workers.
+    /// Workers that don't wait for each other take steps of complete batches, each of which is split over the worker's
+    /// local replicas. Each worker reads separate files or, if there are too few files, takes one of every W batches, W
+    /// being the number of workers.
     ///
     /// # Errors
     /// - [`Error::Data`](distribute_base::Error::Data): the dataset is not batched, or the policy cannot shard it.
@@ -267,10 +267,9 @@ impl<T: Nest> DistributedDataset<T> {
         known.unwrap_or(Cardinality::Unknown)
     }
 
-    /// Returns the dtypes and shapes of each local replica's batches, from the dataset's
-    /// [`element_spec`](distribute_data::Dataset::element_spec): its types, its declaration, or its first element. With
-    /// one worker, the number of rows is known if the global batch size is a known multiple of the number of replicas.
-    /// Returns `None` if there is no spec.
+    /// Returns the dtypes and shapes of each local replica's batches, derived from the dataset's
+    /// [`element_spec`](distribute_data::Dataset::element_spec). With one worker, the number of rows is known if the
+    /// global batch size is a known multiple of the number of replicas. Returns `None` if there is no spec.
     #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
     pub fn element_spec(&self) -> Option<PerReplica<ElementSpec>> {
         let layout = layout(&self.strategy);

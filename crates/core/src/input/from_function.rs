@@ -14,8 +14,8 @@ impl Strategy {
     /// element; batches are not split.
     ///
     /// With several workers, all must make this call. Each calls `dataset_fn` once, with its rank as
-    /// `input_pipeline_id`. A worker whose data ends before the others' gets empty batches until all workers have
-    /// reached the end.
+    /// `input_pipeline_id`. In elastic training, `dataset_fn` is called again if the number of workers changes. A
+    /// worker whose data ends before the others' gets empty batches until all workers have reached the end.
     ///
     /// # Errors
     /// - [`Error::Data`](distribute_base::Error::Data): `dataset_fn` failed.

@@ -14,7 +14,7 @@ impl ReplicaContext {
     ///
     /// Replicas get the result of `merge`: each replica its component of a [`PerReplica`], and all replicas the same
     /// [`Mirrored`](crate::Mirrored) or plain value. Only the closure that replica 0 passes is called; it may call
-    /// [`Strategy::run`]. The other replicas wait for it, but no longer than the strategy's timeout.
+    /// [`Strategy::run`]. The other replicas wait for this closure, but no longer than the timeout.
     ///
     /// With several workers, each worker calls its merge function with the values of its local replicas. The function
     /// must not call `run`, which returns an error. Reductions in the function include the replicas of all workers.

@@ -1,6 +1,7 @@
 //! Reductions and gathers over the replicas of all workers, for code that runs once per worker.
 //!
-//! Each function returns `None` if this worker makes no calls with others, because it then already has all the values.
+//! Each function returns `None` if this worker makes no calls with others: because there are none, or because this
+//! process is catching up with them or has left them.
 
 use super::Strategy;
 use distribute_base::Result;

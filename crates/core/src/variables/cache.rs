@@ -48,8 +48,8 @@ impl ReadCache {
 // CACHE-1
 impl Strategy {
     /// Calls `body`, and reads each of this strategy's variables on parameter servers at most once during the call.
-    /// This applies to reads of complete values, on this thread and by the replicas of its runs. Cached values do not
-    /// reflect later writes. Rows are always read from the servers.
+    /// This applies to reads of complete values, on this thread and by the replicas of runs that it starts. Cached
+    /// values do not reflect later writes. Rows are always read from the servers.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: called inside another scope of this kind.

@@ -33,7 +33,7 @@ pub struct Lookup {
 /// - [`Error::Params`]: an id is not the index of a row.
 /// - [`Error::InvalidArgument`]: ids are not integers, `max_norm` is not positive or is given for rows that are neither
 ///   f32 nor f64, or rows are not partitioned as [`Lookup::partition_strategy`] expects. TensorFlow silently looks up
-///   different rows in the latter case.
+///   different rows in the last case.
 /// - The other errors of [`Variable::gather`].
 ///
 /// ```

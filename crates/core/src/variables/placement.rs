@@ -106,8 +106,8 @@ impl Policy<'_> {
         Ok(Placement { at: StorageLocation::Devices(devices), kind })
     }
 
-    /// Returns the location of a model's weights. Those that are not on parameter servers are stored in CPU memory.
-    /// Replicas on devices with separate memory compute with copies of them.
+    /// Returns the location of a model's weights. Weights that are not on parameter servers are stored in CPU memory,
+    /// and replicas on devices with separate memory compute with copies.
     fn place_weights(
         &self,
         colocated: Option<Vec<DeviceName>>,

@@ -24,13 +24,13 @@ struct TableRequest {
     ids: Option<DynamicOptions>,
 }
 
-/// The source of a layer's rows if it is not the layer's own tensor. It fetches the rows for a batch's ids from
-/// parameter servers, or returns the complete table that the replica computes with.
+/// The source of a layer's rows if they are not read from the layer's own tensor. The source fetches the rows for a
+/// batch's ids from parameter servers, or returns the complete table that the replica computes with.
 #[derive(Clone, Debug)]
 pub struct RowSource(Variable, usize);
 
 /// Calls `build`, in which a layer that looks up rows requests its table. Also returns the source of the rows; `None`
-/// if it is the layer's own tensor.
+/// if the rows are read from the layer's own tensor.
 pub fn request_rows<T>(build: impl FnOnce() -> T) -> (T, Option<RowSource>) {
     with_request(None, build)
 }
@@ -83,8 +83,8 @@ pub(super) fn requested_ids() -> Option<DynamicOptions> {
 /// up in that copy.
 ///
 /// # Errors
-/// - [`Error::InvalidArgument`]: the strategy has parameter servers, and the variable is a table of ids and is
-///   requested as one of numbered rows or with other options, or the reverse.
+/// - [`Error::InvalidArgument`]: the strategy has parameter servers, and the variable was created with a different kind
+///   of rows (numbered rows or ids) or with different options.
 /// - [`Error::Server`]: the complete value cannot be fetched.
 pub(super) fn record_request(variable: &Variable, replica: usize, on_device: bool) -> Result<()> {
     let got = || {

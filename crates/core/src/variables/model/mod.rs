@@ -38,9 +38,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// The variables of a model, by name.
 ///
 /// Most variables are mirrored: replicas that use the same memory share one copy, and only optimizers write it, for all
-/// replicas at once. [`variable`](Variables::variable) returns one as a [`Variable`]. Running statistics of batch norm
-/// are different: the variables whose path ends with `running_mean` or `running_var`. Each replica writes its own copy,
-/// and a read outside `run` returns the mean over the replicas (synchronization ON_READ, aggregation MEAN).
+/// replicas at once. [`variable`](Variables::variable) returns one as a [`Variable`]. The exceptions are running
+/// statistics of batch norm, which are the variables whose path ends with `running_mean` or `running_var`. Each replica
+/// writes its own copy of them, and a read outside `run` returns the mean over the replicas (synchronization ON_READ,
+/// aggregation MEAN).
 ///
 /// A clone is another handle to the same variables.
 #[doc(alias = "tf.Variable")]
@@ -445,8 +446,8 @@ impl std::fmt::Debug for Variables {
 const WRITE: &str =
     "replicas share the variables: write them between runs, or once for all of them in ctx.merge_call";
 
-/// Returns `true` if a variable has the name of a running statistic. candle's batch norm writes these during forward,
-/// on each replica.
+/// Returns `true` if a variable has the name of a running statistic. candle's batch norm writes such variables during
+/// forward, on each replica.
 fn is_running_statistic(name: &str) -> bool {
     matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
 }
