@@ -12,9 +12,9 @@ use distribute_tensor::kernel::RowMerge;
 
 /// A layer that combines the table rows of each bag of ids into a sum, a mean or a scaled sum.
 ///
-/// A bag can be, for example, the words of a text, the purchases of a user, or the neighbours in a graph. The result
-/// is the same as that of an [`Embedding`](super::Embedding) followed by a sum, but the forward and backward passes
-/// do not copy rows. In `minimize` the gradient is sparse.
+/// A bag can be, for example, the words of a text, the purchases of a user, or the neighbours in a graph. The result is
+/// the same as that of an [`Embedding`](super::Embedding) whose rows are then combined, but the forward and backward
+/// passes do not copy rows. In `minimize` the gradient is sparse.
 ///
 /// Ids are u8, u32 or i64 of shape `[…, length]`, and the result has shape `[…, hidden]`. If bags have different
 /// lengths, pad them to the same length with an id that is ignored. A batch of bags is then a tensor, which datasets

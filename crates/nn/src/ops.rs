@@ -119,7 +119,7 @@ fn require_rows(name: &str, xs: &Tensor, parameters: &[(&str, &Tensor)]) -> Resu
 /// - `v`: `[batch, kv_heads, keys, value_width]`.
 /// - `mask`: can be broadcast to `[batch, heads, queries, keys]`. A mask with the dtype of `q` is added to the scores.
 ///   A u8 mask hides the keys for which its element is not 0, as in candle-transformers.
-/// - `do_causal`: if `true`, the last query sees all keys, and each query before it sees one key less than the next.
+/// - `do_causal`: if `true`, the last query sees all keys, and each query before it sees one key fewer than the next.
 /// - `softcapping`: 1 or infinity for no cap. Otherwise the scores are replaced by `tanh(scores / softcapping) ·
 ///   softcapping` before the mask is applied.
 /// - Result: `[batch, heads, queries, value_width]`.

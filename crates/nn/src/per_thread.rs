@@ -137,7 +137,7 @@ impl<M: 'static> PerThread<M> {
     /// does not change.
     ///
     /// Call this method in each step if the model computes something from its variables while it is built, such as the
-    /// product of an adapter ([`Lora`](super::Lora)), or keeps something of the step before.
+    /// product of an adapter ([`Lora`](super::Lora)), or keeps something from the step before.
     ///
     /// # Errors
     /// Returns the error of `build`, and an error if `build` requests a variable that did not exist after its first

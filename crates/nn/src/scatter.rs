@@ -13,7 +13,7 @@ use distribute_base::internal::PrecomputedOp;
 ///
 /// # Errors
 /// Returns an error in these cases:
-/// - The shapes do not match.
+/// - `xs` has no dimension `dim`, or the shapes do not match.
 /// - An index is out of range.
 #[doc(alias = "tf.tensor_scatter_nd_update")]
 #[doc(alias = "tf.scatter_nd")]

@@ -16,6 +16,7 @@ use distribute_core::internal::to_candle_error;
 /// Returns an error in these cases:
 /// - The input does not have three axes.
 /// - The input or the output has length 0.
+/// - The result would have more elements than memory can address.
 #[doc(alias = "interpolate1d")]
 #[doc(alias = "tf.keras.layers.UpSampling1D")]
 pub fn upsample_nearest1d(xs: &Tensor, target_size: usize) -> Result<Tensor> {

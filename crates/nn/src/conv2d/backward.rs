@@ -15,8 +15,8 @@ type GradientPair = [Option<Tensor>; 2];
 /// The padding, the stride and the dilation, in this order.
 type Sizes = [usize; 3];
 
-/// Computes the gradients of candle's `conv2d` from the gradient `up` of its result. `x` has shape `[n, in, height,
-/// width]`, and the weight has shape `[out, in, …, …]`.
+/// Computes the gradients of candle's `conv2d` from the gradient `up` of its result. `sizes` contains the padding, the
+/// stride and the dilation. `x` has shape `[n, in, height, width]`, and the weight has shape `[out, in, …, …]`.
 pub fn conv2d_gradients(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<GradientPair> {
     if let Some(zeros) = empty_gradient(x, weight, up)? {
         return Ok(zeros);
@@ -51,8 +51,8 @@ pub fn conv2d_gradients(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) 
     Ok([x.track_op().then(input_gradient).transpose()?, weight.track_op().then(weight_gradient).transpose()?])
 }
 
-/// Computes the gradients of candle's `conv1d` from the gradient `up` of its result. `x` has shape `[n, in, length]`,
-/// and the weight has shape `[out, in, width]`.
+/// Computes the gradients of candle's `conv1d` from the gradient `up` of its result. `sizes` contains the padding, the
+/// stride and the dilation. `x` has shape `[n, in, length]`, and the weight has shape `[out, in, width]`.
 pub fn conv1d_gradients(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) -> Result<GradientPair> {
     let [padding, stride, dilation] = sizes;
     // The single row gets no padding above and below.
@@ -68,8 +68,9 @@ pub fn conv1d_gradients(x: &Tensor, weight: &Tensor, sizes: Sizes, up: &Tensor) 
     ])
 }
 
-/// Computes the gradients of candle's `conv_transpose2d` from the gradient `up` of its result. `x` has shape `[n, in,
-/// height, width]`, and the weight has shape `[in, out, …, …]`.
+/// Computes the gradients of candle's `conv_transpose2d` from the gradient `up` of its result. `sizes` contains the
+/// padding, the stride and the dilation. `x` has shape `[n, in, height, width]`, and the weight has shape
+/// `[in, out, …, …]`.
 pub fn conv_transpose2d_gradients(
     x: &Tensor,
     weight: &Tensor,
@@ -97,8 +98,8 @@ pub fn conv_transpose2d_gradients(
     Ok([x.track_op().then(input_gradient).transpose()?, weight.track_op().then(weight_gradient).transpose()?])
 }
 
-/// Computes the gradients of candle's `conv_transpose1d` from the gradient `up` of its result. `x` has shape `[n, in,
-/// length]`, and the weight has shape `[in, out, width]`.
+/// Computes the gradients of candle's `conv_transpose1d` from the gradient `up` of its result. `sizes` contains the
+/// padding, the stride and the dilation. `x` has shape `[n, in, length]`, and the weight has shape `[in, out, width]`.
 pub fn conv_transpose1d_gradients(
     x: &Tensor,
     weight: &Tensor,
