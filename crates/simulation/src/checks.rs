@@ -9,16 +9,18 @@ use std::collections::BTreeMap;
 /// The sequence numbers of a generation, a session and a round.
 type Round = (u64, u64, u64);
 
-/// The outcomes of calls that can be predicted from the script, depending on the faults.
+/// The way in which faults may affect the outcomes of calls. Whatever the faults, all workers may agree on a call only
+/// if they do according to the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certain {
-    /// All outcomes, because only the script disturbs the calls.
+    /// Only the script disturbs the calls, so all outcomes can be predicted.
     All,
     /// Workers may time out, but no worker is lost.
     NobodyLost,
-    /// Workers may be lost, but none times out. A worker that resumes continues until the training run is complete.
+    /// Workers may be lost, but none times out. A process may fail only if the others do not need it or, in worlds that
+    /// grow and shrink, if all workers of a world have finished.
     NobodyLate,
-    /// No outcomes, because faults may affect any call.
+    /// Workers may time out and be lost in any call.
     Nothing,
 }
 
@@ -39,15 +41,16 @@ pub struct Checks {
     rounds: BTreeMap<Round, BTreeMap<usize, Made>>,
     ends: BTreeMap<Round, BTreeMap<usize, Blame>>,
     broken: Vec<String>,
-    /// The processes that have not been compared with the others yet. Each entry contains the generation, and the
-    /// number of updates after which the process continues; `None` if it cannot continue.
+    /// The processes that have ended the agreement after a rendezvous, and have not been compared with the others yet.
+    /// Each entry contains the generation, and the number of updates after which the process continues; `None` if no
+    /// worker has a complete state.
     met: Vec<(Pid, u64, Option<u64>)>,
     /// The processes that have begun a step which has not been checked yet.
     begun: Vec<Pid>,
-    /// The number of times that a worker of a training run has lost another worker.
+    /// The number of failed calls after which a worker of a training run has taken part in another rendezvous.
     losses: usize,
     updates: usize,
-    /// The final states of the workers.
+    /// The states of the workers that have completed their training run.
     trained: Vec<Weights>,
 }
 
@@ -74,7 +77,7 @@ impl Checks {
         self.met.push((pid, generation, Some(updates)));
     }
 
-    /// Records that a process was notified that no worker has a complete state.
+    /// Records that a process has found that no worker has a complete state.
     pub fn torn(&mut self, pid: Pid, generation: u64) {
         self.met.push((pid, generation, None));
     }
@@ -89,12 +92,13 @@ impl Checks {
         std::mem::take(&mut self.begun)
     }
 
-    /// Removes and returns the processes that have not been compared with the others.
+    /// Removes and returns the processes that have not been compared with the others, each with its generation and the
+    /// number of updates after which it continues; `None` if no worker has a complete state.
     pub fn take_met(&mut self) -> Vec<(Pid, u64, Option<u64>)> {
         std::mem::take(&mut self.met)
     }
 
-    /// Records that a worker has lost another worker and continues.
+    /// Records that a call of a training run has failed for a worker, which takes part in another rendezvous.
     pub fn lost(&mut self) {
         self.losses += 1;
     }
@@ -109,7 +113,7 @@ impl Checks {
         self.trained.push(weights);
     }
 
-    /// Returns the final states of workers.
+    /// Returns the states of the workers that have completed their training run.
     pub fn states(&self) -> &[Weights] {
         &self.trained
     }
@@ -130,7 +134,8 @@ impl Checks {
     }
 
     /// Returns the number of rounds in which all workers agreed, and the number of rounds that failed or ended the
-    /// session. For training runs, returns the number of updates and the number of losses of all workers.
+    /// session for a worker. For training runs, returns the number of updates that the workers have made, added up over
+    /// all workers, and the number of failed calls after which a worker took part in another rendezvous.
     pub fn counts(&self) -> (usize, usize) {
         let agreed =
             |made: &&BTreeMap<usize, Made>| made.values().all(|made| matches!(made, Made::Agreed(_)));
@@ -138,13 +143,14 @@ impl Checks {
         (all + self.updates, self.rounds.len() - all + self.losses)
     }
 
-    /// Records that a worker has received the data of all workers in a round.
+    /// Records that a worker has received the data of all workers in a round, and checks that this was possible. `sum`
+    /// is the sum of the numbers in the data.
     pub fn agreed(&mut self, round: Round, rank: usize, call: u64, sum: f32) {
         self.expect(round, rank, call, Made::Agreed(sum));
     }
 
-    /// Records that a round failed for a worker, with the given blame. `over` is whether the session is over for this
-    /// worker.
+    /// Records that a round failed for a worker with the given blame, and checks that this was possible. `over` is
+    /// whether the session is over for this worker.
     pub fn blamed(&mut self, round: Round, rank: usize, call: u64, blame: &Blame, over: bool) {
         let made = if over { Made::Over } else { Made::Blamed(blame.clone()) };
         self.expect(round, rank, call, made);

@@ -10,7 +10,7 @@ use crate::planted::Planted;
 use std::fmt;
 use std::time::Duration;
 
-/// All parts of the simulation except the processes.
+/// The parts of the simulation to which every process has access.
 #[derive(Debug)]
 pub struct Surroundings {
     pub agenda: Agenda<Event>,
@@ -42,7 +42,7 @@ pub struct Context<'a> {
 }
 
 impl Surroundings {
-    /// Returns the surroundings from the perspective of the process with this name.
+    /// Returns the context of the process with this name.
     pub fn of(&mut self, name: Name) -> Context<'_> {
         let Self { agenda, network, history, checks, plan, planted } = self;
         Context { pid: name.pid, name, agenda, network, history, checks, plan, planted: *planted }

@@ -12,11 +12,12 @@ pub struct Course {
     pub steps: u64,
     /// The calls of a step. An entry is `true` if an update follows the call.
     pub calls: Vec<bool>,
-    /// The maximum time to wait for the others at a rendezvous.
+    /// The time from an interruption of the training run until a worker gives up the rendezvous and the agreement after
+    /// it.
     pub patience: Duration,
     /// The percentage of steps that a worker delays.
     pub breaks: u64,
-    /// The maximum delay.
+    /// The maximum delay of a step.
     pub longest_break: Duration,
 }
 
@@ -26,7 +27,7 @@ impl Course {
         self.calls.iter().filter(|updates| **updates).count() as u64
     }
 
-    /// Returns the time by which a worker delays a step.
+    /// Returns the time by which a worker delays a step; 0 if it does not.
     pub fn pause(&self, script: &Script, generation: u64, rank: usize, step: u64) -> Duration {
         let mut draw = SplitMix(mix(script.seed ^ generation, (rank as u64) << 32 | step));
         if draw.bits() % 100 >= self.breaks {
@@ -46,7 +47,8 @@ pub struct Weights {
 
 impl Weights {
     /// Returns the contribution of a worker to an update, which is computed from its share of a batch. A batch has one
-    /// example for the maximum number of workers, and each example is in exactly one share for any number of workers.
+    /// example for each of the maximum number of workers. Whatever the current number of workers, each example is in
+    /// exactly one share.
     pub fn contribution(script: &Script, worker: usize, workers: usize, update: u64) -> u64 {
         let share = (worker..script.workers).step_by(workers.max(1));
         share.map(|example| mix(script.seed ^ update, example as u64)).fold(0, u64::wrapping_add)
@@ -66,7 +68,7 @@ impl Weights {
         weights
     }
 
-    /// Encodes the state as bytes, which need more than one round to be sent.
+    /// Encodes the state as 16 bytes. They are sent in two rounds, because one round sends at most [`CHUNK`] bytes.
     pub fn image(&self) -> Vec<u8> {
         [self.made, self.digest].map(u64::to_le_bytes).concat()
     }
@@ -78,7 +80,7 @@ impl Weights {
     }
 }
 
-/// The number of bytes of a state that are sent in one round.
+/// The maximum number of bytes of a state that are sent in one round.
 pub const CHUNK: usize = 9;
 
 fn mix(a: u64, b: u64) -> u64 {

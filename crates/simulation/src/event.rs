@@ -8,9 +8,9 @@ use distribute_net::{Claim, Message};
 pub enum Event {
     /// A process starts, possibly by mistake. `claim` contains the generation of which it claims to have been a member.
     Start { rank: usize, claim: Claim, mistaken: bool },
-    /// A connection attempt reaches a host.
+    /// A connection attempt reaches a port of a host.
     Reach { conn: Conn, port: u16 },
-    /// An arrival at one end of a connection.
+    /// Something arrives at one end of a connection.
     Arrive { conn: Conn, side: usize, what: Arrival },
     /// A timer of a process expires. It has an effect only if it is the latest timer of that process.
     Wake { pid: Pid, number: u64 },

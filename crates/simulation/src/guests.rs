@@ -1,4 +1,4 @@
-//! Connections that have not authenticated yet, as in the reception of `distribute_net`.
+//! Connections that are not authenticated yet, which `distribute_net` handles in its `Reception`.
 
 use crate::context::Context;
 use crate::network::{Arrival, Conn};
@@ -45,8 +45,9 @@ impl Guests {
         Self { mine, all: BTreeMap::new() }
     }
 
-    /// Handles bytes that arrive over a connection which is not a link. `decide` admits or rejects a guest. Returns the
-    /// rank of the worker if it is admitted.
+    /// Handles bytes that arrive over a connection which is not a link, and sends the answer. `decide` admits or
+    /// rejects a guest whose handshake is complete. Returns the rank of the worker if it is admitted; `None` if it is
+    /// rejected, or if the handshake continues.
     pub fn receive(
         &mut self,
         context: &mut Context<'_>,

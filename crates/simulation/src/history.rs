@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// The lines of the history, with their times. They are only recorded on request.
+/// The lines of the history, which begin with their times.
 #[derive(Debug, Default)]
 pub struct History {
     kept: bool,
@@ -11,12 +11,12 @@ pub struct History {
 }
 
 impl History {
-    /// Creates an empty history.
+    /// Creates an empty history. Lines are only recorded if `kept` is `true`.
     pub fn new(kept: bool) -> Self {
         Self { kept, lines: Vec::new() }
     }
 
-    /// Adds a line about a process.
+    /// Adds a line about `who`, if lines are recorded. `what` returns its text.
     pub fn note(&mut self, now: Duration, who: impl fmt::Display, what: impl FnOnce() -> String) {
         if self.kept {
             self.lines.push(format!("{:>11.6} s  {who}: {}", now.as_secs_f64(), what()));

@@ -1,4 +1,5 @@
-//! A process that joins its world. It uses a `RendezvousState` in the same way as the gathering in `distribute_net`.
+//! A process that joins its world. It uses a `RendezvousState` in the same way as `distribute_net` does in a real
+//! rendezvous.
 
 use crate::context::Context;
 use crate::guests::{Guests, HANDSHAKE, words};
@@ -23,9 +24,9 @@ pub struct Joining {
     world: World,
     hello: Hello,
     meeting: RendezvousState,
-    /// The time to wait for more workers after enough have joined; `None` if it is unlimited.
+    /// The time for which the leader waits for more workers after enough have joined; `None` if it is unlimited.
     grace: Option<Duration>,
-    /// The workers that have joined, and the time at which the last of them joined.
+    /// The workers that have joined, and the time at which this set last changed.
     come: (BTreeSet<usize>, Duration),
     /// The time at which to check again whether enough workers have joined.
     look: Option<Duration>,
@@ -90,12 +91,13 @@ pub struct Joined {
     pub links: BTreeMap<Conn, usize>,
     /// Arrivals over the links that have not been handled yet.
     pub early: Vec<(usize, Early)>,
-    /// Connections of processes that have arrived too late to join.
+    /// The handshakes that are still in progress, of processes that have come too late to join.
     pub guests: Guests,
 }
 
 impl Joining {
-    /// Creates a worker that takes part in a rendezvous, with this deadline.
+    /// Creates a worker that begins to take part in a rendezvous. `addresses` are the addresses of all workers, and
+    /// `deadline` is the time at which this worker gives up.
     pub fn new(
         context: &Context<'_>,
         world: World,
@@ -329,8 +331,8 @@ impl Joining {
         Ok(false)
     }
 
-    /// Completes the world with the workers that have joined, if there are enough. Otherwise sets the time of the next
-    /// attempt.
+    /// Completes the world with the workers that have joined, if there are enough and no other has joined for long
+    /// enough. Otherwise sets the time of the next attempt.
     fn close_with_quorum(&mut self, now: Duration) {
         let come = self.meeting.members().connected();
         if come != self.come.0 {
@@ -354,12 +356,13 @@ impl Joining {
         self.made.unwrap_or(self.meeting.members().generation())
     }
 
-    /// Returns the generation of the world if this worker has received it.
+    /// Returns the generation of the world; `None` if this worker has not received it. The leader always returns its
+    /// generation, which may still change until the world is complete.
     pub fn told(&self) -> Option<u64> {
         self.meeting.is_located().then(|| self.generation())
     }
 
-    /// Returns the worker at the other end of each connection that is already a link.
+    /// Returns the cluster index of the worker at the other end of each connection that is already a link.
     pub fn links(&self) -> &BTreeMap<Conn, usize> {
         &self.links
     }
@@ -377,13 +380,13 @@ impl Joining {
         outgoing.into_iter().chain(self.guests.next()).fold(soonest, Duration::min)
     }
 
-    /// Extends deadlines by the duration of a pause of the process, which does not count.
+    /// Extends the deadline and the wait for more workers by `pause`, for which the process was stopped.
     pub fn shift(&mut self, pause: Duration) {
         self.deadline += pause;
         self.come.1 += pause;
     }
 
-    /// Converts the state to the result. The world must be complete.
+    /// Converts the state to the result of joining. The world must be complete.
     pub fn into_joined(self) -> Joined {
         let generation = self.generation();
         let places = self.meeting.members().members();
@@ -408,12 +411,12 @@ impl Outgoing {
     }
 }
 
-/// Returns the address on which a process of this worker listens.
+/// Returns the address of a port on the host of this worker.
 pub fn address(rank: usize, port: u16) -> String {
     format!("10.0.0.{rank}:{port}")
 }
 
-/// Splits an address into the host and the port.
+/// Splits an address into the host and the port. Each is 0 if it is malformed.
 fn place(address: &str) -> (usize, u16) {
     let (host, port) = address.rsplit_once(':').unwrap_or((address, "0"));
     let host = host.rsplit('.').next().and_then(|host| host.parse().ok()).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Simulates a cluster: prints the history of one seed, or the results of many.
+//! Simulates a cluster. Prints the history of one seed, and the results of one or many.
 
 use clap::Parser;
 use distribute_simulation::{Planted, Scenario};
@@ -8,16 +8,16 @@ use std::time::Duration;
 /// Simulates a cluster. Prints the history of one seed, or the results of many.
 #[derive(Debug, Parser)]
 struct Asked {
-    /// The scenario. All of them by default.
+    /// The scenario. By default, all scenarios are simulated.
     #[arg(long, value_enum)]
     scenario: Option<Scenario>,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// The number of seeds. The history is printed only for a single one.
+    /// The number of seeds, beginning with the first. The history is only printed if there is one seed.
     #[arg(long, default_value_t = 1)]
     seeds: u64,
-    /// A bug that must be detected.
+    /// A bug that is planted in the simulation.
     #[arg(long, value_enum)]
     planted: Option<Planted>,
 }

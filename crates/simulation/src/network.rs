@@ -6,7 +6,8 @@ use distribute_net::Message;
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// The duration of silence after which a worker is considered lost (`distribute_net::Settings::silence`).
+/// The duration of silence after which a worker is considered lost. By default, `distribute_net` also detects the loss
+/// within this time.
 pub const SILENCE: Duration = Duration::from_secs(3);
 
 /// The id of a process, in the order in which processes start.
@@ -46,15 +47,16 @@ struct Connection {
     ends: [Option<Pid>; 2],
     /// The hosts of both ends.
     hosts: [usize; 2],
-    /// Whether the connection is still open on each side.
+    /// Whether the connection is open on each side. The accepting side is not open until the connection attempt has
+    /// reached its host.
     open: [bool; 2],
     /// Whether the connection broke and lost the messages in transit.
     broken: bool,
-    /// The arrival time of the last message at each side.
+    /// The time at which the last message that was sent to each side arrives.
     last: [Duration; 2],
 }
 
-/// An interruption from one host to another.
+/// The last interruption of the network from one host to another. Both times are 0 if there was none.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cut {
     from: Duration,
@@ -68,7 +70,7 @@ pub struct Network {
     /// The minimum and maximum delay of a message.
     delay: [Duration; 2],
     connections: Vec<Connection>,
-    /// The interruptions, indexed by the sending and the receiving host.
+    /// The last interruptions, indexed by the sending and then by the receiving host.
     cuts: Vec<Vec<Cut>>,
 }
 
@@ -85,7 +87,8 @@ impl Network {
         least + Duration::from_micros(self.random.below(span + 1) as u64)
     }
 
-    /// Returns the arrival time of a message that is sent now.
+    /// Returns the arrival time of a message that is sent now. It arrives after the current interruption, if there is
+    /// one.
     pub fn arrival(&mut self, now: Duration, from: usize, to: usize) -> Duration {
         let cut = self.cuts[from][to];
         let delay = self.delay();
@@ -93,7 +96,8 @@ impl Network {
         if cut.from <= now && now < cut.until { cut.until + delay } else { now + delay }
     }
 
-    /// Interrupts the network from one host to another until the given time.
+    /// Interrupts the network from one host to another until the given time. Replaces an earlier interruption, even if
+    /// that one would have lasted longer.
     pub fn cut(&mut self, now: Duration, from: usize, to: usize, until: Duration) {
         self.cuts[from][to] = Cut { from: now, until };
     }
@@ -104,7 +108,8 @@ impl Network {
         (from <= now && now < until).then_some((from, until))
     }
 
-    /// Starts a connection attempt from a process to a host.
+    /// Starts a connection attempt from the process `pid` on the host `from` to a port of the host `to`. Returns the id
+    /// of the connection.
     pub fn connect<E: Carries>(
         &mut self,
         agenda: &mut Agenda<E>,
@@ -148,7 +153,7 @@ impl Network {
         self.give(agenda, conn, 0, answer);
     }
 
-    /// Sends a message if the connection is still open on the side of the process `pid`.
+    /// Sends something over a connection, if it is still open on the side of the process `pid`.
     pub fn send<E: Carries>(
         &mut self,
         agenda: &mut Agenda<E>,
@@ -196,8 +201,8 @@ impl Network {
         }
     }
 
-    /// Returns the process that receives an arrival. Returns `None` if the connection is closed on this side, or if a
-    /// message was lost because the connection broke. If the arrival is that the connection was closed, closes this
+    /// Returns the process that receives an arrival. Returns `None` if the connection is not open on this side, or if
+    /// the arrival was lost because the connection broke. If the arrival is that the connection was closed, closes this
     /// side.
     pub fn receiver<M>(&mut self, conn: Conn, side: usize, what: &Arrival<M>) -> Option<Pid> {
         let connection = &mut self.connections[conn];
@@ -219,14 +224,15 @@ impl Network {
         self.side(conn, pid).is_some_and(|side| self.connections[conn].open[side])
     }
 
-    /// Returns the process (`None` if the attempt has not reached one) and the host at the other end of a connection.
-    /// Returns `None` if the process `pid` is not at an end of the connection.
+    /// Returns the process and the host at the other end of a connection, or `None` if the process `pid` is not at an
+    /// end of the connection. The process at the other end is `None` if the connection attempt has not reached one.
     pub fn peer(&self, conn: Conn, pid: Pid) -> Option<(Option<Pid>, usize)> {
         let side = self.side(conn, pid)?;
         Some((self.connections[conn].ends[1 - side], self.connections[conn].hosts[1 - side]))
     }
 
-    /// Returns the process at one end of a connection, if the connection has reached one.
+    /// Returns the process at one end of a connection; `None` if the connection attempt has not reached one. `side` is
+    /// 0 for the process that connected, and 1 for the one that accepted.
     pub fn end(&self, conn: Conn, side: usize) -> Option<Pid> {
         self.connections[conn].ends[side]
     }

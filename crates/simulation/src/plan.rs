@@ -25,7 +25,8 @@ pub enum Fault {
     },
     /// The connections between two hosts break.
     Break(usize, usize),
-    /// A process returns that joined an earlier generation and has been unreachable since then.
+    /// A process that joined an earlier generation, and has been unreachable since then, returns. Nothing happens if
+    /// there has been only one generation.
     Revenant(usize),
     /// A second process of a worker is started by mistake.
     Twin(usize),
@@ -54,11 +55,11 @@ pub enum When {
 /// The limits on the worlds of an elastic job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elastic {
-    /// The minimum number of workers in a world.
+    /// The minimum number of workers with which a world may begin.
     pub least: usize,
     /// The time to wait for more workers after enough have joined.
     pub grace: Duration,
-    /// The maximum time until a process is replaced.
+    /// The maximum time until a process is replaced, in addition to 100 ms.
     pub away: Duration,
 }
 
@@ -75,16 +76,18 @@ pub struct Plan {
     pub elastic: Option<Elastic>,
     /// The start time of each worker.
     pub starts: Vec<Duration>,
-    /// The maximum time that a worker takes to join.
+    /// The time after which a worker that has not joined gives up. After a training run was interrupted, its `patience`
+    /// applies instead.
     pub join: Duration,
     /// The minimum and maximum delay of a message.
     pub delay: [Duration; 2],
     /// The faults and their times.
     pub faults: Vec<(When, Fault)>,
-    /// The outcomes that can be predicted.
+    /// The way in which the faults may affect the outcomes of calls.
     pub certain: Certain,
-    /// Whether all workers must receive the same blame when a session is over. This is not required if the network
-    /// between them is interrupted or if two faults coincide.
+    /// Whether all workers must receive the same blame when a session is over. If a worker was lost, only the culprits
+    /// must be the same. In scenarios in which workers may notice a fault at different times, or several faults may
+    /// coincide, this is `false`.
     pub one_blame: bool,
 }
 
@@ -101,7 +104,7 @@ impl When {
 }
 
 impl Plan {
-    /// Returns the index and the delay of each fault that follows a worker's call.
+    /// Returns the faults that follow a worker's call: for each, its index, and its delay after the start of the call.
     pub fn triggered(&self, generation: u64, rank: usize, step: u64, call: u64) -> Vec<(usize, Duration)> {
         let follows = |when: &When| match *when {
             When::InCall { generation: of, rank: who, step: in_step, call: in_call, after } => {

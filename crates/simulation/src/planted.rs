@@ -1,5 +1,5 @@
-//! Planted bugs, which the simulation must detect. Each bug is between a state machine and the simulation's code that
-//! uses it, so the code of real processes contains none of them.
+//! Planted bugs, which the simulation must detect. Each bug is in the simulation's own code that uses the state
+//! machines, so the code of real processes contains none of them.
 
 use crate::network::Pid;
 use distribute_collective::group::{Content, Frame};
@@ -49,13 +49,13 @@ pub enum Planted {
     LossGivesUp,
     /// A worker does not retry if another process has taken its place.
     TakenGivesUp,
-    /// A worker of a complete world does not announce that a worker was lost, although that worker then joins again.
+    /// A worker of a complete world does not tell a worker that joins again that its previous process was lost.
     EarlyUnsaid,
     /// A worker that leaves a world for a rendezvous sends the farewell of a worker that has finished.
     LeaveAsEnd,
     /// Messages of the previous world are kept in the next one.
     SessionKept,
-    /// The state is received from the first worker instead of the most advanced one.
+    /// Every worker reports the same number of updates, so the state is not received from the most advanced worker.
     FurthestIgnored,
     /// A transferred state is considered valid only after all workers have received it.
     TakenUncounted,
@@ -133,7 +133,8 @@ impl Planted {
         Some(frame)
     }
 
-    /// Modifies the hello of a connection.
+    /// Modifies the hello that arrives over a connection. `members` are the members of the world that the receiver
+    /// joins.
     pub fn meets(self, mut theirs: Hello, members: &Membership) -> Hello {
         if self == Planted::GenerationIgnored && theirs.purpose == Purpose::Link {
             theirs.generation = members.generation();
@@ -141,7 +142,8 @@ impl Planted {
         theirs
     }
 
-    /// Modifies the note that a leader sends to the other workers.
+    /// Modifies the note about a complete world that the leader sends to the other workers. `members` are the members
+    /// of this world.
     pub fn makes(self, table: Note, members: &Membership) -> Note {
         let before = members.before();
         match table {
@@ -160,7 +162,7 @@ impl Planted {
         self == Planted::TakenGivesUp && refusal.reason == Reason::Taken
     }
 
-    /// Returns `true` if this bug makes a worker give up that could not join because of `error`.
+    /// Returns `true` if a worker that could not join because of `error` gives up.
     pub fn ends(self, error: &JoinError) -> bool {
         match error {
             JoinError::Lost { .. } => self == Planted::LossGivesUp,
@@ -174,7 +176,8 @@ impl Planted {
         self == Planted::TakenIgnored && refusal.reason == Reason::Taken
     }
 
-    /// Returns `true` if the leader completes the world although the given number of workers are missing.
+    /// Returns `true` if the worker with the index `pid` is the leader and completes its world although `missing`
+    /// workers are missing. This is only the case if one is missing.
     pub fn completes(self, pid: Pid, missing: usize) -> bool {
         self == Planted::TableEarly && pid == 0 && missing == 1
     }

@@ -1,4 +1,4 @@
-//! One process. It joins, works, joins again after another is lost, and exits.
+//! One process. It joins a world, works, joins another world if a worker is lost or waits to join, and exits.
 
 use crate::context::{Context, Name};
 use crate::joining::{Joining, address};
@@ -22,15 +22,16 @@ pub struct Process {
     pub name: Name,
     /// The port on which the process listens.
     pub port: u16,
-    /// Whether the process was started by mistake.
+    /// Whether the process is a second one of its worker, which was started by mistake or has returned from an earlier
+    /// generation.
     pub mistaken: bool,
     world: World,
     addresses: Vec<String>,
     claim: Claim,
     /// The workers that the process expects at the rendezvous, as cluster indices.
     expected: BTreeSet<usize>,
-    /// The workers that were waiting when the process left a world that had begun without them, and the time at which
-    /// it left; `None` if its last world was not such a world.
+    /// The workers that were waiting for the next world when the process left its last one, and the time at which it
+    /// left. `None` unless one of these workers had been in a different world that was at least as late.
     pub owed: Option<(BTreeSet<usize>, Duration)>,
     /// The time at which the process was started.
     pub started: Duration,
@@ -44,7 +45,7 @@ pub struct Process {
     program: Program,
     /// The inbox of the previous world, which is only kept because of a planted bug.
     kept: Option<Inbox>,
-    /// The time at which the process was stopped; `None` if it is running. `waiting` contains the arrivals since then.
+    /// The time at which the process was stopped; `None` if it is not stopped.
     pub stopped: Option<Duration>,
     waiting: Vec<(Conn, Arrival)>,
     /// The sequence number of the process's latest timer.
@@ -59,8 +60,8 @@ enum Stage {
 }
 
 impl Process {
-    /// Creates a process that has just started. `claim` contains the generation of which it claims to have been a
-    /// member.
+    /// Creates a process that has just started, and takes part in a rendezvous. `claim` contains the generation of
+    /// which it claims to have been a member.
     pub fn start(
         context: &Context<'_>,
         world: World,
@@ -120,14 +121,16 @@ impl Process {
         self.stage = Stage::Joining(Box::new(joining));
     }
 
-    /// Handles a note about a world, after which nothing more arrives.
+    /// Handles a note about a world that the leader sent before it became unreachable. Does nothing unless the process
+    /// is joining. Returns the way in which the process ends, if it ends.
     pub fn is_told(&mut self, context: &mut Context<'_>, note: &Note) -> Option<Ending> {
         let Stage::Joining(joining) = &mut self.stage else { return None };
         let told = joining.is_told(context, note);
         told.err().and_then(|error| self.could_not_join(context, error)).or_else(|| self.go_on(context))
     }
 
-    /// Handles a failed rendezvous: takes part in the next one, or returns the way in which the process ends.
+    /// Handles a failed rendezvous: takes part in the next one, or returns the way in which the process ends. The
+    /// latter is the case if the deadline has passed, or if the error is one after which real processes give up too.
     fn could_not_join(&mut self, context: &mut Context<'_>, error: JoinError) -> Option<Ending> {
         context.note(|| format!("cannot join: {error}"));
         context.close_all("it closed its connection");
@@ -216,7 +219,7 @@ impl Process {
         }
     }
 
-    /// Returns the farewell that the process sends when it exits.
+    /// Returns the reason with which the process closes its connections when it exits.
     pub fn farewell(&self) -> &'static str {
         match self.stage {
             Stage::Working(_) => ENDED,
@@ -224,7 +227,8 @@ impl Process {
         }
     }
 
-    /// Ends the process. `vanished` is the time at which its machine failed silently, if it did.
+    /// Ends the process, without closing its connections. `vanished` is the time at which its machine failed silently;
+    /// `None` if it did not.
     pub fn end(&mut self, vanished: Option<Duration>) {
         self.stage = Stage::Ended(vanished);
     }
@@ -287,9 +291,9 @@ impl Process {
         self.stage = Stage::Working(Box::new(working));
     }
 
-    /// Resumes a stopped process, and postpones its deadlines. If `at_once` is `true`, all queued arrivals are
-    /// delivered before the process acts; otherwise it acts after each. Returns the way in which the process ends, if
-    /// it ends.
+    /// Resumes a stopped process, and extends its deadlines by almost the whole time for which it was stopped. If
+    /// `at_once` is `true`, all queued arrivals are delivered before the process acts; otherwise it acts after each.
+    /// Returns the way in which the process ends, if it ends.
     pub fn resume(&mut self, context: &mut Context<'_>, at_once: bool) -> Option<Ending> {
         let pause = context.now().saturating_sub(self.stopped.take()?);
         // Half a slice of the wait counts (`distribute_cluster::Deadline`).

@@ -18,7 +18,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// Starts or resumes the program after all workers have joined.
+    /// Starts or resumes the program, after the workers of a world have joined.
     pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
         match self {
             Program::Scripted(scripted) => scripted.joined(working, context),

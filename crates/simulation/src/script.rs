@@ -27,7 +27,7 @@ pub enum Outcome {
     Agreed,
     /// All workers that make the call receive the same blame, and can make the next call.
     Blamed(Fault),
-    /// The session is over for all workers.
+    /// The session is over for all workers, since this call or an earlier one.
     Over,
 }
 
@@ -61,15 +61,15 @@ impl Script {
         draw
     }
 
-    /// Returns the time that a worker computes before a call.
+    /// Returns the time for which a worker computes before a call.
     pub fn compute(&self, generation: u64, rank: usize, step: u64, call: u64) -> Duration {
         let [least, most] = self.compute;
         let span = (most - least).as_micros() as u64;
         least + Duration::from_micros(self.draw([generation, rank as u64, step, call]).bits() % (span + 1))
     }
 
-    /// Returns the action that replaces a call, the first worker that performs it, and the source of further random
-    /// choices; `None` if the call is made normally.
+    /// Returns the action that replaces a call, a worker that performs it, and the source of further random choices;
+    /// `None` if all workers make the call normally.
     fn oddity(&self, generation: u64, step: u64, call: u64) -> Option<(Deed, usize, SplitMix)> {
         let mut draw = self.draw([generation, u64::MAX, step, call]);
         if self.oddities.is_empty() || draw.bits() % 100 >= self.odd {
@@ -80,7 +80,8 @@ impl Script {
         Some((deed, rank, draw))
     }
 
-    /// Returns the action of a worker at a call.
+    /// Returns the action of a worker at a call. A worker that leaves the session does so at all later calls of the
+    /// step as well.
     pub fn deed(&self, generation: u64, rank: usize, step: u64, call: u64) -> Deed {
         if (1..call).any(|call| self.leaves(generation, rank, step, call)) {
             return Deed::Leave;

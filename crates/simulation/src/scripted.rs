@@ -1,4 +1,5 @@
-//! A program that runs a script from its first step in every world. It makes calls of many kinds, and ends sessions.
+//! A program that runs a script from its first step in every world. It makes the same calls as other workers or
+//! different ones, declines calls, and leaves and ends sessions.
 
 use crate::context::Context;
 use crate::planted::Planted;
@@ -23,7 +24,7 @@ pub struct Scripted {
 }
 
 impl Scripted {
-    /// Restarts the script after all workers have joined.
+    /// Starts the script from its first step, after the workers of a world have joined.
     pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
         *self = Self { step: 1, ..Self::default() };
         working.open(NAME);
@@ -109,8 +110,9 @@ impl Scripted {
         Go::On
     }
 
-    /// Passes the result of a call to the checks, and begins to compute before the next call. If the session is over,
-    /// begins the next step, or a rendezvous if a worker was lost.
+    /// Passes the result of a call to the checks, unless this worker declined the call. Then begins to compute before
+    /// the next call. If the session is over, instead begins the next step, or leaves the world for a rendezvous if a
+    /// worker was lost.
     pub fn decided(
         &mut self,
         working: &mut Working,
@@ -150,14 +152,16 @@ fn place(working: &Working) -> (u64, u64, u64) {
     (working.generation, working.protocol.session().number, working.protocol.rounds())
 }
 
-/// Returns the data of a call: its name, and a number that is summed over all workers.
+/// Returns the data that one worker sends another in a call: the sequence numbers of the round, the two workers, and a
+/// number that is summed over all workers.
 fn body(plan: &crate::plan::Plan, generation: u64, frame: &Frame, from: usize, to: usize) -> Bytes {
     let number = plan.script.compute(generation, from, frame.session.number, frame.round);
     let place = (generation, frame.session.number, frame.round);
     format!("{place:?} {from} to {to}: {}", number.as_secs_f32() * 0.1).into()
 }
 
-/// Sums the data of all workers, and checks that the data belongs to this round.
+/// Returns the sum of the numbers of all workers, and checks that each worker's data is what it had to send in this
+/// round.
 fn sum(working: &Working, context: &mut Context<'_>, bodies: &[Bytes]) -> f32 {
     let (me, generation) = (working.world.worker(), working.generation);
     let frame = working.protocol.frame(distribute_collective::group::Content::Left { statuses: Vec::new() });
@@ -174,7 +178,7 @@ fn sum(working: &Working, context: &mut Context<'_>, bodies: &[Bytes]) -> f32 {
     sum
 }
 
-/// Records that the session is over for this worker.
+/// Passes the reason why the session is over to the checks, if it is over.
 fn over(working: &Working, context: &mut Context<'_>) {
     if let Some(blame) = working.protocol.over() {
         context.checks.over(place(working), working.world.worker(), blame);

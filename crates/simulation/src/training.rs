@@ -33,15 +33,16 @@ pub struct Training {
     agreed: u64,
     weights: Weights,
     updates: Updates,
-    /// The number of steps that the worker has counted.
+    /// The number of steps that have begun, without those that must be repeated.
     steps: u64,
     recovery_limit: RecoveryLimit,
     stage: Stage,
-    /// The value of `agreed` that the worker sent at the last rendezvous.
+    /// The value of `agreed` that the worker reported in the agreement after the last rendezvous.
     told: u64,
-    /// The number of waiting workers that this worker reported when the step began.
+    /// The number of waiting workers that this worker reported in its last call to begin a step.
     waiting: u64,
-    /// The deadline for the rendezvous after a loss; `None` if no worker has been lost since the last agreement.
+    /// The deadline for the next rendezvous and the agreement after it; `None` if no call has failed, and no worker has
+    /// been waiting to join, since the last agreement.
     until: Option<Duration>,
 }
 
@@ -68,7 +69,7 @@ impl Training {
         self.begun && self.updates.clone().rewind().is_ok()
     }
 
-    /// Returns the generation of the last agreement before the last rendezvous.
+    /// Returns the generation of the worker's last agreement before the last rendezvous; 0 if there was none.
     pub fn told(&self) -> u64 {
         self.told
     }
@@ -78,12 +79,13 @@ impl Training {
         matches!(self.stage, Stage::Meeting(..))
     }
 
-    /// Returns the deadline for the rendezvous after a loss; `None` if there was no loss since the last agreement.
+    /// Returns the deadline for the next rendezvous; `None` if no call has failed, and no worker has been waiting to
+    /// join, since the last agreement.
     pub fn until(&self) -> Option<Duration> {
         self.until
     }
 
-    /// Extends deadlines by the duration of a pause of the process, which does not count.
+    /// Extends the deadline by `pause`, for which the process was stopped.
     pub fn shift(&mut self, pause: Duration) {
         self.until = self.until.map(|until| until + pause);
     }
@@ -96,8 +98,9 @@ impl Training {
         (self.updates, self.steps) = (Updates::after(counters), counters.steps);
     }
 
-    /// Begins the agreement on a state after all workers have joined. If this worker was interrupted in a step, first
-    /// returns to the last complete update.
+    /// Begins the agreement on a state, after the workers of a world have joined. If this worker was interrupted in a
+    /// step, it first returns to its last update, or reports that its state is incomplete if only some of the step's
+    /// updates have been made.
     pub fn joined(&mut self, working: &mut Working, context: &mut Context<'_>) {
         let mut torn = None;
         if self.begun {
@@ -135,7 +138,7 @@ impl Training {
         }
     }
 
-    /// Resumes from the worker's own state, as the only worker. If that state is inconsistent, ends the worker.
+    /// Resumes from the worker's own state, as the only worker. If that state is incomplete, ends the worker.
     fn go_on_alone(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go {
         if self.begun && self.updates.rewind().is_err() {
             context.checks.torn(context.pid, working.generation);
@@ -402,7 +405,7 @@ fn brought(working: &Working, context: &Context<'_>, me: usize, update: u64) -> 
     Weights::contribution(script, me, working.world.workers(), update)
 }
 
-/// Makes a call whose data contains the generation.
+/// Makes a call whose data begins with the generation.
 fn say(
     working: &mut Working,
     context: &mut Context<'_>,

@@ -20,10 +20,10 @@ use std::time::Duration;
 
 /// A program, which decides the next action of a worker.
 pub trait Acts {
-    /// Continues after computing.
+    /// Returns the next action after computing.
     fn act(&mut self, working: &mut Working, context: &mut Context<'_>) -> Go;
 
-    /// Handles the result of a call.
+    /// Handles the result of a call, and returns the next action.
     fn decided(
         &mut self,
         working: &mut Working,
@@ -54,7 +54,7 @@ pub struct Working {
     waits: BTreeMap<usize, Duration>,
     inbox: Inbox,
     doing: Doing,
-    /// The workers that have been lost, with the times at which they were lost.
+    /// The ranks of the workers that have been lost, with the times at which they were lost.
     losses: Vec<(usize, Duration)>,
 }
 
@@ -123,7 +123,7 @@ impl Working {
         }
     }
 
-    /// Returns the worker at the other end of each connection.
+    /// Returns the rank of the worker at the other end of each link.
     pub fn links(&self) -> &BTreeMap<Conn, usize> {
         &self.links
     }
@@ -186,7 +186,7 @@ impl Working {
         self.doing = Doing::Computing(context.now() + time);
     }
 
-    /// Makes a call. `body` returns the data for each of the other workers.
+    /// Begins a call, and sends the data that `body` returns for each of the other workers.
     pub fn call(
         &mut self,
         context: &mut Context<'_>,
@@ -243,8 +243,8 @@ impl Working {
         }
     }
 
-    /// Rejects a connection that is not a link. Records the process at its other end if the process waits for the next
-    /// world.
+    /// Continues the handshake of a connection that is not a link, and rejects it when it is complete. Records the
+    /// process at the other end if it waits for the next world.
     fn refuse(&mut self, context: &mut Context<'_>, conn: Conn, bytes: &[u8]) {
         let hides = context.has(Planted::EarlyUnsaid);
         let now = context.now();
@@ -274,7 +274,8 @@ impl Working {
         self.inbox.deliver(rank, message);
     }
 
-    /// Performs all actions that are due. Returns the next action if the worker leaves this world, otherwise `None`.
+    /// Performs all actions that are due. Returns the next action if the worker leaves this world or exits; otherwise
+    /// `None`.
     pub fn go_on(&mut self, context: &mut Context<'_>, program: &mut impl Acts) -> Option<Go> {
         self.guests.wake(context);
         loop {
@@ -293,7 +294,7 @@ impl Working {
         }
     }
 
-    /// Advances the current round until it is decided or data is missing. Returns the result when the round is decided.
+    /// Advances the current round, and returns its result; `None` if the round must still wait for other workers.
     fn drive(&mut self, context: &mut Context<'_>) -> Option<Result<Vec<Bytes>, Arc<Blame>>> {
         loop {
             self.hear_all(context);
@@ -381,7 +382,7 @@ impl Working {
         self.guests.next().map_or(until, |guests| guests.min(until))
     }
 
-    /// Extends deadlines by the duration of a pause of the process, which does not count.
+    /// Extends the deadlines of the current round by `pause`, for which the process was stopped.
     pub fn shift(&mut self, pause: Duration) {
         if let Doing::Waiting { until, end } = &mut self.doing {
             (*until, *end) = (*until + pause, *end + pause);

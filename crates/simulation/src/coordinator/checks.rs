@@ -279,7 +279,8 @@ impl World {
         }
     }
 
-    /// Checks that a task which times out has begun, and hangs.
+    /// Checks that a task which times out has begun, and either hangs or is a closure that never checks for its
+    /// cancellation.
     pub fn check_late(&mut self, chief: usize, worker: usize, task: Task, is_cancelled: bool) {
         let Follow::Works { conn, .. } = self.chiefs[chief].follows[worker] else { return };
         let begun =

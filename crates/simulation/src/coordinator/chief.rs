@@ -66,7 +66,7 @@ pub enum Follow {
     Works { conn: Conn, session: u64 },
 }
 
-/// Creates a call of the closure or resource with this index in the program.
+/// Creates a call to the closure or resource with this index in the program.
 pub fn call(number: usize, resources: impl Iterator<Item = ResourceId>) -> Call {
     let function = FunctionId { name: "f".to_owned(), source: 0 };
     let number = Argument::Value(bytes(number as u64));
@@ -91,8 +91,8 @@ impl Chief {
 }
 
 impl World {
-    /// Starts another coordinator. It resumes from a randomly chosen state that the previous coordinator may have
-    /// saved.
+    /// Starts another coordinator. It skips the closures before a randomly chosen act that the previous coordinator has
+    /// reached, as if that coordinator had saved its state there.
     pub fn start_chief(&mut self) {
         let number = self.chiefs.len();
         let pid = self.pid(Who::Chief(number));
@@ -148,9 +148,9 @@ impl World {
         }
     }
 
-    /// Tries to register a coordinator on a server, and schedules the next try. A server on which it is registered
-    /// accepts only changes by this coordinator's closures. The coordinator connects to workers after it is registered
-    /// on all servers.
+    /// Tries to register a coordinator on a server, and schedules the next try. Does nothing if the server has already
+    /// responded, or if the coordinator has been killed. A server on which it is registered accepts only changes by
+    /// this coordinator's closures. The coordinator connects to workers after all servers have responded.
     pub fn begin_job(&mut self, chief: usize, server: usize) {
         let state = &self.chiefs[chief];
         if state.is_gone || !state.beginning.contains(&server) {
@@ -240,8 +240,8 @@ impl World {
         self.stir(chief);
     }
 
-    /// Delivers results that have arrived over a closed connection, as soon as the worker works in another session.
-    /// This is the effect of a planted bug.
+    /// Delivers results that have arrived over a closed connection to the latest coordinator, as soon as it has a
+    /// session with the worker. This is the effect of a planted bug.
     pub fn late_words(&mut self, conn: Conn, what: Arrival<Words>) {
         let worker = self.network.leads_to(conn);
         let Arrival::Message(Words::Collected(done)) = what else { return };
@@ -280,8 +280,8 @@ impl World {
         self.check_positions(chief, worker);
     }
 
-    /// Disconnects from a worker, and schedules the next connection attempt. If the worker was working, marks it as
-    /// lost.
+    /// Disconnects from a worker, and schedules the next connection attempt. If the coordinator had a session with the
+    /// worker, marks it as lost.
     fn mark_lost(&mut self, chief: usize, worker: usize, why: &str) {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];
@@ -305,8 +305,8 @@ impl World {
         self.stir(chief);
     }
 
-    /// Marks workers as lost that are silent, and gives up tasks that have been running for too long. Then continues
-    /// the program.
+    /// Marks silent workers as lost, and ends the sessions of workers whose task has been running for too long. Then
+    /// continues the program.
     pub fn look(&mut self, chief: usize) {
         let now = self.agenda.now();
         for worker in 0..self.plan.workers {
@@ -376,7 +376,7 @@ impl World {
         }
     }
 
-    /// Sends a worker its current work.
+    /// Sends a worker its current work, if the coordinator has a session with it.
     pub fn send(&mut self, chief: usize, worker: usize) {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];
@@ -422,8 +422,8 @@ impl World {
         self.stir(chief);
     }
 
-    /// Records resources as created if they were created in an earlier session, and removes them from the work. This is
-    /// the effect of a planted bug.
+    /// Records resources as created if this worker has created them in an earlier session, and removes them from the
+    /// work. This is the effect of a planted bug.
     fn keep_made(&mut self, chief: usize, worker: usize, work: &mut Vec<Work>) {
         let state = &mut self.chiefs[chief];
         let mut made = Vec::new();

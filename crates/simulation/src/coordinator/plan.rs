@@ -15,7 +15,8 @@ pub const CANCEL: Duration = Duration::from_secs(5);
 pub enum Step {
     /// Computes for the given time, and regularly checks for cancellation.
     Compute(Duration),
-    /// Takes `count` elements of the stream that this argument refers to.
+    /// Takes `count` elements of a stream. `argument` is the index of the stream among the resources that the closure
+    /// uses.
     Take { argument: usize, count: u64 },
     /// Changes a value on a server, without waiting for the response.
     Push { server: usize },
@@ -106,13 +107,14 @@ pub struct Plan {
     pub limits: Limits,
     /// The minimum and maximum delay of a message.
     pub delay: [Duration; 2],
-    /// The number of changes per thousand that fail as if a server had not responded.
+    /// The number of changes, and of successful creations of resources, per thousand that fail as if a server had not
+    /// responded.
     pub unanswered: usize,
     pub closures: Vec<Closure>,
     pub resources: Vec<Resource>,
     pub acts: Vec<Act>,
     pub faults: Vec<(Duration, Fault)>,
-    /// The time by which everything must have ended.
+    /// The time by which the program must have ended.
     pub until: Duration,
 }
 
@@ -121,9 +123,9 @@ pub struct Plan {
 pub enum Weather {
     /// Only closures and the creation of resources fail.
     Fair,
-    /// Workers and servers fail.
+    /// Workers and servers fail, and the network between them is interrupted.
     Rough,
-    /// Workers, servers and coordinators fail.
+    /// Workers, servers and coordinators fail, and the network between them is interrupted.
     Storm,
 }
 
@@ -260,7 +262,7 @@ impl Plan {
         }
     }
 
-    /// Returns the time by which everything must have ended, including all retries. It is much longer than necessary,
+    /// Returns the time by which the program must have ended, including all retries. It is much longer than necessary,
     /// because other rules detect a task that ends too late.
     fn bound(&self) -> Duration {
         let faults = self.faults.iter().map(|(at, _)| *at).max().unwrap_or_default();

@@ -7,7 +7,7 @@ use distribute_coordinator::ResourceId;
 use distribute_coordinator::dispatch::Refusal;
 
 impl World {
-    /// Continues the program until it must wait.
+    /// Continues the program until it must wait or has finished.
     pub fn proceed(&mut self, chief: usize) {
         loop {
             let now = self.agenda.now();
@@ -92,8 +92,8 @@ impl World {
         self.chiefs[chief].dispatch.is_idle()
     }
 
-    /// Cancels all closures after one has failed. Returns `true` once all of them have ended and the failure has been
-    /// reported.
+    /// Cancels all closures after one has failed, unless they are already cancelled. Returns `true` if all of them have
+    /// ended, so that the program has now received the failure.
     fn settle(&mut self, chief: usize) -> bool {
         let now = self.agenda.now();
         let state = &mut self.chiefs[chief];

@@ -25,16 +25,17 @@ pub enum Change {
 }
 
 impl Server {
-    /// Accepts only changes by this coordinator's closures from now on, if it is later than the previous coordinator.
+    /// Accepts only changes by this coordinator's closures from now on. Does nothing unless this coordinator is later
+    /// than the previous one.
     pub fn begin(&mut self, job: u64) {
         if job > self.job {
             *self = Self { job, ..Self::default() };
         }
     }
 
-    /// Makes a change, unless it was made before. Refuses it if the closure belongs to another coordinator, or to the
-    /// closures that the coordinator has declared ended. `number` is the index of the change among the changes of its
-    /// closure.
+    /// Makes a change, unless it was made before. Refuses it if the closure belongs to another coordinator, or if the
+    /// coordinator has reported that the closure has ended. `number` is the index of the change among the changes of
+    /// its closure.
     pub fn change(&mut self, origin: Origin, number: u64) -> Change {
         if origin.job != self.job {
             return Change::Refused;

@@ -1,4 +1,4 @@
-//! Workers: the tasks of a session with a coordinator, and how they end when the session is over.
+//! Workers: their sessions with coordinators, and the tasks that they run in a session.
 
 use super::calls::{Doing, bytes, number, which};
 use super::plan::{End, Resource, Step, ms};
@@ -55,7 +55,7 @@ pub struct Session {
     running: Option<usize>,
     /// The resources that have been created in the session.
     made: BTreeMap<ResourceId, Stream>,
-    /// The tasks that have begun. Any of these may time out.
+    /// The tasks that have begun, including those that have ended. Only these may time out.
     pub begun: BTreeSet<Task>,
 }
 
@@ -82,7 +82,8 @@ pub struct Execution {
     pushed: u64,
     /// The changes without a response, with the times at which they were first sent.
     unanswered: BTreeMap<u64, (Push, Duration)>,
-    /// The elements that were taken: the resource, the first position, and the end position.
+    /// The elements that were taken. Each entry contains the resource, the position of the first element, and the
+    /// position after the last.
     pub took: Vec<(ResourceId, u64, u64)>,
     pub is_over: bool,
 }
@@ -160,7 +161,7 @@ impl World {
         self.agenda.at(at, Event::Started { process, id, conn, job: hello.job });
     }
 
-    /// Begins the session, after the executor of the coordinator's calls has started. Rejects it if a coordinator has
+    /// Begins a session, after the executor of the coordinator's calls has started. Rejects the coordinator if one has
     /// connected again in the meantime.
     pub fn started(&mut self, process: usize, id: u64, conn: Conn, job: u64) {
         if self.workers[process].sessions != id {
@@ -363,7 +364,7 @@ impl World {
         }
     }
 
-    /// Handles the arrival of a change at its server.
+    /// Handles the arrival of a change at its server. A server that does not respond at the moment ignores it.
     pub fn pushed(&mut self, push: Push) {
         let now = self.agenda.now();
         if self.down[push.server] > now {
@@ -380,7 +381,7 @@ impl World {
         }
     }
 
-    /// Handles a server's response to a change. If the change was refused, ends the closure. Otherwise continues the
+    /// Handles a server's response to a change. If the change was refused, the closure fails. Otherwise continues the
     /// closure if it was only waiting for this response.
     pub fn answered(&mut self, push: Push, change: Change) {
         let state = &mut self.executions[push.execution];
@@ -396,7 +397,8 @@ impl World {
         }
     }
 
-    /// Sends a change again if the server has not responded. Fails the closure if the server takes too long.
+    /// Sends a change again if the server has not responded. If the server has taken too long, the closure fails
+    /// instead.
     pub fn push_again(&mut self, push: Push) {
         let now = self.agenda.now();
         let state = &mut self.executions[push.execution];
@@ -408,8 +410,9 @@ impl World {
         self.agenda.at(now + AGAIN, Event::Again(push));
     }
 
-    /// Ends the execution of a closure with the result of its code. Records the positions of the streams from which the
-    /// closure has taken elements, or resets the positions if a server has failed.
+    /// Ends the execution of a closure with the result of its code, and reports the new positions of the streams from
+    /// which it has taken elements. If a server has failed, returns the streams to their last reported positions
+    /// instead.
     fn ended(&mut self, execution: usize, result: Result<(), Failure>) {
         let state = &self.executions[execution];
         let Doing::Closure { origin, .. } = state.task else { return };
@@ -444,7 +447,7 @@ impl World {
         self.begin_next(session);
     }
 
-    /// Returns the process that an execution runs in.
+    /// Returns the process in which an execution runs.
     pub fn process(&self, execution: usize) -> usize {
         self.sessions[self.executions[execution].session].process
     }
@@ -458,7 +461,8 @@ impl World {
         self.workers[self.process(execution)].number
     }
 
-    /// Returns a running closure to the coordinator. This is the effect of a planted bug.
+    /// Returns a closure to the coordinator that asks for it, although the closure is running. This is the effect of a
+    /// planted bug.
     fn give_back_running(&mut self, process: usize, work: &[Work]) {
         let Some(session) = self.workers[process].session else { return };
         let Session { running: Some(execution), conn, .. } = self.sessions[session] else { return };

@@ -21,7 +21,8 @@ const LOOK: Duration = ms(200);
 /// The time that is simulated after the last coordinator has finished, because orphaned tasks may still make changes.
 const AFTER: Duration = ms(10_000);
 
-/// The maximum number of events. If there are more, the simulation is considered not to end.
+/// The maximum number of events before the last coordinator has finished. If there are more, the simulation is
+/// considered not to end.
 const EVENTS: usize = 2_000_000;
 
 /// A message between a coordinator and a worker.
@@ -67,7 +68,7 @@ pub enum Event {
     Fault(usize),
     StartWorker(usize),
     StartChief,
-    /// A server registers a coordinator, which then receives the response.
+    /// A coordinator tries to register on a server.
     Begin {
         chief: usize,
         server: usize,
@@ -76,7 +77,7 @@ pub enum Event {
         chief: usize,
         server: usize,
     },
-    /// A coordinator connects to a worker, and later checks whether it has answered.
+    /// A coordinator begins to connect to a worker.
     Connect {
         chief: usize,
         worker: usize,
@@ -105,7 +106,7 @@ pub enum Event {
     Go(usize),
     Push(Push),
     Answer(Push, Change),
-    /// A server may not have responded to a change.
+    /// It is time to send a change again, if its server has not responded.
     Again(Push),
 }
 
@@ -121,7 +122,7 @@ impl Carries for Event {
     }
 }
 
-/// A simulated cluster of a coordinator.
+/// A simulated cluster with coordinators, workers and servers.
 pub struct World {
     pub agenda: Agenda<Event>,
     pub network: Network,
@@ -171,7 +172,8 @@ impl World {
         }
     }
 
-    /// Runs the simulation until some time after everything has ended, or until a rule is broken.
+    /// Runs the simulation until some time after the last coordinator has finished its program, or until a rule is
+    /// broken. A program that takes too long, or too many events, breaks a rule.
     pub fn run(mut self) -> Report {
         let mut events = 0;
         let mut ended = None;
@@ -263,7 +265,7 @@ impl World {
         }
     }
 
-    /// Returns the worker's process to which an event belongs.
+    /// Returns the process of a worker that handles an event, or `None` if no process of a worker does.
     fn process_of(&self, event: &Event) -> Option<usize> {
         match event {
             Event::Started { process, .. } => Some(*process),
@@ -337,8 +339,9 @@ impl World {
         self.agenda.at(now + away, Event::StartWorker(number));
     }
 
-    /// Returns `true` if, because of a fault, nothing has passed between a coordinator and a worker for so long that
-    /// the coordinator considers the worker lost.
+    /// Returns `true` if a fault has lasted for so long that the coordinator considers the worker at the other end of
+    /// this connection silent. The worker's process may have ended or be stopped, or the network between the two may be
+    /// interrupted.
     pub fn is_silent(&self, chief: usize, worker: usize, conn: Conn) -> bool {
         let now = self.agenda.now();
         let host = self.chiefs[chief].host;
@@ -355,7 +358,8 @@ impl World {
         since.is_some_and(|since| now >= since + SILENCE)
     }
 
-    /// Returns the arrival time of a message that is sent now, or `None` if it is lost.
+    /// Returns the arrival time of a message that is sent now, or `None` if it is lost because the network is
+    /// interrupted.
     pub fn way(&mut self, from: usize, to: usize) -> Option<Duration> {
         let now = self.agenda.now();
         let cut = self.network.is_cut(now, from, to).is_some();

@@ -7,8 +7,8 @@ use crate::plan::{Elastic, Fault, Plan, When};
 use distribute_testing::SplitMix;
 use std::time::Duration;
 
-/// Adds an elastic training run and faults to a plan. The worlds of the run may consist of only some of the plan's
-/// workers.
+/// Adds an elastic training run, start times and faults to a plan. The worlds of the run may consist of only some of
+/// the plan's workers.
 pub(super) fn disturb(scenario: Scenario, plan: &mut Plan, draw: &mut SplitMix) {
     let workers = plan.workers;
     train(plan, draw, &[&[true], &[false, true]]);

@@ -26,7 +26,8 @@ pub enum Scenario {
     Calls,
     /// Workers make different calls, fail between calls, leave sessions, and end sessions.
     Declines,
-    /// Messages and workers are delayed, by approximately the timeout of a call.
+    /// Workers compute for up to slightly longer than the timeout of a call, and messages may take up to 100 ms. Some
+    /// workers make different calls, decline calls, or leave sessions.
     Delays,
     /// Workers are stopped for about as long as the timeout of a call, but not long enough to be considered lost.
     Pause,
@@ -38,42 +39,46 @@ pub enum Scenario {
     CrashBetween,
     /// A part of the network is interrupted for a time, in one or both directions.
     Partition,
-    /// One or two connections break.
+    /// The connections between up to two pairs of workers break.
     Break,
     /// Processes of an earlier generation return.
     Revenants,
     /// Workers make different calls, are killed, stopped or cut off, fail silently, or return from an earlier
-    /// generation, in any combination.
+    /// generation, and connections break, in any combination.
     Storm,
-    /// 64 workers, of which two are killed.
+    /// 64 workers, of which one or two are killed.
     Crowd,
     /// Workers of a training run are killed.
     TrainKilled,
-    /// Workers are killed while a state is transferred after a rendezvous.
+    /// A worker is killed in a step, and then workers are killed while a state is transferred after the next
+    /// rendezvous.
     TrainHandover,
     /// Workers are killed in steps that make several updates.
     TrainHalves,
-    /// Workers of a training run are killed, stopped or cut off, or fail silently.
+    /// Workers of a training run are killed, stopped or cut off, or fail silently, and connections break.
     TrainParted,
-    /// A worker that cannot be reached is replaced, and then returns.
+    /// Workers of a training run fail silently, or are replaced while they are stopped or cut off, and then return.
     TrainSupplanted,
-    /// A training run in which workers are killed, stopped, cut off or fail silently, in any combination.
+    /// A training run in which workers are killed, stopped or cut off, or fail silently, and connections break, in any
+    /// combination.
     TrainStorm,
-    /// A training run with 64 workers, some of which are killed.
+    /// A training run with 64 workers, of which up to three are killed.
     TrainCrowd,
     /// Some workers of a training run start late: the world begins small and grows.
     ElasticStarts,
     /// Workers are killed, and replaced after some time: the world shrinks and grows.
     ElasticKilled,
-    /// The first worker is lost, and its replacement may start before the others have noticed.
+    /// The leader is lost, and its replacement may start before the others have noticed.
     ElasticLeader,
-    /// A training run with worlds that grow and shrink, in which workers are killed, stopped, cut off or fail silently.
+    /// A training run with worlds that grow and shrink, in which workers start late, are killed, stopped or cut off, or
+    /// fail silently, and connections break.
     ElasticStorm,
     /// A coordinator schedules closures, some of which fail.
     Coordinator,
-    /// Workers and servers of a coordinator are lost, stopped and cut off.
+    /// Workers of a coordinator are lost, stopped and cut off, connections break, and servers do not respond for some
+    /// time.
     CoordinatorLosses,
-    /// Coordinators, workers and servers are lost.
+    /// Like `CoordinatorLosses`, but coordinators are also killed or started while another one is running.
     CoordinatorStorm,
 }
 

@@ -117,7 +117,8 @@ pub(super) fn train(plan: &mut Plan, draw: &mut SplitMix, kinds: &[&[bool]]) {
     });
 }
 
-/// Returns a time during a random worker's call in a step of a training run.
+/// Returns a time shortly after a random worker has begun a call of a step of a training run. The call with which all
+/// workers begin the step is also possible.
 fn in_training(draw: &mut SplitMix, plan: &Plan, generation: u64) -> When {
     let (steps, calls) =
         plan.course.as_ref().map_or((1, 1), |course| (course.steps, course.calls.len() as u64));
@@ -126,8 +127,8 @@ fn in_training(draw: &mut SplitMix, plan: &Plan, generation: u64) -> When {
     When::InCall { generation, rank, step, call, after }
 }
 
-/// Returns a random time in a training run: during a call, during the agreement after a rendezvous, or independent of
-/// calls.
+/// Returns a random time in a training run: after a worker has begun a call of a step or of the agreement after a
+/// rendezvous, or independent of calls.
 pub(super) fn sometime(draw: &mut SplitMix, plan: &Plan) -> When {
     let generation = 1 + draw.below(3) as u64;
     match draw.below(4) {

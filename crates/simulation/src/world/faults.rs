@@ -97,7 +97,7 @@ impl Simulation {
         }
     }
 
-    /// Returns the rank and the address of each worker.
+    /// Returns the rank of each worker and the address of its latest process. The port is 0 if there is no process.
     fn table(&self) -> Vec<(usize, Address)> {
         let at = |rank| self.last_of(rank).map_or(0, |pid| self.processes[pid].port);
         let all = (0..self.surroundings.plan.workers)
@@ -123,8 +123,8 @@ impl Simulation {
         [gone, cut].into_iter().flatten().min()
     }
 
-    /// Closes the connections whose other end has been silent for too long. Schedules the next check if it may find
-    /// such a connection.
+    /// Closes the links whose other end has been silent for too long, unless the process at this end is stopped.
+    /// Schedules the next check if it may find such a link.
     pub(super) fn look(&mut self) {
         let now = self.now();
         let mut more = false;

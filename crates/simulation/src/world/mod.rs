@@ -20,10 +20,10 @@ use distribute_testing::SplitMix;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The maximum number of generations. All faults have occurred before it is reached.
+/// The maximum number of generations. If there are more, workers are considered to fail again and again.
 const GENERATIONS: u64 = 40;
 
-/// The maximum number of started processes.
+/// The maximum number of started processes. If there are more, they are considered to fail again and again.
 const STARTS: usize = 1_000;
 
 /// The maximum number of events. If there are more, the simulation is considered not to end.
@@ -36,10 +36,11 @@ pub struct Report {
     pub broken: Vec<String>,
     /// The lines of the history, if it was recorded.
     pub history: Vec<String>,
-    /// The number of generations; with a coordinator, the number of coordinators.
+    /// The highest generation of a world; with a coordinator, the number of coordinators.
     pub generations: u64,
     /// The number of rounds in which all workers agreed, and the number of those in which they did not. For a training
-    /// run, these are the numbers of updates and of losses; with a coordinator, those of closures that succeeded and
+    /// run, these are the number of updates, added up over all workers, and the number of failed calls after which a
+    /// worker took part in another rendezvous. With a coordinator, they are the numbers of closures that succeeded and
     /// failed.
     pub rounds: (usize, usize),
     /// The virtual time at which the last process ended, or the last coordinator finished its program.
@@ -60,9 +61,9 @@ pub struct Simulation {
     happened: Vec<bool>,
     /// Whether a process of each worker is about to start.
     starting: Vec<bool>,
-    /// The generation of the latest world.
+    /// The highest generation of any world so far; 0 if there was none.
     made: u64,
-    /// The time at which each leader began its last step.
+    /// The time at which each process began its last step of a training run.
     steps: BTreeMap<Pid, Duration>,
     looks: bool,
 }
@@ -102,7 +103,8 @@ impl Simulation {
         }
     }
 
-    /// Runs the simulation until there are no more events, a rule is broken, or there are too many events.
+    /// Runs the simulation until there are no more events, a rule is broken, or there are too many events. Then checks
+    /// the rules for the end of the simulation.
     pub fn run(mut self) -> Report {
         let mut events = 0;
         while self.surroundings.checks.hold() && events < EVENTS {
@@ -130,8 +132,11 @@ impl Simulation {
         self.surroundings.agenda.now()
     }
 
-    /// Checks the rules for the end of the simulation: all processes must have ended, with their program finished in
-    /// one world.
+    /// Checks the rules for the end of the simulation, unless a rule is already broken:
+    /// >>- There were not too many events, and all processes have ended.
+    /// >>- In one world, all workers have finished their program.
+    /// >>- Each completed training run has the same final state as one without interruptions.
+    /// >>- There was only one world, if only the script disturbed the calls.
     fn at_the_end(&mut self, events: usize) {
         if !self.surroundings.checks.hold() {
             return;
@@ -163,7 +168,7 @@ impl Simulation {
         }
     }
 
-    /// Returns `true` if there is a world in which all workers have finished their program.
+    /// Returns `true` if there is a world whose workers have all finished their program.
     fn is_over(&self) -> bool {
         let done = self.endings.iter().filter(|(_, ending)| *ending == Ending::Done);
         let done: Vec<_> = done.map(|(pid, _)| &self.processes[*pid]).collect();
@@ -246,8 +251,9 @@ impl Simulation {
         self.act(pid, Process::go_on);
     }
 
-    /// Checks the state after an action of a process. If the process has ended, records its `ending`; otherwise
-    /// schedules its next action. Starts replacements if the other processes need them.
+    /// Checks the rules after an action of a process. If the process has ended, closes its connections and records its
+    /// `ending`; otherwise schedules its next action. Starts replacements for missing processes if this process or the
+    /// others still need them.
     fn after(&mut self, pid: Pid, ending: Option<Ending>) {
         let now = self.now();
         self.compare_states();
@@ -286,8 +292,10 @@ impl Simulation {
         }
     }
 
-    /// Checks the world of a process that has just joined it: the number of its members, the process's links, and the
-    /// generation of each member. Does nothing for other processes. Records the highest generation.
+    /// Checks the world of a process that has just joined it, and records the highest generation. Does nothing for
+    /// other processes. The world must have enough members, and no other process of the same worker may be working in
+    /// the same generation. It may have only one link to each worker. If the process at the other end of a link still
+    /// has this link and knows its world, it must be the right worker of the same world.
     fn compare_members(&mut self, pid: Pid) {
         let process = &self.processes[pid];
         let Some(working) = process.working().filter(|working| working.since == self.now()) else { return };
@@ -369,7 +377,8 @@ impl Simulation {
         wrong.into_iter().for_each(|wrong| self.broken(wrong));
     }
 
-    /// Checks that all workers resume from the most advanced state.
+    /// Checks that workers resume from the most advanced complete state of their world, and that they restart only if
+    /// no worker has a complete state.
     fn compare_states(&mut self) {
         for (pid, generation, updates) in self.surroundings.checks.take_met() {
             let members = self
@@ -404,7 +413,8 @@ impl Simulation {
         }
     }
 
-    /// Checks that a worker waits for at most one step before it can join.
+    /// Checks that the leader does not begin a step if a worker has been waiting to join since before the leader's
+    /// previous step.
     fn compare_steps(&mut self) {
         for pid in self.surroundings.checks.take_begun() {
             let (now, name) = (self.now(), self.processes[pid].name);
@@ -419,8 +429,8 @@ impl Simulation {
         }
     }
 
-    /// Returns `true` if the others need a process. Processes that were started by mistake, and processes that such a
-    /// process has replaced, are not needed.
+    /// Returns `true` if the others need a process. A process that was started by mistake and has not joined a world is
+    /// not needed, and neither is one whose place another process of its worker has taken.
     fn is_needed(&self, pid: Pid) -> bool {
         let process = &self.processes[pid];
         let done = |other: &Process| self.endings.contains(&(other.name.pid, Ending::Done));
@@ -434,7 +444,8 @@ impl Simulation {
         (!process.mistaken || process.generation > 0) && !self.processes.iter().any(has_its_place)
     }
 
-    /// Starts replacements for processes that have ended, because all workers must take part in a rendezvous.
+    /// Schedules the start of a process for each worker that has none, unless a start is already scheduled. In worlds
+    /// that grow and shrink, does nothing if all workers of a world have finished their program.
     fn replace(&mut self) {
         let away = match self.surroundings.plan.elastic {
             Some(_) if self.is_over() => return,

@@ -3,7 +3,7 @@
 use distribute_simulation::{Planted, Scenario};
 use distribute_testing::watched;
 
-/// Checks that these seeds break no rule, unless the bug is planted again.
+/// Checks that none of these seeds breaks a rule, and that each of them does if the bug is planted.
 fn assert_fixed(scenario: Scenario, seeds: &'static [u64], bug: Option<Planted>) {
     watched(move || {
         for seed in seeds {
