@@ -139,6 +139,16 @@ impl Chunk {
         }
     }
 
+    /// Drops the first `count` elements. `count` must be less than the number of elements.
+    fn drop_first(&mut self, count: usize) {
+        match self {
+            Chunk::Rows(_, Picks::Range(rows)) => rows.start += count,
+            Chunk::Rows(_, Picks::List(rows)) => drop(rows.drain(..count)),
+            Chunk::Values(values) => drop(values.drain(..count)),
+            Chunk::Batch(_) => {}
+        }
+    }
+
     /// Returns each element as a separate value.
     pub(crate) fn into_values(self) -> Result<Vec<Tree<Leaf>>> {
         match self {
@@ -233,6 +243,14 @@ pub(crate) struct Assembly {
     len: usize,
 }
 
+/// A position among the chunks of an [`Assembly`].
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cursor {
+    chunk: usize,
+    /// The number of elements before the chunk.
+    start: usize,
+}
+
 impl Assembly {
     /// Creates an empty batch. `number` is its index in the pass.
     pub(crate) fn new(number: usize) -> Self {
@@ -269,34 +287,51 @@ impl Assembly {
         Self { number, ..self }
     }
 
-    /// Returns the elements at the indices 0, `stride`, `2 * stride`, …
-    pub(crate) fn every(self, stride: usize) -> Result<Assembly> {
+    /// Returns the elements at the indices 0, `stride`, `2 * stride`, … that are less than `end`.
+    pub(crate) fn every(&self, stride: usize, end: usize) -> Result<Assembly> {
+        let len = end.min(self.len);
         if stride <= 1 {
-            return Ok(self);
+            return Ok(self.slice(0..len));
         }
         let mut picked = Assembly::new(self.number);
         let (mut next, mut start) = (0usize, 0);
         for chunk in &self.chunks {
-            let end = start + chunk.len();
+            let end = len.min(start + chunk.len());
             while next < end {
                 picked.push(chunk.slice(next - start..next - start + 1))?;
                 next = next.saturating_add(stride);
             }
-            start = end;
+            start += chunk.len();
         }
         Ok(picked)
     }
 
+    /// Drops the first `count` elements, or all if there are fewer. The others are not copied.
+    pub(crate) fn drop_first(&mut self, count: usize) {
+        let (mut left, mut chunks) = (count.min(self.len), 0);
+        self.len -= left;
+        for chunk in &mut self.chunks {
+            if left < chunk.len() {
+                chunk.drop_first(left);
+                break;
+            }
+            left -= chunk.len();
+            chunks += 1;
+        }
+        self.chunks.drain(..chunks);
+    }
+
     /// Returns at most `max` elements, beginning with the one at `index`; `None` if `index` is out of range. The
-    /// elements all come from one chunk, so there may be fewer than `max` even before the end.
-    pub(crate) fn chunk_at(&self, index: usize, max: usize) -> Option<Chunk> {
-        let mut start = 0;
-        for chunk in &self.chunks {
+    /// elements all come from one chunk, so there may be fewer than `max` even before the end. The search begins at
+    /// `cursor`, so `index` must not be less than in an earlier call with the same one.
+    pub(crate) fn chunk_at(&self, index: usize, max: usize, cursor: &mut Cursor) -> Option<Chunk> {
+        while let Some(chunk) = self.chunks.get(cursor.chunk) {
+            let Cursor { start, .. } = *cursor;
             let end = start + chunk.len();
             if index < end {
                 return Some(chunk.slice(index - start..end.min(index.saturating_add(max)) - start));
             }
-            start = end;
+            *cursor = Cursor { chunk: cursor.chunk + 1, start: end };
         }
         None
     }
@@ -347,5 +382,79 @@ impl Assembly {
             1 => Ok(batches.remove(0)),
             _ => Tree::concat_rows(batches).map_err(Fault::Tensor),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_tensor::{HostTensor, Nest};
+    use proptest::prelude::*;
+
+    /// Returns elements in chunks of these lengths: values, contiguous rows and other rows in turn.
+    fn assembly(lens: &[usize]) -> Assembly {
+        let mut all = Assembly::new(0);
+        for (i, len) in lens.iter().enumerate() {
+            let numbers: Vec<i64> = (0..*len).map(|n| (all.len() + n) as i64).collect();
+            let leaf = |tensor| Tree::Leaf(Leaf::Host(tensor));
+            let chunk = match i % 3 {
+                0 => Chunk::Values(numbers.iter().map(|n| leaf(HostTensor::scalar(*n))).collect()),
+                1 => Chunk::rows(leaf(HostTensor::vector(numbers)), *len),
+                _ => {
+                    let Chunk::Rows(rows, _) = Chunk::rows(leaf(HostTensor::vector(numbers)), *len) else {
+                        unreachable!()
+                    };
+                    Chunk::Rows(rows, Picks::List((0..*len).collect()))
+                }
+            };
+            all.len += len;
+            all.chunks.push(chunk);
+        }
+        all
+    }
+
+    fn numbers(assembly: Assembly) -> Vec<usize> {
+        let number = |tree| i64::from_tree(tree).unwrap() as usize;
+        assembly.into_values().unwrap().into_iter().map(number).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn elements_are_dropped_picked_and_found_in_any_chunks(
+            lens in proptest::collection::vec(1usize..5, 0..8),
+            (dropped, stride, end, max) in (0usize..20, 1usize..5, 0usize..30, 1usize..6),
+        ) {
+            let n = lens.iter().sum::<usize>();
+            let mut rest = assembly(&lens);
+            rest.drop_first(dropped);
+            prop_assert_eq!(rest.len(), n.saturating_sub(dropped));
+            let left: Vec<usize> = (dropped.min(n)..n).collect();
+            let picked: Vec<usize> = left.iter().take(end).step_by(stride).copied().collect();
+            prop_assert_eq!(numbers(rest.every(stride, end).unwrap()), picked);
+            prop_assert_eq!(numbers(rest), left);
+            let (all, mut cursor, mut found) = (assembly(&lens), Cursor::default(), Vec::new());
+            while let Some(chunk) = all.chunk_at(found.len(), max, &mut cursor) {
+                let mut one = Assembly::new(0);
+                one.push(chunk).unwrap();
+                prop_assert!(one.len() <= max && one.len() > 0);
+                found.extend(numbers(one));
+            }
+            prop_assert_eq!(found, (0..n).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn elements_that_stay_are_not_copied() {
+        let value = |n: usize| Tree::List(vec![Tree::Leaf(Leaf::Host(HostTensor::scalar(n as i64)))]);
+        let place = |value: &Tree<Leaf>| match value {
+            Tree::List(items) => items.as_ptr(),
+            other => panic!("{other:?}"),
+        };
+        let values: Vec<_> = (0..4).map(value).collect();
+        let last = place(&values[3]);
+        let mut held = Assembly::new(0);
+        held.push(Chunk::Values(values)).unwrap();
+        held.drop_first(2);
+        assert_eq!(place(&held.into_values().unwrap()[1]), last);
     }
 }

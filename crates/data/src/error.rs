@@ -339,7 +339,8 @@ pub enum Error {
         /// The number of elements that are kept at the same time.
         elements: usize,
     },
-    /// A repeated dataset had no elements in several consecutive passes, or later filters kept none of them.
+    /// A repeated dataset had no elements in several consecutive passes, or later operations, such as filters, returned
+    /// none for them.
     #[error(
         "{operation}: {passes} passes in a row had no element: check the filters, or remove an empty \
          dataset"

@@ -233,6 +233,10 @@ impl Stage for BucketStage {
         }
         Ok(count)
     }
+
+    fn passes(&self) -> usize {
+        self.groups.passes()
+    }
 }
 
 #[cfg(test)]

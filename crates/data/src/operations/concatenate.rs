@@ -94,6 +94,11 @@ impl Stage for ConcatenateStage {
             }
         }
     }
+
+    /// Returns the number of passes of the second dataset, because only that one may never end.
+    fn passes(&self) -> usize {
+        if self.second.is_none() { self.current.passes() } else { 0 }
+    }
 }
 
 #[cfg(test)]

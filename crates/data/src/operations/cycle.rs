@@ -1,6 +1,7 @@
 //! [`Cycle`]: several datasets that are read in turn.
 
 use super::ahead::AheadStage;
+use super::repeat::EmptyPassCounter;
 use crate::chunk::Chunk;
 use crate::pipeline::Pipeline;
 use crate::stage::Stage;
@@ -26,14 +27,16 @@ pub(super) struct Cycle {
     turn: usize,
     /// The number of elements that are left in the current block.
     left: usize,
+    empty_passes: EmptyPassCounter,
 }
 
 /// A slot of the cycle.
 enum Slot {
     /// A slot whose dataset has ended.
     Empty,
-    /// A slot with the dataset of an element, and the element's index.
-    Open(Box<dyn Stage>, usize),
+    /// A slot with the dataset of an element, the element's index, and the number of [passes](Stage::passes) that were
+    /// complete when the element was read.
+    Open(Box<dyn Stage>, usize, usize),
     /// A slot with an error instead of a dataset. The error is returned at the slot's turn.
     Failed(Error),
 }
@@ -47,7 +50,13 @@ impl Cycle {
         epoch: u64,
     ) -> Self {
         let (input, left) = (Some(input), turns.block_length);
-        Self { input, operation, function, turns, epoch, index: 0, slots: Vec::new(), turn: 0, left }
+        let (slots, empty_passes) = (Vec::new(), EmptyPassCounter::default());
+        Self { input, operation, function, turns, epoch, index: 0, slots, turn: 0, left, empty_passes }
+    }
+
+    /// Returns the number of passes over the input that have been read completely.
+    fn read_passes(&self) -> usize {
+        self.input.as_ref().map_or(0, |input| input.passes())
     }
 
     /// Opens the dataset of the next element. Returns `Empty` if there is no element, and `Failed` if the element or
@@ -68,7 +77,7 @@ impl Cycle {
             Ok(Some(tree)) => (self.function)(tree, index).and_then(|inner| self.begin(&inner)),
         };
         match opened {
-            Ok(stage) => Slot::Open(stage, index),
+            Ok(stage) => Slot::Open(stage, index, self.read_passes()),
             Err(error) => {
                 self.input = None;
                 Slot::Failed(error)
@@ -122,7 +131,7 @@ impl Cycle {
             }
         }
         match self.slots.get_mut(self.turn) {
-            Some(Slot::Open(stage, index)) => Ok(Some((stage.as_mut(), *index))),
+            Some(Slot::Open(stage, index, _)) => Ok(Some((stage.as_mut(), *index))),
             Some(slot) => match std::mem::replace(slot, Slot::Empty) {
                 Slot::Failed(error) => Err(error),
                 _ => Ok(None),
@@ -145,8 +154,8 @@ impl Cycle {
     }
 
     /// Records that the current dataset has ended. If datasets have threads, the dataset of the next element is opened
-    /// in its slot.
-    fn ended(&mut self) {
+    /// in its slot. Returns an error if the datasets of too many passes were empty.
+    fn ended(&mut self) -> Result<()> {
         if let Some(slot) = self.slots.get_mut(self.turn) {
             *slot = Slot::Empty;
         }
@@ -154,6 +163,8 @@ impl Cycle {
             self.reopen();
         }
         self.next_turn();
+        let passes = self.passes();
+        self.empty_passes.nothing(self.operation, passes)
     }
 
     /// Returns a function that wraps an error of the dataset that was created from element `index`.
@@ -174,11 +185,16 @@ impl Stage for Cycle {
             };
             match pulled {
                 Some(Ok(chunk)) => {
+                    self.empty_passes.found();
                     self.gave(chunk.len());
                     return Some(Ok(chunk));
                 }
                 Some(Err(error)) => return Some(Err(self.inner(index)(error))),
-                None => self.ended(),
+                None => {
+                    if let Err(error) = self.ended() {
+                        return Some(Err(error));
+                    }
+                }
             }
         }
     }
@@ -191,8 +207,20 @@ impl Stage for Cycle {
             let skipped = stage.skip(wanted);
             let skipped = skipped.map_err(self.inner(index))?;
             to_go -= skipped;
-            if skipped == wanted { self.gave(skipped) } else { self.ended() }
+            if skipped > 0 {
+                self.empty_passes.found();
+            }
+            if skipped == wanted { self.gave(skipped) } else { self.ended()? }
         }
         Ok(count - to_go)
+    }
+
+    /// Returns the number of passes of whose elements none is in a slot.
+    fn passes(&self) -> usize {
+        let open = self.slots.iter().filter_map(|slot| match slot {
+            Slot::Open(_, _, passes) => Some(*passes),
+            _ => None,
+        });
+        open.fold(self.read_passes(), usize::min)
     }
 }

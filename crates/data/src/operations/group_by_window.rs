@@ -23,7 +23,8 @@ impl<T: Nest> Dataset<T> {
     /// number of different keys is.
     ///
     /// A panic gives [`Error::Panicked`], an error in one of the datasets gives [`Error::Inner`], and a size of 0
-    /// gives [`Error::Parameter`]. All of them end the pass.
+    /// gives [`Error::Parameter`]. All of them end the pass. Empty datasets of a repeated dataset are handled as in
+    /// [`interleave`](Dataset::interleave).
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -148,6 +149,8 @@ pub(super) struct GroupStage {
 struct Open {
     group: Group,
     size: usize,
+    /// The number of complete passes when the first element was read.
+    passes: usize,
 }
 
 impl GroupStage {
@@ -166,6 +169,7 @@ impl GroupStage {
             None => Open {
                 group: Group { key, index, elements: Assembly::new(0), indices: Vec::new() },
                 size: self.size(key, index)?,
+                passes: self.input.input.passes(),
             },
         };
         open.group.indices.push(index);
@@ -203,6 +207,11 @@ impl Groups for GroupStage {
             }
         }
         Ok(self.open.pop_first().map(|(_, open)| open.group))
+    }
+
+    /// Returns the number of passes of whose elements none is in a group that is not full.
+    fn passes(&self) -> usize {
+        self.open.values().map(|open| open.passes).fold(self.input.input.passes(), usize::min)
     }
 }
 

@@ -20,6 +20,9 @@ impl<T: Nest> Dataset<T> {
     ///
     /// A panic results in [`Error::Panicked`], and an error in one of the datasets results in [`Error::Inner`]. Both
     /// contain the element's index, and end the pass. `turns` that are out of range result in [`Error::Parameter`].
+    ///
+    /// If this dataset is [repeated](Dataset::repeat), and all datasets of 100 consecutive repetitions are empty, the
+    /// pass ends with [`Error::EmptyPasses`].
     #[doc(alias = "tf.data.Dataset.interleave")]
     pub fn interleave<U, F>(&self, function: F, turns: Interleave) -> Dataset<U>
     where

@@ -2,7 +2,8 @@
 //! `group_by_window`.
 
 use super::interleave::inner_pipeline;
-use crate::chunk::{Assembly, Chunk};
+use super::repeat::EmptyPassCounter;
+use crate::chunk::{Assembly, Chunk, Cursor};
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding};
 use crate::stage::Stage;
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result, spec};
@@ -26,6 +27,9 @@ pub(super) trait Groups: Send {
     ///
     /// Must not be called again after `None` or an error.
     fn group(&mut self) -> Result<Option<Group>>;
+
+    /// Returns the number of passes over a repeated dataset that are complete, as [`Stage::passes`] does.
+    fn passes(&self) -> usize;
 }
 
 /// A user function that creates a dataset from a key and a dataset of the elements with that key. Its third argument
@@ -85,7 +89,8 @@ impl Operation for Kept {
     }
 
     fn spec(&self, look: Look) -> Option<ElementSpec> {
-        let first = || spec::of(&self.elements.chunk_at(0, 1)?.into_values().ok()?.pop()?);
+        let first =
+            || spec::of(&self.elements.chunk_at(0, 1, &mut Cursor::default())?.into_values().ok()?.pop()?);
         self.known.clone().or_else(|| if look == Look::AtFirst { first() } else { None })
     }
 
@@ -94,18 +99,19 @@ impl Operation for Kept {
     }
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        Box::new(KeptStage { elements: self.elements.clone(), next: 0 })
+        Box::new(KeptStage { elements: self.elements.clone(), next: 0, cursor: Cursor::default() })
     }
 }
 
 struct KeptStage {
     elements: Arc<Assembly>,
     next: usize,
+    cursor: Cursor,
 }
 
 impl Stage for KeptStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
-        let chunk = self.elements.chunk_at(self.next, max)?;
+        let chunk = self.elements.chunk_at(self.next, max, &mut self.cursor)?;
         self.next += chunk.len();
         Some(Ok(chunk))
     }
@@ -126,6 +132,7 @@ pub(super) struct InnerStage {
     epoch: u64,
     /// The current dataset, and the index of the first element of its group.
     current: Option<(Box<dyn Stage>, usize)>,
+    empty_passes: EmptyPassCounter,
 }
 
 impl InnerStage {
@@ -136,7 +143,8 @@ impl InnerStage {
         known: Option<ElementSpec>,
         epoch: u64,
     ) -> Self {
-        Self { operation, groups, function, known, epoch, current: None }
+        let empty_passes = EmptyPassCounter::default();
+        Self { operation, groups, function, known, epoch, current: None, empty_passes }
     }
 
     /// Returns the current dataset, or starts that of the next group; `None` after the last.
@@ -155,11 +163,20 @@ impl InnerStage {
         while let Some((stage, index)) = self.current()? {
             let index = *index;
             match stage.next(max) {
-                Some(chunk) => return chunk.map(Some).map_err(failed(operation, index)),
-                None => self.current = None,
+                Some(chunk) => {
+                    self.empty_passes.found();
+                    return chunk.map(Some).map_err(failed(operation, index));
+                }
+                None => self.ended()?,
             }
         }
         Ok(None)
+    }
+
+    /// Closes the current dataset, which has ended. Returns an error if the datasets of too many passes were empty.
+    fn ended(&mut self) -> Result<()> {
+        self.current = None;
+        self.empty_passes.nothing(self.operation, self.groups.passes())
     }
 }
 
@@ -180,11 +197,18 @@ impl Stage for InnerStage {
             let Some((stage, index)) = self.current()? else { break };
             let index = *index;
             let skipped = stage.skip(left).map_err(failed(operation, index))?;
+            if skipped > 0 {
+                self.empty_passes.found();
+            }
             if skipped < left {
-                self.current = None;
+                self.ended()?;
             }
             left -= skipped;
         }
         Ok(count - left)
+    }
+
+    fn passes(&self) -> usize {
+        self.groups.passes()
     }
 }

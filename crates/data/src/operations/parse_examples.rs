@@ -156,6 +156,10 @@ impl<P: Parser> Stage for ParseStage<P> {
         self.index = self.index.saturating_add(skipped);
         Ok(skipped)
     }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The operation that splits batches into other sizes, across their boundaries.
 
+use super::repeat::EmptyPassCounter;
 use crate::chunk::Chunk;
 use crate::error::at_least_one;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
@@ -100,6 +101,7 @@ pub(crate) struct RebatchStage {
     rows: Rest,
     ended: bool,
     drop_remainder: bool,
+    empty_passes: EmptyPassCounter,
 }
 
 /// The remaining rows of the batch that was read last.
@@ -113,7 +115,8 @@ impl RebatchStage {
     /// Creates a stage. At least one of the sizes must be positive.
     pub(crate) fn new(input: Box<dyn Stage>, sizes: Arc<[usize]>) -> Self {
         let rows = Rest { batch: Tree::None, start: 0, rows: 0 };
-        Self { input, sizes, turn: 0, rows, ended: false, drop_remainder: false }
+        let empty_passes = EmptyPassCounter::default();
+        Self { input, sizes, turn: 0, rows, ended: false, drop_remainder: false, empty_passes }
     }
 
     /// Reads batches until there are rows left. Returns `false` at the end.
@@ -124,6 +127,10 @@ impl RebatchStage {
                     let Some(batch) = chunk?.into_values()?.pop() else { continue };
                     let rows = crate::split::rows(&batch, "rebatch")?;
                     self.rows = Rest { batch, start: 0, rows };
+                    match rows {
+                        0 => self.empty_passes.nothing("rebatch", self.input.passes())?,
+                        _ => self.empty_passes.found(),
+                    }
                 }
                 None => self.ended = true,
             }
@@ -166,6 +173,10 @@ impl RebatchStage {
 impl Stage for RebatchStage {
     fn next(&mut self, _max: usize) -> Option<Result<Chunk>> {
         self.piece().transpose().map(|piece| piece.map(Chunk::one))
+    }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
     }
 }
 

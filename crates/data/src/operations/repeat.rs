@@ -82,19 +82,27 @@ pub(super) struct EmptyPassCounter {
     /// The number of completed passes when the first of the dropped elements was received; `None` if the last
     /// element was kept. Passes before that are not counted, because earlier stages have filled their buffers.
     since: Option<usize>,
+    /// The number of consecutive calls of [`nothing`](Self::nothing). A few batches or windows may extend over many
+    /// passes without being alike.
+    calls: usize,
 }
 
 impl EmptyPassCounter {
     /// Records that an element was kept.
     pub(super) fn found(&mut self) {
-        self.since = None;
+        (self.since, self.calls) = (None, 0);
     }
 
     /// Records that none of the last elements was kept. `passes` is the number of completed
     /// [passes](Stage::passes). Returns an error if there are too many without a kept element.
     pub(super) fn nothing(&mut self, operation: &'static str, passes: usize) -> Result<()> {
         let passes = passes.saturating_sub(*self.since.get_or_insert(passes));
-        if passes < MAX_EMPTY { Ok(()) } else { Err(Error::EmptyPasses { operation, passes }) }
+        self.calls = self.calls.saturating_add(1);
+        if passes < MAX_EMPTY || self.calls < MAX_EMPTY {
+            Ok(())
+        } else {
+            Err(Error::EmptyPasses { operation, passes })
+        }
     }
 }
 
@@ -166,7 +174,7 @@ impl Stage for RepeatStage {
 #[cfg(test)]
 mod tests {
     use crate::testing::values;
-    use crate::{Dataset, Error};
+    use crate::{Dataset, Error, Interleave};
     use distribute_tensor::HostTensor;
 
     #[test]
@@ -223,10 +231,46 @@ mod tests {
                 endless.map_parallel(2, |x| x).filter(never),
                 endless.batch(2).filter(|_| false).unbatch(),
                 endless.batch(2).unbatch::<i64>().filter(never),
+                endless.batch(2).rebatch(&[3]).unbatch::<i64>().filter(never),
+                endless.shard(2, 1).filter(never),
+                Dataset::range(5).concatenate(&endless).filter(never),
+                endless.flat_map(Dataset::range).filter(never),
+                endless
+                    .interleave(Dataset::range, Interleave { ahead: 2, ..Interleave::default() })
+                    .filter(never),
+                endless.window(2).flat_map(|window| window).filter(never),
+                endless.group_by_window(|x| *x, |_| 4, |_, group| group).filter(never),
             ] {
                 let mut pass = data.iter();
                 let error = pass.next().unwrap().unwrap_err();
                 assert!(matches!(error, Error::EmptyPasses { operation: "filter", .. }), "{error}");
+                assert!(pass.next().is_none());
+                assert!(data.skip(1).iter().next().unwrap().is_err());
+            }
+        });
+    }
+
+    #[test]
+    fn so_do_datasets_and_batches_that_are_empty_pass_after_pass() {
+        distribute_testing::watched(|| {
+            let endless = Dataset::range(3).repeat_forever();
+            let none = |x: i64| Dataset::range(x..x);
+            let two = Interleave { cycle_length: 2, ..Interleave::default() };
+            let no_rows = endless.map(|_| HostTensor::vector(Vec::<i64>::new()));
+            for (operation, data) in [
+                ("flat_map", endless.flat_map(none)),
+                ("interleave", endless.interleave(none, two)),
+                ("interleave", endless.interleave(none, Interleave { ahead: 1, ..two })),
+                ("window", endless.window(2).flat_map(|window| window.take(0))),
+                ("window", endless.window(2).shift(5).flat_map(|window| window.filter(|_| false))),
+                ("group_by_window", endless.group_by_window(|x| x % 2, |_| 2, |_, group| group.take(0))),
+                ("unbatch", no_rows.unbatch()),
+                ("rebatch", no_rows.rebatch(&[2]).unbatch()),
+            ] {
+                let mut pass = data.iter();
+                let error = pass.next().unwrap().unwrap_err();
+                let Error::EmptyPasses { operation: found, passes } = &error else { panic!("{error}") };
+                assert!(*found == operation && *passes >= 100, "{error}");
                 assert!(pass.next().is_none());
                 assert!(data.skip(1).iter().next().unwrap().is_err());
             }
@@ -245,6 +289,20 @@ mod tests {
             for (data, expected) in [(late, 2000 % 3), (paired, 4000 % 3)] {
                 assert_eq!(values(&data.take(1)), [expected]);
             }
+            // A dataset of an early pass ends with the element, and those of later passes are empty.
+            let two = Interleave { cycle_length: 2, ..Interleave::default() };
+            let first = Dataset::range(1).concatenate(&Dataset::range(1..2).repeat_forever());
+            let long = first.interleave(|x| Dataset::range(if x == 0 { 5000 } else { 0 }), two);
+            assert_eq!(values(&long.filter(|x| *x == 4000).take(1)), [4000]);
+            // The first batches and windows extend over many passes, and are not alike.
+            let third = |batch: &HostTensor| batch.as_slice::<i64>().unwrap()[0] == 2;
+            assert!(endless.batch(1000).filter(third).iter().next().unwrap().is_ok());
+            let third = |window: Dataset<i64>| window.take(1).filter(|x| *x == 2);
+            assert_eq!(values(&endless.window(1000).flat_map(third).take(2)), [2, 2]);
+            // A group of many passes is kept, and those of each pass are not.
+            let reduce = |key, group: Dataset<i64>| group.take(key as usize);
+            let rare = endless.group_by_window(|x| x / 2, |key| if key == 1 { 1000 } else { 2 }, reduce);
+            assert_eq!(values(&rare.take(2)), [2, 2]);
             // Every second element, after buffers of many passes.
             for data in [endless.shuffle(5000, 1), endless.prefetch(5000), endless.map_parallel(4, |x| x)] {
                 let odd = data.filter(|x| *x == 1);

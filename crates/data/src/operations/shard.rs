@@ -128,6 +128,10 @@ impl Stage for ShardStage {
         self.ahead = self.workers - 1;
         Ok(passed.div_ceil(self.workers))
     }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
 }
 
 /// The maximum number of rows that are requested at a time.

@@ -1,5 +1,6 @@
 //! The operation that splits batches into their rows.
 
+use super::repeat::EmptyPassCounter;
 use crate::chunk::{Chunk, Picks};
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
 use crate::rows::Rows;
@@ -77,7 +78,11 @@ impl Operation for Unbatch {
     }
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
-        Box::new(UnbatchStage { input: self.input.start(epoch), batch: None })
+        Box::new(UnbatchStage {
+            input: self.input.start(epoch),
+            batch: None,
+            empty_passes: EmptyPassCounter::default(),
+        })
     }
 }
 
@@ -85,6 +90,7 @@ struct UnbatchStage {
     input: Box<dyn Stage>,
     /// The batch that was read last, and the range of its remaining rows.
     batch: Option<(Arc<Rows>, Range<usize>)>,
+    empty_passes: EmptyPassCounter,
 }
 
 impl UnbatchStage {
@@ -101,6 +107,10 @@ impl UnbatchStage {
             let Some(chunk) = self.input.next(1) else { return Ok(None) };
             let Some(tree) = chunk?.into_values()?.pop() else { continue };
             let len = crate::split::rows(&tree, "unbatch")?;
+            match len {
+                0 => self.empty_passes.nothing("unbatch", self.input.passes())?,
+                _ => self.empty_passes.found(),
+            }
             self.batch = Some((Arc::new(Rows::Section { tree, len }), 0..len));
         }
     }

@@ -91,7 +91,7 @@ impl<T: Nest> Windows<T> {
     ///
     /// A panic gives [`Error::Panicked`](crate::Error::Panicked), and an error in one of the datasets gives
     /// [`Error::Inner`](crate::Error::Inner). Both contain the index of the window's first element, and end the
-    /// pass.
+    /// pass. Empty datasets of a repeated dataset are handled as in [`interleave`](Dataset::interleave).
     ///
     /// ```
     /// # use distribute_data::Dataset;

@@ -57,10 +57,7 @@ impl WindowStage {
     fn advance(&mut self, count: usize) {
         let elements = count.saturating_mul(self.shift);
         let dropped = elements.min(self.held.len());
-        self.held = match self.held.len() - dropped {
-            0 => Assembly::new(0),
-            _ => self.held.slice(dropped..self.held.len()),
-        };
+        self.held.drop_first(dropped);
         self.gap = self.gap.saturating_add(elements - dropped);
         self.number = self.number.saturating_add(count);
     }
@@ -70,18 +67,18 @@ impl WindowStage {
             return Ok(None);
         }
         let number = self.number;
-        let window = if self.shift >= self.held.len() {
+        let window = if self.shift >= self.held.len() && self.stride == 1 {
             let read = self.held.len();
             let window = std::mem::replace(&mut self.held, Assembly::new(0));
             self.gap = self.shift - read;
             self.number += 1;
             window
         } else {
-            let window = self.held.slice(0..self.span.min(self.held.len()));
+            let window = self.held.every(self.stride, self.span)?;
             self.advance(1);
             window
         };
-        window.numbered(number).every(self.stride).map(Some)
+        Ok(Some(window.numbered(number)))
     }
 }
 
@@ -123,5 +120,9 @@ impl Groups for WindowStage {
     fn group(&mut self) -> Result<Option<Group>> {
         let index = self.number.saturating_mul(self.shift);
         Ok(self.window()?.map(|elements| Group { key: 0, index, elements, indices: Vec::new() }))
+    }
+
+    fn passes(&self) -> usize {
+        Stage::passes(self)
     }
 }
