@@ -39,7 +39,7 @@ pub enum Error {
     Replicas {
         /// The first worker that differs from worker 0.
         worker: usize,
-        /// The number of replicas of that worker.
+        /// The number of replicas of worker `worker`.
         replicas: u64,
         /// The number of replicas of worker 0.
         first: u64,

@@ -37,7 +37,7 @@ unsafe impl Send for Library {}
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {text}")]
 pub struct CallError {
-    /// The name of the function.
+    /// The name of the MPI function that has failed.
     pub call: &'static str,
     /// MPI's description of the error.
     pub text: String,

@@ -38,7 +38,7 @@ pub enum Error {
     Worker {
         /// The first worker that cannot use NCCL.
         worker: usize,
-        /// The error of that worker.
+        /// The error of worker `worker`, as text.
         reason: String,
     },
     /// Two workers use the same GPU, but NCCL requires a separate one for each.
@@ -59,11 +59,11 @@ pub enum Error {
         "worker {worker} has NCCL {theirs}, but worker 0 has {first}: install one release for all workers"
     )]
     Release {
-        /// The first worker that differs.
+        /// The first worker whose release differs from worker 0's.
         worker: usize,
-        /// The release of that worker.
+        /// The release of NCCL on worker `worker`.
         theirs: String,
-        /// The release of worker 0.
+        /// The release of NCCL on worker 0.
         first: String,
     },
     /// NCCL has not linked all workers before the deadline.

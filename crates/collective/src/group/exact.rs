@@ -1,4 +1,4 @@
-//! Sums in the one order of sums: each worker folds a range of all vectors, and sends the sum to all others.
+//! The sums of `Order::Exact`: each worker folds a range of all vectors, and sends the sum to all others.
 
 use super::schedule::range;
 use super::wire::Coding;

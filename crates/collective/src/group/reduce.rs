@@ -1,4 +1,5 @@
-//! Reduces and gathers leaves over all replicas of all workers, in the one order of sums.
+//! Reduces and gathers leaves over all replicas of all workers. Sums are computed in the same order as in
+//! `Order::Exact`.
 
 // - INV-27: means of running statistics, rows that are written and values per worker are gathered first, in the
 //   order of ids. Tests: `collective/tests/it/conformance/mod.rs`, `multi_worker/cross.rs`,

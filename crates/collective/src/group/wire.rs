@@ -94,8 +94,8 @@ impl<F: Scale + Pod> Coding<F> {
     }
 
     /// Returns the sum of the received vectors, each multiplied by its weight, in the form in which the sum is sent.
-    /// The vectors are added in the one order of sums. Halves are added block by block, so that no memory is needed for
-    /// all of them as full numbers.
+    /// The vectors are added in the order of `Order::Exact`. Halves are added block by block, so that no memory is
+    /// needed for all of them as full numbers.
     pub(super) fn fold(&self, received: &[Bytes], weights: &[F], buffers: &Buffers) -> Bytes {
         let mut sum = buffers.take(received.first().map_or(0, Bytes::len));
         let Some(half) = &self.0 else {

@@ -151,7 +151,7 @@ mod tests {
         assert!(matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut), "{kind}");
     }
 
-    /// Creates a socket that receives nothing.
+    /// Creates a socket on which nothing arrives, and the listener to which it is connected.
     fn idle() -> (TcpStream, TcpListener) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener)
