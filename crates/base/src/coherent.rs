@@ -82,7 +82,7 @@ impl<V: Copy + PartialEq> Coherent<V> {
 
     /// Makes the value fresh. Call this before the value itself is read or written. If there are dirty copies, calls
     /// `back` with the index of one of them; `back` must write that copy to the value. All dirty copies then become
-    /// fresh, with the value's `version`.
+    /// fresh, and hold the current version of the value, which `version` returns.
     ///
     /// # Errors
     /// Returns the error of `back`; the copies then remain dirty.

@@ -5,7 +5,7 @@ use distribute_optim::Float;
 use distribute_tensor::kernel::Scale;
 use distribute_tensor::{Element, Wire};
 
-/// A value that belongs to one of the two dtypes.
+/// A value for one of the two dtypes.
 #[derive(Clone, Debug)]
 pub enum EitherFloat<A, B> {
     /// The value for f32.
@@ -14,11 +14,11 @@ pub enum EitherFloat<A, B> {
     F64(B),
 }
 
-/// A vector of elements of one of the two dtypes.
+/// A vector of `f32` or `f64` elements.
 pub type Elements = EitherFloat<Vec<f32>, Vec<f64>>;
 
 impl Elements {
-    /// Returns an empty vector of elements of the given dtype.
+    /// Returns an empty vector of elements of the given dtype, which must be f32 or f64.
     pub fn none(dtype: DType) -> Self {
         match dtype {
             DType::F32 => EitherFloat::F32(Vec::new()),
@@ -70,7 +70,8 @@ pub trait Number: Float + Scale + Element + WithDType + bytemuck::Pod {
     fn of(value: f64) -> Self {
         <Self as Float>::from_f64(value)
     }
-    /// Replaces each `f32` by the number that is received if it is sent. `f64` is sent unchanged.
+    /// Replaces each `f32` by the number that is received if it is sent in the type `wire`. Does not change `f64`,
+    /// which is sent as it is.
     fn round(wire: Wire, numbers: &mut [Self]);
     /// Returns the square of the number, computed in f64.
     fn square(self) -> f64;

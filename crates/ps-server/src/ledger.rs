@@ -89,7 +89,7 @@ impl Ledger {
         self.windows.lock().restore(pushes)
     }
 
-    /// Replaces all records.
+    /// Replaces all records. After an error, the existing ones are kept.
     pub fn replace(&self, clients: &[ClientPushes]) -> Result<(), Error> {
         let mut windows = PushWindows::new(CLIENTS);
         clients.iter().try_for_each(|client| windows.restore(client))?;

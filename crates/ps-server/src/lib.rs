@@ -12,7 +12,7 @@
 //! | `connection` | [`Connection`]: a [`Channel`](distribute_ps_tables::Channel) that retries requests |
 //! | `options`, `error` | [`ServerOptions`]: the folder and the intervals of writes; [`OpenError`] |
 //! | `store` | the tables, the ledger and the log of one server, and the order of changes |
-//! | `outgoing` | the limit on responses that were not sent yet |
+//! | `outgoing` | the limit on responses that clients have not received yet |
 //! | `ledger` | the changes that were made, for all clients |
 //! | `log` | changes on disk, before they are acknowledged |
 //! | `format` | the version of a folder |
@@ -53,12 +53,13 @@
 //! - A request has a deadline. Until then, it is sent again whenever the connection is lost. Changes are numbered, so
 //!   that the server applies each at most once. An acknowledged change was applied. Requests of one thread arrive in
 //!   the order in which they were started, even if connections are lost.
-//! - A server with a folder appends each change to a log before it applies it. It acknowledges the change when
-//!   it is as safe as [`Durability`] requires. After a restart it has the same state, including the numbers of
-//!   changes. A record that was being written when the process was killed was not acknowledged, and is set
-//!   aside with a warning. Any other difference from the written bytes is an error with the file and the
-//!   offset; [`inspect`](fn@inspect) lists the lost changes.
-//! - If the disk is full or fails, changes are rejected and have no effect. Reads continue.
+//! - A server with a folder appends each change to a log before it applies it. It acknowledges the change when the
+//!   change is as safe as [`Durability`] requires. After a restart it has the same state, including the numbers of
+//!   changes. A record that was being written when the process was killed was not acknowledged, and is set aside with a
+//!   warning. Any other difference from the written bytes is an error with the file and the offset;
+//!   [`inspect`](fn@inspect) lists the lost changes.
+//! - If the disk is full or fails, changes are rejected. They have no effect, unless the disk fails when an applied
+//!   change is synced to it. Reads continue.
 //! - Received bytes are checked before they are used. Invalid requests are rejected, and the server continues.
 
 #![forbid(unsafe_code)]

@@ -53,8 +53,8 @@ impl ParameterServer {
         Self { store: Arc::new(Replicated::new(store)), outgoing: Arc::default() }
     }
 
-    /// Creates a server with a folder. It resumes after the last acknowledged change, or starts without tables
-    /// if the folder is new.
+    /// Creates a server with a folder. It resumes with the state in the folder, which includes all acknowledged
+    /// changes, or starts without tables if the folder is new.
     ///
     /// # Errors
     /// Returns an [`OpenError`] if the server cannot resume.
@@ -74,7 +74,8 @@ impl ParameterServer {
     /// [`REPLICAS`](crate::REPLICAS). `number` is the index of this server.
     ///
     /// Calls wait until the follower has been reached, for up to a minute, and are then rejected with
-    /// [`RefusalKind::Busy`]. The same applies to changes while the follower is unavailable.
+    /// [`RefusalKind::Busy`]. Later, while the follower is unavailable, changes wait for the same time, and are then
+    /// rejected although they were applied on this server.
     ///
     /// # Errors
     /// - [`OpenError::Thread`]: a thread cannot be started.
@@ -83,9 +84,9 @@ impl ParameterServer {
         Ok(self)
     }
 
-    /// Returns the service with which this server follows server `of`, and begins to request its copy of that server.
-    /// `clients` connects to the cluster's servers. The service must be added under the name
-    /// [`REPLICAS`](crate::REPLICAS).
+    /// Returns the service with which this server follows server `of`. The service must be added under the name
+    /// [`REPLICAS`](crate::REPLICAS). The first call also begins to request this server's copy of that server.
+    /// `clients` connects to the cluster's servers.
     ///
     /// # Errors
     /// - [`OpenError::Thread`]: a thread cannot be started.
@@ -93,10 +94,12 @@ impl ParameterServer {
         self.store.replicas(clients, of).map_err(|source| OpenError::Thread { source })
     }
 
-    /// Saves all tables now, in addition to the automatic snapshots. Changes to a table wait while it is copied.
+    /// Saves all tables to the server's folder now, in addition to the automatic snapshots. Changes to a table wait
+    /// while it is copied.
     ///
     /// # Errors
-    /// Returns a [`SnapshotError`] if tables cannot be saved.
+    /// - [`SnapshotError::InMemory`]: the server has no folder.
+    /// - Another [`SnapshotError`]: the tables cannot be saved.
     pub fn snapshot(&self) -> Result<(), SnapshotError> {
         self.store.core().snapshot()
     }

@@ -244,7 +244,7 @@ pub(crate) fn remove_others(folder: &Path, start: Option<u64>) -> Result<(), Ope
     Ok(())
 }
 
-/// Returns the numbers in those names of a folder that begin with a prefix.
+/// Returns the numbers that follow a prefix in the names of a folder's entries. Ignores other names.
 fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u64>, OpenError> {
     let number = |name: &OsString| name.to_str()?.strip_prefix(prefix)?.parse().ok();
     Ok(names(folder)?.iter().filter_map(number).collect())

@@ -68,7 +68,7 @@ impl DeviceCopies {
     }
 
     /// Writes the variable to a replica's copy, unless the copy is dirty or holds the current version. Creates the copy
-    /// if it is missing. If writes are not tracked, no copy holds the current version.
+    /// if it is missing. If writes are not tracked, every copy that is not dirty is written.
     fn copy(&self, number: usize, replica: &Replica) -> Result<()> {
         // If writes are not tracked, the variable has a different version each time.
         let version = || {
@@ -99,7 +99,7 @@ impl DeviceCopies {
     }
 
     /// Stops tracking reads and writes, because other code, such as candle's own optimizers, may access the variable.
-    /// Copies the value back if the copies are dirty. From then on, the variable is copied before each step.
+    /// Copies the value back if the copies are dirty. From then on, each refresh copies the variable to the device.
     ///
     /// # Errors
     /// Returns the errors of [`sync_to_host`](Self::sync_to_host).
@@ -127,8 +127,8 @@ impl DeviceCopies {
         self.replicas.iter().map(|replica| replica.as_ref()?.copy.get()).collect()
     }
 
-    /// Calls `write`, which must write the same value to the copies of all replicas, and marks the copies as dirty. No
-    /// replica may be computing during the call.
+    /// Calls `write`, which must write the same value to the copies of all replicas, and marks the copies as dirty,
+    /// even if `write` fails. No replica may be computing during the call.
     ///
     /// # Errors
     /// Returns the error of `write`.
@@ -153,8 +153,8 @@ impl DeviceCopies {
         )
     }
 
-    /// Refreshes a local replica's copy of the variable, if it has one. The replica must not be using the copy during
-    /// the call.
+    /// Refreshes a local replica's copy of the variable, if the copy exists. The replica must not be using the copy
+    /// during the call.
     ///
     /// # Errors
     /// Returns candle's error if the value cannot be copied. The next call then tries again.

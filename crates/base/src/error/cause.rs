@@ -6,7 +6,8 @@ use distribute_ps_tables::{ChannelError, RefusalKind};
 use std::error::Error as StdError;
 
 impl Error {
-    /// Returns the error that the closure itself returned, without the layers that `run` and other workers added.
+    /// Returns the error without the layers that `run` and other workers added. If a closure failed, this is the error
+    /// that the closure returned.
     pub fn root_cause(&self) -> &Error {
         match self {
             Error::Replica { source, .. }
@@ -53,7 +54,8 @@ impl Error {
         }
     }
 
-    /// Returns `true` if a server has a different update rule for a variable than this program, or no rule at all.
+    /// Returns `true` if a server rejected the request because it has a different update rule for the variable than
+    /// this program, or no rule at all.
     #[doc(hidden)]
     pub fn is_rule_conflict(&self) -> bool {
         let Self::Server { source, .. } = self else { return false };

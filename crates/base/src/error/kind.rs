@@ -55,8 +55,9 @@ pub enum ErrorKind {
     /// New workers are waiting to join, and the step has not begun. Pass the error to `Training::recover`, which admits
     /// the workers.
     WorkersWaiting,
-    /// A replica, a worker, a function or a checkpoint did not arrive before the deadline. Find out what it
-    /// was waiting for, or set a longer timeout. `Training::recover` continues without a worker that hangs.
+    /// A replica or a worker did not arrive, a function did not return, or a checkpoint was not complete before the
+    /// deadline. Find out what the operation was waiting for, or set a longer timeout. `Training::recover` continues
+    /// without a worker that hangs.
     TimedOut,
     /// A parameter server cannot be reached, is overloaded, or cannot store a change. See the server's log. The step
     /// can be retried when the server is available again. Unless the server rejected the request, it may have been

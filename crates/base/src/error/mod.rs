@@ -78,8 +78,8 @@ pub enum Error {
         /// The panic message.
         message: String,
     },
-    /// The replicas did not make the same calls, or a replica failed or did not arrive in time. Every replica
-    /// gets the same text.
+    /// The replicas or workers did not make the same calls, or one of them failed or did not arrive in time. Every
+    /// replica gets the same text.
     #[error("{0}")]
     Collective(Arc<Blame>),
     /// The closure failed on a replica whose batch has no rows.
@@ -107,7 +107,7 @@ pub enum Error {
         /// Advice on what to call instead.
         advice: &'static str,
     },
-    /// The variable does not support this operation in this context, because of its synchronization and aggregation.
+    /// Because of its synchronization and aggregation, the variable does not support this operation in this context.
     #[error(
         "{operation}: variable {variable} (synchronization {synchronization}, aggregation {aggregation}) does not \
          allow this in {found}; {advice}"
@@ -273,9 +273,10 @@ pub enum Error {
         /// The time that the evaluator waited.
         waited: Duration,
     },
-    /// A step of an optimizer with sharded state failed after this worker had updated its shard of the state, and
-    /// before the new weights were exchanged. On this worker, no weight has changed, but its shard of the state has.
-    /// Steps and saves of the optimizer fail until it is restored.
+    /// A step of an optimizer failed when its changes were incomplete. If the state is sharded, this worker had updated
+    /// its shard of the state, but no weight. If workers store tables on parameter servers together, some of the tables
+    /// may have been updated, but no other variable. Later steps of the optimizer, and saves of sharded state, fail
+    /// until the optimizer is restored.
     #[error("{operation}: {reason}")]
     IncompleteState {
         /// The function that was called.
@@ -284,7 +285,7 @@ pub enum Error {
         step: u64,
         /// A description of the place where the step failed, and a remedy.
         reason: String,
-        /// The error that caused the step to fail.
+        /// The error that caused the step to fail; `None` in the errors of later steps and saves.
         #[source]
         source: Option<Box<Error>>,
     },
@@ -340,7 +341,7 @@ pub enum Error {
         #[source]
         source: Box<distribute_ps_tables::ChannelError>,
     },
-    /// A scheduled closure failed, or workers are missing.
+    /// An operation of a coordinator failed. For example, a scheduled closure failed, or workers are missing.
     #[error(transparent)]
     Coordinator(#[from] distribute_coordinator::Error),
     /// An argument of a partitioner, a placement policy or a table is invalid.
@@ -425,7 +426,7 @@ impl Error {
         self
     }
 
-    /// Returns an error that reports the failure of a worker of which only the rank is available.
+    /// Returns an error that reports the failure of a worker whose task and address are unknown.
     #[doc(hidden)]
     pub fn worker_failed(worker: usize, source: Self) -> Self {
         Error::Worker { worker, process: None, source: Box::new(source) }
@@ -479,7 +480,8 @@ fn local(replicas: usize) -> String {
     }
 }
 
-/// Returns the text of an error, preceded by the step number unless the text already begins with it.
+/// Returns the text of an error, preceded by the step number unless the error comes from a collective and its text
+/// already begins with the number.
 fn in_step(step: u64, error: &Error) -> String {
     let text = error.to_string();
     let after = text.strip_prefix(&format!("step {step}")).filter(|_| matches!(error, Error::Collective(_)));

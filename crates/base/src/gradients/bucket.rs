@@ -90,8 +90,8 @@ impl BucketPool {
     }
 
     /// Returns the layout of packs for the gradients of the variables that are `dense`. The next buckets use the same
-    /// layout. If an `order` is given, it replaces the previous order. Otherwise the layout stays the same as long as
-    /// the same variables are dense; a new one has the order of the variables.
+    /// layout. If an `order` is given, the variables have this order. Otherwise the previous layout is returned as long
+    /// as the same variables are dense, and a new layout has the order of the variables' indices.
     pub fn layout(&self, dense: &[bool], order: Option<&[u32]>) -> Arc<Layout> {
         let layout = &mut lock(&self.layout).1;
         match &*layout {
@@ -110,7 +110,8 @@ impl BucketPool {
     }
 
     /// Returns the order in which the first replica of this process completed its gradients in the last step. Variables
-    /// with an unknown order come last. Returns `None` if the group's current generation has not completed a step.
+    /// with an unknown order come last. Returns `None` if the group's current generation has not completed a step, or
+    /// if gradients are not written into packs.
     pub fn order(&self) -> Option<Vec<u32>> {
         Some(lock(&self.order).clone()).filter(|order| !order.is_empty())
     }
@@ -143,7 +144,8 @@ pub struct Bucket {
     pool: Arc<BucketPool>,
     replica: usize,
     memory: BucketMemory,
-    /// The packs for other workers. They contain the variables that had a dense gradient in the last step.
+    /// The packs for other workers, for the variables that had a dense gradient in the last step; `None` if gradients
+    /// are not written into packs, or not yet.
     packs: Option<PackWriter>,
     /// The sender of packs that are complete before the others.
     overlap: Option<OverlapSender>,
@@ -173,10 +175,11 @@ impl Bucket {
         self.packs.as_ref().is_some_and(|packs| packs.layout().has(number))
     }
 
-    /// Ends the step for the packs: sets all variables in them to zero except those in `filled`, which must be sorted,
-    /// sends the packs that have not been sent, and returns all. Returns `None` if gradients are not written into
-    /// packs, or not yet in this step. `joined` contains the variables whose gradients have contributions that no layer
-    /// wrote. The first replica records the order in which its gradients were completed.
+    /// Ends the step for the packs, and returns all of them. First sets all variables in them to zero except those in
+    /// `filled`, which must be sorted. If packs are sent early, then sends the rest, unless a pack has changed after it
+    /// was sent: the caller must then send all packs. Returns `None` if gradients are not written into packs, or not
+    /// yet in this step. `joined` contains the variables whose gradients have contributions that no layer wrote. The
+    /// first replica records the order in which its gradients were completed.
     fn take_packs(&mut self, filled: &[usize], joined: Vec<usize>) -> Option<Arc<PackedGradients>> {
         self.pool.packs.as_ref()?;
         self.memory.ready.end(joined);
@@ -195,7 +198,8 @@ impl Bucket {
     }
 
     /// Records that the gradient of a variable was written, or that values were added to [its
-    /// elements](Self::dense_mut). Sends the variable's pack if it is now complete.
+    /// elements](Self::dense_mut). If packs are sent early and all gradients in the variable's pack are probably
+    /// complete, sends the pack.
     pub(super) fn mark_written(&mut self, number: usize) {
         if self.pool.packs.is_none() || !self.memory.ready.record_write(number) {
             return;
@@ -287,8 +291,8 @@ impl Bucket {
     }
 
     /// Returns the gradients of all variables: the sums of the gradients that layers have written into the bucket and
-    /// those in `found`, which candle has computed and which must be on the host. Sends the packs for other workers
-    /// that have not been sent yet.
+    /// those in `found`, which candle has computed and which must be on the host. If packs are sent early, sends the
+    /// rest of them, unless a pack has changed after it was sent.
     ///
     /// # Errors
     /// Returns candle's error if a gradient in `found` cannot be read.
@@ -328,7 +332,8 @@ impl Bucket {
         Ok(all)
     }
 
-    /// Returns the elements of a dense gradient that is stored in the bucket and not in a pack.
+    /// Returns the elements of a dense gradient that is stored in the bucket and not in a pack; `None` if they do not
+    /// have type `T`.
     pub(super) fn dense<T: Number>(&self, number: usize) -> Option<&[T]> {
         T::slice_of(self.memory.elements.get(number)?)
     }

@@ -167,8 +167,8 @@ impl ReplicaGradient {
         }
     }
 
-    /// Converts the gradient to a tensor with all elements of the variable, on the device of `copy`. Rows must be on
-    /// that device.
+    /// Returns all elements of the variable's gradient as a tensor. Elements in a bucket, in packs or in rows result in
+    /// a tensor on the device of `copy`; rows must already be there. A tensor is returned as it is.
     ///
     /// # Errors
     /// Returns candle's error if the device fails.

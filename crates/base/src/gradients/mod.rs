@@ -8,8 +8,9 @@
 //! A layer calls [`gradient`] or [`row_gradient`], and returns the result to candle in all cases.
 //!
 //! Without other workers, a bucket has separate memory for each variable, which is allocated for the variable's first
-//! dense gradient. A table whose gradients are by row has no such memory. With other workers, variables that had a
-//! dense gradient in the last step are stored in *packs*: flat vectors that are sent to those workers.
+//! dense gradient. A table whose gradients are by row has no such memory. With other workers, gradients are stored in
+//! *packs*, flat vectors that are sent to those workers, if the variable had a dense gradient in the last step. This is
+//! not done if the gradients of this process's replicas are summed first.
 //!
 //! | module | contents |
 //! |---|---|

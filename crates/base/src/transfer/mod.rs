@@ -29,8 +29,8 @@ pub use host_copies::{HostCopies, host_value};
 /// until the GPU has finished all earlier work.
 const AT_ONCE: usize = 64 << 10;
 
-/// Copies a tensor to a device, or returns it unchanged if it is already there. Also handles cases that candle does not
-/// support:
+/// Copies a tensor to a device, or returns it unchanged if it is already there. In these cases, it does more than
+/// candle's own copy:
 ///
 /// - A tensor without elements: CUDA cannot copy zero bytes.
 /// - A large tensor is copied to a GPU through pinned memory, so that no thread waits for the GPU's other work.
@@ -94,8 +94,8 @@ fn between(tensor: &Tensor, from: &candle_core::CudaDevice, to: &candle_core::Cu
 
 /// Copies a tensor from CPU memory to a GPU through pinned memory, without waiting for the GPU's other work.
 ///
-/// Returns `None` for other kinds of tensors and devices, for tensors with a gradient, and if pinned memory
-/// is not available. The last case is logged.
+/// Returns `None` for other kinds of tensors and devices, for tensors with a gradient or without elements, and if the
+/// copy cannot be made this way. The last case is logged once per GPU.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub fn through_pinned_memory(tensor: &Tensor, device: &Device) -> Option<Tensor> {
     #[cfg(feature = "cuda")]

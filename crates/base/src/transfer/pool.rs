@@ -35,7 +35,8 @@ impl<B: Buffer> BufferPool<B> {
     ///
     /// - the smallest buffer that is large enough and whose copy is complete;
     /// - a new buffer, if there are fewer than the limit;
-    /// - the buffer whose copy completes first. It is replaced if it is too small, unless `make` fails.
+    /// - the buffer whose copy completes first. If it is too small and the pool is full, it is dropped, and the result
+    ///   is a new buffer, or, if `make` fails, the buffer whose copy completes next.
     ///
     /// The caller must return the buffer with [`put_back`](Self::put_back) before it takes another one.
     ///

@@ -87,7 +87,7 @@ impl Encoded {
         (self.heads.len() + self.body.len()) as u64
     }
 
-    /// Creates the message of a call by `client`. `first` is the sequence number of its first change.
+    /// Creates the message of a call by `client`. `first` is the sequence number of the call's first change.
     pub fn message(self, client: u64, first: u64) -> Result<Message, Malformed> {
         let Self { acknowledged, batch, wire, heads, body } = self;
         let wire = wire_code(wire);
@@ -98,8 +98,8 @@ impl Encoded {
     }
 }
 
-/// Sets the flag in the message of a call that means that the server has acknowledged a change of the client. This is
-/// for an acknowledgement that arrives after the message was created.
+/// Sets the flag in the message of a call with which the client tells the server that a change was acknowledged. This
+/// is for an acknowledgement that arrives after the message was created.
 pub(crate) fn acknowledge(message: &mut Message) {
     if message.head.get(ACKNOWLEDGED) == Some(&0) {
         let mut head = message.head.to_vec();

@@ -168,7 +168,7 @@ pub(super) enum StateHead {
 }
 
 impl RequestHead {
-    /// Splits a single request into a head and a body.
+    /// Returns the head of a single request, and appends the request's tensors to `body`.
     fn of(request: Request, wire: Wire, body: &mut Body) -> Result<Self, Malformed> {
         let how = |how: Write| WRITES.iter().position(|one| *one == how).unwrap_or_default() as u8;
         let push = |push: Push| {

@@ -27,7 +27,8 @@ pub(crate) struct TensorHead {
 /// The minimum size in bytes of a body that is put into memory shared with the client.
 const MIN_SHARED_BODY: usize = 256 << 10;
 
-/// The types in which numbers are sent. The position is the code. Codes are in logs, so new types come last.
+/// The types in which numbers are sent. The index of a type is its code. Logs contain these codes, so new types come
+/// last.
 const WIRES: [Wire; 3] = [Wire::Full, Wire::Bf16, Wire::F16];
 
 /// The maximum number of axes of a tensor. It limits the use of memory: an encoded size may take one byte, but a
@@ -113,7 +114,7 @@ pub(super) fn wire_of(code: u8) -> Result<Wire, Malformed> {
 }
 
 impl Body {
-    /// Appends a tensor. Elements of `float32` are sent in the type `wire`.
+    /// Appends a tensor, and returns its description. Elements of `float32` are sent in the type `wire`.
     pub fn put(&mut self, tensor: HostTensor, wire: Wire) -> Result<TensorHead, Malformed> {
         let unwritable = |_| Malformed("a tensor that cannot be written");
         let dtype = tensor.dtype();

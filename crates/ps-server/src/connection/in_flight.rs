@@ -39,7 +39,7 @@ struct State {
     turn: u64,
 }
 
-/// The space reserved for one call. It is released when this is dropped.
+/// The space reserved for one call, which is released when the permit is dropped.
 pub(super) struct Permit {
     shared: Arc<Shared>,
     call: u64,
@@ -54,11 +54,13 @@ impl InFlightLimit {
         Self { state: Mutex::default(), changed: Condvar::new(), calls, bytes }
     }
 
-    /// Waits until a call is within the limit. At the deadline, returns a description of the calls in flight as the
-    /// error.
+    /// Waits until a call is within the limit.
     ///
-    /// While waiting, this collects the responses to earlier calls and keeps them for their callers. These include
-    /// calls of the current thread, which would otherwise wait for itself.
+    /// While waiting, collects the responses to earlier calls and keeps them for their callers. The earlier calls may
+    /// be the current thread's own: if their responses were not collected, the thread would wait for itself.
+    ///
+    /// # Errors
+    /// Returns a description of the calls in flight if the deadline passes.
     pub fn enter(
         shared: &Arc<Shared>,
         changes: u64,
@@ -121,7 +123,7 @@ impl InFlightLimit {
 }
 
 impl State {
-    /// Returns a description of the limit that a call would exceed; `None` if it would exceed none.
+    /// Returns a description of the calls in flight if another call would exceed a limit; otherwise `None`.
     fn full(&self, in_flight: &InFlightLimit, changes: u64, bytes: u64) -> Option<String> {
         let oldest = self.open.keys().next().copied().unwrap_or(self.next);
         if self.calls >= in_flight.calls {

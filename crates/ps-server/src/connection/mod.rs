@@ -31,9 +31,9 @@ use waiting::PendingCall;
 
 /// A connection to a parameter server: a [`Channel`] that any number of threads can use.
 ///
-/// It connects when the first request is made. If the connection is lost, it reconnects until the deadlines of the
-/// requests have passed. Requests without a response are sent again. Changes are numbered, so that the server applies
-/// each at most once.
+/// A network connection is established for the first request. If it is lost, another one is established, unless the
+/// deadlines of the requests in flight have passed, and requests without a response are sent again. Changes are
+/// numbered, so that the server applies each at most once.
 ///
 /// The number of requests and bytes in flight is limited. Further requests wait until they are within the limits.
 pub struct Connection(Arc<Shared>);
@@ -104,7 +104,7 @@ impl ConnectionBuilder {
         Self { reconnects: false, ..self }
     }
 
-    /// Sets the name of the server in errors. By default, it is that of its task.
+    /// Sets the name of the server in errors; by default, the name of its task.
     pub fn name(self, name: impl Into<String>) -> Self {
         Self { name: Some(name.into()), ..self }
     }

@@ -34,7 +34,8 @@ struct SendTurn<'a>(&'a SendOrder);
 
 impl SendOrder {
     /// Sends a request over a connection other than `lost`. Over a new connection, all earlier requests without a
-    /// response are sent first. Does nothing if another thread has already sent the request.
+    /// response are sent first. Does nothing if another thread has already sent the request. If only this request
+    /// cannot be sent, keeps the error as its response, and returns `Ok`.
     ///
     /// # Errors
     /// Returns a [`ChannelError`] if the deadline has passed, if there is no connection, or if sending another request

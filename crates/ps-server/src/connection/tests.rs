@@ -14,7 +14,8 @@ use std::sync::mpsc;
 
 const PATIENCE: Duration = Duration::from_secs(50);
 
-/// Returns a server that reports the number of the first change of each call, and either responds or does not.
+/// Returns a server, and a receiver that gets the sequence number of the first change of each call. The server only
+/// responds if `answers` is `true`.
 fn server(cluster: &ClusterSpec, answers: bool) -> (Server, mpsc::Receiver<u64>) {
     let (come, comes) = mpsc::channel();
     let come = Mutex::new((come, Vec::new()));

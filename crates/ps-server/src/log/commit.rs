@@ -59,11 +59,10 @@ impl Journal {
     }
 
     /// Appends a record, and returns its number. From then on, the record survives if the process is killed. After an
-    /// error, or if a sync has failed that the durability requires, [`rejects_changes`](Self::rejects_changes) returns
-    /// `true`.
+    /// error, [`rejects_changes`](Self::rejects_changes) returns `true`.
     ///
     /// # Errors
-    /// Returns the error of the file, or that of the earlier sync.
+    /// Returns the error of the file, or that of an earlier sync that the durability requires.
     pub fn append(&self, record: &Record) -> io::Result<u64> {
         let appended = match &self.durable().failed {
             Some((_, reason)) if self.durability != Durability::System => {
@@ -78,8 +77,8 @@ impl Journal {
         appended
     }
 
-    /// Returns whether changes are rejected, or were rejected since the last snapshot. A new snapshot may end this
-    /// state.
+    /// Returns `true` if an append has failed since the last snapshot, or if a sync has failed. Changes are then
+    /// rejected, except after a failed sync that the durability does not require. A new snapshot may end this state.
     pub fn rejects_changes(&self) -> bool {
         self.rejects_changes.load(Ordering::Relaxed) || self.durable().failed.is_some()
     }

@@ -25,7 +25,8 @@ pub(crate) struct LogFile {
 }
 
 impl LogFile {
-    /// Resumes a file after `end` bytes. A begin record is written before the first change.
+    /// Resumes a file after `end` bytes, at the position `link` in the log. `changed` is whether the file contains a
+    /// change. A begin record is written before the first new change.
     pub fn new(disk: Arc<dyn Disk>, end: u64, link: Link, changed: bool) -> Self {
         Self { disk, end, link, changed, begun: false, unmarked: false, torn: false }
     }

@@ -29,8 +29,8 @@ pub(crate) struct Torn {
     pub what: String,
     /// The size of the torn end in bytes.
     pub bytes: u64,
-    /// Whether a process was killed while it wrote the record, so that it was not acknowledged. Otherwise the machine
-    /// has restarted since then.
+    /// Whether a process was killed while it wrote the record, so that the record was not acknowledged. Otherwise the
+    /// machine has restarted since then.
     pub is_prefix: bool,
 }
 

@@ -110,7 +110,7 @@ impl Record {
 }
 
 impl Header {
-    /// Decodes a header; `None` if its checksum or its kind is not valid.
+    /// Decodes a header; `None` if its first bytes, its checksum or its kind are not valid.
     pub fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         if bytes[..4] != MAGIC || small(bytes, 48)? != crc32c::crc32c(&bytes[..48]) {
             return None;

@@ -96,7 +96,7 @@ impl Content {
     }
 }
 
-/// Returns the encoded record after which a log continues at position `to`.
+/// Returns an encoded [`Kind::Gap`] at position `from`, after which the log continues at position `to`.
 fn gap(from: Link, to: Link) -> Vec<u8> {
     Record::of_log(to.to_bytes()).encoded(Kind::Gap, from).unwrap_or_default()
 }

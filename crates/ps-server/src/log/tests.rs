@@ -55,7 +55,8 @@ fn log(folder: &Path, written: &[Record], marked: bool) {
     }
 }
 
-/// Returns the damage, if it is detected.
+/// Returns the damage that was found, and checks the changes before it. If there is none, checks that all changes were
+/// read.
 fn damage(found: (Vec<Record>, Result<Option<read::Tail>, ReadError>), written: &[Record]) -> Option<Damage> {
     match found.1 {
         Ok(_) => {

@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The copies of the servers that a server follows. They are a [`Service`] in addition to the server's own
 /// [`ParameterServer`](crate::ParameterServer). Clones share the same copies.
 ///
-/// The service only serves servers that have a [follower](crate::ParameterServer::followed_by), and only copies of
-/// their own tables. A message about server `n` is rejected unless it comes from the task `ps n`. The exception is a
-/// follower's request for its copy, which the server that it follows receives.
+/// A server with a [follower](crate::ParameterServer::followed_by) may only access the copy of its own tables: a
+/// request about server `n` is rejected unless it comes from the task `ps n`. The exception is a follower's request for
+/// its copy, which the follower sends to the server that it follows.
 ///
 /// [`ParameterServer::replicas`](crate::ParameterServer::replicas) creates a service that also requests its copy when
 /// it starts.
@@ -80,7 +80,7 @@ impl Replicas {
         self.run
     }
 
-    /// Responds to a request of a task, which may only access its own tables.
+    /// Responds to a request of a task, which may only access the copy of its own tables.
     // INV-57
     pub(super) fn answer(&self, caller: &Task, ask: FollowerRequest) -> FollowerResponse {
         let server = ask.server();

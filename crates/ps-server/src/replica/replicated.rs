@@ -37,8 +37,8 @@ impl Replicated {
         Ok(())
     }
 
-    /// Returns the copies of the servers that this one follows, and begins to request the copy of task `of`, which is
-    /// one of these servers.
+    /// Returns the copies of the servers that this one follows. Begins to request the copy of task `of`, which is one
+    /// of these servers, unless an earlier call has begun to request one.
     pub fn replicas(self: &Arc<Self>, clients: ClientBuilder, of: Task) -> io::Result<Replicas> {
         let replicas = Replicas::beside(self.clone(), self.core().follows().clone());
         if self.copy_requester.get().is_none() {
@@ -47,8 +47,9 @@ impl Replicated {
         Ok(replicas)
     }
 
-    /// Records that a task, running as process `run`, has requested its copy of a server. `by` contains the task and
-    /// the number of that server. Returns whether the task is the follower of this server; otherwise does nothing.
+    /// Records that a task, running as process `run`, has requested its copy of a server, and returns `true`. `by`
+    /// contains the task and the number of that server. If the task is not the follower of this server, does nothing
+    /// and returns `false`.
     pub fn asked(&self, by: (&Task, u64), run: u64) -> bool {
         self.sender.get().is_some_and(|sender| sender.asked(by, run))
     }

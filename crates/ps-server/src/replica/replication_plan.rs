@@ -66,8 +66,8 @@ pub(super) enum Start {
 
 // INV-57
 /// Decides with which state a server begins: its own state or that of its follower, whichever is newer. `own` contains
-/// the server's life and the number of the next record of its log. `seen` is the greatest life of which its follower is
-/// known to have had a copy, complete or not.
+/// the server's life and the number of the next record of its log. `found` is the position of the follower's copy.
+/// `seen` is the greatest life of which the follower is known to have had a copy, complete or not.
 pub(super) fn start(own: (u64, u64), found: &Position, seen: u64) -> Start {
     let (life, log) = own;
     // The log has each change before it is sent, unless the machine has lost power.

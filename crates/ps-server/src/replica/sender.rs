@@ -44,8 +44,8 @@ impl ChangeSender {
 }
 
 impl ChangeSender {
-    /// Records that task `by`, running as process `run`, has requested its copy of server `number`. Returns whether the
-    /// task is the follower of this server; otherwise does nothing.
+    /// Records that task `by`, running as process `run`, has requested its copy of server `number`, and returns `true`.
+    /// If the task is not the follower of this server, does nothing and returns `false`.
     pub fn asked(&self, (by, number): (&Task, u64), run: u64) -> bool {
         let follows = *by == self.to && number == self.number;
         if follows {
@@ -110,7 +110,7 @@ impl SenderThread {
     /// Sends requests over one connection, and returns when the server stops.
     ///
     /// # Errors
-    /// Returns the reason if the connection is lost, the follower has restarted, or it has not executed a request.
+    /// Returns the reason if the connection is lost, or if the follower has restarted or has not executed a request.
     fn connected(
         &self,
         replication_plan: &mut ReplicationPlan,

@@ -70,8 +70,8 @@ impl Core {
         self.log.as_ref().map_or(Ok(()), |log| write_life(log.journal.folder(), life))
     }
 
-    /// Copies the files of the folder before another state replaces them, and logs a warning. Does nothing without a
-    /// log, or if the log is empty.
+    /// Copies the files of the folder before another state replaces them, and logs a warning. Begins a new file of the
+    /// log. Does nothing without a log, or if the log is empty.
     fn back_up(&self) -> std::result::Result<(), OpenError> {
         let Some(log) = self.log.as_ref().filter(|log| log.journal.next() > 0) else { return Ok(()) };
         let folder = log.journal.folder();

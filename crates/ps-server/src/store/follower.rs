@@ -106,7 +106,7 @@ impl Follower {
         self.wait(|state| state.has(next), what)
     }
 
-    /// Returns the number of copies of this server's tables.
+    /// Returns whether this server's tables exist once or twice, or are not known yet because the server is starting.
     pub fn copies(&self) -> Copies {
         let state = self.state.lock();
         match (state.life, state.is_copied) {

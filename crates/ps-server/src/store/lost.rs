@@ -34,7 +34,8 @@ impl LostTables {
         Refusal::new(RefusalKind::Lost, text)
     }
 
-    /// Returns a rejection that explains the loss if the table of the request was lost; otherwise `refusal`.
+    /// Returns a rejection that explains the loss if `refusal` says that a table does not exist and that table was
+    /// lost; otherwise `refusal`.
     pub fn with_explanation(&self, request: &Request, refusal: Refusal) -> Refusal {
         let is_lost = |name: &str| self.0.lock().iter().any(|lost| lost == name);
         if refusal.kind == RefusalKind::NoSuchTable && request.table().is_some_and(is_lost) {

@@ -49,8 +49,8 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The total size in bytes of the responses to a call from which on further reads of the call are rejected. All
-/// responses to a call are in memory at the same time.
+/// The maximum total size in bytes of the responses to a call, which are in memory at the same time. As soon as it is
+/// reached, further reads of the call are rejected.
 const MAX_ANSWERED: usize = 64 << 20;
 
 /// The number of locks for the order of changes, which are assigned to tables by name.

@@ -141,8 +141,8 @@ impl Core {
         }
     }
 
-    /// Returns whether tables must be saved because of the size of the log. The log must be twice as large as the
-    /// tables, so that most of the written bytes belong to the log.
+    /// Returns whether tables must be saved because of the size of the log. The log must have reached the size in the
+    /// options, and be at least twice as large as the tables, so that most of the written bytes belong to the log.
     fn is_large(&self) -> bool {
         self.log.as_ref().is_some_and(|log| {
             let bytes = log.journal.bytes();

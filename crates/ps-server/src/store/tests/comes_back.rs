@@ -101,7 +101,7 @@ fn a_torn_write_at_the_end_is_set_aside_and_the_server_continues() {
     assert_eq!(contents(&open(folder.path())), was);
 }
 
-/// Returns the error with which a server does not start. Its folder is not changed.
+/// Opens a server that must not start, and returns the error. Checks that the folder is unchanged.
 fn refused(folder: &Path) -> OpenError {
     let all = |folder: &Path| -> Vec<(String, Vec<u8>)> {
         let read = |name: &String| (name.clone(), fs::read(folder.join(name)).unwrap_or_default());
