@@ -3,7 +3,7 @@
 //!
 //! Connections that have not authenticated yet are [`Guests`]. A new guest is always admitted; if necessary, another
 //! guest is evicted. Authenticated connections take a [seat](Seats), and keep it until they leave. Some seats are
-//! always left for other sources: if there are at least three seats, one source never gets all of them.
+//! always left for other sources: one source never gets all of them, unless there is only one seat.
 
 // - INV-83: the oldest guest is closed, from the address with most of them, and a silent one never replaces one
 //   that sends. No task and no address gets all connections of a server, and the process may have as many sockets
@@ -153,9 +153,10 @@ impl Seats {
         Self { max, taken }
     }
 
-    /// Takes a seat for a connection from `source`. A task at an address gets a further seat only while it has at most
-    /// as many seats as are left, so it gets about half of them. All tasks at an address together get a further one
-    /// only while they have at most three times the number of free seats. Some seats therefore remain for others.
+    /// Takes a seat for a connection from `source`. A task at an address gets a further seat only while it has fewer
+    /// seats than are left, so it gets at most half of them, rounded up. All tasks at an address together get a further
+    /// one only while they have fewer than three times the number of free seats. The last seat is never for an address
+    /// that has all others, so at least one seat remains for other addresses, unless there is only one.
     ///
     /// # Errors
     /// - [`Full::All`]: no seat is left.
@@ -167,7 +168,8 @@ impl Seats {
         }
         let own = self.taken.iter().filter(|taken| **taken == source).count();
         let near = self.taken.iter().filter(|taken| taken.network == source.network).count();
-        if own > left || near > left.saturating_mul(3) {
+        let would_have_all = self.max > 1 && near + 1 >= self.max;
+        if own >= left || near >= left.saturating_mul(3) || would_have_all {
             return Err(Full::Share);
         }
         self.taken.push(source);
@@ -256,17 +258,33 @@ mod tests {
             (0..2000).take_while(|n| seats.take(source(*n)).is_ok()).count()
         };
         let mut seats = Seats::new(1024, Vec::new());
-        assert_eq!(take(&mut seats, &|_| of(1, 0)), 513);
+        assert_eq!(take(&mut seats, &|_| of(1, 0)), 512);
         assert_eq!(seats.take(of(1, 0)), Err(Full::Share));
         // Another task of that machine, or one that claims another task each time.
         assert_eq!(take(&mut seats, &|_| of(1, 1)), 256);
         assert!(take(&mut seats, &|task| of(1, task)) < 2);
         // Another machine has its share in any case.
         assert_eq!(take(&mut seats, &|_| of(2, 0)), 128);
-        assert_eq!(take(&mut seats, &|n| of(100 + (n % 100) as u8, n)), 127);
+        assert_eq!(take(&mut seats, &|n| of(100 + (n % 100) as u8, n)), 128);
         assert_eq!(seats.take(of(3, 0)), Err(Full::All));
-        // With few seats the shares are negligible.
         assert!(Seats::new(1, Vec::new()).take(of(1, 0)).is_ok());
-        assert_eq!(take(&mut Seats::new(2, Vec::new()), &|_| of(1, 0)), 2);
+    }
+
+    // INV-83
+    #[test]
+    fn however_few_seats_there_are_each_source_leaves_one() {
+        for max in 2..40 {
+            let take = |source: &dyn Fn(usize) -> Source| {
+                let mut seats = Seats::new(max, Vec::new());
+                let taken = (0..).take_while(|n| seats.take(source(*n)).is_ok()).count();
+                (taken, seats)
+            };
+            let (task, mut seats) = take(&|_| at(1).task(Job::Worker.task(0)));
+            assert!(task == max.div_ceil(2) && seats.take(at(2)).is_ok(), "{task} of {max}");
+            // Each connection claims to be of another task.
+            let (machine, mut seats) = take(&|n| at(1).task(Job::Worker.task(n)));
+            assert!(machine < max && machine >= max / 2, "{machine} of {max}");
+            assert!(seats.take(at(2)).is_ok(), "{machine} of {max}");
+        }
     }
 }

@@ -159,9 +159,9 @@ impl ServerBuilder {
     /// Sets the maximum number of simultaneous connections. The default is 1024. Each has two threads, which sleep
     /// while nothing is received.
     ///
-    /// Some connections are reserved for other callers. A task gets a further connection only while it has at most as
-    /// many as are free, so it gets about half of the maximum. All tasks at the same address together get a further one
-    /// only while they have at most three times the number of free ones.
+    /// Some connections are reserved for other callers. A task gets a further connection only while it has fewer than
+    /// are free, so it gets at most half of the maximum, rounded up. Together, the tasks at an address get one only
+    /// while they have fewer than three times the free ones. They never get all of several connections.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
@@ -176,9 +176,9 @@ impl ServerBuilder {
 
     /// Sets the maximum total size in bytes of the unanswered calls of all connections. The default is half of the
     /// memory of this machine or container. A call that would exceed it fails with
-    /// [`FaultKind::NoRoom`](crate::FaultKind::NoRoom) and is not executed. The same applies to a call if the calls of
-    /// its connection would then occupy more than was free before. A connection therefore gets about half of the size
-    /// that other connections do not use, or more for a single long call.
+    /// [`FaultKind::NoRoom`](crate::FaultKind::NoRoom) and is not executed. The same applies to a call if the
+    /// calls of its connection would then occupy more than they leave free. A connection therefore gets at most half of
+    /// the size that other connections do not use. Its only unanswered call may be longer.
     pub fn max_waiting_bytes(mut self, bytes: usize) -> Self {
         self.waiting = Some(bytes);
         self

@@ -122,8 +122,8 @@ impl Inbox {
         let Ok(Frame::Call { id, .. }) = Frame::decode(message) else { return Err(NO_CALL.to_owned()) };
         let text = format!(
             "there is no memory for a call of {bytes} bytes now: those that wait for answers take {taken} \
-             of {max} bytes, those of this caller {own}, and no caller may take more than are left for \
-             others; call again after they have been answered"
+             of {max} bytes, those of this caller {own}, and no caller with several calls may take more than \
+             it leaves for others; call again after they have been answered"
         );
         let permit = self.open.enter_refused().map_err(too_many)?;
         Ok((IncomingCall::Refused(id, Fault::new(FaultKind::NoRoom, text)), permit))

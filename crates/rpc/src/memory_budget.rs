@@ -2,8 +2,8 @@
 //! contains only pure functions and values.
 
 // - INV-28: a caller of a server has a limited number of unanswered calls. The unanswered calls of all its callers
-//   take at most half of the memory, and no caller more than it leaves for others. A call that exceeds this is
-//   answered with an error and not kept. Tests: `rpc/src/memory_budget.rs`, `rpc/tests/it/failures.rs`,
+//   take at most half of the memory, and no caller with several calls more than it leaves for others. A call that
+//   exceeds this is answered with an error and not kept. Tests: `rpc/src/memory_budget.rs`, `rpc/tests/it/failures.rs`,
 //   `rpc/tests/it/calls.rs`, `net/tests/it/endpoint.rs`.
 
 use std::sync::Arc;
@@ -59,11 +59,13 @@ impl MemoryBudget {
     }
 
     /// Reserves `bytes` bytes for a call of a connection whose other calls occupy `own` bytes. Returns
-    /// [`NoRoom::Bytes`] if the connection's calls, including this one, would occupy more bytes than were free before
-    /// it.
+    /// [`NoRoom::Bytes`] if the call does not fit, or if the connection's calls, including this one, would occupy more
+    /// bytes than would then be free. If `own` is 0, the call may take all that is free: otherwise a call longer than
+    /// half of the budget would fail each time.
     fn take(&self, own: usize, bytes: usize) -> Result<(), NoRoom> {
         let taken = |taken: usize| {
-            let fits = own.checked_add(bytes)? <= self.max.saturating_sub(taken);
+            let left = self.max.saturating_sub(taken).checked_sub(bytes)?;
+            let fits = own == 0 || own.checked_add(bytes)? <= left;
             fits.then(|| taken + bytes)
         };
         self.taken
@@ -148,6 +150,19 @@ mod tests {
         drop(last);
         assert_eq!(budget.taken.load(Ordering::Acquire), 0);
         assert!(one.enter(1000).is_ok() && one.enter(1001).is_err());
+    }
+
+    // INV-28
+    #[test]
+    fn a_connection_with_several_calls_has_no_more_than_it_leaves() {
+        for first in 1..=100 {
+            for second in 1..=100 {
+                let calls = OpenCalls::new(MemoryBudget::new(100), 2);
+                let _permit = calls.enter(first).unwrap();
+                let own = first + second;
+                assert_eq!(calls.enter(second).is_ok(), own <= 50, "{first} and {second} of 100");
+            }
+        }
     }
 
     #[test]

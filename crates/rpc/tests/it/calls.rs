@@ -364,7 +364,7 @@ fn calls_that_wait_take_no_more_memory_than_they_may_and_leave_some_for_other_ca
         let (greedy, modest) = (client(&server, Job::Chief.task(0)), client(&server, Job::Worker.task(0)));
         let large = || Message::new("", vec![1; 100_000]);
         let mut calls: Vec<_> = (0..7).map(|_| greedy.start("later", large(), PATIENCE).unwrap()).collect();
-        for refused in calls.drain(5..) {
+        for refused in calls.drain(4..) {
             let error = refused.wait(PATIENCE).unwrap_err();
             let CallError::Failed { fault, .. } = &error else { panic!("{error}") };
             assert_eq!(fault.kind, FaultKind::NoRoom);
@@ -379,7 +379,7 @@ fn calls_that_wait_take_no_more_memory_than_they_may_and_leave_some_for_other_ca
         let echo = || Message::new("echo", vec![2; 400_000]);
         assert_eq!(modest.call("doctor", echo(), PATIENCE).unwrap().body.len(), 400_000);
         // An answer makes room.
-        for _ in 0..5 {
+        for _ in 0..4 {
             kept.recv_timeout(PATIENCE).unwrap().1.answer("", "");
         }
         calls.into_iter().for_each(|call| drop(call.wait(PATIENCE).unwrap()));
@@ -435,7 +435,7 @@ fn no_caller_takes_all_connections_of_a_server() {
     watched(|| {
         let server = server(|builder| builder.max_connections(8));
         let connect = |from, patience| support::clients(&server, from).connect(&ps(), patience);
-        let greedy: Vec<_> = (0..5).map(|_| connect(Job::Chief.task(0), PATIENCE).unwrap()).collect();
+        let greedy: Vec<_> = (0..4).map(|_| connect(Job::Chief.task(0), PATIENCE).unwrap()).collect();
         let error = connect(Job::Chief.task(0), Duration::from_millis(300)).unwrap_err().to_string();
         assert!(error.contains("has reached its share of this server's connections"), "{error}");
         let other = connect(Job::Worker.task(0), PATIENCE).unwrap();
