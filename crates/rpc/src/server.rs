@@ -9,6 +9,7 @@ use distribute_cluster::{Address, ClusterSpec, Deadline, Stopwatch, Task};
 use distribute_log::{Repeats, warn_or_stderr};
 use distribute_net::Acceptor;
 use distribute_net::endpoint::IncomingConnection;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -84,14 +85,31 @@ impl Server {
     /// Starts to answer calls. Does nothing if the server was already started.
     ///
     /// # Errors
-    /// - [`ServerError::Thread`]: the system cannot start a thread. The server must then be built again.
+    /// - [`ServerError::Thread`]: the system cannot start a thread. This can be called again.
     pub fn start(&mut self) -> Result<(), ServerError> {
+        self.start_on(Builder::new().name("distribute-rpc".to_owned()))
+    }
+
+    /// Starts to answer calls on a thread of `builder`: see [`start`](Self::start).
+    fn start_on(&mut self, builder: Builder) -> Result<(), ServerError> {
         let Some(ready) = self.ready.take() else { return Ok(()) };
         let (me, shutdown) = (Arc::new(self.task.clone()), self.shutdown.clone());
-        let thread = Builder::new().name("distribute-rpc".to_owned());
-        let started = thread.spawn(move || accept(ready, &me, &shutdown));
-        let started = started.map_err(|source| ServerError::Thread { task: self.task.clone(), source });
-        self.thread = Some(started?);
+        // A closure that was not started is dropped, and must not drop the listening socket.
+        let slot = Arc::new(Mutex::new(Some(ready)));
+        let theirs = slot.clone();
+        let started = builder.spawn(move || {
+            let ready = theirs.lock().take();
+            if let Some(ready) = ready {
+                accept(ready, &me, &shutdown);
+            }
+        });
+        match started {
+            Ok(thread) => self.thread = Some(thread),
+            Err(source) => {
+                self.ready = slot.lock().take();
+                return Err(ServerError::Thread { task: self.task.clone(), source });
+            }
+        }
         Ok(())
     }
 
@@ -274,4 +292,32 @@ fn connect(
         shutdown.leave(&inbox);
     });
     started.map(drop).inspect_err(|_| owner.leave(&entered))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ClientBuilder;
+    use distribute_cluster::Job;
+    use distribute_net::{Identity, Message};
+    use distribute_testing::watched;
+
+    #[test]
+    fn a_server_whose_thread_cannot_be_started_answers_after_the_next_start() {
+        watched(|| {
+            let cluster = ClusterSpec::from_lists([("ps", ["127.0.0.1:0"])]).unwrap();
+            let builder = Server::builder(cluster).task(Job::Ps.task(0)).credentials(Identity::None);
+            let mut server = builder.build().unwrap();
+            // No system has that much memory for a stack.
+            for _ in 0..2 {
+                let error = server.start_on(Builder::new().stack_size(1 << 60)).unwrap_err();
+                assert!(matches!(error, ServerError::Thread { .. }), "{error}");
+            }
+            server.start().unwrap();
+            server.start().unwrap();
+            let clients = ClientBuilder::new(server.cluster().clone(), Job::Chief.task(0));
+            let client = clients.credentials(Identity::None).connect(server.task(), GRACE).unwrap();
+            client.call("doctor", Message::default(), GRACE).unwrap();
+        });
+    }
 }
