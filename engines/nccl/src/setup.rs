@@ -50,8 +50,7 @@ fn over_by<L: Library + 'static>(
     let session = group.open("nccl", 0);
     let world = session.world();
     let call = Fingerprint::new(Operation::AllReduce, "NCCL is set up", caller);
-    let statuses =
-        world.local_replicas().map(|replica| ReplicaStatus::waiting(world.global(replica), call.clone()));
+    let statuses = world.local_replicas().map(|replica| ReplicaStatus::waiting(replica, call.clone()));
     let mut calling = GroupCall::new(&session, statuses.collect(), settings.timeout);
 
     let hosts = calling.all_gather_bytes(host())?;

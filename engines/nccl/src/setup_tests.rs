@@ -136,8 +136,7 @@ fn sum(group: &Group, numbers: usize, timeout: Duration) -> Result<Vec<f32>, Fai
     let world = group.world();
     let session = group.open("sum", 1);
     let call = Fingerprint::new(Operation::AllReduce, "numbers", Location::caller());
-    let statuses =
-        world.local_replicas().map(|replica| ReplicaStatus::waiting(world.global(replica), call.clone()));
+    let statuses = world.local_replicas().map(|replica| ReplicaStatus::waiting(replica, call.clone()));
     let mine = vec![(world.worker() + 1) as f32; numbers];
     let options = SumOptions { order: Order::Fast, ..SumOptions::default() };
     let weights = vec![1f32; world.workers()];
@@ -172,6 +171,30 @@ fn where_one_worker_cannot_none_does_and_it_is_named() {
         assert_eq!(*other, format!("worker 1 cannot use NCCL, so no worker can: {}", errors[1]));
     }
     assert_eq!(contributions.linked.len(), 0);
+}
+
+// INV-2
+#[test]
+fn a_worker_that_makes_another_call_is_named_with_its_replicas() {
+    watched(|| {
+        let other = |group: &Group| {
+            let session = group.open("nccl", 0);
+            let call = Fingerprint::new(Operation::Barrier, "", Location::caller());
+            let replicas = session.world().local_replicas();
+            let statuses = replicas.map(|replica| ReplicaStatus::waiting(replica, call.clone())).collect();
+            GroupCall::new(&session, statuses, PATIENCE).all_gather_bytes(Bytes::new()).unwrap_err()
+        };
+        let [first, second]: [Group; 2] = local::groups(Links::Memory, 2, 2).unwrap().try_into().unwrap();
+        let errors = std::thread::scope(|scope| {
+            let settings = Settings::default().timeout(PATIENCE);
+            let open = |gpu| Err::<Played, _>(Error::NoGpu { gpu, count: 0 });
+            let setup = scope.spawn(move || over_by(second, settings, Location::caller(), open).unwrap_err());
+            [other(&first).to_string(), setup.join().unwrap().to_string()]
+        });
+        for error in &errors {
+            assert!(error.contains("NCCL is set up") && error.contains("replicas 2 and 3"), "{errors:?}");
+        }
+    });
 }
 
 // INV-2
