@@ -147,7 +147,7 @@ impl Link {
     /// or is closing.
     ///
     /// Returns `true` if the polling thread must be woken, because the queue was empty before and now contains bytes,
-    /// or because the frame's head is too long, which fails the link.
+    /// or because the link has failed in this call: a write has failed, or the frame's head is too long.
     pub fn send(&self, frame: Frame) -> bool {
         let mut state = self.state.lock();
         if self.loss_is_reported() || state.closing || state.broken.is_some() {
@@ -169,19 +169,19 @@ impl Link {
             state.write(MAX_DIRECT_SEND);
             self.note(&state);
         }
-        !waits && self.backlog.load(Ordering::Relaxed)
+        // With shared memory, the socket has no event after a failed write.
+        !waits && (self.backlog.load(Ordering::Relaxed) || state.broken.is_some())
     }
 
-    /// Sends a heartbeat, unless other data is being sent. Also frees memory that is not used.
-    pub fn send_heartbeat(&self) {
+    /// Sends a heartbeat, unless other data is being sent. Also frees memory that is not used. Returns `true` if the
+    /// polling thread must be woken: see [`send`](Self::send).
+    pub fn send_heartbeat(&self) -> bool {
         let mut state = self.state.lock();
         state.decoder.trim();
         state.imports.iter_mut().for_each(Imports::trim);
         drop(state);
         self.reclaim();
-        if !self.backlog.load(Ordering::Acquire) {
-            self.send(Frame::Heartbeat);
-        }
+        !self.backlog.load(Ordering::Acquire) && self.send(Frame::Heartbeat)
     }
 
     /// Returns whether anything was received since the last query or is ready to be read, or whether the polling thread

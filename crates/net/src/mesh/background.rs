@@ -138,8 +138,8 @@ impl HeartbeatTimers {
         for (link, silence) in
             shared.links.iter().zip(&mut self.silences).filter(|(link, _)| !link.loss_is_reported())
         {
-            if beats {
-                link.send_heartbeat();
+            if beats && link.send_heartbeat() {
+                shared.wake();
             }
             silence.look();
             if link.take_received() {

@@ -92,14 +92,7 @@ impl HandshakeStream {
         // The last words may still be on their way.
         let _ = self.flush();
         let mut bytes = [0; 1024];
-        for _ in 0..16 {
-            match self.stream.read(&mut bytes) {
-                Ok(0) => return false,
-                Ok(_) => {}
-                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
-            }
-        }
-        true
+        discard(|| self.stream.read(&mut bytes))
     }
 
     /// Checks that the other side, which has shown that it belongs to the job, may act as this task.
@@ -133,6 +126,19 @@ impl HandshakeStream {
     }
 }
 
+/// Calls `read` until nothing is left, at most 16 times. Returns `false` at the end of the stream or after an error.
+fn discard(mut read: impl FnMut() -> io::Result<usize>) -> bool {
+    for _ in 0..16 {
+        match read() {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+        }
+    }
+    true
+}
+
 /// Converts an error of the connection. `WouldBlock` is not an error.
 fn handshake_error(error: io::Error) -> Result<(), HandshakeError> {
     match error.kind() {
@@ -145,5 +151,24 @@ fn handshake_error(error: io::Error) -> Result<(), HandshakeError> {
             Err(HandshakeError::Refused(Refusal::new(Reason::Secret, text)))
         }
         _ => Err(HandshakeError::Broken(crate::link::describe_error(&error))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use io::ErrorKind::{ConnectionReset, Interrupted, WouldBlock};
+
+    #[test]
+    fn an_interrupted_read_is_not_the_end_of_the_stream() {
+        let left = |mut reads: Vec<io::Result<usize>>| {
+            reads.reverse();
+            discard(move || reads.pop().unwrap())
+        };
+        let failed = |kind: io::ErrorKind| Err(kind.into());
+        assert!(left(vec![Ok(7), failed(Interrupted), failed(WouldBlock)]));
+        assert!(!left(vec![failed(Interrupted), Ok(0)]));
+        assert!(!left(vec![Ok(7), failed(ConnectionReset)]));
+        assert!(discard(|| Ok(1)), "there is always more");
     }
 }

@@ -124,7 +124,10 @@ impl RunningRendezvous {
             }
             if beat.has_passed() {
                 // Workers that have all their links monitor heartbeats.
-                self.links.iter().for_each(Link::send_heartbeat);
+                for link in &self.links {
+                    // This thread is the one that polls, and does so next.
+                    link.send_heartbeat();
+                }
                 beat = Deadline::after(self.settings.heartbeat);
                 self.check_silences();
             }

@@ -69,11 +69,11 @@ pub(crate) mod tests {
             // The other side has read more than there is.
             let (link, theirs, _socket) = self::link();
             theirs.own_side().read.0.store(position, Ordering::Release);
-            link.send(Frame::Heartbeat);
+            assert!(link.send(Frame::Heartbeat), "the thread that polls has to report the failure");
             let reason = loss(&link);
             assert!(reason.contains("its shared memory holds a position"), "{reason}");
             // Nothing is sent to a disconnected worker.
-            link.send(Frame::Heartbeat);
+            assert!(!link.send(Frame::Heartbeat) && !link.send_heartbeat());
         }
         // The position went back to before what was read.
         let (link, theirs, _socket) = link();
