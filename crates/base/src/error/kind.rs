@@ -178,7 +178,7 @@ fn of_blame(blame: &Blame) -> ErrorKind {
 fn of_join(error: &JoinError) -> ErrorKind {
     match error {
         JoinError::Bind { .. } | JoinError::System(_) => ErrorKind::Io,
-        JoinError::Lost { .. } => ErrorKind::PeerFailed,
+        JoinError::Lost { .. } | JoinError::Leader { .. } => ErrorKind::PeerFailed,
         JoinError::Deadline { .. } => ErrorKind::TimedOut,
         JoinError::Refused { refusal, .. } | JoinError::OtherRefused { refusal, .. } => {
             match refusal.reason {

@@ -74,6 +74,19 @@ pub enum JoinError {
         /// The reason for the disconnect.
         reason: String,
     },
+    /// The leader has authenticated, and has sent a message that no leader of this version sends. Another attempt would
+    /// get the same message.
+    #[error(
+        "{task} at {address} leads this world, and has sent {problem}: start all workers with the same program"
+    )]
+    Leader {
+        /// The task of the leader.
+        task: Task,
+        /// The address of the leader.
+        address: String,
+        /// A description of the message.
+        problem: String,
+    },
     /// The deadline passed before all workers had connected.
     #[error(
         "the world is not complete after {} s: {} of {workers} workers are missing: {}; check that they \

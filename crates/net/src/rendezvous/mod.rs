@@ -220,6 +220,7 @@ impl Rendezvous {
     /// - [`JoinError::Bind`]: this worker cannot listen at its address.
     /// - [`JoinError::Refused`]: a worker rejects this one, or this one does not trust it.
     /// - [`JoinError::OtherRefused`]: another worker was rejected, and a world cannot be formed without it.
+    /// - [`JoinError::Leader`]: the leader has sent a message that makes no world.
     /// - [`JoinError::Lost`]: a worker was disconnected before all had connected to each other.
     /// - [`JoinError::Deadline`]: workers are missing at the deadline. The error lists them with their
     ///   addresses.

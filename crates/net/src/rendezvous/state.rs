@@ -7,6 +7,7 @@
 use super::membership::Membership;
 use super::note::Note;
 use super::{JoinError, Missing, Progress, Quorum};
+use crate::handshake::fields::Malformed;
 use crate::handshake::{Hello, Purpose, Reason, Refusal};
 use distribute_cluster::{Address, Task, World};
 use std::time::Duration;
@@ -122,12 +123,13 @@ impl RendezvousState {
         self.members.leave(worker);
     }
 
-    /// Processes a message of a link. If a message of the leader is malformed, the link to the leader is dropped, and
-    /// this worker joins again. On the leader, the link is dropped in any case, because workers send nothing before the
-    /// world is complete.
+    /// Processes a message of a link. On the leader, the link is dropped, because workers send nothing before the world
+    /// is complete.
     ///
     /// # Errors
     /// - [`JoinError::OtherRefused`]: there will be no world, because the leader has rejected a worker.
+    /// - [`JoinError::Leader`]: the message of the leader is malformed, or lists workers that do not form a world with
+    ///   this one.
     pub fn receive(&mut self, from: usize, body: &[u8]) -> Result<NextStep, JoinError> {
         if self.world.is_chief() {
             // The world is not made yet, so no worker has a message to send.
@@ -143,7 +145,11 @@ impl RendezvousState {
                 self.reported = Some(progress);
                 Ok(NextStep::Call(Vec::new()))
             }
-            Ok(Note::Table(generation, members)) if self.members.locate(generation, members.clone()) => {
+            Ok(Note::Table(generation, members)) => {
+                if !self.members.locate(generation, members.clone()) {
+                    let problem = self.misfit(generation, &members);
+                    return Err(self.wrong_leader(problem));
+                }
                 self.located = true;
                 let below = members.into_iter().filter(|(place, _)| (1..self.world.worker()).contains(place));
                 let call = |(worker, address)| Call {
@@ -156,8 +162,26 @@ impl RendezvousState {
                 Ok(NextStep::Call(below.map(call).collect()))
             }
             Ok(Note::Refused(worker, address, refusal)) => Err(self.other_refused(worker, address, refusal)),
-            _ => self.mark_lost(0, "its list of workers cannot be read".to_owned()),
+            Err(Malformed) => {
+                Err(self.wrong_leader(format!("{} bytes that are no message of it", body.len())))
+            }
         }
+    }
+
+    /// Returns the error for a message of the leader that this worker cannot use.
+    fn wrong_leader(&self, problem: String) -> JoinError {
+        JoinError::Leader { task: self.members.task(0), address: self.members.address(0), problem }
+    }
+
+    /// Describes a table of a world that this worker cannot be in.
+    fn misfit(&self, generation: u64, members: &[(usize, Address)]) -> String {
+        let (places, me) = (members.iter().map(|(place, _)| *place), self.world.worker());
+        format!(
+            "workers {:?} of {} as generation {generation}, which cannot be joined by worker {me} after generation {}",
+            places.collect::<Vec<_>>(),
+            self.world.workers(),
+            self.members.before()
+        )
     }
 
     /// Processes a disconnect. The worker may return, unless the leader has sent the table of the world.
@@ -251,6 +275,7 @@ mod tests {
     use super::*;
     use crate::handshake::Names;
     use crate::{ENDED, LEFT};
+    use bytes::Bytes;
 
     // INV-85
     #[test]
@@ -272,6 +297,34 @@ mod tests {
         let mut leader = at(0);
         leader.decide(&hello).unwrap();
         assert_eq!(needs(&leader), [false, false, true, false], "another one has its number");
+    }
+
+    #[test]
+    fn a_leader_whose_message_makes_no_world_is_an_error_and_is_not_joined_again() {
+        let addresses: Vec<Address> =
+            (0..3).map(|worker| format!("10.0.0.{worker}:7").parse().unwrap()).collect();
+        let table = |generation, places: &[usize]| {
+            let at = |place: &usize| (*place, "10.0.0.9:7".parse().unwrap());
+            Note::Table(generation, places.iter().map(at).collect()).encode()
+        };
+        let rubbish = Bytes::from_static(b"rubbish");
+        for (body, says) in [
+            (rubbish, "has sent 7 bytes that are no message of it"),
+            (table(5, &[0, 1]), "workers [0, 1] of 3 as generation 5, which cannot be joined by worker 2"),
+            (table(5, &[0, 2, 7]), "workers [0, 2, 7] of 3"),
+            (table(4, &[0, 1, 2]), "as generation 4, which cannot be joined by worker 2 after generation 4"),
+        ] {
+            let members = Membership::new(2, Names::default(), addresses.clone()).after(4);
+            let mut state = RendezvousState::new(World::new(3, 2, 1).unwrap(), members);
+            let error = state.receive(0, &body).unwrap_err();
+            assert!(matches!(error, JoinError::Leader { .. }), "{error}");
+            let text = error.to_string();
+            assert!(
+                text.starts_with("worker 0 at 10.0.0.0:7 leads this world") && text.contains(says),
+                "{text}"
+            );
+            assert!(!state.is_located());
+        }
     }
 
     #[test]
