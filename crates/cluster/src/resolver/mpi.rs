@@ -44,7 +44,8 @@ pub struct MpiOptions {
 /// - [`MpiOptions::hosts`];
 /// - the variable `DISTRIBUTE_HOSTS`, such as `a:2,b:1` for two ranks on a and one on b, which
 ///   `distribute launch --print mpi` sets;
-/// - `127.0.0.1`, if all ranks are on this host;
+/// - `127.0.0.1`, if all ranks are on this host according to the launcher, also inside Slurm. Only processes on this
+///   host can then connect to the ranks;
 /// - Slurm, inside a Slurm job step with one task for each rank.
 ///
 /// Without any of these, the resolver returns [`ClusterError::NoHosts`].
@@ -265,6 +266,36 @@ mod tests {
         ];
         let there = (r#"{"worker":["n1:8888","n1:8889","n2:8888"]}"#.to_string(), Job::Worker.task(2));
         assert_eq!(resolve(MpiOptions::default(), step).unwrap(), there);
+    }
+
+    #[test]
+    fn in_a_step_on_one_node_the_hosts_are_loopback_and_the_ports_differ_by_job() {
+        let of = |job, rank| {
+            let step = [
+                ("OMPI_COMM_WORLD_RANK", rank),
+                ("OMPI_COMM_WORLD_SIZE", "2"),
+                ("OMPI_COMM_WORLD_LOCAL_RANK", rank),
+                ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+                ("SLURM_JOB_ID", job),
+                ("SLURM_STEP_NUM_TASKS", "2"),
+                ("SLURM_STEP_NODELIST", "n1"),
+                ("SLURM_STEP_TASKS_PER_NODE", "2"),
+            ];
+            resolve(MpiOptions::default(), step).unwrap()
+        };
+        let spec = r#"{"worker":["127.0.0.1:14480","127.0.0.1:14481"]}"#.to_string();
+        assert_eq!(of("70", "0"), (spec.clone(), Job::Worker.task(0)));
+        assert_eq!(of("70", "1"), (spec, Job::Worker.task(1)));
+        assert_eq!(of("71", "1").0, r#"{"worker":["127.0.0.1:14544","127.0.0.1:14545"]}"#);
+        // PMIx does not pass the number of ranks on this host.
+        let pmix = [
+            ("PMIX_RANK", "1"),
+            ("SLURM_STEP_NUM_TASKS", "2"),
+            ("SLURM_STEP_NODELIST", "n1"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2"),
+            ("SLURM_LOCALID", "1"),
+        ];
+        assert_eq!(resolve(MpiOptions::default(), pmix).unwrap().0, r#"{"worker":["n1:8888","n1:8889"]}"#);
     }
 
     #[test]
