@@ -149,7 +149,7 @@ impl FixedShardsPartitioner {
 impl Partitioner for FixedShardsPartitioner {
     fn partitions(&self, shape: &[usize], _: DType, axis: usize) -> Result<Vec<usize>> {
         let size = size(Self::NAME, shape, axis)?;
-        Ok(along(shape, axis, self.num_shards.min(size)))
+        Ok(along(shape, axis, self.num_shards.min(size).max(1)))
     }
 
     fn spec(&self) -> Option<PartitionerSpec> {
@@ -330,6 +330,8 @@ mod tests {
     fn part_2_and_3_by_number_and_by_least_size() {
         let fixed = FixedShardsPartitioner::new(5).unwrap();
         assert_eq!((shards(&fixed, &[13], DType::F32), shards(&fixed, &[2, 9], DType::F32)), (5, 2));
+        assert_eq!(shards(&fixed, &[0, 3], DType::F32), 1);
+        assert_eq!(partition(Some(&fixed), &[0, 3], DType::F32).unwrap(), None);
         assert_eq!(shards(&MinSizePartitioner::default(), &[100_000, 16], DType::F32), 1);
         let min = MinSizePartitioner::new(256 << 10, 100).unwrap();
         assert_eq!(shards(&min, &[65_536], DType::F32), 1);
