@@ -35,8 +35,8 @@ pub struct ServerState {
 pub enum LayoutDecision {
     /// All servers belong to the same training run, at the same indices as before. It is resumed.
     Resume,
-    /// A new training run begins, because no server has a layout or none has a table. All servers get a layout with a
-    /// new random number.
+    /// A new training run begins, because no server has a table, or because no server has a layout and those with
+    /// tables have no folder. All servers get a layout with a new random number.
     Begin,
     /// Some servers, which have no folder, have restarted and lost their tables. They get the layout of this training
     /// run again.
@@ -81,14 +81,30 @@ impl Layout {
 /// ```
 pub fn decide_layout(found: &[ServerState]) -> LayoutDecision {
     let layouts = || found.iter().enumerate().filter_map(|(i, state)| Some((i, state.layout?)));
-    // After an interrupted attempt to begin, some servers may have a layout, but none has a table.
-    let Some((first, layout)) = layouts().next().filter(|_| found.iter().any(|state| state.tables > 0))
-    else {
-        return LayoutDecision::Begin;
-    };
     let all = "Start the servers with the folders of one training; or, to begin again or from a checkpoint, empty the folders of all \
                servers (without folders: start all servers again)";
     let refused = |reason: String| LayoutDecision::Refused(format!("{reason}. {all}"));
+    let without = || found.iter().enumerate().filter(|(_, state)| state.layout.is_none());
+    let names =
+        |servers: Vec<usize>| servers.iter().map(|i| format!("ps {i}")).collect::<Vec<_>>().join(", ");
+    let kept = |has_tables: bool| -> Vec<usize> {
+        let of = |(_, state): &(usize, &ServerState)| state.has_folder && (state.tables > 0) == has_tables;
+        without().filter(of).map(|(i, _)| i).collect()
+    };
+    let unknown = kept(true);
+    let have = if unknown.len() == 1 { "has" } else { "have" };
+    // After an interrupted attempt to begin, some servers may have a layout, but none has a table.
+    let Some((first, layout)) = layouts().next().filter(|_| found.iter().any(|state| state.tables > 0))
+    else {
+        if unknown.is_empty() {
+            return LayoutDecision::Begin;
+        }
+        return refused(format!(
+            "{} {have} tables and no record of their training: the record was removed by the repair of a damaged \
+             log, or the folder is another one",
+            names(unknown)
+        ));
+    };
     let name = |layout: &Layout| format!("{:016x}", layout.training);
     if let Some((other, another)) = layouts().find(|(_, other)| other.training != layout.training) {
         return refused(format!(
@@ -113,20 +129,11 @@ pub fn decide_layout(found: &[ServerState]) -> LayoutDecision {
             name(&layout)
         ));
     }
-    let without = || found.iter().enumerate().filter(|(_, state)| state.layout.is_none());
-    let names =
-        |servers: Vec<usize>| servers.iter().map(|i| format!("ps {i}")).collect::<Vec<_>>().join(", ");
-    let kept = |has_tables: bool| -> Vec<usize> {
-        let of = |(_, state): &(usize, &ServerState)| state.has_folder && (state.tables > 0) == has_tables;
-        without().filter(of).map(|(i, _)| i).collect()
-    };
-    let unknown = kept(true);
     if !unknown.is_empty() {
         return refused(format!(
-            "{} {} tables and no record of their training, but {} has those of training {}: the record was \
+            "{} {have} tables and no record of their training, but {} has those of training {}: the record was \
              removed by the repair of a damaged log, or the folder is another one",
-            names(unknown.clone()),
-            if unknown.len() == 1 { "has" } else { "have" },
+            names(unknown),
             names(layouts().map(|(i, _)| i).collect()),
             name(&layout)
         ));
@@ -183,8 +190,8 @@ mod tests {
             // Interrupted before all servers had their layout, with another number of servers.
             (vec![begun(a), NEW, NEW], Begin),
             (vec![begun(a), begun(state(8, (1, 2)))], Begin),
-            // From a version without layouts.
-            (vec![ServerState { layout: None, ..a }, NEW], Begin),
+            // Tables that another program has made, in memory.
+            (vec![ServerState { layout: None, has_folder: false, ..a }, NEW], Begin),
             (vec![a, b], Resume),
             // A server that has none of the variables.
             (vec![a, begun(b)], Resume),
@@ -205,6 +212,12 @@ mod tests {
             (
                 vec![a, ServerState { layout: None, ..b }, c],
                 "ps 1 has tables and no record of their training",
+            ),
+            // No other server has a record.
+            (vec![ServerState { layout: None, ..a }], "ps 0 has tables and no record of their training: the"),
+            (
+                vec![ServerState { layout: None, ..a }, NEW, ServerState { layout: None, ..c }],
+                "ps 0, ps 2 have tables and no record of their training: the record was removed",
             ),
             (vec![a, b], "on 3 servers, and this cluster has 2; start the same number"),
             (vec![a, b, c, NEW], "on 3 servers, and this cluster has 4"),
