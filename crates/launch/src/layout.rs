@@ -89,9 +89,10 @@ impl Layout {
         if self.workers == 0 && !self.chief {
             return Err(Error::NoWorkers);
         }
-        let tasks = self.workers.saturating_add(self.ps).saturating_add(2);
-        if tasks > MAX + 2 {
-            return Err(Error::TooManyTasks { tasks: tasks - 2, max: MAX });
+        let others = usize::from(self.chief) + usize::from(self.evaluator);
+        let tasks = self.workers.saturating_add(self.ps).saturating_add(others);
+        if tasks > MAX {
+            return Err(Error::TooManyTasks { tasks, max: MAX });
         }
         let mut seen = HashSet::new();
         if let Some(twice) = self.hosts.iter().find(|host| !seen.insert(host.host())) {
@@ -157,6 +158,13 @@ mod tests {
         assert!(matches!(Layout::new(usize::MAX).ps(usize::MAX).check(), Err(Error::TooManyTasks { .. })));
         assert!(matches!(Layout::new(MAX + 1).check(), Err(Error::TooManyTasks { tasks: 4097, .. })));
         Layout::new(MAX).check().unwrap();
+        let more = [Layout::new(MAX).with_chief(), Layout::new(MAX).with_evaluator(), Layout::new(MAX).ps(1)];
+        for more in more {
+            assert!(matches!(more.check(), Err(Error::TooManyTasks { tasks: 4097, max: 4096 })), "{more:?}");
+        }
+        let all = |workers| Layout::new(workers).with_chief().with_evaluator().ps(1);
+        assert!(matches!(all(MAX - 2).check(), Err(Error::TooManyTasks { tasks: 4097, .. })));
+        all(MAX - 3).check().unwrap();
         Layout::new(0).with_chief().check().unwrap();
         let on = |hosts| Layout::new(2).hosts(parse_hosts(hosts).unwrap());
         assert!(matches!(on("a,localhost").check(), Err(Error::Loopback { host }) if host == "localhost"));
