@@ -64,3 +64,9 @@ pub use task::Job;
 pub use task::{MAX_TASK_INDEX, OtherJob, Task};
 pub use tf_config::{OwnTask, TF_CONFIG, TfConfig};
 pub use world::{World, WorldError};
+
+/// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::resolver::port_blocks::first_port_in_shell;
+}

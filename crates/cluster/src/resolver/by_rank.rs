@@ -1,5 +1,6 @@
 //! The settings that a script passes to the ranks that it starts: the tasks of each job, and the first port.
 
+use super::port_blocks::first_port;
 use crate::environment::{Environment, number, unexpected};
 use crate::error::ClusterError;
 use crate::task::Job;
@@ -13,12 +14,6 @@ const PORT_BASE: &str = "DISTRIBUTE_PORT_BASE";
 
 /// The default of the first port outside Slurm. TensorFlow has the same default.
 const DEFAULT_PORT: usize = 8888;
-
-/// The ports of Slurm's jobs: `BLOCKS` blocks of `BLOCK` ports from `FIRST` up, below those that Linux assigns to
-/// clients.
-const FIRST: usize = 10_000;
-const BLOCK: usize = 64;
-const BLOCKS: usize = 350;
 
 /// Returns the number of tasks of each job in `DISTRIBUTE_TASKS`. Without it, all `ranks` are workers.
 ///
@@ -50,7 +45,7 @@ pub(super) fn jobs(
 /// Returns [`ClusterError::Malformed`] if one of the variables is not a number, or if the port is larger than 65535.
 pub(super) fn port_base(environment: &dyn Environment) -> Result<u16, ClusterError> {
     let (port, job) = (number(environment, PORT_BASE)?, number(environment, "SLURM_JOB_ID")?);
-    let by_job = || job.map_or(DEFAULT_PORT, |job| FIRST + job % BLOCKS * BLOCK);
+    let by_job = || job.map_or(DEFAULT_PORT, |job| usize::from(first_port(job)));
     let port = port.unwrap_or_else(by_job);
     u16::try_from(port).map_err(|_| unexpected(PORT_BASE, "a port, at most 65535", &port.to_string()))
 }
@@ -97,7 +92,5 @@ mod tests {
         assert_eq!(ports, [14_480, 14_544, 14_416]);
         assert_eq!(of([("SLURM_JOB_ID", "70"), (PORT_BASE, "2222")]), Ok(2222));
         assert!(of([("", ""), (PORT_BASE, "70000")]).unwrap_err().contains("at most 65535"));
-        // The last block is below the ports of clients.
-        const { assert!(FIRST + BLOCKS * BLOCK <= 32_768) };
     }
 }

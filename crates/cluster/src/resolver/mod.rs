@@ -27,6 +27,7 @@ mod hostlist;
 mod kubernetes;
 mod layout;
 mod mpi;
+pub(crate) mod port_blocks;
 mod sagemaker;
 mod simple;
 mod slurm;

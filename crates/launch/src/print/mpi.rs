@@ -2,9 +2,13 @@
 
 use super::{Job, SECRET};
 use crate::{Error, Result};
+use distribute_cluster::internal::first_port_in_shell;
 
-/// The line that chooses the first port. Different jobs on a host usually get different ports.
-const PORTS: &str = "export DISTRIBUTE_PORT_BASE=${DISTRIBUTE_PORT_BASE:-$((10000 + $$ % 350 * 64))} # of the ranks of a host";
+/// Returns the line that chooses the first port: by the number of the shell's process.
+fn ports() -> String {
+    let first = first_port_in_shell("$$");
+    format!("export DISTRIBUTE_PORT_BASE=${{DISTRIBUTE_PORT_BASE:-{first}}} # of the ranks of a host")
+}
 
 /// Returns an `mpirun` command, preceded by the command that creates the secret. Returns an error if MPI does not
 /// support a setting of the job.
@@ -54,7 +58,8 @@ pub(super) fn call(job: &Job<'_>) -> Result<String> {
     }
     Ok(format!(
         "# The program finds its world in the environment that Open MPI gives each rank: resolver::from_env().\n\
-         {SECRET}\n{PORTS}\n{tasks}{told}mpirun {options} -x DISTRIBUTE_SECRET -x DISTRIBUTE_PORT_BASE {}\n",
+         {SECRET}\n{}\n{tasks}{told}mpirun {options} -x DISTRIBUTE_SECRET -x DISTRIBUTE_PORT_BASE {}\n",
+        ports(),
         job.shell_command()
     ))
 }

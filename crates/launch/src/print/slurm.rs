@@ -2,13 +2,15 @@
 
 use super::{Job, SECRET};
 use crate::{Error, Result};
+use distribute_cluster::internal::first_port_in_shell;
 use std::fmt::Write as _;
 
 /// The lines that choose the ports of the tasks: by the number of the job, or the next ones that are free on all nodes.
+/// `FIRST` is the first port by the number of the job, and `TASKS` the number of tasks.
 const PORTS: &str = r#"# Jobs on one node use different ports: from one by the number of the job on, or the next that are free on all nodes.
 listening=" $(srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
   awk '$4 == "0A" { sub(".*:", "", $2); printf "%s ", $2 }')"
-port=${DISTRIBUTE_PORT_BASE:-$((10000 + SLURM_JOB_ID % 350 * 64))}
+port=${DISTRIBUTE_PORT_BASE:-FIRST}
 for ((at = port; at < port + TASKS; at++)); do
   if [[ $listening == *" $(printf %04X "$at") "* ]]; then port=$((at + 1)); fi
 done
@@ -64,7 +66,8 @@ pub(super) fn script(job: &Job<'_>) -> Result<String> {
     script += "set -eu\n\n# The tasks know each other by it; srun hands it on in their environment.\n";
     script += SECRET;
     script += "\n\n";
-    script += &PORTS.replace("TASKS", &job.in_cluster().to_string());
+    let ports = PORTS.replace("FIRST", &first_port_in_shell("SLURM_JOB_ID"));
+    script += &ports.replace("TASKS", &job.in_cluster().to_string());
     script += "\n# The program finds its world in the environment that srun gives each task: resolver::from_env().\n";
     script += &job.export_tasks();
     // When one task fails, the others are ended.
