@@ -33,12 +33,11 @@ impl Yaml {
     /// Writes the value after its key or dash, indented by `indent` spaces if it takes separate lines.
     fn write(&self, out: &mut String, indent: usize) {
         match self {
+            Self::Map(entries) if entries.is_empty() => *out += "{}\n",
+            Self::List(items) if items.is_empty() => *out += "[]\n",
             Self::Map(entries) => {
-                for (place, (key, value)) in entries.iter().enumerate() {
-                    // The first entry of an item is on the line of its dash.
-                    if place > 0 || !out.ends_with("- ") {
-                        margin(out, indent);
-                    }
+                for (key, value) in entries {
+                    begin_line(out, indent);
                     *out += key;
                     out.push(':');
                     value.write_below(out, indent + 2);
@@ -46,9 +45,9 @@ impl Yaml {
             }
             Self::List(items) => {
                 for item in items {
-                    margin(out, indent);
+                    begin_line(out, indent);
                     *out += "- ";
-                    item.write_item(out, indent + 2);
+                    item.write(out, indent + 2);
                 }
             }
             Self::Words(words) => {
@@ -70,23 +69,21 @@ impl Yaml {
 
     /// Writes the value of a key.
     fn write_below(&self, out: &mut String, indent: usize) {
-        let has_lines = matches!(self, Self::Map(_) | Self::List(_));
+        let has_lines = match self {
+            Self::Map(entries) => !entries.is_empty(),
+            Self::List(items) => !items.is_empty(),
+            _ => false,
+        };
         out.push(if has_lines { '\n' } else { ' ' });
-        self.write(out, indent);
-    }
-
-    /// Writes an item of a list, after its dash.
-    fn write_item(&self, out: &mut String, indent: usize) {
-        if matches!(self, Self::List(_)) {
-            out.pop();
-            out.push('\n');
-        }
         self.write(out, indent);
     }
 }
 
-fn margin(out: &mut String, indent: usize) {
-    out.extend(std::iter::repeat_n(' ', indent));
+/// Indents a line of a map or a list. The first line of an item of a list follows the dash of the item.
+fn begin_line(out: &mut String, indent: usize) {
+    if !out.ends_with("- ") {
+        out.extend(std::iter::repeat_n(' ', indent));
+    }
 }
 
 /// Returns `true` only if all YAML readers read `text` as a text even without quotes. Some readers read words such as
@@ -149,6 +146,27 @@ spec:
     - a
 command: [\"a b\", \"on\"]
 flag: true
+";
+        assert_eq!(nested.document(), text);
+    }
+
+    #[test]
+    fn lists_in_lists_and_empty_values_stay_what_they_are() {
+        let list = |items: &[&str]| Yaml::List(items.iter().map(|item| Yaml::text(*item)).collect());
+        let none = || Yaml::Map(Vec::new());
+        let nested = Yaml::Map(vec![
+            ("rows", Yaml::List(vec![list(&["a", "b"]), list(&[]), none(), list(&["c"])])),
+            ("none", list(&[])),
+            ("nothing", none()),
+        ]);
+        let text = "rows:
+  - - a
+    - b
+  - []
+  - {}
+  - - c
+none: []
+nothing: {}
 ";
         assert_eq!(nested.document(), text);
     }
