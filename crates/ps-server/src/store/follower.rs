@@ -1,7 +1,7 @@
 //! The changes of a server in flight to its follower.
 
 use crate::log::Record;
-use distribute_cluster::Deadline;
+use distribute_cluster::{Deadline, Stopwatch};
 use distribute_ps_tables::{Copies, Refusal, RefusalKind};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
@@ -117,14 +117,16 @@ impl Follower {
     }
 
     fn wait(&self, is: impl Fn(&Pending) -> bool, what: &str) -> Result<(), Refusal> {
-        let mut deadline = Deadline::after(PATIENCE);
+        let (mut deadline, waited) = (Deadline::after(PATIENCE), Stopwatch::start());
         let mut state = self.state.lock();
         while !is(&state) {
             let slice = deadline.look();
             if slice.is_zero() || state.over {
                 let why = state.last_error.as_deref().unwrap_or("it does not answer");
+                let (seconds, stops) =
+                    (waited.elapsed().as_secs_f64(), if state.over { "is stopping and " } else { "" });
                 let text = format!(
-                    "{what}, and has waited {PATIENCE:?} for its follower: {why}; see the follower's log"
+                    "{what}; the server {stops}has waited {seconds:.1} s for its follower: {why}; see the follower's log"
                 );
                 return Err(Refusal::new(RefusalKind::Busy, text));
             }
@@ -179,5 +181,33 @@ impl Follower {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Pending> {
         self.state.lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_testing::watched;
+
+    #[test]
+    fn a_wait_that_ends_with_the_server_reports_the_time_that_it_took() {
+        watched(|| {
+            let follower = Follower::default();
+            follower.end();
+            for (refused, what) in [
+                (follower.await_ready(), "this server has started, and does not know yet"),
+                (follower.wait(|_| false, "the change was applied"), "the change was applied"),
+            ] {
+                let refusal = refused.unwrap_err();
+                assert_eq!(refusal.kind, RefusalKind::Busy);
+                let text = refusal.text;
+                assert!(text.starts_with(what) && !text.contains("60"), "{text}");
+                assert!(text.contains("; the server is stopping and has waited 0."), "{text}");
+                assert!(
+                    text.ends_with(" s for its follower: it does not answer; see the follower's log"),
+                    "{text}"
+                );
+            }
+        });
     }
 }
