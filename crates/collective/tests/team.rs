@@ -1,5 +1,6 @@
 //! A team on real threads: exchange, merge, cooperate, and every way to break them.
 
+#![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "support/cooperate.rs"]

@@ -8,7 +8,9 @@ use crate::sync::{AtomicBool, Mutex, Ordering};
 use distribute_cluster::ReplicaStatus;
 use distribute_log::warn_or_stderr;
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+#[cfg(not(shuttle))]
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// A fixed number of members that run one closure at the same time: member 0 on the caller's thread, the others on
@@ -16,6 +18,10 @@ use std::time::Duration;
 pub struct Team {
     pub(super) size: usize,
     /// The number of threads of each member.
+    #[cfg_attr(
+        shuttle,
+        expect(dead_code, reason = "it is reported by TeamPool, which shuttle does not have")
+    )]
     pub(super) threads: usize,
     /// The threads of the members, which serve until the team is dropped.
     pub(super) broadcast_pool: Arc<BroadcastPool>,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 /// The stack size of a replica in bytes, on any thread. candle's backward pass and the drop of a graph recurse once for
 /// each operation of a chain; for 10,000 operations they use 11 MiB if candle is compiled without optimization. Pages
 /// that are not used take no memory.
+#[cfg(not(shuttle))]
 pub(super) const STACK: usize = 64 << 20;
 
 /// The maximum number of threads of a team. On some systems, a thread beyond the limit of the system kills the process,
@@ -22,6 +23,7 @@ pub type Start = Arc<dyn Fn(usize, usize) + Send + Sync>;
 pub(super) struct ThreadSettings {
     /// The number of threads of each replica.
     pub(super) threads: usize,
+    #[cfg_attr(any(shuttle, miri), expect(dead_code, reason = "plain threads call no function"))]
     pub(super) start: Option<Start>,
 }
 
