@@ -12,6 +12,8 @@ pub use distribute_parameter_server::ParameterServerStrategy;
 pub use distribute_parameter_server::{ParameterServerStrategyBuilder, Role, ServeBuilder, serve};
 #[doc(inline)]
 pub use distribute_ps_client::{LocalCluster, LocalClusterResolver, ParameterServers};
+#[doc(inline)]
+pub use distribute_ps_client::{RowCacheOptions, RowCacheUsage};
 #[doc(alias = "tfra.dynamic_embedding.Variable")]
 #[doc(inline)]
 pub use distribute_ps_tables::DynamicTable;

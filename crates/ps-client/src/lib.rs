@@ -27,6 +27,7 @@
 //! | `connect`, `layout` | connecting to all servers, which must belong to one training run |
 //! | `local_cluster` | a cluster whose tasks are all in this process |
 //! | `shutdown` | stopping servers after training |
+//! | `row_cache` | rows that this process has read, and the bound of their age |
 //! | `cache` | the values that candle computes with, and the requests that refresh them |
 //! | `session` | decides when values are fetched: between steps, never while a step computes |
 //! | `push` | sends gradients, and fetches values after them, even if a server has lost its update rules |
@@ -45,6 +46,7 @@ mod local_cluster;
 mod lock_step;
 mod place;
 mod push;
+mod row_cache;
 mod session;
 mod sharded;
 mod shutdown;
@@ -59,6 +61,8 @@ pub use local_cluster::{LocalCluster, LocalClusterResolver};
 use lock_step::LockStep;
 pub use place::PlacementRequest;
 pub(crate) use place::TablePlacement;
+use row_cache::RowCache;
+pub use row_cache::{RowCacheOptions, RowCacheUsage};
 pub(crate) use session::Session;
 use sharded::CreationState;
 pub(crate) use sharded::Sharded;
@@ -75,7 +79,7 @@ use distribute_ps_tables::{
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 /// The parameter servers of a strategy: the connections to them, the partitioner, and the placement of
@@ -98,6 +102,10 @@ pub struct ParameterServers {
     is_shared: AtomicBool,
     /// The weights that the servers store; `None` if they store all variables.
     tables: Option<TablePolicy>,
+    /// The settings of caches of rows; `None` if rows are not cached.
+    row_cache: Option<RowCacheOptions>,
+    /// The caches of rows of all variables.
+    row_caches: Mutex<Vec<Weak<RowCache>>>,
     /// The tasks that end with the training run, if they are in other processes.
     tasks: OnceLock<Servers>,
 }
@@ -179,6 +187,8 @@ impl ParameterServers {
             worker,
             is_shared,
             tables: None,
+            row_cache: None,
+            row_caches: Mutex::default(),
             tasks: OnceLock::new(),
         })
     }
@@ -196,6 +206,30 @@ impl ParameterServers {
         let creation = (world.workers(), CreationPolicy::CreateMissing);
         let servers = Self::assemble(channels, patience, (None, PlacementPolicy::RoundRobin), creation, 0)?;
         Ok(Self { tables: Some(tables), ..servers })
+    }
+
+    /// Caches the rows of tables that this process reads.
+    #[doc(hidden)]
+    pub fn with_row_cache(self, options: Option<RowCacheOptions>) -> Self {
+        Self { row_cache: options, ..self }
+    }
+
+    /// Creates the cache for the rows of a variable; `None` if rows are not cached.
+    #[doc(hidden)]
+    pub fn row_cache(&self, tables: &Sharded) -> Option<Arc<RowCache>> {
+        let cache = RowCache::new(self.row_cache?, tables.row_bytes()?, self.session.clock.clone())?;
+        let cache = Arc::new(cache);
+        let mut caches = lock(&self.row_caches);
+        caches.retain(|cache| cache.strong_count() > 0);
+        caches.push(Arc::downgrade(&cache));
+        Some(cache)
+    }
+
+    /// Returns how the caches of rows of this process are used. All numbers are 0 if rows are not cached.
+    pub fn row_cache_usage(&self) -> RowCacheUsage {
+        let caches = lock(&self.row_caches);
+        let all = caches.iter().filter_map(Weak::upgrade).map(|cache| cache.usage());
+        all.fold(RowCacheUsage::default(), RowCacheUsage::and)
     }
 
     /// Closes the connections to all servers.
@@ -381,6 +415,7 @@ pub mod internal {
     pub use crate::local_cluster::channel as local_channel;
     pub use crate::lock_step::LockStep;
     pub use crate::push::PushRequests;
+    pub use crate::row_cache::RowCache;
     pub use crate::session::{RunningStep, Session};
     pub use crate::sharded::{Initial, RowRead, Shard, Sharded, UniqueRows};
     pub use crate::shutdown::Servers;

@@ -154,6 +154,8 @@ impl Session {
             self.set_rules(operation, rules)?;
             Ok(InFlightPush::start(&self.channels, gradients))
         };
+        // Before an error: some rows may have changed.
+        self.clock.advance();
         agree(push().and_then(|pushed| pushed.wait(operation).map(drop)))?;
         self.record_fetch(fetch_all(operation, &self.caches()));
         Ok(())
@@ -167,6 +169,7 @@ impl Session {
     ) -> Result<()> {
         let _servers = tracing::trace_span!("servers").entered();
         self.require_fetched()?;
+        self.clock.advance();
         // The reads are sent together with the gradients: a server answers requests in their order.
         let pushed = InFlightPush::start(&self.channels, gradients);
         let caches = self.caches();

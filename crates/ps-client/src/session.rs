@@ -10,6 +10,7 @@
 use super::Channels;
 use super::cache::{HostCache, fetch_all};
 use super::lock_step::LockStep;
+use super::row_cache::StepClock;
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use std::collections::VecDeque;
@@ -38,6 +39,8 @@ pub struct Session {
     state: Mutex<State>,
     /// Notified when a thread has finished writing values.
     written: Condvar,
+    /// The number of steps whose gradients this process has sent.
+    pub(crate) clock: Arc<StepClock>,
 }
 
 #[derive(Default)]
@@ -71,7 +74,15 @@ impl Session {
         let most = u32::try_from(staleness).unwrap_or(u32::MAX).saturating_add(2);
         let patience = channels.timeout().saturating_mul(most);
         let (caches, state, written) = (Mutex::default(), Mutex::default(), Condvar::new());
-        Self { channels: Arc::new(channels), caches, staleness, patience, state, written }
+        Self {
+            channels: Arc::new(channels),
+            caches,
+            staleness,
+            patience,
+            state,
+            written,
+            clock: Arc::default(),
+        }
     }
 
     /// Registers a cache, whose values are fetched whenever a step begins, and returns it. The session does not keep

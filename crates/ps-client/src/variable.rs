@@ -1,10 +1,13 @@
 //! A variable on parameter servers, together with the state that this process keeps for it.
 
+use super::row_cache::RowCache;
+use super::sharded::{RowRead, UniqueRows};
 use super::{Dynamic, HostCache, Sharded};
 use candle_core::Var;
 use distribute_base::internal::lock;
 use distribute_base::{Error, Result};
 use distribute_optim::RuleSpec;
+use distribute_ps_tables::UniqueIds;
 use distribute_tensor::HostTensor;
 use std::sync::{Arc, Mutex};
 
@@ -14,6 +17,8 @@ pub struct RemoteVariable {
     addressing: RowAddressing,
     /// The rule by which servers update the variable, if this process has set one.
     pub(crate) rule: Mutex<Option<RuleSpec>>,
+    /// The rows that this process has read; `None` if they are not cached.
+    row_cache: Option<Arc<RowCache>>,
 }
 
 #[derive(Debug)]
@@ -52,12 +57,22 @@ pub fn no_value(operation: &'static str) -> Error {
 impl RemoteVariable {
     /// Creates a variable whose rows are numbered.
     pub fn new(tables: Sharded, cache: Option<Arc<HostCache>>) -> Self {
-        Self { addressing: RowAddressing::Numbered(tables, cache), rule: Mutex::default() }
+        Self { addressing: RowAddressing::Numbered(tables, cache), rule: Mutex::default(), row_cache: None }
     }
 
     /// Creates a variable whose rows are identified by ids. `row` is a single row with the shape of all rows.
     pub fn with_ids(tables: Dynamic, row: Var) -> Self {
-        Self { addressing: RowAddressing::Ids(tables, row), rule: Mutex::default() }
+        Self { addressing: RowAddressing::Ids(tables, row), rule: Mutex::default(), row_cache: None }
+    }
+
+    /// Caches the rows that this process reads, if `cache` is `Some`.
+    pub fn with_row_cache(self, cache: Option<Arc<RowCache>>) -> Self {
+        Self { row_cache: cache, ..self }
+    }
+
+    /// Removes all cached rows, because the variable is written outside of the steps of an optimizer.
+    pub fn invalidate_rows(&self) {
+        self.row_cache.iter().for_each(|cache| cache.invalidate());
     }
 
     /// Discards the record of the rule that this process has set, so that the rule is sent again when it is
@@ -132,6 +147,26 @@ impl RemoteVariable {
     /// Returns `true` if candle can compute with the variable.
     pub fn is_ready(&self) -> bool {
         self.cache().is_none_or(|cache| cache.is_ready())
+    }
+
+    /// Returns the read of the rows of `ids`, which has not been sent. Each row is read once, even if its id is
+    /// repeated, and only if it is not cached.
+    ///
+    /// # Errors
+    /// - [`Error::Params`]: an id is out of range.
+    /// - [`Error::InvalidArgument`]: the variable is a scalar.
+    pub fn row_read(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
+        let read = |ids: &[i64]| match &self.addressing {
+            RowAddressing::Numbered(tables, _) => tables.row_read(operation, ids),
+            RowAddressing::Ids(rows, _) => rows.row_read(operation, ids),
+        };
+        let Some(cache) = &self.row_cache else { return read(ids) };
+        let unique = UniqueIds::new(ids);
+        let lookup = cache.look_up(unique.ids());
+        Ok(read(&lookup.missing)?.then(move |fetched| {
+            let rows = cache.insert(&lookup, &fetched.in_order()?)?;
+            Ok(UniqueRows { rows, places: unique.spread(&lookup.places, 1) })
+        }))
     }
 
     /// Reads the rows with the given ids, in the same order.

@@ -252,7 +252,8 @@ impl InitialValue<'_> {
             let to = servers.location(rows, None, to);
             let rows = Dynamic::create(servers, (name, row, self.dtype()?), initial, to)?;
             let row = Var::zeros(model_init.shape, model_init.candle_dtype, &candle_core::Device::Cpu)?;
-            return Ok(Storage::on_servers(RemoteVariable::with_ids(rows, row)));
+            let row_cache = servers.row_cache(rows.tables());
+            return Ok(Storage::on_servers(RemoteVariable::with_ids(rows, row).with_row_cache(row_cache)));
         }
         let (initial, computed_with) = match self {
             InitialValue::Value(leaf) => {
@@ -274,7 +275,8 @@ impl InitialValue<'_> {
         let cache = |(var, by_row)| servers.session().register(HostCache::new(tables.clone(), var, by_row));
         let cache = computed_with.map(cache);
         cache.iter().try_for_each(|cache| cache.refresh(CREATE))?;
-        Ok(Storage::on_servers(RemoteVariable::new(tables, cache)))
+        let row_cache = servers.row_cache(&tables);
+        Ok(Storage::on_servers(RemoteVariable::new(tables, cache).with_row_cache(row_cache)))
     }
 }
 

@@ -147,15 +147,13 @@ impl RowSource {
     /// Returns the read of the rows with the given ids. Returns `None` if the complete table is in memory.
     fn row_read(&self, operation: &'static str, ids: &[usize]) -> Result<Option<RowRead<'_>>> {
         let Some(remote) = self.0.remote() else { return Ok(None) };
-        if let Some(rows) = remote.ids() {
-            let ids: Vec<i64> = ids.iter().copied().map(id_of_row).collect();
-            return rows.row_read(operation, &ids).map(Some);
-        }
-        if remote.cache().is_none_or(|cache| cache.is_complete()) {
+        let is_dynamic = remote.ids().is_some();
+        if !is_dynamic && remote.cache().is_none_or(|cache| cache.is_complete()) {
             return Ok(None);
         }
-        let ids: Vec<i64> = ids.iter().map(|id| *id as i64).collect();
-        remote.tables().row_read(operation, &ids).map(Some)
+        let id = |id: &usize| if is_dynamic { id_of_row(*id) } else { *id as i64 };
+        let ids: Vec<i64> = ids.iter().map(id).collect();
+        remote.row_read(operation, &ids).map(Some)
     }
 
     /// Returns the complete table with which the replica computes: the copy on its device if the device has separate

@@ -107,6 +107,7 @@ impl Variable {
                 self.agree(what, Ok(()))?;
             }
             let written = write();
+            self.remote().into_iter().for_each(|remote| remote.invalidate_rows());
             // This includes a partial write.
             self.strategy().session().into_iter().for_each(Session::mark_dirty);
             if is_alone { written } else { self.agree(what, written) }

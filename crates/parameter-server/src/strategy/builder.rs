@@ -10,8 +10,8 @@ use distribute_collective::threads::MAX_THREADS;
 use distribute_core::internal::{check_count, prepare, resolve, warn_single};
 use distribute_core::{CommunicationOptions, IndependentWorker, Strategy};
 use distribute_net::Credentials;
-use distribute_ps_client::ParameterServers;
 use distribute_ps_client::internal::{CreationPolicy, Servers, connect};
+use distribute_ps_client::{ParameterServers, RowCacheOptions};
 use distribute_ps_server::Connection;
 use distribute_ps_tables::{Channel, Partitioner, PlacementPolicy};
 use distribute_rpc::ClientBuilder;
@@ -46,6 +46,7 @@ pub struct ParameterServerStrategyBuilder {
     devices: Option<Vec<String>>,
     pub(super) timeout: Option<Duration>,
     pub(super) staleness: usize,
+    pub(super) row_cache: Option<RowCacheOptions>,
     pub(super) wire: Wire,
     credentials: Credentials,
     pub(super) join_timeout: Option<Duration>,
@@ -133,6 +134,29 @@ impl ParameterServerStrategyBuilder {
     /// gradients is then returned by a later step, or by a call that reads variables or slots.
     pub fn staleness(mut self, steps: usize) -> Self {
         self.staleness = steps;
+        self
+    }
+
+    /// Keeps rows of tables that this process has read in a cache. They are not fetched again in the same step or, with
+    /// [`RowCacheOptions::staleness`], in the following ones. By default rows are not cached.
+    ///
+    /// A cached row lacks the changes of at most that number of steps of this process, in addition to the updates that
+    /// [`staleness`](Self::staleness) permits. It also lacks all changes of other workers in that time.
+    /// [`ParameterServerStrategy::row_cache_usage`](super::ParameterServerStrategy::row_cache_usage) returns how many
+    /// rows were read from the cache.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use distribute::parameter_server::RowCacheOptions;
+    /// use distribute::{LocalCluster, ParameterServerStrategy};
+    /// let cluster = LocalCluster::new(1, 2)?;
+    /// let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
+    /// let strategy = builder.row_cache(RowCacheOptions { staleness: 4, ..Default::default() }).build()?;
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    #[doc(alias = "CachedEmbedding")]
+    pub fn row_cache(mut self, options: RowCacheOptions) -> Self {
+        self.row_cache = Some(options);
         self
     }
 
@@ -265,13 +289,14 @@ impl ParameterServerStrategyBuilder {
         };
         prepare(devices.len());
         warn_single::suppress();
-        let servers = Arc::new(ParameterServers::new(
+        let servers = ParameterServers::new(
             channels,
             (self.timeout.unwrap_or(DEFAULT_TIMEOUT), patience),
             (self.partitioner, self.placement),
             (members.workers, task.creation_policy),
             self.staleness,
-        )?);
+        )?;
+        let servers = Arc::new(servers.with_row_cache(self.row_cache));
         others.iter().for_each(|others| servers.set_tasks(others.clone()));
         let parameters = (0..members.servers.len()).map(DeviceName::of_server).collect();
         let TaskSettings { kind, independent, .. } = task;
@@ -315,6 +340,7 @@ impl fmt::Debug for ParameterServerStrategyBuilder {
             .field("placement", &self.placement)
             .field("devices", &self.devices)
             .field("staleness", &self.staleness)
+            .field("row_cache", &self.row_cache)
             .field("wire", &self.wire)
             .finish_non_exhaustive()
     }

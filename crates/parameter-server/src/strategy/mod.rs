@@ -23,7 +23,7 @@ use distribute_core::{
     Checkpointed, CommunicationOptions, IndependentWorker, Strategy, StrategyExtended, VariablePlacement,
 };
 use distribute_ps_client::internal::Servers;
-use distribute_ps_client::{LocalCluster, ParameterServers};
+use distribute_ps_client::{LocalCluster, ParameterServers, RowCacheUsage};
 use distribute_ps_tables::{Partitioner, Placement, Usage};
 use distribute_rpc::ClientBuilder;
 use std::any::Any;
@@ -156,6 +156,11 @@ impl ParameterServerStrategy {
     ///   timeout.
     pub fn server_usage(&self) -> Result<Vec<Usage>> {
         self.1.servers.usage()
+    }
+
+    /// Returns how this process's [caches of rows](ParameterServerStrategyBuilder::row_cache) are used.
+    pub fn row_cache_usage(&self) -> RowCacheUsage {
+        self.1.servers.row_cache_usage()
     }
 
     /// Returns the number of workers in the cluster.

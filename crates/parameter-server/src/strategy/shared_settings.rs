@@ -2,6 +2,7 @@
 
 use super::ParameterServerStrategyBuilder;
 use distribute_base::Result;
+use distribute_ps_client::RowCacheOptions;
 use distribute_ps_tables::{PartitionerSpec, PlacementPolicy};
 use distribute_tensor::Wire;
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ pub struct SharedSettings {
     partitioning: Partitioning,
     placement: PlacementPolicy,
     staleness: usize,
+    row_cache: Option<RowCacheOptions>,
     #[serde(with = "wire_name")]
     wire: Wire,
     timeout: Option<Duration>,
@@ -39,6 +41,7 @@ impl ParameterServerStrategyBuilder {
             partitioning,
             placement: self.placement,
             staleness: self.staleness,
+            row_cache: self.row_cache,
             wire: self.wire,
             timeout: self.timeout,
             join_timeout: self.join_timeout,
@@ -56,6 +59,7 @@ impl ParameterServerStrategyBuilder {
             Partitioning::Local => {}
         }
         (self.placement, self.staleness, self.wire) = (shared.placement, shared.staleness, shared.wire);
+        self.row_cache = shared.row_cache;
         self.timeout = self.timeout.or(shared.timeout);
         self.join_timeout = self.join_timeout.or(shared.join_timeout);
         Ok(self)

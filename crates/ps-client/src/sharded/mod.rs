@@ -195,6 +195,12 @@ impl Sharded {
         is_scattered.then(rows)
     }
 
+    /// Returns the size of one row in bytes; `None` for a scalar and for strings.
+    pub(super) fn row_bytes(&self) -> Option<usize> {
+        let row = self.dims.get(1..).filter(|_| !self.dims.is_empty())?;
+        Some(row.iter().product::<usize>() * self.dtype.bytes()?)
+    }
+
     /// Returns the size of `rows` rows in bytes. For strings, this is an estimate.
     pub(super) fn bytes(&self, rows: usize) -> usize {
         let row: usize = self.dims.get(1..).unwrap_or_default().iter().product();

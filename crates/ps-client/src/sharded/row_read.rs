@@ -42,6 +42,12 @@ impl<'a> RowRead<'a> {
         Self { channels, requests, finish: Box::new(finish) }
     }
 
+    /// Returns a read whose rows are the result of `next` for the rows of this one.
+    pub(crate) fn then(self, next: impl FnOnce(UniqueRows) -> Result<UniqueRows> + 'a) -> Self {
+        let finish = self.finish;
+        Self { finish: Box::new(move |answers| next(finish(answers)?)), ..self }
+    }
+
     /// Sends the requests, and returns the rows.
     pub(crate) fn send(self, operation: &'static str) -> Result<UniqueRows> {
         (self.finish)(self.channels.ask(operation, self.requests)?)

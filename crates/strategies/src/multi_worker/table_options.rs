@@ -1,5 +1,6 @@
 //! The location of a model's tables, as the program sets it.
 
+use distribute_ps_client::RowCacheOptions;
 use distribute_ps_tables::PartitionStrategy;
 
 /// The location of a model's tables: the weights of layers that look up rows.
@@ -51,11 +52,19 @@ pub struct TableOptions {
     pub partition: PartitionStrategy,
     /// The weights that are stored with the tables.
     pub weights: HostedWeights,
+    /// The cache in which each worker keeps rows that it has read; none by default.
+    pub row_cache: Option<RowCacheOptions>,
 }
 
 impl From<TableHosts> for TableOptions {
     fn from(hosts: TableHosts) -> Self {
-        Self { hosts, min_bytes: 1 << 20, partition: PartitionStrategy::Mod, weights: HostedWeights::Tables }
+        Self {
+            hosts,
+            min_bytes: 1 << 20,
+            partition: PartitionStrategy::Mod,
+            weights: HostedWeights::Tables,
+            row_cache: None,
+        }
     }
 }
 

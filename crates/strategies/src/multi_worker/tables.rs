@@ -143,9 +143,9 @@ fn client(
     timeouts: (Duration, Duration),
     world: World,
 ) -> Result<Arc<ParameterServers>> {
-    let TableOptions { min_bytes, partition, weights, .. } = options;
+    let TableOptions { min_bytes, partition, weights, row_cache, .. } = options;
     let policy = TablePolicy { min_bytes, partition, all_weights: weights == HostedWeights::All };
-    Ok(Arc::new(ParameterServers::of_tables(channels, timeouts, policy, world)?))
+    Ok(Arc::new(ParameterServers::of_tables(channels, timeouts, policy, world)?.with_row_cache(row_cache)))
 }
 
 /// Returns the addresses of the cluster's parameter servers.

@@ -10,7 +10,7 @@ use distribute::nn::{
 };
 use distribute::optimizer::rules::{self, Rule};
 use distribute::optimizer::{RowAdagrad, Transform};
-use distribute::parameter_server::{DynamicOptions, PartitionStrategy};
+use distribute::parameter_server::{DynamicOptions, PartitionStrategy, RowCacheOptions, RowCacheUsage};
 use distribute::strategy::{HostedWeights, TableHosts, TableOptions};
 use distribute::{
     LocalCluster, MultiWorkerMirroredStrategy, ParameterServerStrategy, Result, Strategy, prelude::*,
@@ -31,9 +31,11 @@ pub(super) enum Tables {
     AllOnWorkers(usize),
     /// This number of servers stores all weights.
     AllOnServers(usize),
+    /// The workers store the tables, and cache rows that lack at most this number of steps.
+    Cached(u64),
 }
 
-const PLACEMENTS: [Tables; 7] = [
+const PLACEMENTS: [Tables; 8] = [
     Tables::OnWorkers(PartitionStrategy::Mod),
     Tables::OnWorkers(PartitionStrategy::Div),
     Tables::OnServers(1),
@@ -41,6 +43,7 @@ const PLACEMENTS: [Tables; 7] = [
     Tables::AllOnWorkers(0),
     Tables::AllOnWorkers(100),
     Tables::AllOnServers(2),
+    Tables::Cached(0),
 ];
 
 pub(super) fn on_threads<R: Send>(
@@ -54,6 +57,10 @@ pub(super) fn on_threads<R: Send>(
     let builder = match tables {
         Tables::OnWorkers(partition) => {
             builder.tables(TableOptions { partition, ..options(TableHosts::Workers) })
+        }
+        Tables::Cached(staleness) => {
+            let row_cache = Some(RowCacheOptions { bytes: 240, staleness });
+            builder.tables(TableOptions { row_cache, ..options(TableHosts::Workers) })
         }
         Tables::AllOnWorkers(min_bytes) => builder.tables(TableOptions {
             min_bytes,
@@ -328,6 +335,39 @@ fn each_worker_stores_its_share_and_writes_are_made_once() {
         for tables in [PLACEMENTS[0], PLACEMENTS[1], PLACEMENTS[3]] {
             assert_eq!(on_threads(3, 1, tables, body).unwrap(), vec![vec![2 * 19u64; 3]; 3], "{tables:?}");
         }
+    });
+}
+
+/// Rows that are not older than the bound are read from the cache. The results depend on the bound only, and a write
+/// outside of steps is seen at once.
+// INV-87
+#[test]
+fn cached_rows_lack_as_many_steps_as_the_bound_permits() {
+    fn body(strategy: &Strategy) -> Result<(String, RowCacheUsage, u64)> {
+        let model = model(strategy)?;
+        let optimizer = distribute::Sgd::new(&model.variables, 0.05)?;
+        let usage = || strategy.extended().parameter_servers().unwrap().row_cache_usage();
+        train(strategy, &model, &optimizer, 0..20)?;
+        let sum = model.variables.sha256()?;
+        let (used, read) = (usage(), strategy.extended().parameter_servers().unwrap().usage()?);
+        model.variables.set("words.weight", &Tensor::zeros((WORDS, 3), DType::F32, &Device::Cpu)?)?;
+        let ids = Tensor::new(&[[0u32, 3, 6], [11, 14, 17]], &Device::Cpu)?;
+        let rows = strategy
+            .run(&model, |_, model| Ok(model.words.forward(&ids)?.flatten_all()?.to_vec1::<f32>()?))?;
+        assert!(rows.values()[0].iter().all(|x| *x == 0.));
+        Ok((sum, used, read.iter().map(|server| server.rows_read).sum()))
+    }
+    watched(|| {
+        let of = |tables| on_threads(2, 2, tables, body).unwrap();
+        let exact = of(PLACEMENTS[0]);
+        assert!(exact.iter().all(|(_, used, _)| *used == RowCacheUsage::default()));
+        let [now, old] = [of(Tables::Cached(0)), of(Tables::Cached(3))];
+        assert!(now.iter().all(|(sum, used, _)| *sum == exact[0].0 && used.max_age == 0 && used.hits > 0));
+        assert!(old.iter().all(|(sum, used, _)| *sum != exact[0].0 && (1..=3).contains(&used.max_age)));
+        let read = |all: &[(_, RowCacheUsage, u64)]| all[0].2;
+        assert!(read(&old) < read(&now) && read(&now) < read(&exact), "{old:?} {now:?} {exact:?}");
+        let again = of(Tables::Cached(3));
+        assert_eq!(again[0].0, old[0].0);
     });
 }
 
