@@ -44,7 +44,7 @@ pub struct Origin {
     /// A checksum of the operations and their parameters, such as seeds, padding, default values and the skipping of
     /// broken records. It excludes the names of files, numbers of threads and sizes of prefetches. `None` for datasets
     /// created by a function. A pass that began without skipping broken records can resume with it. Changes inside
-    /// user functions, or of tensors in memory, cannot be detected.
+    /// user functions, of the initial state of a `scan`, or of values in memory cannot be detected.
     pub pipeline: Option<u32>,
 }
 

@@ -26,7 +26,8 @@ impl<T: Nest> Dataset<T> {
     /// compared by name and size, URLs without the part after a `?`. Parameters include padding, default values and
     /// the skipping of broken records; a cache that was written without skipping is read by a pipeline that skips.
     /// Numbers of threads and of elements that are prepared early are not compared. Changes inside your functions, in
-    /// files that your functions read, or of tensors in memory cannot be detected. Delete the cache in that case.
+    /// files that your functions read, of the initial state of a [`scan`](Dataset::scan), or of values in memory cannot
+    /// be detected. Delete the cache in that case.
     ///
     /// A damaged cache file results in [`Error::Record`] or [`Error::Damaged`] in the pass. A file that cannot be
     /// written results in [`Error::Write`]. A location that is not a local path results in [`Error::Parameter`], and an

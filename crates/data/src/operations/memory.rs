@@ -157,6 +157,11 @@ impl Operation for Items {
         "items in memory".into()
     }
 
+    /// Returns the number of items. As with slices, their values are not compared.
+    fn identity(&self) -> String {
+        format!("{} items in memory", self.0.len())
+    }
+
     fn cardinality(&self) -> Cardinality {
         Cardinality::Finite(self.0.len())
     }

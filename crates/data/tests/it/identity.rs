@@ -159,6 +159,13 @@ fn padding() {
     different(values.map(|packing| words.pack_sequences(packing)));
 }
 
+#[test]
+fn values_in_memory_by_their_number() {
+    different([1, 2].map(|n| Dataset::from_items(vec![7i64; n])));
+    different([1, 2].map(|n| Dataset::from_slices(HostTensor::vector(vec![7i64; n])).unwrap()));
+    same([1i64, 2].map(|value| Dataset::from_items([value])));
+}
+
 #[cfg(feature = "parquet")]
 #[test]
 fn rows_of_parquet_files() {
