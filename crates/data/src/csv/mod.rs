@@ -34,7 +34,7 @@ use std::sync::Arc;
 /// requested. [`Dataset::load`] reads everything into tensors. A dataset of these ([`Dataset::from_slices`]) has fast
 /// passes and can be shuffled completely.
 ///
-/// A broken row results in [`Error::Csv`](crate::Error::Csv) with the file, the line and the column.
+/// A broken row results in [`Error::Csv`] with the file, the line and the column.
 ///
 /// ```
 /// use distribute_data::{Csv, Dataset};
@@ -128,7 +128,7 @@ impl Csv {
     /// Treats quotes as ordinary text, as many programs that write TSV intend.
     ///
     /// By default, fields may be quoted, and may then contain delimiters and line endings. A quote that is never closed
-    /// results in [`Error::Csv`](crate::Error::Csv), with the line on which its row begins.
+    /// results in [`Error::Csv`], with the line on which its row begins.
     #[doc(alias = "use_quote_delim")]
     pub fn without_quoting(self) -> Self {
         Self { dialect: Dialect { quoting: false, ..self.dialect }, ..self }
@@ -137,8 +137,7 @@ impl Csv {
     /// Sets the value that replaces empty fields of a column. Without it, an empty field is an error, or an empty
     /// string in a text column.
     ///
-    /// A value that does not have the column's type results in [`Error::Parameter`](crate::Error::Parameter) when the
-    /// dataset is created.
+    /// A value that does not have the column's type results in [`Error::Parameter`] when the dataset is created.
     ///
     /// ```
     /// use distribute_data::Csv;
@@ -190,15 +189,13 @@ impl Csv {
     /// # Errors
     ///
     /// [`labelled`](Self::labelled) and [`columns`](Self::columns) return these errors as well.
-    /// - [`Error::Io`](crate::Error::Io): the first row cannot be read.
-    /// - [`Error::Feature`](crate::Error::Feature): a file is compressed or at a URL, and the feature for that is not
-    ///   enabled.
-    /// - [`Error::Empty`](crate::Error::Empty): the list of files is empty.
-    /// - [`Error::Damaged`](crate::Error::Damaged): the first row exceeds the [limit for one
-    ///   element](Location::element_limit).
-    /// - [`Error::NoColumn`](crate::Error::NoColumn): a column with a [`default`](Self::default) does not exist.
-    /// - [`Error::Csv`](crate::Error::Csv): two columns have the name of a column with a [`default`](Self::default).
-    /// - [`Error::Parameter`](crate::Error::Parameter): a default does not have its column's type.
+    /// - [`Error::Io`]: the first row cannot be read.
+    /// - [`Error::Feature`]: a file is compressed or at a URL, and the feature for that is not enabled.
+    /// - [`Error::Empty`]: the list of files is empty.
+    /// - [`Error::Damaged`]: the first row exceeds the [limit for one element](Location::element_limit).
+    /// - [`Error::NoColumn`]: a column with a [`default`](Self::default) does not exist.
+    /// - [`Error::Csv`]: two columns have the name of a column with a [`default`](Self::default).
+    /// - [`Error::Parameter`]: a default does not have its column's type.
     pub fn features(self) -> Result<Dataset<HostTensor>> {
         self.dataset(|_| Ok(Layout::Features))
     }
@@ -208,8 +205,8 @@ impl Csv {
     ///
     /// # Errors
     ///
-    /// - [`Error::NoColumn`](crate::Error::NoColumn): there is no column `label`.
-    /// - [`Error::Csv`](crate::Error::Csv): two columns have the name of the label.
+    /// - [`Error::NoColumn`]: there is no column `label`.
+    /// - [`Error::Csv`]: two columns have the name of the label.
     /// - Any error of [`features`](Self::features).
     #[doc(alias = "label_name")]
     pub fn labelled(self, label: impl Into<Column>) -> Result<Dataset<(HostTensor, i64)>> {
@@ -222,9 +219,9 @@ impl Csv {
     ///
     /// # Errors
     ///
-    /// - [`Error::NoColumn`](crate::Error::NoColumn): a column does not exist.
-    /// - [`Error::Csv`](crate::Error::Csv): two columns of the file have a requested name.
-    /// - [`Error::Parameter`](crate::Error::Parameter): two requested columns have the same name in the map.
+    /// - [`Error::NoColumn`]: a column does not exist.
+    /// - [`Error::Csv`]: two columns of the file have a requested name.
+    /// - [`Error::Parameter`]: two requested columns have the same name in the map.
     /// - Any error of [`features`](Self::features).
     ///
     /// ```

@@ -21,10 +21,9 @@ const KEY: &str = "__key__";
 /// A sample consists of consecutive files with the same key: the path up to the first dot of its last part. Files whose
 /// names contain no dot, or begin with their first dot, do not belong to any sample, nor do folders and links.
 ///
-/// The first error ends the iterator. It is [`Error::Io`](crate::Error::Io), or
-/// [`Error::Damaged`](crate::Error::Damaged) with the offset in the tar file. Complete samples are returned before it.
-/// If it is unknown to which sample a damaged file belongs, the sample before it may lack that file, and is not
-/// returned.
+/// The first error ends the iterator. It is [`Error::Io`], or [`Error::Damaged`] with the offset in the tar file.
+/// Complete samples are returned before it. If it is unknown to which sample a damaged file belongs, the sample before it
+/// may lack that file, and is not returned.
 ///
 /// If a tar file ends without the empty block that ends tar files, a warning is logged, because samples may be missing.
 /// After [`require_end`](Self::require_end), this is an error. Tar files that were joined with `cat` are read one after
@@ -70,8 +69,8 @@ impl Samples {
     ///
     /// # Errors
     ///
-    /// - [`Error::Io`](crate::Error::Io): the file cannot be opened.
-    /// - [`Error::Feature`](crate::Error::Feature): the location or the compression needs a feature that is
+    /// - [`Error::Io`]: the file cannot be opened.
+    /// - [`Error::Feature`]: the location or the compression needs a feature that is
     ///   not enabled.
     pub fn open(location: impl Into<Location>) -> Result<Self> {
         let location = location.into();
