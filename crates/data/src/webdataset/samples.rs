@@ -22,8 +22,8 @@ const KEY: &str = "__key__";
 /// names contain no dot, or begin with their first dot, do not belong to any sample, nor do folders and links.
 ///
 /// The first error ends the iterator. It is [`Error::Io`], or [`Error::Damaged`] with the offset in the tar file.
-/// Complete samples are returned before it. If it is unknown to which sample a damaged file belongs, the sample before it
-/// may lack that file, and is not returned.
+/// Complete samples are returned before it. If it is unknown to which sample a damaged file belongs, the sample before
+/// it may lack that file, and is not returned.
 ///
 /// If a tar file ends without the empty block that ends tar files, a warning is logged, because samples may be missing.
 /// After [`require_end`](Self::require_end), this is an error. Tar files that were joined with `cat` are read one after
