@@ -32,6 +32,8 @@ pub(super) struct Columns {
     pub(super) count: usize,
     /// The names of the columns; empty if there is no header line.
     names: Vec<String>,
+    /// The bytes of the names. Different names may have the same text if they are not UTF-8.
+    raw: Vec<Vec<u8>>,
 }
 
 impl Columns {
@@ -49,8 +51,9 @@ impl Columns {
             other => other,
         })?;
         let name = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
-        let names = if header { first.iter().map(name).collect() } else { Vec::new() };
-        Ok(Self { file: file.clone(), count: first.len(), names })
+        let raw: Vec<Vec<u8>> = first.iter().filter(|_| header).map(<[u8]>::to_vec).collect();
+        let names = raw.iter().map(|raw| name(raw)).collect();
+        Ok(Self { file: file.clone(), count: first.len(), names, raw })
     }
 
     /// Returns the index of a column. Returns an error if the column is not in the file, or if its name is ambiguous.
@@ -125,14 +128,16 @@ impl CsvFormat {
         }
         let mine = Columns::read(file, self.header, self.dialect)?;
         // A file without a line has no rows either.
-        if mine.count == 0 || mine.names == self.columns.names {
+        if mine.count == 0 || mine.raw == self.columns.raw {
             return Ok(());
         }
-        let names = |columns: &Columns, at: usize| match columns.names.get(at) {
-            Some(name) => format!("{name:?}"),
-            None => "nothing".into(),
+        let text = |name: &[u8]| match std::str::from_utf8(name) {
+            Ok(name) => format!("{name:?}"),
+            Err(_) => format!("\"{}\"", name.escape_ascii()),
         };
-        let differs = |at: &usize| names(&mine, *at) != names(&self.columns, *at);
+        let names =
+            |columns: &Columns, at: usize| columns.raw.get(at).map_or("nothing".into(), |name| text(name));
+        let differs = |at: &usize| mine.raw.get(*at) != self.columns.raw.get(*at);
         let column = (0..mine.count.max(self.columns.count)).find(differs).unwrap_or_default();
         Err(Error::Csv {
             path: file.to_string(),

@@ -146,6 +146,11 @@ mod tests {
         let error = read([a, b, file("c.csv", "x,z\n5,6\n")]).unwrap_err().to_string();
         assert_eq!(error, "'c.csv', line 1, column 2: found \"z\", expected \"y\", as in 'a.csv'");
         assert!(matches!(Csv::files(Files::default()).features(), Err(Error::Empty { .. })));
+        // Names in Latin-1, whose text would be the same.
+        let latin = [("o.csv", b"\xf6\n1\n"), ("u.csv", b"\xfc\n2\n")];
+        let latin = latin.map(|(name, bytes)| Location::bytes(name, bytes));
+        let error = Csv::files(latin).features().unwrap().load().unwrap_err().to_string();
+        assert_eq!(error, r#"'u.csv', line 1, column 1: found "\xfc", expected "\xf6", as in 'o.csv'"#);
     }
 
     #[test]
