@@ -283,7 +283,7 @@ impl Rule for Averaged {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Adam, Ftrl, Sgd};
+    use crate::{Adam, Ftrl, Lamb, Sgd};
 
     fn averaged(rule: impl Rule, momentum: f64) -> Averaged {
         Averaged { rule: Arc::new(rule), momentum }
@@ -299,6 +299,31 @@ mod tests {
             for ((average, var), offset) in average.iter_mut().zip(&var).zip(&offset) {
                 *average = 0.75 * *average + 0.25 * var;
                 assert!((*average - (var + offset)).abs() < 1e-15);
+            }
+        }
+    }
+
+    #[test]
+    fn a_rule_of_complete_variables_has_averages() {
+        let (rule, lamb) = (averaged(Lamb::default(), 0.75), Lamb::default());
+        let (mut var, mut average, dims) = (vec![1.0f64; 3000], vec![1.0f64; 3000], [3, 1000]);
+        let mut expected = var.clone();
+        let (mut of_rule, mut of_lamb) = (vec![vec![0.0f64; 3000]; 3], vec![vec![0.0f64; 3000]; 2]);
+        for step in 0..3 {
+            let grad: Vec<f64> = (0..3000).map(|i| ((i * 7 + step * 11) % 16) as f64 / 8. - 1.).collect();
+            let at = Step::after(step as u64, 0.5);
+            let mut slots: Vec<&mut [f64]> = of_rule.iter_mut().map(Vec::as_mut_slice).collect();
+            assert!(matches!(
+                rule.update(at, &mut var, &grad, &mut slots),
+                Err(UpdateError::NeedsShape { rule: "lamb", unit: Unit::Variable })
+            ));
+            rule.update_shaped(at, &dims, &mut var, &grad, &mut slots).unwrap();
+            let mut slots: Vec<&mut [f64]> = of_lamb.iter_mut().map(Vec::as_mut_slice).collect();
+            lamb.update_shaped(at, &dims, &mut expected, &grad, &mut slots).unwrap();
+            assert_eq!(var, expected);
+            for ((average, var), offset) in average.iter_mut().zip(&var).zip(&of_rule[2]) {
+                *average = 0.75 * *average + 0.25 * var;
+                assert!((*average - (var + offset)).abs() < 1e-12);
             }
         }
     }

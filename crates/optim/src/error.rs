@@ -114,11 +114,11 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Adagrad, Adam, AdamW, Ftrl, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule, Sgd};
+    use crate::{Adagrad, Adam, AdamW, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule, Sgd};
 
     #[test]
     fn defaults_are_valid() {
-        let rules: [&dyn Rule; 10] = [
+        let rules: [&dyn Rule; 11] = [
             &Sgd,
             &Momentum::default(),
             &Adam::default(),
@@ -129,6 +129,7 @@ mod tests {
             &NAdam::default(),
             &Lion::default(),
             &RowAdagrad::default(),
+            &Lamb::default(),
         ];
         for rule in rules {
             assert_eq!(rule.validate(), Ok(()), "{rule:?}");
@@ -137,7 +138,7 @@ mod tests {
 
     #[test]
     fn errors_name_rule_parameter_value_and_range() {
-        let rules: [(&dyn Rule, &str); 18] = [
+        let rules: [(&dyn Rule, &str); 20] = [
             (&Momentum { momentum: 1.0, nesterov: false }, "momentum: momentum is 1, but"),
             (
                 &Adam { beta1: 1.0, ..Adam::default() },
@@ -156,6 +157,8 @@ mod tests {
             (&Ftrl { l2_shrinkage: f64::INFINITY, ..Ftrl::default() }, "ftrl: l2_shrinkage is inf, but"),
             (&NAdam { epsilon: 0.0, ..NAdam::default() }, "nadam: epsilon is 0, but"),
             (&Lion { beta2: 1.0, lazy: true, ..Lion::default() }, "lion_lazy: beta2 is 1, but"),
+            (&Lamb { epsilon: 0.0, ..Lamb::default() }, "lamb: epsilon is 0, but"),
+            (&Lamb { weight_decay: f64::NAN, ..Lamb::default() }, "lamb: weight_decay is NaN, but"),
             (&RowAdagrad { epsilon: -1.0, ..RowAdagrad::default() }, "row_adagrad: epsilon is -1, but"),
             (
                 &RowAdagrad { initial_accumulator_value: 0.0, epsilon: 0.0 },

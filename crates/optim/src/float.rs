@@ -34,6 +34,9 @@ pub trait Float:
 {
     /// Returns the nearest value of this type. Use this for coefficients that are computed in `f64`.
     fn from_f64(value: f64) -> Self;
+    /// Returns the same number in `f64`. A formula that calls this can only run on the CPU.
+    #[doc(hidden)]
+    fn widened(self) -> f64;
     /// Returns √self, correctly rounded.
     fn sqrt(self) -> Self;
     /// Returns `self` to the power of `exponent`. On a GPU, the exponent must be the same for all elements, and
@@ -65,6 +68,10 @@ macro_rules! float {
             #[inline]
             fn from_f64(value: f64) -> Self {
                 value as Self
+            }
+            #[inline]
+            fn widened(self) -> f64 {
+                self.into()
             }
             #[inline]
             fn sqrt(self) -> Self {

@@ -92,6 +92,8 @@ pub use spec::Adam;
 pub use spec::AdamW;
 #[doc(alias = "tf.keras.optimizers.Ftrl")]
 pub use spec::Ftrl;
+#[doc(alias = "tf.keras.optimizers.Lamb")]
+pub use spec::Lamb;
 #[doc(alias = "tf.keras.optimizers.Lion")]
 pub use spec::Lion;
 #[doc(alias = "tf.keras.optimizers.SGD")]

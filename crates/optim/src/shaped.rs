@@ -191,3 +191,51 @@ pub(crate) fn squares<F: Float>(values: &[F]) -> F {
     let [a, b, c, d, e, f, g, h] = lanes;
     ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
+
+/// Sums of squares in `f64`, one for each lane of a vector. The sum of all depends only on the elements and their order.
+#[derive(Default)]
+pub(crate) struct Lanes([f64; Lanes::COUNT]);
+
+impl Lanes {
+    pub(crate) const COUNT: usize = 8;
+
+    /// Adds the square of a number to the sum of a lane, and returns the square.
+    #[inline]
+    pub(crate) fn add_square<F: Float>(&mut self, lane: usize, number: F) -> f64 {
+        let number = number.widened();
+        let square = number * number;
+        self.0[lane % Self::COUNT] += square;
+        square
+    }
+
+    pub(crate) fn sum(self) -> f64 {
+        self.0.iter().sum()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use crate::{Rule, RuleExt, Step};
+
+    /// Returns the elements of a variable of shape `dims` after four steps, with gradients that change their signs.
+    pub(crate) fn after_four_steps(rule: &dyn Rule, dims: &[usize], rate: f64) -> Vec<f64> {
+        let n = dims.iter().product();
+        let mut var: Vec<f64> = (0..n).map(|i| ((i * 3) % 7) as f64 / 4.0 - 0.7).collect();
+        let slots = rule.slots();
+        let mut slots: Vec<_> =
+            slots.iter().map(|slot| vec![slot.initial; slot.shape.elements(dims)]).collect();
+        for step in 1..=4 {
+            let grad: Vec<f64> = (0..n).map(|i| ((i * 7 + step * 5) % 11) as f64 / 10.0 - 0.5).collect();
+            let mut slots: Vec<&mut [f64]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
+            rule.update_shaped(Step::after(step as u64 - 1, rate), dims, &mut var, &grad, &mut slots)
+                .unwrap();
+        }
+        var
+    }
+
+    pub(crate) fn assert_close(found: &[f64], expected: &[f64]) {
+        let close = |(found, expected): (&f64, &f64)| (found - expected).abs() < 1e-12;
+        let same = found.len() == expected.len() && found.iter().zip(expected).all(close);
+        assert!(same, "{found:?}, not {expected:?}");
+    }
+}

@@ -41,6 +41,8 @@ pub enum RuleSpec {
     Lion(Lion),
     /// The rule [`RowAdagrad`].
     RowAdagrad(RowAdagrad),
+    /// The rule [`Lamb`].
+    Lamb(Lamb),
     /// The rule [`Averaged`](crate::Averaged).
     Averaged {
         /// The fraction of the average that is kept in each step.
@@ -252,6 +254,51 @@ pub struct Lion {
 impl Default for Lion {
     fn default() -> Self {
         Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.0, lazy: false }
+    }
+}
+
+/// The LAMB rule, for large batches: steps of Adam, scaled for each variable.
+///
+/// - m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²
+/// - r = m̂ / (√v̂ + ε) + λ · var with m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ)
+/// - var ← var − lr · ‖var‖ / ‖r‖ · r
+///
+/// The trust ratio ‖var‖ / ‖r‖ is 1 if one of the norms is 0. The norms are those of the complete variable, so
+/// parameter servers and shared tables, which have only a part, do not support the rule. The weight decay is part of r,
+/// as in the paper of You et al. (2019). In Keras it is subtracted separately. Keras' default learning rate is 0.001.
+///
+/// Biases and the weights of norms usually have neither decay nor a trust ratio. Give them a rule with `adapt: false`.
+///
+/// A gradient by row is treated like a dense one, with 0 for the other rows: all rows change in every step.
+///
+/// ```
+/// use distribute_optim::{Lamb, RuleExt, Step};
+///
+/// // The first step is the sign of the gradient, with the norm of the variable times the rate.
+/// let (mut var, mut m, mut v) = ([3.0f64, 4.0], [0.0; 2], [0.0; 2]);
+/// Lamb::default().update_shaped(Step::after(0, 0.1), &[2], &mut var, &[0.5, -0.5], &mut [&mut m, &mut v])?;
+/// let step = 0.1 * 5.0 / 2f64.sqrt();
+/// assert!((var[0] - (3.0 - step)).abs() < 1e-6 && (var[1] - (4.0 + step)).abs() < 1e-6);
+/// # Ok::<(), distribute_optim::UpdateError>(())
+/// ```
+#[doc(alias = "tf.keras.optimizers.Lamb")]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lamb {
+    /// The fraction of m that is kept in each step, in [0, 1). 0.9 by default.
+    pub beta1: f64,
+    /// The fraction of v that is kept in each step, in [0, 1). 0.999 by default.
+    pub beta2: f64,
+    /// The term ε, greater than 0. 1e-7 by default.
+    pub epsilon: f64,
+    /// The weight decay λ, at least 0. 0 by default.
+    pub weight_decay: f64,
+    /// Whether steps are multiplied by the trust ratio. `true` by default.
+    pub adapt: bool,
+}
+
+impl Default for Lamb {
+    fn default() -> Self {
+        Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-7, weight_decay: 0.0, adapt: true }
     }
 }
 

@@ -4,6 +4,7 @@ mod adagrad;
 mod adam;
 mod adamw;
 mod ftrl;
+mod lamb;
 mod lion;
 mod momentum;
 mod nadam;
@@ -28,6 +29,7 @@ impl RuleSpec {
             Self::NAdam(rule) => Arc::new(rule),
             Self::Lion(rule) => Arc::new(rule),
             Self::RowAdagrad(rule) => Arc::new(rule),
+            Self::Lamb(rule) => Arc::new(rule),
             Self::Averaged { ema_momentum, of } => {
                 Arc::new(Averaged { rule: of.rule(), momentum: ema_momentum })
             }
@@ -38,7 +40,7 @@ impl RuleSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Adagrad, Adam, AdamW, Ftrl, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Sgd};
+    use crate::{Adagrad, Adam, AdamW, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Sgd};
 
     #[test]
     fn an_average_of_an_average_is_not_decoded() {
@@ -53,7 +55,7 @@ mod tests {
 
     #[test]
     fn every_rule_comes_back_from_its_data() {
-        let rules: [Arc<dyn Rule>; 12] = [
+        let rules: [Arc<dyn Rule>; 13] = [
             Arc::new(Sgd),
             Arc::new(Momentum::nesterov(0.5)),
             Arc::new(Adam { beta1: 0.25, ..Adam::default() }),
@@ -65,6 +67,7 @@ mod tests {
             Arc::new(NAdam { beta2: 0.5, ..NAdam::default() }),
             Arc::new(Lion { weight_decay: 0.5, ..Lion::default() }),
             Arc::new(RowAdagrad { epsilon: 0.5, ..RowAdagrad::default() }),
+            Arc::new(Lamb { weight_decay: 0.5, ..Lamb::default() }),
             Arc::new(Averaged { rule: Arc::new(Adam::lazy()), momentum: 0.75 }),
         ];
         for rule in rules {

@@ -3,8 +3,8 @@
 // clippy's allow-unwrap-in-tests doesn't see helpers outside of #[test] functions.
 
 use distribute_optim::{
-    Adagrad, Adam, AdamW, Averaged, Float, Ftrl, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule, RuleExt,
-    Sgd, Step, Unit, merge_rows,
+    Adagrad, Adam, AdamW, Averaged, Float, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule,
+    RuleExt, Sgd, SlotSpec, Step, Unit, merge_rows,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -33,6 +33,14 @@ fn rules() -> Vec<Box<dyn Rule>> {
     ]
 }
 
+/// Returns rules that need complete variables.
+fn rules_of_variables() -> Vec<Box<dyn Rule>> {
+    vec![
+        Box::new(Lamb { weight_decay: 0.1, ..Lamb::default() }),
+        Box::new(Averaged { rule: Arc::new(Lamb::default()), momentum: 0.9 }),
+    ]
+}
+
 /// A variable of complete rows, and its slots.
 #[derive(Clone, Debug, PartialEq)]
 struct State<F> {
@@ -52,10 +60,16 @@ impl<F: Float> State<F> {
     /// Updates the elements of `range`, which are complete rows unless the rule updates elements.
     fn update(&mut self, rule: &dyn Rule, at: Step, range: std::ops::Range<usize>, grad: &[F]) {
         let row_len = self.row_len;
-        let shapes = rule.slots().into_iter().map(|slot| slot.shape.per_row(row_len).unwrap());
-        let mut slots: Vec<&mut [F]> = (self.slots.iter_mut().zip(shapes))
-            .map(|(slot, n)| &mut slot[range.start * n / row_len..range.end * n / row_len])
-            .collect();
+        let of = |slot: &SlotSpec, len: usize| match slot.shape.per_row(row_len) {
+            Some(n) => range.start * n / row_len..range.end * n / row_len,
+            None => 0..len,
+        };
+        let specs = rule.slots();
+        let slots = self.slots.iter_mut().zip(&specs).map(|(slot, spec)| {
+            let at = of(spec, slot.len());
+            &mut slot[at]
+        });
+        let mut slots: Vec<&mut [F]> = slots.collect();
         let dims = [range.len() / row_len, row_len];
         let (var, grad) = (&mut self.var[range.clone()], &grad[range]);
         match rule.unit() {
@@ -190,7 +204,8 @@ proptest! {
         };
         let var = round(&var);
         // A step of Lion is the sign of a sum, which may be almost 0.
-        for rule in rules().into_iter().filter(|rule| !rule.name().starts_with("lion")) {
+        let all = rules().into_iter().chain(rules_of_variables());
+        for rule in all.filter(|rule| !rule.name().starts_with("lion")) {
             let (mut single, mut double) = (State::<f32>::new(&*rule, &var, 4), State::<f64>::new(&*rule, &var, 4));
             for (finished, grad) in grads.iter().map(|grad| round(grad)).enumerate() {
                 let at = Step::after(finished as u64, 0.05);

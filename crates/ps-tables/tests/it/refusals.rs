@@ -1,6 +1,6 @@
 //! Refusals of tables: the error names the cause, and nothing has changed.
 
-use distribute_optim::{Adam, Momentum, Sgd, Step};
+use distribute_optim::{Adam, Averaged, Lamb, Momentum, Rule, Sgd, Step};
 use distribute_ps_tables::{DynamicOptions, DynamicTable, Error, Initializer, Push, RowPartition, Table};
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Write};
@@ -17,6 +17,23 @@ fn tensor(values: Vec<f32>, rows: usize, width: usize) -> HostTensor {
 fn rows(values: Vec<f32>, width: usize) -> HostTensor {
     let rows = values.len() / width;
     tensor(values, rows, width)
+}
+
+/// A shard has only some rows, and LAMB needs the norm of all.
+#[test]
+fn rules_of_complete_variables_are_refused() {
+    let table = Table::new("t", tensor(vec![1.; 6], 3, 2)).unwrap();
+    let normal = Initializer::new(Distribution::Normal { mean: 0., stdev: 1. }, 1, "users");
+    let ids = DynamicTable::new("t", &[2], DType::F32, normal, DynamicOptions::default()).unwrap();
+    let rules: [Arc<dyn Rule>; 2] =
+        [Arc::new(Lamb::default()), Arc::new(Averaged { rule: Arc::new(Lamb::default()), momentum: 0.5 })];
+    for rule in rules {
+        for error in [table.set_rule(rule.clone()).unwrap_err(), ids.set_rule(rule.clone()).unwrap_err()] {
+            assert_message(error, "set_rule: lamb needs a complete variable, but table t may have only some");
+        }
+    }
+    table.set_rule(Arc::new(Sgd)).unwrap();
+    ids.set_rule(Arc::new(Sgd)).unwrap();
 }
 
 // INV-12

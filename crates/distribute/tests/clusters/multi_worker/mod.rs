@@ -12,6 +12,7 @@ mod settings;
 mod sharded;
 mod summary;
 mod support;
+mod table_rules;
 mod tables;
 mod training;
 mod variables;

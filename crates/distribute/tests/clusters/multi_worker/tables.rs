@@ -35,7 +35,7 @@ pub(super) enum Tables {
     Cached(u64),
 }
 
-const PLACEMENTS: [Tables; 8] = [
+pub(super) const PLACEMENTS: [Tables; 8] = [
     Tables::OnWorkers(PartitionStrategy::Mod),
     Tables::OnWorkers(PartitionStrategy::Div),
     Tables::OnServers(1),
@@ -126,7 +126,7 @@ fn workers_without_data_change_nothing() {
 }
 
 /// Two tables, one of which is looked up in bags, and a layer.
-struct Model {
+pub(super) struct Model {
     words: Embedding,
     bags: EmbeddingBag,
     out: Linear,
@@ -153,11 +153,11 @@ impl Model {
     }
 }
 
-fn model(strategy: &Strategy) -> Result<Replicated<Model>> {
+pub(super) fn model(strategy: &Strategy) -> Result<Replicated<Model>> {
     strategy.replicate_seeded(3, |vb: VarBuilder| Model::new(vb))
 }
 
-fn train<R: Rule>(
+pub(super) fn train<R: Rule>(
     strategy: &Strategy,
     model: &Replicated<Model>,
     optimizer: &Optimizer<R>,

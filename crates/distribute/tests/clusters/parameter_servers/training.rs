@@ -4,8 +4,8 @@ use crate::parameter_servers::support::{Net, WORDS, servers, state, train};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::rules::{
-    Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule,
-    Sgd, SlotSpec, Step,
+    Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad,
+    Rule, Sgd, SlotSpec, Step,
 };
 use distribute::optimizer::{Gradients, Transform, schedules};
 use distribute::parameter_server::{FixedShardsPartitioner, MinSizePartitioner};
@@ -142,6 +142,8 @@ fn transforms_of_all_gradients_and_custom_rules_are_refused() {
     refused(decayed.unwrap_err(), ["weight decay", "AdamW"]);
     let rule = Optimizer::with_rule(Mine, &model.variables, 0.1);
     refused(rule.unwrap_err(), ["custom rules", "Transform::each"]);
+    let rule = Optimizer::with_rule(Lamb::default(), &model.variables, 0.1);
+    refused(rule.unwrap_err(), ["need complete variables", "RowAdagrad"]);
     refused(model.variables.trainable().unwrap_err(), ["through candle", "set"]);
 }
 

@@ -8,6 +8,7 @@ mod inside_of_run;
 mod missing;
 mod models;
 mod own_code;
+mod shaped;
 mod unfit;
 
 use crate::support::{Log, mirrored, vector};
