@@ -114,11 +114,13 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Adagrad, Adam, AdamW, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule, Sgd};
+    use crate::{
+        Adafactor, Adagrad, Adam, AdamW, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule, Sgd,
+    };
 
     #[test]
     fn defaults_are_valid() {
-        let rules: [&dyn Rule; 11] = [
+        let rules: [&dyn Rule; 12] = [
             &Sgd,
             &Momentum::default(),
             &Adam::default(),
@@ -130,6 +132,7 @@ mod tests {
             &Lion::default(),
             &RowAdagrad::default(),
             &Lamb::default(),
+            &Adafactor::default(),
         ];
         for rule in rules {
             assert_eq!(rule.validate(), Ok(()), "{rule:?}");
@@ -138,7 +141,7 @@ mod tests {
 
     #[test]
     fn errors_name_rule_parameter_value_and_range() {
-        let rules: [(&dyn Rule, &str); 20] = [
+        let rules: [(&dyn Rule, &str); 23] = [
             (&Momentum { momentum: 1.0, nesterov: false }, "momentum: momentum is 1, but"),
             (
                 &Adam { beta1: 1.0, ..Adam::default() },
@@ -157,6 +160,12 @@ mod tests {
             (&Ftrl { l2_shrinkage: f64::INFINITY, ..Ftrl::default() }, "ftrl: l2_shrinkage is inf, but"),
             (&NAdam { epsilon: 0.0, ..NAdam::default() }, "nadam: epsilon is 0, but"),
             (&Lion { beta2: 1.0, lazy: true, ..Lion::default() }, "lion_lazy: beta2 is 1, but"),
+            (&Adafactor { beta_2_decay: 0.0, ..Adafactor::default() }, "adafactor: beta_2_decay is 0, but"),
+            (&Adafactor { epsilon_1: 0.0, ..Adafactor::default() }, "adafactor: epsilon_1 is 0, but"),
+            (
+                &Adafactor { clip_threshold: 0.0, ..Adafactor::default() },
+                "adafactor: clip_threshold is 0, but",
+            ),
             (&Lamb { epsilon: 0.0, ..Lamb::default() }, "lamb: epsilon is 0, but"),
             (&Lamb { weight_decay: f64::NAN, ..Lamb::default() }, "lamb: weight_decay is NaN, but"),
             (&RowAdagrad { epsilon: -1.0, ..RowAdagrad::default() }, "row_adagrad: epsilon is -1, but"),

@@ -83,6 +83,8 @@ pub use rule::Rule;
 pub use rule::{RuleExt, Step};
 pub use schedules::Schedule;
 pub use slot::{SlotShape, SlotSpec, Unit};
+#[doc(alias = "tf.keras.optimizers.Adafactor")]
+pub use spec::Adafactor;
 #[doc(alias = "tf.keras.optimizers.Adagrad")]
 pub use spec::Adagrad;
 #[doc(alias = "tf.keras.optimizers.Adam")]

@@ -192,7 +192,7 @@ pub(crate) fn squares<F: Float>(values: &[F]) -> F {
     ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 
-/// Sums of squares in `f64`, one for each lane of a vector. The sum of all depends only on the elements and their order.
+/// Sums of squares in `f64`, one for each lane of a vector. The sum depends only on the elements and their order.
 #[derive(Default)]
 pub(crate) struct Lanes([f64; Lanes::COUNT]);
 
@@ -233,8 +233,8 @@ pub(crate) mod testing {
         var
     }
 
-    pub(crate) fn assert_close(found: &[f64], expected: &[f64]) {
-        let close = |(found, expected): (&f64, &f64)| (found - expected).abs() < 1e-12;
+    pub(crate) fn assert_near(found: &[f64], expected: &[f64], tolerance: f64) {
+        let close = |(found, expected): (&f64, &f64)| (found - expected).abs() < tolerance;
         let same = found.len() == expected.len() && found.iter().zip(expected).all(close);
         assert!(same, "{found:?}, not {expected:?}");
     }

@@ -43,6 +43,8 @@ pub enum RuleSpec {
     RowAdagrad(RowAdagrad),
     /// The rule [`Lamb`].
     Lamb(Lamb),
+    /// The rule [`Adafactor`].
+    Adafactor(Adafactor),
     /// The rule [`Averaged`](crate::Averaged).
     Averaged {
         /// The fraction of the average that is kept in each step.
@@ -318,6 +320,51 @@ pub struct Adagrad {
 impl Default for Adagrad {
     fn default() -> Self {
         Adagrad { initial_accumulator_value: 0.1, epsilon: 1e-7 }
+    }
+}
+
+/// The Adafactor rule, whose state is small: a moment for each row and one for each column of a matrix.
+///
+/// With s = g² + ε₁ and β = 1 − t^`beta_2_decay`, for variables of two or more dimensions:
+/// - r ← β r + (1 − β) · mean of s over columns, c ← β c + (1 − β) · mean of s over rows
+/// - v = r · c / mean(r)
+///
+/// Rows and columns are the last two dimensions; mean(r) is that of each matrix. Variables of fewer dimensions keep
+/// v ← β v + (1 − β) s. Then, with RMS as the root of the mean of squares:
+/// - u = g / √v, var ← var − ρ · max(ε₂, RMS(var)) · u / max(1, RMS(u) / `clip_threshold`)
+///
+/// With `relative_step`, ρ = min(lr, 1 / √t). Otherwise ρ is the learning rate. Keras takes the minimum in both cases.
+/// Keras' default learning rate is 0.001; Shazeer and Stern (2018) use 0.01.
+///
+/// The moments and means are those of the complete variable, so parameter servers and shared tables, which have only a
+/// part, do not support the rule. A gradient by row is treated like a dense one, with 0 for the other rows: all rows
+/// change in every step.
+///
+/// Slots without elements have the shape `[0]`: `v` of matrices, `r` and `c` of vectors.
+#[doc(alias = "tf.keras.optimizers.Adafactor")]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Adafactor {
+    /// The exponent of t in β, less than 0. −0.8 by default.
+    pub beta_2_decay: f64,
+    /// The term ε₁, greater than 0. 1e-30 by default.
+    pub epsilon_1: f64,
+    /// The smallest factor of steps ε₂, at least 0. 0.001 by default. With 0, a variable that is 0 does not change.
+    pub epsilon_2: f64,
+    /// The largest RMS of u, greater than 0. 1 by default.
+    pub clip_threshold: f64,
+    /// Whether the rate is at most 1 / √t. `true` by default.
+    pub relative_step: bool,
+}
+
+impl Default for Adafactor {
+    fn default() -> Self {
+        Adafactor {
+            beta_2_decay: -0.8,
+            epsilon_1: 1e-30,
+            epsilon_2: 1e-3,
+            clip_threshold: 1.0,
+            relative_step: true,
+        }
     }
 }
 

@@ -134,9 +134,9 @@ use update::Backend;
 /// [`RuleExt::update_rows`](rules::RuleExt::update_rows)).
 pub mod rules {
     pub use distribute_optim::{
-        Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, InvalidHyperparameter, Lamb, Lion, Momentum,
-        NAdam, RmsProp, RowAdagrad, Rule, RuleExt, Sgd, SlotShape, SlotSpec, Step, Unit, UpdateError,
-        merge_rows,
+        Adafactor, Adagrad, Adam, AdamW, Averaged, Float, Formula, Ftrl, InvalidHyperparameter, Lamb, Lion,
+        Momentum, NAdam, RmsProp, RowAdagrad, Rule, RuleExt, Sgd, SlotShape, SlotSpec, Step, Unit,
+        UpdateError, merge_rows,
     };
 }
 
@@ -172,6 +172,9 @@ pub type Ftrl = Optimizer<rules::Ftrl>;
 /// NAdam, which is Adam with Nesterov momentum, as Keras defines it.
 #[doc(alias = "tf.keras.optimizers.Nadam")]
 pub type NAdam = Optimizer<rules::NAdam>;
+/// Adafactor, whose state is a moment for each row and each column of a matrix.
+#[doc(alias = "tf.keras.optimizers.Adafactor")]
+pub type Adafactor = Optimizer<rules::Adafactor>;
 /// LAMB, which scales the steps of each variable to its norm.
 #[doc(alias = "tf.keras.optimizers.Lamb")]
 pub type Lamb = Optimizer<rules::Lamb>;

@@ -7,7 +7,7 @@ use candle_nn::{Linear, Module, VarBuilder, linear};
 use distribute::data::Dataset;
 use distribute::optimizer::Transform;
 use distribute::optimizer::rules::{
-    Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, RmsProp, RowAdagrad, Rule, Sgd,
+    Adafactor, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, RmsProp, RowAdagrad, Rule, Sgd,
 };
 use distribute::{MirroredStrategy, ReduceOp};
 use distribute::{Optimizer, PerReplica, Replicated, Result, Strategy, nn::loss};
@@ -192,6 +192,7 @@ every_remainder! {
     adamw_on_any_replicas_with_any_remainder: AdamW::default(),
     adagrad_on_any_replicas_with_any_remainder: Adagrad::default(),
     row_adagrad_on_any_replicas_with_any_remainder: RowAdagrad { initial_accumulator_value: 0.1, ..RowAdagrad::default() },
+    adafactor_on_any_replicas_with_any_remainder: Adafactor::default(),
     lamb_on_any_replicas_with_any_remainder: Lamb { weight_decay: 0.1, ..Lamb::default() },
     rmsprop_on_any_replicas_with_any_remainder: RmsProp { momentum: 0.5, ..RmsProp::default() },
     ftrl_on_any_replicas_with_any_remainder: Ftrl { l1: 0.001, l2: 0.01, ..Ftrl::default() },

@@ -8,7 +8,7 @@ use distribute::nn::{
 };
 use distribute::optimizer::Transform;
 use distribute::optimizer::rules::{
-    Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, RmsProp, RowAdagrad, Rule, Sgd,
+    Adafactor, Adagrad, Adam, AdamW, Ftrl, Lamb, Momentum, RmsProp, RowAdagrad, Rule, Sgd,
 };
 use distribute::{Optimizer, Result, Strategy, Variables};
 
@@ -218,6 +218,7 @@ pub fn by_two(strategy: &Strategy) -> Vec<Trained> {
         add("ftrl", train(strategy, Ftrl::default(), 0.1, false, dtype));
         if dtype == DType::F64 {
             // These divide gradients by their size: of a small one all bits of it count.
+            add("adafactor", train(strategy, Adafactor::default(), 0.01, false, dtype));
             add("lamb", train(strategy, Lamb::default(), 0.01, false, dtype));
             add("adam", train(strategy, Adam::default(), 0.01, false, dtype));
             add("adamw", train(strategy, AdamW::default(), 0.01, false, dtype));
@@ -240,6 +241,7 @@ pub fn by_one(strategy: &Strategy) -> Vec<Trained> {
         add("row_adagrad", train_alone(strategy, RowAdagrad::default(), 0.1, dtype));
         add("ftrl", train_alone(strategy, Ftrl { l1: 1e-3, ..Ftrl::default() }, 0.1, dtype));
         if dtype == DType::F64 {
+            add("adafactor", train_alone(strategy, Adafactor::default(), 0.01, dtype));
             add("lamb", train_alone(strategy, Lamb::default(), 0.01, dtype));
             add("adam", train_alone(strategy, Adam::default(), 0.01, dtype));
             add("lazy adam", train_alone(strategy, Adam::lazy(), 0.01, dtype));

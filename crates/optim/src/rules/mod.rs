@@ -1,5 +1,6 @@
 //! The formulas of all rules, in one file each.
 
+mod adafactor;
 mod adagrad;
 mod adam;
 mod adamw;
@@ -30,6 +31,7 @@ impl RuleSpec {
             Self::Lion(rule) => Arc::new(rule),
             Self::RowAdagrad(rule) => Arc::new(rule),
             Self::Lamb(rule) => Arc::new(rule),
+            Self::Adafactor(rule) => Arc::new(rule),
             Self::Averaged { ema_momentum, of } => {
                 Arc::new(Averaged { rule: of.rule(), momentum: ema_momentum })
             }
@@ -40,7 +42,9 @@ impl RuleSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Adagrad, Adam, AdamW, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Sgd};
+    use crate::{
+        Adafactor, Adagrad, Adam, AdamW, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Sgd,
+    };
 
     #[test]
     fn an_average_of_an_average_is_not_decoded() {
@@ -55,7 +59,7 @@ mod tests {
 
     #[test]
     fn every_rule_comes_back_from_its_data() {
-        let rules: [Arc<dyn Rule>; 13] = [
+        let rules: [Arc<dyn Rule>; 14] = [
             Arc::new(Sgd),
             Arc::new(Momentum::nesterov(0.5)),
             Arc::new(Adam { beta1: 0.25, ..Adam::default() }),
@@ -67,6 +71,7 @@ mod tests {
             Arc::new(NAdam { beta2: 0.5, ..NAdam::default() }),
             Arc::new(Lion { weight_decay: 0.5, ..Lion::default() }),
             Arc::new(RowAdagrad { epsilon: 0.5, ..RowAdagrad::default() }),
+            Arc::new(Adafactor { relative_step: false, ..Adafactor::default() }),
             Arc::new(Lamb { weight_decay: 0.5, ..Lamb::default() }),
             Arc::new(Averaged { rule: Arc::new(Adam::lazy()), momentum: 0.75 }),
         ];

@@ -3,8 +3,8 @@
 // clippy's allow-unwrap-in-tests doesn't see helpers outside of #[test] functions.
 
 use distribute_optim::{
-    Adagrad, Adam, AdamW, Averaged, Float, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule,
-    RuleExt, Sgd, SlotSpec, Step, Unit, merge_rows,
+    Adafactor, Adagrad, Adam, AdamW, Averaged, Float, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad,
+    Rule, RuleExt, Sgd, SlotSpec, Step, Unit, merge_rows,
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -38,6 +38,8 @@ fn rules_of_variables() -> Vec<Box<dyn Rule>> {
     vec![
         Box::new(Lamb { weight_decay: 0.1, ..Lamb::default() }),
         Box::new(Averaged { rule: Arc::new(Lamb::default()), momentum: 0.9 }),
+        Box::new(Adafactor::default()),
+        Box::new(Adafactor { relative_step: false, clip_threshold: 0.5, ..Adafactor::default() }),
     ]
 }
 

@@ -44,6 +44,7 @@ fn every_rule_is_bit_identical_with_sharded_and_complete_state() {
     assert_all_train_equally(large(), rules::NAdam { lazy: true, ..Default::default() });
     assert_all_train_equally(large(), rules::Lion::default());
     assert_all_train_equally(large(), rules::RowAdagrad::default());
+    assert_all_train_equally(large(), rules::Adafactor::default());
     assert_all_train_equally(large(), rules::Lamb { weight_decay: 0.1, ..Default::default() });
     let averaged = rules::Averaged { rule: Arc::new(rules::Adam::default()), momentum: 0.9 };
     assert_all_train_equally(large(), averaged);

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarBuilder, linear};
 use distribute::data::Dataset;
 use distribute::nn::{BatchNorm, Dropout, Embedding, batch_norm, embedding, loss};
-use distribute::optimizer::rules::{Adagrad, Adam, Lamb, Momentum, Rule, Sgd};
+use distribute::optimizer::rules::{Adafactor, Adagrad, Adam, Lamb, Momentum, Rule, Sgd};
 use distribute::optimizer::{NotFinite, Transform};
 use distribute::{MirroredStrategy, OneDeviceStrategy, Optimizer, Result, Strategy};
 use distribute_testing::watched;
@@ -290,9 +290,11 @@ fn every_part_of_a_model_gives_the_same_bits() {
 fn rules_of_complete_variables_give_the_same_bits() {
     watched(|| {
         let plan = Plan { parts: Parts { table: true, ..Parts::default() }, ..Plan::new(31, 16) };
+        assert_all_train_equally(plan, Adafactor::default());
         assert_all_train_equally(plan, Lamb { weight_decay: 0.1, ..Lamb::default() });
         // The gradient of the bias before a norm is rounding, and its steps have the size of others.
         let all = Plan { parts: ALL, clip: true, micro: Micro::Halves, ..plan };
+        assert_trains_equally(all, Adafactor::default(), worlds(), false);
         assert_trains_equally(all, Lamb::default(), worlds(), false);
     });
 }

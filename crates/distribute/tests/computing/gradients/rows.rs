@@ -3,7 +3,9 @@
 use crate::gradients::{COUNTS, mirrored, numbers};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
-use distribute::optimizer::rules::{Adagrad, Adam, Ftrl, Lamb, Momentum, RmsProp, RowAdagrad, Rule, Sgd};
+use distribute::optimizer::rules::{
+    Adafactor, Adagrad, Adam, Ftrl, Lamb, Momentum, RmsProp, RowAdagrad, Rule, Sgd,
+};
 use distribute::optimizer::{Gradient, Gradients, Transform};
 use distribute::tensor::IndexedSlices;
 use distribute::{HostTensor, Optimizer, ReduceOp};
@@ -125,6 +127,8 @@ proptest! {
             assert_eq!(train_table(&rule, &transforms, &steps, true), train_table(&rule, &transforms, &steps, false));
             // It moves absent rows, in both.
             let rule = Adam::default();
+            assert_eq!(train_table(&rule, &[], &steps, true), train_table(&rule, &[], &steps, false));
+            let rule = Adafactor::default();
             assert_eq!(train_table(&rule, &[], &steps, true), train_table(&rule, &[], &steps, false));
             let rule = Lamb::default();
             assert_eq!(train_table(&rule, &[], &steps, true), train_table(&rule, &[], &steps, false));

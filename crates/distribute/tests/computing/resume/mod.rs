@@ -10,7 +10,8 @@ use distribute::checkpoint::RestoreFilter;
 use distribute::data::Dataset;
 use distribute::nn::loss;
 use distribute::optimizer::rules::{
-    Adagrad, Adam, AdamW, Averaged, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule, Sgd,
+    Adafactor, Adagrad, Adam, AdamW, Averaged, Ftrl, Lamb, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule,
+    Sgd,
 };
 use distribute::tensor::Leaf;
 use distribute::variables::{VariableAggregation, VariableSynchronization};
@@ -208,6 +209,11 @@ fn a_resumed_training_with_row_adagrad_has_the_same_bits() {
 #[test]
 fn a_resumed_training_with_lamb_has_the_same_bits() {
     same_bits(Lamb { weight_decay: 0.1, ..Lamb::default() });
+}
+
+#[test]
+fn a_resumed_training_with_adafactor_has_the_same_bits() {
+    same_bits(Adafactor::default());
 }
 
 #[test]
