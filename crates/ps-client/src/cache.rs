@@ -80,8 +80,8 @@ impl HostCache {
         self.fetched.load(Ordering::Relaxed) != Fetched::Rows as u8
     }
 
-    /// Fetches the shards that have changed, unless only rows are fetched. No thread may be computing with
-    /// the values.
+    /// Fetches the shards that have changed. Does nothing if the cache is for rows only. No thread may be computing
+    /// with the values.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer, or its response does not match the request.
@@ -90,8 +90,8 @@ impl HostCache {
         fetch_all(operation, std::slice::from_ref(self))
     }
 
-    /// Fetches all values in this and all later steps. If they have not been fetched yet, fetches them
-    /// immediately; other threads that call this wait.
+    /// Makes the cache complete: from now on, each step fetches all values, not only the rows that its batch needs. If
+    /// the values have not been fetched yet, fetches them before returning. Concurrent calls wait for that fetch.
     ///
     /// # Errors
     /// - [`Error::Server`], [`Error::InvalidArgument`]: see [`refresh`](Self::refresh). The next step tries again.

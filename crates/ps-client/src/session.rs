@@ -170,8 +170,8 @@ impl Session {
     }
 
     // INV-55
-    /// Fetches the complete value of a variable in this and all later steps. Also fetches it immediately, except that a
-    /// running step keeps values that have already been fetched.
+    /// Fetches the complete value of the variable of `cache`, now and in all later steps. If a step is running and the
+    /// value is already complete, nothing is fetched now, because the step must keep its values.
     ///
     /// # Errors
     /// - [`Error::Server`]: a server did not answer.

@@ -4,8 +4,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
-/// A port of the loopback interface that is reserved until this is dropped: the system does not assign it to other
-/// sockets. A process that requests this port can listen at it.
+/// A port of the loopback interface, reserved until the value is dropped: the system assigns it to no other socket, but
+/// a process that asks for this port can listen on it.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
@@ -30,7 +30,7 @@ impl Port {
         self.address.port()
     }
 
-    /// Returns the address at which to listen.
+    /// Returns the address to listen on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

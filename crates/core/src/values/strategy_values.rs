@@ -1,4 +1,4 @@
-//! Creates one value per replica, and takes values apart.
+//! The creation of per-replica values, and access to the local components of distributed values.
 
 use super::{Distributed, PerReplica};
 use crate::strategy::Strategy;
@@ -6,9 +6,9 @@ use distribute_base::Result;
 use std::fmt;
 
 impl Strategy {
-    /// Returns the parts of a value that belong to this process. For a [`PerReplica`] these are its components, in
-    /// order. For a nested structure there is one structure per local replica; for a `Mirrored` or a variable, one copy
-    /// or handle per local replica. Any other value is the only part.
+    /// Returns the components of a value that belong to this process. For a [`PerReplica`] these are all of its
+    /// values, in order. For a nested structure there is one structure per local replica; for a `Mirrored` or a
+    /// variable, one copy or handle per local replica. Any other value is returned as the only component.
     ///
     /// # Errors
     /// - [`Error::Parts`](distribute_base::Error::Parts): the value was created for a different number of

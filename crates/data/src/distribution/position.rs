@@ -42,9 +42,12 @@ pub struct Origin {
     /// The number of rows of a full batch; `None` if the pipeline does not determine it.
     pub batch: Option<usize>,
     /// A checksum of the operations and their parameters, such as seeds, padding, default values and the skipping of
-    /// broken records. It excludes the names of files, numbers of threads and sizes of prefetches. `None` for datasets
-    /// created by a function. A pass that began without skipping broken records can resume with it. Changes inside
-    /// user functions, of the initial state of a `scan`, or of values in memory cannot be detected.
+    /// broken records. It does not cover file names, numbers of threads or prefetch sizes. `None` for datasets created
+    /// by a function.
+    ///
+    /// A position with a different checksum is rejected, with one exception: a pass that began without skipping broken
+    /// records can be resumed by a pipeline that skips them. Changes inside user functions, of the initial state of a
+    /// `scan`, or of values in memory are not detected.
     pub pipeline: Option<u32>,
 }
 

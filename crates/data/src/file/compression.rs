@@ -422,7 +422,8 @@ mod tests {
         }
     }
 
-    /// Checks that other compressions are rejected by name. In an earlier version, their bytes were read as text.
+    /// Checks that files in unsupported compression formats are rejected with an error that names the format. An
+    /// earlier version read their bytes as text.
     #[test]
     fn other_compressions_are_refused_by_name() {
         let packed: [(&str, &[u8]); 7] = [

@@ -289,8 +289,8 @@ mod tests {
         assert_eq!(rows(&minus)[2], [[0, -1], [21, 22]]);
     }
 
-    /// TensorFlow: with `pad_to_bucket_boundary`, the size is the boundary minus 1, and an element beyond the last
-    /// boundary is an error. (2.21 computed these values.)
+    /// Checks that sequences are padded to the boundary minus 1, as in TensorFlow with `pad_to_bucket_boundary`. A
+    /// sequence that is not shorter than the last boundary is an error. TensorFlow 2.21 computed the expected values.
     #[test]
     fn batches_may_be_padded_to_the_boundary() {
         let data = bucketed(Buckets::new([4, 7], [2, 2, 2]).pad_to_boundary());

@@ -30,7 +30,7 @@ pub enum Target {
     TrainJob,
     /// A manifest of a `JobSet` of Kubernetes.
     JobSet,
-    /// Manifests of a Service and of a Job with an index for each kind of task, for Kubernetes without an operator.
+    /// Manifests of a Service and of one Indexed Job for each kind of task, for Kubernetes without an operator.
     IndexedJob,
 }
 

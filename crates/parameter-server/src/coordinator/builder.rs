@@ -32,13 +32,14 @@ impl ClusterCoordinatorBuilder {
         self
     }
 
-    /// Sets the maximum time to wait until all workers have answered for the first time; 60 s by default. Workers may
-    /// start in any order.
+    /// Sets the maximum time that [`build`](Self::build) waits until all workers have answered for the first time; 60 s
+    /// by default. After this time it returns an error. Workers may start in any order.
     pub fn join_timeout(self, timeout: Duration) -> Self {
         self.choose("join_timeout", |options| options.join_timeout = timeout)
     }
 
-    /// Sets the maximum time that the coordinator waits while no worker is connected; 60 s by default.
+    /// Sets the maximum time that calls of the coordinator wait while no worker is connected; 60 s by default. After
+    /// this time they return an error. Scheduled closures remain queued, and run when a worker connects.
     pub fn timeout(self, timeout: Duration) -> Self {
         self.choose("timeout", |options| options.timeout = timeout)
     }

@@ -70,7 +70,8 @@ impl Sharded {
         }
     }
 
-    /// Writes the values of the rows from `first` on. In lock step, each worker sends the rows of some servers.
+    /// Writes the rows of `values` to the rows of the variable from `first` on. In lock step, all workers must make the
+    /// same call; each of them sends only the rows on the servers that are assigned to it.
     ///
     /// # Errors
     /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer.
@@ -86,8 +87,9 @@ impl Sharded {
         })
     }
 
-    /// Writes the slots of the rows from `first` on, without changing values. In lock step, each worker sends the rows
-    /// of some servers.
+    /// Writes the slots `names` of the rows from `first` on, without changing values. `slots` has a tensor for each
+    /// name, with one row for each row to be written. In lock step, all workers must make the same call; each of them
+    /// sends only the rows on the servers that are assigned to it.
     ///
     /// # Errors
     /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer, or the table has other slots.
@@ -104,8 +106,8 @@ impl Sharded {
         })
     }
 
-    /// Splits tensors with one row for each row from `first` on by shard. Sends the request that `request` creates from
-    /// the rows of each shard.
+    /// Splits `tensors` by shard. Their rows are those of the variable from `first` on. For each shard, sends the
+    /// request that `request` creates from the shard's table, its rows and their values.
     fn send_range(
         &self,
         operation: &'static str,
@@ -128,8 +130,8 @@ impl Sharded {
         self.channels.ask(operation, requests).map(drop)
     }
 
-    /// Returns `true` if this worker sends changes of some of the given rows. In lock step, each worker sends those of
-    /// some servers.
+    /// Returns `true` if this worker sends the changes of at least one of the given rows. In lock step, each worker
+    /// sends those of the servers that are assigned to it; otherwise, each worker sends all of its changes.
     pub fn sends_some(&self, rows: &Range<usize>) -> bool {
         self.on_shards(rows)
             .iter()

@@ -127,9 +127,9 @@ struct LogPart {
     next: Option<PathBuf>,
     /// Whether the begin record may be missing, because a server stopped before writing it.
     may_lack_begin: bool,
-    /// Whether the file contains a record.
+    /// Whether a record of the file has been read so far.
     begun: bool,
-    /// Whether the file contains a change.
+    /// Whether a change in the file has been read so far.
     changed: bool,
 }
 

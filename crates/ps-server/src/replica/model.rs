@@ -34,7 +34,7 @@ struct Client {
     /// Whether the current process has applied the change.
     made: bool,
     counted: i64,
-    /// Whether the server has rejected the client, because it has lost changes.
+    /// Whether the server has rejected the client because the server's own changes were lost.
     refused: bool,
 }
 

@@ -241,7 +241,7 @@ impl DynamicTable {
         self.len() == 0
     }
 
-    /// Returns the number of ids without a row for which occurrences are counted.
+    /// Returns the number of ids that have no row yet, but whose occurrences are being counted.
     pub fn waiting(&self) -> usize {
         with_segments!(&self.segments, all => all.iter().map(|segment| segment.read().waiting()).sum())
     }

@@ -37,7 +37,7 @@ pub enum Scenario {
     CrashInCall,
     /// A worker is killed between two calls.
     CrashBetween,
-    /// A part of the network is interrupted for a time, in one or both directions.
+    /// The network is partitioned for a time: some workers are cut off from the others, in one or both directions.
     Partition,
     /// The connections between up to two pairs of workers break.
     Break,

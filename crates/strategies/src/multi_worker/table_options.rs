@@ -25,8 +25,8 @@ pub enum HostedWeights {
     /// The tables: the weights of layers that look up rows. Each worker has a copy of all other weights.
     #[default]
     Tables,
-    /// All weights, with their slots. Each worker fetches the weights that it computes with after each step. A worker
-    /// needs memory for one copy of them, but not for slots.
+    /// All weights, with their slots. After each step, each worker fetches the weights with which it computes. A worker
+    /// needs memory for one copy of the weights, but not for slots.
     #[doc(alias = "SyncReplicasOptimizer")]
     #[doc(alias = "FullyShardedDataParallel")]
     All,

@@ -36,7 +36,8 @@ pub(super) struct ServiceSettings {
 /// The tables of all workers, and this worker's share of them.
 pub(super) struct SharedTables {
     pub servers: Arc<ParameterServers>,
-    /// The service for this worker's share; `None` if the tables are on parameter servers.
+    /// This worker's share, with the service through which the other workers access it. `None` if the tables are on
+    /// parameter servers, or if this is the only worker.
     _share: Option<Share>,
 }
 

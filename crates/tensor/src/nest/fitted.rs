@@ -2,9 +2,12 @@
 
 use crate::{Leaf, Nest, Tree};
 
-/// Converts host tensors to candle tensors on the CPU if `T` requires them. Stops at the first leaf that does not fit
-/// `T` for another reason. This is for leaves that were created from a description, which does not contain the kind of
-/// leaf.
+/// Returns the tree with its host tensors converted to candle tensors on the CPU where `T` requires them. If a leaf
+/// does not fit `T` for another reason, it and all later leaves are returned unchanged, and `T::from_tree` returns the
+/// error.
+///
+/// Use this for trees that were created from a description, which does not distinguish host tensors from candle
+/// tensors.
 #[cfg(feature = "candle")]
 pub fn fitted<T: Nest>(tree: Tree<Leaf>) -> Tree<Leaf> {
     let (mut leaves, structure) = tree.clone().flatten();

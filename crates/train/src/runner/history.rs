@@ -40,8 +40,8 @@ pub enum End {
     Patience,
     /// A callback returned [`ControlFlow::Break`](std::ops::ControlFlow::Break).
     Callback,
-    /// The process [received a notice](super::Trainer::save_on_notice). The training run is incomplete and must be
-    /// started again.
+    /// A worker [received a notice](super::Trainer::save_on_notice) that its process will be killed soon. The training
+    /// run is incomplete. Start it again to resume, unless only this worker has left and the others continue.
     Notice,
 }
 

@@ -263,7 +263,7 @@ where
         Ok(end)
     }
 
-    /// Runs the remaining steps of the current epoch. Returns `Break` if the process must exit, after saving its state.
+    /// Runs the remaining steps of the current epoch. Returns `Break` if the process must exit because of a notice.
     ///
     /// `pass` is the current pass over the dataset. If `steps` is `Some`, the pass continues in the next epoch. Returns
     /// an error if the epoch has no batch.
@@ -381,7 +381,8 @@ where
         if self.trainer.validates_ema { self.optimizer.begin_ema().map(Some) } else { Ok(None) }
     }
 
-    /// Saves the state of the training run if this process has received a notice. Returns `true` if it has.
+    /// Returns `true` if this process must exit because of a notice. Saves the state of the training run first, unless
+    /// this worker leaves while the others continue. Returns `false` if [`Trainer::save_on_notice`] is not set.
     #[track_caller]
     fn save_on_notice(&self) -> Result<bool> {
         let (Some(notice), Some(backup)) = (&self.notice, &self.backup) else { return Ok(false) };

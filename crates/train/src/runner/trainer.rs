@@ -206,11 +206,16 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Saves a backup after the current step if a worker receives SIGTERM or another notice from a
-    /// [`Preemption`](crate::Preemption) of the same strategy. All workers then return
-    /// [`End::Notice`](super::End::Notice). Requires [`backup`](Self::backup).
+    /// Ends training after a notice that a process will be killed soon. The notice is SIGTERM, or a call of
+    /// [`Preemption::notify`](crate::Preemption::notify) for the same strategy. Requires [`backup`](Self::backup).
     ///
-    /// `grace` is the time between the notice and the moment at which the scheduler kills the process.
+    /// All workers finish the current step or, if there are several workers, possibly the next one. They save a backup
+    /// and return [`End::Notice`](super::End::Notice). In elastic training with [`recover`](Self::recover), only the
+    /// workers that received the notice return, without a backup, and the others continue. All workers return there as
+    /// well if the first worker received the notice, or if too few would remain.
+    ///
+    /// `grace` is the time from the notice until the scheduler kills the process. It delays nothing: if the backup is
+    /// complete only after that time, the run returns [`Error::GracePeriod`](distribute_base::Error::GracePeriod).
     #[doc(alias = "save_before_preemption")]
     #[doc(alias = "tf.distribute.experimental.PreemptionCheckpointHandler")]
     #[doc(alias = "PreemptionCheckpointHandler")]
