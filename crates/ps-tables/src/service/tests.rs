@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{DynamicOptions, Error, Initializer, Push, RowPartition};
-use distribute_optim::{Adam, Momentum, RuleSpec, Sgd, Step};
+use distribute_optim::{Adam, Momentum, RowAdagrad, RuleSpec, Sgd, Step};
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Write};
 use std::sync::Arc;
@@ -247,7 +247,11 @@ fn a_table_goes_on_from_its_image() {
     let mut ids = dynamic("ids");
     let Contents::Dynamic { options, .. } = &mut ids.contents else { panic!("it is dynamic") };
     (options.admit_after, options.max_rows, options.waiting) = (3, Some(130), 64);
-    for spec in [TableSpec::values("w", matrix(&[0.5; 60], 2)).rule(adam), ids.clone()] {
+    let rule = RuleSpec::RowAdagrad(RowAdagrad::default());
+    let averaged = RuleSpec::Averaged { ema_momentum: 0.9, of: Box::new(rule.clone()) };
+    let dense = |name, rule| TableSpec::values(name, matrix(&[0.5; 60], 2)).rule(rule);
+    let by_row = dynamic("ids by row").rule(averaged);
+    for spec in [dense("w", adam), dense("w by row", rule), ids.clone(), by_row] {
         one.handle(&Request::Create(spec)).unwrap();
     }
     let train = |tables: &Tables, steps: std::ops::Range<u64>| {
@@ -260,8 +264,12 @@ fn a_table_goes_on_from_its_image() {
                 rows,
                 gradient: gradient.clone(),
             };
-            tables.handle(&push("ids", rows.clone())).unwrap();
-            tables.handle(&push("w", rows.iter().map(|id| id % 30).collect())).unwrap();
+            for name in ["ids", "ids by row"] {
+                tables.handle(&push(name, rows.clone())).unwrap();
+            }
+            for name in ["w", "w by row"] {
+                tables.handle(&push(name, rows.iter().map(|id| id % 30).collect())).unwrap();
+            }
         }
     };
     train(&one, 0..9);

@@ -9,7 +9,7 @@ use super::{Core, StateHeader};
 use crate::codec::{Call, Encoded};
 use crate::log::{self, open_disk};
 use crate::{Durability, OpenError, ServerOptions, inspect};
-use distribute_optim::{Momentum, RuleSpec, Step};
+use distribute_optim::{Momentum, RowAdagrad, RuleSpec, Step};
 use distribute_ps_tables::{
     Contents, DynamicOptions, Eviction, ImageContents, Initializer, Origin, Push, Refusal, RefusalKind,
     Request, Response, TableSpec,
@@ -47,9 +47,11 @@ fn tables() -> Request {
         eviction: Eviction::LeastFrequent,
     };
     let contents = Contents::Dynamic { row_shape: vec![3], dtype: DType::F64, initializer, options };
-    let rule = RuleSpec::Momentum(Momentum::nesterov(0.9));
+    // One slot has a number for each row, and the other the shape of the values.
+    let rule = RuleSpec::RowAdagrad(RowAdagrad::default());
+    let averaged = RuleSpec::Averaged { ema_momentum: 0.9, of: Box::new(rule.clone()) };
     Request::Batch(vec![
-        Request::Create(TableSpec { name: "ids".into(), contents, rule: Some(rule.clone()) }),
+        Request::Create(TableSpec { name: "ids".into(), contents, rule: Some(averaged) }),
         Request::Create(
             TableSpec::values("w", HostTensor::new(vec![1f32; 3000], [1000, 3]).unwrap()).rule(rule),
         ),
