@@ -111,6 +111,10 @@ pub(crate) struct TaskRecord {
 }
 
 impl TaskRecord {
+    fn has_succeeded(&self) -> bool {
+        self.status == Status::Ended && self.end.as_ref().is_some_and(End::is_success)
+    }
+
     /// Cancels the restart for which the task is waiting.
     fn stays_ended(&mut self) {
         self.status = Status::Ended;
@@ -262,27 +266,29 @@ impl Supervisor {
         self.end_if_all_succeeded(actions);
     }
 
-    /// Returns whether a restarted worker would find no other workers. This happens only in a job with a minimum
-    /// number of workers: the others have succeeded, so the training is complete. A restarted first worker would
-    /// train again from the beginning.
+    /// Returns whether a restarted worker could not continue the training, because it may be complete. Returns `false`
+    /// if all workers are required, and for tasks that do not train.
+    ///
+    /// The success of the first worker ends the training: the first worker never leaves alone after a notice. As long
+    /// as it runs, it admits other workers that were restarted, or rejects them because the training has ended.
+    ///
+    /// The success of another worker has two possible reasons: the worker left alone after a notice, or the training is
+    /// complete. The first worker is not restarted in either case, because it would train again from the beginning if
+    /// it found no others.
     fn cannot_join(&self, task: usize) -> bool {
-        let has_ended = |known: &TaskRecord| {
-            trains(&known.task)
-                && known.status == Status::Ended
-                && known.end.as_ref().is_some_and(End::is_success)
-        };
-        self.policy.min_workers.is_some()
-            && trains(&self.tasks[task].task)
-            && self.tasks.iter().any(has_ended)
+        let mut workers = (0..self.tasks.len()).filter(|task| trains(&self.tasks[*task].task));
+        let Some(first) = workers.next().filter(|_| self.policy.min_workers.is_some()) else { return false };
+        if task == first {
+            workers.any(|worker| self.tasks[worker].has_succeeded())
+        } else {
+            trains(&self.tasks[task].task) && self.tasks[first].has_succeeded()
+        }
     }
 
     /// Returns whether the chief has succeeded. The chief schedules the work of the other tasks. Returns `false` if
     /// there is no such chief.
     fn chief_has_succeeded(&self) -> bool {
-        let chief = self.chief.map(|chief| &self.tasks[chief]);
-        chief.is_some_and(|chief| {
-            chief.status == Status::Ended && chief.end.as_ref().is_some_and(End::is_success)
-        })
+        self.chief.is_some_and(|chief| self.tasks[chief].has_succeeded())
     }
 
     /// Cancels all restarts, because restarted tasks would find no chief. Starts the timer for tasks that remain after
@@ -344,7 +350,8 @@ impl Supervisor {
         let (workers, others): (Vec<_>, Vec<_>) = self.tasks.iter().partition(|known| trains(&known.task));
         // The rendezvous of the workers is at the first one's address.
         let needed = others.into_iter().chain(workers.first().copied());
-        // Workers that have succeeded did not need it.
+        // Workers that have succeeded count: either the training is complete, which does not need the others, or they
+        // left after a notice. In the latter case the remaining workers decide themselves whether they are too few.
         let well = workers.iter().filter(|known| !known.lost).count();
         let left = workers.iter().filter(|known| !known.lost && known.status != Status::Ended).count();
         (!needed.into_iter().any(|known| known.lost) && well >= least).then_some(left)

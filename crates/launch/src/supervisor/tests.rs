@@ -138,6 +138,69 @@ fn where_workers_come_and_go_none_is_started_again_when_others_have_ended_well()
 }
 
 #[test]
+fn a_worker_that_leaves_after_a_notice_does_not_prevent_restarts_of_the_others() {
+    let policy =
+        Policy { max_restarts: 1, backoff: SECOND, min_workers: Some(2), grace: 10 * SECOND, timeout: None };
+    let failed = |task| ended(task, End::Signaled(9));
+    // Worker 3 of 4 leaves alone, with 0, and the others continue. After that, workers 1 and 2 fail and are restarted.
+    let after_restarts = || {
+        let tasks = Layout::new(4).tasks();
+        let mut supervisor = Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy.clone()).0;
+        assert_eq!(supervisor.decide(ended(3, End::Exited(0))), []);
+        for task in [1, 2] {
+            let waits = supervisor.decide(failed(task));
+            let [Action::Notify(Notice::Restart { .. }), Action::Set(Timer::Restart(of), _)] = waits[..]
+            else {
+                panic!("{waits:?}")
+            };
+            assert_eq!(of, task);
+            let starts = supervisor.decide(Input::Expired(Timer::Restart(task)));
+            assert_eq!(starts[0], Action::Start { task, restart: 1 });
+        }
+        supervisor
+    };
+    let loses = |supervisor: &mut Supervisor, task: usize, count: usize| {
+        let lost = supervisor.decide(failed(task));
+        assert!(matches!(lost[0], Action::Notify(Notice::Lost { left, .. }) if left == count), "{lost:?}");
+    };
+
+    // The first worker never leaves alone, so its success ends the training.
+    let mut supervisor = after_restarts();
+    supervisor.decide(ended(0, End::Exited(0)));
+    loses(&mut supervisor, 1, 1);
+    loses(&mut supervisor, 2, 0);
+    assert!(supervisor.is_over());
+    assert_eq!(supervisor.into_parts().0, Cause::Done);
+
+    // Too few are left, unless the training is complete. The first worker reports which of the two is the case.
+    for (end, cause) in [(End::Exited(0), Cause::Done), (End::Exited(1), Cause::Failed(0))] {
+        let mut supervisor = after_restarts();
+        loses(&mut supervisor, 1, 2);
+        loses(&mut supervisor, 2, 1);
+        supervisor.decide(ended(0, end));
+        assert!(supervisor.is_over());
+        assert_eq!(supervisor.into_parts().0, cause);
+    }
+}
+
+#[test]
+fn a_worker_is_not_restarted_if_the_first_one_succeeds_in_the_meantime() {
+    let policy =
+        Policy { max_restarts: 5, backoff: SECOND, min_workers: Some(1), grace: 10 * SECOND, timeout: None };
+    let tasks = Layout::new(2).with_evaluator().tasks();
+    let mut supervisor = Supervisor::new(tasks.into_iter().map(|(task, _)| task), policy).0;
+    assert_eq!(supervisor.decide(ended(1, End::Exited(1))).len(), 2);
+    assert_eq!(supervisor.decide(ended(0, End::Exited(0))), []);
+    // The evaluator does not train, so the end of the training does not prevent its restart.
+    assert_eq!(supervisor.decide(ended(2, End::Exited(1))).len(), 2);
+    let starts = supervisor.decide(Input::Expired(Timer::Restart(2)));
+    assert_eq!(starts[0], Action::Start { task: 2, restart: 1 });
+    let lost = supervisor.decide(Input::Expired(Timer::Restart(1)));
+    assert!(matches!(lost[0], Action::Notify(Notice::Lost { left: 0, .. })), "{lost:?}");
+    assert_eq!(lost[1..], stopping(Signal::Terminate, &[2])[..]);
+}
+
+#[test]
 fn who_does_not_end_when_asked_is_killed() {
     let mut supervisor = supervisor(0);
     supervisor.decide(ended(0, End::Signaled(11)));
