@@ -135,9 +135,13 @@ impl Launch {
     }
 
     /// Sets the minimum number of workers. If a worker fails and is not restarted, the job continues as long as at
-    /// least this number of workers is left. By default, all workers are required. The first worker is always required,
-    /// because the rendezvous is at its address. The number is passed to every task as `DISTRIBUTE_MIN_WORKERS`, which
-    /// the task's strategy also uses.
+    /// least this number of workers is left or has exited with 0. By default, all workers are required. The first
+    /// worker is always required, because the rendezvous is at its address. The number is passed to every task as
+    /// `DISTRIBUTE_MIN_WORKERS`, which the task's strategy also uses.
+    ///
+    /// With a minimum number, workers that fail after the first worker has exited with 0 are not restarted, because
+    /// training is complete. The first worker is not restarted after any other worker has exited with 0, because it
+    /// could then train again from the beginning.
     pub fn min_workers(mut self, workers: usize) -> Self {
         self.policy.min_workers = Some(workers);
         self.env("DISTRIBUTE_MIN_WORKERS", workers.to_string())

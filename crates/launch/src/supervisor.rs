@@ -29,8 +29,8 @@ pub(crate) struct Policy {
     /// The delay before the first restart of a task. It doubles with each further restart. It is reset after the task
     /// has run for more than [`MIN_RUN`] and more than twice the last delay.
     pub backoff: Duration,
-    /// The minimum number of tasks that train, including the first. As long as this number of tasks is left, the job
-    /// continues after others have failed permanently; `None` means that all are required.
+    /// The minimum number of tasks that train, including the first. As long as at least this number of tasks is left or
+    /// has succeeded, the job continues after others have failed permanently; `None` means that all are required.
     pub min_workers: Option<usize>,
     /// The time that tasks may take to exit after they are asked to.
     pub grace: Duration,
@@ -343,8 +343,8 @@ impl Supervisor {
         }
     }
 
-    /// Returns the number of remaining tasks that train, if the job can continue with them. Returns `None` if
-    /// they are too few, or if a required task has failed.
+    /// Returns the number of tasks that train and have not exited, if the job can continue. Returns `None` if these and
+    /// the successful ones are fewer than the minimum, or if a required task has failed permanently.
     fn left(&self) -> Option<usize> {
         let least = self.policy.min_workers?;
         let (workers, others): (Vec<_>, Vec<_>) = self.tasks.iter().partition(|known| trains(&known.task));

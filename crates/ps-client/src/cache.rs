@@ -75,7 +75,7 @@ impl HostCache {
         let _ = self.copies.set(copies);
     }
 
-    /// Returns `true` if all values are fetched at the beginning of a step.
+    /// Returns `true` if each step fetches all values when it begins, not only rows.
     pub fn fetches_all(&self) -> bool {
         self.fetched.load(Ordering::Relaxed) != Fetched::Rows as u8
     }

@@ -85,8 +85,8 @@ impl Session {
         }
     }
 
-    /// Registers a cache, whose values are fetched whenever a step begins, and returns it. The session does not keep
-    /// the cache alive.
+    /// Registers a cache and returns it. Unless the cache is for rows only, its values are fetched whenever a step
+    /// begins. The session does not keep the cache alive.
     pub fn register(&self, cache: HostCache) -> Arc<HostCache> {
         let cache = Arc::new(cache);
         let mut caches = lock(&self.caches);
@@ -102,8 +102,8 @@ impl Session {
         lock(&self.caches).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Begins a step. Fetches the values of all caches, unless an update in flight does so. A step that is
-    /// `inside` another one does not fetch, but uses the same values.
+    /// Begins a step. Waits for the updates in flight and fetches the values of all caches, unless the last of these
+    /// updates will fetch them. A step that is `inside` another one does neither, but uses the same values.
     ///
     /// # Errors
     /// - [`Error::Server`]: values could not be fetched, or an update in flight failed.

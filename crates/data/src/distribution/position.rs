@@ -22,10 +22,14 @@ pub struct Position {
     /// The layout with which the pass began, and its sharding. They determine which element belongs to which step
     /// until the end of the pass.
     pub origin: Origin,
-    /// The files of the dataset. `None` in the result of [`Distribution::beginning`](super::Distribution::beginning),
-    /// if there are no files, and if workers may read different ones. Workers may read different files if there are
-    /// several workers and either the policy is [`AutoShardPolicy::Off`] or a function creates the datasets. Positions
-    /// of earlier versions also have `None`; their files are not compared.
+    /// The files of the dataset. They are compared when the pass resumes, unless this is `None`, which it is in the
+    /// following cases:
+    ///
+    /// - The position is the result of [`Distribution::beginning`](super::Distribution::beginning).
+    /// - The dataset reads no files.
+    /// - Workers may read different files: there are several workers, and either the policy is
+    ///   [`AutoShardPolicy::Off`] or a function creates the datasets.
+    /// - An earlier version of this crate created the position.
     #[serde(default)]
     pub files: Option<FileList>,
 }

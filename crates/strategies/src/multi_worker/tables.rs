@@ -96,7 +96,7 @@ impl SharedTables {
         Ok(Self { servers, _share: Some(share) })
     }
 
-    /// Stores the tables of the only worker in its memory.
+    /// Creates the tables of a strategy with a single worker, in the memory of this process.
     pub fn of_one(options: TableOptions, world: World, timeout: Duration) -> Result<Self> {
         let channel: Arc<dyn Channel> = Arc::new(LocalChannel::new(0, Arc::default()));
         Ok(Self { servers: client(vec![channel], options, (timeout, timeout), world)?, _share: None })
@@ -137,7 +137,7 @@ impl SharedTables {
     }
 }
 
-/// Returns the client of the servers to which the given channels lead.
+/// Creates the client of the servers to which the given channels lead.
 fn client(
     channels: Vec<Arc<dyn Channel>>,
     options: TableOptions,
@@ -149,7 +149,8 @@ fn client(
     Ok(Arc::new(ParameterServers::of_tables(channels, timeouts, policy, world)?.with_row_cache(row_cache)))
 }
 
-/// Returns the addresses of the cluster's parameter servers.
+/// Returns the addresses of the cluster's parameter servers. If there are none, or a gap between their indices, returns
+/// an error.
 fn addresses(cluster: &ClusterSpec) -> Result<Vec<Address>> {
     let servers = cluster.job_tasks(&Job::Ps).unwrap_or_default();
     let all: Option<Vec<Address>> = servers.into_iter().map(|address| address.cloned()).collect();
@@ -173,7 +174,8 @@ fn warn_used(servers: &ParameterServers, world: World) {
     }
 }
 
-/// Waits until the other workers have closed their connections, because they may still read rows that are stored here.
+/// Waits until the other workers have closed their connections, because they may still be reading rows that are stored
+/// here. Logs a warning if some connections are still open after the timeout.
 impl Drop for Share {
     fn drop(&mut self) {
         // Variables may still hold the channels, and every worker waits for the others here.

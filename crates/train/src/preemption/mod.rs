@@ -115,13 +115,12 @@ impl Preemption {
         self.strategy.notice().receive();
     }
 
-    /// Returns `true` if this worker must stop training at this point.
+    /// Returns `true` if this worker must stop training at this point. With several workers, a notice takes effect when
+    /// the next step has begun.
     ///
-    /// The result is the same on all workers if all of them call this after the same step. With several workers, a
-    /// notice takes effect when the next step has begun.
-    ///
-    /// If only the workers that received the notice leave, the result is `true` only on these. Such a worker takes part
-    /// in no further calls, and its further steps return an error. It must return from the closure of
+    /// All workers must call this after the same step. If all of them exit, the result is the same on all. If only the
+    /// workers that received the notice leave, the result is `true` only on these. Such a worker takes part in no
+    /// further calls, and its further steps return an error. It must return from the closure of
     /// [`Training::run`](crate::Training::run) and exit.
     pub fn requested(&self) -> bool {
         let Some(decision) = self.decision() else { return false };
@@ -148,9 +147,9 @@ impl Preemption {
 
     /// Saves a checkpoint from which training can resume, as the next one in the manager's folder.
     ///
-    /// All workers must make this call after [`requested`](Self::requested) has returned `true`. Only the chief writes
-    /// the checkpoint, and logs its path. Returns the path of the checkpoint, or `None` on a worker that leaves while
-    /// the others continue, because they have its complete state.
+    /// All workers on which [`requested`](Self::requested) has returned `true` must make this call. Only the chief
+    /// writes the checkpoint, and logs its path. Returns the path of the checkpoint. On a worker that leaves while the
+    /// others continue, saves nothing and returns `None`, because the others have its complete state.
     ///
     /// # Errors
     /// - [`Error::GracePeriod`]: the checkpoint was complete only after the grace period, which begins with the notice.

@@ -225,7 +225,8 @@ impl<'a> Trainer<'a> {
     }
 
     /// Resumes training after another worker fails, as [`Training`](crate::Training) does. The remaining workers wait
-    /// for a replacement for at most `patience`.
+    /// for a replacement for at most `patience`. In elastic training they may continue without a replacement before
+    /// that.
     pub fn recover(mut self, patience: Duration) -> Self {
         self.recovers = Some(patience);
         self
