@@ -6,10 +6,9 @@ use crate::{Cardinality, Error, Result};
 /// size.
 const MAX: u64 = 1 << 47;
 
-/// Checks that `size` elements of a dataset of length `input` can be kept in memory at the same time. The check fails
-/// only if the dataset has that many elements and no memory can hold them. Buffers grow with the elements, so a dataset
-/// of unknown length, or one that fits into memory, passes the check with any `size`. The error contains `operation`
-/// and `parameter`.
+/// Checks that a buffer of up to `size` elements of a dataset of length `input` can be kept in memory. A buffer never
+/// has more elements than the dataset, so the check fails only if both numbers exceed what any memory can hold. A
+/// dataset of unknown length passes the check with any `size`. The error contains `operation` and `parameter`.
 pub(crate) fn fits(
     operation: &'static str,
     parameter: &'static str,

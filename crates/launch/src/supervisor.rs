@@ -139,8 +139,8 @@ pub(crate) struct Supervisor {
     tasks: Vec<TaskRecord>,
     phase: Phase,
     cause: Option<Cause>,
-    /// The index of the chief in a job with parameter servers; otherwise `None`. Without it, the workers have
-    /// nothing to do.
+    /// The index of the chief in a job with parameter servers; otherwise `None`. The workers of such a job do nothing
+    /// without their chief.
     chief: Option<usize>,
 }
 

@@ -70,8 +70,9 @@ impl Sharded {
         }
     }
 
-    /// Writes the rows of `values` to the rows of the variable from `first` on. In lock step, all workers must make the
-    /// same call; each of them sends only the rows on the servers that are assigned to it.
+    /// Writes the rows of `values` to the rows of the variable from `first` on. In lock step, sends only rows on
+    /// servers that are assigned to this worker. Every worker that [sends some](Self::sends_some) of the rows must
+    /// therefore make this call with the same arguments.
     ///
     /// # Errors
     /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer.
@@ -88,8 +89,8 @@ impl Sharded {
     }
 
     /// Writes the slots `names` of the rows from `first` on, without changing values. `slots` has a tensor for each
-    /// name, with one row for each row to be written. In lock step, all workers must make the same call; each of them
-    /// sends only the rows on the servers that are assigned to it.
+    /// name, with one row for each row to be written. In lock step, workers must make this call as they call
+    /// [`write_range`](Self::write_range).
     ///
     /// # Errors
     /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer, or the table has other slots.

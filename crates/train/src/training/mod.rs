@@ -139,8 +139,8 @@ impl<'a> Training<'a> {
         self.strategy.generation()
     }
 
-    /// Calls `train` until it has succeeded on all workers. Calls it again each time another worker has failed or
-    /// joined.
+    /// Calls `train` until it has succeeded on all workers, and returns the last result. Calls `train` again each time
+    /// another worker has failed or joined.
     ///
     /// If this worker [received a notice](crate::Preemption) and the others continue, this returns as soon as `train`
     /// returns.
@@ -168,8 +168,8 @@ impl<'a> Training<'a> {
         self.strategy.set_survives(true);
     }
 
-    /// Returns the result of an attempt if all workers have finished. Otherwise recovers from the failure, and returns
-    /// `None`: the attempt must be repeated.
+    /// Returns the result of an attempt if all workers have finished, or if this worker leaves after a notice.
+    /// Otherwise recovers from the failure, and returns `None`: the attempt must be repeated.
     ///
     /// # Errors
     /// Returns the errors of [`recover`](Self::recover).
