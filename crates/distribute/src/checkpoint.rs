@@ -5,3 +5,10 @@ pub use distribute_core::checkpoint::{
     Checkpoint, CheckpointError, CheckpointManager, Checkpointed, Description, Metadata, Reader, Restore,
     RestoreFilter, RestoreReport, Unrestored, Value, Writer,
 };
+
+pub mod tensorflow {
+    //! TensorFlow's checkpoints and the variables of SavedModels, read without TensorFlow.
+
+    #[doc(inline)]
+    pub use distribute_tf_checkpoint::{Mapping, ObjectPath, TfCheckpoint};
+}
