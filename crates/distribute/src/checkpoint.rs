@@ -10,5 +10,10 @@ pub mod tensorflow {
     //! TensorFlow's checkpoints and the variables of SavedModels, read without TensorFlow.
 
     #[doc(inline)]
-    pub use distribute_tf_checkpoint::{Mapping, ObjectPath, TfCheckpoint};
+    #[doc(alias = "tf.train.load_checkpoint")]
+    #[doc(alias = "tf.train.load_variable")]
+    #[doc(alias = "tf.train.list_variables")]
+    pub use distribute_tf_checkpoint::TfCheckpoint;
+    #[doc(inline)]
+    pub use distribute_tf_checkpoint::{Mapping, ObjectPath};
 }

@@ -6,6 +6,8 @@ struct Readme;
 struct GettingStarted;
 #[doc = include_str!("../../../docs/from-tensorflow/porting.md")]
 struct FromTensorFlow;
+#[doc = include_str!("../../../docs/from-tensorflow/checkpoints.md")]
+struct TensorFlowCheckpoints;
 #[doc = include_str!("../../../docs/clusters/deploy.md")]
 struct Deploy;
 #[doc = include_str!("../../../docs/train/from-candle.md")]

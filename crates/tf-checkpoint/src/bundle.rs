@@ -11,6 +11,7 @@ use prost::Message;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The version of the format that this crate reads.
 const VERSION: i32 = 1;
@@ -40,7 +41,7 @@ pub(crate) struct Tensor {
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     pub(crate) region: Region,
-    pub(crate) file: PathBuf,
+    pub(crate) file: Arc<Path>,
     pub(crate) offset: u64,
     pub(crate) size: usize,
     /// The masked CRC-32C of the bytes.
@@ -55,7 +56,7 @@ struct Found {
 
 /// The files with the elements.
 struct Shards {
-    paths: Vec<PathBuf>,
+    paths: Vec<Arc<Path>>,
     lens: Vec<u64>,
 }
 
@@ -114,7 +115,7 @@ impl Shards {
         for shard in 0..count {
             let path = with_suffix(prefix, &format!(".data-{shard:05}-of-{count:05}"));
             let len = open(&path)?.metadata().map_err(io_error("reading", &path))?.len();
-            shards.paths.push(path);
+            shards.paths.push(path.into());
             shards.lens.push(len);
         }
         Ok(shards)

@@ -12,7 +12,9 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A checkpoint of TensorFlow, or the variables of a SavedModel, from which tensors are read on demand. Clones share it.
+/// A checkpoint of TensorFlow, or the variables of a SavedModel.
+///
+/// Tensors are read on demand. Clones share the index.
 ///
 /// Its files are not changed. They are opened for each read, so they must stay where they are.
 ///
@@ -26,6 +28,7 @@ use std::sync::Arc;
 /// - the full name of its variable, such as `sequential/dense/kernel`, if no other variable has this name.
 #[doc(alias = "tf.train.load_checkpoint")]
 #[doc(alias = "tf.train.load_variable")]
+#[doc(alias = "tf.train.list_variables")]
 #[derive(Clone, Debug)]
 pub struct TfCheckpoint(Arc<Inner>);
 

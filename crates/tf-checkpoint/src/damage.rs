@@ -30,8 +30,10 @@ pub(crate) fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// Removes a varint from the front of `rest` and returns it. Returns `None` if `rest` doesn't begin with one, or if it has
-/// more bytes than needed, which no writer makes: an altered byte could go unnoticed.
+/// Removes a varint from the front of `rest` and returns it. Returns `None` if `rest` doesn't begin with one.
+///
+/// A varint with more bytes than needed is none. No writer makes them, and an altered byte could otherwise go
+/// unnoticed.
 pub(crate) fn varint(rest: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for (at, byte) in rest.iter().take(10).enumerate() {

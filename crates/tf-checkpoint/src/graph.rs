@@ -18,7 +18,6 @@ pub(crate) fn key_of(path: &str) -> String {
 const MAX_RATIO: usize = 64;
 
 /// A tensor of an object.
-#[doc(alias = "tf.train.list_variables")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectPath {

@@ -39,7 +39,7 @@ pub(crate) fn prefix(path: &Path) -> Result<PathBuf> {
         _ if path.is_dir() => "the folder has no file `checkpoint` and no variables/variables.index",
         _ => "there is no file of this name with .index at its end, and no folder",
     };
-    Err(Error::NoCheckpoint { path: path.to_path_buf(), reason: format!("of TensorFlow: {reason}") })
+    Err(Error::NoCheckpoint { path: path.to_path_buf(), reason: reason.into() })
 }
 
 /// Returns the value of `model_checkpoint_path` in the text of a file `checkpoint`.

@@ -11,7 +11,8 @@ use distribute_tensor::{HostTensor, with_buffer};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The name of [`TfCheckpoint::into_writer`] in error messages.
 const OPERATION: &str = "into_writer";
@@ -138,8 +139,8 @@ impl TfCheckpoint {
     ///
     /// # Errors
     /// - The errors of [`tensor`](Self::tensor) for each name.
-    /// - [`Error::Entry`]: two tensors have the same name here, a kernel is no matrix, a variable lacks a slot, the rule
-    ///   of an optimizer is none of the table, or its number of steps is no integer.
+    /// - [`Error::Entry`]: two tensors have the same name here, a kernel is no matrix, or a variable lacks a slot. Also
+    ///   if the rule of an optimizer is not in its table, or its number of steps is no integer.
     pub fn into_writer(&self, mapping: &Mapping) -> Result<Writer> {
         let mut writer = Writer::new();
         for Variable { from, to, is_transposed } in &mapping.variables {
@@ -187,8 +188,7 @@ impl TfCheckpoint {
         if tensor.shape.is_empty() || dtype.bytes().is_none() {
             return writer.insert(to, self.tensor(key)?);
         }
-        let (all, sums) =
-            (tensor.clone(), Mutex::new(BTreeMap::<(std::path::PathBuf, u64), Segments>::new()));
+        let (all, sums) = (tensor.clone(), Mutex::new(BTreeMap::<(Arc<Path>, u64), Segments>::new()));
         writer.insert_read(to, dtype, tensor.shape.clone(), move |rows| {
             let mut observe = |piece: &Piece, rows: Range<usize>, bytes: &[u8]| {
                 let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);

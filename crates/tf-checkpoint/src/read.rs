@@ -139,7 +139,7 @@ fn read_at(piece: &Piece, start: usize, len: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let too_large = |_| Error::Io {
         operation: "reading",
-        path: piece.file.clone(),
+        path: piece.file.to_path_buf(),
         source: std::io::Error::new(std::io::ErrorKind::OutOfMemory, format!("{len} bytes of a tensor")),
     };
     bytes.try_reserve_exact(len).map_err(too_large)?;

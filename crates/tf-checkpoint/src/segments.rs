@@ -50,7 +50,7 @@ mod tests {
         let bytes: Vec<u8> = (0..40).collect();
         let piece = |crc| Piece {
             region: Region { start: vec![7, 0], shape: vec![10, 4] },
-            file: "data".into(),
+            file: std::path::Path::new("data").into(),
             offset: 3,
             size: 40,
             crc,
@@ -61,7 +61,7 @@ mod tests {
             &[4..10, 0..3, 3..4],
             // Once more from the beginning after a part of it.
             &[0..3, 3..6, 0..5, 5..10],
-            &[0..10],
+            &[0..9, 9..10],
         ];
         for order in orders {
             let mut segments = Segments::default();

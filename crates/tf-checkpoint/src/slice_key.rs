@@ -30,8 +30,8 @@ fn unsigned(number: u64, to: &mut Vec<u8>) {
     to.extend_from_slice(&number.to_be_bytes()[zeros..]);
 }
 
-/// Appends a number with sign as n bytes in big-endian order, of which the first n bits are flipped after the sign: n is
-/// the least for which 7n − 1 bits and a sign are enough.
+/// Appends a number with sign as n bytes in big-endian order, whose first n bits are flipped. The number n is the least
+/// for which a sign and 7n − 1 bits are enough.
 fn signed(number: i64, to: &mut Vec<u8>) {
     let magnitude = if number < 0 { !number } else { number };
     let bits = 64 - magnitude.leading_zeros() as usize;

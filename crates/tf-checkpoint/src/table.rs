@@ -1,6 +1,6 @@
 //! A sorted table of keys and values in LevelDB's format: blocks with a checksum each, and a footer.
 
-// No byte of the index is used before the checksum of its block has been compared, and no more is allocated than a fixed
+// No byte of the index is used before the checksum of its block has been compared. No more is allocated than a fixed
 // multiple of the file's size. Tests: `tests/it/damage.rs`.
 
 use crate::damage::{damaged, masked, varint};
@@ -142,8 +142,8 @@ impl<'a> Table<'a> {
         snap::raw::Decoder::new().decompress_vec(contents).map_err(|error| wrong(error.to_string()))
     }
 
-    /// Calls `each` with the key and value of each entry of a block, and its offset in the file. Each key takes its size
-    /// from `room`.
+    /// Calls `each` with the key and value of each entry of a block, and its offset in the file. The size of each key
+    /// is subtracted from `room`.
     fn entries(
         &self,
         block: &Block<'_>,

@@ -134,9 +134,10 @@ fn contents(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
 
 /// Appends a block to the file and returns its location.
 fn put(file: &mut Vec<u8>, contents: &[u8], compressed: bool) -> Vec<u8> {
-    let mut block = match compressed {
-        false => contents.to_vec(),
-        true => snap::raw::Encoder::new().compress_vec(contents).unwrap(),
+    let mut block = if compressed {
+        snap::raw::Encoder::new().compress_vec(contents).unwrap()
+    } else {
+        contents.to_vec()
     };
     let mut handle = Vec::new();
     varint(file.len() as u64, &mut handle);

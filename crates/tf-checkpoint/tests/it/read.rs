@@ -57,7 +57,7 @@ fn slices_are_described_by_their_rows() {
     assert_eq!(open("sharded").describe("table").unwrap().slices, [0..4, 4..7, 7..10]);
     assert_eq!(open("tf1").describe("embedding").unwrap().slices, [0..3, 3..5, 5..7]);
     assert_eq!(open("ps").describe("table").unwrap().slices, [0..3, 3..5, 5..7]);
-    assert_eq!(open("dtypes").describe("empty").unwrap().slices, [0..0]);
+    assert!(open("dtypes").describe("empty").unwrap().slices.into_iter().eq([std::ops::Range::default()]));
     assert!(open("dtypes").describe("scalar").unwrap().slices.is_empty());
 }
 
