@@ -128,6 +128,12 @@ pub enum Error {
         /// The error of the function that reads rows; see [`Writer::insert_read`](crate::Writer::insert_read).
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A function that is called during a long operation returned an error, so the operation has ended.
+    #[error("{source}")]
+    Interrupted {
+        /// The error of the function.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// An argument is out of range.
     #[error("{operation}: {reason}")]
     InvalidArgument {

@@ -1,5 +1,6 @@
 //! A checkpoint in memory, for transferring state to another process.
 
+use crate::index::Index;
 use crate::shard::{self, Shard};
 use crate::{Error, Reader, Result, Writer};
 use bytes::Bytes;
@@ -30,6 +31,7 @@ impl Writer {
     ///
     /// # Errors
     /// - [`Error::Entry`]: a tensor has missing rows.
+    /// - [`Error::Index`]: metadata is nested too deeply.
     /// - [`Error::InvalidArgument`]: the names and shapes of the tensors take more than 100 MB.
     pub fn image(&self) -> Result<Vec<u8>> {
         let path = Path::new("memory");
@@ -40,6 +42,8 @@ impl Writer {
         }
         let index =
             layout.index(entries).to_text().map_err(|error| Error::io("writing", path)(error.into()))?;
+        // Metadata may be nested too deeply for a reader.
+        Index::from_bytes(path, index.as_bytes())?;
         image.extend_from_slice(index.as_bytes());
         image.extend_from_slice(&(index.len() as u64).to_le_bytes());
         Ok(image)
@@ -87,6 +91,14 @@ mod tests {
     fn nothing_is_an_image_too() {
         let reader = Reader::from_image(Writer::new().image().unwrap().into(), "worker 0").unwrap();
         assert_eq!(reader.names().count(), 0);
+    }
+
+    #[test]
+    fn metadata_that_no_reader_can_read_is_refused() {
+        let nested = (0..200).fold(serde_json::json!(1), |inner, _| serde_json::json!([inner]));
+        let mut writer = Writer::new();
+        writer.metadata("deep", nested);
+        assert!(matches!(writer.image(), Err(Error::Index { .. })));
     }
 
     proptest! {

@@ -153,18 +153,32 @@ impl CheckpointManager {
     /// - [`Error::Version`]: the latest checkpoint was written by another version of this crate.
     /// - [`Error::Io`]: the folder cannot be read, or the latest checkpoint cannot be read although its files exist.
     pub fn latest_undamaged(&self) -> Result<Option<Reader>> {
+        self.latest_undamaged_with(&mut || Ok(()))
+    }
+
+    /// Acts like [`latest_undamaged`](Self::latest_undamaged), and calls `progress` again and again while a checkpoint
+    /// is verified.
+    ///
+    /// # Errors
+    /// The errors of [`latest_undamaged`](Self::latest_undamaged) and of `progress`.
+    pub fn latest_undamaged_with(&self, progress: &mut dyn FnMut() -> Result<()>) -> Result<Option<Reader>> {
         let Some(latest) = self.latest().transpose() else { return Ok(None) };
         let paths = self.paths()?;
         if paths.len() < 2 {
             return latest.map(Some);
         }
         let tried = latest.as_ref().ok().map(|latest| latest.path().to_path_buf());
-        let first = match latest.and_then(verified) {
+        let mut verified = |checkpoint: Reader| checkpoint.verify_with(progress).map(|()| checkpoint);
+        let first = match latest.and_then(&mut verified) {
             Err(error) if is_damage(&error) => error,
             result => return result.map(Some),
         };
         for path in paths.iter().rev().filter(|path| Some(*path) != tried.as_ref()) {
-            let Ok(older) = Reader::open(path).and_then(verified) else { continue };
+            let older = match Reader::open(path).and_then(&mut verified) {
+                Ok(older) => older,
+                Err(error @ Error::Interrupted { .. }) => return Err(error),
+                Err(_) => continue,
+            };
             warn_or_stderr(|| {
                 tracing::warn!(
                     "{first}; continues from {}, the latest undamaged checkpoint",
@@ -227,10 +241,6 @@ impl CheckpointManager {
             });
         }
     }
-}
-
-fn verified(checkpoint: Reader) -> Result<Reader> {
-    checkpoint.verify().map(|()| checkpoint)
 }
 
 /// Returns whether the error means that the checkpoint itself is damaged, so that reading it again would not

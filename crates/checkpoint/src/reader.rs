@@ -216,8 +216,28 @@ impl Reader {
     /// - [`Error::Damaged`], [`Error::Io`]: a block is damaged or cannot be read. The error contains the file and, if a
     ///   block is damaged, its offset.
     pub fn verify(&self) -> Result<()> {
-        self.shards.iter().try_for_each(Shard::verify)?;
-        self.names().try_for_each(|name| self.tensor(name).map(drop))
+        self.verify_with(&mut || Ok(()))
+    }
+
+    /// Acts like [`verify`](Self::verify), and calls `progress` again and again, at least once for every 8 MiB unless a
+    /// row is larger.
+    ///
+    /// # Errors
+    /// The errors of [`verify`](Self::verify) and of `progress`.
+    pub fn verify_with(&self, progress: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.shards.iter().try_for_each(|shard| shard.verify(progress))?;
+        for name in self.names() {
+            let tensor = self.find(name)?;
+            if tensor.shape.is_empty() || tensor.dtype.bytes().is_none() {
+                self.tensor(name)?;
+                continue;
+            }
+            for rows in self.row_ranges(name)? {
+                self.rows(name, rows)?;
+                progress()?;
+            }
+        }
+        Ok(())
     }
 
     fn find(&self, name: &str) -> Result<&Tensor> {

@@ -220,8 +220,11 @@ impl Shard {
     }
 
     /// Reads the complete file, and verifies all checksums.
-    pub(crate) fn verify(&self) -> Result<()> {
-        self.visit(0..self.entry.bytes, &mut |_| ())
+    pub(crate) fn verify(&self, progress: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        (0..self.entry.bytes).step_by(8 * BLOCK as usize).try_for_each(|start| {
+            self.visit(start..self.entry.bytes.min(start + 8 * BLOCK), &mut |_| ())?;
+            progress()
+        })
     }
 
     fn visit(&self, range: Range<u64>, then: &mut dyn FnMut(&[u8])) -> Result<()> {

@@ -34,10 +34,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// Escapes the control characters in JSON text, except line breaks and tabs, because a terminal would interpret them.
+/// Leaves out carriage returns, which may only be between tokens.
 fn escaped(json: &str) -> String {
     json.chars().fold(String::with_capacity(json.len()), |mut text, c| {
         match c {
-            '\n' | '\r' | '\t' => text.push(c),
+            '\n' | '\t' => text.push(c),
+            '\r' => {}
             c if c.is_control() => text.push_str(&format!("\\u{:04x}", u32::from(c))),
             c => text.push(c),
         }

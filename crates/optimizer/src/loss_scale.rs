@@ -94,8 +94,8 @@ impl LossScaling {
     /// Adapts the factor after a step in which a number was not finite. Returns the new factor; `None` if the factor
     /// does not adapt or cannot become smaller.
     pub(crate) fn record_not_finite(&self) -> Option<f64> {
-        let factor = self.factor().filter(|factor| self.is_dynamic() && *factor > MIN)?;
         self.finite_steps.store(0, Ordering::Relaxed);
+        let factor = self.factor().filter(|factor| self.is_dynamic() && *factor > MIN)?;
         Some(self.update_factor(|_| (factor / 2.).max(MIN)))
     }
 
@@ -196,6 +196,9 @@ mod tests {
         assert_eq!(scaling.record_not_finite(), Some(4.));
         assert_eq!(scaling.state(), Some((4., 0)), "the count starts again");
         assert_eq!([(); 3].map(|()| scaling.record_not_finite()), [Some(2.), Some(1.), None]);
+        (0..2).for_each(|_| scaling.record_finite());
+        assert_eq!(scaling.record_not_finite(), None);
+        assert_eq!(scaling.state(), Some((1., 0)), "the count starts again with the smallest factor");
         scaling.restore((MAX, 2));
         scaling.record_finite();
         assert_eq!(scaling.factor(), Some(MAX));

@@ -353,7 +353,7 @@ pub fn unexpected(operation: &'static str, server: usize, found: &Response) -> E
 
 impl fmt::Debug for Channels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Links({} servers)", self.count())
+        write!(f, "Channels({} servers)", self.count())
     }
 }
 

@@ -4,7 +4,6 @@
 //! stored. The storage of a variable is a `RemoteVariable`. It contains a `Sharded`, which maps rows to tables on
 //! servers, or a `Dynamic`, whose rows are identified by ids. Reads and writes are requests, which are sent to several
 //! servers at once.
-//! to several servers at once.
 //!
 //! candle computes with a `HostCache` of each variable. A step begins with `Session::begin_step`, which
 //! fetches the changes of all caches and their versions, with one message per server if it is not too large.

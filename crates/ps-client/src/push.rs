@@ -154,9 +154,10 @@ impl Session {
             self.set_rules(operation, rules)?;
             Ok(InFlightPush::start(&self.channels, gradients))
         };
-        // Before an error: some rows may have changed.
+        let agreed = agree(push().and_then(|pushed| pushed.wait(operation).map(drop)));
+        // Also after an error: some rows may have changed.
         self.clock.advance();
-        agree(push().and_then(|pushed| pushed.wait(operation).map(drop)))?;
+        agreed?;
         self.record_fetch(fetch_all(operation, &self.caches()));
         Ok(())
     }
@@ -169,9 +170,9 @@ impl Session {
     ) -> Result<()> {
         let _servers = tracing::trace_span!("servers").entered();
         self.require_fetched()?;
-        self.clock.advance();
         // The reads are sent together with the gradients: a server answers requests in their order.
         let pushed = InFlightPush::start(&self.channels, gradients);
+        self.clock.advance();
         let caches = self.caches();
         let fetch = Fetch::start(&caches);
         let caches: Vec<_> = caches.iter().map(Arc::downgrade).collect();

@@ -1,15 +1,15 @@
 //! A cache of rows of a table that this process has read, with a bound on the updates that cached rows lack.
 
-// - **INV-87** A row that is read from the cache lacks at most [`RowCacheOptions::staleness`] steps of this process's
-//   optimizer, and was read after the last write outside of steps. Tests: `ps-client/src/row_cache.rs`,
-//   `clusters/multi_worker/tables.rs`.
+// - **INV-87** A row that is read from the cache lacks the updates of at most [`RowCacheOptions::staleness`] runs of
+//   this process, and was read after its last write outside of steps. Only lookups in a run use the cache. Tests:
+//   `ps-client/src/row_cache.rs`, `clusters/multi_worker/table_storage.rs`.
 
 use distribute_base::Result;
 use distribute_base::internal::lock;
 use distribute_tensor::{DType, HostTensor, codec};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The settings of the cache of rows that each process keeps for each table on servers or on other workers.
@@ -18,8 +18,10 @@ pub struct RowCacheOptions {
     /// The maximum size of the cached rows of one table in bytes, except during a step. If there are more rows after
     /// the step, those that were used least often are removed, a tenth at once.
     pub bytes: usize,
-    /// The maximum number of steps of this process's optimizer whose changes a cached row may lack. With 0, a row is
-    /// only read from the cache in the step in which it was fetched: by other layers, replicas and micro-batches.
+    /// The maximum number of steps whose changes a cached row may lack: of runs of this process, and of further updates
+    /// within a run. With 0, a row is only read from the cache in the run in which it was fetched, until the next
+    /// update: by other layers, replicas and micro-batches. Writes of other processes outside of steps are seen after
+    /// this number of steps as well.
     pub staleness: u64,
 }
 
@@ -59,18 +61,31 @@ impl RowCacheUsage {
     }
 }
 
-/// The number of steps that this process has made. Cached rows are compared with it.
+/// The number of runs and of further updates that this process has made. Cached rows are compared with it.
 #[derive(Debug, Default)]
-pub(crate) struct StepClock(AtomicU64);
+pub(crate) struct StepClock {
+    now: AtomicU64,
+    /// Whether the time has advanced since the last run began.
+    has_advanced: AtomicBool,
+}
 
 impl StepClock {
-    /// Counts a step, whose changes rows that were read before lack.
+    /// Counts an update, whose changes the rows that were read before it lack.
     pub(crate) fn advance(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
+        self.now.fetch_add(1, Ordering::AcqRel);
+        self.has_advanced.store(true, Ordering::Release);
+    }
+
+    /// Begins a run. If nothing was updated since the last one, time advances, because other processes may have made
+    /// updates.
+    pub(crate) fn begin_run(&self) {
+        if !self.has_advanced.swap(false, Ordering::AcqRel) {
+            self.now.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     fn now(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
+        self.now.load(Ordering::Acquire)
     }
 }
 
@@ -356,6 +371,27 @@ mod tests {
         let seeds = std::env::var("DISTRIBUTE_TEST_SEEDS").map_or(500, |seeds| seeds.parse().unwrap());
         let usage = (0..seeds).map(check).fold(RowCacheUsage::default(), RowCacheUsage::and);
         assert!(usage.hits > 1_000 && usage.misses > 1_000 && usage.max_age == 3, "{usage:?}");
+    }
+
+    /// An evaluation makes no update. Rows expire and are removed nevertheless.
+    #[test]
+    fn runs_without_updates_count_as_steps() {
+        let clock = Arc::new(StepClock::default());
+        let cache = RowCache::new(RowCacheOptions { bytes: 80, staleness: 0 }, 8, clock.clone()).unwrap();
+        for run in 0..50 {
+            clock.begin_run();
+            for ids in [[7, 100 + run], [7, 200 + run]] {
+                let lookup = cache.look_up(&ids);
+                cache.insert(&lookup, &rows(&History::default(), &lookup.missing)).unwrap();
+            }
+        }
+        assert_eq!((cache.usage().hits, cache.usage().max_age), (50, 0));
+        assert!(cache.usage().rows <= 10 + 3);
+        // An update and the run after it are one step.
+        let before = clock.now();
+        clock.advance();
+        clock.begin_run();
+        assert_eq!(clock.now(), before + 1);
     }
 
     #[test]

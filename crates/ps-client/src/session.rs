@@ -54,7 +54,7 @@ struct State {
     /// Whether the latest update in flight will fetch all changes, and was sent since the last step began.
     fresh: bool,
     /// The error because of which the values could not be fetched after the running step's gradients were applied.
-    fetch_error: Option<Error>,
+    fetch_error: Option<Arc<Error>>,
     /// The error because of which values that the running step has used could not be fetched, if any.
     lost: Option<Error>,
 }
@@ -130,6 +130,7 @@ impl Session {
         }
         // From now on other runs are refused, and no other thread begins to write.
         let step = RunningStep(self);
+        self.clock.begin_run();
         let _writing = self.write("run")?;
         let on_the_way = {
             let mut state = lock(&self.state);
@@ -201,6 +202,11 @@ impl Session {
         self.channels.lock_step()
     }
 
+    /// Returns `true` if a step is running.
+    pub fn is_running(&self) -> bool {
+        lock(&self.state).running > 0
+    }
+
     /// Records that variables were written on the servers, so that the next step fetches them.
     pub fn mark_dirty(&self) {
         lock(&self.state).fresh = false;
@@ -219,7 +225,7 @@ impl Session {
             let mut state = lock(&self.state);
             state.fresh = false;
             if state.running > 0 {
-                state.fetch_error.get_or_insert(error);
+                state.fetch_error.get_or_insert(Arc::new(error));
             }
         }
     }
@@ -228,9 +234,9 @@ impl Session {
     /// gradients.
     ///
     /// # Errors
-    /// Returns the error because of which values could not be fetched. Each error is returned once.
+    /// Returns the error because of which values could not be fetched, again and again until the next step begins.
     pub(crate) fn require_fetched(&self) -> Result<()> {
-        lock(&self.state).fetch_error.take().map_or(Ok(()), Err)
+        lock(&self.state).fetch_error.clone().map_or(Ok(()), |error| Err(Error::Shared(error)))
     }
 
     /// Makes the running step fail with `error`, because code that cannot return an error could not fetch values.

@@ -150,17 +150,17 @@ impl RemoteVariable {
     }
 
     /// Returns the read of the rows of `ids`, which has not been sent. Each row is read once, even if its id is
-    /// repeated, and only if it is not cached.
+    /// repeated. If `is_cached` is `true`, rows that are cached are not read.
     ///
     /// # Errors
     /// - [`Error::Params`]: an id is out of range.
     /// - [`Error::InvalidArgument`]: the variable is a scalar.
-    pub fn row_read(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
+    pub fn row_read(&self, operation: &'static str, ids: &[i64], is_cached: bool) -> Result<RowRead<'_>> {
         let read = |ids: &[i64]| match &self.addressing {
             RowAddressing::Numbered(tables, _) => tables.row_read(operation, ids),
             RowAddressing::Ids(rows, _) => rows.row_read(operation, ids),
         };
-        let Some(cache) = &self.row_cache else { return read(ids) };
+        let Some(cache) = self.row_cache.as_ref().filter(|_| is_cached) else { return read(ids) };
         let unique = UniqueIds::new(ids);
         let lookup = cache.look_up(unique.ids());
         Ok(read(&lookup.missing)?.then(move |fetched| {

@@ -144,10 +144,10 @@ impl IndexedSlices {
     /// replicas in the order of `kernel::fold`, in which a replica without the row contributes zeros. Replicas may have
     /// different numbers of rows. A MEAN divides the sums by the number of replicas.
     ///
-    /// For floats of at least 32 bits, complex numbers, and a SUM of integers, the result is bit-identical to that of
-    /// reducing the replicas' dense tensors, and does not change if each replica merges its rows first. For floats of
-    /// 16 bits, and for a MEAN of integers, this method is more accurate: it accumulates in a wider type, as
-    /// [`HostTensor::reduce`] does, and converts only the final result.
+    /// For floats, complex numbers, and a SUM of integers, the result is bit-identical to that of reducing the dense
+    /// tensors, and does not change if each replica merges its rows first. So the sums of each replica have the
+    /// dtype of the slices, and those of all replicas are accumulated in a wider type, as [`HostTensor::reduce`] does.
+    /// A MEAN of integers is accumulated in the wider type from the first row on, so it does not wrap.
     ///
     /// Slices of a single replica are also merged, so the form of the result does not depend on the number of replicas.
     /// A SUM of a single replica whose rows are already merged returns its slices unchanged.
@@ -177,7 +177,14 @@ impl IndexedSlices {
         let Some(first) = slices.first() else { return Err(Error::Empty { operation: REDUCE }) };
         let dtype = summable(first.values.dtype())?;
         if dtype.of_sum(op) != dtype {
-            let wide = slices.iter().map(|s| s.cast(dtype.of_sum(op))).collect::<Result<Vec<_>>>()?;
+            // The sums of each replica are rounded to 16 bits, as in its dense tensor. Integers do not wrap.
+            let rounds =
+                matches!(dtype, DType::F16 | DType::Bf16) && (op != ReduceOp::Sum || slices.len() > 1);
+            let wide = |of: &&IndexedSlices| match rounds {
+                true => Self::reduce_with(ReduceOp::Sum, &[of], folder)?.cast(dtype.of_sum(op)),
+                false => of.cast(dtype.of_sum(op)),
+            };
+            let wide = slices.iter().map(wide).collect::<Result<Vec<_>>>()?;
             let sum = Self::reduce_with(ReduceOp::Sum, &wide.iter().collect::<Vec<_>>(), folder)?;
             return match (op, dtype.mean()) {
                 (ReduceOp::Mean, Some(mean)) => sum.divide(slices.len() as f64)?.cast(mean),

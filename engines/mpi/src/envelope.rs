@@ -163,7 +163,7 @@ mod tests {
             "a message of 5 bytes, which is not a header"
         );
         let text = refused(&[long[0].clone(), Bytes::from(vec![0; 5_001])]).unwrap();
-        assert_eq!(text, "a message of 5001 bytes, where 5000 were announced");
+        assert_eq!(text, "a message of 5001 bytes, but 5000 were announced");
         assert!(refused(&[long[0].clone(), Bytes::new()]).is_some());
         assert!(refused(&[long[0].slice(..HEADER)]).is_some());
         assert!(refused(&[Bytes::from(vec![9; HEADER])]).unwrap().contains("not a frame of this protocol"));

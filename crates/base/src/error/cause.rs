@@ -1,6 +1,7 @@
 //! Access to the cause of an error, under the layers that were added to the error.
 
 use super::Error;
+use distribute_checkpoint::Error as Checkpoint;
 use distribute_cluster::Blame;
 use distribute_ps_tables::{ChannelError, RefusalKind};
 use std::error::Error as StdError;
@@ -50,6 +51,9 @@ impl Error {
             Error::Collective(blame) => Some(blame),
             // The closure may have wrapped it in another error.
             Error::Other(other) => own_errors(&**other).find_map(Error::blame),
+            Error::Checkpoint(Checkpoint::Source { source, .. } | Checkpoint::Interrupted { source }) => {
+                own_errors(&**source).find_map(Error::blame)
+            }
             _ => None,
         }
     }

@@ -67,11 +67,14 @@ impl ReplicaGradient {
     /// gradient. Returns a dense gradient unchanged.
     ///
     /// # Errors
-    /// Returns candle's error if the tensor cannot be created.
+    /// Returns an error of candle if the rows are on a device, or if the tensor cannot be created.
     pub fn to_dense(&self, variable: &Var) -> Result<Self> {
         let (Self::Rows(rows), count, shape) = (self, variable.elem_count(), variable.shape()) else {
             return Ok(self.clone());
         };
+        if rows.device_values().is_some() {
+            candle_core::bail!("rows on a device cannot be added to a dense gradient on the host");
+        }
         Ok(Self::Dense(Dense::Host(match variable.dtype() {
             DType::F32 => Tensor::from_vec(rows.to_dense::<f32>(count), shape, &Device::Cpu)?,
             _ => Tensor::from_vec(rows.to_dense::<f64>(count), shape, &Device::Cpu)?,
@@ -168,7 +171,7 @@ impl ReplicaGradient {
     }
 
     /// Returns all elements of the variable's gradient as a tensor. Elements in a bucket, in packs or in rows result in
-    /// a tensor on the device of `copy`; rows must already be there. A tensor is returned as it is.
+    /// a tensor on the device of `copy`; rows must be there or on the host. A tensor is returned as it is.
     ///
     /// # Errors
     /// Returns candle's error if the device fails.
@@ -177,7 +180,10 @@ impl ReplicaGradient {
             Self::Dense(dense) => dense.tensor(copy),
             Self::Rows(rows) => match rows.to_dense_on_device(copy.shape())? {
                 Some(values) => Ok(values),
-                None => Ok(copy.zeros_like()?.detach()),
+                None => match self.to_dense(copy)? {
+                    Self::Dense(dense) => to_device(&dense.tensor(copy)?, copy.device()),
+                    Self::Rows(_) => Ok(copy.zeros_like()?.detach()),
+                },
             },
         }
     }

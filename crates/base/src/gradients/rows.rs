@@ -141,7 +141,7 @@ impl Rows {
         Self { rows, values: RowValues::Device(Some(values)) }
     }
 
-    fn device_values(&self) -> Option<&Tensor> {
+    pub(super) fn device_values(&self) -> Option<&Tensor> {
         match &self.values {
             RowValues::Device(values) => values.as_ref(),
             RowValues::Host(_) => None,
@@ -199,6 +199,7 @@ impl Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::internal::ReplicaGradient;
     use candle_core::Device;
 
     #[test]
@@ -224,5 +225,18 @@ mod tests {
             .to_vec1::<f64>()
             .unwrap();
         assert_eq!(dense, on_host.to_dense::<f64>(8));
+    }
+
+    #[test]
+    fn rows_elsewhere_are_copied_or_refused_and_are_not_zeros() {
+        let variable = candle_core::Var::zeros((3, 2), candle_core::DType::F64, &Device::Cpu).unwrap();
+        let values = Tensor::from_slice(&[1f64, 2.], (1, 2), &Device::Cpu).unwrap();
+        let on_device = Rows::merge_on_device(&[2], &values).unwrap();
+        let on_host = ReplicaGradient::Rows(on_device.to_host(DType::F64).unwrap());
+        let all = |tensor: Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+        assert_eq!(all(on_host.to_dense_on(&variable).unwrap()), [0., 0., 0., 0., 1., 2.]);
+        let on_device = ReplicaGradient::Rows(on_device);
+        assert_eq!(all(on_device.to_dense_on(&variable).unwrap()), [0., 0., 0., 0., 1., 2.]);
+        assert!(on_device.to_dense(&variable).is_err());
     }
 }

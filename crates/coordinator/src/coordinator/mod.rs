@@ -390,7 +390,7 @@ impl ResultHandle {
 
 impl fmt::Debug for ResultHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Remote({})", self.closure)
+        write!(f, "ResultHandle({})", self.closure)
     }
 }
 

@@ -14,6 +14,7 @@
 //   `clusters/multi_worker/checkpoint.rs`.
 
 mod names;
+mod ranges;
 mod read;
 mod select;
 mod strategy_steps;
@@ -23,6 +24,7 @@ pub use select::{RestoreFilter, RestoreReport, Unrestored};
 pub(crate) use select::{first_names, list_names};
 
 pub(crate) use names::{common_name, copies_name};
+pub use ranges::saves_by_range;
 pub use read::read_as;
 pub use read::read_elements;
 pub use read::require_names;

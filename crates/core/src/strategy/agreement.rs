@@ -6,6 +6,7 @@ use bytes::Bytes;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Process, locations};
 use distribute_collective::group::GroupCall;
+use std::cell::RefCell;
 
 /// The outcome that a worker sends to the others.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,10 +15,42 @@ enum Outcome {
     Done(Bytes),
     /// Failure, with the error message.
     Failed(String),
+    /// The chief is still working. The other workers make the same call again.
+    Working,
 }
 
 const DONE: u8 = 1;
 const FAILED: u8 = 0;
+const WORKING: u8 = 2;
+
+thread_local! {
+    /// The work of the chief on this thread for which the other workers wait.
+    static AWAITED: RefCell<Option<Awaited>> = const { RefCell::new(None) };
+}
+
+/// Work of the chief for which the other workers wait in a call.
+#[derive(Clone)]
+struct Awaited {
+    strategy: Strategy,
+    operation: &'static str,
+    call: Fingerprint,
+}
+
+/// A guard for work of the chief. When it is dropped, the work that was awaited before is awaited again.
+struct Restore(Option<Awaited>);
+
+impl Awaited {
+    /// Declares that the other workers wait for this work.
+    fn begin(self) -> Restore {
+        Restore(AWAITED.replace(Some(self)))
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        AWAITED.set(self.0.take());
+    }
+}
 
 impl Strategy {
     /// Reports to the other workers whether this one has succeeded. Returns the value of `mine`, and the records of all
@@ -118,21 +151,60 @@ impl Strategy {
     /// result to all workers. Returns the value on a worker that called `act`, and the chief's record. The record is
     /// empty on a worker that makes no calls with others.
     ///
+    /// The other workers wait for at most the timeout. Work that takes longer calls [`report_progress`], from which on
+    /// they wait again.
+    ///
     /// # Errors
     /// Returns the errors of [`exchange_results`](Self::exchange_results).
     pub(crate) fn on_chief<T>(
         &self,
         operation: &'static str,
-        call: impl FnOnce() -> Fingerprint,
+        call: impl Fn() -> Fingerprint,
         act: impl FnOnce() -> Result<T>,
         record: impl FnOnce(&T) -> Bytes,
     ) -> Result<(Option<T>, Bytes)> {
-        let acts = self.world().is_chief() || self.is_catching_up();
-        let mine = if acts { act().map(Some) } else { Ok(None) };
-        let record = |mine: &Option<T>| mine.as_ref().map(record).unwrap_or_default();
-        let (mine, all) = self.exchange_results(operation, call, mine, record)?;
-        Ok((mine, all.into_iter().next().unwrap_or_default()))
+        let first = |all: Vec<Bytes>| all.into_iter().next().unwrap_or_default();
+        if self.is_catching_up() || !self.world().is_multi_worker() {
+            let (mine, all) = self.exchange_results(operation, call, act(), record)?;
+            return Ok((Some(mine), first(all)));
+        }
+        if self.world().is_chief() {
+            let mine = {
+                let _awaited = Awaited { strategy: self.clone(), operation, call: call() }.begin();
+                act()
+            };
+            let (mine, all) = self.exchange_results(operation, call, mine, record)?;
+            return Ok((Some(mine), first(all)));
+        }
+        loop {
+            let waiting = Outcome::Done(Bytes::new()).encode();
+            let all = self.worker_call(operation, &call, |mut calling| calling.all_gather_bytes(waiting))?;
+            let Some(all) = all else { return Ok((None, Bytes::new())) };
+            let all: Vec<_> = all.into_iter().map(Outcome::decode).collect();
+            let is_working = all.contains(&Outcome::Working);
+            let merged = merge_outcomes(Ok(()), all, self.world().worker());
+            let ((), all) = merged.map_err(|error| self.with_process(error))?;
+            if !is_working {
+                return Ok((None, first(all)));
+            }
+        }
     }
+}
+
+/// Reports that the chief is still working, if the other workers wait for work on this thread. They then wait for the
+/// timeout again. Call it often enough in work that may take longer.
+///
+/// # Errors
+/// Returns the error of the call if another worker disconnects or does not make it in time.
+pub fn report_progress() -> Result<()> {
+    let Some(Awaited { strategy, operation, call }) = AWAITED.with_borrow(Clone::clone) else {
+        return Ok(());
+    };
+    let working = Outcome::Working.encode();
+    let all = strategy.worker_call(operation, || call, |mut calling| calling.all_gather_bytes(working))?;
+    let all = all.unwrap_or_default().into_iter().map(Outcome::decode).collect();
+    let merged = merge_outcomes(Ok(()), all, strategy.world().worker());
+    merged.map(drop).map_err(|error| strategy.with_process(error))
 }
 
 impl Outcome {
@@ -147,6 +219,7 @@ impl Outcome {
         let (kind, rest): (u8, &[u8]) = match self {
             Outcome::Done(record) => (DONE, record),
             Outcome::Failed(text) => (FAILED, text.as_bytes()),
+            Outcome::Working => (WORKING, &[]),
         };
         [&[kind], rest].concat().into()
     }
@@ -154,6 +227,7 @@ impl Outcome {
     fn decode(mut bytes: Bytes) -> Self {
         match bytes.first() {
             Some(&DONE) => Outcome::Done(bytes.split_off(1)),
+            Some(&WORKING) => Outcome::Working,
             Some(&FAILED) => Outcome::Failed(String::from_utf8_lossy(&bytes[1..]).into_owned()),
             _ => Outcome::Failed("it sent a record that cannot be read".into()),
         }
@@ -196,6 +270,10 @@ fn merge_outcomes<T>(mine: Result<T>, all: Vec<Outcome>, me: usize) -> Result<(T
                 records.push(record);
                 continue;
             }
+            Outcome::Working => {
+                records.push(Bytes::new());
+                continue;
+            }
             Outcome::Failed(text) => text,
         };
         let source = match mine {
@@ -222,7 +300,7 @@ mod tests {
 
     #[test]
     fn outcomes_round_trip_and_invalid_bytes_are_failures() {
-        for outcome in [done(""), done("record"), failed("why"), failed("")] {
+        for outcome in [done(""), done("record"), failed("why"), failed(""), Outcome::Working] {
             assert_eq!(Outcome::decode(outcome.encode()), outcome);
         }
         for broken in [&b""[..], b"\x07odd"] {

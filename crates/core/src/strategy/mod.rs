@@ -34,7 +34,7 @@ mod variable_placement;
 pub(crate) mod warn_single;
 pub(crate) mod wire;
 mod workers;
-pub use agreement::exchange_in_call;
+pub use agreement::{exchange_in_call, report_progress};
 pub use departure::Departure;
 pub use devices::{check_count, resolve};
 pub use differences::Settings;

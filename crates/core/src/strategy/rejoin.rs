@@ -157,9 +157,9 @@ impl Strategy {
         let met = self.extended().rejoin(patience, &self.notice().leaving(), once_more)?;
         if met.is_ok() {
             self.begin_catching_up();
+            // A decision that only the remaining workers have received is made again, for the new ones.
+            self.notice().forget();
         }
-        // A decision that only the remaining workers have received is made again, for the new ones.
-        self.notice().forget();
         Some(met)
     }
 

@@ -67,8 +67,11 @@ thread_local! {
 /// is not pinned or cannot be unpinned.
 pub(super) fn unpinned() -> Option<Unpinned> {
     let free = FREE.take()?;
-    let pinned = affinity::swap(&free)?;
-    Some(Unpinned { free, pinned })
+    let pinned = affinity::swap(&free);
+    if pinned.is_none() {
+        FREE.set(Some(free));
+    }
+    Some(Unpinned { free, pinned: pinned? })
 }
 
 /// A guard that pins the thread again when it is dropped.

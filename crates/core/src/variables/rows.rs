@@ -4,7 +4,7 @@ use super::variable::Variable;
 use candle_core::Tensor;
 use distribute_base::{Error, Result};
 use distribute_log::warn_or_stderr;
-use distribute_ps_client::internal::{RowRead, UniqueRows, id_of_row};
+use distribute_ps_client::internal::{RowRead, Session, UniqueRows, id_of_row};
 use distribute_ps_tables::DynamicOptions;
 use distribute_tensor::DType;
 use std::cell::RefCell;
@@ -153,7 +153,9 @@ impl RowSource {
         }
         let id = |id: &usize| if is_dynamic { id_of_row(*id) } else { *id as i64 };
         let ids: Vec<i64> = ids.iter().map(id).collect();
-        remote.row_read(operation, &ids).map(Some)
+        // Outside of runs, nothing tells how old a cached row is.
+        let is_running = self.0.strategy().session().is_some_and(Session::is_running);
+        remote.row_read(operation, &ids, is_running).map(Some)
     }
 
     /// Returns the complete table with which the replica computes: the copy on its device if the device has separate

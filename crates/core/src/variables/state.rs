@@ -4,12 +4,13 @@ use super::access::{Access, AccessPlan, VariableKind};
 use super::variable::Variable;
 use crate::checkpoint::{
     Checkpointed, Reader, Restore, RestoreFilter, RestoreReport, SOME, Writer, copies_name, decide, read_as,
-    read_cast, require_names, verify_as,
+    read_cast, require_names, saves_by_range, verify_as,
 };
-use crate::strategy::Strategy;
+use crate::strategy::{Strategy, report_progress};
 use distribute_base::Result;
 use distribute_ps_client::internal::{Sharded, no_value};
 use distribute_tensor::{HostTensor, Leaf, Write};
+use std::ops::Range;
 use std::panic::Location;
 
 /// An ON_WRITE variable is saved as one value. An ON_READ variable is saved as the value that a read outside `run`
@@ -23,10 +24,13 @@ impl Checkpointed for Variable {
         if self.is_dynamic() {
             return self.save_ids(prefix, writer);
         }
-        if let Some(tables) = self.saved_by_range() {
+        if let Some(tables) = self.saved_by_range().filter(|_| saves_by_range()) {
             self.strategy().await_updates()?;
             let (tables, dims) = (tables.clone(), self.dims());
-            let read = move |rows| Ok(tables.read_range("Checkpoint::save", rows)?);
+            let read = move |rows| {
+                report_progress()?;
+                Ok(tables.read_range("Checkpoint::save", rows)?)
+            };
             return Ok(writer.insert_read(prefix, self.dtype(), dims, read)?);
         }
         writer.insert(prefix, self.read_leaf()?.to_host()?)?;
@@ -98,13 +102,36 @@ impl Variable {
         Ok(Box::new(move || {
             self.writing(|| {
                 let Some(tables) = self.saved_by_range() else { return Ok(()) };
-                for rows in from.row_ranges(&name)?.filter(|rows| tables.sends_some(rows)) {
-                    let first = rows.start;
-                    tables.write_range(OPERATION, first, &from.rows(&name, rows)?)?;
-                }
-                Ok(())
+                self.write_ranges(from.row_ranges(&name)?, |rows| {
+                    tables.write_range(OPERATION, rows.start, &from.rows(&name, rows)?)
+                })
             })
         }))
+    }
+
+    /// Calls `write` for the ranges of rows of which this worker sends a part. All workers agree from time to time, so
+    /// that none waits for the others beyond the timeout.
+    ///
+    /// # Errors
+    /// The first error of `write` on any worker. Some rows may have been written.
+    #[doc(hidden)]
+    pub fn write_ranges(
+        &self,
+        ranges: impl Iterator<Item = Range<usize>>,
+        write: impl Fn(Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        const AGREE_EVERY: usize = 16;
+        let Some(tables) = self.saved_by_range() else { return Ok(()) };
+        let mut written = Ok(());
+        for (number, rows) in (1..).zip(ranges) {
+            if written.is_ok() && tables.sends_some(&rows) {
+                written = write(rows);
+            }
+            if number % AGREE_EVERY == 0 {
+                written = self.agree("a part of a restored value", written).map(Ok)?;
+            }
+        }
+        written
     }
 
     /// Returns a closure that restores the variable. If the same number of copies was saved, with the variable's dtype,

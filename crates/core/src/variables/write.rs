@@ -107,10 +107,15 @@ impl Variable {
                 self.agree(what, Ok(()))?;
             }
             let written = write();
-            self.remote().into_iter().for_each(|remote| remote.invalidate_rows());
             // This includes a partial write.
             self.strategy().session().into_iter().for_each(Session::mark_dirty);
-            if is_alone { written } else { self.agree(what, written) }
+            let written = if is_alone { written } else { self.agree(what, written) };
+            // Only now have the other workers written their part.
+            self.remote().into_iter().for_each(|remote| remote.invalidate_rows());
+            if !is_alone && written.is_ok() {
+                self.refresh_shared()?;
+            }
+            written
         };
         let written = written?;
         if let Some(copies) = self.device_copies() {
@@ -126,11 +131,22 @@ impl Variable {
         Ok(written)
     }
 
+    /// Fetches the complete value after a write, if the workers store the variable together and this process computes
+    /// with it, so that a forward pass outside of `run` has the new value. A running step keeps its values.
+    fn refresh_shared(&self) -> Result<()> {
+        let strategy = self.strategy();
+        let cache = self.remote().and_then(|remote| remote.cache()).filter(|cache| cache.is_complete());
+        match (cache.filter(|_| strategy.shares_tables()), strategy.session()) {
+            (Some(cache), Some(session)) => session.load("writing a table", cache),
+            _ => Ok(()),
+        }
+    }
+
     // INV-86
     /// Returns `written`, the result of a change. If the workers store the variable together, each has sent a part of
     /// the change, and all get an error if any of them failed. Each worker changes other variables alone, which needs
     /// no agreement.
-    fn agree<T>(&self, what: &str, written: Result<T>) -> Result<T> {
+    pub(super) fn agree<T>(&self, what: &str, written: Result<T>) -> Result<T> {
         let strategy = self.strategy();
         if self.remote().is_none() || !strategy.shares_tables() {
             return written;

@@ -164,8 +164,9 @@ pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<usize> {
     if logits.elem_count() == 0 {
         return Ok(0);
     }
-    let labels = to_device(labels, logits.device())?.to_dtype(DType::U32)?;
-    let equal = logits.argmax(candle_core::D::Minus1)?.eq(&labels)?;
+    // In i64: a label that exceeds u32 is no class.
+    let labels = to_device(labels, logits.device())?.to_dtype(DType::I64)?;
+    let equal = logits.argmax(candle_core::D::Minus1)?.to_dtype(DType::I64)?.eq(&labels)?;
     Ok(equal.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()? as usize)
 }
 

@@ -9,7 +9,7 @@ use crate::progress::busy_error;
 use crate::step::gather::GatheredStep;
 use crate::step::{StepContext, agreement};
 use crate::sync::StepSync;
-use crate::update::sharded;
+use crate::update::{servers, sharded};
 use candle_core::{DType, Tensor};
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_core::ReplicaContext;
@@ -174,7 +174,11 @@ impl Inner {
         };
         let incomplete: Vec<_> = (0..workers.len()).filter(|worker| workers[*worker].incomplete).collect();
         if let Some(worker) = incomplete.first() {
-            return Err(sharded::incomplete(operation, workers[*worker].finished + 1, &incomplete));
+            let step = workers[*worker].finished + 1;
+            return Err(match self.parameters.partition {
+                Some(_) => sharded::incomplete(operation, step, &incomplete),
+                None => servers::incomplete(operation, step, &incomplete),
+            });
         }
         if workers.iter().any(|worker| worker.finished != first.finished) {
             let steps: Vec<_> = workers.iter().map(|worker| worker.finished.to_string()).collect();
@@ -300,7 +304,8 @@ impl Inner {
             count.skip();
             return Ok(StepAction::Skip);
         }
-        if self.not_finite == NotFinite::Ignore {
+        // A dynamic loss scale skips such steps, also those with the smallest factor.
+        if self.not_finite == NotFinite::Ignore && !self.loss_scaling.is_dynamic() {
             return Ok(StepAction::Apply);
         }
         if self.not_finite == NotFinite::Error {

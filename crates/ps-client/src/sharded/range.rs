@@ -2,7 +2,7 @@
 //! another, so that a variable that is larger than memory is never in memory as a whole.
 
 use super::super::channels::{ServerRequest, unexpected};
-use super::{Sharded, as_ids};
+use super::{REQUEST_BYTES, Sharded, as_ids};
 use distribute_base::Result;
 use distribute_ps_tables::{Request, Response, State};
 use distribute_tensor::{HostTensor, Write};
@@ -39,8 +39,22 @@ impl Sharded {
         })
     }
 
-    /// Reads a range of rows with their slots, and returns the tensor that `select` takes from each response.
+    /// Reads a range of rows in parts that fit into requests with up to three slots, and returns what `select` takes
+    /// from each response.
     fn range(
+        &self,
+        operation: &'static str,
+        rows: Range<usize>,
+        select: impl Fn(HostTensor, Vec<(String, HostTensor)>) -> Option<HostTensor>,
+    ) -> Result<HostTensor> {
+        let step = (REQUEST_BYTES / self.bytes(4).max(1)).max(1);
+        let part = |start: usize| self.part(operation, start..rows.end.min(start + step), &select);
+        let parts = rows.clone().step_by(step).map(part).collect::<Result<Vec<_>>>()?;
+        super::joined(parts, || self.no_rows())
+    }
+
+    /// Reads a range of rows with their slots, and returns the tensor that `select` takes from each response.
+    fn part(
         &self,
         operation: &'static str,
         rows: Range<usize>,

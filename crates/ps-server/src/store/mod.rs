@@ -333,6 +333,6 @@ fn bytes_of(answer: &Response) -> usize {
 
 impl std::fmt::Debug for Persistence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Kept({})", self.journal.folder().display())
+        write!(f, "Persistence({})", self.journal.folder().display())
     }
 }

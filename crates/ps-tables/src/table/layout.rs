@@ -64,9 +64,21 @@ impl Layout {
 
     /// Returns the ranges of a stripe, in ascending order.
     pub(super) fn stripe_ranges(&self, stripe: usize) -> impl Iterator<Item = StripeRange> + use<> {
+        self.stripe_ranges_within(stripe, &(0..self.rows))
+    }
+
+    /// Returns the ranges of a stripe that contain some of the given rows, in ascending order.
+    pub(super) fn stripe_ranges_within(
+        &self,
+        stripe: usize,
+        rows: &Range<usize>,
+    ) -> impl Iterator<Item = StripeRange> + use<> {
         let layout = *self;
-        let first = stripe << layout.range;
-        (first..layout.rows).step_by(1 << (layout.range + layout.stripes)).map(move |row| {
+        let (turn, end) = (layout.range + layout.stripes, layout.rows.min(rows.end));
+        let first = (rows.start >> turn << turn) + (stripe << layout.range);
+        // The first range may contain only rows before the requested ones.
+        let first = if first + (1 << layout.range) <= rows.start { first + (1 << turn) } else { first };
+        (first..end).step_by(1 << (layout.range + layout.stripes)).map(move |row| {
             let (end, local) = (layout.rows.min(row + (1 << layout.range)), layout.local(row));
             StripeRange { rows: row..end, local: local..local + (end - row) }
         })
@@ -86,6 +98,19 @@ mod tests {
         // A scalar, a small variable, and an empty one.
         for rows in [0, 1, 1000] {
             assert_eq!(Layout::new(rows, 4).stripes(), 1);
+        }
+    }
+
+    #[test]
+    fn ranges_within_some_rows_are_those_that_contain_them() {
+        let layout = Layout::new(5_000, 1 << 10);
+        for rows in [0..0, 0..1, 7..9, 8..16, 1_023..1_025, 1_500..4_999, 4_992..5_000, 0..5_000] {
+            for stripe in 0..layout.stripes() {
+                let some: Vec<_> = layout.stripe_ranges_within(stripe, &rows).collect();
+                let meets = |range: &StripeRange| range.rows.start < rows.end && rows.start < range.rows.end;
+                let expected: Vec<_> = layout.stripe_ranges(stripe).filter(meets).collect();
+                assert_eq!(some, expected, "{rows:?} of stripe {stripe}");
+            }
         }
     }
 

@@ -98,7 +98,7 @@ impl Table {
         self.require_memory(rows.len().saturating_mul(widths.iter().sum()))?;
         let mut parts: Vec<Buffer> =
             widths.iter().map(|width| Buffer::zeros(self.dtype, rows.len() * width)).collect();
-        self.stripes.read_all(|stripe, stripe_ranges| {
+        self.stripes.read_some(&rows, |stripe, stripe_ranges| {
             for (from, to) in stripe_ranges.filter_map(|stripe_range| within(&stripe_range, &rows)) {
                 for ((i, part), width) in parts.iter_mut().enumerate().zip(&widths) {
                     let [from, to] = [&from, &to].map(|at| at.start * width..at.end * width);
@@ -186,7 +186,7 @@ impl Table {
     ) -> Result<()> {
         let width = self.width();
         let specs = self.rule.get().map_or(&[][..], |bound| &bound.slots);
-        let done = self.stripes.write_all(|_, stripe, stripe_ranges| {
+        let done = self.stripes.write_some(rows, |_, stripe, stripe_ranges| {
             let mut parts = stripe_ranges.filter_map(|stripe_range| within(&stripe_range, rows)).peekable();
             if parts.peek().is_some() {
                 stripe.make_slots(specs, width);

@@ -10,6 +10,7 @@ use distribute_optim::SlotSpec;
 use distribute_tensor::DType;
 use distribute_tensor::dtype::Buffer;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::ops::Range;
 
 /// The rows that are protected by one lock, and their slots.
 #[derive(Debug)]
@@ -81,11 +82,20 @@ impl Stripes {
     }
 
     /// Calls `then` for each stripe, with the values of the table as they are between two writes to the complete table.
-    pub(super) fn read_all(&self, mut then: impl FnMut(&Stripe, &mut dyn Iterator<Item = StripeRange>)) {
+    pub(super) fn read_all(&self, then: impl FnMut(&Stripe, &mut dyn Iterator<Item = StripeRange>)) {
+        self.read_some(&(0..self.layout.rows()), then);
+    }
+
+    /// Acts like [`read_all`](Self::read_all), for the ranges that contain some of the given rows.
+    pub(super) fn read_some(
+        &self,
+        rows: &Range<usize>,
+        mut then: impl FnMut(&Stripe, &mut dyn Iterator<Item = StripeRange>),
+    ) {
         let mut held = None;
         for (i, stripe) in self.stripes.iter().enumerate() {
             // The next stripe is locked before the previous one is released.
-            then(held.insert(stripe.read()), &mut self.layout.stripe_ranges(i));
+            then(held.insert(stripe.read()), &mut self.layout.stripe_ranges_within(i, rows));
         }
     }
 
@@ -93,12 +103,21 @@ impl Stripes {
     /// complete table. Stops at the first error.
     pub(super) fn write_all(
         &self,
+        then: impl FnMut(usize, &mut Stripe, &mut dyn Iterator<Item = StripeRange>) -> Result<()>,
+    ) -> Result<()> {
+        self.write_some(&(0..self.layout.rows()), then)
+    }
+
+    /// Acts like [`write_all`](Self::write_all), for the ranges that contain some of the given rows.
+    pub(super) fn write_some(
+        &self,
+        rows: &Range<usize>,
         mut then: impl FnMut(usize, &mut Stripe, &mut dyn Iterator<Item = StripeRange>) -> Result<()>,
     ) -> Result<()> {
         let mut held = None;
         for (i, stripe) in self.stripes.iter().enumerate() {
             let stripe: &mut RwLockWriteGuard<'_, Stripe> = held.insert(stripe.write());
-            then(i, stripe, &mut self.layout.stripe_ranges(i))?;
+            then(i, stripe, &mut self.layout.stripe_ranges_within(i, rows))?;
         }
         Ok(())
     }

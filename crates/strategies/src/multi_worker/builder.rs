@@ -361,6 +361,15 @@ impl MultiWorkerMirroredStrategyBuilder {
                 let reason = "a group was passed, whose workers are already fixed: leave out min_workers";
                 return Err(Error::invalid(OPERATION, reason));
             }
+            let connects = self.job.is_some()
+                || self.listen.is_some()
+                || self.join_timeout.is_some()
+                || self.shared_memory != SharedMemory::default();
+            if connects {
+                let reason = "a group was passed, whose workers are already connected: leave out job, listen, join_timeout \
+                              and shared_memory, and set them where the group is made";
+                return Err(Error::invalid(OPERATION, reason));
+            }
             if self.resolver.is_some() || asked.is_some_and(|asked| asked != replicas) {
                 let reason = "a group was passed, which has the workers and their number of replicas: leave out \
                               cluster_resolver and replicas";
@@ -457,7 +466,7 @@ fn server_settings(
 /// is the only worker. Returns `None` if all tables are mirrored.
 ///
 /// # Errors
-/// - [`Error::InvalidArgument`]: tables are to be stored on servers, but there is no cluster.
+/// - [`Error::InvalidArgument`]: tables are to be stored on servers without a cluster, or an option has no effect.
 /// - The errors of [`SharedTables::on_workers`] and [`SharedTables::on_servers`].
 fn shared_tables(
     group: Option<&Group>,
@@ -465,6 +474,7 @@ fn shared_tables(
     (service, servers): (ServiceSettings, Option<ServerSettings>),
     timeout: Option<Duration>,
 ) -> Result<Option<SharedTables>> {
+    options.check(OPERATION)?;
     let (timeout, group) =
         (timeout.unwrap_or(DEFAULT_TIMEOUT), group.filter(|group| group.world().is_multi_worker()));
     match (options.hosts, group, servers) {

@@ -1,5 +1,6 @@
 //! The location of a model's tables, as the program sets it.
 
+use distribute_base::{Error, Result};
 use distribute_ps_client::RowCacheOptions;
 use distribute_ps_tables::PartitionStrategy;
 
@@ -54,6 +55,19 @@ pub struct TableOptions {
     pub weights: HostedWeights,
     /// The cache in which each worker keeps rows that it has read; none by default.
     pub row_cache: Option<RowCacheOptions>,
+}
+
+impl TableOptions {
+    /// Returns an error if an option has no effect, because each worker has a copy of all weights.
+    pub(super) fn check(self, operation: &'static str) -> Result<()> {
+        let is_used = self.weights == HostedWeights::All || self.row_cache.is_some();
+        if self.hosts == TableHosts::Mirrored && is_used {
+            let reason = "weights and row_cache are for tables on workers or servers, but hosts is Mirrored; set hosts to \
+                          Workers or Servers";
+            return Err(Error::invalid(operation, reason));
+        }
+        Ok(())
+    }
 }
 
 impl From<TableHosts> for TableOptions {

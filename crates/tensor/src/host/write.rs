@@ -57,10 +57,11 @@ impl HostTensor {
     ///
     /// # Errors
     /// - [`Error::UnsupportedDType`]: the dtype is bool or string.
-    ///
-    /// # Panics
-    /// Panics if `of` is 0 and the elements are integers.
+    /// - [`Error::DivisionByZero`]: `of` is 0.
     pub fn share(&self, index: usize, of: usize) -> Result<HostTensor> {
+        if of == 0 {
+            return Err(Error::DivisionByZero { operation: "share" });
+        }
         macro_rules! by_type {
             ($($variant:ident)*) => {
                 match self.buffer() {
@@ -216,6 +217,9 @@ mod tests {
         }
         assert_eq!(HostTensor::scalar(3f32).share(1, 2).unwrap(), HostTensor::scalar(1.5f32));
         assert!(HostTensor::scalar(true).share(0, 2).is_err());
+        for whole in [HostTensor::scalar(3i32), HostTensor::scalar(3f32)] {
+            assert!(matches!(whole.share(0, 0), Err(Error::DivisionByZero { .. })));
+        }
     }
 
     #[test]

@@ -437,6 +437,38 @@ proptest! {
     }
 }
 
+/// Sums of each replica have the narrow type, as its dense tensor has.
+// INV-7
+#[test]
+fn rows_of_narrow_types_are_reduced_bit_identically_to_dense_tensors() {
+    let rows = |dtype, values: &[f32], indices: &[i64]| {
+        let values = HostTensor::new(values.to_vec(), [values.len(), 1]).unwrap().cast(dtype).unwrap();
+        IndexedSlices::new(values, HostTensor::vector(indices.to_vec()), Some(vec![2, 1])).unwrap()
+    };
+    for dtype in [DType::Bf16, DType::F16, DType::I8, DType::U8, DType::I16, DType::I32, DType::F32] {
+        for op in [ReduceOp::Sum, ReduceOp::Mean] {
+            // OP-4: a mean of integers does not wrap.
+            if op == ReduceOp::Mean && !matches!(dtype, DType::Bf16 | DType::F16 | DType::F32) {
+                continue;
+            }
+            let (large, one) = if dtype == DType::F16 { (2048., 1.) } else { (100., 101.) };
+            let (large, one) = if dtype == DType::Bf16 { (256., 1.) } else { (large, one) };
+            let all = [rows(dtype, &[large, one], &[1, 1]), rows(dtype, &[one], &[1]), rows(dtype, &[], &[])];
+            for replicas in 1..=3 {
+                let refs: Vec<_> = all.iter().take(replicas).collect();
+                let sparse = IndexedSlices::reduce(op, &refs).unwrap().to_dense().unwrap();
+                let dense: Vec<_> = refs.iter().map(|slices| slices.to_dense().unwrap()).collect();
+                let dense = HostTensor::reduce(op, &dense.iter().collect::<Vec<_>>()).unwrap();
+                assert_eq!(sparse, dense, "{op} of {replicas} replicas");
+                let merged: Vec<_> =
+                    refs.iter().map(|own| IndexedSlices::reduce(ReduceOp::Sum, &[own]).unwrap()).collect();
+                let merged = IndexedSlices::reduce(op, &merged.iter().collect::<Vec<_>>()).unwrap();
+                assert_eq!(merged.to_dense().unwrap(), dense, "{op} of {replicas} merged replicas");
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]

@@ -13,6 +13,8 @@ use std::sync::Arc;
 pub struct InputIterator<T> {
     dataset: DistributedDataset<T>,
     pass: DistributedIterator<T>,
+    /// Whether the iterator has neither been initialized nor yielded an element.
+    is_new: bool,
 }
 
 impl<T> std::fmt::Debug for InputIterator<T> {
@@ -66,14 +68,16 @@ impl<T: Nest + 'static> InputSource<T> {
 impl<T: Nest> InputIterator<T> {
     pub(super) fn new(dataset: DistributedDataset<T>) -> Self {
         let pass = dataset.iter();
-        Self { dataset, pass }
+        Self { dataset, pass, is_new: true }
     }
 
-    /// Begins the next epoch, even if no element of the current epoch has been taken. The elements that remain of the
-    /// current epoch are skipped.
+    /// Begins an epoch: the first one, if this is the first call and no element has been taken. Otherwise begins the
+    /// next one, and skips the elements that remain of the current epoch.
     #[doc(alias = "initializer")]
     pub fn initialize(&mut self) {
-        self.pass = self.dataset.iter();
+        if !std::mem::take(&mut self.is_new) {
+            self.pass = self.dataset.iter();
+        }
     }
 
     /// Returns the elements of the next step, one for each replica.
@@ -92,6 +96,7 @@ impl<T: Nest> InputIterator<T> {
     /// Returns the errors of [`DistributedIterator`].
     #[track_caller]
     pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
+        self.is_new = false;
         self.pass.next().transpose()
     }
 

@@ -128,6 +128,14 @@ impl Variables {
     fn read_all(&self, path: &Path) -> Result<BTreeMap<String, Tensor>> {
         let file = open(path)?;
         let names = self.names();
+        let is_dynamic = |name: &&String| self.variable(name).is_ok_and(|variable| variable.is_dynamic());
+        if let Some(name) = names.iter().find(is_dynamic) {
+            let reason = format!(
+                "{name} is a table of ids, which is not in safetensors files; set the others by load_some, or restore a \
+                 Checkpoint"
+            );
+            return Err(Error::invalid("Variables::load", reason));
+        }
         let missing: Vec<_> = names.iter().filter(|name| file.get(name).is_err()).collect();
         if !missing.is_empty() {
             let missing: Vec<_> = missing.into_iter().cloned().collect();
@@ -209,6 +217,7 @@ impl Variables {
         files: impl IntoIterator<Item = P>,
         select: &RestoreFilter<'_>,
     ) -> Result<RestoreReport> {
+        require_outside_of_run(LOAD_SOME, super::WRITE)?;
         let paths: Vec<_> = files.into_iter().map(|path| path.as_ref().to_path_buf()).collect();
         let (values, restored) = match self.read_some(&paths, select) {
             Ok((values, restored)) => (Ok(values), restored),

@@ -13,6 +13,7 @@ mod sharded;
 mod summary;
 mod support;
 mod table_rules;
+mod table_storage;
 mod tables;
 mod training;
 mod variables;

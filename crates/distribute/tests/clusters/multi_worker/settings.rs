@@ -5,6 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
 use distribute::optimizer::{MissingGradients, NotFinite, Transform, rules, schedules};
 use distribute::{Error, ErrorKind, Result, nn, prelude::*};
+use distribute_collective::group::local;
 
 type Model = Replicated<(Tensor, Tensor)>;
 type Set = fn(Adam) -> Result<Adam>;
@@ -207,4 +208,21 @@ fn a_setting_that_changes_between_steps_is_compared_again() {
         "{}",
         texts[0].0
     );
+}
+
+/// Settings of connections are made where the group is connected.
+#[test]
+fn settings_without_effect_on_a_group_are_refused() {
+    type Builder = distribute::strategy::MultiWorkerMirroredStrategyBuilder;
+    let settings: [fn(Builder) -> Builder; 4] = [
+        |builder| builder.job("other"),
+        |builder| builder.listen("0.0.0.0:1"),
+        |builder| builder.join_timeout(std::time::Duration::from_secs(1)),
+        |builder| builder.min_workers(1),
+    ];
+    for set in settings {
+        let group = local::groups(distribute::strategy::Links::Memory, 1, 2).unwrap().remove(0);
+        let error = set(MultiWorkerMirroredStrategy::builder().group(group)).build().unwrap_err().to_string();
+        assert!(error.contains("a group was passed"), "{error}");
+    }
 }

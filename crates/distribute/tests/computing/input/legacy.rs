@@ -22,6 +22,33 @@ fn leg_1_and_leg_4_a_dataset_iterator_splits_global_batches_and_restarts() {
     }
 }
 
+/// The first initialization begins the first epoch, in its order.
+// LEG-4
+#[test]
+fn leg_4_the_first_initialization_skips_no_epoch() {
+    let shuffled = || Dataset::range(32).shuffle(32, 5).batch(16);
+    let of_epochs = |mut inputs: distribute::legacy::InputIterator<HostTensor>| {
+        let epoch = |_| {
+            inputs.initialize();
+            [ids(inputs.get_next()), ids(inputs.get_next())]
+        };
+        (0..2).map(epoch).collect::<Vec<_>>()
+    };
+    let strategy = mirrored(2);
+    let distributed = strategy.distribute_dataset(shuffled()).unwrap();
+    let epoch = |_| {
+        let mut pass = distributed.iter();
+        let mut next = || ids(pass.next().unwrap());
+        [next(), next()]
+    };
+    let expected: Vec<_> = (0..2).map(epoch).collect();
+    assert_eq!(of_epochs(strategy.make_dataset_iterator(shuffled()).unwrap()), expected);
+    // Without it, elements are of the first epoch as well, and the first initialization begins the second one.
+    let mut inputs = strategy.make_dataset_iterator(shuffled()).unwrap();
+    assert_eq!(ids(inputs.get_next()), expected[0][0]);
+    assert_eq!(of_epochs(inputs)[0], expected[1]);
+}
+
 /// LEG-2: TensorFlow's graph mode loses the fifth.
 #[test]
 fn leg_2_the_last_batch_is_not_lost() {

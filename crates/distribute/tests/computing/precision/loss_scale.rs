@@ -2,7 +2,7 @@
 
 use crate::everywhere::everywhere;
 use candle_core::{DType, Device, Tensor};
-use distribute::optimizer::{LossScale, Transform};
+use distribute::optimizer::{LossScale, NotFinite, Transform};
 use distribute::prelude::*;
 use distribute::{Error, Result};
 use distribute_testing::watched;
@@ -115,6 +115,22 @@ fn an_overflow_on_one_replica_skips_the_step_on_all_and_halves_the_factor() {
                 assert_eq!(counts, (5, 1), "{name}");
             }
         }
+    });
+}
+
+/// The smallest factor cannot halve. The step is skipped nevertheless, whatever is done about other NaN.
+#[test]
+fn a_gradient_that_is_not_finite_is_skipped_with_the_smallest_factor() {
+    watched(|| {
+        let strategy = MirroredStrategy::cpus(2).unwrap();
+        let model = model(&strategy).unwrap();
+        let scale = LossScale::Dynamic { initial: 1., growth_steps: 9 };
+        let optimizer = Sgd::new(&model.variables, 0.1).unwrap().with_loss_scale(scale).unwrap();
+        let optimizer = optimizer.on_not_finite(NotFinite::Ignore);
+        let before = model.variables.sha256().unwrap();
+        strategy.run(&model, |ctx, w| optimizer.minimize(ctx, (w.sum_all()? * f64::NAN)?, 1)).unwrap();
+        assert_eq!((optimizer.finished_steps(), optimizer.skipped_steps()), (0, 1));
+        assert_eq!(model.variables.sha256().unwrap(), before);
     });
 }
 

@@ -157,6 +157,11 @@ fn weights_of_others_are_loaded_under_their_names() {
         let error = refused(&mine, || mine.variables.load_some(&files, &RestoreFilter::all().lenient()));
         assert!(error.contains("0 of 4 set") && error.contains("not used: bert.body.bias"), "{error}");
 
+        let within =
+            mine.variables.strategy().run((), |_, ()| mine.variables.load_some(&files, &bert().lenient()));
+        let within = within.unwrap_err().to_string();
+        assert!(within.contains("load_some"), "{within}");
+
         let loaded = mine.variables.load_some(&files, &bert().lenient()).unwrap();
         let expected =
             (vec!["body.bias", "body.weight"], vec!["head.bias", "head.weight"], vec!["cls.a", "cls.b"]);

@@ -48,9 +48,16 @@ impl Servers {
 
 /// Returns the error of the step in which some tables may have changed.
 fn interrupted(operation: &'static str, step: u64, source: Error) -> Error {
-    let reason = format!(
-        "{source}; step {step} of this optimizer has ended while tables were being updated, some of which may already be those of \
-         the next step; restore the last checkpoint on all workers"
-    );
+    let reason = format!("{source}; step {step} of this optimizer has ended {ADVICE}");
     Error::IncompleteState { operation, step, reason, source: Some(Box::new(source)) }
 }
+
+/// Returns the error for later steps after a step has ended on some workers while tables were being updated.
+pub(crate) fn incomplete(operation: &'static str, step: u64, workers: &[usize]) -> Error {
+    let names: Vec<_> = workers.iter().map(|worker| format!("worker {worker}")).collect();
+    let reason = format!("step {step} of this optimizer has ended on {} {ADVICE}", names.join(", "));
+    Error::IncompleteState { operation, step, reason, source: None }
+}
+
+const ADVICE: &str = "while tables were being updated, some of which may already be those of the next step; restore the \
+                      last checkpoint on all workers";

@@ -11,6 +11,8 @@
 mod lock_step;
 mod slots;
 
+pub(crate) use lock_step::incomplete;
+
 use crate::parameters::Parameters;
 use crate::progress::Change;
 use crate::slots::SlotShare;

@@ -7,7 +7,7 @@ use candle_core::Var;
 use distribute_base::{Error, Result};
 use distribute_checkpoint::{Reader, Writer};
 use distribute_core::Variable;
-use distribute_core::internal::{read_as, verify_as};
+use distribute_core::internal::{read_as, report_progress, saves_by_range, verify_as};
 use distribute_ps_client::internal::Sharded;
 use distribute_tensor::{DType, HostTensor};
 
@@ -68,11 +68,14 @@ impl Servers {
                 variable.save_slots_of_ids(writer, &beside, named)?;
                 continue;
             }
-            if let Some(tables) = variable.saved_by_range() {
+            if let Some(tables) = variable.saved_by_range().filter(|_| saves_by_range()) {
                 let (_, var) = &optimizer.parameters.variables[number];
                 for slot in optimizer.groups.rule().slots() {
                     let (tables, dims) = (tables.clone(), slot.shape.dims(tables.dims()));
-                    let read = move |rows| Ok(tables.read_slot_range(SAVE, slot.name, rows)?);
+                    let read = move |rows| {
+                        report_progress()?;
+                        Ok(tables.read_slot_range(SAVE, slot.name, rows)?)
+                    };
                     writer.insert_read(named(slot.name), slot_dtype(var), dims, read)?;
                 }
                 continue;
@@ -164,16 +167,10 @@ fn set_slots(variable: &Variable, tables: &Sharded, names: &[String], saved: Sav
             let elements =
                 |name: &&String| from.describe(name).map_or(0, |slot| slot.shape.iter().product::<usize>());
             let Some(largest) = saved.iter().max_by_key(elements) else { return Ok(()) };
-            for rows in from.row_ranges(largest)?.filter(|rows| tables.sends_some(rows)) {
+            variable.write_ranges(from.row_ranges(largest)?, |rows| {
                 let slots = saved.iter().map(|name| from.rows(name, rows.clone()));
-                tables.write_slot_range(
-                    RESTORE,
-                    rows.start,
-                    names,
-                    &slots.collect::<Result<Vec<_>, _>>()?,
-                )?;
-            }
-            Ok(())
+                tables.write_slot_range(RESTORE, rows.start, names, &slots.collect::<Result<Vec<_>, _>>()?)
+            })
         }
     }
 }
