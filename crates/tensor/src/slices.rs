@@ -180,9 +180,9 @@ impl IndexedSlices {
             // The sums of each replica are rounded to 16 bits, as in its dense tensor. Integers do not wrap.
             let rounds =
                 matches!(dtype, DType::F16 | DType::Bf16) && (op != ReduceOp::Sum || slices.len() > 1);
-            let wide = |of: &&IndexedSlices| match rounds {
-                true => Self::reduce_with(ReduceOp::Sum, &[of], folder)?.cast(dtype.of_sum(op)),
-                false => of.cast(dtype.of_sum(op)),
+            let wide = |of: &&IndexedSlices| {
+                let of = if rounds { &Self::reduce_with(ReduceOp::Sum, &[of], folder)? } else { *of };
+                of.cast(dtype.of_sum(op))
             };
             let wide = slices.iter().map(wide).collect::<Result<Vec<_>>>()?;
             let sum = Self::reduce_with(ReduceOp::Sum, &wide.iter().collect::<Vec<_>>(), folder)?;
