@@ -16,7 +16,7 @@ pub fn first_port(job: usize) -> u16 {
     FIRST + (job % usize::from(BLOCKS)) as u16 * BLOCK
 }
 
-/// Returns [`first_port`] as an expression for the shell. `job` is the number of the job, as the shell reads it in
+/// Returns `first_port` as an expression for the shell. `job` is the number of the job, as the shell reads it in
 /// arithmetic: `$$`, or the name of a variable.
 pub fn first_port_in_shell(job: &str) -> String {
     format!("$(({FIRST} + {job} % {BLOCKS} * {BLOCK}))")
