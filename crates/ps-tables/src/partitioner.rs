@@ -149,7 +149,7 @@ impl FixedShardsPartitioner {
 impl Partitioner for FixedShardsPartitioner {
     fn partitions(&self, shape: &[usize], _: DType, axis: usize) -> Result<Vec<usize>> {
         let size = size(Self::NAME, shape, axis)?;
-        Ok(along(shape, axis, self.num_shards.min(size).max(1)))
+        Ok(along(shape, axis, self.num_shards.min(size)))
     }
 
     fn spec(&self) -> Option<PartitionerSpec> {
@@ -262,7 +262,7 @@ impl Partitioner for MaxSizePartitioner {
 /// # Errors
 /// Returns the partitioner's own errors, and:
 /// - [`Error::Partitions`]: the result does not contain one number for each axis, splits an axis other than the first,
-///   or contains a zero.
+///   or contains a zero although the variable has rows.
 pub fn partition(
     partitioner: Option<&dyn Partitioner>,
     shape: &[usize],
@@ -271,7 +271,8 @@ pub fn partition(
     let (Some(partitioner), Some(rows)) = (partitioner, shape.first()) else { return Ok(None) };
     let partitions = partitioner.partitions(shape, dtype, 0)?;
     match partitions.as_slice() {
-        [shards, rest @ ..] if *shards > 0 && rest.iter().all(|parts| *parts == 1) => {
+        // Without rows, a fixed number of shards gives 0.
+        [shards, rest @ ..] if (*shards > 0 || *rows == 0) && rest.iter().all(|parts| *parts == 1) => {
             let partition = RowPartition::div(*rows, *shards);
             Ok(Some(partition).filter(|partition| partition.shards() > 1))
         }
@@ -330,7 +331,7 @@ mod tests {
     fn part_2_and_3_by_number_and_by_least_size() {
         let fixed = FixedShardsPartitioner::new(5).unwrap();
         assert_eq!((shards(&fixed, &[13], DType::F32), shards(&fixed, &[2, 9], DType::F32)), (5, 2));
-        assert_eq!(shards(&fixed, &[0, 3], DType::F32), 1);
+        assert_eq!(shards(&fixed, &[0, 3], DType::F32), 0);
         assert_eq!(partition(Some(&fixed), &[0, 3], DType::F32).unwrap(), None);
         assert_eq!(shards(&MinSizePartitioner::default(), &[100_000, 16], DType::F32), 1);
         let min = MinSizePartitioner::new(256 << 10, 100).unwrap();
