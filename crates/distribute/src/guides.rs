@@ -12,6 +12,9 @@ struct TensorFlowCheckpoints;
 struct Deploy;
 #[doc = include_str!("../../../docs/train/from-candle.md")]
 struct FromCandle;
+#[cfg(feature = "hub")]
+#[doc = include_str!("../../../docs/train/hub.md")]
+struct Hub;
 #[doc = include_str!("../../../docs/reference/gradients.md")]
 struct CandlesGradients;
 #[doc = include_str!("../../../docs/train/transformers.md")]

@@ -67,6 +67,7 @@
 //! | `lz4`, `zstd`, `brotli` | compressions of files; `brotli` is for pages of Parquet |
 //! | `object-store` | files at `s3://`, `gs://`, `az://` and `https://` |
 //! | `gce`, `kubernetes` | clusters that the API of Compute Engine or Kubernetes describes |
+//! | `hub` | the module `hub`: pretrained models from the Hugging Face hub |
 //!
 //! # Failures
 //!
@@ -96,6 +97,9 @@ pub mod variables;
 
 #[doc(inline)]
 pub use distribute_core::{lookup, summary};
+#[cfg(feature = "hub")]
+#[doc(inline)]
+pub use distribute_hub as hub;
 #[doc(inline)]
 pub use distribute_nn as nn;
 #[doc(inline)]

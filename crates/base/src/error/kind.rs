@@ -157,6 +157,8 @@ impl Error {
             Error::Candle(error) => of_candle(error),
             Error::Data(error) => of_data(error),
             Error::Checkpoint(error) => of_checkpoint(error),
+            #[cfg(feature = "hub")]
+            Error::Hub(error) => of_hub(error),
             Error::Monitor(error) => of_monitor(error),
             Error::Summary(error) => of_summary(error),
             Error::Server { source, .. } => of_channel(source),
@@ -250,6 +252,21 @@ fn of_checkpoint(error: &Checkpoint) -> ErrorKind {
         }
         Checkpoint::Source { source, .. } | Checkpoint::Interrupted { source } => of_user(&**source),
         _ => ErrorKind::Usage,
+    }
+}
+
+#[cfg(feature = "hub")]
+fn of_hub(error: &distribute_hub::Error) -> ErrorKind {
+    use distribute_hub::Error as Hub;
+    match error {
+        Hub::Invalid { what, .. } if !what.starts_with("HF_") => ErrorKind::Usage,
+        Hub::Invalid { .. } | Hub::Offline { .. } => ErrorKind::Configuration,
+        // The server has a problem, or too many requests.
+        Hub::Status { status: 408 | 429 | 500.., .. } => ErrorKind::Io,
+        Hub::Status { .. } => ErrorKind::Configuration,
+        Hub::Response { .. } | Hub::TooLarge { .. } | Hub::Hash { .. } | Hub::Index { .. } => ErrorKind::Data,
+        Hub::Busy { .. } => ErrorKind::TimedOut,
+        _ => ErrorKind::Io,
     }
 }
 
@@ -382,6 +399,25 @@ mod tests {
         ] {
             assert_eq!(error.kind(), ErrorKind::NotFinite, "{error}");
         }
+    }
+
+    #[cfg(feature = "hub")]
+    #[test]
+    fn a_refusal_of_the_hub_is_no_temporary_problem() {
+        use distribute_hub::Error as Hub;
+        let status = |status| {
+            let (message, advice) = (String::new(), String::new());
+            Error::from(Hub::Status { url: "u".into(), status, message, retry_after: None, advice })
+        };
+        for (codes, kind) in [([401, 403, 404], ErrorKind::Configuration), ([429, 500, 503], ErrorKind::Io)] {
+            assert!(codes.into_iter().all(|code| status(code).kind() == kind));
+        }
+        let invalid =
+            |what| Error::from(Hub::Invalid { what, value: "..".into(), reason: "no".into() }).kind();
+        assert_eq!(invalid("the file"), ErrorKind::Usage);
+        assert_eq!(invalid("HF_ENDPOINT"), ErrorKind::Configuration);
+        let busy = Hub::Busy { lock: "l".into(), waited: std::time::Duration::ZERO };
+        assert_eq!(Error::from(busy).kind(), ErrorKind::TimedOut);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The error type of this project. An error describes what failed, where it failed, and a remedy.
 
 mod cause;
+mod conversions;
 mod kind;
 
 pub use kind::ErrorKind;
@@ -325,6 +326,11 @@ pub enum Error {
     /// A checkpoint could not be saved or restored.
     #[error(transparent)]
     Checkpoint(#[from] distribute_checkpoint::Error),
+    /// A file of the Hugging Face hub could neither be downloaded nor found in the cache. Exists with the feature
+    /// `hub`.
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(Box<distribute_hub::Error>),
     /// A job cannot be monitored.
     #[error(transparent)]
     Monitor(#[from] distribute_monitor::Error),
@@ -371,31 +377,6 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A program prints this that ends with the error, and some of it may be the words of another process.
         f.write_str(&distribute_log::plain_lines(&self.to_string()))
-    }
-}
-
-impl From<ClusterError> for Error {
-    fn from(error: ClusterError) -> Self {
-        Error::Cluster(Box::new(error))
-    }
-}
-
-impl From<distribute_ps_tables::Error> for Error {
-    fn from(error: distribute_ps_tables::Error) -> Self {
-        Error::Params(Box::new(error))
-    }
-}
-
-/// Converts the error to one of the program's own, so that closures and `main` can use `?`.
-impl From<std::io::Error> for Error {
-    fn from(error: std::io::Error) -> Self {
-        Error::other(error)
-    }
-}
-
-impl From<JoinError> for Error {
-    fn from(error: JoinError) -> Self {
-        Error::Join(Box::new(error))
     }
 }
 
@@ -446,24 +427,6 @@ impl Error {
     #[doc(hidden)]
     pub fn tensor(operation: &'static str) -> impl FnOnce(distribute_tensor::Error) -> Self {
         move |source| Error::Tensor { operation, source }
-    }
-}
-
-impl From<Arc<Blame>> for Error {
-    fn from(blame: Arc<Blame>) -> Self {
-        Error::Collective(blame)
-    }
-}
-
-impl From<distribute_tensor::Error> for Error {
-    fn from(source: distribute_tensor::Error) -> Self {
-        Error::Tensor { operation: "tensor operation", source }
-    }
-}
-
-impl From<distribute_optim::UpdateError> for Error {
-    fn from(error: distribute_optim::UpdateError) -> Self {
-        Error::invalid("update", error.to_string())
     }
 }
 
