@@ -14,11 +14,13 @@
 //! | `input` | a dataset that is distributed over the replicas |
 //! | `ops` | the operations of a strategy: `run`, `reduce`, `gather`, `update`, `merge_call` |
 //! | [`summary`], `init` | writing summaries; limiting candle's threads |
+//! | `failure` | failures of collectives as errors |
 //!
 //! This crate never opens a socket. A strategy gives it a group of workers or a client of parameter servers.
 
 pub mod checkpoint;
 pub mod context;
+mod failure;
 mod init;
 mod input;
 mod ops;
@@ -58,9 +60,10 @@ pub use variables::{Shard, Variable, VariableBuilder, Variables, lookup};
 pub mod internal {
     pub use crate::checkpoint::{read_as, read_elements, require_names, saves_by_range, verify_as};
     pub use crate::context::{
-        Mode, current_kind, current_strategy, default_context, enter, failure, mixed, require_outside_of_run,
+        Mode, current_kind, current_strategy, default_context, enter, mixed, require_outside_of_run,
         to_candle_error, unwrap_candle_error,
     };
+    pub use crate::failure::failure;
     pub use crate::init::prepare;
     #[cfg(feature = "cuda")]
     pub use crate::input::DeviceCopier;

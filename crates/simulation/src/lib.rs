@@ -15,7 +15,6 @@
 //! | `world` | `Simulation`: all processes, and replacements of processes that have ended |
 //! | `process`, `context` | one process, and its access to the world |
 //! | `joining`, `working` | the two alternating states of a process, which use state machines of `net` and `collective` |
-//! and `collective` |
 //! | `program`, `scripted` | the program of a process, and one that makes the calls of a script |
 //! | `training`, `course` | a program that trains, and a training run as a function of the seed |
 //! | `coordinator` | another cluster: a coordinator, its workers, and servers that they change |

@@ -138,7 +138,7 @@ impl fmt::Debug for ReformableLinks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.mesh() {
             Some(mesh) => write!(f, "{mesh:?}"),
-            None => write!(f, "Renewable(none)"),
+            None => write!(f, "ReformableLinks(none)"),
         }
     }
 }

@@ -180,8 +180,8 @@ impl Coordinator {
     fn join_within(&self, operation: &'static str, timeout: Duration) -> Result<(), Error> {
         let shared = &self.shared;
         let mut deadline = Deadline::after(timeout);
-        shared.hub.lock().joining += 1;
         let mut state = shared.hub.lock();
+        state.joining += 1;
         let result = loop {
             if state.dispatch.has_failed() {
                 match shared.cancel_after_failure(state) {

@@ -17,6 +17,7 @@ mod names;
 mod ranges;
 mod read;
 mod select;
+mod state;
 mod strategy_steps;
 mod workers;
 
@@ -29,6 +30,7 @@ pub use read::read_as;
 pub use read::read_elements;
 pub use read::require_names;
 pub use read::verify_as;
+pub(crate) use state::{read_state, write_state};
 pub(crate) use {read::decide, read::read_cast};
 
 use crate::context::current_kind;

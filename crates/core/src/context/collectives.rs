@@ -1,9 +1,10 @@
 //! Collectives: every replica contributes a value and gets the result.
 
 use super::ReplicaContext;
-use super::combine::{failure, through_host};
+use super::combine::through_host;
 use super::describe::{describe, describe_for_sum, describe_without};
 use super::gradient::attach;
+use crate::failure::failure;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::all_gather;

@@ -1,13 +1,14 @@
 //! Reduces leaves over all replicas.
 
 use super::ReplicaContext;
+use crate::failure::failure;
 use crate::strategy::{CrossDeviceOps, Reduction, reduce_by};
 use candle_core::Device;
 use distribute_base::internal::to_device;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_collective::threads::Member;
-use distribute_collective::{Combined, Failure, all_reduce};
+use distribute_collective::{Combined, all_reduce};
 use distribute_tensor::{Leaf, Packing, ReduceOp};
 use std::panic::Location;
 use std::sync::Arc;
@@ -109,17 +110,4 @@ pub(super) fn through_host(
         None => Ok(leaf),
     });
     Ok(Combined { leaves: back.collect::<Result<_>>()?, tracked })
-}
-
-/// Returns a function that converts a [`Failure`] of `operation` into this crate's error.
-pub fn failure(operation: &'static str) -> impl Fn(Failure) -> Error {
-    move |failure| match failure {
-        Failure::Blame(blame) => Error::Collective(blame),
-        Failure::Tensor(source) => Error::Tensor { operation, source },
-        other @ (Failure::Record(_) | Failure::Native { .. }) => Error::invalid(operation, other.to_string()),
-        Failure::Shared(shared) => match &*shared {
-            Failure::Blame(blame) => Error::Collective(blame.clone()),
-            other => Error::invalid(operation, other.to_string()),
-        },
-    }
 }

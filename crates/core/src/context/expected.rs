@@ -2,8 +2,8 @@
 //! these collectives.
 
 use super::ReplicaContext;
-use super::combine::failure;
 use super::gradient::to_candle_error;
+use crate::failure::failure;
 use crate::strategy::CommunicationOptions;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use distribute_base::internal::{scalars, to_host};

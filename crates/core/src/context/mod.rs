@@ -27,7 +27,6 @@ mod scope;
 mod update;
 mod workers;
 
-pub use combine::failure;
 pub use distribute_base::ContextKind;
 pub use gradient::to_candle_error;
 pub use gradient::unwrap_candle_error;

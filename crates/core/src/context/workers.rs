@@ -1,7 +1,8 @@
 //! Calls between workers that are made once for all local replicas: in the session of a step, or between
 //! steps.
 
-use super::{failure, merging_member};
+use super::merging_member;
+use crate::failure::failure;
 use crate::strategy::Strategy;
 use distribute_base::Result;
 use distribute_cluster::{Fingerprint, ReplicaStatus};

@@ -1,7 +1,7 @@
 //! Exchange of the results of work that each worker does alone. If a worker fails, all workers get the same error.
 
 use super::Strategy;
-use crate::context::failure;
+use crate::failure::failure;
 use bytes::Bytes;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Process, locations};

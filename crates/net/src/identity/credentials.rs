@@ -11,7 +11,7 @@ use distribute_cluster::Address;
 /// use distribute_net::{Credentials, Secret};
 ///
 /// let job = Credentials::new().secret(Secret::random()?).allow_plain_text_on_the_network();
-/// assert!(job.allows_plain_text() && format!("{job:?}").contains("Secret(hidden)"));
+/// assert!(format!("{job:?}").contains("Secret(hidden)"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use]
@@ -88,11 +88,6 @@ impl Credentials {
             Some(identity) => Ok(identity.clone()),
             None => Ok(Secret::from_env()?.map_or(Identity::None, Identity::Secret)),
         }
-    }
-
-    /// Returns whether links between machines may be unencrypted.
-    pub fn allows_plain_text(&self) -> bool {
-        self.allow_plain_text
     }
 
     /// Returns the access to the tasks at the given addresses. All tasks must pass the same addresses, so that they

@@ -1,12 +1,11 @@
 //! A variable on parameter servers, in shards. `create` creates or finds its tables, `read` and `write`
-//! access all of it or some rows, `range` accesses consecutive rows with their slots, `row_read` sends reads of
-//! several variables together, and `state` accesses all slots.
+//! access all of it or some rows, `row_read` sends reads of several variables together, and `range` accesses
+//! consecutive rows and slots.
 
 mod create;
 mod range;
 mod read;
 mod row_read;
-mod state;
 mod write;
 
 pub(super) use create::CreationState;

@@ -1,9 +1,9 @@
-//! Ranges of rows of a variable on parameter servers, with their slots. A checkpoint reads and writes one range after
-//! another, so that a variable that is larger than memory is never in memory as a whole.
+//! Consecutive rows of a variable on parameter servers, and their slots. Workers in lock step save and restore one
+//! range after another, so that a variable that is larger than memory is never in memory as a whole.
 
 use super::super::channels::{ServerRequest, unexpected};
 use super::{REQUEST_BYTES, Sharded, as_ids};
-use distribute_base::Result;
+use distribute_base::{Error, Result};
 use distribute_ps_tables::{Request, Response, State};
 use distribute_tensor::{HostTensor, Write};
 use std::ops::Range;
@@ -15,73 +15,103 @@ impl Sharded {
         !self.dims.is_empty() && self.is_regular()
     }
 
+    /// Returns the number of rows; 1 for a scalar.
+    pub fn rows(&self) -> usize {
+        self.dims.first().copied().unwrap_or(1)
+    }
+
     /// Reads the values of a range of rows.
     ///
     /// # Errors
-    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer.
+    /// - [`Error::Server`]: a server did not answer.
     pub fn read_range(&self, operation: &'static str, rows: Range<usize>) -> Result<HostTensor> {
-        self.range(operation, rows, |values, _| Some(values))
+        let values = self.range(operation, rows, 1, |values, _| Ok(vec![values]))?;
+        values.into_iter().next().map_or_else(|| self.no_rows(), Ok)
     }
 
-    /// Reads one slot of a range of rows.
+    /// Reads the slots `names` of a range of rows, in the order of the names.
     ///
     /// # Errors
-    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer.
-    /// - [`Error::InvalidArgument`](distribute_base::Error::InvalidArgument): there is no slot with this name.
-    pub fn read_slot_range(
+    /// - [`Error::Server`]: a server did not answer.
+    /// - [`Error::InvalidArgument`]: a table has no slot of one of the names.
+    pub fn read_slots(
         &self,
         operation: &'static str,
-        slot: &str,
+        names: &[&str],
         rows: Range<usize>,
-    ) -> Result<HostTensor> {
-        self.range(operation, rows, |_, slots| {
-            slots.into_iter().find(|(name, _)| name == slot).map(|(_, slot)| slot)
+    ) -> Result<Vec<HostTensor>> {
+        self.range(operation, rows, names.len(), |_, slots| {
+            let of =
+                |name: &&str| slots.iter().find(|(found, _)| found == name).map(|(_, slot)| slot.clone());
+            names.iter().map(of).collect::<Option<_>>().ok_or_else(|| {
+                let found: Vec<_> = slots.iter().map(|(name, _)| name).collect();
+                Error::invalid(
+                    operation,
+                    format!(
+                        "the slots of variable {} on its servers are {found:?}, not {names:?}",
+                        self.name
+                    ),
+                )
+            })
         })
     }
 
-    /// Reads a range of rows in parts that fit into requests with up to three slots, and returns what `select` takes
-    /// from each response.
+    /// Reads `columns` tensors of a range of rows, in parts that fit into requests. `select` takes them from the values
+    /// and slots in each response.
     fn range(
         &self,
         operation: &'static str,
         rows: Range<usize>,
-        select: impl Fn(HostTensor, Vec<(String, HostTensor)>) -> Option<HostTensor>,
-    ) -> Result<HostTensor> {
-        let step = (REQUEST_BYTES / self.bytes(4).max(1)).max(1);
-        let part = |start: usize| self.part(operation, start..rows.end.min(start + step), &select);
-        let parts = rows.clone().step_by(step).map(part).collect::<Result<Vec<_>>>()?;
-        super::joined(parts, || self.no_rows())
+        columns: usize,
+        select: impl Fn(HostTensor, Vec<(String, HostTensor)>) -> Result<Vec<HostTensor>>,
+    ) -> Result<Vec<HostTensor>> {
+        let parts = self.parts(rows).map(|rows| self.part(operation, rows, columns, &select));
+        self.joined_columns(columns, parts.collect::<Result<_>>()?)
     }
 
-    /// Reads a range of rows with their slots, and returns the tensor that `select` takes from each response.
+    /// Splits a range of rows into parts that fit into requests with up to three slots. There is at least one part.
+    fn parts(&self, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let step = (REQUEST_BYTES / self.bytes(4).max(1)).max(1);
+        let none = rows.is_empty().then(|| rows.clone());
+        let end = rows.end;
+        none.into_iter().chain(rows.step_by(step).map(move |start| start..end.min(start + step)))
+    }
+
     fn part(
         &self,
         operation: &'static str,
         rows: Range<usize>,
-        select: impl Fn(HostTensor, Vec<(String, HostTensor)>) -> Option<HostTensor>,
-    ) -> Result<HostTensor> {
-        let on_shards = self.on_shards(&rows);
+        columns: usize,
+        select: impl Fn(HostTensor, Vec<(String, HostTensor)>) -> Result<Vec<HostTensor>>,
+    ) -> Result<Vec<HostTensor>> {
+        let on_shards = if rows.is_empty() { vec![(0, 0..0)] } else { self.on_shards(&rows) };
         let ask = |(number, rows): &(usize, Range<usize>)| {
             let shard = &self.shards[*number];
             let request = Request::StateRows { table: shard.table.clone(), rows: rows.clone() };
             ServerRequest { server: shard.server, request, bytes: self.bytes(rows.len()) }
         };
         let answers = self.channels.ask(operation, on_shards.iter().map(ask).collect())?;
-        let mut parts = Vec::with_capacity(on_shards.len());
-        for ((number, _), answer) in on_shards.iter().zip(answers) {
-            let part = match answer {
-                Response::State(State::Rows { values, slots, .. }) => {
-                    select(values, slots).ok_or(Response::Done)
-                }
-                other => Err(other),
-            };
-            parts.push(part.map_err(|other| unexpected(operation, self.shards[*number].server, &other))?);
-        }
-        let joined = super::joined(parts, || self.no_rows())?;
+        let of_shard = |((number, _), answer): (&(usize, Range<usize>), Response)| match answer {
+            Response::State(State::Rows { values, slots, .. }) => select(values, slots),
+            other => Err(unexpected(operation, self.shards[*number].server, &other)),
+        };
+        let parts = on_shards.iter().zip(answers).map(of_shard).collect::<Result<_>>()?;
+        let joined = self.joined_columns(columns, parts)?;
         match self.order(&rows, &on_shards) {
-            Some(order) => Ok(joined.take_rows(&order)?),
+            Some(order) => {
+                Ok(joined.iter().map(|column| column.take_rows(&order)).collect::<Result<_, _>>()?)
+            }
             None => Ok(joined),
         }
+    }
+
+    /// Concatenates the tensors at the same position of all parts.
+    fn joined_columns(&self, columns: usize, parts: Vec<Vec<HostTensor>>) -> Result<Vec<HostTensor>> {
+        let mut of_columns = vec![Vec::with_capacity(parts.len()); columns];
+        for part in parts {
+            of_columns.iter_mut().zip(part).for_each(|(column, tensor)| column.push(tensor));
+        }
+        of_columns.into_iter().map(|column| super::joined(column, || self.no_rows())).collect()
     }
 
     /// Writes the rows of `values` to the rows of the variable from `first` on. In lock step, sends only rows on
@@ -89,7 +119,7 @@ impl Sharded {
     /// therefore make this call with the same arguments.
     ///
     /// # Errors
-    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer.
+    /// - [`Error::Server`]: a server did not answer.
     pub fn write_range(&self, operation: &'static str, first: usize, values: &HostTensor) -> Result<()> {
         self.send_range(operation, first, std::slice::from_ref(values), |table, rows, values| {
             let rows = as_ids(&rows.collect::<Vec<_>>());
@@ -107,7 +137,7 @@ impl Sharded {
     /// [`write_range`](Self::write_range).
     ///
     /// # Errors
-    /// - [`Error::Server`](distribute_base::Error::Server): a server did not answer, or the table has other slots.
+    /// - [`Error::Server`]: a server did not answer, or the table has other slots.
     pub fn write_slot_range(
         &self,
         operation: &'static str,
@@ -121,6 +151,22 @@ impl Sharded {
         })
     }
 
+    /// Writes all slots, whose tensors are in the order of `names`, without changing values.
+    ///
+    /// # Errors
+    /// Returns the errors of [`write_slot_range`](Self::write_slot_range).
+    pub fn write_slots(&self, operation: &'static str, names: &[String], slots: &[HostTensor]) -> Result<()> {
+        for rows in self.parts(0..self.rows()) {
+            let is_scalar = self.dims.is_empty();
+            let some = |slot: &HostTensor| {
+                if is_scalar { Ok(slot.clone()) } else { slot.narrow(0, rows.start, rows.len()) }
+            };
+            let some = slots.iter().map(some).collect::<Result<Vec<_>, _>>()?;
+            self.write_slot_range(operation, rows.start, names, &some)?;
+        }
+        Ok(())
+    }
+
     /// Splits `tensors` by shard. Their rows are those of the variable from `first` on. For each shard, sends the
     /// request that `request` creates from the shard's table, its rows and their values.
     fn send_range(
@@ -130,13 +176,20 @@ impl Sharded {
         tensors: &[HostTensor],
         request: impl Fn(String, Range<usize>, Vec<HostTensor>) -> Option<Request>,
     ) -> Result<()> {
-        let count = tensors.first().and_then(|tensor| tensor.dims().first()).copied().unwrap_or_default();
+        // A scalar is one row.
+        let count = tensors.first().map_or(0, |tensor| tensor.dims().first().copied().unwrap_or(1));
         let mut requests = Vec::new();
         for (number, rows) in self.on_shards(&(first..first + count)) {
             let shard = &self.shards[number];
-            let positions: Vec<usize> = rows.clone().map(|row| self.row(number, row) - first).collect();
-            let of_shard =
-                tensors.iter().map(|tensor| tensor.take_rows(&positions)).collect::<Result<Vec<_>, _>>()?;
+            if !self.channels.sends_changes(shard.server) {
+                continue;
+            }
+            let of_shard = if self.shards.len() == 1 {
+                tensors.to_vec()
+            } else {
+                let positions: Vec<usize> = rows.clone().map(|row| self.row(number, row) - first).collect();
+                tensors.iter().map(|tensor| tensor.take_rows(&positions)).collect::<Result<_, _>>()?
+            };
             let bytes = self.bytes(rows.len()).saturating_mul(tensors.len());
             if let Some(request) = request(shard.table.clone(), rows, of_shard) {
                 requests.push(ServerRequest { server: shard.server, request, bytes });

@@ -4,7 +4,7 @@ use super::{OPERATION, OnServers, Servers};
 use crate::Inner;
 use crate::update::{self, Saved};
 use candle_core::Var;
-use distribute_base::{Error, Result};
+use distribute_base::Result;
 use distribute_checkpoint::{Reader, Writer};
 use distribute_core::Variable;
 use distribute_core::internal::{read_as, report_progress, saves_by_range, verify_as};
@@ -33,18 +33,8 @@ impl Servers {
         }
         self.set_rules(optimizer)?;
         let Some(OnServers { remote, .. }) = self.get(number) else { return Ok(Vec::new()) };
-        let found = remote.value(OPERATION)?.slots(OPERATION, names.len())?;
-        let of = |name: &&str| found.iter().find(|(found, _)| found == name).map(|(_, slot)| slot.clone());
-        let missing = || {
-            Error::invalid(
-                OPERATION,
-                format!(
-                    "the servers have slots {:?}, not {names:?}",
-                    found.iter().map(|(name, _)| name).collect::<Vec<_>>()
-                ),
-            )
-        };
-        names.iter().map(of).collect::<Option<_>>().ok_or_else(missing)
+        let tables = remote.value(OPERATION)?;
+        tables.read_slots(OPERATION, &names, 0..tables.rows())
     }
 
     /// Adds to a checkpoint the slots of the variables on servers that this process saves, each under the names of the
@@ -74,7 +64,8 @@ impl Servers {
                     let (tables, dims) = (tables.clone(), slot.shape.dims(tables.dims()));
                     let read = move |rows| {
                         report_progress()?;
-                        Ok(tables.read_slot_range(SAVE, slot.name, rows)?)
+                        let found = tables.read_slots(SAVE, &[slot.name], rows)?.pop();
+                        found.ok_or_else(|| format!("no slot {}", slot.name).into())
                     };
                     writer.insert_read(named(slot.name), slot_dtype(var), dims, read)?;
                 }
@@ -158,10 +149,12 @@ impl Servers {
 
 /// Sets the slots of a variable, whose names are `names`, to their saved values.
 fn set_slots(variable: &Variable, tables: &Sharded, names: &[String], saved: SavedSlots) -> Result<()> {
-    let named = |slots: Vec<HostTensor>| names.iter().cloned().zip(slots).collect::<Vec<_>>();
     match saved {
-        SavedSlots::Numbered(slots) => tables.set_slots(RESTORE, &named(slots)),
-        SavedSlots::ByIds(ids, slots) => variable.set_slots_of_ids(RESTORE, &ids, &named(slots)),
+        SavedSlots::Numbered(slots) => tables.write_slots(RESTORE, names, &slots),
+        SavedSlots::ByIds(ids, slots) => {
+            let named: Vec<_> = names.iter().cloned().zip(slots).collect();
+            variable.set_slots_of_ids(RESTORE, &ids, &named)
+        }
         SavedSlots::ByRange(from, saved) => {
             // The largest slot has the smallest ranges.
             let elements =
