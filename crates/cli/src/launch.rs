@@ -2,6 +2,7 @@
 
 use crate::doctor;
 use crate::output::{line, remark};
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use distribute::net::Secret;
 use distribute::{Error, Result};
 use distribute_launch::print::{GRACE, Job, Target};
@@ -59,9 +60,8 @@ pub struct Arguments {
     /// Allow all tasks to use all cores, even if there is a core for each
     #[arg(long)]
     no_pin: bool,
-    /// Print the same job for another system instead of starting it: slurm, mpi, or for Kubernetes job (no
-    /// operator), jobset, trainjob (Kubeflow's Trainer) or k8s (Kubeflow's TFJob)
-    #[arg(long, value_name = "SYSTEM")]
+    /// Print the same job for another system instead of starting it
+    #[arg(long, value_name = "SYSTEM", value_parser = targets())]
     print: Option<String>,
     /// The container image, printed for Kubernetes
     #[arg(long, value_name = "IMAGE", requires = "print")]
@@ -84,6 +84,11 @@ pub struct Arguments {
     /// The command that every task runs, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+/// Returns the names that `--print` takes, with their descriptions.
+fn targets() -> PossibleValuesParser {
+    Target::ALL.iter().map(|target| PossibleValue::new(target.name()).help(target.description())).into()
 }
 
 /// Starts the tasks and waits for them, or prints the job for another system. If the job does not succeed, exits with

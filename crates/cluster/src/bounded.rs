@@ -5,7 +5,7 @@
 //! limit.
 
 // - INV-28: a decoded message takes at most twice its length plus 16 MiB. Tests: `cluster/src/bounded.rs`,
-//   `net/tests/it/wire.rs`, `collective/src/group/frame.rs`, `coordinator/src/message.rs`,
+//   `net/src/wire/tests.rs`, `collective/src/group/frame.rs`, `coordinator/src/message.rs`,
 //   `ps-server/src/codec/tests.rs`.
 
 use serde::de::{

@@ -149,14 +149,6 @@ impl World {
     pub fn is_chief(&self) -> bool {
         self.worker == 0
     }
-
-    /// Returns the same world from the point of view of the worker with rank `worker`.
-    ///
-    /// # Errors
-    /// Returns [`WorldError::NoSuchWorker`] if `worker` is not less than the number of workers.
-    pub fn seen_by(&self, worker: usize) -> Result<Self, WorldError> {
-        Self::new(self.workers, worker, self.replicas)
-    }
 }
 
 impl Default for World {

@@ -8,8 +8,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of any type, as user functions return it.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// An error while data is read, transformed or split. Most variants contain a position: a file and line, or the
-/// index of an element.
+/// An error while data is read, transformed or split. Most variants contain a file and line, or an element's index.
 ///
 /// Indices are counted from 0 within one pass over the dataset. Lines and columns of text files are counted from
 /// 1, as in editors.
@@ -168,6 +167,14 @@ pub enum Error {
         index: usize,
         /// The message of the panic.
         message: String,
+    },
+    /// Another thread has been reading the first element of a generator, for the spec, when a pass began.
+    #[error(
+        "a generator has returned no first element in {waited:?}: declare its spec with `assert_element_spec`"
+    )]
+    GeneratorBusy {
+        /// The time that the pass has waited.
+        waited: std::time::Duration,
     },
     /// An element cannot be converted to the Rust type of the dataset's elements.
     #[error("{operation}: element {index} has another type than the dataset says: {source}")]
@@ -339,11 +346,9 @@ pub enum Error {
         /// The number of elements that are kept at the same time.
         elements: usize,
     },
-    /// A repeated dataset had no elements in several consecutive passes, or later operations, such as filters, returned
-    /// none for them.
+    /// Several consecutive passes over a repeated dataset had no elements, or later operations returned none for them.
     #[error(
-        "{operation}: {passes} passes in a row had no element: check the filters, or remove an empty \
-         dataset"
+        "{operation}: {passes} passes in a row had no element: check filters, or remove an empty dataset"
     )]
     EmptyPasses {
         /// The operation that waited for an element.

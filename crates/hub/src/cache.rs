@@ -109,9 +109,15 @@ fn link(_blob: &Path, target: &str, path: &Path) -> io::Result<()> {
         return Ok(());
     }
     // It leads elsewhere, such as to a blob that was removed.
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let other = path.with_file_name(format!(".distribute-{}-{number}.link", std::process::id()));
-    symlink(target, &other)?;
+    let other = loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let other = path.with_file_name(format!(".distribute-{}-{number}.link", std::process::id()));
+        match symlink(target, &other) {
+            // A process with this id, on this machine or another, has left it or is using it.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            done => break done.map(|()| other)?,
+        }
+    };
     fs::rename(&other, path).inspect_err(|_| {
         let _ = fs::remove_file(&other);
     })
@@ -154,6 +160,15 @@ mod tests {
             assert_eq!(folder.find(&commit, file), Some(path));
         }
         let snapshot = cache.path().join("models--org--name/snapshots").join(&commit);
+        // Links that a process with the same id has left.
+        let left = |number: usize| snapshot.join(format!(".distribute-{}-{number}.link", std::process::id()));
+        (0..20).for_each(|number| std::os::unix::fs::symlink("nowhere", left(number)).unwrap());
+        let path = snapshot.join("a");
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("nowhere", &path).unwrap();
+        assert_eq!(folder.publish(&commit, "a", &hash).unwrap(), path);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "text");
+        (0..20).for_each(|number| fs::remove_file(left(number)).unwrap());
         assert_eq!(distribute_testing::names_in(&snapshot), ["a", "b"]);
     }
 

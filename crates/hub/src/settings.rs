@@ -3,6 +3,7 @@
 use crate::error::{Error, Result, shown};
 use crate::origin::Origin;
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
+use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -32,54 +33,63 @@ impl Hub {
     /// `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH` and `HF_HUB_OFFLINE`. Sends no request.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: a variable is malformed, or neither the home folder nor `HF_HOME` is set.
+    /// - [`Error::Invalid`]: a variable is malformed or no UTF-8, or neither the home folder nor `HF_HOME` is set.
     /// - [`Error::Io`]: the file with the token cannot be read.
     pub fn new() -> Result<Self> {
-        Self::from_environment(&|name| std::env::var(name).ok())
+        Self::from_environment(&|name| std::env::var_os(name))
     }
 
-    fn from_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
-        let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
-        let user = set("HOME").or_else(|| set("USERPROFILE"));
-        let expanded = |path: String| match (path.strip_prefix("~/"), &user) {
-            (Some(rest), Some(user)) => Path::new(user).join(rest),
-            _ => PathBuf::from(path),
+    fn from_environment(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
+        let set = |name| text(name, variable);
+        let user = || Ok(set("HOME")?.or(set("USERPROFILE")?));
+        let expanded = |path: String| match path.strip_prefix("~/") {
+            Some(rest) => Ok(match user()? {
+                Some(user) => Path::new(&user).join(rest),
+                None => PathBuf::from(path),
+            }),
+            None => Ok(PathBuf::from(path)),
         };
+        let folder = |name| set(name)?.map(expanded).transpose();
         let home = || {
-            let own = set("HF_HOME").map(expanded);
-            let shared = || set("XDG_CACHE_HOME").map(|path| expanded(path).join("huggingface"));
-            let default = || user.as_ref().map(|user| Path::new(user).join(".cache/huggingface"));
-            own.or_else(shared).or_else(default)
+            if let Some(own) = folder("HF_HOME")? {
+                return Ok(Some(own));
+            }
+            if let Some(shared) = folder("XDG_CACHE_HOME")? {
+                return Ok(Some(shared.join("huggingface")));
+            }
+            Ok(user()?.map(|user| Path::new(&user).join(".cache/huggingface")))
         };
-        let cache = match set("HF_HUB_CACHE").map(expanded) {
+        let cache = match folder("HF_HUB_CACHE")? {
             Some(cache) => cache,
-            None => home().map(|home| home.join("hub")).ok_or_else(|| Error::Invalid {
+            None => home()?.map(|home| home.join("hub")).ok_or_else(|| Error::Invalid {
                 what: "HF_HOME",
                 value: String::new(),
                 reason: "expected a folder, because HOME is not set".into(),
             })?,
         };
-        let token = match set("HF_TOKEN") {
+        let token = match set("HF_TOKEN")? {
             Some(token) => Some(Token::parse("HF_TOKEN", &token)?),
             None => {
-                let path =
-                    set("HF_TOKEN_PATH").map(expanded).or_else(|| home().map(|home| home.join("token")));
+                let path = match folder("HF_TOKEN_PATH")? {
+                    Some(path) => Some(path),
+                    None => home()?.map(|home| home.join("token")),
+                };
                 path.map(|path| Token::read(&path)).transpose()?.flatten()
             }
         };
         let is_true = |name| {
-            set(name).is_some_and(|value| {
-                ["1", "ON", "YES", "TRUE"].contains(&value.trim().to_uppercase().as_str())
-            })
+            let is_true =
+                |value: String| ["1", "ON", "YES", "TRUE"].contains(&value.trim().to_uppercase().as_str());
+            Ok(set(name)?.is_some_and(is_true))
         };
-        let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
+        let endpoint = set("HF_ENDPOINT")?.unwrap_or_else(|| "https://huggingface.co".into());
         let (endpoint, origin) = checked("HF_ENDPOINT", &endpoint)?;
         Ok(Self {
             cache,
             endpoint,
             origin,
             token,
-            is_offline: is_true("HF_HUB_OFFLINE") || is_true("TRANSFORMERS_OFFLINE"),
+            is_offline: is_true("HF_HUB_OFFLINE")? || is_true("TRANSFORMERS_OFFLINE")?,
             timeout: DEFAULT_TIMEOUT,
             max_size: MAX_SIZE,
         })
@@ -140,6 +150,17 @@ impl Hub {
     }
 }
 
+/// Returns the value of a variable that is set and not blank.
+fn text(name: &'static str, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<String>> {
+    let value = variable(name).map(OsString::into_string).transpose();
+    let value = value.map_err(|value| Error::Invalid {
+        what: name,
+        value: if name == "HF_TOKEN" { String::new() } else { shown(&value.to_string_lossy()) },
+        reason: "expected text in UTF-8".into(),
+    })?;
+    Ok(value.filter(|value| !value.trim().is_empty()))
+}
+
 /// Checks the URL of a hub. Returns it without slashes at the end.
 fn checked(what: &'static str, url: &str) -> Result<(String, Origin)> {
     let url = url.trim().trim_end_matches('/');
@@ -197,9 +218,33 @@ mod tests {
 
     fn with(variables: &[(&str, &str)]) -> Result<Hub> {
         let value = |name: &str| {
-            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_string())
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
         };
         Hub::from_environment(&value)
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_variable_that_is_no_text_is_an_error_and_not_ignored() {
+        use std::os::unix::ffi::OsStringExt;
+        let with = |name: &str| {
+            Hub::from_environment(&|asked| match asked {
+                _ if asked == name => Some(OsString::from_vec(b"/caf\xe9".to_vec())),
+                "HOME" => Some("/home/a".into()),
+                _ => None,
+            })
+        };
+        for name in ["HOME", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN", "HF_TOKEN_PATH"]
+            .into_iter()
+            .chain(["XDG_CACHE_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+        {
+            let error = with(name).unwrap_err();
+            assert!(matches!(&error, Error::Invalid { what, .. } if *what == name), "{error:?}");
+            let text = error.to_string();
+            assert!(text.contains("UTF-8") && text.contains("caf") == (name != "HF_TOKEN"), "{text}");
+        }
+        // It is not used.
+        assert!(with("USERPROFILE_OTHER").is_ok());
     }
 
     #[test]

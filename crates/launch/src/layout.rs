@@ -104,6 +104,16 @@ impl Layout {
             None => Ok(()),
         }
     }
+
+    /// Returns whether tasks of this job run the program to its end. With a chief, workers of parameter servers only
+    /// serve.
+    pub(crate) fn completes(&self, job: &Job) -> bool {
+        match job {
+            Job::Chief => true,
+            Job::Worker => !(self.chief && self.ps > 0),
+            _ => false,
+        }
+    }
 }
 
 /// Returns whether a task trains, that is, is a chief or a worker. The job ends when all such tasks have exited.

@@ -16,6 +16,9 @@ use std::sync::Arc;
 /// The version of the format that this crate reads.
 const VERSION: i32 = 1;
 
+/// The maximum size of an index in bytes. It has about a hundred bytes for each tensor or slice.
+const MAX_INDEX: u64 = 1 << 30;
+
 /// The maximum rank of a tensor in TensorFlow.
 const MAX_RANK: usize = 254;
 
@@ -65,7 +68,12 @@ impl Bundle {
     pub(crate) fn open(prefix: &Path) -> Result<Self> {
         let index = with_suffix(prefix, ".index");
         let mut bytes = Vec::new();
-        open(&index)?.read_to_end(&mut bytes).map_err(io_error("reading", &index))?;
+        let file = open(&index)?;
+        let size = file.metadata().map_err(io_error("reading", &index))?.len();
+        if size > MAX_INDEX {
+            return Err(damaged(&index, 0, format!("{size} bytes, more than the limit of {MAX_INDEX}")));
+        }
+        file.take(MAX_INDEX).read_to_end(&mut bytes).map_err(io_error("reading", &index))?;
         let (mut shards, mut found, mut slices) = (None, BTreeMap::new(), BTreeMap::new());
         Table::new(&index, &bytes).each(|key, value, at| {
             let wrong = |error: prost::DecodeError| damaged(&index, at, error.to_string());

@@ -42,24 +42,30 @@ impl TfCheckpoint {
     /// Opens the checkpoint at `path`: a prefix such as `run/ckpt-7`, a folder with the file `checkpoint`, whose latest
     /// one is opened, or the folder of a SavedModel.
     ///
-    /// Reads the complete index, and compares its checksums and the sizes of all files. The memory that is allocated is
-    /// at most a fixed multiple of the size of the index.
+    /// Reads the complete index and the object graph, and compares their checksums and the sizes of all files. The
+    /// memory that is allocated is at most a fixed multiple of the sizes of the two. The index has at most 1 GiB, and
+    /// the object graph 256 MiB.
     ///
     /// # Errors
     /// - [`Error::NoCheckpoint`]: there is no such checkpoint at `path`.
-    /// - [`Error::Damaged`]: the index, the object graph or the size of a file is wrong.
+    /// - [`Error::Damaged`]: the index, the object graph or the size of a file is wrong, or one of the first two is
+    ///   larger than its limit.
     /// - [`Error::Version`]: a big-endian machine or a later version of TensorFlow's format has written the files.
     /// - [`Error::Io`]: a file is missing or cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let bundle = Bundle::open(&locate::prefix(path.as_ref())?)?;
         let graph = match bundle.tensors.get(graph::KEY) {
             Some(tensor) if tensor.dtype == Ok(DType::String) && tensor.shape.is_empty() => {
-                let text = read::rows(tensor, DType::String, 0..1, &mut |_, _, _| Ok(()))?;
-                let bytes: Vec<u8> = text.item()?;
                 let at = |reason: String| match tensor.pieces.first() {
                     Some(piece) => damaged(&piece.file, piece.offset, format!("{}: {reason}", graph::KEY)),
                     None => damaged(&bundle.index, 0, reason),
                 };
+                let size = tensor.pieces.iter().map(|piece| piece.size).fold(0, usize::saturating_add);
+                if size > graph::MAX_SIZE {
+                    return Err(at(format!("{size} bytes, more than the limit of {}", graph::MAX_SIZE)));
+                }
+                let text = read::rows(tensor, DType::String, 0..1, &mut |_, _, _| Ok(()))?;
+                let bytes: Vec<u8> = text.item()?;
                 let graph = ObjectGraph::decode(bytes.as_slice()).map_err(|error| at(error.to_string()))?;
                 Graph::new(graph, bytes.len(), |key| bundle.tensors.contains_key(key)).map_err(at)?
             }
@@ -133,8 +139,9 @@ impl TfCheckpoint {
     pub fn verify(&self) -> Result<()> {
         let tensors = self.0.bundle.tensors.values();
         let supported = tensors.filter_map(|tensor| Some((tensor.dtype.ok()?, tensor)));
+        let file = &mut read::LastFile::default();
         supported.into_iter().try_for_each(|(dtype, tensor)| {
-            tensor.pieces.iter().try_for_each(|piece| read::verify(piece, dtype))
+            tensor.pieces.iter().try_for_each(|piece| read::verify(piece, dtype, file))
         })
     }
 

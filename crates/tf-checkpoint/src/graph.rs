@@ -14,6 +14,9 @@ pub(crate) fn key_of(path: &str) -> String {
     format!("{path}/.ATTRIBUTES/{VALUE}")
 }
 
+/// The maximum size of the tensor with the object graph in bytes. A graph has about a hundred bytes for each object.
+pub(crate) const MAX_SIZE: usize = 256 << 20;
+
 /// The maximum ratio of all paths to the size of the graph. A forged graph could have far more.
 const MAX_RATIO: usize = 64;
 
@@ -99,12 +102,17 @@ impl Graph {
 
     /// Returns the key of the object at any path to it.
     pub(crate) fn by_path(&self, path: &str) -> Option<&str> {
+        value(self.at(path)?)
+    }
+
+    /// Returns the object at any path to it.
+    fn at(&self, path: &str) -> Option<&Object> {
         let mut node = self.nodes.first()?;
         for name in path.split('/') {
             let child = node.children.iter().find(|child| escaped(&child.local_name) == name)?;
             node = self.nodes.get(usize::try_from(child.node_id).ok()?)?;
         }
-        value(node)
+        Some(node)
     }
 
     /// Returns the keys of all variables with a full name.
@@ -112,15 +120,19 @@ impl Graph {
         self.names.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the full names of variables, with their keys.
-    pub(crate) fn names(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.paths.iter().map(|path| (path.full_name.as_str(), path.key.as_str()))
-    }
-
     /// Returns the keys of the slots that optimizers keep for the variable with this key, with the name of each slot.
-    pub(crate) fn slots<'a>(&'a self, key: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    /// `optimizer` is the path of the object whose slots are returned; `None` returns those of all.
+    pub(crate) fn slots<'a>(
+        &'a self,
+        key: &'a str,
+        optimizer: Option<&str>,
+    ) -> impl Iterator<Item = (&'a str, &'a str)> {
         let key_of = |node: i32| value(self.nodes.get(usize::try_from(node).ok()?)?);
-        let slots = self.nodes.iter().flat_map(|node| &node.slots);
+        let nodes = match optimizer {
+            None => self.nodes.as_slice(),
+            Some(path) => self.at(path).map(std::slice::from_ref).unwrap_or_default(),
+        };
+        let slots = nodes.iter().flat_map(|node| &node.slots);
         slots
             .filter(move |slot| key_of(slot.variable) == Some(key))
             .filter_map(move |slot| Some((slot.name.as_str(), key_of(slot.slot)?)))

@@ -56,6 +56,8 @@ struct Variable {
 /// An optimizer here, whose slots are read.
 #[derive(Clone, Debug)]
 struct Optimizer {
+    /// The optimizer there; `None` if there is one.
+    from: Option<String>,
     component: String,
     rule: String,
     steps: String,
@@ -119,13 +121,35 @@ impl Mapping {
 
     /// Acts like [`optimizer`](Self::optimizer), for a component with another name.
     pub fn optimizer_named(
-        mut self,
+        self,
         component: impl Into<String>,
         rule: impl Into<String>,
         steps: impl Into<String>,
     ) -> Self {
-        let (component, rule, steps) = (component.into(), rule.into(), steps.into());
-        self.optimizers.push(Optimizer { component, rule, steps });
+        self.with_optimizer(None, component.into(), rule.into(), steps.into())
+    }
+
+    /// Acts like [`optimizer_named`](Self::optimizer_named), for a checkpoint with several optimizers of the same
+    /// variables. `from` is the path of the optimizer, such as `optimizer` or `second/optimizer`. For TensorFlow 1, it
+    /// is the name of its first slot: `Adam_2` for the second `AdamOptimizer`.
+    pub fn optimizer_from(
+        self,
+        from: impl Into<String>,
+        component: impl Into<String>,
+        rule: impl Into<String>,
+        steps: impl Into<String>,
+    ) -> Self {
+        self.with_optimizer(Some(from.into()), component.into(), rule.into(), steps.into())
+    }
+
+    fn with_optimizer(
+        mut self,
+        from: Option<String>,
+        component: String,
+        rule: String,
+        steps: String,
+    ) -> Self {
+        self.optimizers.push(Optimizer { from, component, rule, steps });
         self
     }
 }
@@ -140,7 +164,9 @@ impl TfCheckpoint {
     /// # Errors
     /// - The errors of [`tensor`](Self::tensor) for each name.
     /// - [`Error::Entry`]: two tensors have the same name here, a kernel is no matrix, or a variable lacks a slot. Also
-    ///   if the rule of an optimizer is not in its table, or its number of steps is no integer.
+    ///   if several optimizers there have slots for a variable and the mapping does not say
+    ///   [which](Mapping::optimizer_from), if the rule of an optimizer is not in its table, or if its number of steps
+    ///   is no integer.
     pub fn into_writer(&self, mapping: &Mapping) -> Result<Writer> {
         let mut writer = Writer::new();
         for Variable { from, to, is_transposed } in &mapping.variables {
@@ -149,7 +175,7 @@ impl TfCheckpoint {
         for (from, to) in &mapping.others {
             self.insert(from, to, false, &mut writer)?;
         }
-        for Optimizer { component, rule, steps } in &mapping.optimizers {
+        for Optimizer { from: optimizer, component, rule, steps } in &mapping.optimizers {
             let known = Rule::of(rule).ok_or_else(|| {
                 entry(
                     OPERATION,
@@ -159,9 +185,22 @@ impl TfCheckpoint {
             })?;
             for Variable { from, to, is_transposed } in &mapping.variables {
                 let (key, _, _) = self.find(OPERATION, from)?;
-                for slot in known.slots() {
-                    let key = slot_key(self, key, slot).ok_or_else(|| {
-                        let reason = format!("there is no slot {} of rule {rule}", slot.here);
+                for (at, slot) in known.slots().iter().enumerate() {
+                    let key = slot_key(self, key, known, at, optimizer.as_deref()).map_err(|several| {
+                        let reason = format!(
+                            "several optimizers have a slot {} of it: {}; choose one with Mapping::optimizer_from",
+                            slot.here,
+                            several.join(" and ")
+                        );
+                        entry(OPERATION, from, reason)
+                    })?;
+                    let key = key.ok_or_else(|| {
+                        let of = optimizer.as_ref().map(|of| format!(" of optimizer {of:?}"));
+                        let reason = format!(
+                            "there is no slot {} of rule {rule}{}",
+                            slot.here,
+                            of.unwrap_or_default()
+                        );
                         entry(OPERATION, from, reason)
                     })?;
                     self.insert(

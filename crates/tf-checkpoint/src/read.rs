@@ -6,11 +6,30 @@ use crate::slices::{Region, count};
 use distribute_checkpoint::{Error, Result};
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{DType, HostTensor, codec};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
 
 /// The maximum number of bytes that are read at once to compare a checksum.
 const BLOCK: usize = 1 << 20;
+
+/// The file that was read last. It stays open, so that a file is not opened for each range that is read.
+#[derive(Default)]
+pub(crate) struct LastFile(Option<(Arc<Path>, File)>);
+
+impl LastFile {
+    /// Returns the file at `path`, which is opened unless it was the last one.
+    fn at(&mut self, path: &Arc<Path>) -> Result<&mut File> {
+        let last = self.0.take().filter(|(last, _)| last == path);
+        let file = match last {
+            Some((_, file)) => file,
+            None => open(path)?,
+        };
+        Ok(&mut self.0.insert((path.clone(), file)).1)
+    }
+}
 
 /// A function that receives the piece and the rows in it that were read, and their bytes.
 pub(crate) type Observe<'a> = dyn FnMut(&Piece, Range<usize>, &[u8]) -> Result<()> + 'a;
@@ -32,30 +51,31 @@ pub(crate) fn rows(
         there.start < rows.end && rows.start < there.end && piece.region.len() != Some(0)
     };
     let pieces: Vec<&Piece> = tensor.pieces.iter().filter(near).collect();
+    let file = &mut LastFile::default();
     // Even an empty tensor has a checksum.
     for piece in tensor.pieces.iter().filter(|piece| piece.region.len() == Some(0)) {
-        verify(piece, dtype)?;
+        verify(piece, dtype, file)?;
     }
     match dtype.bytes() {
-        Some(bytes) => numbers(&pieces, dtype, bytes, &shape, rows, observe),
-        None => texts(&pieces, &shape, rows),
+        Some(_) => numbers(&pieces, dtype, &shape, rows, file, observe),
+        None => texts(&pieces, &shape, rows, file),
     }
 }
 
 fn numbers(
     pieces: &[&Piece],
     dtype: DType,
-    bytes: usize,
     shape: &[usize],
     rows: Range<usize>,
+    file: &mut LastFile,
     observe: &mut Observe<'_>,
 ) -> Result<HostTensor> {
-    let mut all = Vec::new();
+    let (mut all, bytes) = (Vec::new(), dtype.bytes().unwrap_or_default());
     for piece in pieces {
         let (part, within) = intersection(&piece.region, &rows);
         let skipped = within.start * (piece.size / piece.region.rows().len().max(1));
         let len = count(&part.shape).unwrap_or_default() * bytes;
-        let found = read_at(piece, skipped, len)?;
+        let found = read_at(file, piece, skipped, len)?;
         if len == piece.size {
             compare(piece, crc32c::crc32c(&found))?;
         } else {
@@ -77,10 +97,10 @@ fn numbers(
     Ok(HostTensor::from_buffer(buffer, shape)?)
 }
 
-fn texts(pieces: &[&Piece], shape: &[usize], rows: Range<usize>) -> Result<HostTensor> {
+fn texts(pieces: &[&Piece], shape: &[usize], rows: Range<usize>, file: &mut LastFile) -> Result<HostTensor> {
     let mut all = vec![Vec::new(); count(shape).unwrap_or_default()];
     for piece in pieces {
-        let mut found = strings(piece)?;
+        let mut found = strings(file, piece)?;
         let (part, within) = intersection(&piece.region, &rows);
         let row = found.len() / piece.region.shape.first().copied().unwrap_or(1).max(1);
         part.runs(shape, |there, here, len| {
@@ -104,13 +124,13 @@ fn intersection(region: &Region, rows: &Range<usize>) -> (Region, Range<usize>) 
 }
 
 /// Compares the checksum of a piece without keeping its elements.
-pub(crate) fn verify(piece: &Piece, dtype: DType) -> Result<()> {
+pub(crate) fn verify(piece: &Piece, dtype: DType, file: &mut LastFile) -> Result<()> {
     if dtype == DType::String {
-        return strings(piece).map(drop);
+        return strings(file, piece).map(drop);
     }
     let mut crc = 0;
     for start in (0..piece.size).step_by(BLOCK) {
-        let bytes = read_at(piece, start, BLOCK.min(piece.size - start))?;
+        let bytes = read_at(file, piece, start, BLOCK.min(piece.size - start))?;
         crc = crc32c::crc32c_append(crc, &bytes);
         require_valid(piece, dtype, start, &bytes)?;
     }
@@ -133,8 +153,8 @@ fn require_valid(piece: &Piece, dtype: DType, start: usize, bytes: &[u8]) -> Res
 }
 
 /// Reads bytes of a piece. The range must be within the piece, which is within the file.
-fn read_at(piece: &Piece, start: usize, len: usize) -> Result<Vec<u8>> {
-    let mut file = open(&piece.file)?;
+fn read_at(file: &mut LastFile, piece: &Piece, start: usize, len: usize) -> Result<Vec<u8>> {
+    let file = file.at(&piece.file)?;
     file.seek(SeekFrom::Start(piece.offset + start as u64)).map_err(io_error("reading", &piece.file))?;
     let mut bytes = Vec::new();
     let too_large = |_| Error::Io {
@@ -163,8 +183,8 @@ pub(crate) fn compare(piece: &Piece, crc: u32) -> Result<()> {
 }
 
 /// Reads the strings of a piece: their lengths, the checksum of these, and the concatenated strings.
-fn strings(piece: &Piece) -> Result<Vec<Vec<u8>>> {
-    let bytes = read_at(piece, 0, piece.size)?;
+fn strings(file: &mut LastFile, piece: &Piece) -> Result<Vec<Vec<u8>>> {
+    let bytes = read_at(file, piece, 0, piece.size)?;
     let mut rest = bytes.as_slice();
     let wrong = |rest: &[u8], reason: &str| {
         Err(damaged(&piece.file, piece.offset + (piece.size - rest.len()) as u64, reason))
@@ -194,4 +214,32 @@ fn strings(piece: &Piece) -> Result<Vec<Vec<u8>>> {
         rest = after;
     }
     if rest.is_empty() { Ok(all) } else { wrong(rest, "there are bytes after the last string") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_opened_once_for_all_that_is_read_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes = vec![7u8; 3 * BLOCK + 5];
+        let path = folder.path().join("data");
+        std::fs::write(&path, &bytes).unwrap();
+        let piece = Piece {
+            region: Region { start: vec![0], shape: vec![bytes.len()] },
+            file: path.as_path().into(),
+            offset: 0,
+            size: bytes.len(),
+            crc: masked(crc32c::crc32c(&bytes)),
+        };
+        let file = &mut LastFile::default();
+        verify(&piece, DType::U8, file).unwrap();
+        // It has no name any more.
+        std::fs::remove_file(&path).unwrap();
+        verify(&piece, DType::U8, file).unwrap();
+        assert!(verify(&piece, DType::U8, &mut LastFile::default()).is_err());
+        let other = Piece { file: folder.path().join("other").into(), ..piece };
+        assert!(verify(&other, DType::U8, file).is_err());
+    }
 }

@@ -232,6 +232,7 @@ fn of_data(error: &Data) -> ErrorKind {
         | Data::Choice { .. }
         | Data::Sequence { .. } => ErrorKind::Data,
         Data::OtherData { .. } => ErrorKind::Disagreement,
+        Data::GeneratorBusy { .. } => ErrorKind::TimedOut,
         Data::Panicked { .. } | Data::ThreadDied { .. } => ErrorKind::Panicked,
         Data::Function { cause, .. } | Data::Generator { cause, .. } | Data::Inner { cause, .. } => {
             of_user(&**cause)

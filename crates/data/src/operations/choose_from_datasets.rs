@@ -1,6 +1,7 @@
 //! The operation that takes each element from a dataset that a dataset of choices selects.
 
 use super::repeat::EmptyPassCounter;
+use super::rounds::Rounds;
 use crate::chunk::Chunk;
 use crate::dataset::AtDatasetEnd;
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding};
@@ -95,8 +96,9 @@ impl Operation for ChooseFromDatasets {
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         let mut stages: Vec<_> = self.inputs.iter().map(|input| input.start(epoch)).collect();
         let choices = stages.pop().map(Counted::new);
+        let open = vec![true; stages.len()];
         let pick = Box::new(Choices { choices, datasets: stages.len() });
-        Box::new(ChooseStage::new(OPERATION, stages, pick, self.at_end))
+        Box::new(ChooseStage::new(OPERATION, stages, open, pick, self.at_end))
     }
 }
 
@@ -164,17 +166,20 @@ pub(super) struct ChooseStage {
     pick: Box<dyn Pick>,
     at_end: AtDatasetEnd,
     empty_passes: EmptyPassCounter,
+    rounds: Rounds,
 }
 
 impl ChooseStage {
+    /// Creates a stage. `open` contains, for each dataset, whether it can be picked.
     pub(super) fn new(
         operation: &'static str,
         datasets: Vec<Box<dyn Stage>>,
+        open: Vec<bool>,
         pick: Box<dyn Pick>,
         at_end: AtDatasetEnd,
     ) -> Self {
-        let open = vec![true; datasets.len()];
-        Self { operation, datasets, open, pick, at_end, empty_passes: EmptyPassCounter::default() }
+        let rounds = Rounds::new(datasets.len());
+        Self { operation, datasets, open, pick, at_end, empty_passes: EmptyPassCounter::default(), rounds }
     }
 
     /// Calls `take` with the dataset of each pick until it returns an element. `take` returns `None` at the end of the
@@ -188,6 +193,7 @@ impl ChooseStage {
             if *open {
                 if let Some(element) = take(stage.as_mut())? {
                     self.empty_passes.found();
+                    self.rounds.taken(picked, stage.passes(), self.pick.passes(), &self.open);
                     return Ok(Some(element));
                 }
                 *open = false;
@@ -214,6 +220,10 @@ impl Stage for ChooseStage {
             }
         }
         Ok(count)
+    }
+
+    fn passes(&self) -> usize {
+        self.rounds.complete
     }
 }
 

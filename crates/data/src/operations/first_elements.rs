@@ -4,7 +4,7 @@ use crate::chunk::Chunk;
 use crate::guard::catch_panics;
 use crate::pipeline::{Look, Operation, Sharding};
 use crate::stage::Stage;
-use crate::{Cardinality, ElementSpec, Result};
+use crate::{Cardinality, ElementSpec, Error, Result};
 use distribute_tensor::{Leaf, Tree};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,11 +22,18 @@ pub(super) type Begun = (Elements, VecDeque<Result<Tree<Leaf>>>);
 /// The iterator whose first elements were read for the spec, for the next pass. There may be no other iterator with
 /// the same elements, because a generator may read a channel or a socket. So there is at most one such iterator, also
 /// if several threads determine the specs of datasets that are derived from the generator.
-#[derive(Default)]
 pub(super) struct FirstElements {
     slot: Mutex<Slot>,
     /// A notification that the slot is no longer busy.
     free: Condvar,
+    /// The maximum time to wait for another thread that reads from the iterator.
+    max_wait: Duration,
+}
+
+impl Default for FirstElements {
+    fn default() -> Self {
+        Self { slot: Mutex::new(Slot::Free(None)), free: Condvar::new(), max_wait: Duration::from_secs(60) }
+    }
 }
 
 enum Slot {
@@ -36,42 +43,37 @@ enum Slot {
     Busy(ThreadId),
 }
 
-impl Default for Slot {
-    fn default() -> Self {
-        Slot::Free(None)
-    }
-}
-
-/// The maximum time to wait for another thread that reads from the iterator.
-const MAX_WAIT: Duration = Duration::from_secs(60);
-
 impl FirstElements {
     /// Waits until no other thread reads from the iterator, or the wait times out.
     fn wait(&self) -> MutexGuard<'_, Slot> {
         let me = thread::current().id();
         let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
         let busy = |slot: &mut Slot| matches!(slot, Slot::Busy(other) if *other != me);
-        self.free.wait_timeout_while(slot, MAX_WAIT, busy).unwrap_or_else(PoisonError::into_inner).0
+        self.free.wait_timeout_while(slot, self.max_wait, busy).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Takes the iterator for a pass; `None` if there is none.
-    pub(super) fn take(&self) -> Option<Begun> {
+    /// Takes the iterator for a pass; `None` if there is none, or if the iterator itself begins a pass.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::GeneratorBusy`] if another thread reads from the iterator for too long. A second iterator would not
+    /// have the same elements.
+    pub(super) fn take(&self) -> Result<Option<Begun>> {
         match &mut *self.wait() {
-            Slot::Free(begun) => begun.take(),
-            Slot::Busy(_) => None,
+            Slot::Free(begun) => Ok(begun.take()),
+            Slot::Busy(thread) if *thread == thread::current().id() => Ok(None),
+            Slot::Busy(_) => Err(Error::GeneratorBusy { waited: self.max_wait }),
         }
     }
 
     /// Returns a copy of the element at `index`. Returns `None` at the end, if reading fails, and if the iterator
     /// itself needs the spec.
     fn look(&self, make: &GeneratorFn, index: usize) -> Option<Tree<Leaf>> {
-        let begun = match &mut *self.wait() {
-            Slot::Busy(_) => return None,
-            slot => match std::mem::replace(slot, Slot::Busy(thread::current().id())) {
-                Slot::Free(begun) => begun,
-                Slot::Busy(_) => None,
-            },
-        };
+        let mut slot = self.wait();
+        let Slot::Free(begun) = &mut *slot else { return None };
+        let begun = begun.take();
+        *slot = Slot::Busy(thread::current().id());
+        drop(slot);
         let begun =
             begun.or_else(|| Some((catch_panics("from_generator", 0, || make()).ok()?, VecDeque::new())));
         let (begun, element) = match begun {
@@ -147,5 +149,39 @@ impl Stage for FirstElementsStage {
         let element = self.first_elements.look(&self.make, self.next)?;
         self.next += 1;
         Some(Ok(Chunk::one(element)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_testing::watched;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_pass_that_waits_too_long_for_the_iterator_is_an_error_and_not_a_second_iterator() {
+        watched(|| {
+            let ((started, starts), (release, released)) = (channel(), channel::<()>());
+            let released = Arc::new(Mutex::new(released));
+            let make: GeneratorFn = Arc::new(move || {
+                started.send(()).unwrap();
+                let released = released.clone();
+                Box::new(std::iter::from_fn(move || {
+                    released.lock().unwrap().recv_timeout(Duration::from_secs(60)).ok()?;
+                    None
+                }))
+            });
+            let first = FirstElements { max_wait: Duration::from_millis(1), ..FirstElements::default() };
+            thread::scope(|scope| {
+                let looks = scope.spawn(|| first.look(&make, 0));
+                starts.recv_timeout(Duration::from_secs(60)).unwrap();
+                let error = first.take().err().unwrap();
+                assert!(error.to_string().contains("assert_element_spec"), "{error}");
+                assert!(matches!(error, Error::GeneratorBusy { waited } if waited == first.max_wait));
+                release.send(()).unwrap();
+                assert!(looks.join().unwrap().is_none());
+            });
+            assert!(first.take().unwrap().is_some());
+        });
     }
 }

@@ -19,7 +19,8 @@ impl<T: Nest> Dataset<T> {
     /// declare the spec with [`assert_element_spec`](Dataset::assert_element_spec).
     ///
     /// An `Err` results in [`Error::Generator`] with the element's index. A panic of `make` or of the iterator results
-    /// in [`Error::Panicked`]. Both end the pass.
+    /// in [`Error::Panicked`]. Both end the pass. If another thread has been reading the first element for 60 s when a
+    /// pass begins, the pass ends with [`Error::GeneratorBusy`].
     ///
     /// ```
     /// # use distribute_data::Dataset;
@@ -108,7 +109,7 @@ impl GeneratorStage {
         let index = self.index;
         self.index += 1;
         if self.iterator.is_none() {
-            self.iterator = self.first_elements.take();
+            self.iterator = self.first_elements.take()?;
         }
         let (iterator, seen) = match &mut self.iterator {
             Some(iterator) => iterator,

@@ -1,10 +1,10 @@
 //! The operations. Each file contains the public method of one operation, its data and its stage.
 //!
-//! Building blocks have separate files: `ahead` (a stage on a thread), `cycle` (datasets that are read in turn),
-//! `kept` (datasets of groups of elements), `window_stage` (windows before they are assembled), `cache_contents` (the
-//! identification of a cache), `pairing` (pairs of chunks), `pad` (stacking tensors of different sizes), `encoding`
-//! (elements as bytes). Tests of all operations: `model` compares them with the same operations on a `Vec`, `walk`
-//! reads and skips in any order.
+//! Building blocks have separate files: `ahead` (a stage on a thread), `cycle` (datasets that are read in turn), `kept`
+//! (datasets of groups of elements), `window_stage` (windows before they are assembled), `cache_contents` (the
+//! identification of a cache), `pairing` (pairs of chunks), `rounds` (passes of datasets in any order), `pad` (stacking
+//! tensors of different sizes), `encoding` (elements as bytes). Tests of all operations: `model` compares them with the
+//! same operations on a `Vec`, `walk` reads and skips in any order.
 //!
 //! A new operation is a file here, and a `Step` in `model`. Three decisions need care. The first is `sharding`
 //! and `repeatable`. The second is the `identity`, because a change of it makes a position refer to a different
@@ -44,6 +44,7 @@ pub(crate) mod parse_examples;
 pub(crate) mod prefetch;
 pub(crate) mod rebatch;
 pub(crate) mod repeat;
+mod rounds;
 pub(crate) mod sample_from_datasets;
 pub(crate) mod scan;
 pub(crate) mod shard;

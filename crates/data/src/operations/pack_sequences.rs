@@ -117,6 +117,8 @@ struct Row {
     filled: usize,
     /// The index of the element of the first sequence.
     index: usize,
+    /// The number of complete passes when the first sequence was read.
+    passes: usize,
 }
 
 struct PackStage {
@@ -181,7 +183,7 @@ impl PackStage {
             if self.rows.len() >= self.packing.open_rows {
                 self.full.extend(self.rows.pop_front());
             }
-            self.rows.push_back(Row { index, ..Row::default() });
+            self.rows.push_back(Row { index, passes: self.input.input.passes(), ..Row::default() });
             self.rows.len() - 1
         });
         let Some(row) = self.rows.get_mut(place) else { return };
@@ -239,6 +241,12 @@ impl Stage for PackStage {
             }
         }
         Ok(count)
+    }
+
+    /// Returns the number of passes of whose sequences none is in a row to pass on.
+    fn passes(&self) -> usize {
+        let rows = self.rows.iter().chain(&self.full);
+        rows.map(|row| row.passes).fold(self.input.input.passes(), usize::min)
     }
 }
 

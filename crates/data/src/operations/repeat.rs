@@ -174,7 +174,7 @@ impl Stage for RepeatStage {
 #[cfg(test)]
 mod tests {
     use crate::testing::values;
-    use crate::{Dataset, Error, Interleave};
+    use crate::{AtDatasetEnd, Dataset, Error, Interleave, Packing};
     use distribute_tensor::HostTensor;
 
     #[test]
@@ -216,6 +216,21 @@ mod tests {
         assert_eq!(values(&Dataset::range(0).map(|x| x).repeat_forever()), [0i64; 0]);
     }
 
+    fn choose(choices: &[i64], datasets: &[Dataset<i64>]) -> Dataset<i64> {
+        let choices = Dataset::from_items(choices.to_vec()).repeat_forever();
+        Dataset::choose_from_datasets(datasets, &choices, AtDatasetEnd::Skip)
+    }
+
+    fn sample(weights: &[f64], datasets: &[Dataset<i64>]) -> Dataset<i64> {
+        Dataset::sample_from_datasets(datasets, weights, 7, AtDatasetEnd::Skip)
+    }
+
+    /// Packs sequences of one number, and returns the first number of each row.
+    fn packed(data: &Dataset<i64>, packing: Packing) -> Dataset<i64> {
+        let rows = data.map(|x| HostTensor::vector(vec![x])).pack_sequences(packing);
+        rows.map(|row| row.values.as_slice::<i64>().unwrap()[0])
+    }
+
     #[test]
     fn so_do_elements_that_are_dropped_pass_after_pass() {
         distribute_testing::watched(|| {
@@ -240,6 +255,12 @@ mod tests {
                     .filter(never),
                 endless.window(2).flat_map(|window| window).filter(never),
                 endless.group_by_window(|x| *x, |_| 4, |_, group| group).filter(never),
+                choose(&[0, 1], &[endless.clone(), many]).filter(never),
+                choose(&[0, 0], &[endless.clone(), Dataset::range(9)]).filter(never),
+                choose(&[0, 1], &[endless.clone(), Dataset::range(5)]).filter(never),
+                sample(&[0.5, 0.5, 0.], &[endless.clone(), endless.clone(), Dataset::range(9)]).filter(never),
+                packed(&endless, Packing::new(2)).filter(never),
+                packed(&endless, Packing::new(4).open_rows(3)).filter(never),
             ] {
                 let mut pass = data.iter();
                 let error = pass.next().unwrap().unwrap_err();
@@ -303,6 +324,11 @@ mod tests {
             let reduce = |key, group: Dataset<i64>| group.take(key as usize);
             let rare = endless.group_by_window(|x| x / 2, |key| if key == 1 { 1000 } else { 2 }, reduce);
             assert_eq!(values(&rare.take(2)), [2, 2]);
+            // One dataset for many passes, then another.
+            let choices: Vec<i64> = (0..2000).map(|i| i / 1000).collect();
+            let second = Dataset::from_items([5, 6, 7]).repeat_forever();
+            let two = choose(&choices, &[endless.clone(), second]).filter(|x| *x == 2);
+            assert_eq!(two.iter().take(1000).filter(|x| matches!(x, Ok(2))).count(), 1000);
             // Every second element, after buffers of many passes.
             for data in [endless.shuffle(5000, 1), endless.prefetch(5000), endless.map_parallel(4, |x| x)] {
                 let odd = data.filter(|x| *x == 1);

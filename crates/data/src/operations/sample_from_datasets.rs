@@ -137,8 +137,9 @@ impl Operation for SampleFromDatasets {
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         let stages = self.inputs.iter().map(|input| input.start(epoch)).collect();
+        let open = self.weights.iter().map(|weight| *weight > 0.).collect();
         let pick = Box::new(Draws { weights: self.weights.clone(), rng: EpochRng::new(self.seed, epoch) });
-        Box::new(ChooseStage::new(OPERATION, stages, pick, self.at_end))
+        Box::new(ChooseStage::new(OPERATION, stages, open, pick, self.at_end))
     }
 }
 
@@ -150,9 +151,7 @@ struct Draws {
 
 impl Pick for Draws {
     fn pick(&mut self, open: &[bool]) -> Result<Option<usize>> {
-        let weighted = || {
-            self.weights.iter().zip(open).enumerate().filter(|(_, (weight, open))| **open && **weight > 0.)
-        };
+        let weighted = || self.weights.iter().zip(open).enumerate().filter(|(_, (_, open))| **open);
         let total: f64 = weighted().map(|(_, (weight, _))| weight).sum();
         let mut left = self.rng.fraction() * total;
         let mut last = None;

@@ -17,48 +17,60 @@ use std::fmt::Write as _;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A system for which a job can be printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// A script for `sbatch`.
-    Slurm,
-    /// A command with Open MPI's `mpirun`.
-    Mpi,
-    /// A manifest of a `TFJob`, for Kubeflow's training operator (v1).
-    Kubernetes,
-    /// Manifests of a `TrainJob` and of its runtime, for Kubeflow's Trainer (v2).
-    TrainJob,
-    /// A manifest of a `JobSet` of Kubernetes.
-    JobSet,
-    /// Manifests of a Service and of one Indexed Job for each kind of task, for Kubernetes without an operator.
-    IndexedJob,
+/// Defines [`Target`] by a list of its variants, with their names and descriptions.
+macro_rules! targets {
+    ($($(#[$doc:meta])* $target:ident = $name:literal, $description:literal;)*) => {
+        /// A system for which a job can be printed.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Target {
+            $($(#[$doc])* $target,)*
+        }
+
+        impl Target {
+            /// All targets.
+            pub const ALL: &[Self] = &[$(Self::$target),*];
+
+            /// Returns the name of the target, as in the option `--print`.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$target => $name,)*
+                }
+            }
+
+            /// Returns a description of the target.
+            pub fn description(self) -> &'static str {
+                match self {
+                    $(Self::$target => $description,)*
+                }
+            }
+        }
+
+        /// The names and descriptions of all targets.
+        const EXPECTED: &str = concat!("one of" $(, " ", $name, " (", $description, ")")*);
+    };
 }
 
-impl Target {
-    /// All targets.
-    const ALL: [Self; 6] =
-        [Self::Slurm, Self::Mpi, Self::Kubernetes, Self::TrainJob, Self::JobSet, Self::IndexedJob];
-
-    /// Returns the name of the target, as in the option `--print`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Slurm => "slurm",
-            Self::Mpi => "mpi",
-            Self::Kubernetes => "k8s",
-            Self::TrainJob => "trainjob",
-            Self::JobSet => "jobset",
-            Self::IndexedJob => "job",
-        }
-    }
+targets! {
+    /// A script for `sbatch`.
+    Slurm = "slurm", "a script for sbatch";
+    /// A command with Open MPI's `mpirun`.
+    Mpi = "mpi", "a command of Open MPI";
+    /// Manifests of a Service and of one Indexed Job for each kind of task, for Kubernetes without an operator.
+    IndexedJob = "job", "Kubernetes without an operator";
+    /// A manifest of a `JobSet` of Kubernetes.
+    JobSet = "jobset", "Kubernetes with JobSet";
+    /// Manifests of a `TrainJob` and of its runtime, for Kubeflow's Trainer (v2).
+    TrainJob = "trainjob", "Kubeflow's Trainer";
+    /// A manifest of a `TFJob`, for Kubeflow's training operator (v1).
+    Kubernetes = "k8s", "Kubeflow's TFJob";
 }
 
 impl FromStr for Target {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let expected = "slurm, mpi, or for Kubernetes job, jobset, trainjob or k8s (TFJob)";
-        let wrong = || Error::Option { option: "--print", value: name.into(), expected };
-        Self::ALL.into_iter().find(|target| target.name() == name).ok_or_else(wrong)
+        let wrong = || Error::Option { option: "--print", value: name.into(), expected: EXPECTED };
+        Self::ALL.iter().find(|target| target.name() == name).copied().ok_or_else(wrong)
     }
 }
 
@@ -229,11 +241,10 @@ mod tests {
         assert!(matches!(job.print(Target::Mpi), Err(Error::NoCommand)));
         let nobody = Layout::new(0);
         assert!(matches!(Job { layout: &nobody, ..job }.print(Target::Slurm), Err(Error::NoWorkers)));
-        assert!(
-            "docker".parse::<Target>().unwrap_err().to_string().contains("slurm, mpi, or for Kubernetes")
-        );
+        let error = "docker".parse::<Target>().unwrap_err().to_string();
         for target in Target::ALL {
-            assert_eq!(target.name().parse::<Target>().unwrap(), target);
+            assert_eq!(target.name().parse::<Target>().unwrap(), *target);
+            assert!(error.contains(&format!(" {} ({})", target.name(), target.description())), "{error}");
         }
     }
 }

@@ -180,7 +180,8 @@ impl Decoder {
     }
 
     /// Returns whether the stream could end here, because no frame was received in part.
-    pub fn is_between_frames(&self) -> bool {
+    #[cfg(test)]
+    pub(super) fn is_between_frames(&self) -> bool {
         self.header.is_none() && self.from == self.to
     }
 
@@ -193,7 +194,8 @@ impl Decoder {
 
     /// Returns the number of bytes allocated for the frame that is being received, including the buffer for small
     /// parts.
-    pub fn allocated(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn allocated(&self) -> usize {
         STAGED + self.head.bytes.capacity() + self.body.bytes.capacity()
     }
 }

@@ -13,3 +13,6 @@ pub mod queue;
 pub use decoder::Decoder;
 pub use header::{Frame, HEADER, Header, Kind, Limits, WireError};
 pub use queue::Queue;
+
+#[cfg(test)]
+mod tests;

@@ -12,4 +12,3 @@ mod rendezvous;
 #[cfg(target_os = "linux")]
 mod shared_memory;
 mod support;
-mod wire;

@@ -53,6 +53,7 @@ fn code(dtype: DType) -> u64 {
         DType::F32 => 1,
         DType::U8 => 4,
         DType::String => 7,
+        DType::I64 => 9,
         other => panic!("no test writes {other}"),
     }
 }

@@ -1,5 +1,6 @@
 //! Conversion to checkpoints of this project.
 
+use crate::bundle::{message, number};
 use crate::fixtures::{expected, open};
 use distribute_checkpoint::{Reader, Writer};
 use distribute_tensor::HostTensor;
@@ -151,4 +152,88 @@ fn a_damaged_table_that_is_read_in_ranges_is_not_saved() {
     assert!(!folder.path().join("damaged").exists());
     // Some rows alone have no checksum.
     TfCheckpoint::open(&prefix).unwrap().rows("table", 0..10).unwrap();
+}
+
+/// Checks that two optimizers of a variable `w`, `first` and `second`, are ambiguous until one is chosen. `slots` are
+/// the keys of their slots m and v. The bundle has these tensors and `more`.
+fn check_two_optimizers(more: &[(&str, HostTensor)], slots: [[&str; 2]; 2], [first, second]: [&str; 2]) {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().join("state");
+    let mut all = vec![("step", HostTensor::scalar(3i64)), ("w", HostTensor::vector(vec![0f32]))];
+    all.extend_from_slice(more);
+    let values = (1..).map(|at| HostTensor::vector(vec![at as f32]));
+    all.extend(slots.as_flattened().iter().copied().zip(values));
+    all.sort_unstable_by_key(|(name, _)| *name);
+    crate::bundle::write(&prefix, &all.iter().map(|(name, value)| (*name, value)).collect::<Vec<_>>());
+    let checkpoint = TfCheckpoint::open(&prefix).unwrap();
+
+    let one = || Mapping::new().variable("w", "w");
+    let error = checkpoint.into_writer(&one().optimizer("adam", "step")).unwrap_err();
+    assert!(matches!(&error, Error::Entry { name, .. } if name == "w"), "{error:?}");
+    let text = error.to_string();
+    let both = format!("{} and {}; choose one with Mapping::optimizer_from", slots[0][0], slots[1][0]);
+    assert!(text.contains(&both), "{text} | {both}");
+
+    let mapping =
+        one().optimizer_from(first, "a", "adam", "step").optimizer_from(second, "b", "adam", "step");
+    let found = read(&checkpoint.into_writer(&mapping).unwrap());
+    for (name, value) in [("a/m/w", 1.), ("a/v/w", 2.), ("b/m/w", 3.), ("b/v/w", 4.)] {
+        assert_eq!(found.tensor(name).unwrap().to_vec::<f32>().unwrap(), [value], "{name}");
+    }
+    let none = one().optimizer_from("third", "a", "adam", "step");
+    let error = checkpoint.into_writer(&none).unwrap_err().to_string();
+    assert!(error.contains(r#"no slot m of rule adam of optimizer "third""#), "{error}");
+}
+
+#[test]
+fn two_optimizers_of_tensorflow_1_are_ambiguous() {
+    check_two_optimizers(&[], [["w/Adam", "w/Adam_1"], ["w/Adam_2", "w/Adam_3"]], ["Adam", "Adam_2"]);
+}
+
+fn graph(objects: &[Vec<u8>]) -> [(&'static str, HostTensor); 1] {
+    let bytes: Vec<u8> = objects.iter().flat_map(|object| message(1, object)).collect();
+    [("_CHECKPOINTABLE_OBJECT_GRAPH", HostTensor::scalar(bytes))]
+}
+
+/// Returns the fields of an object that refer to its children.
+fn children(children: &[(u64, &str)]) -> Vec<u8> {
+    let child = |(to, name): &(u64, &str)| [number(1, *to), message(2, name.as_bytes())].concat();
+    children.iter().flat_map(|to| message(1, &child(to))).collect()
+}
+
+fn variable(full_name: &str, key: &str) -> Vec<u8> {
+    let names = [message(1, b"VARIABLE_VALUE"), message(2, full_name.as_bytes()), message(3, key.as_bytes())];
+    message(2, &names.concat())
+}
+
+#[test]
+fn two_optimizers_that_list_their_slots_are_ambiguous() {
+    let slot =
+        |name: &str, at| message(3, &[number(1, 1), message(2, name.as_bytes()), number(3, at)].concat());
+    let objects = graph(&[
+        children(&[(1, "w"), (2, "first"), (3, "second")]),
+        variable("w", "w"),
+        [slot("m", 4), slot("v", 5)].concat(),
+        [slot("m", 6), slot("v", 7)].concat(),
+        variable("", "w/a/m"),
+        variable("", "w/a/v"),
+        variable("", "w/b/m"),
+        variable("", "w/b/v"),
+    ]);
+    check_two_optimizers(&objects, [["w/a/m", "w/a/v"], ["w/b/m", "w/b/v"]], ["first", "second"]);
+}
+
+#[test]
+fn two_optimizers_of_keras_3_are_ambiguous() {
+    let objects = graph(&[
+        children(&[(1, "w"), (2, "first"), (3, "second")]),
+        variable("w", "w"),
+        children(&[(4, "m"), (5, "v")]),
+        children(&[(6, "m"), (7, "v")]),
+        variable("adam/w_momentum", "a/m"),
+        variable("adam/w_velocity", "a/v"),
+        variable("adam_1/w_momentum", "b/m"),
+        variable("adam_1/w_velocity", "b/v"),
+    ]);
+    check_two_optimizers(&objects, [["a/m", "a/v"], ["b/m", "b/v"]], ["first", "second"]);
 }

@@ -241,6 +241,33 @@ fn forged_graphs_are_refused() {
     assert!(error.contains("the paths of its objects are too long"), "{error}");
 }
 
+/// The files have holes, which take no room on the disk.
+#[test]
+fn a_graph_and_an_index_beyond_their_limits_are_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().join("state");
+    let entries = |size| {
+        vec![
+            (Vec::new(), header(1, 0, 0)),
+            (b"_CHECKPOINTABLE_OBJECT_GRAPH".to_vec(), entry(7, &[], 0, size, 0)),
+        ]
+    };
+    let grow = |suffix: &str, size: usize| {
+        let file = fs::OpenOptions::new().write(true).open(folder.path().join(format!("state.{suffix}")));
+        file.unwrap().set_len(size as u64).unwrap();
+    };
+    for (size, text) in [(257 << 20, "bytes, more than the limit of 268435456"), (1 << 20, "checksum")] {
+        bundle::write_files(&prefix, &table(&[entries(size)], false), &[&[]]);
+        grow("data-00000-of-00001", size);
+        let error = TfCheckpoint::open(&prefix).unwrap_err();
+        assert!(matches!(&error, Error::Damaged { offset: 0, .. }) || size < 257 << 20, "{error:?}");
+        assert!(error.to_string().contains(text), "{error}");
+    }
+    grow("index", (1 << 30) + 1);
+    let error = TfCheckpoint::open(&prefix).unwrap_err().to_string();
+    assert!(error.contains("state.index, at byte 0: 1073741825 bytes, more than the limit"), "{error}");
+}
+
 #[test]
 fn two_variables_of_one_name_are_ambiguous() {
     let object = |key: &str| {

@@ -2,7 +2,7 @@
 
 use super::super::Job;
 use super::super::yaml::Yaml;
-use super::{cluster, comments, container, from_field, job_spec, kinds, named, pod, trains};
+use super::{cluster, comments, container, from_field, job_spec, kinds, named, pod};
 use crate::Job as Kind;
 
 /// The API of Kubeflow's Trainer.
@@ -78,7 +78,7 @@ fn spec(job: &Job<'_>, is_runtime: bool) -> Yaml {
     });
     let jobs = jobs.collect();
     // The others are deleted when these have completed.
-    let awaited = kinds.iter().filter(|(kind, _)| trains(job.layout, kind));
+    let awaited = kinds.iter().filter(|(kind, _)| job.layout.completes(kind));
     let awaited = awaited.map(|(kind, _)| Yaml::text(kind.as_str())).collect();
     let success =
         Yaml::Map(vec![("operator", Yaml::text("All")), ("targetReplicatedJobs", Yaml::List(awaited))]);

@@ -57,16 +57,6 @@ fn kinds(layout: &Layout) -> Vec<(Kind, usize)> {
     all.into_iter().filter(|(_, tasks)| *tasks > 0).collect()
 }
 
-/// Returns whether a task of this kind runs the program to its end. With a chief, workers of parameter servers only
-/// serve.
-fn trains(layout: &Layout, kind: &Kind) -> bool {
-    match kind {
-        Kind::Chief => true,
-        Kind::Worker => !(layout.chief && layout.ps > 0),
-        _ => false,
-    }
-}
-
 /// Returns comments: `first`, a note if the job has no image, and the command that creates the secret.
 fn comments(job: &Job<'_>, first: &str) -> String {
     let name = job.name();
@@ -137,7 +127,7 @@ fn container(
     };
     let mut ports = vec![port_of(port, PORT)];
     let mut env = environment;
-    let health = job.health.filter(|_| trains(job.layout, kind));
+    let health = job.health.filter(|_| job.layout.completes(kind));
     if let Some(health) = health {
         ports.push(port_of("health", health.into()));
         env.push(variable("DISTRIBUTE_HEALTH", format!("0.0.0.0:{health}")));

@@ -3,12 +3,12 @@
 //! `DISTRIBUTE_FUZZ_INPUTS=1000000 cargo test --release -p distribute-net mutated` tries more of them, and of the
 //! messages in shared memory (`src/shm/`).
 
-use distribute_cluster::Job;
-use distribute_net::Message;
-use distribute_net::handshake::{
+use crate::Message;
+use crate::handshake::{
     Caller, HandshakeDecoder, Hello, Host, Offer, Purpose, Reason, Refusal, Words, caller, host,
 };
-use distribute_net::wire::{Decoder, Frame, Limits, Queue, WireError};
+use crate::wire::{Decoder, Frame, Limits, Queue, WireError};
+use distribute_cluster::Job;
 use distribute_testing::{SplitMix, fuzz_inputs};
 use proptest::prelude::*;
 use std::io::IoSlice;
@@ -271,7 +271,7 @@ fn mutated_words_are_words_or_a_refusal_on_both_sides() {
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, b"the secret");
     let (mut refused, mut linked, mut called, mut offered) = (0, 0, 0, 0);
     for _ in 0..fuzz_inputs() {
-        let mut stream = distribute_net::handshake::decoder::preamble();
+        let mut stream = crate::handshake::decoder::preamble();
         let (keyed, calls, shares) = (random.below(2) == 0, random.below(2) == 0, random.below(2) == 0);
         if random.below(2) == 0 {
             // A caller that would be let in.
