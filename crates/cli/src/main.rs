@@ -1,14 +1,17 @@
 //! The command `distribute`. `doctor` looks for causes of slow training on this machine and between the tasks of a
-//! cluster. `launch` starts the tasks of a job. `repair` inspects the folders of parameter servers for damage. `status`
-//! shows the state of a running job. `hints` recognizes the syntax of other launchers, and `output` prints. Other
-//! crates do the work; this one defines the options and texts.
+//! cluster. `export` writes changed rows to files. `launch` starts the tasks of a job. `repair` inspects the folders of
+//! parameter servers for damage. `serve` is a parameter server on its own. `status` shows the state of a running job.
+//! `hints` recognizes the syntax of other launchers, and `output` prints. Other crates do the work; this one defines
+//! the options and texts.
 
 mod doctor;
+mod export;
 mod hints;
 #[cfg(unix)]
 mod launch;
 mod output;
 mod repair;
+mod serve;
 mod status;
 
 use clap::{Parser, Subcommand};
@@ -28,11 +31,15 @@ struct Arguments {
 enum Command {
     /// Looks for causes of slow training, on this machine and between the tasks of a cluster
     Doctor(doctor::Arguments),
+    /// Writes the rows of parameter servers that have changed to files, for programs that serve them
+    Export(export::Arguments),
     /// Starts workers and other tasks of a job, on this machine or over ssh, and ends them together
     #[cfg(unix)]
     Launch(Box<launch::Arguments>),
     /// Lists the damage in the folders of parameter servers, and repairs them
     Repair(repair::Arguments),
+    /// Serves tables as a parameter server, for clients in any language
+    Serve(serve::Arguments),
     /// Shows the state of a running job
     Status(status::Arguments),
 }
@@ -42,9 +49,11 @@ fn main() -> distribute::Result<()> {
     let arguments = Arguments::try_parse().unwrap_or_else(|error| hints::exit(&error));
     match arguments.command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Export(arguments) => export::run(&arguments),
         #[cfg(unix)]
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Repair(arguments) => repair::run(&arguments),
+        Command::Serve(arguments) => serve::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
     }
 }

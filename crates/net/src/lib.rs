@@ -82,6 +82,8 @@ mod link;
 pub mod memory;
 pub mod mesh;
 mod message;
+#[cfg(test)]
+mod page;
 mod poll;
 pub mod polling;
 mod ready;

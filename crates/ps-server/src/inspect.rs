@@ -3,7 +3,7 @@
 use crate::codec::EncodedRequest;
 use crate::log::{self, LogFacts, ReadError};
 use crate::snapshot::{self, Manifest};
-use crate::store::{files, hold};
+use crate::store::{changed, files, hold};
 use crate::{OpenError, format};
 use distribute_files::LockFile;
 use std::fmt;
@@ -123,6 +123,8 @@ impl Inspection {
     /// - [`OpenError::Io`]: a file cannot be read or written. Copies in `set-aside` stay there, and some files may
     ///   already be repaired.
     pub fn repair(self) -> Result<Vec<PathBuf>, OpenError> {
+        // Clients may have rows from changes that are lost.
+        changed::forget(&self.folder).map_err(OpenError::io("unmarking", &self.folder))?;
         let kept =
             log::repair(&self.log, self.last).map_err(OpenError::io("repairing the log in", &self.folder))?;
         format::write(&self.folder)?;

@@ -12,6 +12,7 @@
 //! | `connection` | [`Connection`]: a [`Channel`](distribute_ps_tables::Channel) that retries requests |
 //! | `options`, `error` | [`ServerOptions`]: the folder and the intervals of writes; [`OpenError`] |
 //! | `store` | the tables, the ledger and the log of one server, and the order of changes |
+//! | `export` | [`TableExport`]: the rows of a table that have changed, as files |
 //! | `outgoing` | the limit on responses that clients have not received yet |
 //! | `ledger` | the changes that were made, for all clients |
 //! | `log` | changes on disk, before they are acknowledged |
@@ -67,6 +68,7 @@
 mod codec;
 mod connection;
 mod error;
+mod export;
 mod format;
 mod inspect;
 mod ledger;
@@ -80,6 +82,7 @@ mod store;
 
 pub use connection::{Connection, ConnectionBuilder};
 pub use error::{OpenError, SnapshotError};
+pub use export::{ExportError, ExportedFile, TableExport};
 pub use inspect::{Damage, Inspection, inspect};
 pub use options::{Durability, ServerOptions};
 pub use replica::Replicas;

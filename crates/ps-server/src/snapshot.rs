@@ -5,6 +5,7 @@
 //! record that is not contained in all of them. For each table, the number of the first record that must be replayed is
 //! stored.
 
+use crate::store::changed::TableChanges;
 use crate::{OpenError, SnapshotError};
 use distribute_checkpoint::{Reader, Writer};
 use distribute_files::{Partial, destination_name};
@@ -66,6 +67,10 @@ const ABOUT: &str = "about";
 /// The name of the tensor that contains the changes of closures to a table.
 const CLOSURES: &str = "closures";
 
+/// The names of the tensors that contain the rows that have changed, and the numbers of their changes. The last number
+/// is that from which on they are recorded.
+const CHANGED: [&str; 2] = ["changed/rows", "changed/numbers"];
+
 impl Manifest {
     pub fn new(start: u64, clients: Vec<ClientPushes>, job: u64) -> Self {
         let of = |ClientPushes { client, highest, applied }| (client, highest, applied);
@@ -125,9 +130,9 @@ pub(crate) fn begin(folder: &Path, start: u64) -> Result<(), SnapshotError> {
 /// Writes the `i`-th table of a snapshot.
 pub(crate) fn save_table(
     folder: &Path,
-    start: u64,
-    i: usize,
+    (start, i): (u64, usize),
     image: TableImage,
+    changed: Option<TableChanges>,
 ) -> Result<(), SnapshotError> {
     let TableImage { name, fingerprint, described, rule, contents, steps, closures } = image;
     let mut writer = Writer::new();
@@ -174,6 +179,12 @@ pub(crate) fn save_table(
     };
     writer.insert(ABOUT, pack(&about, "description", &name)?)?;
     writer.insert(CLOSURES, HostTensor::vector(closures.to_numbers()))?;
+    if let Some(TableChanges { begun, rows, .. }) = changed {
+        let (rows, mut numbers): (Vec<i64>, Vec<u64>) = rows.into_iter().unzip();
+        numbers.push(begun);
+        writer.insert(CHANGED[0], HostTensor::vector(rows))?;
+        writer.insert(CHANGED[1], HostTensor::vector(numbers))?;
+    }
     Ok(writer.save(tables_path(folder, start).join(i.to_string()), 1)?)
 }
 
@@ -182,19 +193,19 @@ pub(crate) fn load_table(
     folder: &Path,
     (start, i): (u64, usize),
     name: &str,
-) -> Result<TableImage, OpenError> {
+) -> Result<(TableImage, Option<TableChanges>), OpenError> {
     let path = tables_path(folder, start).join(i.to_string());
-    let image = load(&path).and_then(|image| {
+    let loaded = load(&path).and_then(|(image, changed)| {
         if image.name == name {
-            Ok(image)
+            Ok((image, changed))
         } else {
             Err(format!("it is table {}, but {name} was expected", image.name))
         }
     });
-    image.map_err(|reason| OpenError::Snapshot { path, reason })
+    loaded.map_err(|reason| OpenError::Snapshot { path, reason })
 }
 
-fn load(path: &Path) -> Result<TableImage, String> {
+fn load(path: &Path) -> Result<(TableImage, Option<TableChanges>), String> {
     let reader = Reader::open(path).map_err(|error| error.to_string())?;
     let TableDescription { name, fingerprint, described, rule, slots, dynamic, steps } = unpack(&reader)?;
     let tensor = |name: String| reader.tensor(&name).map_err(|error| error.to_string());
@@ -225,7 +236,18 @@ fn load(path: &Path) -> Result<TableImage, String> {
     };
     let closures = ClosureChanges::from_numbers(tensor(CLOSURES.to_owned())?.as_slice().unwrap_or_default())
         .ok_or_else(|| format!("{CLOSURES} cannot be read"))?;
-    Ok(TableImage { name, fingerprint, described, rule, contents, steps, closures })
+    let changed = if reader.contains(CHANGED[0]) {
+        let [rows, numbers] = CHANGED.map(|name| tensor(name.to_owned()));
+        let (rows, numbers) = (rows?, numbers?);
+        let lists = rows.as_slice::<i64>().zip(numbers.as_slice::<u64>().and_then(<[u64]>::split_last));
+        let lists = lists.filter(|(rows, (_, numbers))| rows.len() == numbers.len());
+        let (rows, (begun, numbers)) = lists.ok_or_else(|| format!("{} cannot be read", CHANGED[0]))?;
+        let rows = rows.iter().copied().zip(numbers.iter().copied()).collect();
+        Some(TableChanges::new(*begun, rows, rule.as_ref()))
+    } else {
+        None
+    };
+    Ok((TableImage { name, fingerprint, described, rule, contents, steps, closures }, changed))
 }
 
 /// Removes the files of all snapshots except the one with number `start`: earlier ones, and unfinished ones.

@@ -419,6 +419,14 @@ pub enum Error {
         /// The maximum number of entries, each for up to 64 changes of a closure.
         limit: usize,
     },
+    /// The rows that change are not recorded.
+    #[error(
+        "changed: table {table}: this server does not record which rows change, because it has no folder: give it one"
+    )]
+    NotRecorded {
+        /// The name of the table.
+        table: String,
+    },
     /// The request cannot be executed exactly once for a closure.
     #[error(
         "{operation} cannot be executed exactly once for a closure: only changes of the contents of \

@@ -99,9 +99,9 @@ pub use partitioner::{PartitionerSpec, partition};
 pub use placement::{Placed, Placement, PlacementPolicy, PlacementSnapshot, shard_name};
 pub use push_window::{Admission, ClientPushes, PushWindows};
 pub use service::{
-    Channel, ChannelError, Contents, Copies, ImageContents, LAYOUT_TABLE, LocalChannel, Refusal, RefusalKind,
-    Request, Response, Started, State, TableImage, TableInfo, TableKind, TableSpec, Tables, Usage, Version,
-    VersionedValue, WaitForResponse,
+    ChangedRows, Channel, ChannelError, Contents, Copies, ImageContents, LAYOUT_TABLE, LocalChannel,
+    LogPosition, Refusal, RefusalKind, Request, Response, Started, State, TableImage, TableInfo, TableKind,
+    TableSpec, Tables, Usage, Version, VersionedValue, WaitForResponse,
 };
 pub use steps::Push;
 pub use table::{Table, TableState, Versioned};

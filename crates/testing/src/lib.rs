@@ -6,6 +6,7 @@
 //! | [`child`], `port` | tests in separate processes, and ports for them |
 //! | `certificates` | the certificates of a job; feature `certificates` |
 //! | `files` | the names of the files in a folder |
+//! | `page` | blocks of a page of the documentation, compared with the code |
 //! | `random` | random programs and data |
 //! | `skipped` | tests that are skipped if the machine lacks something |
 
@@ -16,6 +17,7 @@
 mod certificates;
 pub mod child;
 mod files;
+mod page;
 #[cfg(unix)]
 mod port;
 mod random;
@@ -25,6 +27,7 @@ mod watched;
 #[cfg(feature = "certificates")]
 pub use certificates::{certificates, certificates_of};
 pub use files::names_in;
+pub use page::{block, compare_bytes};
 #[cfg(unix)]
 pub use port::Port;
 pub use random::{SplitMix, fuzz_inputs};

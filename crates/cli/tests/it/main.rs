@@ -3,4 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod doctor;
+#[cfg(unix)]
+mod export;
+#[cfg(unix)]
+mod protocol;
 mod status;

@@ -5,8 +5,10 @@ use super::tensor::{Body, Malformed, Rest, TensorHead};
 use super::{MAX_REQUESTS, VERSION, put_head, take_head};
 use distribute_cluster::bounded::Budget;
 use distribute_net::{Message, Region};
-use distribute_ps_tables::{PushResult, Refusal, Response, TableInfo, Usage, Version, VersionedValue};
-use distribute_tensor::Wire;
+use distribute_ps_tables::{
+    ChangedRows, LogPosition, PushResult, Refusal, Response, TableInfo, Usage, Version, VersionedValue,
+};
+use distribute_tensor::{HostTensor, Wire};
 use serde::{Deserialize, Serialize};
 
 /// A response without the contents of its tensors.
@@ -14,17 +16,33 @@ use serde::{Deserialize, Serialize};
 enum AnswerHead {
     Refused(Refusal),
     Done,
-    Created { new: bool },
+    Created {
+        new: bool,
+    },
     Tables(Vec<TableInfo>),
-    Value { version: Version, value: TensorHead },
+    Value {
+        version: Version,
+        value: TensorHead,
+    },
     Unchanged,
     Rows(TensorHead),
     Pushed(PushResult),
     State(StateHead),
-    Restored { left_out: usize },
+    Restored {
+        left_out: usize,
+    },
     Evicted(usize),
-    Job { newest: u64 },
+    Job {
+        newest: u64,
+    },
     Usage(Usage),
+    Changed {
+        position: LogPosition,
+        complete: bool,
+        rows: TensorHead,
+        numbers: TensorHead,
+        values: TensorHead,
+    },
 }
 
 /// Encodes the responses to the requests of a call. `batch` is whether the call is a batch; otherwise there is one
@@ -56,6 +74,12 @@ pub(crate) fn encode_answer(
             Ok(Response::Evicted(rows)) => AnswerHead::Evicted(rows),
             Ok(Response::Job { newest }) => AnswerHead::Job { newest },
             Ok(Response::Usage(usage)) => AnswerHead::Usage(usage),
+            Ok(Response::Changed(changed)) => {
+                let ChangedRows { position, complete, rows, numbers, values } = changed;
+                let mut put = |tensor| body.put(tensor, Wire::Full);
+                let (rows, numbers) = (put(HostTensor::vector(rows))?, put(HostTensor::vector(numbers))?);
+                AnswerHead::Changed { position, complete, rows, numbers, values: put(values)? }
+            }
             Ok(Response::Batch(_)) => return Err(Malformed("a batch in a batch")),
             Ok(_) => return Err(Malformed("an answer that this version does not know")),
         };
@@ -96,6 +120,11 @@ pub(crate) fn decode_answer(message: Message) -> Result<Result<Response, Refusal
             AnswerHead::Evicted(rows) => Ok(Response::Evicted(rows)),
             AnswerHead::Job { newest } => Ok(Response::Job { newest }),
             AnswerHead::Usage(usage) => Ok(Response::Usage(usage)),
+            AnswerHead::Changed { position, complete, rows, numbers, values } => {
+                let (rows, numbers) = (body.ids(rows)?, body.numbers(numbers)?);
+                let values = body.take(values)?;
+                Ok(Response::Changed(ChangedRows { position, complete, rows, numbers, values }))
+            }
         });
     }
     if !body.0.is_empty() {

@@ -15,6 +15,8 @@
 mod answer;
 mod call;
 mod image;
+#[cfg(test)]
+mod page;
 mod request;
 mod tensor;
 #[cfg(test)]

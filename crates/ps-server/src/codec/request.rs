@@ -5,8 +5,8 @@ use super::{put_head, take_head};
 use distribute_cluster::bounded::Budget;
 use distribute_optim::{RuleSpec, Step};
 use distribute_ps_tables::{
-    Contents, DynamicOptions, DynamicState, Initializer, Origin, Push, Request, RowPartition, State,
-    TableSpec, Version,
+    Contents, DynamicOptions, DynamicState, Initializer, LogPosition, Origin, Push, Request, RowPartition,
+    State, TableSpec, Version,
 };
 use distribute_tensor::{HostTensor, Wire, Write};
 use serde::{Deserialize, Serialize};
@@ -95,6 +95,10 @@ pub(super) enum RequestHead {
         job: u64,
     },
     Usage,
+    Changed {
+        table: String,
+        since: Option<LogPosition>,
+    },
 }
 
 /// Appends the head of a request to `heads`, and its tensors to `body`. The request must not be a batch: the heads of a
@@ -209,6 +213,7 @@ impl RequestHead {
             }
             Request::BeginJob { job } => Self::BeginJob { job },
             Request::Usage => Self::Usage,
+            Request::Changed { table, since } => Self::Changed { table, since },
             Request::Once { .. } => return Err(Malformed("something that cannot be executed exactly once")),
             Request::Batch(_) => return Err(Malformed("a batch in a batch")),
             _ => return Err(Malformed("a request that this version does not know")),
@@ -255,6 +260,7 @@ impl RequestHead {
             }
             Self::BeginJob { job } => Request::BeginJob { job },
             Self::Usage => Request::Usage,
+            Self::Changed { table, since } => Request::Changed { table, since },
             Self::Once { .. } => return Err(Malformed("something that cannot be executed exactly once")),
         })
     }

@@ -4,9 +4,9 @@ use super::*;
 use distribute_net::Message;
 use distribute_optim::{Adagrad, Adam, RuleSpec, Step};
 use distribute_ps_tables::{
-    Contents, Copies, DynamicOptions, DynamicState, Initializer, Origin, PartitionStrategy, Push, PushResult,
-    Refusal, RefusalKind, Request, Response, RowPartition, State, TableInfo, TableKind, TableSpec, Usage,
-    Version, VersionedValue,
+    ChangedRows, Contents, Copies, DynamicOptions, DynamicState, Initializer, LogPosition, Origin,
+    PartitionStrategy, Push, PushResult, Refusal, RefusalKind, Request, Response, RowPartition, State,
+    TableInfo, TableKind, TableSpec, Usage, Version, VersionedValue,
 };
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Wire, Write};
@@ -71,6 +71,8 @@ fn requests() -> Vec<Request> {
             rows: vec![4, -4],
             gradient: tensor(&[2, 1]),
         },
+        Request::Changed { table: table(), since: None },
+        Request::Changed { table: table(), since: Some(LogPosition { history: u64::MAX, next: 9 }) },
         Request::StateRows { table: table(), rows: 3..9 },
         Request::StatePart { table: table(), part: 63 },
         Request::Evict { table: table(), now: 5 },
@@ -109,12 +111,20 @@ fn answers() -> Vec<Result<Response, Refusal>> {
         rule: Some(RuleSpec::Adam(Adam::default())),
     };
     let version = Version { created: 5, writes: 6 };
+    let changed = ChangedRows {
+        position: LogPosition { history: 3, next: u64::MAX },
+        complete: true,
+        rows: vec![-1, 5],
+        numbers: vec![7, 8],
+        values: tensor(&[2, 3]),
+    };
     let mut all = vec![
         Ok(Response::Done),
         Ok(Response::Created { new: true }),
         Ok(Response::Tables(vec![info(TableKind::Dense), info(TableKind::Dynamic)])),
         Ok(Response::Value(VersionedValue { version, value: tensor(&[3, 2]) })),
         Ok(Response::Unchanged),
+        Ok(Response::Changed(changed)),
         Ok(Response::Rows(tensor(&[2, 2]))),
         Ok(Response::Pushed(PushResult { rows: 1, created: 2, waiting: 3, full: 4, evicted: 5 })),
         Ok(Response::Restored { left_out: 7 }),

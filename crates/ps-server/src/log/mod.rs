@@ -39,6 +39,7 @@ mod scan;
 mod tests;
 
 pub(crate) use backup::{back_up, back_up_once};
+pub(crate) use boot::id as boot_id;
 pub(crate) use commit::Journal;
 #[cfg(test)]
 pub(crate) use disk::tests::Faulty;

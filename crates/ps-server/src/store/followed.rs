@@ -116,6 +116,9 @@ impl Core {
         // snapshot.
         let nothing = Record { client: 0, sequence: 0, head: Default::default(), body: Default::default() };
         log.journal.append(&nothing).map_err(|error| error.to_string())?;
+        if let Some(changes) = self.changes.get() {
+            changes.begin_all(log.journal.next(), &self.tables);
+        }
         self.snapshot().map_err(|error| error.to_string())
     }
 }

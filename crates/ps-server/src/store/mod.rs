@@ -7,6 +7,7 @@
 //! | `follower` | changes in flight to the follower, and the threads that wait for them |
 //! | `followed` | the server's state, as it is transferred to and from its follower |
 //! | `backup` | copies of a state that is replaced |
+//! | `changed` | the rows that have changed, by the number of the change |
 //! | `life` | the number of a life, in a folder |
 //! | `lost` | requests about tables that were lost |
 //! | `names` | lists of names for messages |
@@ -19,6 +20,7 @@
 //   checked before a change is logged. Tests: `ps-server/src/store/tests/fuzz.rs`, `ps-server/tests/it/service.rs`.
 
 mod backup;
+pub(crate) mod changed;
 mod followed;
 mod follower;
 mod life;
@@ -33,6 +35,7 @@ use crate::codec::{Call, EncodedRequest};
 use crate::ledger::{Decision, Ledger};
 use crate::log::{Journal, Opens, Record};
 use crate::{OpenError, ServerOptions};
+use changed::Changes;
 use distribute_files::LockFile;
 use distribute_ps_tables::{Refusal, RefusalKind, Request, Response, State, Tables, Usage};
 use distribute_tensor::HostTensor;
@@ -74,6 +77,8 @@ pub(crate) struct Core {
     orders: Vec<Mutex<()>>,
     log: Option<Persistence>,
     follower: OnceLock<Arc<Follower>>,
+    /// The rows that have changed; unset until a client requests them.
+    changes: OnceLock<Changes>,
     lost: LostTables,
     /// The number of the job that had begun when tables were found in the folder; `None` if there were no tables.
     found: Option<u64>,
@@ -124,6 +129,7 @@ impl Core {
             orders,
             log,
             follower: OnceLock::new(),
+            changes: OnceLock::new(),
             lost: LostTables::default(),
             found: None,
             follows: Arc::default(),
@@ -218,6 +224,9 @@ impl Core {
     }
 
     fn read(&self, request: &Request) -> Result<Response, Refusal> {
+        if let Request::Changed { table, since } = request {
+            return self.changed(table, *since).map_err(|error| self.lost.with_explanation(request, error));
+        }
         match self.tables.handle(request) {
             Ok(Response::Usage(usage)) => {
                 let copies = self.follower.get().map_or(usage.copies, |follower| follower.copies());
@@ -262,6 +271,9 @@ impl Core {
         let answer = answer.map_err(|error| self.lost.with_explanation(&sent.request, error.into()));
         if let (Some(follower), Ok(_)) = (follower, &answer) {
             follower.add(Change { record: record(), log: number });
+        }
+        if let (Some(changes), Ok(answer)) = (self.changes.get(), &answer) {
+            changes.record(number, &sent.request, answer);
         }
         if let (Some(log), Err(_)) = (log, &answer) {
             let taken_back = Record { client, sequence, head: Default::default(), body: Default::default() };
@@ -323,6 +335,7 @@ fn bytes_of(answer: &Response) -> usize {
     match answer {
         Response::Value(read) => read.value.memory(),
         Response::Rows(rows) => rows.memory(),
+        Response::Changed(changed) => changed.values.memory() + 16 * changed.rows.len(),
         Response::State(State::Rows { values, slots, .. }) => all(values, slots),
         Response::State(State::Ids(state)) => all(&state.values, &state.slots) + 16 * state.ids.len(),
         // Each with its name, shape and rule.

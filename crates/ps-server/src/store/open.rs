@@ -1,5 +1,6 @@
 //! The restart of a server: the snapshot, and the changes after it.
 
+use super::changed::{self, Changes};
 use super::{Core, Persistence};
 use crate::codec::EncodedRequest;
 use crate::format;
@@ -28,7 +29,8 @@ impl Core {
         let memory = options.memory.unwrap_or_else(|| core.tables.memory());
         // Changes that were accepted once may take a little more memory when they are replayed.
         core.tables.set_memory(memory.saturating_add(memory / 4));
-        let mut replay = Replay::new(&core.tables, &core.ledger);
+        let changes = changed::open(folder)?;
+        let mut replay = Replay::new(&core.tables, &core.ledger, changes.as_ref());
         if let Some(manifest) = Manifest::newest(folder)? {
             replay.load(folder, manifest)?;
         }
@@ -60,6 +62,9 @@ impl Core {
         core.tables.set_memory(memory);
         let journal = Journal::new(folder, opens, options.durability, file);
         core.found = (!core.tables.names().is_empty()).then(|| core.tables.job());
+        if let Some(changes) = changes {
+            let _ = core.changes.set(changes);
+        }
         core.log = Some(Persistence { journal, saving: Mutex::default(), options, _lock: held });
         Ok(core)
     }
@@ -97,6 +102,8 @@ pub(crate) fn hold(folder: &Path) -> Result<LockFile, OpenError> {
 struct Replay<'a> {
     tables: &'a Tables,
     ledger: &'a Ledger,
+    /// The rows that change, if they are recorded.
+    changes: Option<&'a Changes>,
     /// The number of the first record of the log to replay.
     next: u64,
     /// The name of each table of the snapshot, with the number of the first record that it does not contain; `None` if
@@ -135,8 +142,8 @@ impl Failed {
 }
 
 impl<'a> Replay<'a> {
-    fn new(tables: &'a Tables, ledger: &'a Ledger) -> Self {
-        Self { tables, ledger, next: 0, in_snapshot: None, failed: Vec::new() }
+    fn new(tables: &'a Tables, ledger: &'a Ledger, changes: Option<&'a Changes>) -> Self {
+        Self { tables, ledger, changes, next: 0, in_snapshot: None, failed: Vec::new() }
     }
 
     /// Loads a snapshot.
@@ -146,8 +153,11 @@ impl<'a> Replay<'a> {
             reason: error.to_string(),
         };
         self.tables.restore_job(manifest.job);
-        for (i, name) in manifest.tables.keys().enumerate() {
-            let image = snapshot::load_table(folder, (manifest.start, i), name)?;
+        for (i, (name, first)) in manifest.tables.iter().enumerate() {
+            let (image, changed) = snapshot::load_table(folder, (manifest.start, i), name)?;
+            if let Some(changes) = self.changes {
+                changes.load(name, changed, *first, image.rule.as_ref());
+            }
             self.tables.restore_image(image).map_err(wrong)?;
         }
         manifest.clients().try_for_each(|client| self.ledger.restore(&client)).map_err(wrong)?;
@@ -169,10 +179,14 @@ impl<'a> Replay<'a> {
             let first = self.in_snapshot.as_ref().and_then(|tables| tables.get(table));
             if first.is_none_or(|first| number >= *first) {
                 // A change that was refused is refused again.
-                if let Err(error) = self.tables.handle(&sent.request) {
-                    applied = false;
-                    let (of, head, body) = ((client, sequence), record.head, record.body);
-                    self.failed.push(Failed { number, of, head, body, reason: error.to_string() });
+                match (self.tables.handle(&sent.request), self.changes) {
+                    (Ok(response), Some(changes)) => changes.record(number, &sent.request, &response),
+                    (Ok(_), None) => {}
+                    (Err(error), _) => {
+                        applied = false;
+                        let (of, head, body) = ((client, sequence), record.head, record.body);
+                        self.failed.push(Failed { number, of, head, body, reason: error.to_string() });
+                    }
                 }
             }
         } else {

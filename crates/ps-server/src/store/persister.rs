@@ -175,13 +175,15 @@ impl Core {
         }
         snapshot::begin(folder, start)?;
         for name in self.tables.names() {
-            let (next, image) = {
+            let (next, image, changed) = {
                 let _order = self.order_of(&name);
-                (journal.next(), self.tables.image(&name)?)
+                let changed = self.changes.get().and_then(|changes| changes.of(&name));
+                let changed = changed.map(|changed| changed.lock().clone());
+                (journal.next(), self.tables.image(&name)?, changed)
             };
             // The table may have been removed.
             if let Some(image) = image {
-                snapshot::save_table(folder, start, manifest.tables.len(), image)?;
+                snapshot::save_table(folder, (start, manifest.tables.len()), image, changed)?;
                 manifest.tables.insert(name, next);
             }
         }

@@ -286,6 +286,23 @@ impl DynamicTable {
         Ok(out)
     }
 
+    /// Returns the ids that have a row: all of them, or those of `ids`, without duplicates.
+    pub(crate) fn existing(&self, ids: Option<Vec<i64>>) -> Vec<i64> {
+        fn existing<T: Number>(all: &[RwLock<Segment<T>>], ids: Option<Vec<i64>>) -> Vec<i64> {
+            let Some(mut ids) = ids else {
+                let mut every = Vec::new();
+                all.iter()
+                    .for_each(|segment| every.extend(segment.read().entries().map(|(entry, _)| entry.id)));
+                return every;
+            };
+            ids.sort_unstable();
+            ids.dedup();
+            ids.retain(|id| all[segment_of(all.len(), *id)].read().row(*id).is_some());
+            ids
+        }
+        with_segments!(&self.segments, all => existing(all, ids))
+    }
+
     /// Evicts the rows that received no push in the [`max_age`](DynamicOptions::max_age) steps before `now`, and
     /// returns the number of evicted rows. If `max_age` is `None`, no row is evicted.
     ///

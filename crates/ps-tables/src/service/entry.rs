@@ -6,6 +6,7 @@ use super::request::{Request, State};
 use super::response::{Response, TableInfo, TableKind, Version, VersionedValue};
 use super::spec::{AnyTable, TableSpec};
 use crate::{DynamicTable, Error, PushResult, Result, Table};
+use distribute_tensor::HostTensor;
 
 /// The remedy in error messages if ids are used with a dense table.
 const ROWS: &str = "give it rows";
@@ -113,6 +114,7 @@ impl Entry {
             Request::Keep { between, ids, .. } => {
                 Ok(Response::Evicted(self.dynamic(operation, "its rows stay")?.keep(*between, ids)))
             }
+            Request::Changed { table, .. } => Err(Error::NotRecorded { table: table.clone() }),
             // These do not change the contents of one table.
             Request::Create(_)
             | Request::Remove { .. }
@@ -122,6 +124,21 @@ impl Entry {
             | Request::BeginJob { .. }
             | Request::Batch(_) => Err(Error::NotOnce { operation }),
         }
+    }
+
+    /// Returns rows and their values: all rows of the table, or those of `rows` that exist, in ascending order.
+    pub fn existing(&self, rows: Option<Vec<i64>>) -> Result<(Vec<i64>, HostTensor)> {
+        let mut rows = match (&self.table, rows) {
+            (AnyTable::Dense(table), None) => (0..table.rows() as i64).collect(),
+            (AnyTable::Dense(_), Some(rows)) => rows,
+            (AnyTable::Dynamic(table), rows) => table.existing(rows),
+        };
+        rows.sort_unstable();
+        let values = match &self.table {
+            AnyTable::Dense(table) => table.read_rows(&rows_of("changed", table, &rows)?)?,
+            AnyTable::Dynamic(table) => table.read_rows(&rows)?,
+        };
+        Ok((rows, values))
     }
 
     /// Returns an image of the table.

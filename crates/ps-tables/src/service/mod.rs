@@ -36,7 +36,7 @@ pub use image::{ImageContents, TableImage};
 pub use local::LocalChannel;
 pub use refusal::{Refusal, RefusalKind};
 pub use request::{Request, State};
-pub use response::{Response, TableInfo, TableKind, Version, VersionedValue};
+pub use response::{ChangedRows, LogPosition, Response, TableInfo, TableKind, Version, VersionedValue};
 pub use spec::{Contents, LAYOUT_TABLE, TableSpec};
 pub use tables::Tables;
 pub use usage::{Copies, Usage};

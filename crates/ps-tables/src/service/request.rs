@@ -156,6 +156,15 @@ pub enum Request {
         /// The number of the job.
         job: u64,
     },
+    /// Reads the rows of a table that have changed since a position in the log. The response is
+    /// [`Response::Changed`](super::Response::Changed). Only a server with a folder supports this. It begins to record
+    /// which rows change with the first such request.
+    Changed {
+        /// The name of the table.
+        table: String,
+        /// The position that the previous response contained; `None` reads all rows.
+        since: Option<super::LogPosition>,
+    },
     /// Reads the usage of the server. The response is [`Response::Usage`](super::Response::Usage).
     Usage,
     /// Executes several requests in the given order. The response is [`Response::Batch`](super::Response::Batch). A
@@ -222,6 +231,7 @@ impl Request {
             Self::Keep { .. } => "keep",
             Self::Once { change, .. } => change.operation(),
             Self::BeginJob { .. } => "begin_job",
+            Self::Changed { .. } => "changed",
             Self::Usage => "usage",
             Self::Batch(_) => "batch",
         }
@@ -244,7 +254,8 @@ impl Request {
             | Self::StatePart { table, .. }
             | Self::Restore { table, .. }
             | Self::Evict { table, .. }
-            | Self::Keep { table, .. } => Some(table),
+            | Self::Keep { table, .. }
+            | Self::Changed { table, .. } => Some(table),
             Self::Once { change, .. } => change.table(),
             Self::List | Self::Usage | Self::BeginJob { .. } | Self::Batch(_) => None,
         }
@@ -288,6 +299,7 @@ impl Request {
             | Self::Batch(_) => false,
             Self::List
             | Self::Usage
+            | Self::Changed { .. }
             | Self::Read { .. }
             | Self::ReadRows { .. }
             | Self::StateRows { .. }
@@ -300,6 +312,7 @@ impl Request {
         match self {
             Self::List
             | Self::Usage
+            | Self::Changed { .. }
             | Self::Read { .. }
             | Self::ReadRows { .. }
             | Self::StateRows { .. }

@@ -46,6 +46,8 @@ pub enum Response {
     },
     /// The tables of the server, and the use of their rows.
     Usage(Usage),
+    /// The rows that have changed.
+    Changed(ChangedRows),
     /// The response to each request of a batch.
     Batch(Vec<Result<Response, Refusal>>),
 }
@@ -61,6 +63,32 @@ pub struct Version {
     pub created: u64,
     /// The number of writes to the table.
     pub writes: u64,
+}
+
+/// A position in the log of a server, up to which changes are included in something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LogPosition {
+    /// A number that distinguishes the log from others, and from itself after changes were lost.
+    pub history: u64,
+    /// The number of the first change that is not included.
+    pub next: u64,
+}
+
+/// The rows of a table that have changed since a position in the log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChangedRows {
+    /// The position in the log: the values include all changes before it, and no others.
+    pub position: LogPosition,
+    /// Whether these are all rows of the table. This is so if no position was given, or if the server cannot tell what
+    /// has changed since then.
+    pub complete: bool,
+    /// The indices or ids of the rows, in ascending order.
+    pub rows: Vec<i64>,
+    /// The number of the last change of each row. If `complete`, that of rows without a record is the number from which
+    /// on changes were recorded.
+    pub numbers: Vec<u64>,
+    /// The values, one row for each element of `rows`.
+    pub values: HostTensor,
 }
 
 /// A value with its version: see [`Versioned`](crate::Versioned).
@@ -134,6 +162,7 @@ impl Response {
             Self::Evicted(_) => "evicted",
             Self::Job { .. } => "a job",
             Self::Usage(_) => "usage",
+            Self::Changed(_) => "changed rows",
             Self::Batch(_) => "a batch",
         }
     }

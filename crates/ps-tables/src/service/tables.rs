@@ -9,6 +9,8 @@ use super::response::Response;
 use super::spec::{LAYOUT_TABLE, TableSpec};
 use super::usage::{Counters, Usage};
 use crate::{ClosureChanges, Error, Result};
+use distribute_optim::RuleSpec;
+use distribute_tensor::HostTensor;
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -124,6 +126,21 @@ impl Tables {
                 Ok(done)
             }
         }
+    }
+
+    /// Returns rows of a table and their values: all rows, or those of `rows` that exist, in ascending order. Servers
+    /// that record which rows change use it.
+    ///
+    /// # Errors
+    /// - [`Error::NoSuchTable`]: there is no table with this name.
+    /// - [`Error::Row`]: a row does not exist, and the table is dense.
+    pub fn existing(&self, table: &str, rows: Option<Vec<i64>>) -> Result<(Vec<i64>, HostTensor)> {
+        self.entry("changed", table)?.existing(rows)
+    }
+
+    /// Returns the rule of a table, or `None` if there is no such table or rule.
+    pub fn rule(&self, table: &str) -> Option<RuleSpec> {
+        self.find(table)?.info().rule
     }
 
     /// Returns the response to a request whose change was already applied.

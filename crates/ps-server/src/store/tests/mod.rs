@@ -1,5 +1,6 @@
 //! One server's tables in this process: losses and refusals.
 
+mod changed;
 mod closures;
 mod comes_back;
 mod disks;

@@ -1,0 +1,265 @@
+//! Changed rows as files, for programs that serve them.
+//!
+//! The exported files of a table are in one folder, in the order of their names: `0000000000.safetensors`, … Each has
+//! the tensors `rows` (`int64`), `versions` (`uint64`) and `values`, and its position in its metadata. A file has its
+//! name when it is complete. The newest file is the only record of what was exported, so an export that was killed
+//! continues without missing or repeating a row.
+
+use distribute_files::WholeFile;
+use distribute_ps_tables::{ChangedRows, Channel, ChannelError, LogPosition, Request, Response};
+use distribute_tensor::{DType, HostTensor, codec};
+use safetensors::tensor::{Dtype, TensorView};
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The end of the names of exported files.
+const SUFFIX: &str = ".safetensors";
+
+/// The maximum length of a header. It has three tensors and a few numbers.
+const MAX_HEADER: u64 = 1 << 20;
+
+/// The reason why rows cannot be exported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// The server has not sent the rows.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// A file cannot be read or written.
+    #[error("export: {action} {}: {source}", path.display())]
+    Io {
+        /// The operation that failed.
+        action: &'static str,
+        /// The path of the file or folder.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The newest file of the folder is not an exported file.
+    #[error("export: {} {reason}: export to another folder, or remove the file to export all rows again", path.display())]
+    File {
+        /// The path of the file.
+        path: PathBuf,
+        /// A description of the problem.
+        reason: String,
+    },
+    /// Rows of this dtype cannot be exported.
+    #[error("export: table {table} has the dtype {}, which is not exported", dtype.name())]
+    DType {
+        /// The name of the table.
+        table: String,
+        /// The dtype of the table.
+        dtype: DType,
+    },
+}
+
+/// An exported file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportedFile {
+    /// The path of the file.
+    pub path: PathBuf,
+    /// The number of rows.
+    pub rows: usize,
+    /// Whether the file has all rows of the table, so that a reader forgets those of earlier files.
+    pub complete: bool,
+}
+
+/// The folder to which the changed rows of one table are exported.
+///
+/// ```
+/// use distribute_cluster::{ClusterSpec, Job};
+/// use distribute_ps_server::{Connection, ParameterServer, SERVICE, ServerOptions, TableExport};
+/// use distribute_ps_tables::{Channel, Request, TableSpec};
+/// use distribute_rpc::{ClientBuilder, Server};
+/// use distribute_tensor::{HostTensor, Write};
+/// use std::time::Duration;
+///
+/// let (folder, minute) = (tempfile::tempdir()?, Duration::from_secs(60));
+/// let cluster = ClusterSpec::from_lists([("chief", ["127.0.0.1:0"]), ("ps", ["127.0.0.1:0"])])?;
+/// let tables = ParameterServer::open(ServerOptions::new(folder.path().join("ps-0")))?;
+/// let server = Server::builder(cluster).job_name("ps").service(SERVICE, tables).start()?;
+/// let ps = Connection::new(ClientBuilder::new(server.cluster().clone(), Job::Chief.task(0)), Job::Ps.task(0));
+/// ps.call(Request::Create(TableSpec::values("n", HostTensor::vector(vec![0i64; 4]))), minute)?;
+///
+/// let mut export = TableExport::open(folder.path().join("n"))?;
+/// let all = export.export(&ps, "n", |row| row, minute)?.expect("the first export has all rows");
+/// assert!(all.complete && all.rows == 4);
+/// let (how, values) = (Write::Add, HostTensor::vector(vec![1i64]));
+/// ps.call(Request::WriteRows { table: "n".into(), how, rows: vec![2], values }, minute)?;
+/// let one = export.export(&ps, "n", |row| row, minute)?.expect("a row has changed");
+/// assert!(!one.complete && one.rows == 1);
+/// assert_eq!(export.export(&ps, "n", |row| row, minute)?, None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TableExport {
+    folder: PathBuf,
+    /// The number of the next file.
+    next: u64,
+    /// The position of the newest file.
+    position: Option<LogPosition>,
+}
+
+impl TableExport {
+    /// Opens the folder of a table, or creates it. The export continues after the newest file.
+    ///
+    /// # Errors
+    /// - [`ExportError::Io`]: the folder cannot be read or created.
+    /// - [`ExportError::File`]: the newest file is not an exported file.
+    pub fn open(folder: impl Into<PathBuf>) -> Result<Self, ExportError> {
+        let folder = folder.into();
+        let io = |action| ExportError::io(action, &folder);
+        distribute_files::create_private_folder(&folder).map_err(io("creating"))?;
+        let mut newest = None;
+        for entry in std::fs::read_dir(&folder).map_err(io("reading"))? {
+            let name = entry.map_err(io("reading"))?.file_name();
+            newest = newest.max(name.to_str().and_then(number));
+        }
+        let position = newest.map(|newest| position(&folder.join(name(newest)))).transpose()?;
+        Ok(Self { next: newest.map_or(0, |newest| newest + 1), folder, position })
+    }
+
+    /// Writes a file with the rows of `table` that have changed since the newest file or, at first, with all rows.
+    /// Returns `None`, and writes nothing, if no row has changed. `id` maps the index of a row in the table to its id.
+    ///
+    /// # Errors
+    /// - [`ExportError::Channel`]: the server has not sent the rows, for example because it has no folder.
+    /// - [`ExportError::Io`]: the file cannot be written.
+    /// - [`ExportError::DType`]: rows of this dtype cannot be exported.
+    pub fn export(
+        &mut self,
+        channel: &dyn Channel,
+        table: &str,
+        id: impl Fn(i64) -> i64,
+        timeout: Duration,
+    ) -> Result<Option<ExportedFile>, ExportError> {
+        let request = Request::Changed { table: table.to_owned(), since: self.position };
+        let response = channel.call(request, timeout)?;
+        let Response::Changed(mut changed) = response else {
+            let (server, request) = (channel.server().to_owned(), format!("changed of table {table}"));
+            return Err(ChannelError::Answer { server, request, found: response.name().to_owned() }.into());
+        };
+        changed.rows.iter_mut().for_each(|row| *row = id(*row));
+        if changed.rows.is_empty() && !changed.complete {
+            // The file with the next change covers this range as well.
+            self.position = Some(changed.position);
+            return Ok(None);
+        }
+        let path = self.folder.join(name(self.next));
+        let bytes = encode(table, &changed)?;
+        WholeFile::write(&path, &bytes).map_err(ExportError::io("writing", &path))?;
+        (self.next, self.position) = (self.next + 1, Some(changed.position));
+        Ok(Some(ExportedFile { path, rows: changed.rows.len(), complete: changed.complete }))
+    }
+}
+
+fn name(number: u64) -> String {
+    format!("{number:010}{SUFFIX}")
+}
+
+fn number(name: &str) -> Option<u64> {
+    name.strip_suffix(SUFFIX)?.parse().ok()
+}
+
+/// Returns a file with changed rows.
+fn encode(table: &str, changed: &ChangedRows) -> Result<Vec<u8>, ExportError> {
+    let ChangedRows { position, complete, rows, numbers, values } = changed;
+    let unsupported = || ExportError::DType { table: table.to_owned(), dtype: values.dtype() };
+    let dtype = match values.dtype() {
+        DType::F16 => Dtype::F16,
+        DType::Bf16 => Dtype::BF16,
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+        DType::I8 => Dtype::I8,
+        DType::U8 => Dtype::U8,
+        DType::I16 => Dtype::I16,
+        DType::U16 => Dtype::U16,
+        DType::I32 => Dtype::I32,
+        DType::U32 => Dtype::U32,
+        DType::I64 => Dtype::I64,
+        DType::U64 => Dtype::U64,
+        DType::Bool => Dtype::BOOL,
+        _ => return Err(unsupported()),
+    };
+    let bytes = |tensor: &HostTensor| {
+        let mut bytes = Vec::new();
+        codec::append(tensor.buffer(), 0..tensor.len(), &mut bytes);
+        bytes
+    };
+    let [rows, numbers] = [HostTensor::vector(rows.clone()), HostTensor::vector(numbers.clone())];
+    let tensors =
+        [("rows", Dtype::I64, &rows), ("versions", Dtype::U64, &numbers), ("values", dtype, values)];
+    let tensors = tensors.map(|(name, dtype, tensor)| (name, dtype, tensor.dims().to_vec(), bytes(tensor)));
+    let views = tensors
+        .iter()
+        .map(|(name, dtype, dims, bytes)| Ok((*name, TensorView::new(*dtype, dims.clone(), bytes)?)));
+    let views = views.collect::<Result<Vec<_>, safetensors::SafeTensorError>>().map_err(|_| unsupported())?;
+    let metadata = HashMap::from([
+        ("table".to_owned(), table.to_owned()),
+        ("history".to_owned(), position.history.to_string()),
+        ("next".to_owned(), position.next.to_string()),
+        ("complete".to_owned(), complete.to_string()),
+    ]);
+    safetensors::serialize(views, Some(metadata)).map_err(|_| unsupported())
+}
+
+/// Returns the position in the metadata of an exported file.
+fn position(path: &Path) -> Result<LogPosition, ExportError> {
+    let wrong = |reason: &str| ExportError::File { path: path.to_path_buf(), reason: reason.to_owned() };
+    let header = header(path).map_err(ExportError::io("reading", path))?;
+    let header = header.ok_or_else(|| wrong("has no header"))?;
+    let metadata: serde_json::Value = serde_json::from_slice(&header).map_err(|_| wrong("has no header"))?;
+    let number = |name: &str| metadata.get("__metadata__")?.get(name)?.as_str()?.parse().ok();
+    let position = number("history").zip(number("next")).map(|(history, next)| LogPosition { history, next });
+    position.ok_or_else(|| wrong("has no position"))
+}
+
+/// Reads the header of a file; `None` if it is too long.
+fn header(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    use std::io::Read;
+    let mut file = distribute_files::open(path)?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length > MAX_HEADER {
+        return Ok(None);
+    }
+    let mut header = vec![0; length as usize];
+    file.read_exact(&mut header)?;
+    Ok(Some(header))
+}
+
+impl ExportError {
+    fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Io { action, path, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_continues_after_its_newest_file_and_refuses_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let changed = ChangedRows {
+            position: LogPosition { history: u64::MAX, next: 7 },
+            complete: true,
+            rows: vec![3],
+            numbers: vec![6],
+            values: HostTensor::new(vec![1f32, 2.], [1, 2]).unwrap(),
+        };
+        std::fs::write(folder.path().join(name(9)), encode("t", &changed).unwrap()).unwrap();
+        std::fs::write(folder.path().join("0000000010.safetensors.part"), "incomplete").unwrap();
+        let opened = TableExport::open(folder.path()).unwrap();
+        assert_eq!((opened.next, opened.position), (10, Some(changed.position)));
+        std::fs::write(folder.path().join(name(10)), [9; 30]).unwrap();
+        let error = TableExport::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("0000000010.safetensors has no header: export to another folder"), "{error}");
+        let strings = ChangedRows { values: HostTensor::vector(vec![vec![0u8]]), ..changed };
+        assert!(encode("t", &strings).unwrap_err().to_string().contains("table t has the dtype string"));
+    }
+}
