@@ -31,6 +31,13 @@ impl<'r> Rules<'r> {
     pub(crate) fn of(&self, variable: usize) -> (&'r dyn Rule, Step) {
         self.0[variable]
     }
+
+    /// Returns whether the update of a variable needs all of its rows, including those without a gradient: the rule
+    /// changes them, or needs the complete variable at once.
+    pub(crate) fn visits_every_row(&self, variable: usize) -> bool {
+        let (rule, _) = self.of(variable);
+        rule.moves_absent_rows() || rule.unit() == Unit::Variable
+    }
 }
 
 impl Groups {

@@ -75,9 +75,8 @@ impl<'a> InPlaceUpdater<'a> {
             with_locked(&tensors, |elements| {
                 let ranges = elements.into_iter().zip(variables).map(|(values, variable)| {
                     let slots = slots[variable.index].take();
-                    let (rule, _) = rules.of(variable.index);
-                    let (every_row, unit, dims) =
-                        (rule.moves_absent_rows(), rule.unit(), variable.variable.dims());
+                    let every_row = rules.visits_every_row(variable.index);
+                    let (unit, dims) = (rules.of(variable.index).0.unit(), variable.variable.dims());
                     match (values, slots, variable.range(every_row, None)?) {
                         (Locked::F32(values), Some(Slots::F32(slots)), EitherFloat::F32(gradient)) => {
                             Ok(EitherFloat::F32(UpdateRange::new(values, slots, gradient, (unit, dims))))

@@ -10,6 +10,7 @@ mod preemption;
 mod programs;
 mod settings;
 mod sharded;
+mod sharded_rules;
 mod summary;
 mod support;
 mod table_rules;

@@ -16,11 +16,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Numbers of workers, and of replicas per worker.
-const WORLDS: [(usize, usize); 8] = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (4, 2)];
+pub(super) const WORLDS: [(usize, usize); 8] =
+    [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (4, 2)];
 
 /// Returns a plan with variables of several blocks, which have several assignees. The ranges of the table meet within
 /// a row.
-fn large() -> Plan {
+pub(super) fn large() -> Plan {
     let parts = Parts { table: true, ..Parts::default() };
     Plan { parts, width: 2500, words: 3300, sharded: true, ..Plan::new(11, 8) }
 }

@@ -186,8 +186,8 @@ impl Sharded {
                 Error::invalid(step.operation, reason)
             };
             let Storage::Cpu(storage) = &**storage else { return Err(other()) };
-            let (rule, _) = step.rules.of(variable.index);
-            let (every_row, shape) = (rule.moves_absent_rows(), (rule.unit(), variable.variable.dims()));
+            let every_row = step.rules.visits_every_row(variable.index);
+            let shape = (step.rules.of(variable.index).0.unit(), variable.variable.dims());
             parts.push(match (variable.range(every_row, None)?, slots[variable.index].take()) {
                 (EitherFloat::F32(gradient), Some(Slots::F32(slots))) => EitherFloat::F32(ShardUpdate::new(
                     gradient,
@@ -256,7 +256,7 @@ impl Sharded {
 
 /// Returns a variable together with the elements of it that change in this step.
 fn changing<'v, 'r>(variable: &'v VariableOperands<'r>, rules: &Rules<'_>) -> ChangedVariable<'v, 'r> {
-    let every_row = rules.of(variable.index).0.moves_absent_rows();
+    let every_row = rules.visits_every_row(variable.index);
     let touched = match variable.rows().filter(|_| !every_row) {
         Some(rows) => Touched::Rows(rows, row_len(variable.variable)),
         None => Touched::All,
