@@ -347,7 +347,7 @@ impl Working {
                     if let Some(frame) = frame
                         && let Err(reason) = self.protocol.receive(from, frame)
                     {
-                        self.inbox.mark_lost(from, reason);
+                        self.inbox.mark_lost(from, reason.to_string());
                     }
                 }
                 Some(Come::Lost(rank, reason)) => self.protocol.mark_lost(rank, reason),

@@ -27,6 +27,11 @@ const MAX_ABORTS: u64 = 2;
 /// which it participates, and the one that it may abort next.
 const MAX_ROUNDS_AHEAD: u64 = MAX_ABORTS + 2;
 
+/// The maximum number of frames of one worker that are kept for rounds that this worker has not begun. In a round, a
+/// worker sends its call, its statuses before and after the deadline, and a verdict.
+// INV-28
+const MAX_EARLY: usize = 4 * (MAX_ROUNDS_AHEAD as usize + 1);
+
 /// Whether the others wait for a worker whose replicas have all returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -38,6 +43,39 @@ pub enum Ending {
     /// Other workers wait in a call that this worker has skipped. The round of that call has begun on this worker, and
     /// ends with the blame that all workers get.
     LeftOut,
+}
+
+/// The reason why a worker is treated as lost: it has sent a frame that no worker sends that runs the same program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("worker {worker} has sent {fault}: all workers have to run the same program, of the same version")]
+pub struct InvalidFrame {
+    /// The worker that has sent the frame.
+    pub worker: usize,
+    /// The property of the frame that is invalid.
+    pub fault: FrameFault,
+}
+
+/// The property of a frame for which its sender is treated as lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameFault {
+    /// The frame belongs to a round that the sender cannot have reached.
+    #[error("a frame of round {round}, which it cannot have reached while this worker is in round {current}")]
+    UnreachableRound {
+        /// The round of the frame.
+        round: u64,
+        /// The round of the receiver.
+        current: u64,
+    },
+    /// The sender has sent more frames for later rounds than a worker sends.
+    #[error(
+        "more than {limit} frames of rounds that this worker has not begun, the last one of round {round}"
+    )]
+    TooManyEarly {
+        /// The round of the frame.
+        round: u64,
+        /// The number of frames of each worker that are kept for later rounds.
+        limit: usize,
+    },
 }
 
 /// One worker's part in a session. At most one round is in progress.
@@ -267,15 +305,15 @@ impl Protocol {
     /// Processes a frame of the session from another worker.
     ///
     /// # Errors
-    /// Returns the reason why the sender is treated as lost.
-    pub fn receive(&mut self, from: usize, frame: Frame) -> Result<(), &'static str> {
+    /// Returns the reason why the sender is treated as lost. The frame is dropped.
+    pub fn receive(&mut self, from: usize, frame: Frame) -> Result<(), InvalidFrame> {
         if frame.round > self.round.saturating_add(MAX_ROUNDS_AHEAD) {
             // The others may make any number of calls, which fail, where this worker has left.
             if self.left.get(self.world.worker()).is_some_and(Option::is_some) {
                 return Ok(());
             }
-            return Err("it has sent a frame of a round that it cannot have reached: all workers have to \
-                        run the same program");
+            let fault = FrameFault::UnreachableRound { round: frame.round, current: self.round };
+            return Err(InvalidFrame { worker: from, fault });
         }
         if let Content::Left { statuses } = &frame.content
             && let Some(left) = self.left.get_mut(from)
@@ -291,12 +329,22 @@ impl Protocol {
             (Some(current), Content::Verdict(_)) if frame.round <= self.round || current.grace => {
                 current.round.receive(from, frame.content);
             }
-            (_, Content::Verdict(_)) => self.early.push((from, frame)),
-            _ if frame.round > self.round => self.early.push((from, frame)),
+            (_, Content::Verdict(_)) => return self.keep(from, frame),
+            _ if frame.round > self.round => return self.keep(from, frame),
             (Some(current), _) if frame.round == self.round => current.round.receive(from, frame.content),
             // An answer that belongs to a past round.
             _ => {}
         }
+        Ok(())
+    }
+
+    /// Keeps a frame for a later round.
+    fn keep(&mut self, worker: usize, frame: Frame) -> Result<(), InvalidFrame> {
+        if self.early.iter().filter(|(from, _)| *from == worker).count() >= MAX_EARLY {
+            let fault = FrameFault::TooManyEarly { round: frame.round, limit: MAX_EARLY };
+            return Err(InvalidFrame { worker, fault });
+        }
+        self.early.push((worker, frame));
         Ok(())
     }
 

@@ -287,7 +287,7 @@ impl Session {
         match event {
             Event::Frame(from, frame) => {
                 if let Err(reason) = protocol.receive(from, frame) {
-                    self.group.inbox.mark_lost(from, reason);
+                    self.group.inbox.mark_lost(from, reason.to_string());
                 }
             }
             Event::Lost(worker, reason) => protocol.mark_lost(worker, reason),

@@ -144,5 +144,35 @@ fn a_round_without_possible_members_is_discarded() {
     let mut protocol = third();
     let content = Content::Call { digest: 0, body: Bytes::new() };
     let frame = Frame { round: 1 + MAX_ROUNDS_AHEAD + 1, ..protocol.frame(content) };
-    assert!(protocol.receive(0, frame).unwrap_err().contains("a round that it cannot have reached"));
+    let error = protocol.receive(0, frame).unwrap_err();
+    assert_eq!(error.fault, FrameFault::UnreachableRound { round: 6, current: 1 });
+    assert!(
+        error.to_string().starts_with("worker 0 has sent a frame of round 6, which it cannot"),
+        "{error}"
+    );
+}
+
+// INV-28
+#[test]
+fn the_frames_of_a_worker_for_later_rounds_are_limited() {
+    let mut protocol = third();
+    let early = |protocol: &mut Protocol, worker, round| {
+        let content = Content::Call { digest: 0, body: Bytes::from_static(b"data") };
+        protocol.receive(worker, Frame { round, ..protocol.frame(content) })
+    };
+    for at in 0..MAX_EARLY as u64 {
+        early(&mut protocol, 0, 2 + at % MAX_ROUNDS_AHEAD).unwrap();
+    }
+    let error = early(&mut protocol, 0, 3).unwrap_err();
+    assert_eq!(
+        error,
+        InvalidFrame { worker: 0, fault: FrameFault::TooManyEarly { round: 3, limit: MAX_EARLY } }
+    );
+    let content = Content::Verdict(Blame::failed(1, 0, &call()));
+    let verdict = Frame { round: 3, ..protocol.frame(content) };
+    assert!(protocol.receive(0, verdict).is_err(), "a verdict is counted, because it is kept");
+    assert_eq!(protocol.early.len(), MAX_EARLY);
+    // Each worker has its own limit, and the frames of the current round have none.
+    early(&mut protocol, 1, 3).unwrap();
+    calls(&mut protocol, 0);
 }
