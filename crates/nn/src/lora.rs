@@ -117,7 +117,7 @@ impl SimpleBackend for Adapters<'_> {
             return Ok(weight);
         };
         if *rank == 0 {
-            bail!("lora: adapters have a rank of at least 1");
+            bail!("lora: variable {name} cannot have an adapter of rank 0; use a rank of at least 1");
         }
         let trained = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let get = |shape: (usize, usize), part: &str, init| {

@@ -87,7 +87,7 @@ impl LossScaling {
         let steps = 1 + self.finite_steps.fetch_add(1, Ordering::Relaxed);
         if steps >= growth_steps {
             self.finite_steps.store(0, Ordering::Relaxed);
-            self.update_factor(|factor| (factor * 2.).min(MAX.max(factor)));
+            self.update_factor(|factor| (factor * 2.).min(MAX));
         }
     }
 
