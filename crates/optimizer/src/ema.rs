@@ -70,6 +70,8 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// # Errors
     /// - The errors of [`ema`](Self::ema), and of `body`.
+    /// - [`Error::IncompleteState`]: after `body` failed, the weights could not be restored. `source` is the error of
+    ///   `body`.
     /// - [`Error::WrongContext`]: the call is inside `run`.
     /// - [`Error::NotSupported`]: several workers train independently, or for a coordinator, and would compute with
     ///   the averages. Set the values of [`ema`](Self::ema) in another model there.
@@ -78,25 +80,29 @@ impl<R: Rule> Optimizer<R> {
     #[track_caller]
     pub fn use_ema<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let replaced = self.begin_ema()?;
-        let result = catch_unwind(AssertUnwindSafe(body));
-        let restored = replaced.restore();
-        let result = result.unwrap_or_else(|panic| resume_unwind(panic))?;
-        restored.map(|()| result)
+        match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(result) => replaced.restore_after(result),
+            Err(panic) => {
+                // The panic is the cause.
+                let _ = replaced.restore();
+                resume_unwind(panic)
+            }
+        }
     }
 
     /// Replaces the trained weights by their averages, until [`ReplacedWeights::restore`].
-    #[doc(hidden)]
     #[track_caller]
-    pub fn begin_ema(&self) -> Result<ReplacedWeights<'_>> {
+    fn begin_ema(&self) -> Result<ReplacedWeights<'_>> {
         let inner = &self.inner;
         inner.require_lock_step("use_ema")?;
-        let averages = inner.averages("use_ema", Location::caller())?;
-        let weight = |name: &String| Ok((name.clone(), inner.model.get(name)?));
-        let weights = averages.keys().map(weight).collect::<Result<_>>()?;
-        let replaced = ReplacedWeights { model: &inner.model, weights };
-        match averages.iter().try_for_each(|(name, average)| inner.model.set(name, average)) {
+        inner.require_ema("use_ema")?;
+        let (finished, weights) = (inner.finished_steps(), Vec::new());
+        let mut replaced = ReplacedWeights { model: &inner.model, finished, weights };
+        let at = Location::caller();
+        // One variable after another, so that only one average is in memory in addition to the weights.
+        match self.variable_names().try_for_each(|name| replaced.replace(inner, name, at)) {
             Ok(()) => Ok(replaced),
-            Err(error) => replaced.restore().and(Err(error)),
+            Err(error) => replaced.restore_after(Err(error)),
         }
     }
 
@@ -108,20 +114,44 @@ impl<R: Rule> Optimizer<R> {
 }
 
 /// The weights of a model whose variables contain the averages in the meantime.
-#[doc(hidden)]
 #[derive(Debug)]
 #[must_use = "the weights are not restored when this is dropped"]
-pub struct ReplacedWeights<'a> {
+struct ReplacedWeights<'a> {
     model: &'a Variables,
+    /// The number of finished steps of the optimizer.
+    finished: u64,
     weights: Vec<(String, Tensor)>,
 }
 
 impl ReplacedWeights<'_> {
+    /// Replaces a variable by its average, and keeps its value.
+    fn replace(&mut self, optimizer: &Inner, name: &str, at: &'static Location<'static>) -> Result<()> {
+        let weight = self.model.get(name)?;
+        let average = optimizer.average(name, &weight, at)?;
+        // Kept first: a failed write may have changed a part of the variable.
+        self.weights.push((name.to_owned(), weight));
+        self.model.set(name, &average)
+    }
+
+    /// Restores the weights, and returns `result`, which was computed with the averages.
+    ///
+    /// # Errors
+    /// - The errors of [`restore`](Self::restore), and of `result`.
+    /// - [`Error::IncompleteState`]: both are errors. `source` is the error of `result`.
+    fn restore_after<T>(self, result: Result<T>) -> Result<T> {
+        let step = self.finished + 1;
+        match (self.restore(), result) {
+            (Ok(()), result) => result,
+            (Err(error), Ok(_)) => Err(error),
+            (Err(error), Err(source)) => Err(not_restored(step, &error, source)),
+        }
+    }
+
     /// Restores the weights.
     ///
     /// # Errors
     /// Returns the first error of [`Variables::set`]. All other weights are restored even then.
-    pub fn restore(self) -> Result<()> {
+    fn restore(self) -> Result<()> {
         // An error for one variable does not keep the averages in the others.
         let mut all = Ok(());
         for (name, weight) in &self.weights {
@@ -129,6 +159,15 @@ impl ReplacedWeights<'_> {
         }
         all
     }
+}
+
+/// Returns the error of a call that failed, after which the weights could not be restored.
+fn not_restored(step: u64, error: &Error, source: Error) -> Error {
+    let reason = format!(
+        "{source}; after this, the weights could not be restored, so some variables still contain their averages: \
+         {error}; restore the last checkpoint on all workers"
+    );
+    Error::IncompleteState { operation: "use_ema", step, reason, source: Some(Box::new(source)) }
 }
 
 impl Inner {
@@ -163,15 +202,23 @@ impl Inner {
         operation: &'static str,
         at: &'static Location<'static>,
     ) -> Result<BTreeMap<String, Tensor>> {
-        if !self.has_ema() {
-            let reason = "this optimizer keeps no averages of the weights; create it with with_ema";
-            return Err(Error::invalid(operation, reason));
-        }
-        let one = |name: &str| {
-            let (weight, offset) = (self.model.get(name)?, self.slot(name, Averaged::SLOT, at)?);
-            Ok((name.to_owned(), (weight + offset)?))
-        };
+        self.require_ema(operation)?;
+        let one = |name: &str| Ok((name.to_owned(), self.average(name, &self.model.get(name)?, at)?));
         self.variable_names().map(one).collect()
+    }
+
+    /// Returns the average of a trained variable, whose value is `weight`.
+    fn average(&self, name: &str, weight: &Tensor, at: &'static Location<'static>) -> Result<Tensor> {
+        Ok((weight + self.slot(name, Averaged::SLOT, at)?)?)
+    }
+
+    /// Returns an error if there are no averages.
+    fn require_ema(&self, operation: &'static str) -> Result<()> {
+        if self.has_ema() {
+            return Ok(());
+        }
+        let reason = "this optimizer keeps no averages of the weights; create it with with_ema";
+        Err(Error::invalid(operation, reason))
     }
 
     /// Returns an error if workers are at different steps, and would compute with values that this one sets.
@@ -187,5 +234,34 @@ impl Inner {
             what: "replacing weights that other workers train with at the same time",
             advice: "set the values of Optimizer::ema in another model",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device};
+    use candle_nn::{Init, VarBuilder};
+    use distribute_strategies::OneDeviceStrategy;
+
+    #[test]
+    fn the_error_of_a_failed_restore_keeps_its_cause() {
+        let strategy = OneDeviceStrategy::new("cpu:0").unwrap();
+        let model = strategy.replicate(|vb: VarBuilder| vb.get_with_hints(2, "w", Init::Const(1.))).unwrap();
+        let replaced = |length: usize| {
+            let weight = Tensor::zeros(length, DType::F32, &Device::Cpu).unwrap();
+            ReplacedWeights { model: &model.variables, finished: 3, weights: vec![("w".into(), weight)] }
+        };
+        let cause = || Err::<(), _>(Error::other("the disk is full"));
+        let error = replaced(2).restore_after(cause()).unwrap_err();
+        assert_eq!(error.to_string(), "the disk is full");
+        assert!(replaced(3).restore_after(Ok(())).is_err());
+        let error = replaced(3).restore_after(cause()).unwrap_err();
+        assert!(matches!(error, Error::IncompleteState { step: 4, .. }), "{error}");
+        assert_eq!(error.root_cause().to_string(), "the disk is full");
+        assert!(
+            error.to_string().contains("could not be restored") && error.to_string().contains("set"),
+            "{error}"
+        );
     }
 }

@@ -63,7 +63,6 @@ mod update;
 pub use checks::missing::MissingGradients;
 pub use checks::not_finite::NotFinite;
 #[doc(hidden)]
-pub use ema::ReplacedWeights;
 pub use gradients::{Gradient, Gradients, Weighting, backward};
 pub use loss_scale::LossScale;
 pub use transform::Transform;

@@ -50,6 +50,12 @@ impl Trainer<'_> {
             (self.validates_ema, "validate_ema"),
         ];
         match asked.into_iter().find(|(asked, _)| of.workers > 1 && *asked) {
+            Some((_, "validate_ema")) => refused(
+                "Trainer::validate_ema with workers that train independently: the other workers would train with the \
+                 averages while this one validates; validate in Trainer::on_epoch, with a separate model that has the \
+                 values of Optimizer::ema"
+                    .into(),
+            ),
             Some((_, what)) => refused(format!(
                 "Trainer::{what} with workers that train independently, which have no common step to resume from; \
                  save a Checkpoint on the chief in Trainer::on_epoch, and restore it there before \

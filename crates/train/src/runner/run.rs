@@ -14,7 +14,7 @@ use distribute_core::{
 };
 use distribute_data::Cardinality;
 use distribute_optim::Rule;
-use distribute_optimizer::{Optimizer, ReplacedWeights};
+use distribute_optimizer::Optimizer;
 use distribute_tensor::Nest;
 use std::ops::ControlFlow;
 use std::panic::Location;
@@ -335,19 +335,22 @@ where
         if let (Some(bar), true) = (&self.bar, validation.is_some()) {
             bar.show_validation(epoch, epochs);
         }
-        let validation_loss = match validation {
-            Some(batches) => {
-                let replaced = self.begin_validated()?;
-                let loss = evaluate(self.model, batches, of_validation);
-                end_validated(replaced)?;
-                Some(loss?)
-            }
-            None => None,
-        };
         let learning_rate = self.progress.rate().unwrap_or_else(|| self.optimizer.learning_rate());
-        let epoch = Epoch { epoch, steps, loss, validation_loss, learning_rate };
         let mut so_far = self.progress.history(End::default());
-        so_far.epochs.push(epoch);
+        let mut epoch = Epoch { epoch, steps, loss, validation_loss: None, learning_rate };
+        if let Some(batches) = validation {
+            // The best weights are those that have been validated.
+            self.with_validated(|| {
+                epoch.validation_loss = Some(evaluate(self.model, batches, of_validation)?);
+                so_far.epochs.push(epoch);
+                if let Some(best) = self.best.as_ref().filter(|_| so_far.best() == Some(&epoch)) {
+                    self.progress.set_best(best.save(&epoch)?);
+                }
+                Ok(())
+            })?;
+        } else {
+            so_far.epochs.push(epoch);
+        }
         let mut ended = None;
         self.hide_progress();
         self.call(&so_far, |callback, context| {
@@ -356,12 +359,6 @@ where
             }
             Ok(())
         })?;
-        if let Some(best) = self.best.as_ref().filter(|_| so_far.best() == Some(&epoch)) {
-            let replaced = self.begin_validated()?;
-            let saved = best.save(&epoch);
-            end_validated(replaced)?;
-            self.progress.set_best(saved?);
-        }
         let since = so_far.validations_since_better(self.trainer.min_delta);
         if validation.is_some() && self.trainer.patience.is_some_and(|patience| since >= patience) {
             ended = ended.or(Some(End::Patience));
@@ -374,11 +371,10 @@ where
         Ok(if !last && self.save_on_notice()? { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
-    /// Gives the model the averages of its weights, if these are validated. Returns the weights, which must then be
-    /// restored; `None` if nothing was replaced.
+    /// Calls `body` while the model has the weights that are validated: its own, or their averages.
     #[track_caller]
-    fn begin_validated(&self) -> Result<Option<ReplacedWeights<'_>>> {
-        if self.trainer.validates_ema { self.optimizer.begin_ema().map(Some) } else { Ok(None) }
+    fn with_validated<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        if self.trainer.validates_ema { self.optimizer.use_ema(body) } else { body() }
     }
 
     /// Returns `true` if this process must exit because of a notice. Saves the state of the training run first, unless
@@ -392,8 +388,4 @@ where
         notice.save(&backup.parts, &backup.manager)?;
         Ok(true)
     }
-}
-
-fn end_validated(replaced: Option<ReplacedWeights<'_>>) -> Result<()> {
-    replaced.map_or(Ok(()), ReplacedWeights::restore)
 }

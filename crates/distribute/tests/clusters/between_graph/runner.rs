@@ -12,8 +12,17 @@ use std::ops::ControlFlow;
 const EXAMPLES: usize = 32;
 
 fn train(strategy: &Strategy, trainer: &Trainer<'_>) -> distribute::Result<runner::History> {
+    train_by(strategy, trainer, Ok)
+}
+
+/// Trains with the optimizer that `with` returns.
+fn train_by(
+    strategy: &Strategy,
+    trainer: &Trainer<'_>,
+    with: impl FnOnce(Sgd) -> distribute::Result<Sgd>,
+) -> distribute::Result<runner::History> {
     let model = strategy.replicate(|vb| nn::linear(2, 1, vb.pp("fc")))?;
-    let optimizer = Sgd::new(&model.variables, 0.05)?;
+    let optimizer = with(Sgd::new(&model.variables, 0.05)?)?;
     let points = Tensor::arange(0f32, 64., &Device::Cpu)?.sin()?.reshape((EXAMPLES, 2))?;
     let points = Dataset::from_slices(points)?;
     let held_out = points.take(8);
@@ -58,6 +67,10 @@ fn psv1_1_operations_that_need_a_common_step_are_refused_with_advice() {
         let told = all(2, 1, |strategy| {
             let backup = train(&strategy, &Trainer::new(4).backup(folder.path())).unwrap_err();
             let best = train(&strategy, &Trainer::new(4).save_best(folder.path())).unwrap_err();
+            let averages = train_by(&strategy, &Trainer::new(4).validate_ema(), |sgd| sgd.with_ema(0.5));
+            let averages = averages.unwrap_err().to_string();
+            assert!(averages.contains("Trainer::validate_ema with workers"), "{averages}");
+            assert!(averages.contains("with a separate model") && !averages.contains("save a"), "{averages}");
             Ok([("backup", backup.to_string()), ("save_best", best.to_string())])
         });
         for (what, error) in told.into_iter().flatten() {
