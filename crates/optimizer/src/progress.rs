@@ -13,7 +13,7 @@ use std::sync::{
 pub(crate) struct Progress {
     /// The number of finished steps. If a coordinator's closure must run again, its steps are subtracted.
     finished: Arc<AtomicU64>,
-    /// Whether the slots already belong to a step that has begun, while the variables do not.
+    /// Whether a step or a restore has begun to write the state, and has not written all of it.
     incomplete: AtomicBool,
     /// The slots of each variable.
     slots: RwLock<Vec<Slots>>,
@@ -32,8 +32,7 @@ impl Progress {
         self.finished.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the slots already belong to the next step, while the variables do not. The slots are then
-    /// unusable.
+    /// Returns `true` if a step or a restore has written only a part of the state, which is then unusable.
     pub(crate) fn is_incomplete(&self) -> bool {
         self.incomplete.load(Ordering::Relaxed)
     }
@@ -87,12 +86,13 @@ impl<'a> Change<'a> {
         self.progress.slots.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks the slots as belonging to the next step, until that step is committed.
-    pub(crate) fn begin_step(&self) {
+    /// Marks the state as incomplete, until the step is committed or the number of finished steps is restored. Call
+    /// this before the first write of a step or a restore that may fail after it.
+    pub(crate) fn begin(&self) {
         self.progress.incomplete.store(true, Ordering::Relaxed);
     }
 
-    /// Returns `true` if the slots belong to a step that has begun and was not committed.
+    /// Returns `true` if a step or a restore has written only a part of the state.
     pub(crate) fn is_incomplete(&self) -> bool {
         self.progress.is_incomplete()
     }
@@ -118,6 +118,51 @@ impl<'a> Change<'a> {
         self.progress.finished.store(finished, Ordering::Relaxed);
     }
 }
+
+/// The state of an optimizer that a failed step or restore may leave incomplete.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Incomplete {
+    /// The state is sharded over the workers, and some have updated their shard.
+    Sharded,
+    /// The workers store tables together, and some of the tables may have been written.
+    Tables,
+}
+
+impl Incomplete {
+    /// Returns the error of the step in which the state becomes incomplete.
+    pub(crate) fn interrupted(self, operation: &'static str, step: u64, source: Error) -> Error {
+        let reason = match self {
+            Self::Sharded => format!(
+                "{source}; step {step} of this optimizer, whose state is sharded, has ended here between the update of \
+                 the state and the exchange of the new weights: no weight has changed; {ADVICE}"
+            ),
+            Self::Tables => format!(
+                "{source}; step {step} of this optimizer has ended while tables were being updated, some of which may \
+                 already be those of the next step; {ADVICE}"
+            ),
+        };
+        Error::IncompleteState { operation, step, reason, source: Some(Box::new(source)) }
+    }
+
+    /// Returns the error for later steps after the state has become incomplete on some workers.
+    pub(crate) fn since(self, operation: &'static str, step: u64, workers: &[usize]) -> Error {
+        let names: Vec<_> = workers.iter().map(|worker| format!("worker {worker}")).collect();
+        let names = names.join(", ");
+        let reason = match self {
+            Self::Sharded => format!(
+                "step {step} of this optimizer, whose state is sharded, has ended on {names} between the update of the \
+                 state and the exchange of the new weights; {ADVICE}"
+            ),
+            Self::Tables => format!(
+                "step {step} of this optimizer, or a restore before it, has ended on {names} while tables were being \
+                 written, some of which may be those of another step; {ADVICE}"
+            ),
+        };
+        Error::IncompleteState { operation, step, reason, source: None }
+    }
+}
+
+const ADVICE: &str = "restore the last checkpoint on all workers";
 
 pub(crate) fn busy_error(operation: &'static str) -> Error {
     let reason = "a step of this optimizer is in progress; do this before or after it, neither while it runs nor in a \

@@ -9,6 +9,7 @@ use distribute_base::{Error, Result};
 use distribute_optim::RuleSpec;
 use distribute_ps_tables::UniqueIds;
 use distribute_tensor::HostTensor;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// A variable on parameter servers, with the candle variable that represents it in this process.
@@ -19,6 +20,8 @@ pub struct RemoteVariable {
     pub(crate) rule: Mutex<Option<RuleSpec>>,
     /// The rows that this process has read; `None` if they are not cached.
     row_cache: Option<Arc<RowCache>>,
+    /// Whether a restore of the values has begun and not succeeded.
+    incomplete: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -57,12 +60,34 @@ pub fn no_value(operation: &'static str) -> Error {
 impl RemoteVariable {
     /// Creates a variable whose rows are numbered.
     pub fn new(tables: Sharded, cache: Option<Arc<HostCache>>) -> Self {
-        Self { addressing: RowAddressing::Numbered(tables, cache), rule: Mutex::default(), row_cache: None }
+        Self::with_addressing(RowAddressing::Numbered(tables, cache))
     }
 
     /// Creates a variable whose rows are identified by ids. `row` is a single row with the shape of all rows.
     pub fn with_ids(tables: Dynamic, row: Var) -> Self {
-        Self { addressing: RowAddressing::Ids(tables, row), rule: Mutex::default(), row_cache: None }
+        Self::with_addressing(RowAddressing::Ids(tables, row))
+    }
+
+    fn with_addressing(addressing: RowAddressing) -> Self {
+        let (rule, row_cache, incomplete) = Default::default();
+        Self { addressing, rule, row_cache, incomplete }
+    }
+
+    /// Calls `restore`, which sets all values. Until a restore succeeds, the variable is
+    /// [incomplete](Self::is_incomplete).
+    ///
+    /// # Errors
+    /// Returns the error of `restore`.
+    pub fn restoring<T>(&self, restore: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.incomplete.store(true, Ordering::Relaxed);
+        let restored = restore()?;
+        self.incomplete.store(false, Ordering::Relaxed);
+        Ok(restored)
+    }
+
+    /// Returns `true` if the last restore failed, so some rows may have their values from before it.
+    pub fn is_incomplete(&self) -> bool {
+        self.incomplete.load(Ordering::Relaxed)
     }
 
     /// Caches the rows that this process reads, if `cache` is `Some`.

@@ -278,6 +278,9 @@ pub enum Error {
     /// its shard of the state, but no weight. If workers store tables on parameter servers together, some of the tables
     /// may have been updated, but no other variable. Later steps of the optimizer, and saves of sharded state, fail
     /// until the optimizer is restored.
+    ///
+    /// Steps also return this error after a restore of tables that workers store together failed, until they are
+    /// restored, and `use_ema` returns it if the weights could not be restored after its closure failed.
     #[error("{operation}: {reason}")]
     IncompleteState {
         /// The function that was called.

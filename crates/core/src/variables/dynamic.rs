@@ -86,7 +86,8 @@ impl Variable {
             ));
         }
         Ok(Box::new(move || {
-            self.writing(|| self.require_ids(OPERATION)?.set_values(OPERATION, &ids, &used, &values))
+            let write = || self.require_ids(OPERATION)?.set_values(OPERATION, &ids, &used, &values);
+            self.restoring(|| self.writing(write))
         }))
     }
 

@@ -100,12 +100,13 @@ impl Variable {
         verify_as(from, name, self.dtype(), self.dims())?;
         let (from, name) = (from.clone(), name.to_owned());
         Ok(Box::new(move || {
-            self.writing(|| {
+            let write = || {
                 let Some(tables) = self.saved_by_range() else { return Ok(()) };
                 self.write_ranges(from.row_ranges(&name)?, |rows| {
                     tables.write_range(OPERATION, rows.start, &from.rows(&name, rows)?)
                 })
-            })
+            };
+            self.restoring(|| self.writing(write))
         }))
     }
 
@@ -148,7 +149,7 @@ impl Variable {
                 _ => vec![value; self.copy_count()],
             },
         };
-        Ok(Box::new(move || self.writing(|| self.set_copies(&copies))))
+        Ok(Box::new(move || self.restoring(|| self.writing(|| self.set_copies(&copies)))))
     }
 }
 

@@ -93,6 +93,16 @@ impl Variable {
         self.writing_as("a change", write)
     }
 
+    /// Calls `restore`, which sets the variable to its saved value. If the variable is on parameter servers, or the
+    /// workers store it together, and `restore` fails, the variable is incomplete until it is restored, and steps of
+    /// workers that store tables together return [`Error::IncompleteState`](distribute_base::Error::IncompleteState).
+    pub(super) fn restoring<T>(&self, restore: impl FnOnce() -> Result<T>) -> Result<T> {
+        match self.remote() {
+            Some(remote) => remote.restoring(restore),
+            None => restore(),
+        }
+    }
+
     /// Acts like [`writing`](Self::writing). If the workers store the variable together, `what` must be the same on all
     /// of them, because each sends a part of the change.
     pub(super) fn writing_as<T>(&self, what: &str, write: impl FnOnce() -> Result<T>) -> Result<T> {

@@ -5,11 +5,10 @@ use crate::checks::missing::{self, MissingGradients};
 use crate::checks::not_finite::{self, NotFinite};
 use crate::checks::{batch_norm, pending_losses::StepLoss};
 use crate::header::{GradientKind, StepHeader};
-use crate::progress::busy_error;
+use crate::progress::{Incomplete, busy_error};
 use crate::step::gather::GatheredStep;
 use crate::step::{StepContext, agreement};
 use crate::sync::StepSync;
-use crate::update::{servers, sharded};
 use candle_core::{DType, Tensor};
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_core::ReplicaContext;
@@ -175,10 +174,9 @@ impl Inner {
         let incomplete: Vec<_> = (0..workers.len()).filter(|worker| workers[*worker].incomplete).collect();
         if let Some(worker) = incomplete.first() {
             let step = workers[*worker].finished + 1;
-            return Err(match self.parameters.partition {
-                Some(_) => sharded::incomplete(operation, step, &incomplete),
-                None => servers::incomplete(operation, step, &incomplete),
-            });
+            let state =
+                if self.parameters.partition.is_some() { Incomplete::Sharded } else { Incomplete::Tables };
+            return Err(state.since(operation, step, &incomplete));
         }
         if workers.iter().any(|worker| worker.finished != first.finished) {
             let steps: Vec<_> = workers.iter().map(|worker| worker.finished.to_string()).collect();

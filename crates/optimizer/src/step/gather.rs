@@ -58,7 +58,7 @@ impl Inner {
         }
         let _once = enter(Mode::CrossReplica(self.parameters.strategy.clone()));
         let learning_rate = self.rate.for_step(finished, operation).map_err(Arc::new);
-        let incomplete = self.progress.is_incomplete();
+        let incomplete = self.progress.is_incomplete() || self.backend.is_incomplete();
         let settings = member.session().and_then(|_| self.digest_to_compare());
         let loss_scale = self.loss_scaling.factor();
         Some(header::Position { finished, incomplete, settings, loss_scale, learning_rate })

@@ -130,6 +130,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         }))
     }
 
+    /// Returns `true` if a restore of the variables has failed after it may have written some of them.
+    fn is_incomplete(&self) -> bool {
+        false
+    }
+
     /// Returns an error if some state of the last step may have been lost.
     fn rewind(&self) -> Result<()> {
         Ok(())

@@ -124,7 +124,7 @@ impl Variables {
         Ok(match copies {
             None => {
                 let value = value.to_candle(&Device::Cpu)?;
-                Box::new(move || self.set(&name, &value))
+                Box::new(move || variable.restoring(|| self.set(&name, &value)))
             }
             Some((running, copies)) => {
                 let common = read_as(from, &common_name(source), dtype, dims)?.to_candle(&Device::Cpu)?;

@@ -3,11 +3,13 @@
 use super::tables::{PLACEMENTS, Tables, WORDS, model, on_threads, train};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
-use distribute::checkpoint::Checkpoint;
+use distribute::checkpoint::{Checkpoint, Checkpointed, Reader, Restore, Writer};
 use distribute::nn::{Embedding, embedding};
 use distribute::parameter_server::RowCacheUsage;
-use distribute::{Result, Strategy, prelude::*};
+use distribute::{ErrorKind, Result, Strategy, prelude::*};
 use distribute_testing::watched;
+use std::fs;
+use std::path::Path;
 
 /// A table of several ranges of 8 MiB, whose checkpoint is the same as that of a mirrored table.
 // INV-21, INV-23
@@ -78,6 +80,77 @@ fn a_large_table_is_saved_and_restored_by_ranges_of_rows() {
             Ok(())
         });
         all.unwrap();
+    });
+}
+
+/// A component that empties the files of the checkpoint in a folder, after the components before it were verified.
+struct Damages<'a>(&'a Path);
+
+impl Checkpointed for Damages<'_> {
+    fn save(&self, _: &str, _: &mut Writer) -> Result<()> {
+        Ok(())
+    }
+
+    fn restore<'a>(&'a self, _: &str, _: &Reader) -> Result<Restore<'a>> {
+        for file in fs::read_dir(self.0).unwrap().map(|file| file.unwrap().path()) {
+            if file.extension().is_some_and(|end| end == "safetensors") {
+                fs::OpenOptions::new().write(true).open(file).unwrap().set_len(0).unwrap();
+            }
+        }
+        Ok(Box::new(|| Ok(())))
+    }
+}
+
+/// A worker cannot read its checkpoint again when rows are written. Values and slots may then be those of different
+/// steps, so no step is made with them.
+// INV-23, INV-86
+#[test]
+fn a_failed_restore_of_tables_ends_every_step_until_they_are_restored() {
+    watched(|| {
+        for (tables, slots_first) in [(PLACEMENTS[0], false), (PLACEMENTS[3], true)] {
+            let folder = tempfile::tempdir().unwrap();
+            let all = on_threads(2, 1, tables, |strategy| {
+                let model = model(strategy)?;
+                let optimizer = Adam::new(&model.variables, 0.05)?;
+                let parts: [(&str, &dyn Checkpointed); 2] =
+                    [("model", &model.variables), ("optimizer", &optimizer)];
+                let state =
+                    parts.into_iter().fold(Checkpoint::new(), |all, (name, part)| all.part(name, part));
+                let (good, worker) = (folder.path().join("good"), strategy.world().worker());
+                train(strategy, &model, &optimizer, 0..3)?;
+                state.save(&good)?;
+                train(strategy, &model, &optimizer, 3..6)?;
+                let once = model.variables.sha256()?;
+
+                // A copy for each worker; that of worker 1 is damaged.
+                let copy = folder.path().join(format!("copy-{worker}"));
+                fs::create_dir(&copy).unwrap();
+                for name in distribute_testing::names_in(&good) {
+                    fs::copy(good.join(&name), copy.join(&name)).unwrap();
+                }
+                let nowhere = folder.path().join(format!("nothing-{worker}"));
+                fs::create_dir(&nowhere).unwrap();
+                let damages = Damages(if worker == 1 { &copy } else { &nowhere });
+                let order = if slots_first { [parts[1], parts[0]] } else { parts };
+                let damaged =
+                    order.into_iter().fold(Checkpoint::new(), |all, (name, part)| all.part(name, part));
+                let error = damaged.part("damages", &damages).restore(&copy).unwrap_err().to_string();
+                assert!(error.contains("worker 1 failed"), "{error}");
+                for _ in 0..2 {
+                    let error = train(strategy, &model, &optimizer, 3..4).unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::RestoreNeeded, "{error}");
+                    let text = error.to_string();
+                    assert!(
+                        text.contains("or a restore before it") && text.contains("worker 0, worker 1"),
+                        "{text}"
+                    );
+                }
+                state.restore(&good)?;
+                train(strategy, &model, &optimizer, 3..6)?;
+                Ok((once, model.variables.sha256()?))
+            });
+            assert!(all.unwrap().iter().all(|(once, twice)| once == twice), "{tables:?}");
+        }
     });
 }
 

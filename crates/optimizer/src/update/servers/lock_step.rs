@@ -2,13 +2,13 @@
 //! When all have succeeded, each updates its own copy of the other variables.
 
 use super::{OPERATION, Servers};
-use crate::progress::Change;
+use crate::progress::{Change, Incomplete};
 use crate::reduce::operands::Operands;
 use crate::sync::{StepSync, Threads};
 use crate::update::Update;
 use crate::update::local::InPlaceUpdater;
+use distribute_base::Result;
 use distribute_base::internal::ReplicaGradient;
-use distribute_base::{Error, Result};
 use distribute_core::internal::exchange_in_call;
 use distribute_ps_client::internal::Session;
 
@@ -30,14 +30,14 @@ impl Servers {
     ) -> Result<()> {
         self.require_rules(update)?;
         let requests = self.requests(update, gradients);
-        change.begin_step();
+        change.begin();
         let agree = |pushed: Result<()>| match sync.group_call("its tables") {
             Some(calling) => exchange_in_call(OPERATION, calling, pushed),
             None => pushed,
         };
         session
             .push_in_lock_step(OPERATION, requests, agree)
-            .map_err(|error| interrupted(update.operation, change.number(), error))?;
+            .map_err(|error| Incomplete::Tables.interrupted(update.operation, change.number(), error))?;
         let operands = Operands::new(update.parameters(), &[(1., gradients)], 1)?;
         let operands = operands.only(|number| !self.is_on_servers(number));
         // The gradients have already been transformed.
@@ -45,19 +45,3 @@ impl Servers {
         update.parameters().commit(change)
     }
 }
-
-/// Returns the error of the step in which some tables may have changed.
-fn interrupted(operation: &'static str, step: u64, source: Error) -> Error {
-    let reason = format!("{source}; step {step} of this optimizer has ended {ADVICE}");
-    Error::IncompleteState { operation, step, reason, source: Some(Box::new(source)) }
-}
-
-/// Returns the error for later steps after a step has ended on some workers while tables were being updated.
-pub(crate) fn incomplete(operation: &'static str, step: u64, workers: &[usize]) -> Error {
-    let names: Vec<_> = workers.iter().map(|worker| format!("worker {worker}")).collect();
-    let reason = format!("step {step} of this optimizer has ended on {} {ADVICE}", names.join(", "));
-    Error::IncompleteState { operation, step, reason, source: None }
-}
-
-const ADVICE: &str = "while tables were being updated, some of which may already be those of the next step; restore the \
-                      last checkpoint on all workers";

@@ -11,8 +11,6 @@
 mod lock_step;
 mod slots;
 
-pub(crate) use lock_step::incomplete;
-
 use crate::parameters::Parameters;
 use crate::progress::Change;
 use crate::slots::SlotShare;
@@ -120,6 +118,11 @@ impl Backend for Servers {
         from: &Reader,
     ) -> Result<Saved<'a>> {
         self.saved_slots(optimizer, prefix, names, from)
+    }
+
+    // INV-86
+    fn is_incomplete(&self) -> bool {
+        self.in_lock_step && self.on_servers().any(|(_, of)| of.remote.is_incomplete())
     }
 
     fn rewind(&self) -> Result<()> {

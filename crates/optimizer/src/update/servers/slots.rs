@@ -118,6 +118,9 @@ impl Servers {
         };
         let all = self.on_servers().map(one).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(move |change| {
+            if self.in_lock_step {
+                change.begin();
+            }
             for (slots, here) in change.slots().iter_mut().zip(here) {
                 here.into_iter().for_each(|here| *slots = here);
             }

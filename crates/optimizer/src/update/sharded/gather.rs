@@ -1,7 +1,8 @@
 //! Complete slots, assembled from the ranges of all workers.
 
-use super::{Sharded, incomplete};
+use super::Sharded;
 use crate::Inner;
+use crate::progress::Incomplete;
 use bytes::Bytes;
 use candle_core::{DType, Device, Tensor};
 use distribute_base::{Error, Result};
@@ -112,7 +113,7 @@ fn require_complete(
             return Ok(());
         }
         let worker = strategy.world().worker();
-        Err(incomplete(operation, optimizer.finished_steps() + 1, &[worker]))
+        Err(Incomplete::Sharded.since(operation, optimizer.finished_steps() + 1, &[worker]))
     });
     strategy
         .exchange_results(operation, || inspect_call(optimizer, "state", at), mine, |()| Bytes::new())

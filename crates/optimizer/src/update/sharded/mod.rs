@@ -21,7 +21,7 @@ use crate::Inner;
 use crate::gradients::row_len;
 use crate::groups::Rules;
 use crate::partition::Partition;
-use crate::progress::Change;
+use crate::progress::{Change, Incomplete};
 use crate::reduce::operands::{Operands, VariableOperands};
 use crate::reduce::range::{GradientRange, Summands};
 use crate::reduce::resolve;
@@ -81,7 +81,7 @@ impl Backend for Sharded {
             if !change.is_incomplete() {
                 return error;
             }
-            interrupted(update.operation, change.number(), error)
+            Incomplete::Sharded.interrupted(update.operation, change.number(), error)
         })
     }
 
@@ -153,7 +153,7 @@ impl Sharded {
                 .sum::<usize>()
         };
         let mut new = calling.buffers().take(size(self.partition.world().worker()));
-        change.begin_step();
+        change.begin();
         self.update(step, change, &changing, &resolved, new.bytes_mut(), threads)?;
         let new =
             calling.all_gather_sized("its weights", new.freeze(), size).map_err(failure(step.operation))?;
@@ -392,31 +392,6 @@ pub(crate) fn require_transform(operation: &'static str, transform: &Transform) 
                   state; pass it to before_reduce, or do not shard the state";
     Err(Error::invalid(operation, reason))
 }
-
-/// Returns the error for later steps after some workers have updated their shard of the state without confirmation from
-/// the others.
-pub(crate) fn incomplete(operation: &'static str, step: u64, workers: &[usize]) -> Error {
-    let names: Vec<_> = workers.iter().map(|worker| format!("worker {worker}")).collect();
-    let reason = format!(
-        "step {step} of this optimizer, whose state is sharded, has ended on {} between the update of the state and \
-         the exchange \
-         of the new weights; {ADVICE}",
-        names.join(", ")
-    );
-    Error::IncompleteState { operation, step, reason, source: None }
-}
-
-/// Returns the error of the step in which the state becomes incomplete.
-fn interrupted(operation: &'static str, step: u64, source: Error) -> Error {
-    let reason = format!(
-        "{source}; step {step} of this optimizer, whose state is sharded, has ended here between the update of the \
-         state and the \
-         exchange of the new weights: no weight has changed; {ADVICE}"
-    );
-    Error::IncompleteState { operation, step, reason, source: Some(Box::new(source)) }
-}
-
-const ADVICE: &str = "restore the last checkpoint on all workers";
 
 #[cfg(test)]
 mod tests;
