@@ -39,6 +39,7 @@
 //! | `save` | the steps of a save; after each of them there is either no checkpoint or a complete one |
 //! | `image` | a checkpoint in memory |
 //! | `index` | the file `index.json` |
+//! | `progress` | [`Progress`]: reports during long saves and reads |
 //! | `metadata` | [`Metadata`]: metadata values, including numbers that JSON does not support |
 //! | `tensors` | the location of the rows of each tensor: the index, checked against the files |
 //! | `shard` | one safetensors file, written with checksums that are verified on reading |
@@ -77,6 +78,7 @@ mod manager;
 mod metadata;
 mod names;
 mod plan;
+mod progress;
 mod reader;
 mod rows;
 mod save;
@@ -88,6 +90,7 @@ pub use error::{Error, Result};
 #[doc(alias = "tf.train.CheckpointManager")]
 pub use manager::CheckpointManager;
 pub use metadata::Metadata;
+pub use progress::{Progress, ProgressError};
 pub use reader::Description;
 #[doc(alias = "tf.train.CheckpointReader")]
 #[doc(alias = "CheckpointReader")]

@@ -1,7 +1,7 @@
 //! A series of checkpoints in one folder.
 
 use crate::names::{LAST, PREFIX, name, number};
-use crate::{Error, Reader, Result, Writer};
+use crate::{Error, Progress, Reader, Result, Writer};
 use distribute_files::{LockFile, Partial, destination_name};
 use distribute_log::warn_or_stderr;
 use std::collections::BTreeSet;
@@ -92,6 +92,14 @@ impl CheckpointManager {
     /// - [`Error::Removal`]: the new checkpoint is saved, but an old one cannot be removed.
     /// - The errors of [`Writer::save`].
     pub fn save(&self, writer: &Writer, shards: usize) -> Result<PathBuf> {
+        self.save_with(writer, shards, &mut || Ok(()))
+    }
+
+    /// Acts like [`save`](Self::save), and calls `progress` again and again while files are written.
+    ///
+    /// # Errors
+    /// The errors of [`save`](Self::save) and of [`Writer::save_with`].
+    pub fn save_with(&self, writer: &Writer, shards: usize, progress: &mut Progress<'_>) -> Result<PathBuf> {
         let lock = self.folder.join(LOCK);
         let locked = LockFile::acquire(&lock).map_err(Error::io("locking", &lock))?;
         let Some(_locked) = locked else { return Err(Error::Busy { path: self.folder.clone() }) };
@@ -100,7 +108,7 @@ impl CheckpointManager {
         // disk space.
         partials.iter().for_each(|partial| Partial::clear_folder(partial));
         let saved = self.unused(checkpoints.last().map_or(1, |(number, _)| number + 1))?;
-        writer.save(&saved, shards)?;
+        writer.save_with(&saved, shards, progress)?;
         let paths = self.paths()?;
         for path in &paths[..paths.len().saturating_sub(self.keep)] {
             // Renamed first, so that a crash does not leave an incomplete checkpoint.
@@ -160,8 +168,9 @@ impl CheckpointManager {
     /// is verified.
     ///
     /// # Errors
-    /// The errors of [`latest_undamaged`](Self::latest_undamaged) and of `progress`.
-    pub fn latest_undamaged_with(&self, progress: &mut dyn FnMut() -> Result<()>) -> Result<Option<Reader>> {
+    /// - [`Error::Interrupted`]: `progress` returned an error.
+    /// - The errors of [`latest_undamaged`](Self::latest_undamaged).
+    pub fn latest_undamaged_with(&self, progress: &mut Progress<'_>) -> Result<Option<Reader>> {
         let Some(latest) = self.latest().transpose() else { return Ok(None) };
         let paths = self.paths()?;
         if paths.len() < 2 {

@@ -1,6 +1,7 @@
 //! The reader of saved checkpoints. It reads tensors on demand.
 
 use crate::index::{self, FileEntry, Index};
+use crate::progress::{Progress, report};
 use crate::shard::Shard;
 use crate::tensors::Tensor;
 use crate::{Error, Result, Value, metadata};
@@ -223,18 +224,19 @@ impl Reader {
     /// row is larger.
     ///
     /// # Errors
-    /// The errors of [`verify`](Self::verify) and of `progress`.
-    pub fn verify_with(&self, progress: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    /// - [`Error::Interrupted`]: `progress` returned an error.
+    /// - The errors of [`verify`](Self::verify).
+    pub fn verify_with(&self, progress: &mut Progress<'_>) -> Result<()> {
         self.shards.iter().try_for_each(|shard| shard.verify(progress))?;
-        for name in self.names() {
-            let tensor = self.find(name)?;
-            if tensor.shape.is_empty() || tensor.dtype.bytes().is_none() {
+        // Any bytes are valid numbers. Only these two are read again.
+        let checked = |(_, tensor): &(&String, &Tensor)| matches!(tensor.dtype, DType::Bool | DType::String);
+        for (name, tensor) in self.tensors.iter().filter(checked) {
+            if tensor.shape.is_empty() {
                 self.tensor(name)?;
-                continue;
             }
             for rows in self.row_ranges(name)? {
                 self.rows(name, rows)?;
-                progress()?;
+                report(progress)?;
             }
         }
         Ok(())

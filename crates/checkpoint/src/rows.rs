@@ -1,5 +1,6 @@
 //! The rows of a tensor that is to be saved: in memory, or read while the checkpoint is written.
 
+use crate::progress::Stopped;
 use crate::{Error, Result, encoding};
 use distribute_tensor::{DType, HostTensor, codec};
 use std::fmt;
@@ -116,11 +117,15 @@ fn fits(found: HostTensor, dtype: DType, rows: usize, dims: &[usize]) -> Result<
     Err(format!("{} was read, instead of {rows} rows of {dtype}{row:?}", found.describe()).into())
 }
 
-/// Returns the error of a failed write: [`Error::Source`] if rows could not be read, otherwise `io(error)`.
+/// Returns the error of a failed write: [`Error::Source`] if rows could not be read, [`Error::Interrupted`] if a
+/// [`Progress`](crate::Progress) function ended the write, otherwise `io(error)`.
 pub(crate) fn error(error: io::Error, io: impl FnOnce(io::Error) -> Error) -> Error {
     match error.downcast::<Unreadable>() {
         Ok(Unreadable { name, source }) => Error::Source { name, source },
-        Err(error) => io(error),
+        Err(error) => match error.downcast::<Stopped>() {
+            Ok(Stopped(source)) => Error::Interrupted { source },
+            Err(error) => io(error),
+        },
     }
 }
 
@@ -199,6 +204,12 @@ mod tests {
         let error = writer.save(&path, 1).unwrap_err().to_string();
         assert!(error.contains("instead of 2 rows of float32[3]"), "{error}");
         assert!(writer.insert_read("t", DType::F32, [2, 3], |_| Err("".into())).is_err());
+        for dims in
+            [vec![usize::MAX, 2], vec![1 << 40, 1 << 30], vec![0, usize::MAX / 2, 4], vec![usize::MAX / 4]]
+        {
+            let error = writer.insert_read("huge", DType::F32, dims, |_| Err("".into())).unwrap_err();
+            assert!(error.to_string().contains("more bytes than a file"), "{error}");
+        }
         assert!(writer.insert_read("s", DType::String, [2, 3], |_| Err("".into())).is_err());
         assert!(writer.insert_read("0", DType::F32, [], |_| Err("".into())).is_err());
     }

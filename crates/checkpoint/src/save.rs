@@ -3,6 +3,7 @@
 // - **INV-21** A checkpoint has its name only when it is complete and on the disk. Tests: `checkpoint/src/save.rs`.
 
 use crate::index::{self, Index};
+use crate::progress::{Progress, report};
 use crate::writer::Writer;
 use crate::{Error, Result, shard};
 use distribute_files::Partial;
@@ -53,15 +54,31 @@ impl Writer {
     /// - [`Error::Index`]: metadata is nested too deeply to be read again.
     /// - [`Error::Io`]: an operation on a file or folder failed. The error contains its path.
     pub fn save(&self, path: impl AsRef<Path>, shards: usize) -> Result<()> {
-        save(self, path.as_ref(), shards, &mut |_| Ok(()))
+        self.save_with(path, shards, &mut || Ok(()))
+    }
+
+    /// Acts like [`save`](Self::save), and calls `progress` again and again: after every 8 MiB that are written, and
+    /// after each file is synced.
+    ///
+    /// # Errors
+    /// - [`Error::Interrupted`]: `progress` returned an error. No checkpoint was saved.
+    /// - The errors of [`save`](Self::save).
+    pub fn save_with(
+        &self,
+        path: impl AsRef<Path>,
+        shards: usize,
+        progress: &mut Progress<'_>,
+    ) -> Result<()> {
+        save(self, path.as_ref(), shards, progress, &mut |_| Ok(()))
     }
 }
 
-/// Saves like [`Writer::save`]. Calls `before` before each step, so that tests can fail or crash there.
+/// Saves like [`Writer::save_with`]. Calls `before` before each step, so that tests can fail or crash there.
 fn save(
     writer: &Writer,
     path: &Path,
     shards: usize,
+    progress: &mut Progress<'_>,
     before: &mut dyn FnMut(Step) -> io::Result<()>,
 ) -> Result<()> {
     let mut layout = writer.layout(shards)?;
@@ -87,12 +104,16 @@ fn save(
             (Step::WriteShard(number), Some(partial)) => {
                 let name = format!("shard-{:05}-of-{count:05}.safetensors", number + 1);
                 let tensors = files.next().unwrap_or_default();
-                written.push(shard::write(&partial.join(&name), name, tensors)?);
+                written.push(shard::write(&partial.join(&name), name, tensors, progress)?);
             }
             (Step::WriteIndex, Some(partial)) => {
-                write_index(&partial.join(index::NAME), &layout.index(written.clone()))?
+                write_index(&partial.join(index::NAME), &layout.index(written.clone()))?;
+                report(progress)?;
             }
-            (Step::SyncFolder, Some(partial)) => sync_folder(partial)?,
+            (Step::SyncFolder, Some(partial)) => {
+                sync_folder(partial)?;
+                report(progress)?;
+            }
             (Step::Rename, _) => {
                 let renamed = partial.take().map_or(Ok(None), |partial| partial.rename(path));
                 renamed.map_err(|error| match path.symlink_metadata() {
@@ -176,7 +197,7 @@ mod tests {
                 steps.push(step);
                 if steps.len() > fail_at { Err(io::Error::other("no space left")) } else { Ok(()) }
             };
-            let error = save(&writer, &path, 2, &mut { full }).unwrap_err();
+            let error = save(&writer, &path, 2, &mut || Ok(()), &mut { full }).unwrap_err();
             assert!(
                 error.to_string().contains("saved") && error.to_string().contains("no space left"),
                 "{error}"
@@ -205,7 +226,7 @@ mod tests {
             }
             Ok(())
         };
-        save(&writer(2), Path::new(path), 2, &mut { crash }).unwrap();
+        save(&writer(2), Path::new(path), 2, &mut || Ok(()), &mut { crash }).unwrap();
     }
 
     // Equivalent to kill -9, which can do no more than abort.
@@ -246,9 +267,41 @@ mod tests {
         let names = || fs::read_dir(folder.path()).unwrap().count();
         assert!(!ended.status.success() && names() == 1, "{ended:?}");
         let writing = Partial::folder(&folder.path().join("other")).unwrap();
-        save(&writer(1), &path, 2, &mut |_| Ok(())).unwrap();
+        save(&writer(1), &path, 2, &mut || Ok(()), &mut |_| Ok(())).unwrap();
         assert_eq!((names(), value(&path)), (2, 1));
         assert!(writing.path().exists());
+    }
+
+    // INV-21
+    #[test]
+    fn progress_is_reported_for_every_8_mib_and_an_error_of_it_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("saved");
+        let mut writer = Writer::new();
+        writer.insert("a", HostTensor::vector(vec![1u8; 10 << 20])).unwrap();
+        writer.insert("b", HostTensor::vector(vec![2u8; 10 << 20])).unwrap();
+        let mut all = 0;
+        let count = |stop: usize| {
+            let mut reports = 0;
+            let saved = writer.save_with(&path, 2, &mut || {
+                reports += 1;
+                if reports == stop { Err("worker 1 is gone".into()) } else { Ok(()) }
+            });
+            (reports, saved)
+        };
+        for stop in 1.. {
+            let (reports, saved) = count(stop);
+            let Err(error) = saved else {
+                all = reports;
+                break;
+            };
+            assert!(matches!(error, Error::Interrupted { .. }), "{error:?}");
+            assert_eq!(error.to_string(), "worker 1 is gone");
+            assert!(distribute_testing::names_in(folder.path()).is_empty(), "after report {stop}");
+        }
+        // One for the 10 MiB of each file, one after each sync: of two files, the index and the folder.
+        assert_eq!(all, 2 + 4);
+        Reader::open(&path).unwrap().verify().unwrap();
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //   the files hold. Tests: `checkpoint/tests/it/damage.rs`.
 
 use crate::index::FileEntry;
+use crate::progress::{Progress, report, report_in_write};
 use crate::{Error, Result, rows};
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::fmt::Debug;
@@ -15,6 +16,13 @@ use std::sync::{Mutex, PoisonError};
 
 /// The size in bytes of a block, which is part of the format. Each block has its own checksum.
 const BLOCK: u64 = 1 << 20;
+
+/// The number of blocks that are written or verified between two reports of progress.
+const BLOCKS_PER_REPORT: usize = 8;
+
+/// The number of bytes after which a file that is being written is synced. The final sync, during which no progress is
+/// reported, is then short.
+const SYNC_EVERY: u64 = 512 << 20;
 
 /// The maximum size in bytes that safetensors allows for a header.
 const MAX_HEADER: u64 = 100_000_000;
@@ -33,21 +41,53 @@ pub(crate) struct PendingTensor<'a> {
 }
 
 /// Creates the file at `path`, which must not exist yet, writes the tensors, and syncs the file to disk. `name` is the
-/// name of the file in the index.
-pub(crate) fn write(path: &Path, name: String, tensors: Vec<PendingTensor<'_>>) -> Result<FileEntry> {
+/// name of the file in the index. Calls `progress` during the write and after the sync.
+pub(crate) fn write(
+    path: &Path,
+    name: String,
+    tensors: Vec<PendingTensor<'_>>,
+    progress: &mut Progress<'_>,
+) -> Result<FileEntry> {
     let io = |error| Error::io("writing", path)(error);
     let file = File::create_new(path).map_err(io)?;
-    let entry = write_to(BufWriter::with_capacity(1 << 18, &file), path, name, tensors)?;
+    let synced = SyncedFile { file: &file, unsynced: 0 };
+    let entry = write_to(BufWriter::with_capacity(1 << 18, synced), path, name, tensors, progress)?;
     file.sync_all().map_err(io)?;
+    report(progress)?;
     Ok(entry)
 }
 
-/// Writes the contents of a safetensors file to `to`, and returns its index entry. Errors contain `path`.
+/// A file that is synced from time to time while it is being written.
+struct SyncedFile<'f> {
+    file: &'f File,
+    /// The number of bytes that were written since the last sync.
+    unsynced: u64,
+}
+
+impl Write for SyncedFile<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.unsynced >= SYNC_EVERY {
+            self.file.sync_data()?;
+            self.unsynced = 0;
+        }
+        let written = self.file.write(bytes)?;
+        self.unsynced += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Writes the contents of a safetensors file to `to`, and returns its index entry. Calls `progress` again and again.
+/// Errors contain `path`.
 pub(crate) fn write_to(
     to: impl Write,
     path: &Path,
     name: String,
     mut tensors: Vec<PendingTensor<'_>>,
+    progress: &mut Progress<'_>,
 ) -> Result<FileEntry> {
     // Larger elements first, as in safetensors, so that all are aligned.
     tensors.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.key.cmp(&b.key)));
@@ -70,7 +110,7 @@ pub(crate) fn write_to(
         );
         return Err(Error::InvalidArgument { operation: "save", reason });
     }
-    let mut summing = ChecksumWriter::new(to);
+    let mut summing = ChecksumWriter::new(to, progress);
     let written = (|| {
         summing.write_all(&(header.len() as u64).to_le_bytes())?;
         summing.write_all(&header)?;
@@ -82,17 +122,18 @@ pub(crate) fn write_to(
     Ok(FileEntry { name, bytes, crc32 })
 }
 
-/// A writer that forwards to another one, and computes the checksum of every block.
-struct ChecksumWriter<W> {
+/// A writer that forwards to another one, computes the checksum of every block, and reports progress every few blocks.
+struct ChecksumWriter<'a, 'p, W> {
     inner: W,
     bytes: u64,
     block: crc32fast::Hasher,
     done: Vec<u32>,
+    progress: &'a mut Progress<'p>,
 }
 
-impl<W: Write> ChecksumWriter<W> {
-    fn new(inner: W) -> Self {
-        Self { inner, bytes: 0, block: crc32fast::Hasher::new(), done: Vec::new() }
+impl<'a, 'p, W: Write> ChecksumWriter<'a, 'p, W> {
+    fn new(inner: W, progress: &'a mut Progress<'p>) -> Self {
+        Self { inner, bytes: 0, block: crc32fast::Hasher::new(), done: Vec::new(), progress }
     }
 
     /// Returns the number of bytes written, and the checksum of every block.
@@ -104,7 +145,7 @@ impl<W: Write> ChecksumWriter<W> {
     }
 }
 
-impl<W: Write> Write for ChecksumWriter<W> {
+impl<W: Write> Write for ChecksumWriter<'_, '_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = BLOCK - self.bytes % BLOCK;
         let n = self.inner.write(&bytes[..bytes.len().min(room as usize)])?;
@@ -112,6 +153,9 @@ impl<W: Write> Write for ChecksumWriter<W> {
         self.bytes += n as u64;
         if n > 0 && self.bytes.is_multiple_of(BLOCK) {
             self.done.push(std::mem::take(&mut self.block).finalize());
+            if self.done.len().is_multiple_of(BLOCKS_PER_REPORT) {
+                report_in_write(self.progress)?;
+            }
         }
         Ok(n)
     }
@@ -220,10 +264,11 @@ impl Shard {
     }
 
     /// Reads the complete file, and verifies all checksums.
-    pub(crate) fn verify(&self, progress: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        (0..self.entry.bytes).step_by(8 * BLOCK as usize).try_for_each(|start| {
-            self.visit(start..self.entry.bytes.min(start + 8 * BLOCK), &mut |_| ())?;
-            progress()
+    pub(crate) fn verify(&self, progress: &mut Progress<'_>) -> Result<()> {
+        const STEP: u64 = BLOCKS_PER_REPORT as u64 * BLOCK;
+        (0..self.entry.bytes).step_by(STEP as usize).try_for_each(|start| {
+            self.visit(start..self.entry.bytes.min(start + STEP), &mut |_| ())?;
+            report(progress)
         })
     }
 

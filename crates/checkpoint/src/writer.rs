@@ -17,6 +17,8 @@ use std::sync::Arc;
 pub struct Writer {
     tensors: BTreeMap<String, Tensor>,
     metadata: BTreeMap<String, Value>,
+    /// Whether the checkpoint is saved before the saved state changes.
+    saved_at_once: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -31,6 +33,18 @@ impl Writer {
     /// Creates an empty writer.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Declares that the caller saves the checkpoint before the saved state changes. Components may then add tensors
+    /// whose rows are [read during the save](Self::insert_read).
+    pub fn saved_at_once(self) -> Self {
+        Self { saved_at_once: true, ..self }
+    }
+
+    /// Returns `true` if the caller saves the checkpoint before the saved state changes; see
+    /// [`saved_at_once`](Self::saved_at_once).
+    pub fn is_saved_at_once(&self) -> bool {
+        self.saved_at_once
     }
 
     /// Adds a complete tensor. `name` may be any text.
@@ -62,7 +76,7 @@ impl Writer {
     ///
     /// # Errors
     /// - [`Error::Entry`]: there is already a tensor named `name`; or it is a scalar or contains strings, which cannot
-    ///   be read in parts.
+    ///   be read in parts; or its size in bytes exceeds any memory.
     ///
     /// If `read` fails or returns other rows, the save returns [`Error::Source`].
     pub fn insert_read<F>(
@@ -80,8 +94,14 @@ impl Writer {
     {
         const OPERATION: &str = "insert_read";
         let (name, dims) = (name.into(), shape.into());
-        if dims.is_empty() || dtype.bytes().is_none() {
+        let Some(width) = dtype.bytes().filter(|_| !dims.is_empty()) else {
             let reason = format!("rows of {} cannot be read in parts; use insert", show(dtype, &dims));
+            return Err(Error::entry(OPERATION, &name, reason));
+        };
+        // Without a check in between, a 0 would hide an overflow.
+        let bytes = dims.iter().try_fold(width, |bytes, size| bytes.checked_mul((*size).max(1)));
+        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            let reason = format!("{} has more bytes than a file can have", show(dtype, &dims));
             return Err(Error::entry(OPERATION, &name, reason));
         }
         self.insert_rows(OPERATION, name, Rows::Read { dtype, dims, read: Arc::new(read) })

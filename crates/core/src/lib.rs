@@ -58,7 +58,7 @@ pub use variables::{Shard, Variable, VariableBuilder, Variables, lookup};
 /// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::checkpoint::{read_as, read_elements, require_names, saves_by_range, verify_as};
+    pub use crate::checkpoint::{read_as, read_elements, require_names, verify_as};
     pub use crate::context::{
         Mode, current_kind, current_strategy, default_context, enter, mixed, require_outside_of_run,
         to_candle_error, unwrap_candle_error,
@@ -69,7 +69,7 @@ pub mod internal {
     pub use crate::input::DeviceCopier;
     pub use crate::strategy::{
         CHECK_DRIFT_EVERY, Departure, Notice, NoticeDecision, Settings, WeakStrategy, check_count,
-        differences, digest, exchange_in_call, report_progress, resolve,
+        differences, digest, exchange_in_call, resolve,
     };
     pub use crate::variables::{RowSource, UnchangedNorm, rebuild, request_ids, request_rows, row_of_id};
     pub mod warn_single {

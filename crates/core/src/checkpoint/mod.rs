@@ -14,7 +14,6 @@
 //   `clusters/multi_worker/checkpoint.rs`.
 
 mod names;
-mod ranges;
 mod read;
 mod select;
 mod state;
@@ -25,7 +24,6 @@ pub use select::{RestoreFilter, RestoreReport, Unrestored};
 pub(crate) use select::{first_names, list_names};
 
 pub(crate) use names::{common_name, copies_name};
-pub use ranges::saves_by_range;
 pub use read::read_as;
 pub use read::read_elements;
 pub use read::require_names;
@@ -37,6 +35,7 @@ use crate::context::current_kind;
 use crate::strategy::Strategy;
 use bytes::Bytes;
 use distribute_base::{ContextKind, Error, Result};
+use distribute_checkpoint::Progress;
 pub use distribute_checkpoint::{
     CheckpointManager, Description, Error as CheckpointError, Metadata, Reader, Value, Writer,
 };
@@ -148,8 +147,8 @@ pub type Restore<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 ///
 /// All workers make the same calls. Each worker reads its components, only the chief writes, and all workers
 /// get the chief's result, even if it is an error. If a worker doesn't arrive, the others get an error that
-/// names it. The others wait while the chief writes, but no longer than the strategy's timeout. If saving
-/// takes longer, set a longer timeout ([`CommunicationOptions::timeout`](crate::CommunicationOptions)).
+/// names it. The others wait while the chief writes, for as long as it makes progress: it may take no longer than the
+/// strategy's timeout for 8 MiB, or for syncing 512 MiB to the disk.
 ///
 /// Every worker restores from a folder that contains the chief's checkpoint: on a shared file system, or as a
 /// copy. Before anything is changed, the workers check that they all read the same checkpoint. If each worker
@@ -193,8 +192,12 @@ impl<'a> Checkpoint<'a> {
     /// - [`Error::InvalidArgument`]: two components have the same name.
     /// - The errors of the components.
     pub fn writer(&self) -> Result<Writer> {
+        self.collect(Writer::new())
+    }
+
+    /// Adds the state of all components to a writer.
+    fn collect(&self, mut writer: Writer) -> Result<Writer> {
         self.require(SAVE)?;
-        let mut writer = Writer::new();
         self.parts.iter().try_for_each(|(name, part)| part.save(name, &mut writer))?;
         self.metadata.iter().for_each(|(key, value)| writer.metadata(key, value.clone()));
         Ok(writer)
@@ -215,7 +218,7 @@ impl<'a> Checkpoint<'a> {
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let tell = |(): &()| Bytes::from(path.to_string_lossy().into_owned());
-        let write = |writer: Writer| Ok(writer.save(path, 1)?);
+        let write = |writer: &Writer, progress: &mut Progress<'_>| Ok(writer.save_with(path, 1, progress)?);
         if let Saved::ByChief(there) = self.save_by(Location::caller(), write, tell)?
             && *there != *path.to_string_lossy().as_bytes()
         {
@@ -240,7 +243,8 @@ impl<'a> Checkpoint<'a> {
     #[doc(alias = "tf.train.CheckpointManager.save")]
     #[track_caller]
     pub fn save_to(&self, manager: &CheckpointManager) -> Result<PathBuf> {
-        let write = |writer: Writer| Ok(manager.save(&writer, 1)?);
+        let write =
+            |writer: &Writer, progress: &mut Progress<'_>| Ok(manager.save_with(writer, 1, progress)?);
         Ok(match self.save_by(Location::caller(), write, |path| workers::name(path))? {
             Saved::Here(path) => path,
             Saved::ByChief(name) => manager.folder().join(&*String::from_utf8_lossy(&name)),

@@ -1,13 +1,12 @@
 //! Saving and restoring on the workers of a strategy: the chief writes, all workers read, and all get the
 //! same result.
 
-use super::ranges::by_range;
 use super::{Checkpoint, CheckpointManager, RESTORE, Reader, Restore, SAVE, Writer};
 use crate::context::get_strategy;
-use crate::strategy::{Strategy, report_progress};
+use crate::strategy::{Report, Strategy};
 use bytes::Bytes;
 use distribute_base::{Error, Result};
-use distribute_checkpoint::Error as CheckpointError;
+use distribute_checkpoint::Progress;
 use distribute_cluster::{Fingerprint, Operation};
 use std::borrow::Borrow;
 use std::panic::Location;
@@ -29,7 +28,7 @@ impl<'a> Checkpoint<'a> {
     pub(super) fn save_by<T>(
         &self,
         at: &'static Location<'static>,
-        write: impl FnOnce(Writer) -> Result<T>,
+        write: impl FnOnce(&Writer, &mut Progress<'_>) -> Result<T>,
         describe: impl FnOnce(&T) -> Bytes,
     ) -> Result<Saved<T>> {
         self.require(SAVE)?;
@@ -38,10 +37,15 @@ impl<'a> Checkpoint<'a> {
         strategy.require_caught_up(SAVE)?;
         let call = || self.call(Operation::Save, at);
         // Nothing is written if a worker cannot read its components.
-        let writer = by_range(|| self.writer());
+        let writer = self.collect(Writer::new().saved_at_once());
         let (writer, _) = strategy.exchange_results(SAVE, call, writer, |_| Bytes::new())?;
         let written = || call().part("written by the chief");
-        let (saved, told) = strategy.on_chief(SAVE, written, || write(writer), describe)?;
+        let (saved, told) = strategy.on_chief(
+            SAVE,
+            written,
+            |mut report| write(&writer, &mut || Ok(report.send()?)),
+            describe,
+        )?;
         Ok(saved.map_or(Saved::ByChief(told), Saved::Here))
     }
 
@@ -82,14 +86,8 @@ impl<'a> Checkpoint<'a> {
         let call = || Fingerprint::new(Operation::Restore, "the latest", at);
         let describe =
             |latest: &Option<Reader>| latest.as_ref().map(|latest| name(latest.path())).unwrap_or_default();
-        let mut progress =
-            || report_progress().map_err(|error| CheckpointError::Interrupted { source: Box::new(error) });
-        let (latest, told) = strategy.on_chief(
-            RESTORE,
-            call,
-            || Ok(manager.latest_undamaged_with(&mut progress)?),
-            describe,
-        )?;
+        let open = |mut report: Report<'_>| Ok(manager.latest_undamaged_with(&mut || Ok(report.send()?))?);
+        let (latest, told) = strategy.on_chief(RESTORE, call, open, describe)?;
         Ok(match latest {
             Some(latest) => latest.map(|latest| -> Open<'m> { Box::new(|| Ok(latest)) }),
             None if told.is_empty() => None,

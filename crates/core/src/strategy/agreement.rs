@@ -6,7 +6,6 @@ use bytes::Bytes;
 use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Process, locations};
 use distribute_collective::group::GroupCall;
-use std::cell::RefCell;
 
 /// The outcome that a worker sends to the others.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,32 +22,32 @@ const DONE: u8 = 1;
 const FAILED: u8 = 0;
 const WORKING: u8 = 2;
 
-thread_local! {
-    /// The work of the chief on this thread for which the other workers wait.
-    static AWAITED: RefCell<Option<Awaited>> = const { RefCell::new(None) };
+/// A report to the other workers, which wait for work of the chief, that the chief is still working. They then wait for
+/// the timeout again.
+pub(crate) struct Report<'s> {
+    /// The call in which the others wait; `None` if no other worker waits.
+    awaited: Option<Awaited<'s>>,
 }
 
-/// Work of the chief for which the other workers wait in a call.
-#[derive(Clone)]
-struct Awaited {
-    strategy: Strategy,
+/// The call in which workers wait for work of the chief.
+struct Awaited<'s> {
+    strategy: &'s Strategy,
     operation: &'static str,
-    call: Fingerprint,
+    call: &'s dyn Fn() -> Fingerprint,
 }
 
-/// A guard for work of the chief. When it is dropped, the work that was awaited before is awaited again.
-struct Restore(Option<Awaited>);
-
-impl Awaited {
-    /// Declares that the other workers wait for this work.
-    fn begin(self) -> Restore {
-        Restore(AWAITED.replace(Some(self)))
-    }
-}
-
-impl Drop for Restore {
-    fn drop(&mut self) {
-        AWAITED.set(self.0.take());
+impl Report<'_> {
+    /// Sends the report. Call it often enough in work that may take longer than the timeout.
+    ///
+    /// # Errors
+    /// Returns the error of the call if another worker disconnects or does not make it in time.
+    pub(crate) fn send(&mut self) -> Result<()> {
+        let Some(Awaited { strategy, operation, call }) = &self.awaited else { return Ok(()) };
+        let working = Outcome::Working.encode();
+        let all = strategy.worker_call(operation, call, |mut calling| calling.all_gather_bytes(working))?;
+        let all = all.unwrap_or_default().into_iter().map(Outcome::decode).collect();
+        let merged = merge_outcomes(Ok(()), all, strategy.world().worker());
+        merged.map(drop).map_err(|error| strategy.with_process(error))
     }
 }
 
@@ -151,8 +150,8 @@ impl Strategy {
     /// result to all workers. Returns the value on a worker that called `act`, and the chief's record. The record is
     /// empty on a worker that makes no calls with others.
     ///
-    /// The other workers wait for at most the timeout. Work that takes longer calls [`report_progress`], from which on
-    /// they wait again.
+    /// The other workers wait for at most the timeout. Work that takes longer sends its [`Report`], from which on they
+    /// wait again.
     ///
     /// # Errors
     /// Returns the errors of [`exchange_results`](Self::exchange_results).
@@ -160,19 +159,17 @@ impl Strategy {
         &self,
         operation: &'static str,
         call: impl Fn() -> Fingerprint,
-        act: impl FnOnce() -> Result<T>,
+        act: impl FnOnce(Report<'_>) -> Result<T>,
         record: impl FnOnce(&T) -> Bytes,
     ) -> Result<(Option<T>, Bytes)> {
         let first = |all: Vec<Bytes>| all.into_iter().next().unwrap_or_default();
         if self.is_catching_up() || !self.world().is_multi_worker() {
-            let (mine, all) = self.exchange_results(operation, call, act(), record)?;
+            let (mine, all) =
+                self.exchange_results(operation, call, act(Report { awaited: None }), record)?;
             return Ok((Some(mine), first(all)));
         }
         if self.world().is_chief() {
-            let mine = {
-                let _awaited = Awaited { strategy: self.clone(), operation, call: call() }.begin();
-                act()
-            };
+            let mine = act(Report { awaited: Some(Awaited { strategy: self, operation, call: &call }) });
             let (mine, all) = self.exchange_results(operation, call, mine, record)?;
             return Ok((Some(mine), first(all)));
         }
@@ -189,22 +186,6 @@ impl Strategy {
             }
         }
     }
-}
-
-/// Reports that the chief is still working, if the other workers wait for work on this thread. They then wait for the
-/// timeout again. Call it often enough in work that may take longer.
-///
-/// # Errors
-/// Returns the error of the call if another worker disconnects or does not make it in time.
-pub fn report_progress() -> Result<()> {
-    let Some(Awaited { strategy, operation, call }) = AWAITED.with_borrow(Clone::clone) else {
-        return Ok(());
-    };
-    let working = Outcome::Working.encode();
-    let all = strategy.worker_call(operation, || call, |mut calling| calling.all_gather_bytes(working))?;
-    let all = all.unwrap_or_default().into_iter().map(Outcome::decode).collect();
-    let merged = merge_outcomes(Ok(()), all, strategy.world().worker());
-    merged.map(drop).map_err(|error| strategy.with_process(error))
 }
 
 impl Outcome {

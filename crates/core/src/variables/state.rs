@@ -4,9 +4,9 @@ use super::access::{Access, AccessPlan, VariableKind};
 use super::variable::Variable;
 use crate::checkpoint::{
     Checkpointed, Reader, Restore, RestoreFilter, RestoreReport, SOME, Writer, copies_name, decide, read_as,
-    read_cast, require_names, saves_by_range, verify_as,
+    read_cast, require_names, verify_as,
 };
-use crate::strategy::{Strategy, report_progress};
+use crate::strategy::Strategy;
 use distribute_base::Result;
 use distribute_ps_client::internal::{Sharded, no_value};
 use distribute_tensor::{HostTensor, Leaf, Write};
@@ -24,13 +24,10 @@ impl Checkpointed for Variable {
         if self.is_dynamic() {
             return self.save_ids(prefix, writer);
         }
-        if let Some(tables) = self.saved_by_range().filter(|_| saves_by_range()) {
+        if let Some(tables) = self.saved_by_range().filter(|_| writer.is_saved_at_once()) {
             self.strategy().await_updates()?;
             let (tables, dims) = (tables.clone(), self.dims());
-            let read = move |rows| {
-                report_progress()?;
-                Ok(tables.read_range("Checkpoint::save", rows)?)
-            };
+            let read = move |rows| Ok(tables.read_range("Checkpoint::save", rows)?);
             return Ok(writer.insert_read(prefix, self.dtype(), dims, read)?);
         }
         writer.insert(prefix, self.read_leaf()?.to_host()?)?;

@@ -102,7 +102,7 @@ impl Variables {
         // The chief writes nothing if a worker cannot read its variables.
         let (tensors, _) = self.0.strategy.exchange_results(operation, call, selected(), |_| Bytes::new())?;
         let written = || call().part("written by the chief");
-        self.0.strategy.on_chief(operation, written, || write(tensors), |()| Bytes::new())?;
+        self.0.strategy.on_chief(operation, written, |_| write(tensors), |()| Bytes::new())?;
         Ok(())
     }
 

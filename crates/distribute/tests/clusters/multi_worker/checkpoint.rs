@@ -2,13 +2,15 @@
 
 mod positions;
 
-use crate::multi_worker::{errors, on_workers, one_message};
+use crate::multi_worker::{errors, on_threads, on_workers, one_message};
 use candle_nn::{Init, VarBuilder};
 use distribute::checkpoint::{CheckpointManager, Checkpointed, Reader, Restore, Writer};
+use distribute::tensor::DType;
 use distribute::variables::{VariableAggregation, VariableSynchronization};
 use distribute::{Checkpoint, Error, HostTensor, MirroredStrategy, Replicated, Result, Strategy, Variable};
+use distribute_testing::watched;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, OnceLock};
 use tempfile::TempDir;
 
 /// Creates a model of one variable.
@@ -142,6 +144,56 @@ fn inv_23_a_worker_that_cannot_read_its_parts_keeps_all_from_saving_and_restorin
         assert_eq!(pair, ["worker 1 failed: the tokenizer is gone"; 2]);
     }
     assert!(!not_there.exists());
+}
+
+/// A component of three ranges of 8 MiB. When the chief reads the second, worker 1 leaves the group.
+struct Large {
+    first: Strategy,
+    other: Arc<OnceLock<Strategy>>,
+}
+
+impl Checkpointed for Large {
+    fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        let Self { first, other } = self;
+        let (is_chief, other) = (chief(first), other.clone());
+        let read = move |rows: std::ops::Range<usize>| {
+            if let (2, true, Some(other)) = (rows.start, is_chief, other.get()) {
+                other.extended().group().expect("workers have a group").end();
+            }
+            Ok(HostTensor::zeros(DType::F32, [rows.len(), 1 << 20])?)
+        };
+        Ok(writer.insert_read(prefix, DType::F32, [6, 1 << 20], read)?)
+    }
+
+    fn restore<'a>(&'a self, _: &str, _: &Reader) -> Result<Restore<'a>> {
+        Ok(Box::new(|| Ok(())))
+    }
+
+    fn strategy(&self) -> Option<&Strategy> {
+        Some(&self.first)
+    }
+}
+
+/// The others wait while the chief reports progress, so the chief notices that one is gone before the save ends.
+// INV-3, INV-21
+#[test]
+fn a_worker_that_is_lost_while_the_chief_writes_ends_the_save_and_leaves_no_file() {
+    watched(|| {
+        let (folder, path) = new_path();
+        let other = Arc::new(OnceLock::new());
+        let errors = on_threads(2, 1, |strategy| {
+            if !chief(strategy) {
+                other.get_or_init(|| strategy.clone());
+            }
+            let large = Large { first: strategy.clone(), other: other.clone() };
+            let saved = Checkpoint::new().part("large", &large).save(&path);
+            Ok(saved.unwrap_err())
+        });
+        let errors = errors.unwrap();
+        assert!(errors[0].to_string().contains("worker 1"), "{}", errors[0]);
+        assert!(errors[0].blame().is_some(), "{:?}", errors[0]);
+        assert_eq!(distribute_testing::names_in(folder.path()), Vec::<String>::new());
+    });
 }
 
 #[test]

@@ -102,6 +102,7 @@ impl Backend for Servers {
                 advice: "take them from Variable::dynamic_rows",
             });
         }
+        self.set_rules(optimizer)?;
         Ok(self.slots(optimizer, variable)?[slot].to_candle(&Device::Cpu)?)
     }
 

@@ -7,7 +7,7 @@ use candle_core::Var;
 use distribute_base::Result;
 use distribute_checkpoint::{Reader, Writer};
 use distribute_core::Variable;
-use distribute_core::internal::{read_as, report_progress, saves_by_range, verify_as};
+use distribute_core::internal::{read_as, verify_as};
 use distribute_ps_client::internal::Sharded;
 use distribute_tensor::{DType, HostTensor};
 
@@ -24,14 +24,13 @@ enum SavedSlots {
 }
 
 impl Servers {
-    /// Returns all slots of one variable, in the order of the rule's slots; none if the variable is not on servers.
-    /// Sets the rules of all variables on the servers first.
+    /// Returns all slots of one variable, in the order of the rule's slots; none if the variable is not on servers. The
+    /// [rules](Self::set_rules) must have been set before.
     pub(super) fn slots(&self, optimizer: &Inner, number: usize) -> Result<Vec<HostTensor>> {
         let names = optimizer.slot_names();
         if names.is_empty() {
             return Ok(Vec::new());
         }
-        self.set_rules(optimizer)?;
         let Some(OnServers { remote, .. }) = self.get(number) else { return Ok(Vec::new()) };
         let tables = remote.value(OPERATION)?;
         tables.read_slots(OPERATION, &names, 0..tables.rows())
@@ -58,12 +57,11 @@ impl Servers {
                 variable.save_slots_of_ids(writer, &beside, named)?;
                 continue;
             }
-            if let Some(tables) = variable.saved_by_range().filter(|_| saves_by_range()) {
+            if let Some(tables) = variable.saved_by_range().filter(|_| writer.is_saved_at_once()) {
                 let (_, var) = &optimizer.parameters.variables[number];
                 for slot in optimizer.groups.rule().slots() {
                     let (tables, dims) = (tables.clone(), slot.shape.dims(tables.dims()));
                     let read = move |rows| {
-                        report_progress()?;
                         let found = tables.read_slots(SAVE, &[slot.name], rows)?.pop();
                         found.ok_or_else(|| format!("no slot {}", slot.name).into())
                     };
@@ -138,7 +136,7 @@ impl Servers {
 
     /// Waits until all updates have been acknowledged, and sets the rules of all variables, which creates their
     /// slots.
-    fn set_rules(&self, optimizer: &Inner) -> Result<()> {
+    pub(super) fn set_rules(&self, optimizer: &Inner) -> Result<()> {
         let Some(session) = optimizer.parameters.strategy.session() else { return Ok(()) };
         session.flush()?;
         // A server that has restarted without slots must have them before the next push.
