@@ -15,6 +15,9 @@ use std::sync::Arc;
 /// The number of elements of a block. The copies of old values stay in the L1 cache.
 const BLOCK: usize = 1024;
 
+/// The largest number of slots of which blocks are updated in turn, without allocating. More slots are updated at once.
+const MAX_SLOTS: usize = 8;
+
 /// A rule with an exponential moving average of the weights, which is kept in an additional slot.
 ///
 /// After each step, average ← momentum · average + (1 − momentum) · var. The average is initially the initial value of
@@ -48,9 +51,24 @@ impl Averaged {
     /// The name of the slot with the difference between the average and the variable.
     pub const SLOT: &str = "ema_offset";
 
+    /// Checks the lengths of the slots. Their number is checked by the rule, because a list of its slots would be
+    /// allocated for each block.
     fn check_slots<F: Float>(&self, var: &[F], slots: &[&mut [F]]) -> Result<(), UpdateError> {
-        same_length("list of slots", self.rule.slots().len() + 1, slots.len())?;
-        slots.iter().try_for_each(|slot| same_length("slot", var.len(), slot.len()))
+        let lengths = slots.iter().try_for_each(|slot| same_length("slot", var.len(), slot.len()));
+        if slots.is_empty() {
+            self.check_count(0)
+        } else {
+            lengths.map_err(|error| self.of_slots(slots.len(), error))
+        }
+    }
+
+    fn check_count(&self, slots: usize) -> Result<(), UpdateError> {
+        same_length("list of slots", self.rule.slots().len() + 1, slots)
+    }
+
+    /// Returns the error of a wrong number of slots, if that is the cause of `error`.
+    fn of_slots(&self, slots: usize, error: UpdateError) -> UpdateError {
+        self.check_count(slots).err().unwrap_or(error)
     }
 
     /// Returns an error if the rule needs a larger unit than `largest`.
@@ -88,12 +106,23 @@ impl Averaged {
         self.require_unit(Unit::Element)?;
         same_length("gradient", var.len(), grad.len())?;
         self.check_slots(var, slots)?;
+        if slots.len() > MAX_SLOTS {
+            let Some((offset, slots)) = slots.split_last_mut() else { return Ok(()) };
+            let old = var.to_vec();
+            self.rule.update(at, var, grad, slots)?;
+            follow(offset, F::from_f64(self.momentum), &old, var);
+            return Ok(());
+        }
         // Also checks the learning rate of an empty variable.
-        let mut start = 0;
+        let (mut start, count) = (0, slots.len());
         loop {
             let range = start..var.len().min(start + BLOCK);
-            let mut of_block: Vec<&mut [F]> = slots.iter_mut().map(|slot| &mut slot[range.clone()]).collect();
-            self.update_block(at, &mut var[range.clone()], &grad[range.clone()], &mut of_block)?;
+            let mut of_block: [&mut [F]; MAX_SLOTS] = Default::default();
+            for (block, slot) in of_block.iter_mut().zip(slots.iter_mut()) {
+                *block = &mut slot[range.clone()];
+            }
+            self.update_block(at, &mut var[range.clone()], &grad[range.clone()], &mut of_block[..count])
+                .map_err(|error| self.of_slots(count, error))?;
             start = range.end;
             if start >= var.len() {
                 return Ok(());

@@ -215,8 +215,8 @@ impl Outcome {
     }
 }
 
-/// Reports to the other workers, in a call that is already being made, whether this one has succeeded. Returns the
-/// value of `mine` if all workers have succeeded.
+/// Reports to the other workers, in a call that is already being made, whether this one has succeeded. If all workers
+/// have succeeded, returns the value of `mine`, and the records of all workers in the order of ranks.
 ///
 /// # Errors
 /// - [`Error::Worker`]: one or more workers failed. All workers get the error of the failed worker with the lowest
@@ -227,11 +227,12 @@ pub fn exchange_in_call<T>(
     operation: &'static str,
     mut calling: GroupCall<'_>,
     mine: Result<T>,
-) -> Result<T> {
-    let outcome = Outcome::of(&mine, |_| Bytes::new());
+    record: impl FnOnce(&T) -> Bytes,
+) -> Result<(T, Vec<Bytes>)> {
+    let outcome = Outcome::of(&mine, record);
     let worker = calling.world().worker();
     let all = calling.all_gather_bytes(outcome.encode()).map_err(failure(operation))?;
-    merge_outcomes(mine, all.into_iter().map(Outcome::decode).collect(), worker).map(|(mine, _)| mine)
+    merge_outcomes(mine, all.into_iter().map(Outcome::decode).collect(), worker)
 }
 
 /// Returns the value of `mine` and the records of all workers, or the error of the failed worker with the lowest rank.

@@ -97,16 +97,12 @@ impl<F: Number> GradientRange<'_, F> {
         values: &[F],
         scratch: &'s mut [F; BLOCK],
     ) -> &'s [F] {
-        let stays = resolved.is_identity(self.variable);
-        match replicas {
-            // A single gradient is not reduced.
-            [only] if stays && self.weights[0] == F::of(1.) && self.rounding == Rounding::default() => {
-                &only[at]
-            }
-            _ => {
+        match self.unchanged(replicas, resolved) {
+            Some(only) => &only[at],
+            None => {
                 let block = &mut scratch[..at.len()];
                 self.fold(replicas, at, block);
-                if !stays {
+                if !resolved.is_identity(self.variable) {
                     resolved.apply(self.variable, block, values);
                 }
                 block
@@ -114,17 +110,34 @@ impl<F: Number> GradientRange<'_, F> {
         }
     }
 
+    /// Returns the gradient of the only replica if it is neither weighted, rounded nor transformed.
+    fn unchanged<'s>(&self, replicas: &[&'s [F]], resolved: &ResolvedTransforms) -> Option<&'s [F]> {
+        match replicas {
+            [only]
+                if resolved.is_identity(self.variable)
+                    && self.weights[0] == F::of(1.)
+                    && self.rounding == Rounding::default() =>
+            {
+                Some(only)
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the reduced and transformed gradient of the range. `values` are the variable's values in that range.
-    /// Rows without a gradient are zeros.
-    pub(crate) fn complete(&self, resolved: &ResolvedTransforms, values: &[F]) -> Vec<F> {
+    /// Rows without a gradient are zeros. A gradient that needs no change is not copied.
+    pub(crate) fn complete(&self, resolved: &ResolvedTransforms, values: &[F]) -> Cow<'_, [F]> {
         match &self.summands {
             Summands::Dense(replicas) => {
+                if let Some(only) = self.unchanged(replicas, resolved) {
+                    return Cow::Borrowed(only);
+                }
                 let (mut all, mut scratch) = (Vec::with_capacity(values.len()), [F::of(0.); BLOCK]);
                 for at in blocks(values.len()) {
                     let of_block = &values[at.clone()];
                     all.extend_from_slice(self.block(replicas, resolved, at, of_block, &mut scratch));
                 }
-                all
+                all.into()
             }
             Summands::Rows(range) => {
                 let (mut all, row_len) = (vec![F::of(0.); values.len()], range.row_len.max(1));
@@ -132,7 +145,7 @@ impl<F: Number> GradientRange<'_, F> {
                 for (row, sum) in rows.iter().zip(sums.chunks_exact(row_len)) {
                     all[row * row_len..][..row_len].copy_from_slice(sum);
                 }
-                all
+                all.into()
             }
         }
     }

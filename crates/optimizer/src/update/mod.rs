@@ -122,12 +122,20 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         names: &[Vec<String>],
         from: &Reader,
     ) -> Result<Saved<'a>> {
-        let read = |(number, names): (usize, &Vec<String>)| read_slots(optimizer, number, names, from);
+        let read = |(number, names): (usize, &Vec<String>)| self.read_slots(optimizer, number, names, from);
         let slots = names.iter().enumerate().map(read).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(move |change| {
             *change.slots() = slots;
             Ok(())
         }))
+    }
+
+    /// Reads, from a checkpoint, the slots that this process keeps for a variable. `names` are their names in the
+    /// checkpoint.
+    fn read_slots(&self, optimizer: &Inner, number: usize, names: &[String], from: &Reader) -> Result<Slots> {
+        let (_, variable) = &optimizer.parameters.variables[number];
+        let share = self.slot_share(&optimizer.parameters, number);
+        Slots::from_checkpoint(from, names, variable, &optimizer.groups.rule().slots(), &share)
     }
 
     /// Returns `true` if a restore of the variables has failed after it may have written some of them.
@@ -176,15 +184,6 @@ pub(crate) fn save_slots_here(
         }
     }
     Ok(())
-}
-
-/// Reads, from a checkpoint, the slots that this process keeps for a variable. `names` are their names in the
-/// checkpoint.
-pub(crate) fn read_slots(optimizer: &Inner, number: usize, names: &[String], from: &Reader) -> Result<Slots> {
-    let (_, variable) = &optimizer.parameters.variables[number];
-    let partition = optimizer.parameters.partition.as_ref();
-    let share = partition.map_or(SlotShare::All, |partition| partition.own_share(number));
-    Slots::from_checkpoint(from, names, variable, &optimizer.groups.rule().slots(), &share)
 }
 
 /// Creates the backend for an optimizer's variables.

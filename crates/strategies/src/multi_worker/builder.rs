@@ -355,6 +355,7 @@ impl MultiWorkerMirroredStrategyBuilder {
                 (CommunicationImplementation::Auto, SharedMemory::Never);
         }
         options.check(OPERATION)?;
+        self.tables.check(OPERATION)?;
         let check_drift_every = self.check_drift_every.unwrap_or(CHECK_DRIFT_EVERY);
         if let Some(group) = self.group {
             if self.min_workers.is_some() {
@@ -466,7 +467,7 @@ fn server_settings(
 /// is the only worker. Returns `None` if all tables are mirrored.
 ///
 /// # Errors
-/// - [`Error::InvalidArgument`]: tables are to be stored on servers without a cluster, or an option has no effect.
+/// - [`Error::InvalidArgument`]: tables are to be stored on servers without a cluster.
 /// - The errors of [`SharedTables::on_workers`] and [`SharedTables::on_servers`].
 fn shared_tables(
     group: Option<&Group>,
@@ -474,7 +475,6 @@ fn shared_tables(
     (service, servers): (ServiceSettings, Option<ServerSettings>),
     timeout: Option<Duration>,
 ) -> Result<Option<SharedTables>> {
-    options.check(OPERATION)?;
     let (timeout, group) =
         (timeout.unwrap_or(DEFAULT_TIMEOUT), group.filter(|group| group.world().is_multi_worker()));
     match (options.hosts, group, servers) {

@@ -7,7 +7,7 @@ use distribute_cluster::{
     Address, ClusterSpec, Fingerprint, Host, Job, Operation, ReplicaStatus, Task, World,
 };
 use distribute_collective::group::{Group, GroupCall};
-use distribute_core::internal::{exchange_in_call, failure};
+use distribute_core::internal::exchange_in_call;
 use distribute_log::warn_or_stderr;
 use distribute_net::Credentials;
 use distribute_ps_client::ParameterServers;
@@ -36,15 +36,9 @@ pub(super) struct ServiceSettings {
 /// The tables of all workers, and this worker's share of them.
 pub(super) struct SharedTables {
     pub servers: Arc<ParameterServers>,
-    /// This worker's share, with the service through which the other workers access it. `None` if the tables are on
-    /// parameter servers, or if this is the only worker.
-    _share: Option<Share>,
-}
-
-/// The share of the tables that this worker stores, and the client of all shares.
-struct Share {
-    servers: Arc<ParameterServers>,
-    service: Server,
+    /// The service through which the other workers access this worker's share. `None` if the tables are on parameter
+    /// servers, or if this is the only worker.
+    service: Option<Server>,
     timeout: Duration,
 }
 
@@ -75,8 +69,7 @@ impl SharedTables {
         let world = group.world();
         let own = ParameterServer::new();
         let service = serve(world, &own, &settings);
-        let addresses = exchange_addresses(group, &service, timeout)?;
-        let service = service?;
+        let (service, addresses) = exchange_addresses(group, service, timeout)?;
         let cluster = ClusterSpec::from_lists([(Job::Ps, addresses)])?;
         let clients =
             ClientBuilder::new(cluster, Job::Worker.task(world.worker())).credentials(settings.credentials);
@@ -92,14 +85,14 @@ impl SharedTables {
         let servers = client(channels, options, (timeout, timeout), world)?;
         // Connects to all of them now, while they are known to be there.
         servers.usage()?;
-        let share = Share { servers: servers.clone(), service, timeout };
-        Ok(Self { servers, _share: Some(share) })
+        Ok(Self { servers, service: Some(service), timeout })
     }
 
     /// Creates the tables of a strategy with a single worker, in the memory of this process.
     pub fn of_one(options: TableOptions, world: World, timeout: Duration) -> Result<Self> {
         let channel: Arc<dyn Channel> = Arc::new(LocalChannel::new(0, Arc::default()));
-        Ok(Self { servers: client(vec![channel], options, (timeout, timeout), world)?, _share: None })
+        let servers = client(vec![channel], options, (timeout, timeout), world)?;
+        Ok(Self { servers, service: None, timeout })
     }
 
     /// Connects to the parameter servers of a cluster. All workers must make this call; `group` is `None` if there is
@@ -127,13 +120,16 @@ impl SharedTables {
         let connected = connected.inspect(|servers| warn_used(servers, world));
         let servers = match group {
             Some(group) => {
-                with_call(group, timeout, |calling| exchange_in_call(OPERATION, calling, connected))?
+                let agree = |calling: GroupCall<'_>| {
+                    exchange_in_call(OPERATION, calling, connected, |_| Bytes::new())
+                };
+                with_call(group, timeout, agree)?.0
             }
             None => connected?,
         };
         let tasks = cluster.task_indices(&Job::Ps)?.into_iter().map(|index| Job::Ps.task(index));
         servers.set_tasks(Servers::new(clients, tasks.collect()));
-        Ok(Self { servers, _share: None })
+        Ok(Self { servers, service: None, timeout })
     }
 }
 
@@ -176,17 +172,18 @@ fn warn_used(servers: &ParameterServers, world: World) {
 
 /// Waits until the other workers have closed their connections, because they may still be reading rows that are stored
 /// here. Logs a warning if some connections are still open after the timeout.
-impl Drop for Share {
+impl Drop for SharedTables {
     fn drop(&mut self) {
+        let Some(service) = &self.service else { return };
         // Variables may still hold the channels, and every worker waits for the others here.
         self.servers.disconnect();
-        if !self.service.wait_for_disconnection(self.timeout) {
+        if !service.wait_for_disconnection(self.timeout) {
             warn_or_stderr(|| {
                 tracing::warn!(
                     "{} connections of other workers still read tables that are stored here at {}, after {:?}; drop the \
                      strategy on all workers at the end of the program",
-                    self.service.connections(),
-                    self.service.address(),
+                    service.connections(),
+                    service.address(),
                     self.timeout
                 );
             });
@@ -221,24 +218,16 @@ fn serve(world: World, tables: &ParameterServer, settings: &ServiceSettings) -> 
     server.start().map_err(|error| cannot_serve(&error))
 }
 
-/// Sends the address of this worker's service to the other workers. Returns the addresses of all.
-fn exchange_addresses(group: &Group, service: &Result<Server>, timeout: Duration) -> Result<Vec<String>> {
-    const FAILED: char = '!';
-    let mine = match service {
-        Ok(service) => service.address().to_string(),
-        Err(error) => format!("{FAILED}{error}"),
-    };
-    let all = with_call(group, timeout, |mut calling| {
-        calling.all_gather_bytes(Bytes::from(mine)).map_err(failure(OPERATION))
-    })?;
-    let address = |(worker, text): (usize, Bytes)| {
-        let text = String::from_utf8_lossy(&text);
-        match text.strip_prefix(FAILED) {
-            Some(reason) => Err(Error::worker_failed(worker, cannot_serve(&reason))),
-            None => Ok(text.into_owned()),
-        }
-    };
-    all.into_iter().enumerate().map(address).collect()
+/// Sends the address of this worker's service to the other workers. Returns the service, and the addresses of all.
+fn exchange_addresses(
+    group: &Group,
+    service: Result<Server>,
+    timeout: Duration,
+) -> Result<(Server, Vec<String>)> {
+    let address = |service: &Server| Bytes::from(service.address().to_string());
+    let (service, all) =
+        with_call(group, timeout, |calling| exchange_in_call(OPERATION, calling, service, address))?;
+    Ok((service, all.iter().map(|address| String::from_utf8_lossy(address).into_owned()).collect()))
 }
 
 /// Makes a call of all workers, before they have a strategy.

@@ -1,9 +1,13 @@
 //! Rules that a table on workers or servers does not support.
 
 use super::tables::{PLACEMENTS, Tables, model, on_threads, train};
+use distribute::cluster::resolver::SimpleClusterResolver;
+use distribute::cluster::{ClusterSpec, Job};
 use distribute::optimizer::{Lamb, RowAdagrad};
-use distribute::{Result, Strategy, prelude::*};
+use distribute::strategy::{HostedWeights, TableHosts, TableOptions};
+use distribute::{MultiWorkerMirroredStrategy, Result, Strategy, prelude::*};
 use distribute_testing::watched;
+use std::time::Duration;
 
 /// LAMB needs the norm of all of a table, which no worker has. Other variables, which each worker has, are trained.
 #[test]
@@ -34,5 +38,22 @@ fn rules_of_complete_variables_are_refused_for_shared_tables_on_all_workers() {
                 assert_eq!(sum, expected.1, "{tables:?}");
             }
         }
+    });
+}
+
+/// No other worker is there, so joining would end with another error.
+#[test]
+fn options_of_tables_are_checked_before_the_workers_join() {
+    watched(|| {
+        let workers = [(Job::Worker, ["127.0.0.1:1", "127.0.0.1:2"])];
+        let resolver = SimpleClusterResolver::new(ClusterSpec::from_lists(workers).unwrap());
+        let error = MultiWorkerMirroredStrategy::builder()
+            .cluster_resolver(resolver.with_task(Job::Worker.task(1)))
+            .join_timeout(Duration::from_millis(50))
+            .tables(TableOptions { weights: HostedWeights::All, ..TableHosts::Mirrored.into() })
+            .build()
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("hosts is Mirrored"), "{error}");
     });
 }

@@ -7,6 +7,7 @@ use crate::reduce::operands::Operands;
 use crate::sync::{StepSync, Threads};
 use crate::update::Update;
 use crate::update::local::InPlaceUpdater;
+use bytes::Bytes;
 use distribute_base::Result;
 use distribute_base::internal::ReplicaGradient;
 use distribute_core::internal::exchange_in_call;
@@ -32,7 +33,7 @@ impl Servers {
         let requests = self.requests(update, gradients);
         change.begin();
         let agree = |pushed: Result<()>| match sync.group_call("its tables") {
-            Some(calling) => exchange_in_call(OPERATION, calling, pushed),
+            Some(calling) => exchange_in_call(OPERATION, calling, pushed, |()| Bytes::new()).map(drop),
             None => pushed,
         };
         session

@@ -2,7 +2,7 @@
 
 use super::{OPERATION, OnServers, Servers};
 use crate::Inner;
-use crate::update::{self, Saved};
+use crate::update::{Backend, Saved};
 use candle_core::Var;
 use distribute_base::Result;
 use distribute_checkpoint::{Reader, Writer};
@@ -87,7 +87,7 @@ impl Servers {
     ) -> Result<Saved<'a>> {
         let here = |(number, names): (usize, &Vec<String>)| match self.get(number) {
             Some(_) => Ok(None),
-            None => update::read_slots(optimizer, number, names, from).map(Some),
+            None => self.read_slots(optimizer, number, names, from).map(Some),
         };
         let here = names.iter().enumerate().map(here).collect::<Result<Vec<_>>>()?;
         let one = |(number, OnServers { variable, remote }): (usize, &'a OnServers)| {
