@@ -15,6 +15,7 @@ use distribute::data::Csv;
 use distribute::monitor::Monitor;
 use distribute::net::{Certificates, Credentials};
 use distribute::nn::{Linear, linear, loss}; // candle_nn's layers work as well, at half the speed
+use distribute::strategy::{Compression, Links};
 use distribute::summary::SummaryWriter;
 use distribute::{prelude::*, trace};
 use serde_json::{Value, json};
@@ -44,6 +45,9 @@ struct Options {
     /// The number of workers that train together, as threads of this process
     #[arg(long)]
     workers: Option<usize>,
+    /// The form in which workers send gradients: none, f16, bf16, 8bit, topk or lowrank-R, such as lowrank-4
+    #[arg(long, value_name = "FORM", default_value = "none")]
+    compression: Compression,
     /// Certificates for links between machines: ca.pem, certificate.pem and key.pem in this folder [default: created
     /// from the secret of the job]
     #[arg(long, value_name = "FOLDER")]
@@ -109,9 +113,11 @@ fn main() -> distribute::Result<()> {
 
     if let Some(workers) = options.workers {
         let replicas = options.replicas.unwrap_or((cores / workers.max(1)).max(1));
-        let all = MultiWorkerMirroredStrategy::on_threads(workers, replicas, train)?;
+        let builder =
+            MultiWorkerMirroredStrategy::builder().replicas(replicas).compression(options.compression);
+        let all = builder.on_threads(Links::Memory, workers, train)?;
         drop(timeline);
-        let one = train(&MirroredStrategy::cpus(workers * replicas)?)?;
+        let one = one_process(&options, workers * replicas, train)?;
         return compare_workers(&options, workers, &all, &one);
     }
     let strategy = strategy(&options, options.replicas.unwrap_or(cores))?;
@@ -127,10 +133,24 @@ fn main() -> distribute::Result<()> {
         }
         (1, _) => compare_replicas(&options, &trained, &train(&OneDeviceStrategy::new("cpu:0")?)?),
         (workers, replicas) => {
-            let one = train(&MirroredStrategy::cpus(replicas)?)?;
+            let one = one_process(&options, replicas, train)?;
             compare_workers(&options, workers, &[trained], &one)
         }
     }
+}
+
+/// Trains with all replicas in one process, which changes gradients in the same way as several workers.
+fn one_process(
+    options: &Options,
+    replicas: usize,
+    train: impl Fn(&Strategy) -> distribute::Result<Trained> + Sync,
+) -> distribute::Result<Trained> {
+    if options.compression == Compression::None {
+        return train(&MirroredStrategy::cpus(replicas)?);
+    }
+    let builder = MultiWorkerMirroredStrategy::builder().replicas(replicas).compression(options.compression);
+    let mut trained = builder.on_threads(Links::Memory, 1, train)?;
+    Ok(trained.remove(0))
 }
 
 /// Returns the requested strategy: the only part of a program that depends on the location of replicas.
@@ -142,6 +162,7 @@ fn strategy(options: &Options, replicas: usize) -> distribute::Result<Strategy> 
         (Kind::MultiWorker, cpus) => {
             let builder = MultiWorkerMirroredStrategy::builder();
             let mut builder = if cpus { builder.replicas(replicas) } else { builder.devices(devices) };
+            builder = builder.compression(options.compression);
             if let Some(folder) = &options.certificates {
                 let [ca, certificate, key] =
                     ["ca.pem", "certificate.pem", "key.pem"].map(|name| folder.join(name));

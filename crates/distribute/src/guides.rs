@@ -33,6 +33,8 @@ struct Extending;
 struct Errors;
 #[doc = include_str!("../../../docs/clusters/multi-worker.md")]
 struct MultiWorker;
+#[doc = include_str!("../../../docs/clusters/slow-links.md")]
+struct SlowLinks;
 #[doc = include_str!("../../../docs/clusters/disagreement.md")]
 struct Disagreement;
 #[doc = include_str!("../../../docs/clusters/sharded-state.md")]

@@ -16,8 +16,8 @@ pub use distribute_core::strategy::NcclAllReduce;
 pub use distribute_core::strategy::ReductionToOneDevice;
 #[doc(inline)]
 pub use distribute_core::strategy::{
-    CommunicationImplementation, CommunicationOptions, CrossDeviceOps, Group, IndependentWorker, Links,
-    Reduction, Replicas, Strategy, StrategyExtended, Threads, VariablePlacement, Wire,
+    CommunicationImplementation, CommunicationOptions, Compression, CrossDeviceOps, Group, IndependentWorker,
+    Links, Reduction, Replicas, Strategy, StrategyExtended, Threads, VariablePlacement, Wire,
 };
 #[doc(inline)]
 pub use distribute_core::{Contained, Destinations};

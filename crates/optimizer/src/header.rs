@@ -87,6 +87,15 @@ impl StepHeader {
         first.filter(|_| all.iter().all(|header| header.early == first))
     }
 
+    /// Returns the kind of the sum over all replicas of each variable's gradients.
+    pub(crate) fn kinds_of_sums(all: &[&StepHeader]) -> Vec<GradientKind> {
+        let mut kinds = all.first().map_or_else(Vec::new, |first| first.kinds.clone());
+        for header in all {
+            kinds.iter_mut().zip(&header.kinds).for_each(|(all, kind)| *all = all.combine(*kind));
+        }
+        kinds
+    }
+
     /// Returns the total number of examples of all replicas.
     pub(crate) fn examples(all: &[&StepHeader]) -> f64 {
         all.iter().filter_map(|header| header.weighting.examples()).map(|n| n as f64).sum()

@@ -28,6 +28,7 @@
 //! | `parameters`, `groups`, `settings`, `transform`, `rate`, `loss_scale` | the trained variables, their rules, and the settings |
 //! | `progress`, `slots`, `state` | steps and slots, also in checkpoints |
 //! | `ema` | moving averages of the weights |
+//! | `feedback` | the residuals of compressed gradients |
 //! | `gradients`, `backward` | gradients for users, and the traversal of candle's graph |
 //! | `sync`, `partition` | the threads of a step; the ranges of workers with a sharded state |
 //!
@@ -41,6 +42,7 @@
 mod backward;
 mod checks;
 mod ema;
+mod feedback;
 mod gradients;
 mod groups;
 mod header;

@@ -1,5 +1,6 @@
 //! The variables of an optimizer, including frozen ones, with their copies on devices and their buckets.
 
+use crate::feedback::Feedback;
 use crate::partition::Partition;
 use crate::progress::Change;
 use crate::row_owners::RowOwners;
@@ -7,9 +8,10 @@ use candle_core::{DType, Var};
 use distribute_base::internal::{BucketPool, DeviceCopies, MarkWritten, PackCoding};
 use distribute_base::{Error, Result};
 use distribute_cluster::World;
-use distribute_core::strategy::Wire;
+use distribute_core::strategy::{Compression, Wire};
 use distribute_core::{Strategy, Variable};
 use distribute_optim::Unit;
+use distribute_tensor::compression::Codec;
 use std::sync::Arc;
 
 /// The copies of all local replicas, for each variable that is updated on devices; `None` for other variables. The list
@@ -38,6 +40,10 @@ pub(crate) struct Parameters {
     with_followers: Vec<Variable>,
     /// The buckets into which layers write gradients.
     pub(crate) buckets: Arc<BucketPool>,
+    /// The codec of each trained variable whose gradients have error feedback.
+    pub(crate) codecs: Vec<Option<Codec>>,
+    /// The residuals of gradients that have error feedback.
+    pub(crate) feedback: Feedback,
 }
 
 impl Parameters {
@@ -77,7 +83,14 @@ impl Parameters {
             _ => variable.dims().first().copied().unwrap_or(0),
         };
         let heights = variables.iter().map(height).collect();
-        let owners = variables.iter().map(|(_, variable)| RowOwners::of(&strategy, variable)).collect();
+        let owners: Vec<_> =
+            variables.iter().map(|(_, variable)| RowOwners::of(&strategy, variable)).collect();
+        let compression = strategy.extended().compression();
+        let codec = |((_, variable), owners): (&(String, Var), &Option<RowOwners>)| {
+            let is_compressed = variable.dtype() == DType::F32 && owners.is_none();
+            compression.codec(variable.dims()).filter(|_| is_compressed)
+        };
+        let codecs = variables.iter().zip(&owners).map(codec).collect();
         let with_followers = variables.iter().filter_map(|(_, variable)| strategy.container(variable.id()));
         let with_followers = with_followers.filter(Variable::has_followers).collect();
         Ok(Self {
@@ -91,12 +104,19 @@ impl Parameters {
             device_copies,
             with_followers,
             buckets,
+            codecs,
+            feedback: Feedback::default(),
         })
     }
 
-    /// Returns the type in which gradients of `f32` are sent to other workers.
+    /// Returns the form in which gradients of `f32` are sent to other workers.
+    pub(crate) fn compression(&self) -> Compression {
+        self.strategy.extended().compression()
+    }
+
+    /// Returns the type in which gradients of `f32` that have no error feedback are sent to other workers.
     pub(crate) fn wire(&self) -> Wire {
-        self.strategy.extended().wire()
+        self.compression().wire()
     }
 
     /// Returns the index of the trained variable with the given name.
@@ -173,12 +193,14 @@ impl Parameters {
     }
 
     // INV-20
-    /// Completes a step whose variables have been written: updates their other copies, and counts the step.
+    /// Completes a step whose variables have been written: updates their other copies and the residuals, and counts
+    /// the step.
     ///
     /// # Errors
     /// Returns candle's error if a copy cannot be updated. The step is then not counted.
     pub(crate) fn commit(&self, change: &Change<'_>) -> Result<()> {
         self.with_followers.iter().try_for_each(Variable::copy_to_followers)?;
+        self.feedback.commit(change.number());
         change.commit();
         Ok(())
     }
@@ -201,12 +223,12 @@ impl Parameters {
     }
 }
 
-/// Returns the form in which a replica's packs are sent. Returns `None` if there are no other workers, or if gradients
-/// are summed on this worker before they are sent.
+/// Returns the form in which a replica's packs are sent early. Returns `None` if there are no other workers, or if
+/// gradients are changed on this worker before they are sent: summed, or compressed together with a residual.
 fn packs(strategy: &Strategy) -> Option<PackCoding> {
-    let group = strategy.extended().group()?;
-    let coding = || PackCoding::new(strategy.extended().wire(), group.buffers());
-    (!sums_locally_first(group.world())).then(coding)
+    let (group, compression) = (strategy.extended().group()?, strategy.extended().compression());
+    let coding = || PackCoding::new(compression.wire(), group.buffers());
+    (!sums_locally_first(group.world()) && !compression.has_feedback()).then(coding)
 }
 
 /// Returns `true` if the sum over a worker's replicas is a complete branch of the tree of sums. The worker can then

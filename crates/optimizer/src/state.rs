@@ -13,12 +13,17 @@ use serde_json::json;
 /// rule are saved but not restored: the optimizer keeps those with which it was created. A schedule is not restored
 /// either, and continues at the saved step.
 ///
+/// If gradients are compressed with error feedback, the residual of each replica is saved, such as
+/// `optimizer/compression/residual/3/fc.weight`. Residuals are restored by replica; with fewer replicas, those of the
+/// others are added to them in turn.
+///
 /// Sharded slots are saved in the same format as unsharded ones. The chief gathers them one after another, so the other
 /// workers only need memory for their own slots.
 impl<R: Rule> Checkpointed for Optimizer<R> {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         let optimizer = &self.inner;
         optimizer.backend.save(optimizer, prefix, writer)?;
+        optimizer.parameters.feedback.save(optimizer, prefix, writer)?;
         let rule = optimizer.groups.rule();
         let state = json!({
             "rule": rule.name(),
@@ -71,11 +76,13 @@ impl<R: Rule> Checkpointed for Optimizer<R> {
         require_names(from, &all.concat())?;
         let optimizer = &self.inner;
         let slots = optimizer.backend.restore(optimizer, prefix, &all, from)?;
+        let feedback = optimizer.parameters.feedback.restore(&optimizer.parameters, prefix, from)?;
         Ok(Box::new(move || {
             let change = optimizer.progress.change("Checkpoint::restore")?;
             learning_rate.map_or(Ok(()), |learning_rate| optimizer.rate.set(learning_rate))?;
             slots(&change)?;
             loss_scale.into_iter().for_each(|state| optimizer.loss_scaling.restore(state));
+            feedback(finished);
             change.set_finished(finished);
             Ok(())
         }))

@@ -21,6 +21,7 @@
 //! | [`random`] | random numbers that depend only on their position |
 //! | [`kernel`] | sums, joins and slices of plain Rust slices |
 //! | [`halves`] | [`Wire`]: the types in which numbers are sent |
+//! | [`compression`] | [`Compression`]: the forms in which gradients are sent |
 //! | [`flat`], [`wire`], [`codec`] | leaves as one vector; leaves as bytes; elements as bytes |
 //! | `candle` | leaves that are candle tensors; feature `candle` |
 //! | [`error`] | [`Error`] |
@@ -28,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 pub mod codec;
+pub mod compression;
 pub mod dtype;
 pub mod error;
 pub mod flat;
@@ -51,6 +53,7 @@ mod candle;
 
 #[cfg(feature = "candle")]
 pub use candle::without_elements;
+pub use compression::Compression;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use fold::Folder;

@@ -8,7 +8,7 @@ use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::{Group, Session};
 use distribute_collective::threads::{Member, TeamPool};
 use distribute_ps_client::ParameterServers;
-use distribute_tensor::Wire;
+use distribute_tensor::Compression;
 use std::fmt::Debug;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -158,11 +158,11 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
         CHECK_DRIFT_EVERY
     }
 
-    /// Returns the type in which the gradients of `f32` variables are sent between the workers of
-    /// [`group`](Self::group). All workers must return the same type. With a type other than [`Wire::Full`], optimizers
-    /// round the gradients of each replica, and their sum, even if there is only one worker.
-    fn wire(&self) -> Wire {
-        Wire::Full
+    /// Returns the form in which the gradients of `f32` variables are sent between the workers of
+    /// [`group`](Self::group). All workers must return the same form. Except with [`Compression::None`], optimizers
+    /// change the gradients of each replica as if they were sent, even if there is only one worker.
+    fn compression(&self) -> Compression {
+        Compression::None
     }
 
     /// Returns the algorithm that combines values across devices. With `None` (the default), the replicas'

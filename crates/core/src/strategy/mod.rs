@@ -55,7 +55,7 @@ pub use distribute_cross_device::{
     CommunicationImplementation, CommunicationOptions, CrossDeviceOps, HierarchicalCopyAllReduce,
     NcclAllReduce, Reduction, ReductionToOneDevice,
 };
-pub use distribute_tensor::Wire;
+pub use distribute_tensor::{Compression, Wire};
 pub use extended::CHECK_DRIFT_EVERY;
 #[doc(alias = "tf.distribute.StrategyExtended")]
 pub use extended::StrategyExtended;

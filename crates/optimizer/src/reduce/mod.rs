@@ -6,8 +6,10 @@
 //! | `range`, `rows` | a range of a variable's gradient on all replicas |
 //! | `split` | the split of all variables over threads |
 //! | `workers`, `row_records` | the exchange with other workers |
+//! | `compressed` | the exchange of gradients with error feedback |
 //! | `routed` | rows that are sent to the workers that store them |
 
+pub(crate) mod compressed;
 pub(crate) mod operands;
 pub(crate) mod range;
 pub(crate) mod routed;

@@ -81,6 +81,14 @@ impl<'r> Operands<'r> {
         Self { rounding, ..self }
     }
 
+    /// Replaces the gradients of some variables by their sum over all replicas.
+    pub(crate) fn with_sums(mut self, sums: Vec<(usize, ReplicaGradient)>) -> Self {
+        for (index, sum) in sums {
+            self.by_variable[index] = vec![(1., Cow::Owned(sum))];
+        }
+        self
+    }
+
     /// Keeps only the gradients of those variables for whose index `keep` returns `true`.
     pub(crate) fn only(mut self, keep: impl Fn(usize) -> bool) -> Self {
         let others = self.by_variable.iter_mut().enumerate().filter(|(index, _)| !keep(*index));

@@ -13,11 +13,12 @@
 //! Gradients by row are sent without being summed first: to all workers or, if the workers store the table together, to
 //! the owners of the rows.
 //!
-//! Gradients of single replicas and sums are sent in the type of the strategy's [`Wire`]. They are rounded on all
+//! Gradients with error feedback are exchanged before, by [`compressed`]. Other gradients of single replicas, and sums,
+//! are sent in the type of the strategy's [`Wire`]. They are rounded on all
 //! workers, whether they are sent or not. Sums over the replicas of a worker are not rounded, because their number
 //! depends on the world.
 
-// - INV-7: sums over the replicas of a worker are not rounded. Test: `multi_worker/wire.rs`.
+// - INV-7: sums over the replicas of a worker are not rounded. Test: `multi_worker/compression.rs`.
 // - INV-35: enforced here. Tests: `optimizer/src/reduce/workers/tests.rs`,
 //   `collective/tests/it/conformance/mod.rs`.
 
@@ -25,7 +26,7 @@ use crate::header::{GradientKind, StepHeader};
 use crate::parameters::{Parameters, sums_locally_first};
 use crate::reduce::operands::{Operands, Summed};
 use crate::reduce::range::Rounding;
-use crate::reduce::{self, Weighted, routed, row_records};
+use crate::reduce::{self, Weighted, compressed, routed, row_records};
 use crate::sync::Threads;
 use bytes::Bytes;
 use candle_core::DType;
@@ -82,10 +83,9 @@ impl<'b> Exchange<'_, 'b> {
     /// Collects the gradients that are added up for each variable.
     fn summed(&self, calling: &mut GroupCall<'_>) -> Result<Vec<Summed<'b>>> {
         let Self { parameters, headers, .. } = self;
-        let mut kinds = vec![GradientKind::Missing; parameters.variables.len()];
-        for header in *headers {
-            kinds.iter_mut().zip(&header.kinds).for_each(|(all, kind)| *all = all.combine(*kind));
-        }
+        let mut kinds = StepHeader::kinds_of_sums(headers);
+        // These have been exchanged before.
+        compressed::variables(parameters, headers).for_each(|number| kinds[number] = GradientKind::Missing);
         let dense: Vec<bool> = kinds.iter().map(|kind| *kind == GradientKind::Dense).collect();
         let rows: Vec<usize> =
             (0..kinds.len()).filter(|number| kinds[*number] == GradientKind::Rows).collect();

@@ -95,7 +95,7 @@ impl Inner {
             ("on_not_finite", format!("{:?}", self.not_finite)),
             ("loss scale", format!("{:?}", self.loss_scaling.setting())),
             ("mixed precision", format!("{:?}", self.parameters.strategy.mixed_precision())),
-            ("wire", self.parameters.wire().to_string()),
+            ("compression", self.parameters.compression().to_string()),
             ("shard_state", self.parameters.partition.as_ref().is_some().to_string()),
         ];
         all.extend(others.map(|(name, value)| (name.to_owned(), value)));

@@ -34,7 +34,7 @@ use crate::parameters::Copies;
 use crate::progress::Change;
 use crate::reduce::operands::Operands;
 use crate::reduce::range::Rounding;
-use crate::reduce::{Weighted, workers};
+use crate::reduce::{Weighted, compressed, workers};
 use crate::step::backward::ReplicaLosses;
 use crate::step::decide::{StepAction, StepDecision, StepLog};
 use crate::step::gather::GatheredStep;
@@ -156,6 +156,14 @@ impl Inner {
         let mut calling = step.sync.group_call("its gradients");
         let exchanged = self.progress.change(log.operation).and_then(|change| {
             self.parameters.sync_to_host_with_slots(&change, step.copies)?;
+            let sums = compressed::exchange(
+                calling.as_mut(),
+                &self.parameters,
+                headers,
+                mine,
+                change.number(),
+                threads,
+            )?;
             let operands = match &mut calling {
                 Some(calling) => {
                     workers::exchange(calling, &self.parameters, headers, weights, mine, threads)?
@@ -167,7 +175,7 @@ impl Inner {
                     Operands::new(&self.parameters, mine, mine.len())?.rounded(rounding)
                 }
             };
-            Ok((change, operands))
+            Ok((change, operands.with_sums(sums)))
         });
         exchanged.inspect_err(|error| abort_on(calling, error))
     }

@@ -11,7 +11,7 @@ use distribute_cluster::resolver::{self, ClusterResolver};
 use distribute_cluster::{ClusterError, ClusterSpec, Job, Task, World};
 use distribute_collective::group::Group;
 use distribute_core::internal::{CHECK_DRIFT_EVERY, check_count, prepare, resolve, warn_single};
-use distribute_core::strategy::Wire;
+use distribute_core::strategy::Compression;
 use distribute_core::{CommunicationImplementation, CommunicationOptions, Strategy};
 use distribute_net::{Credentials, SharedMemory};
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     join_timeout: Option<Duration>,
     shared_memory: SharedMemory,
     check_drift_every: Option<u64>,
-    wire: Wire,
+    compression: Compression,
     min_workers: Option<usize>,
     shrink_after: Option<Duration>,
     tables: TableOptions,
@@ -58,7 +58,7 @@ impl std::fmt::Debug for MultiWorkerMirroredStrategyBuilder {
             .field("replicas", &self.replicas)
             .field("devices", &self.devices)
             .field("options", &self.options)
-            .field("wire", &self.wire)
+            .field("compression", &self.compression)
             .field("min_workers", &self.min_workers)
             .field("tables", &self.tables)
             .finish_non_exhaustive()
@@ -184,42 +184,34 @@ impl MultiWorkerMirroredStrategyBuilder {
         self
     }
 
-    /// Sets the type in which optimizers send the gradients of `f32` variables; [`Wire::Full`] by default. The other
-    /// types halve the bytes. The setting must be the same on all workers, which compare it in the first step.
-    ///
-    /// The gradients of each replica are rounded once, including gradients by row. They are added in `f32`, and the sum
-    /// of dense gradients is rounded again. Transforms before the reduction see exact gradients, and those after it the
-    /// rounded sum. Weights and slots keep all bits, and so do all other collectives, losses, metrics and checkpoints.
+    /// Sets the form in which optimizers send the gradients of `f32` variables; [`Compression::None`] by default. The
+    /// [others](Compression) take fewer bytes, for slow links. The setting must be the same on all workers, which
+    /// compare it in the first step.
     ///
     /// All workers have the same bits, and the result still depends only on the number of replicas: 4 workers with one
-    /// replica compute the same as 2 workers with two, or as 1 worker with four. Therefore a single worker rounds as
-    /// well, and so does a replica that shares its worker. For a number of replicas per worker that is a power of two,
-    /// such as 2 or 4, a worker sends the sum of its replicas' dense gradients, which is not rounded and takes as many
-    /// bytes as before. To halve these bytes, use one replica with several threads.
-    ///
-    /// [`Wire::Bf16`] has the range of `f32`. With [`Wire::F16`], gradients from 65,520 on become infinite, which
-    /// [`on_not_finite`] finds as in `f32`. Those below 3e-8 become zero. With a [sharded state], the new weights,
-    /// which are half of the bytes, are sent unchanged.
+    /// replica compute the same as 1 worker with four. Therefore a single worker compresses as well. Transforms before
+    /// the reduction see exact gradients, and those after it the sum that was received. Other collectives, losses and
+    /// metrics keep all bits. With a [sharded state], the new weights are sent unchanged.
     ///
     /// ```
     /// # use distribute::prelude::*;
     /// # use distribute::cluster::{ClusterSpec, Job, resolver::SimpleClusterResolver};
     /// # let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse()?;
     /// # let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
-    /// use distribute::strategy::Wire;
+    /// use distribute::strategy::Compression;
     /// let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver);
-    /// let strategy = builder.wire(Wire::Bf16).build()?;
+    /// let strategy = builder.compression(Compression::EightBits).build()?;
     /// # Ok::<(), distribute::Error>(())
     /// ```
     ///
-    /// [`on_not_finite`]:
-    /// https://docs.rs/distribute/latest/distribute/optimizer/struct.Optimizer.html#method.on_not_finite
     /// [sharded state]:
     /// https://docs.rs/distribute/latest/distribute/optimizer/struct.Optimizer.html#method.shard_state
+    #[doc(alias = "wire")]
     #[doc(alias = "bf16_compress_hook")]
     #[doc(alias = "fp16_compress_hook")]
-    pub fn wire(mut self, wire: Wire) -> Self {
-        self.wire = wire;
+    #[doc(alias = "powerSGD_hook")]
+    pub fn compression(mut self, compression: Compression) -> Self {
+        self.compression = compression;
         self
     }
 
@@ -307,8 +299,16 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// Returns a builder with the same settings for a worker of a group, without those of the cluster and of
     /// connections.
     pub(super) fn of_group(&self, group: Group, servers: Option<ServerSettings>) -> Self {
-        let Self { options, check_drift_every, wire, tables, .. } = *self;
-        Self { group: Some(group), options, check_drift_every, wire, tables, servers, ..Self::default() }
+        let Self { options, check_drift_every, compression, tables, .. } = *self;
+        Self {
+            group: Some(group),
+            options,
+            check_drift_every,
+            compression,
+            tables,
+            servers,
+            ..Self::default()
+        }
     }
 
     /// Waits until all workers have joined, and builds the strategy. While workers are missing, their names are
@@ -381,7 +381,12 @@ impl MultiWorkerMirroredStrategyBuilder {
             let settings = (ServiceSettings::default(), self.servers);
             let tables = shared_tables(Some(&group), self.tables, settings, options.timeout)?;
             let worker = MultiWorker::new(devices, Some(group), options)?;
-            return Strategy::new(MultiWorker { check_drift_every, wire: self.wire, tables, ..worker });
+            return Strategy::new(MultiWorker {
+                check_drift_every,
+                compression: self.compression,
+                tables,
+                ..worker
+            });
         }
         let resolver = match self.resolver {
             Some(resolver) => resolver,
@@ -442,7 +447,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             resolver: Some(resolver),
             joining,
             check_drift_every,
-            wire: self.wire,
+            compression: self.compression,
             tables,
             ..worker
         })

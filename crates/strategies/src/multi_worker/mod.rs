@@ -22,7 +22,7 @@ use distribute_base::{DeviceName, Result};
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::Group;
 use distribute_core::internal::CHECK_DRIFT_EVERY;
-use distribute_core::strategy::Wire;
+use distribute_core::strategy::Compression;
 use distribute_core::{CommunicationOptions, Strategy, StrategyExtended, Threads, VariablePlacement};
 use distribute_ps_client::ParameterServers;
 use join::JoinSettings;
@@ -42,7 +42,7 @@ struct MultiWorker {
     /// The settings for another rendezvous; `None` if this process cannot join again.
     joining: Option<JoinSettings>,
     check_drift_every: u64,
-    wire: Wire,
+    compression: Compression,
     /// The tables that the workers store together; `None` if each worker has a copy of each table.
     tables: Option<SharedTables>,
 }
@@ -58,7 +58,7 @@ impl MultiWorker {
             resolver: None,
             joining: None,
             check_drift_every: CHECK_DRIFT_EVERY,
-            wire: Wire::Full,
+            compression: Compression::None,
             tables: None,
         })
     }
@@ -107,8 +107,8 @@ impl StrategyExtended for MultiWorker {
     fn check_drift_every(&self) -> u64 {
         self.check_drift_every
     }
-    fn wire(&self) -> Wire {
-        self.wire
+    fn compression(&self) -> Compression {
+        self.compression
     }
     fn threads(&self) -> Option<&Threads> {
         None

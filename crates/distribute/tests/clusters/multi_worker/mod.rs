@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod collectives;
+mod compression;
 mod cross;
 mod drift;
 mod faults;
@@ -18,7 +19,6 @@ mod table_storage;
 mod tables;
 mod training;
 mod variables;
-mod wire;
 
 use distribute::strategy::{CommunicationOptions, Links};
 use distribute::{Error, MultiWorkerMirroredStrategy, Result, Strategy};

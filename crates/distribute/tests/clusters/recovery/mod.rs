@@ -1,6 +1,7 @@
 //! A worker fails and another replaces it: the weights are those of a training without interruption (INV-42).
 
 mod cell;
+mod compressed;
 mod disk;
 mod disturbed;
 mod elastic;

@@ -38,7 +38,7 @@ use candle_core::Var;
 use compute::DeviceUpdater;
 use distribute_base::internal::ReplicaGradient;
 use distribute_base::{DeviceName, Result};
-use distribute_core::strategy::Wire;
+use distribute_core::strategy::Compression;
 use distribute_cross_device::internal::{sum_on_gpus, uses_nccl};
 use sums::sum_on_devices;
 
@@ -93,7 +93,7 @@ impl Backend for Devices {
         let parameters = &*optimizer.parameters;
         let strategy = &parameters.strategy;
         if strategy.world().is_multi_worker()
-            || parameters.wire() != Wire::Full
+            || parameters.compression() != Compression::None
             || !optimizer.groups.only_compute()
             || !strategy.devices().into_iter().all(DeviceName::can_update)
         {

@@ -1,5 +1,8 @@
-//! Gradients that workers send in half precision: the same bits on all workers and for any spread of the replicas,
-//! and half of the bytes.
+//! Gradients that workers send compressed: the same bits on all workers and for any spread of the replicas, fewer
+//! bytes, and residuals that are part of the state.
+
+mod digits;
+mod feedback;
 
 use crate::multi_worker::training::{ALL, Micro, Outcome, Parts, Plan, train};
 use candle_core::{Device, Module, Tensor};
@@ -7,7 +10,7 @@ use distribute::cluster::resolver::SimpleClusterResolver;
 use distribute::cluster::{ClusterSpec, Job};
 use distribute::nn::{self, embedding, linear};
 use distribute::optimizer::{NotFinite, rules};
-use distribute::strategy::{Links, TableHosts, TableOptions, Wire};
+use distribute::strategy::{Compression, Links, TableHosts, TableOptions};
 use distribute::{Error, MultiWorkerMirroredStrategy, Result, Sgd, Strategy};
 use distribute_collective::group::{Group, Inbox, local};
 use distribute_net::{Message, PollOutcome, Receiver, Transport, memory};
@@ -17,18 +20,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Calls `worker` on a thread for each group. Worker `w` sends in the type `wire(w)`.
-fn on_groups<R: Send>(
+/// Calls `worker` on a thread for each group. Worker `w` sends in the form `form(w)`.
+pub(super) fn on_groups<R: Send>(
     groups: Vec<Group>,
-    wire: impl Fn(usize) -> Wire + Sync,
+    form: impl Fn(usize) -> Compression + Sync,
     worker: impl Fn(&Strategy) -> Result<R> + Sync,
 ) -> Vec<R> {
     thread::scope(|scope| {
         let start = |(number, group)| {
-            let (wire, worker) = (wire(number), &worker);
+            let (form, worker) = (form(number), &worker);
             scope.spawn(move || {
                 let strategy =
-                    MultiWorkerMirroredStrategy::builder().group(group).wire(wire).build().unwrap();
+                    MultiWorkerMirroredStrategy::builder().group(group).compression(form).build().unwrap();
                 worker(&strategy).unwrap()
             })
         };
@@ -38,33 +41,71 @@ fn on_groups<R: Send>(
 }
 
 /// Returns the outcome of a training, which is the same on all workers. A single worker has no group.
-fn trained(wire: Wire, workers: usize, replicas: usize, plan: Plan) -> Outcome {
+pub(super) fn trained(form: Compression, workers: usize, replicas: usize, plan: Plan) -> Outcome {
     let rule = rules::Adam::lazy();
     if workers == 1 {
-        let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse().unwrap();
-        let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
-        let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver);
-        return train(&builder.replicas(replicas).wire(wire).build().unwrap(), plan, &rule).unwrap();
+        return train(&alone(form, replicas), plan, &rule).unwrap();
     }
     let groups = local::groups(crate::multi_worker::links(workers, replicas), workers, replicas).unwrap();
-    let all = on_groups(groups, |_| wire, |strategy| train(strategy, plan, &rule));
+    let all = on_groups(groups, |_| form, |strategy| train(strategy, plan, &rule));
     assert!(all.iter().all(|other| *other == all[0]), "{workers} workers of {replicas} replicas");
     all.into_iter().next().unwrap()
 }
 
-fn assert_same_for_any_spread(plan: Plan) {
+/// Returns a strategy of a single worker without a group.
+pub(super) fn alone(form: Compression, replicas: usize) -> Strategy {
+    let cluster: ClusterSpec = r#"{"worker": ["localhost:0"]}"#.parse().unwrap();
+    let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(0));
+    let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver);
+    builder.replicas(replicas).compression(form).build().unwrap()
+}
+
+fn assert_same_for_any_spread(forms: &'static [Compression], plan: Plan) {
     watched(move || {
-        for wire in [Wire::Bf16, Wire::F16] {
+        for form in forms.iter().copied() {
             let mut by_replicas: BTreeMap<usize, Outcome> = BTreeMap::new();
             for (workers, replicas) in
                 [1, 2, 3].into_iter().flat_map(|w| [1, 2].map(|r| (w, r))).chain([(4, 1), (1, 6), (2, 3)])
             {
-                let outcome = trained(wire, workers, replicas, plan);
+                let outcome = trained(form, workers, replicas, plan);
                 let first = by_replicas.entry(workers * replicas).or_insert_with(|| outcome.clone());
-                assert!(outcome == *first, "{workers} workers of {replicas} replicas, {wire}: {plan:?}");
+                assert!(outcome == *first, "{workers} workers of {replicas} replicas, {form}: {plan:?}");
                 if (workers, replicas) == (2, 1) {
-                    assert!(outcome != trained(Wire::Full, 2, 1, plan), "nothing was rounded to {wire}");
+                    assert!(outcome != trained(Compression::None, 2, 1, plan), "{form} has changed nothing");
                 }
+            }
+        }
+    });
+}
+
+const HALVES: [Compression; 2] = [Compression::Bf16, Compression::F16];
+
+/// The forms with error feedback.
+const LOSSY: [Compression; 3] = [Compression::EightBits, Compression::TopK, Compression::LowRank { rank: 2 }];
+
+/// A plan whose model has variables that are large enough to be compressed.
+fn large(rows: usize, batch: usize) -> Plan {
+    Plan { width: 1100, ..Plan::new(rows, batch) }
+}
+
+// INV-7, INV-27
+#[test]
+fn error_feedback_gives_the_same_bits_on_all_workers_and_for_any_spread_of_the_replicas() {
+    assert_same_for_any_spread(&LOSSY, Plan { parts: ALL, ..large(23, 12) });
+    assert_same_for_any_spread(&LOSSY, Plan { clip: true, decay: true, ..large(11, 8) });
+    assert_same_for_any_spread(&LOSSY, Plan { micro: Micro::Uneven, ..large(7, 5) });
+}
+
+// INV-40
+#[test]
+fn error_feedback_gives_the_same_bits_with_a_sharded_state() {
+    let plan = Plan { clip: true, ..large(11, 8) };
+    watched(move || {
+        for form in LOSSY {
+            for (workers, replicas) in [(2, 1), (3, 2), (2, 3)] {
+                let whole = trained(form, workers, replicas, plan);
+                let sharded = trained(form, workers, replicas, Plan { sharded: true, ..plan });
+                assert!(whole == sharded, "{workers} workers of {replicas} replicas, {form}");
             }
         }
     });
@@ -73,13 +114,12 @@ fn assert_same_for_any_spread(plan: Plan) {
 // INV-7, INV-27
 #[test]
 fn halves_give_the_same_bits_on_all_workers_and_for_any_spread_of_the_replicas() {
-    assert_same_for_any_spread(Plan { parts: ALL, ..Plan::new(23, 12) });
-    assert_same_for_any_spread(Plan {
-        parts: Parts { table: true, ..Parts::default() },
-        clip: true,
-        ..Plan::new(11, 8)
-    });
-    assert_same_for_any_spread(Plan { micro: Micro::Uneven, ..Plan::new(7, 5) });
+    assert_same_for_any_spread(&HALVES, Plan { parts: ALL, ..Plan::new(23, 12) });
+    assert_same_for_any_spread(
+        &HALVES,
+        Plan { parts: Parts { table: true, ..Parts::default() }, clip: true, ..Plan::new(11, 8) },
+    );
+    assert_same_for_any_spread(&HALVES, Plan { micro: Micro::Uneven, ..Plan::new(7, 5) });
 }
 
 // INV-40
@@ -89,8 +129,8 @@ fn halves_give_the_same_bits_with_a_sharded_state() {
     let plan = Plan { parts, width: 2500, words: 3300, clip: true, ..Plan::new(11, 8) };
     watched(move || {
         for (workers, replicas) in [(2, 1), (3, 2), (2, 3)] {
-            let whole = trained(Wire::Bf16, workers, replicas, plan);
-            let sharded = trained(Wire::Bf16, workers, replicas, Plan { sharded: true, ..plan });
+            let whole = trained(Compression::Bf16, workers, replicas, plan);
+            let sharded = trained(Compression::Bf16, workers, replicas, Plan { sharded: true, ..plan });
             assert!(whole == sharded, "{workers} workers of {replicas} replicas");
         }
     });
@@ -102,9 +142,10 @@ fn halves_give_the_same_bits_with_tables_on_workers() {
     let plan = Plan { parts: Parts { table: true, ..Parts::default() }, words: 33, ..Plan::new(23, 12) };
     watched(move || {
         for (workers, replicas) in [(2, 1), (3, 2)] {
-            let mirrored = trained(Wire::Bf16, workers, replicas, plan);
+            let mirrored = trained(Compression::Bf16, workers, replicas, plan);
             let tables = TableOptions { min_bytes: 0, ..TableHosts::Workers.into() };
-            let builder = MultiWorkerMirroredStrategy::builder().replicas(replicas).wire(Wire::Bf16);
+            let builder =
+                MultiWorkerMirroredStrategy::builder().replicas(replicas).compression(Compression::Bf16);
             let links = crate::multi_worker::links(workers, replicas);
             let train = |strategy: &Strategy| train(strategy, plan, &rules::Adam::lazy());
             for outcome in builder.tables(tables).on_threads(links, workers, train).unwrap() {
@@ -137,7 +178,7 @@ impl Transport for Counting {
 }
 
 /// Returns the number of bytes that all workers together send in a step, after the first two.
-fn bytes_of_a_step(wire: Wire, workers: usize, replicas: usize, by_row: bool) -> usize {
+fn bytes_of_a_step(form: Compression, workers: usize, replicas: usize, by_row: bool) -> usize {
     let bytes = Arc::new(AtomicUsize::new(0));
     let inboxes: Vec<_> = (0..workers).map(|_| Inbox::new(workers)).collect();
     let receivers = inboxes.iter().map(|inbox| Arc::new(inbox.clone()) as Arc<dyn Receiver>).collect();
@@ -149,7 +190,7 @@ fn bytes_of_a_step(wire: Wire, workers: usize, replicas: usize, by_row: bool) ->
     const STEPS: usize = 3;
     let counted = on_groups(
         groups.collect(),
-        |_| wire,
+        |_| form,
         |strategy| {
             let model = strategy.replicate(|vb| {
                 Ok::<_, Error>((embedding(500, 64, vb.pp("table"))?, linear(64, 300, vb.pp("out"))?))
@@ -182,27 +223,49 @@ fn halves_take_half_of_the_bytes() {
         for (workers, replicas, by_row) in
             [(2, 1, false), (3, 1, false), (2, 3, false), (2, 1, true), (3, 2, true)]
         {
-            let bytes = |wire| bytes_of_a_step(wire, workers, replicas, by_row) as f64;
-            let (full, half) = (bytes(Wire::Full), bytes(Wire::Bf16));
+            let bytes = |form| bytes_of_a_step(form, workers, replicas, by_row) as f64;
+            let (full, half) = (bytes(Compression::None), bytes(Compression::Bf16));
             let case = format!(
                 "{workers} workers of {replicas} replicas, by row: {by_row}: {full} and {half} bytes"
             );
             assert!((0.45..0.58).contains(&(half / full)), "{case}");
         }
         // The sum of two replicas is sent as it is, and with more workers the total in halves.
-        let bytes = |wire, workers| bytes_of_a_step(wire, workers, 2, false) as f64;
-        assert!((bytes(Wire::Bf16, 2) / bytes(Wire::Full, 2) - 1.).abs() < 0.02);
-        assert!((bytes(Wire::Bf16, 3) / bytes(Wire::Full, 3) - 0.75).abs() < 0.02);
+        let bytes = |form, workers| bytes_of_a_step(form, workers, 2, false) as f64;
+        assert!((bytes(Compression::Bf16, 2) / bytes(Compression::None, 2) - 1.).abs() < 0.02);
+        assert!((bytes(Compression::Bf16, 3) / bytes(Compression::None, 3) - 0.75).abs() < 0.02);
     });
 }
 
 #[test]
-fn workers_with_different_types_get_an_error_that_names_both() {
+fn error_feedback_takes_few_bytes() {
+    watched(|| {
+        for (workers, replicas) in [(2, 1), (3, 1)] {
+            let bytes = |form| bytes_of_a_step(form, workers, replicas, false) as f64;
+            // 19,200 weights, and 300 biases that are sent as they are. Each worker sends the packets to all others.
+            let full = bytes(Compression::None);
+            let others = (workers * (workers - 1)) as f64;
+            let rest = 2. * 4. * 300. * others + 1000. * others;
+            for (form, expected) in [
+                (Compression::EightBits, 19_200. * 1.016),
+                (Compression::TopK, 19_200. * 0.0372),
+                (Compression::LowRank { rank: 1 }, 4. * 364.),
+            ] {
+                let (bytes, expected) = (bytes(form), expected * others);
+                let case = format!("{workers} workers, {form}: {bytes} of {full} bytes, {expected} expected");
+                assert!((expected..expected + rest).contains(&bytes), "{case}");
+            }
+        }
+    });
+}
+
+#[test]
+fn workers_with_different_forms_get_an_error_that_names_both() {
     let errors = watched(|| {
         let groups = local::groups(Links::Memory, 2, 1).unwrap();
         on_groups(
             groups,
-            |worker| [Wire::Full, Wire::Bf16][worker],
+            |worker| [Compression::None, Compression::Bf16][worker],
             |strategy| {
                 let model = strategy.replicate(|vb| linear(2, 2, vb))?;
                 let optimizer = Sgd::new(&model.variables, 0.1)?;
@@ -214,7 +277,7 @@ fn workers_with_different_types_get_an_error_that_names_both() {
         )
     });
     for error in errors {
-        assert!(error.contains("wire: full on worker 0, bf16 on worker 1"), "{error}");
+        assert!(error.contains("compression: none on worker 0, bf16 on worker 1"), "{error}");
     }
 }
 
@@ -224,7 +287,7 @@ fn a_gradient_that_is_too_large_for_f16_is_found() {
         let groups = local::groups(Links::Memory, 2, 1).unwrap();
         on_groups(
             groups,
-            |_| Wire::F16,
+            |_| Compression::F16,
             |strategy| {
                 let model = strategy.replicate(|vb| {
                     Ok::<_, Error>((

@@ -1,0 +1,419 @@
+//! The exchange of dense gradients with error feedback.
+//!
+//! The contribution of a replica to a variable is its gradient times its weight in the sum, plus the replica's
+//! residual. Each worker sends the packets of its replicas to all others. All decode the packets of all replicas and
+//! add them up in the one order, so the sum has the same bits for any spread of the replicas. A single worker does the
+//! same without sending.
+//!
+//! | round | all codecs but one | low rank |
+//! |---|---|---|
+//! | 1 | packets | the factors `P` of each replica |
+//! | 2 | | the factors `Q` of each replica |
+//!
+//! The lengths of all messages follow from the headers.
+
+// - INV-7, INV-27: here as well. Test: `multi_worker/compression.rs`.
+
+use crate::feedback::Pending;
+use crate::header::{GradientKind, StepHeader};
+use crate::parameters::Parameters;
+use crate::reduce::Weighted;
+use crate::sync::Threads;
+use bytes::Bytes;
+use candle_core::{Device, Tensor, Var};
+use distribute_base::internal::{Dense, ReplicaGradient, lock};
+use distribute_base::{Error, Result};
+use distribute_collective::group::{GroupCall, numbers};
+use distribute_core::internal::failure;
+use distribute_tensor::compression::low_rank::Shape;
+use distribute_tensor::compression::{CHUNK, Codec, RangeCodec};
+use distribute_tensor::kernel::fold_scaled;
+use std::ops::Range;
+use std::sync::Mutex;
+
+/// The number of elements that a thread decodes and adds up at a time.
+const RANGE: usize = 16 * CHUNK;
+
+/// Returns the variables whose gradients have error feedback in this step, in ascending order.
+pub(crate) fn variables<'a>(
+    parameters: &'a Parameters,
+    headers: &[&StepHeader],
+) -> impl Iterator<Item = usize> + use<'a> {
+    let kinds = StepHeader::kinds_of_sums(headers);
+    let codecs = parameters.codecs.iter().zip(kinds).enumerate();
+    codecs.filter_map(|(number, (codec, kind))| codec.filter(|_| kind == GradientKind::Dense).map(|_| number))
+}
+
+/// Exchanges the gradients that have error feedback. Returns the sum over all replicas for each of these variables, or
+/// the elements of it that this worker updates. The new residuals are [prepared](crate::feedback::Feedback::prepare).
+///
+/// # Errors
+/// - The same error on all workers: a worker disconnects, times out or fails.
+/// - An error on this worker only: its own gradients cannot be read, or what it has received is damaged.
+pub(crate) fn exchange(
+    calling: Option<&mut GroupCall<'_>>,
+    parameters: &Parameters,
+    headers: &[&StepHeader],
+    mine: &[Weighted<'_>],
+    step: u64,
+    threads: &Threads<'_>,
+) -> Result<Vec<(usize, ReplicaGradient)>> {
+    if !parameters.compression().has_feedback() {
+        return Ok(Vec::new());
+    }
+    let variables: Vec<usize> = variables(parameters, headers).collect();
+    let (worker, replicas) =
+        calling.as_ref().map_or((0, mine.len()), |c| (c.world().worker(), c.world().replicas()));
+    let mut exchange = Exchange { calling, parameters, headers, worker, replicas, threads };
+    let contributions = exchange.contributions(&variables, mine)?;
+    let (ranges, matrices): (Vec<_>, Vec<_>) =
+        variables.into_iter().partition(|number| range_codec(parameters, *number).is_some());
+    let mut pending = Pending { step, residuals: Vec::new(), factors: Vec::new() };
+    let (of_ranges, of_matrices): (Vec<_>, Vec<_>) =
+        contributions.into_iter().partition(|one| range_codec(parameters, one.variable).is_some());
+    let mut sums = exchange.packets(&ranges, of_ranges, &mut pending)?;
+    sums.extend(exchange.factors(&matrices, of_matrices, &mut pending)?);
+    parameters.feedback.prepare(pending);
+    sums.into_iter().map(|(number, sum)| Ok((number, exchange.gradient(number, sum)?))).collect()
+}
+
+/// Returns the codec of a variable if its packets consist of ranges.
+fn range_codec(parameters: &Parameters, variable: usize) -> Option<RangeCodec> {
+    match parameters.codecs[variable]? {
+        Codec::EightBits => Some(RangeCodec::EightBits),
+        Codec::TopK => Some(RangeCodec::TopK),
+        Codec::LowRank(_) => None,
+    }
+}
+
+/// Returns the shape of a variable if it is sent as two factors.
+fn shape(parameters: &Parameters, variable: usize) -> Option<Shape> {
+    match parameters.codecs[variable]? {
+        Codec::LowRank(shape) => Some(shape),
+        _ => None,
+    }
+}
+
+/// The contribution of a replica of this worker to the sum of a variable's gradients.
+struct Contribution {
+    /// The index of the replica on this worker.
+    replica: usize,
+    variable: usize,
+    values: Vec<f32>,
+}
+
+/// The sum of a variable's gradients over all replicas.
+type Sum = (usize, Vec<f32>);
+
+/// The exchange of one step.
+struct Exchange<'a, 'g> {
+    /// The call with the other workers; `None` if there are none.
+    calling: Option<&'a mut GroupCall<'g>>,
+    parameters: &'a Parameters,
+    /// The headers of all replicas of all workers.
+    headers: &'a [&'a StepHeader],
+    /// The index of this worker.
+    worker: usize,
+    /// The number of replicas of each worker.
+    replicas: usize,
+    threads: &'a Threads<'a>,
+}
+
+impl Exchange<'_, '_> {
+    /// Returns `true` if a replica contributes to a variable. A replica without a gradient keeps its residual.
+    // INV-9
+    fn contributes(&self, replica: usize, variable: usize) -> bool {
+        self.headers[replica].kinds[variable] != GradientKind::Missing
+    }
+
+    /// Adds the residuals to the weighted gradients of this worker's replicas.
+    fn contributions(&self, variables: &[usize], mine: &[Weighted<'_>]) -> Result<Vec<Contribution>> {
+        let all = mine.iter().enumerate().flat_map(|(replica, (weight, gradients))| {
+            let one =
+                move |variable: &usize| Some((replica, *variable, *weight, gradients[*variable].as_ref()?));
+            variables.iter().filter_map(one)
+        });
+        let made = Mutex::new(Vec::new());
+        each(self.threads, all.collect(), |(replica, variable, weight, gradient)| {
+            let (_, var) = &self.parameters.variables[variable];
+            let feedback = &self.parameters.feedback;
+            let mut values = feedback.memory(var.elem_count());
+            feedback.with_residual(replica, variable, |residual| {
+                with_dense(gradient, var, |gradient| add(gradient, weight as f32, residual, &mut values))
+            })?;
+            lock(&made).push(Contribution { replica, variable, values });
+            Ok(())
+        })?;
+        let mut made = made.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        made.sort_by_key(|one| (one.replica, one.variable));
+        Ok(made)
+    }
+
+    /// Encodes, exchanges and adds up packets.
+    fn packets(
+        &mut self,
+        variables: &[usize],
+        mut mine: Vec<Contribution>,
+        pending: &mut Pending,
+    ) -> Result<Vec<Sum>> {
+        if variables.is_empty() {
+            return Ok(Vec::new());
+        }
+        let Self { parameters, threads, .. } = *self;
+        let len = |variable: usize| {
+            let count = parameters.variables[variable].1.elem_count();
+            range_codec(parameters, variable).map_or(0, |codec| codec.packet_len(count))
+        };
+        let records = self.all_gather(variables, "its compressed gradients", len, |record| {
+            let mut rest = record;
+            let tasks = mine.iter_mut().map(|one| {
+                let packet = rest.split_off_mut(..len(one.variable)).unwrap_or_default();
+                (one, packet)
+            });
+            each(threads, tasks.collect(), |(one, packet)| {
+                if let Some(codec) = range_codec(parameters, one.variable) {
+                    codec.encode(&mut one.values, packet);
+                }
+                Ok(())
+            })
+        })?;
+        let mut sums: Vec<Sum> = variables
+            .iter()
+            .map(|number| (*number, vec![0.; self.parameters.variables[*number].1.elem_count()]))
+            .collect();
+        let tasks = sums.iter_mut().zip(&records).flat_map(|((variable, sum), packets)| {
+            let variable = *variable;
+            sum.chunks_mut(RANGE).enumerate().map(move |(at, sum)| (variable, packets, at * RANGE, sum))
+        });
+        each(threads, tasks.collect(), |(variable, packets, first, sum)| {
+            match range_codec(parameters, variable) {
+                Some(codec) => decode_sum(codec, packets, first, sum),
+                None => Ok(()),
+            }
+        })?;
+        let residual = |one: Contribution| (one.replica, one.variable, one.values);
+        pending.residuals.extend(mine.into_iter().map(residual));
+        Ok(sums)
+    }
+
+    /// Computes, exchanges and adds up the factors of matrices.
+    fn factors(
+        &mut self,
+        variables: &[usize],
+        mut mine: Vec<Contribution>,
+        pending: &mut Pending,
+    ) -> Result<Vec<Sum>> {
+        if variables.is_empty() {
+            return Ok(Vec::new());
+        }
+        let matrices: Vec<Matrix> = variables
+            .iter()
+            .filter_map(|number| {
+                let shape = shape(self.parameters, *number)?;
+                let q = self.parameters.feedback.factor(*number, || shape.initial_q(self.name(*number)));
+                Some(Matrix { variable: *number, shape, q, p: Vec::new() })
+            })
+            .collect();
+        let at =
+            |matrices: &[Matrix], variable: usize| matrices.binary_search_by_key(&variable, |m| m.variable);
+        let mut matrices = matrices;
+
+        let (threads, parameters) = (self.threads, self.parameters);
+        let len = |variable| shape(parameters, variable).map_or(0, |shape| 4 * shape.len_p());
+        let records = self.all_gather(variables, "its factors P", len, |record| {
+            let mut rest = record;
+            let tasks =
+                mine.iter().map(|one| (one, rest.split_off_mut(..len(one.variable)).unwrap_or_default()));
+            each(threads, tasks.collect(), |(one, place)| {
+                if let Ok(at) = at(&matrices, one.variable) {
+                    let Matrix { shape, q, .. } = &matrices[at];
+                    let mut p = vec![0.; shape.len_p()];
+                    shape.multiply(&one.values, q, &mut p);
+                    place.copy_from_slice(bytemuck::cast_slice(&p));
+                }
+                Ok(())
+            })
+        })?;
+        each(self.threads, matrices.iter_mut().zip(&records).collect(), |(matrix, records)| {
+            matrix.p = sum_numbers(records, matrix.shape.len_p());
+            matrix.shape.orthogonalize(&mut matrix.p);
+            Ok(())
+        })?;
+
+        let len = |variable| shape(parameters, variable).map_or(0, |shape| 4 * shape.len_q());
+        let records = self.all_gather(variables, "its factors Q", len, |record| {
+            let mut rest = record;
+            let tasks = mine.iter_mut().map(|one| {
+                let place = rest.split_off_mut(..len(one.variable)).unwrap_or_default();
+                (one, place)
+            });
+            each(threads, tasks.collect(), |(one, place)| {
+                if let Ok(at) = at(&matrices, one.variable) {
+                    let Matrix { shape, p, .. } = &matrices[at];
+                    let mut q = vec![0.; shape.len_q()];
+                    shape.multiply_transposed(&one.values, p, &mut q);
+                    shape.subtract(&mut one.values, p, &q);
+                    place.copy_from_slice(bytemuck::cast_slice(&q));
+                }
+                Ok(())
+            })
+        })?;
+        let mut sums = Vec::with_capacity(matrices.len());
+        for (matrix, records) in matrices.iter_mut().zip(&records) {
+            matrix.q = sum_numbers(records, matrix.shape.len_q());
+            sums.push((matrix.variable, vec![0.; matrix.shape.elements()]));
+        }
+        let tasks = sums.iter_mut().zip(&matrices).flat_map(|((_, sum), matrix)| {
+            let rows = (RANGE / matrix.shape.columns.max(1)).max(1);
+            let ranges = sum.chunks_mut(rows * matrix.shape.columns).enumerate();
+            ranges.map(move |(at, sum)| (matrix, at * rows, sum))
+        });
+        each(self.threads, tasks.collect(), |(Matrix { shape, p, q, .. }, first, sum)| {
+            shape.product(p, q, first, sum);
+            Ok(())
+        })?;
+        for Matrix { variable, shape, mut q, .. } in matrices {
+            shape.renew(&mut q, self.name(variable));
+            pending.factors.push((variable, q));
+        }
+        pending.residuals.extend(mine.into_iter().map(|one| (one.replica, one.variable, one.values)));
+        Ok(sums)
+    }
+
+    fn name(&self, variable: usize) -> &str {
+        &self.parameters.variables[variable].0
+    }
+
+    /// Exchanges the parts of all replicas for each of the given variables. `len` returns the length of a variable's
+    /// part, and `fill` writes those of this worker's replicas, by replica and variable. Returns the parts of all
+    /// replicas, for each variable. A replica that does not contribute to a variable has none.
+    fn all_gather(
+        &mut self,
+        variables: &[usize],
+        what: &str,
+        len: impl Fn(usize) -> usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<Vec<Vec<Option<Bytes>>>> {
+        let parts = |this: &Self, worker: usize| -> Vec<(usize, usize, usize)> {
+            let replicas = worker * this.replicas..(worker + 1) * this.replicas;
+            let all = replicas.flat_map(|replica| {
+                let variables = variables.iter().enumerate();
+                let there = variables.filter(move |(_, variable)| this.contributes(replica, **variable));
+                there.map(move |(at, variable)| (replica, at, *variable))
+            });
+            all.map(|(replica, at, variable)| (replica, at, len(variable))).collect()
+        };
+        let workers = self.headers.len() / self.replicas.max(1);
+        let of_workers: Vec<_> = (0..workers).map(|worker| parts(self, worker)).collect();
+        let size = |worker: usize| of_workers[worker].iter().map(|(.., len)| len).sum::<usize>();
+        let records = match self.calling.as_ref().map(|calling| calling.buffers().clone()) {
+            Some(buffers) => {
+                let mut mine = buffers.take(size(self.worker));
+                fill(mine.bytes_mut())?;
+                let Some(calling) = &mut self.calling else { return Ok(Vec::new()) };
+                calling.all_gather_sized(what, mine.freeze(), size).map_err(failure("minimize"))?
+            }
+            None => {
+                let mut mine = vec![0; size(self.worker)];
+                fill(&mut mine)?;
+                vec![mine.into()]
+            }
+        };
+        let mut all = vec![vec![None; self.headers.len()]; variables.len()];
+        for (parts, mut record) in of_workers.iter().zip(records) {
+            for (replica, at, len) in parts {
+                all[*at][*replica] = Some(record.split_to(*len));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Returns the sum of a variable's gradients, or the elements that this worker updates, in the form of a gradient.
+    fn gradient(&self, variable: usize, sum: Vec<f32>) -> Result<ReplicaGradient> {
+        let tensor = match &self.parameters.partition {
+            Some(partition) => {
+                let own: Range<usize> = partition.own_range(variable);
+                let own = sum.get(own).unwrap_or_default();
+                Tensor::from_vec(own.to_vec(), own.len(), &Device::Cpu)?
+            }
+            None => Tensor::from_vec(sum, self.parameters.variables[variable].1.shape(), &Device::Cpu)?,
+        };
+        Ok(ReplicaGradient::Dense(Dense::Host(tensor)))
+    }
+}
+
+/// A matrix, and the factors of its sum.
+struct Matrix {
+    variable: usize,
+    shape: Shape,
+    q: Vec<f32>,
+    p: Vec<f32>,
+}
+
+/// Decodes a range of the packets of all replicas, and writes their sum. `first` is the first element of the range.
+fn decode_sum(codec: RangeCodec, packets: &[Option<Bytes>], first: usize, sum: &mut [f32]) -> Result<()> {
+    let mut decoded = vec![0f32; packets.len() * CHUNK.min(sum.len())];
+    let weights = vec![1f32; packets.len()];
+    for (chunk, sum) in sum.chunks_mut(CHUNK).enumerate() {
+        let start = codec.packet_len(first + chunk * CHUNK);
+        let end = start + codec.packet_len(sum.len());
+        for (packet, decoded) in packets.iter().zip(decoded.chunks_mut(sum.len())) {
+            match packet.as_ref().and_then(|packet| packet.get(start..end)) {
+                Some(packet) => codec
+                    .decode(packet, decoded)
+                    .map_err(|source| Error::Tensor { operation: "minimize", source })?,
+                None => decoded.fill(0.),
+            }
+        }
+        let inputs: Vec<&[f32]> = decoded.chunks(sum.len()).take(packets.len()).collect();
+        fold_scaled(&inputs, &weights, sum);
+    }
+    Ok(())
+}
+
+/// Returns the sum of the numbers that replicas have sent.
+fn sum_numbers(records: &[Option<Bytes>], len: usize) -> Vec<f32> {
+    let zeros = vec![0f32; len];
+    let all: Vec<_> =
+        records.iter().map(|record| record.as_ref().map(|bytes| numbers::<f32>(bytes))).collect();
+    let inputs: Vec<&[f32]> = all.iter().map(|numbers| numbers.as_deref().unwrap_or(&zeros)).collect();
+    let mut sum = vec![0.; len];
+    fold_scaled(&inputs, &vec![1f32; inputs.len()], &mut sum);
+    sum
+}
+
+/// Calls `then` with the elements of a gradient on the host.
+fn with_dense(gradient: &ReplicaGradient, variable: &Var, then: impl FnOnce(&[f32])) -> Result<()> {
+    match gradient {
+        ReplicaGradient::Dense(dense) => Ok(dense.with_elements(then)?),
+        ReplicaGradient::Rows(_) => match gradient.to_dense(variable)? {
+            ReplicaGradient::Dense(dense) => Ok(dense.with_elements(then)?),
+            ReplicaGradient::Rows(_) => Err(Error::invalid("optimizer step", "rows of a gradient stay rows")),
+        },
+    }
+}
+
+/// Writes the weighted gradient plus the residual, which is empty if there is none yet.
+fn add(gradient: &[f32], weight: f32, residual: &[f32], sum: &mut [f32]) {
+    if residual.is_empty() {
+        sum.iter_mut().zip(gradient).for_each(|(sum, x)| *sum = weight * x);
+        return;
+    }
+    for ((sum, x), residual) in sum.iter_mut().zip(gradient).zip(residual) {
+        *sum = weight * x + residual;
+    }
+}
+
+/// Calls `work` for each task, on all threads. Returns the first error.
+fn each<T: Send>(threads: &Threads<'_>, tasks: Vec<T>, work: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
+    let (tasks, failed) = (Mutex::new(tasks.into_iter()), Mutex::new(None));
+    (threads.broadcast)(&|_| {
+        loop {
+            let Some(task) = lock(&tasks).next() else { break };
+            if let Err(error) = work(task) {
+                lock(&failed).get_or_insert(error);
+            }
+        }
+    });
+    failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err)
+}
