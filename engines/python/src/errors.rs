@@ -1,0 +1,105 @@
+//! The exceptions, and waits that Ctrl-C ends.
+
+use distribute_ps_tables::ChannelError;
+use pyo3::prelude::*;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+/// The time between two checks for signals.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// An error of this crate, which becomes one of the package's exceptions.
+#[derive(Debug)]
+pub enum Error {
+    /// An argument is invalid: the text.
+    Argument(String),
+    /// A server has refused a request, or cannot be reached.
+    Channel(ChannelError),
+    /// Another failure: the text.
+    Other(String),
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<ChannelError> for Error {
+    fn from(error: ChannelError) -> Self {
+        Self::Channel(error)
+    }
+}
+
+impl From<distribute_ps_tables::Error> for Error {
+    fn from(error: distribute_ps_tables::Error) -> Self {
+        Self::Argument(error.to_string())
+    }
+}
+
+impl From<distribute_tensor::Error> for Error {
+    fn from(error: distribute_tensor::Error) -> Self {
+        Self::Argument(error.to_string())
+    }
+}
+
+impl From<distribute_checkpoint::Error> for Error {
+    fn from(error: distribute_checkpoint::Error) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+impl Error {
+    /// Returns the exception.
+    pub fn raise(self, py: Python<'_>) -> PyErr {
+        let (class, text, kind) = match self {
+            Self::Argument(text) => ("InvalidArgument", text, None),
+            Self::Other(text) => ("Error", text, None),
+            Self::Channel(error) => {
+                let text = error.to_string();
+                match error {
+                    ChannelError::Refused { refusal, .. } => {
+                        ("Refused", text, Some(format!("{:?}", refusal.kind)))
+                    }
+                    ChannelError::TimedOut { .. } => ("TimedOut", text, None),
+                    ChannelError::Unreachable { .. } => ("Unreachable", text, None),
+                    ChannelError::TooLarge { .. } => ("TooLarge", text, None),
+                    _ => ("Error", text, None),
+                }
+            }
+        };
+        let made = py.import("distribute_client.errors").and_then(|errors| {
+            let class = errors.getattr(class)?;
+            match kind {
+                Some(kind) => class.call1((text, kind)),
+                None => class.call1((text,)),
+            }
+        });
+        match made {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(error) => error,
+        }
+    }
+}
+
+/// Does some work on another thread, without Python's lock, and waits for its result. A signal handler that raises an
+/// exception, such as that of Ctrl-C, ends the wait. The work has a deadline, and continues until then.
+pub fn without_lock<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> PyResult<T> {
+    let (done, result) = sync_channel(1);
+    let work = move || drop(done.send(work()));
+    std::thread::Builder::new().name("distribute-client".into()).spawn(work)?;
+    // Only one thread at a time waits for this channel, but Python requires that others could.
+    let mut result = std::sync::Mutex::new(result);
+    loop {
+        let received = py.detach(|| match result.get_mut() {
+            Ok(result) => result.recv_timeout(SLICE),
+            Err(_) => Err(RecvTimeoutError::Disconnected),
+        });
+        match received {
+            Ok(result) => return result.map_err(|error| error.raise(py)),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::Other("a thread of the client has panicked".into()).raise(py));
+            }
+        }
+    }
+}
