@@ -38,6 +38,10 @@ struct Options {
     /// The number of replicas, on each worker [default: one for each core]
     #[arg(long)]
     replicas: Option<usize>,
+    /// The number of replicas of all workers together, with --strategy multi-worker: the result does not depend on the
+    /// number of workers, even if they come and go
+    #[arg(long, conflicts_with_all = ["replicas", "workers", "device"])]
+    logical_replicas: Option<usize>,
     /// The devices of the replicas instead of cores, the same on each worker, such as gpu:0 or gpu:0,cpu:0, in a build
     /// with --features cuda
     #[arg(long, value_name = "DEVICE", value_delimiter = ',', conflicts_with_all = ["replicas", "workers"])]
@@ -156,12 +160,19 @@ fn one_process(
 /// Returns the requested strategy: the only part of a program that depends on the location of replicas.
 fn strategy(options: &Options, replicas: usize) -> distribute::Result<Strategy> {
     let devices = options.device.iter().map(String::as_str);
+    if options.logical_replicas.is_some() && !matches!(options.strategy, Kind::MultiWorker) {
+        return Err(distribute::Error::other("--logical-replicas is for --strategy multi-worker"));
+    }
     match (options.strategy, options.device.is_empty()) {
         (Kind::Mirrored, true) => MirroredStrategy::cpus(replicas),
         (Kind::Mirrored, false) => MirroredStrategy::new(devices),
         (Kind::MultiWorker, cpus) => {
             let builder = MultiWorkerMirroredStrategy::builder();
-            let mut builder = if cpus { builder.replicas(replicas) } else { builder.devices(devices) };
+            let mut builder = match options.logical_replicas {
+                Some(replicas) => builder.logical_replicas(replicas),
+                None if cpus => builder.replicas(replicas),
+                None => builder.devices(devices),
+            };
             builder = builder.compression(options.compression);
             if let Some(folder) = &options.certificates {
                 let [ca, certificate, key] =

@@ -205,7 +205,7 @@ impl Blame {
     /// Adds the tasks and addresses of the workers to which the culprits belong. `process` returns those of a
     /// worker of `world` by its rank, or `None` if they are not known.
     pub fn with_locations(mut self, world: World, process: impl Fn(usize) -> Option<Process>) -> Self {
-        let mut workers: Vec<_> = self.culprits.iter().map(|replica| replica / world.replicas()).collect();
+        let mut workers: Vec<_> = self.culprits.iter().map(|replica| world.worker_of(*replica)).collect();
         workers.dedup();
         self.processes = workers.into_iter().filter_map(|worker| Some((worker, process(worker)?))).collect();
         self

@@ -63,7 +63,7 @@ pub use status::{Presence, ReplicaStatus};
 pub use task::Job;
 pub use task::{MAX_TASK_INDEX, OtherJob, Task};
 pub use tf_config::{OwnTask, TF_CONFIG, TfConfig};
-pub use world::{World, WorldError};
+pub use world::{ReplicaCount, World, WorldError};
 
 /// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
 #[doc(hidden)]

@@ -4,7 +4,7 @@ use crate::address::Address;
 use crate::error::ClusterError;
 use crate::spec::ClusterSpec;
 use crate::task::{Job, Task};
-use crate::world::World;
+use crate::world::{ReplicaCount, World};
 use std::collections::BTreeMap;
 
 impl ClusterSpec {
@@ -132,10 +132,19 @@ impl ClusterSpec {
     /// - [`ClusterError::AddressTwice`]: two tasks have the same address.
     /// - [`ClusterError::World`]: `replicas` is 0 or too large.
     pub fn world(&self, task: &Task, replicas: usize) -> Result<World, ClusterError> {
+        self.world_with(task, ReplicaCount::PerWorker(replicas))
+    }
+
+    /// Returns the world of the strategy of `task`, with a number of replicas of each worker, as
+    /// [`world`](Self::world) does, or of all workers together. An evaluator is alone.
+    ///
+    /// # Errors
+    /// Returns the errors of [`world`](Self::world), and of [`World::logical`].
+    pub fn world_with(&self, task: &Task, replicas: ReplicaCount) -> Result<World, ClusterError> {
         // MW-5, MW-6
         let rank = self.id_in_cluster(task)?;
         if task.job == Job::Evaluator {
-            return Ok(World::alone(replicas)?);
+            return Ok(World::with_count(1, 0, replicas)?);
         }
         for job in [Job::Chief, Job::Worker].into_iter().filter(|job| self.has_job(job)) {
             let indices = self.task_indices(&job)?;
@@ -144,7 +153,7 @@ impl ClusterSpec {
             }
         }
         self.check_addresses()?;
-        Ok(World::new(self.worker_count(&task.job)?, rank, replicas)?)
+        Ok(World::with_count(self.worker_count(&task.job)?, rank, replicas)?)
     }
 
     /// Checks that the tasks can reach each other at their addresses. A loopback address, such as `localhost`, is

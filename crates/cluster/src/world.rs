@@ -3,10 +3,12 @@
 use std::fmt;
 use std::ops::Range;
 
-/// The number of workers of a training run, the number of replicas of each, and the rank of this process.
+/// The number of workers of a training run, the replicas of each, and the rank of this process.
 ///
-/// A world converts between local and global ids, and identifies the chief. All workers have the same number of
-/// replicas: replica `r` of worker `w` has the global id `w * replicas + r`.
+/// A world converts between local and global ids, and identifies the chief. Each worker has replicas with consecutive
+/// global ids, and those of worker 0 come first. In a world made by [`new`](Self::new) all workers have the same number
+/// of replicas. In a world of [logical replicas](Self::logical) the total is fixed, and the numbers of any two workers
+/// differ by at most one.
 ///
 /// ```
 /// use distribute_cluster::World;
@@ -15,13 +17,24 @@ use std::ops::Range;
 /// assert_eq!(world.local_replicas(), 2..4);
 /// assert_eq!(world.worker_of(5), 2);
 /// assert!(!world.is_chief());
+/// let world = World::logical(3, 1, 5)?; // worker 1 of 3, which share 5 replicas
+/// assert_eq!([0, 1, 2].map(|worker| world.replicas_of(worker)), [0..1, 1..3, 3..5]);
 /// # Ok::<(), distribute_cluster::WorldError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct World {
     workers: usize,
     worker: usize,
-    replicas: usize,
+    count: ReplicaCount,
+}
+
+/// The number of replicas that a job states, which does not change when workers come or go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReplicaCount {
+    /// The number of replicas of each worker.
+    PerWorker(usize),
+    /// The number of [logical replicas](World::logical) of all workers together.
+    Total(usize),
 }
 
 /// The reason why numbers of workers and replicas do not form a valid world.
@@ -46,6 +59,13 @@ pub enum WorldError {
         /// The number of replicas of each worker.
         replicas: usize,
     },
+    /// There are fewer logical replicas than workers.
+    TooFew {
+        /// The number of workers.
+        workers: usize,
+        /// The number of logical replicas.
+        replicas: usize,
+    },
 }
 
 impl fmt::Display for WorldError {
@@ -58,6 +78,13 @@ impl fmt::Display for WorldError {
             }
             WorldError::TooMany { workers, replicas } => {
                 write!(f, "{workers} workers of {replicas} replicas exceed the maximum number of replicas")
+            }
+            WorldError::TooFew { workers, replicas } => {
+                write!(
+                    f,
+                    "{workers} workers cannot share {replicas} logical replicas, because each worker has at least one: use \
+                     {workers} logical replicas or more, or fewer workers"
+                )
             }
         }
     }
@@ -80,7 +107,7 @@ impl World {
             (_, 0) => Err(WorldError::NoReplicas),
             _ if workers.checked_mul(replicas).is_none() => Err(WorldError::TooMany { workers, replicas }),
             _ if worker >= workers => Err(WorldError::NoSuchWorker { worker, workers }),
-            _ => Ok(Self { workers, worker, replicas }),
+            _ => Ok(Self { workers, worker, count: ReplicaCount::PerWorker(replicas) }),
         }
     }
 
@@ -90,6 +117,47 @@ impl World {
     /// Returns [`WorldError::NoReplicas`] if `replicas` is 0.
     pub fn alone(replicas: usize) -> Result<Self, WorldError> {
         Self::new(1, 0, replicas)
+    }
+
+    /// Creates a world of `workers` workers that share `replicas` logical replicas. Worker `w` of `W` has the replicas
+    /// from `replicas * w / W` to `replicas * (w + 1) / W`. `worker` is the rank of this process, from 0.
+    ///
+    /// # Errors
+    /// - [`WorldError::NoWorkers`]: `workers` is 0.
+    /// - [`WorldError::NoReplicas`]: `replicas` is 0.
+    /// - [`WorldError::TooFew`]: `replicas` is less than `workers`.
+    /// - [`WorldError::TooMany`]: `replicas * workers` overflows.
+    /// - [`WorldError::NoSuchWorker`]: `worker` is not less than `workers`.
+    pub fn logical(workers: usize, worker: usize, replicas: usize) -> Result<Self, WorldError> {
+        let world = Self::new(workers, worker, replicas)?;
+        if replicas < workers {
+            return Err(WorldError::TooFew { workers, replicas });
+        }
+        Ok(Self { count: ReplicaCount::Total(replicas), ..world })
+    }
+
+    /// Creates a world of `workers` workers with the given replicas. `worker` is the rank of this process.
+    ///
+    /// # Errors
+    /// Returns the errors of [`new`](Self::new) and [`logical`](Self::logical).
+    pub fn with_count(workers: usize, worker: usize, count: ReplicaCount) -> Result<Self, WorldError> {
+        match count {
+            ReplicaCount::PerWorker(replicas) => Self::new(workers, worker, replicas),
+            ReplicaCount::Total(replicas) => Self::logical(workers, worker, replicas),
+        }
+    }
+
+    /// Returns the number of replicas that the job states.
+    pub fn count(&self) -> ReplicaCount {
+        self.count
+    }
+
+    /// Returns the number of logical replicas; `None` if the number of replicas of each worker is stated instead.
+    pub fn logical_replicas(&self) -> Option<usize> {
+        match self.count {
+            ReplicaCount::PerWorker(_) => None,
+            ReplicaCount::Total(replicas) => Some(replicas),
+        }
     }
 
     /// Returns the number of workers.
@@ -102,14 +170,28 @@ impl World {
         self.worker
     }
 
-    /// Returns the number of replicas of each worker.
+    /// Returns the number of replicas of this worker. With [logical replicas](Self::logical), other workers may have
+    /// one more or one less.
     pub fn replicas(&self) -> usize {
-        self.replicas
+        self.local_replicas().len()
+    }
+
+    /// Returns the number of replicas of each worker; `None` if some workers have more than others.
+    pub fn replicas_of_each(&self) -> Option<usize> {
+        match self.count {
+            ReplicaCount::PerWorker(replicas) => Some(replicas),
+            ReplicaCount::Total(replicas) => {
+                replicas.is_multiple_of(self.workers).then(|| replicas / self.workers)
+            }
+        }
     }
 
     /// Returns the total number of replicas of all workers.
     pub fn num_replicas_in_sync(&self) -> usize {
-        self.workers * self.replicas
+        match self.count {
+            ReplicaCount::PerWorker(replicas) => self.workers * replicas,
+            ReplicaCount::Total(replicas) => replicas,
+        }
     }
 
     /// Returns the global ids of this worker's replicas.
@@ -119,24 +201,34 @@ impl World {
 
     /// Returns the global ids of the replicas of the worker with rank `worker`.
     pub fn replicas_of(&self, worker: usize) -> Range<usize> {
-        worker * self.replicas..(worker + 1) * self.replicas
+        self.first_of(worker)..self.first_of(worker + 1)
+    }
+
+    fn first_of(&self, worker: usize) -> usize {
+        match self.count {
+            ReplicaCount::PerWorker(replicas) => worker * replicas,
+            ReplicaCount::Total(replicas) => worker * replicas / self.workers,
+        }
     }
 
     /// Converts the local id of one of this worker's replicas into its global id.
     pub fn global(&self, local: usize) -> usize {
-        self.worker * self.replicas + local
+        self.first_of(self.worker) + local
     }
 
     /// Converts the global id of a replica into its local id on this worker. Returns `None` if the replica
     /// belongs to another worker.
     pub fn local(&self, global: usize) -> Option<usize> {
-        let local = global.checked_sub(self.worker * self.replicas)?;
-        (local < self.replicas).then_some(local)
+        let local = global.checked_sub(self.first_of(self.worker))?;
+        (local < self.replicas()).then_some(local)
     }
 
     /// Returns the rank of the worker to which a replica belongs. `global` is the global id of the replica.
     pub fn worker_of(&self, global: usize) -> usize {
-        global / self.replicas
+        match self.count {
+            ReplicaCount::PerWorker(replicas) => global / replicas,
+            ReplicaCount::Total(replicas) => (global * self.workers + self.workers - 1) / replicas,
+        }
     }
 
     /// Returns whether the world has more than one worker.
@@ -154,22 +246,28 @@ impl World {
 impl Default for World {
     /// Creates a world of one process with one replica.
     fn default() -> Self {
-        Self { workers: 1, worker: 0, replicas: 1 }
+        Self { workers: 1, worker: 0, count: ReplicaCount::PerWorker(1) }
     }
 }
 
 impl fmt::Display for World {
-    /// Formats the world as `worker 1 of 3, 2 replicas each` or, if there is only one worker, as `2 replicas`.
+    /// Formats the world as `worker 1 of 3, 2 replicas each`, or as `worker 1 of 3, 2 of 5 logical replicas`. If there
+    /// is only one worker, formats it as `2 replicas` or `5 logical replicas`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plural = if self.replicas == 1 { "" } else { "s" };
-        match self.workers {
-            1 => write!(f, "{} replica{plural}", self.replicas),
-            _ => {
-                write!(
-                    f,
-                    "worker {} of {}, {} replica{plural} each",
-                    self.worker, self.workers, self.replicas
-                )
+        let plural = |replicas| if replicas == 1 { "" } else { "s" };
+        if self.workers > 1 {
+            write!(f, "worker {} of {}, ", self.worker, self.workers)?;
+        }
+        match self.count {
+            ReplicaCount::PerWorker(replicas) => {
+                let each = if self.workers > 1 { " each" } else { "" };
+                write!(f, "{replicas} replica{}{each}", plural(replicas))
+            }
+            ReplicaCount::Total(replicas) => {
+                if self.workers > 1 {
+                    write!(f, "{} of ", self.replicas())?;
+                }
+                write!(f, "{replicas} logical replica{}", plural(replicas))
             }
         }
     }
@@ -198,6 +296,47 @@ mod tests {
     }
 
     #[test]
+    fn logical_replicas_are_shared_by_all_workers_as_evenly_as_possible() {
+        for replicas in 1..40 {
+            for workers in 1..=replicas {
+                let world = World::logical(workers, 0, replicas).unwrap();
+                let mut next = 0;
+                for worker in 0..workers {
+                    let own = world.replicas_of(worker);
+                    assert_eq!(own.start, next);
+                    assert!(
+                        (replicas / workers..=replicas.div_ceil(workers)).contains(&own.len()),
+                        "{own:?}"
+                    );
+                    let there = World::logical(workers, worker, replicas).unwrap();
+                    assert_eq!((there.local_replicas(), there.replicas()), (own.clone(), own.len()));
+                    for (local, global) in own.clone().enumerate() {
+                        assert_eq!(
+                            world.worker_of(global),
+                            worker,
+                            "{global} of {replicas}, {workers} workers"
+                        );
+                        assert_eq!((there.global(local), there.local(global)), (global, Some(local)));
+                    }
+                    assert_eq!(there.local(own.end), None);
+                    next = own.end;
+                }
+                assert_eq!((next, world.num_replicas_in_sync()), (replicas, replicas));
+                let each = world.replicas_of_each();
+                assert_eq!(each, replicas.is_multiple_of(workers).then(|| replicas / workers));
+            }
+        }
+    }
+
+    #[test]
+    fn fewer_logical_replicas_than_workers_are_refused() {
+        assert_eq!(World::logical(3, 0, 2), Err(WorldError::TooFew { workers: 3, replicas: 2 }));
+        let text = World::logical(3, 0, 2).unwrap_err().to_string();
+        assert!(text.starts_with("3 workers cannot share 2 logical replicas"), "{text}");
+        assert_eq!(World::logical(1, 0, 0), Err(WorldError::NoReplicas));
+    }
+
+    #[test]
     fn an_invalid_world_is_refused() {
         assert_eq!(World::new(0, 0, 1), Err(WorldError::NoWorkers));
         assert_eq!(World::alone(0), Err(WorldError::NoReplicas));
@@ -210,5 +349,7 @@ mod tests {
     fn it_prints_who_it_is() {
         assert_eq!(World::new(3, 1, 2).unwrap().to_string(), "worker 1 of 3, 2 replicas each");
         assert_eq!(World::alone(1).unwrap().to_string(), "1 replica");
+        assert_eq!(World::logical(3, 1, 5).unwrap().to_string(), "worker 1 of 3, 2 of 5 logical replicas");
+        assert_eq!(World::logical(1, 0, 5).unwrap().to_string(), "5 logical replicas");
     }
 }

@@ -75,7 +75,7 @@ impl<M> Replicated<M> {
         let variables = Variables::new(strategy, seed);
         let models = || {
             let mut models = Vec::new();
-            for replica in 0..strategy.world().replicas() {
+            for replica in 0..strategy.extended().max_replicas() {
                 models.push(build(variables.builder(replica)?).map_err(unwrap_candle_error)?);
                 variables.require_same_names(replica)?;
             }
@@ -86,7 +86,8 @@ impl<M> Replicated<M> {
         Ok(Self { models: PerReplica::from_values(models), build, variables })
     }
 
-    /// Returns the models, one for each local replica.
+    /// Returns the models, one for each local replica. If the number of local replicas may grow because the workers
+    /// share logical replicas, there are as many models as the largest number, and the first are used.
     pub fn models(&self) -> &PerReplica<M> {
         &self.models
     }
@@ -176,13 +177,21 @@ impl Strategy {
     }
 }
 
+/// Returns how many of `models` models the replicas of the current world use. Only logical replicas leave some unused.
+fn used(strategy: &Strategy, models: usize) -> usize {
+    let world = strategy.world();
+    if world.logical_replicas().is_some() { world.replicas() } else { models }
+}
+
 /// Gives each replica a mutable reference to its model, for methods that take `&mut self`, such as many in
 /// candle_transformers.
 impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
     type Local = &'a mut M;
     fn split(self, replicas: usize) -> Result<Vec<&'a mut M>> {
         let strategy = self.variables.strategy().clone();
-        require_one_each(self.models_mut().iter_mut().collect(), replicas, || describe_model::<M>(&strategy))
+        let used = used(&strategy, self.models.len());
+        let models = self.models_mut().iter_mut().take(used).collect();
+        require_one_each(models, replicas, || describe_model::<M>(&strategy))
     }
     fn own_variables(&self, replica: usize) -> Vec<Var> {
         self.variables.own_variables(replica)
@@ -194,8 +203,9 @@ impl<'a, M: Send> Distributed for &'a mut Replicated<M> {
 impl<'a, M: Sync> Distributed for &'a Replicated<M> {
     type Local = &'a M;
     fn split(self, replicas: usize) -> Result<Vec<&'a M>> {
-        let what = || describe_model::<M>(self.variables.strategy());
-        require_one_each(self.models().iter().collect(), replicas, what)
+        let strategy = self.variables.strategy();
+        let models = self.models().iter().take(used(strategy, self.models.len())).collect();
+        require_one_each(models, replicas, || describe_model::<M>(strategy))
     }
     fn own_variables(&self, replica: usize) -> Vec<Var> {
         self.variables.own_variables(replica)

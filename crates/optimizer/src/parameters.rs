@@ -224,18 +224,21 @@ impl Parameters {
 }
 
 /// Returns the form in which a replica's packs are sent early. Returns `None` if there are no other workers, or if
-/// gradients are changed on this worker before they are sent: summed, or compressed together with a residual.
+/// gradients are changed on this worker before they are sent: always summed, or compressed together with a residual.
+/// Logical replicas may be shared otherwise in a later world.
 fn packs(strategy: &Strategy) -> Option<PackCoding> {
     let (group, compression) = (strategy.extended().group()?, strategy.extended().compression());
     let coding = || PackCoding::new(compression.wire(), group.buffers());
-    (!sums_locally_first(group.world()) && !compression.has_feedback()).then(coding)
+    let world = group.world();
+    let changes = world.logical_replicas().is_some() && strategy.extended().elastic().is_some();
+    ((changes || !sums_locally_first(world)) && !compression.has_feedback()).then(coding)
 }
 
-/// Returns `true` if the sum over a worker's replicas is a complete branch of the tree of sums. The worker can then
-/// send this sum instead of each replica's gradients.
+/// Returns `true` if the sum over each worker's replicas is a complete branch of the tree of sums. The workers can then
+/// send this sum instead of each replica's gradients. It is the same for all workers.
 // INV-7
 pub(crate) fn sums_locally_first(world: World) -> bool {
-    world.replicas() > 1 && world.replicas().is_power_of_two()
+    world.replicas_of_each().is_some_and(|each| each > 1 && each.is_power_of_two())
 }
 
 /// Returns a text with the first names and the number of the omitted ones.

@@ -1,7 +1,7 @@
 //! Groups whose workers are threads of this process, for tests, examples and first experiments.
 
 use super::{Group, Inbox};
-use distribute_cluster::World;
+use distribute_cluster::{ReplicaCount, World};
 use distribute_net::{Identity, JoinError, Listener, Receiver, Rendezvous, Secret, SharedMemory, memory};
 use std::sync::Arc;
 use std::thread;
@@ -28,7 +28,15 @@ pub enum Links {
 /// # Errors
 /// Returns a [`JoinError`] if `workers` and `replicas` do not describe a valid world, or if a socket cannot be opened.
 pub fn groups(links: Links, workers: usize, replicas: usize) -> Result<Vec<Group>, JoinError> {
-    let worlds = (0..workers.max(1)).map(|worker| World::new(workers, worker, replicas));
+    groups_of(links, workers, ReplicaCount::PerWorker(replicas))
+}
+
+/// Acts like [`groups`], with the number of replicas of each worker or of all workers together.
+///
+/// # Errors
+/// Returns the errors of [`groups`].
+pub fn groups_of(links: Links, workers: usize, replicas: ReplicaCount) -> Result<Vec<Group>, JoinError> {
+    let worlds = (0..workers.max(1)).map(|worker| World::with_count(workers, worker, replicas));
     let worlds = worlds.collect::<Result<Vec<_>, _>>()?;
     match links {
         Links::Memory => Ok(over_memory(worlds)),

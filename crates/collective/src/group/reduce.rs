@@ -21,6 +21,8 @@ const SMALL: usize = 64 << 10;
 
 /// The description of a worker's leaves, which is exchanged before large data.
 struct Opening {
+    /// The number of contributions of this worker: one for each of its replicas, or a single one.
+    parts: usize,
     tracked: Vec<bool>,
     /// Whether each leaf is dense and numeric on all replicas of this worker.
     dense: Vec<bool>,
@@ -64,7 +66,10 @@ impl GroupCall<'_> {
         let dense: Vec<bool> =
             (0..tracked.len()).map(|leaf| openings.iter().all(|opening| opening.dense[leaf])).collect();
         if openings.iter().any(|opening| opening.leaves.is_none()) {
-            return Ok(Combined { leaves: self.reduce_by_ranges(op, local, &dense, folder)?, tracked });
+            return Ok(Combined {
+                leaves: self.reduce_by_ranges(op, local, &openings, &dense, folder)?,
+                tracked,
+            });
         }
         let all = self.all_leaves(&openings, local)?;
         let all: Vec<&[Leaf]> = all.iter().map(Vec::as_slice).collect();
@@ -92,7 +97,7 @@ impl GroupCall<'_> {
         }
         let mine = Bytes::from(wire::encode(local.iter().flat_map(|leaves| leaves.iter()))?);
         let bodies = self.next_round("its data", |_| mine.clone())?;
-        Ok((self.decode_all(&bodies, local)?, tracked))
+        Ok((self.decode_all(&openings, &bodies, local)?, tracked))
     }
 
     /// Returns the leaves of worker 0, with the kinds and devices of this worker's leaves `mine`. The leaves of other
@@ -130,6 +135,7 @@ impl GroupCall<'_> {
         let count = local.first().map_or(0, |leaves| leaves.len());
         let bytes: usize = local.iter().flat_map(|leaves| leaves.iter()).map(size).sum();
         let mine = Opening {
+            parts: local.len(),
             tracked: tracked(local),
             dense: (0..count).map(|leaf| local.iter().all(|leaves| is_dense(&leaves[leaf]))).collect(),
             leaves: if bytes <= SMALL {
@@ -140,11 +146,21 @@ impl GroupCall<'_> {
         };
         let body = mine.encode();
         let bodies = self.first_round(body)?;
-        let me = self.world().worker();
+        let (world, me) = (self.world(), self.world().worker());
         let mut mine = Some(mine);
-        let opening = |(worker, body)| match mine.take_if(|_| worker == me) {
-            Some(mine) => Ok(mine),
-            None => Opening::decode(body, count),
+        let opening = |(worker, body)| {
+            if let Some(mine) = mine.take_if(|_| worker == me) {
+                return Ok(mine);
+            }
+            let theirs = Opening::decode(body, count)?;
+            let parts = theirs.parts;
+            // Either each replica contributes, or each worker.
+            let fits = parts == local.len() || parts == world.replicas_of(worker).len();
+            if fits {
+                Ok(theirs)
+            } else {
+                Err(Failure::Record(format!("{parts} contributions of worker {worker}, {world}")))
+            }
         };
         bodies.into_iter().enumerate().map(opening).collect()
     }
@@ -157,18 +173,24 @@ impl GroupCall<'_> {
     fn all_leaves(&self, openings: &[Opening], local: &[&[Leaf]]) -> Result<Vec<Vec<Leaf>>, Failure> {
         let bodies: Vec<Bytes> =
             openings.iter().map(|opening| opening.leaves.clone().unwrap_or_default()).collect();
-        self.decode_all(&bodies, local)
+        self.decode_all(openings, &bodies, local)
     }
 
-    fn decode_all(&self, bodies: &[Bytes], local: &[&[Leaf]]) -> Result<Vec<Vec<Leaf>>, Failure> {
+    fn decode_all(
+        &self,
+        openings: &[Opening],
+        bodies: &[Bytes],
+        local: &[&[Leaf]],
+    ) -> Result<Vec<Vec<Leaf>>, Failure> {
         let mut all = Vec::with_capacity(self.world().num_replicas_in_sync());
-        for (worker, body) in bodies.iter().enumerate() {
+        for (worker, (opening, body)) in openings.iter().zip(bodies).enumerate() {
             if worker == self.world().worker() {
                 all.extend(local.iter().map(|leaves| leaves.to_vec()));
                 continue;
             }
             let mut leaves = wire::decode(body)?.into_iter();
-            for mine in local {
+            for part in 0..opening.parts {
+                let mine = nearest(local, part);
                 let theirs = mine.iter().map(|mine| Ok(next_leaf(&mut leaves)?.to_device_of(mine)?));
                 all.push(theirs.collect::<Result<_, Failure>>()?);
             }
@@ -186,6 +208,7 @@ impl GroupCall<'_> {
         &mut self,
         op: ReduceOp,
         local: &[&[Leaf]],
+        openings: &[Opening],
         dense: &[bool],
         folder: &impl Folder,
     ) -> Result<Vec<Leaf>, Failure> {
@@ -215,13 +238,14 @@ impl GroupCall<'_> {
             let mut parts = Vec::with_capacity(packs.len());
             for (pack, mine) in packs.iter().zip(&mine) {
                 let range = range(pack.len, world.workers(), world.worker());
-                let part = |mine: &HostTensor| {
-                    if worker == world.worker() {
-                        return Ok(mine.narrow(0, range.start, range.len())?);
-                    }
-                    raw::take(&mut body, pack.sent, range.len())
-                };
-                parts.push(mine.iter().map(part).collect::<Result<Vec<_>, Failure>>()?);
+                let part = |mine: &HostTensor| Ok(mine.narrow(0, range.start, range.len())?);
+                parts.push(if worker == world.worker() {
+                    mine.iter().map(part).collect::<Result<Vec<_>, Failure>>()?
+                } else {
+                    let theirs = if pack.is_branch { 1 } else { openings[worker].parts };
+                    let take = |_| raw::take(&mut body, pack.sent, range.len());
+                    (0..theirs).map(take).collect::<Result<Vec<_>, Failure>>()?
+                });
             }
             theirs.push(parts.into_iter());
             let is_me = worker == world.worker() || others.is_empty();
@@ -243,7 +267,7 @@ impl GroupCall<'_> {
                     all.extend(column(local, leaf).into_iter().cloned());
                     continue;
                 }
-                for _ in 0..local.len() {
+                for _ in 0..openings[worker].parts {
                     all.push(next_leaf(theirs)?.to_device_of(&local[0][leaf])?);
                 }
             }
@@ -277,6 +301,11 @@ impl GroupCall<'_> {
         let all = reduced.into_iter().collect::<Option<Vec<_>>>();
         all.ok_or_else(|| Failure::Record("a leaf that is in no pack".into()))
     }
+}
+
+/// Returns the leaves of this worker next to which those of another worker's contribution `part` are placed.
+fn nearest<'a>(local: &[&'a [Leaf]], part: usize) -> &'a [Leaf] {
+    local.get(part).or(local.first()).copied().unwrap_or_default()
 }
 
 /// Returns the next leaf that another worker has sent, or an error if there are no more.
@@ -320,9 +349,9 @@ impl Pack {
                 }
                 None => {
                     let floats = dtype.mean() == Some(dtype);
-                    let replicas = world.replicas();
-                    let is_branch =
-                        replicas > 1 && replicas.is_power_of_two() && (op == ReduceOp::Sum || floats);
+                    let is_branch = (world.replicas_of_each())
+                        .is_some_and(|replicas| replicas > 1 && replicas.is_power_of_two())
+                        && (op == ReduceOp::Sum || floats);
                     let sent = if is_branch { dtype.of_sum(op) } else { dtype };
                     packs.push(Self { leaves: vec![leaf], dtype, len, is_branch, sent });
                 }
@@ -371,13 +400,14 @@ impl Opening {
         let mut bytes: Vec<u8> =
             flags.map(|(tracked, dense)| u8::from(*tracked) | u8::from(*dense) << 1).collect();
         bytes.push(u8::from(self.leaves.is_some()));
+        bytes.extend_from_slice(&u32::try_from(self.parts).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend_from_slice(self.leaves.as_deref().unwrap_or_default());
         bytes.into()
     }
 
     /// Decodes an opening that describes `count` leaves. Returns an error if the bytes are too short for this.
     fn decode(mut bytes: Bytes, count: usize) -> Result<Self, Failure> {
-        if bytes.len() <= count {
+        if bytes.len() < count + 1 + size_of::<u32>() {
             return Err(distribute_tensor::Error::Bytes {
                 operation: "all_reduce",
                 offset: bytes.len(),
@@ -387,7 +417,10 @@ impl Opening {
         }
         let flags = bytes.split_to(count);
         let has_leaves = bytes.split_to(1)[0] == 1;
+        let parts =
+            bytes.split_to(size_of::<u32>()).iter().rev().fold(0, |all, byte| all << 8 | usize::from(*byte));
         Ok(Self {
+            parts,
             tracked: flags.iter().map(|flag| flag & 1 > 0).collect(),
             dense: flags.iter().map(|flag| flag & 2 > 0).collect(),
             leaves: has_leaves.then_some(bytes),

@@ -62,18 +62,24 @@ impl GroupCall<'_> {
 
     /// Receives the vectors that were sent to this worker before this call. `call` must be the
     /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns, for each worker including this one, [this
-    /// worker's range](early_range) of each of that worker's vectors. All workers must have sent the same number of
-    /// vectors, with the lengths of `mine`. Call this after all workers have agreed on the call made after sending, or
-    /// on a later one.
+    /// worker's range](early_range) of each of that worker's vectors. Vectors come in sets of equal lengths: `sets`
+    /// returns the number of sets of a worker, and `mine` contains those of this worker. Call this after all workers
+    /// have agreed on the call made after sending, or on a later one.
     ///
     /// # Errors
     /// - [`Failure::Record`]: a vector is missing or has a different length.
-    pub fn receive_early_ranges(&self, call: u64, mine: &[Bytes]) -> Result<Vec<Vec<Bytes>>, Failure> {
+    pub fn receive_early_ranges(
+        &self,
+        call: u64,
+        mine: &[Bytes],
+        sets: impl Fn(usize) -> usize,
+    ) -> Result<Vec<Vec<Bytes>>, Failure> {
         let world = self.world();
         let piece = |vector: &Bytes| vector.slice(early_range(world, world.worker(), vector.len()));
         let pieces: Vec<_> = mine.iter().map(piece).collect();
-        let sizes: Vec<_> = pieces.iter().map(Bytes::len).collect();
-        let mut all = self.receive_early(call, &sizes)?;
+        let each = pieces.len() / sets(world.worker()).max(1);
+        let sizes: Vec<_> = pieces.iter().take(each).map(Bytes::len).collect();
+        let mut all = self.receive_early(call, &sizes, sets)?;
         if let Some(own) = all.get_mut(world.worker()) {
             *own = pieces;
         }
@@ -81,14 +87,20 @@ impl GroupCall<'_> {
     }
 
     /// Receives the pieces of vectors that were sent to this worker before this call. `call` must be the
-    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns the pieces of each other worker, which must
-    /// have the given sizes. The entry of this worker is empty.
+    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns the pieces of each other worker:
+    /// `sets(worker)` sets of pieces of the given sizes. The entry of this worker is empty.
     ///
     /// # Errors
     /// Returns the errors of [`receive_early_ranges`](Self::receive_early_ranges).
-    pub fn receive_early(&self, call: u64, sizes: &[usize]) -> Result<Vec<Vec<Bytes>>, Failure> {
+    pub fn receive_early(
+        &self,
+        call: u64,
+        sizes: &[usize],
+        sets: impl Fn(usize) -> usize,
+    ) -> Result<Vec<Vec<Bytes>>, Failure> {
         let (world, session) = (self.world(), self.session());
-        let mut all = vec![vec![Bytes::new(); sizes.len()]; world.workers()];
+        let of = |worker| vec![Bytes::new(); sets(worker) * sizes.len()];
+        let mut all: Vec<Vec<Bytes>> = (0..world.workers()).map(of).collect();
         for piece in session.early_receiver().take(session.group(), call) {
             if let Some(place) = all.get_mut(piece.from).and_then(|all| all.get_mut(piece.part)) {
                 *place = piece.body;
@@ -98,7 +110,7 @@ impl GroupCall<'_> {
             if worker == world.worker() {
                 pieces.clear();
             }
-            let mut pieces = pieces.iter().zip(sizes);
+            let mut pieces = pieces.iter().zip(sizes.iter().cycle());
             pieces.try_for_each(|(piece, size)| raw::require_length(worker, piece, *size))?;
         }
         Ok(all)
@@ -111,16 +123,22 @@ impl GroupCall<'_> {
     /// - [`Failure::Blame`], on every worker: workers make different calls, or a worker has exited, is lost or times
     ///   out.
     /// - [`Failure::Record`]: a worker has sent different lengths.
-    pub fn all_to_all_ranges(&mut self, what: &str, mine: &[Bytes]) -> Result<Vec<Vec<Bytes>>, Failure> {
+    pub fn all_to_all_ranges(
+        &mut self,
+        what: &str,
+        mine: &[Bytes],
+        sets: impl Fn(usize) -> usize,
+    ) -> Result<Vec<Vec<Bytes>>, Failure> {
         let world = self.world();
         let piece =
             |worker: usize, part: usize| mine[part].slice(early_range(world, worker, mine[part].len()));
         let call = self.send_pieces(what, mine.len(), piece)?;
-        self.receive_early_ranges(call, mine)
+        self.receive_early_ranges(call, mine, sets)
     }
 
-    /// Sends each other worker the pieces `piece(worker, number)`, one for each of `sizes`, in one round. Returns the
-    /// pieces that the other workers have sent, of the same sizes, as [`receive_early`](Self::receive_early) does.
+    /// Sends each other worker the pieces `piece(worker, number)`, one for each of `sizes` in each of this worker's
+    /// sets, in one round. Returns the pieces that the other workers have sent, of the same sizes, as
+    /// [`receive_early`](Self::receive_early) does.
     ///
     /// # Errors
     /// Returns the errors of [`all_to_all_ranges`](Self::all_to_all_ranges).
@@ -128,10 +146,11 @@ impl GroupCall<'_> {
         &mut self,
         what: &str,
         sizes: &[usize],
+        sets: impl Fn(usize) -> usize,
         piece: impl Fn(usize, usize) -> Bytes,
     ) -> Result<Vec<Vec<Bytes>>, Failure> {
-        let call = self.send_pieces(what, sizes.len(), piece)?;
-        self.receive_early(call, sizes)
+        let call = self.send_pieces(what, sets(self.world().worker()) * sizes.len(), piece)?;
+        self.receive_early(call, sizes, sets)
     }
 
     /// Sends pieces, and waits until those of the other workers have arrived. Returns the `call` with which

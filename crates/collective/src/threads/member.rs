@@ -338,7 +338,7 @@ fn all_gather<T: Serialize + DeserializeOwned>(
             continue;
         }
         let theirs: Vec<T> = postcard::from_bytes(body).map_err(record)?;
-        if theirs.len() != world.replicas() {
+        if theirs.len() != world.replicas_of(worker).len() {
             let reason = format!("{} payloads of worker {worker}, {world}", theirs.len());
             return Err(Failure::Record(reason));
         }

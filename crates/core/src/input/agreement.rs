@@ -18,7 +18,7 @@ pub(super) fn agree_on_plan<T: Nest>(
     let call = || Fingerprint::new(Operation::DistributeDataset, operation, at);
     let plan = require_same_files(strategy, operation, &call, plan)?;
     let ends = plan.and_then(|plan| {
-        let ends = plan.ends(strategy.world().worker())?;
+        let ends = plan.ends(super::pipeline(strategy.world()))?;
         Ok((plan, ends))
     });
     let what = ("the plan", "build the same dataset on every worker, from files that all of them see");

@@ -4,7 +4,7 @@ use super::agreement::agree_on_plan;
 use super::device_placement::DevicePlacement;
 use super::passes::Passes;
 use super::plan::CurrentPlan;
-use super::{DistributedIterator, InputOptions, layout, spec};
+use super::{DistributedIterator, InputOptions, layout, of_this_process, pipeline, spec};
 use crate::strategy::{IndependentWorker, Strategy};
 use crate::values::PerReplica;
 use distribute_base::Result;
@@ -136,11 +136,13 @@ impl Strategy {
         options: InputOptions,
     ) -> Result<DistributedDataset<T>> {
         const OPERATION: &str = "distribute_dataset";
-        let layout = layout(self);
+        let world = self.world();
+        let layout = layout(world);
         options.check(OPERATION, self, false)?;
         let (dataset, options) = self.own_part(dataset, options)?;
         let plan = Distribution::new(&dataset, layout, options.plan()).map_err(Into::into);
         let plan = plan.and_then(|plan| self.require_any_world(plan));
+        let plan = plan.and_then(|plan| Ok(of_this_process(plan, world)?));
         let plan = agree_on_plan(self, OPERATION, Location::caller(), plan)?;
         Ok(DistributedDataset::new(self, plan, Some(dataset), options))
     }
@@ -256,7 +258,7 @@ impl<T: Nest> DistributedDataset<T> {
         if let Some(batches) = &self.batches {
             return batches.cardinality();
         }
-        let worker = self.strategy.world().worker();
+        let worker = pipeline(self.strategy.world());
         let known = self.plan.current(&self.strategy).and_then(|plan| {
             let (made, ends, layout) = (plan.made_for(worker)?, plan.ends(worker)?, plan.layout());
             Ok(match &made[..] {
@@ -272,14 +274,15 @@ impl<T: Nest> DistributedDataset<T> {
     /// global batch size is a known multiple of the number of replicas. Returns `None` if there is no spec.
     #[doc(alias = "tf.distribute.DistributedDataset.element_spec")]
     pub fn element_spec(&self) -> Option<PerReplica<ElementSpec>> {
-        let layout = layout(&self.strategy);
+        let world = self.strategy.world();
+        let (layout, replicas) = (layout(world), world.replicas());
         if let Some(batches) = &self.batches {
-            return Some(spec::per_replica_spec(&batches.element_spec()?, layout));
+            return Some(spec::per_replica_spec(&batches.element_spec()?, layout, replicas));
         }
         let plan = self.plan.current(&self.strategy).ok()?;
-        let made = plan.made_for(self.strategy.world().worker()).ok()?;
+        let made = plan.made_for(pipeline(world)).ok()?;
         let specs = made.iter().map(Dataset::element_spec).collect::<Option<Vec<_>>>()?;
-        Some(PerReplica::from_values(specs.into_iter().cycle().take(layout.replicas).collect()))
+        Some(PerReplica::from_values(specs.into_iter().cycle().take(replicas).collect()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Datasets that a function creates, one per worker or one per replica.
 
 use super::agreement::agree_on_plan;
-use super::{DistributedDataset, InputOptions, InputReplicationMode, layout};
+use super::{DistributedDataset, InputOptions, InputReplicationMode, layout, of_this_process, pipeline};
 use crate::strategy::Strategy;
 use distribute_base::Result;
 use distribute_data::{Dataset, Distribution, InputContext};
@@ -69,11 +69,12 @@ impl Strategy {
         let per_replica = options.replication_mode == InputReplicationMode::PerReplica;
         let with_pipelines = with_worker_pipelines(self);
         let make = move |context| dataset_fn(with_pipelines(context)).map_err(Into::into);
-        let worker = self.world().worker();
-        let plan = Distribution::from_function(layout(self), per_replica, options.plan(), make);
+        let world = self.world();
+        let worker = pipeline(world);
+        let plan = Distribution::from_function(layout(world), per_replica, options.plan(), make);
         let plan = plan.and_then(|plan| {
             plan.made_for(worker)?.iter().try_for_each(Dataset::check)?;
-            Ok(plan)
+            of_this_process(plan, world)
         });
         let plan = agree_on_plan(self, OPERATION, Location::caller(), plan.map_err(Into::into))?;
         Ok(DistributedDataset::new(self, plan, None, options))

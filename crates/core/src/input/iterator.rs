@@ -69,7 +69,7 @@ impl<T: Nest> DistributedIterator<T> {
         let plan = current.as_ref().map_or_else(|_| plan.latest(), Distribution::clone);
         let (number, position) = passes.begin(|epoch| plan.beginning(epoch));
         let next_epoch = plan.beginning(position.epoch.saturating_add(1));
-        let worker = strategy.world().worker();
+        let worker = super::pipeline(strategy.world());
         let started = current.and_then(|plan| {
             let placement = placement?;
             Ok((placement.apply(plan).resume(worker, &position)?, placement))

@@ -33,12 +33,32 @@ pub use device_copier::DeviceCopier;
 pub use iterator::DistributedIterator;
 pub use options::{InputOptions, InputReplicationMode};
 
-use crate::strategy::Strategy;
-use distribute_data::Layout;
+use distribute_cluster::World;
+use distribute_data::{Distribution, Layout};
+use distribute_tensor::Nest;
 
 // DIST-2
-/// Returns the number of workers, and of replicas per worker, over which a strategy distributes input.
-fn layout(strategy: &Strategy) -> Layout {
-    let world = strategy.world();
-    Layout { workers: world.workers(), replicas: world.replicas() }
+/// Returns the number of workers, and of replicas per worker, over which a strategy distributes input. Logical replicas
+/// are those of one worker, so that their batches do not depend on the number of workers.
+fn layout(world: World) -> Layout {
+    match world.logical_replicas() {
+        Some(replicas) => Layout::one_worker(replicas),
+        None => Layout { workers: world.workers(), replicas: world.replicas() },
+    }
+}
+
+/// Returns the index of this process's input pipeline among those of the [`layout`].
+fn pipeline(world: World) -> usize {
+    if world.logical_replicas().is_some() { 0 } else { world.worker() }
+}
+
+/// Returns the distribution for the replicas of this process.
+///
+/// # Errors
+/// Returns the errors of [`Distribution::part_of`].
+fn of_this_process<T: Nest>(
+    plan: Distribution<T>,
+    world: World,
+) -> Result<Distribution<T>, distribute_data::Error> {
+    if world.logical_replicas().is_some() { plan.part_of(world.local_replicas()) } else { Ok(plan) }
 }

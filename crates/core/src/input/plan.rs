@@ -1,6 +1,6 @@
 //! [`CurrentPlan`]: the distribution of a dataset over the current workers.
 
-use super::layout;
+use super::{layout, of_this_process};
 use crate::strategy::Strategy;
 use distribute_base::Result;
 use distribute_base::internal::lock;
@@ -23,10 +23,14 @@ impl<T: Nest> CurrentPlan<T> {
     /// - [`Error::Data`](distribute_base::Error::Data): the dataset cannot be distributed over the current
     ///   workers.
     pub(super) fn current(&self, strategy: &Strategy) -> Result<Distribution<T>> {
-        let layout = layout(strategy);
+        let world = strategy.world();
+        let layout = layout(world);
         let mut plan = lock(&self.0);
         if plan.layout() != layout {
             *plan = plan.over(layout)?;
+        }
+        if world.logical_replicas().is_some() && plan.replicas_here() != world.local_replicas() {
+            *plan = of_this_process(plan.clone(), world)?;
         }
         Ok(plan.clone())
     }
@@ -41,7 +45,9 @@ impl Strategy {
     /// Returns the plan. In elastic training, returns an error if the dataset cannot be distributed over every
     /// permitted number of workers. Otherwise training would fail later, when the number of workers changes.
     pub(super) fn require_any_world<T: Nest>(&self, plan: Distribution<T>) -> Result<Distribution<T>> {
-        for workers in self.extended().elastic().into_iter().flatten() {
+        // Logical replicas have the same plan for any number of workers.
+        let elastic = self.extended().elastic().filter(|_| self.world().logical_replicas().is_none());
+        for workers in elastic.into_iter().flatten() {
             plan.over(Layout { workers, ..plan.layout() })?;
         }
         Ok(plan)

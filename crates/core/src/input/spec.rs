@@ -4,8 +4,12 @@ use crate::values::PerReplica;
 use distribute_data::{Cardinality, ElementSpec, Layout, UnevenEnds};
 
 /// Returns the specs of the per-replica batches. The number of rows is known if there is one worker and the
-/// batch size is a known multiple of the number of replicas.
-pub(super) fn per_replica_spec(batch: &ElementSpec, layout: Layout) -> PerReplica<ElementSpec> {
+/// batch size is a known multiple of the number of replicas. `replicas` is the number of replicas of this process.
+pub(super) fn per_replica_spec(
+    batch: &ElementSpec,
+    layout: Layout,
+    replicas: usize,
+) -> PerReplica<ElementSpec> {
     let rows = |rows: Option<usize>| {
         let rows = rows.filter(|rows| layout.workers == 1 && rows.is_multiple_of(layout.total().max(1)))?;
         Some(rows / layout.total().max(1))
@@ -16,7 +20,7 @@ pub(super) fn per_replica_spec(batch: &ElementSpec, layout: Layout) -> PerReplic
         }
         spec
     });
-    PerReplica::from_values(vec![batch; layout.replicas])
+    PerReplica::from_values(vec![batch; replicas])
 }
 
 /// Returns the number of steps in a pass over `elements` elements, if each of `replicas` replicas takes one element per
@@ -47,7 +51,7 @@ mod tests {
 
     fn text(data: &Dataset<distribute_tensor::HostTensor>, workers: usize, replicas: usize) -> String {
         let spec = data.element_spec().unwrap();
-        let pieces = per_replica_spec(&spec, Layout { workers, replicas });
+        let pieces = per_replica_spec(&spec, Layout { workers, replicas }, replicas);
         assert_eq!(pieces.len(), replicas);
         pieces.values()[replicas - 1].describe(&ToString::to_string)
     }

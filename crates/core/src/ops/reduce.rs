@@ -192,31 +192,39 @@ impl Strategy {
         self.require_caught_up(OPERATION)?;
         let replicas = self.world().replicas();
         let parts = self.abort_peers_on_err(parts_of(OPERATION, value, replicas))?;
+        let multi_worker = self.world().is_multi_worker();
         let parts = parts.map(&mut |parts| match parts {
-            Components::PerReplica(parts) => parts,
+            Components::PerReplica(parts) => (parts, true),
             // GA-6
-            Components::Plain(leaf) => vec![leaf],
-            Components::Mirrored(leaf) => vec![leaf; replicas],
+            Components::Plain(leaf) => (vec![leaf], false),
+            Components::Mirrored(leaf) => (vec![leaf; replicas], true),
         });
-        let parts = if self.world().is_multi_worker() { self.gather_parts(parts, axis, at)? } else { parts };
+        let parts = if multi_worker {
+            self.gather_parts(parts, axis, at)?
+        } else {
+            parts.map(&mut |(parts, _)| parts)
+        };
         let gathered = parts.try_map(&mut |parts| Leaf::concat(&parts, axis));
         gathered.and_then(V::Nest::from_tree).map_err(Error::tensor(OPERATION))
     }
 
-    /// Gathers the parts of each leaf over all workers. A leaf with one part per local replica gets the parts
-    /// of all replicas; a leaf with a single part gets one part per worker.
+    /// Gathers the parts of each leaf over all workers. Each leaf has one part per local replica, if its flag is
+    /// `true`, and gets the parts of all replicas. Otherwise it has a single part, and gets one part per worker.
     fn gather_parts(
         &self,
-        parts: Tree<Vec<Leaf>>,
+        parts: Tree<(Vec<Leaf>, bool)>,
         axis: usize,
         at: &'static Location<'static>,
     ) -> Result<Tree<Vec<Leaf>>> {
         const OPERATION: &str = "gather";
         let replicas = self.world().replicas();
         let (leaves, structure) = parts.flatten();
-        let is_per_replica = |parts: &Vec<Leaf>| parts.len() == replicas;
+        // If each worker has one replica, a value of each worker is one of each replica.
+        let one_each = self.world().replicas_of_each() == Some(1);
+        let is_per_replica = |(_, is_each): &(Vec<Leaf>, bool)| *is_each || one_each;
         let what = |replica: usize| {
-            let of = |parts: &Vec<Leaf>| parts[if is_per_replica(parts) { replica } else { 0 }].clone();
+            let of =
+                |parts: &(Vec<Leaf>, bool)| parts.0[if is_per_replica(parts) { replica } else { 0 }].clone();
             let first: Vec<Leaf> = leaves.iter().map(of).collect();
             let detail = describe(&structure, &first, |leaf| describe_without(leaf, axis));
             let plain: Vec<_> = (0..leaves.len())
@@ -240,7 +248,7 @@ impl Strategy {
             }
             let count = if each { replicas } else { 1 };
             let of_part =
-                |part: usize| selected.iter().map(|leaf| leaves[*leaf][part].clone()).collect::<Vec<_>>();
+                |part: usize| selected.iter().map(|leaf| leaves[*leaf].0[part].clone()).collect::<Vec<_>>();
             let local: Vec<Vec<Leaf>> = (0..count).map(of_part).collect();
             let local: Vec<&[Leaf]> = local.iter().map(Vec::as_slice).collect();
             let all = self.gather_over_workers(OPERATION, what, &local)?.unwrap_or_default();

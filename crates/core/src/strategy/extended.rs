@@ -70,6 +70,13 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     #[doc(alias = "tf.distribute.StrategyExtended.worker_devices")]
     fn worker_devices(&self) -> &[DeviceName];
 
+    /// Returns the maximum number of replicas of this process. It is larger than the number of
+    /// [`worker_devices`](Self::worker_devices) if the process may have more replicas after the group has re-formed.
+    /// Models and variables with a copy for each replica are created for this number.
+    fn max_replicas(&self) -> usize {
+        self.worker_devices().len()
+    }
+
     /// Returns the location of variables. By default each worker device has a copy.
     fn variable_placement(&self) -> VariablePlacement {
         VariablePlacement::Mirrored
@@ -98,7 +105,7 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     /// Returns the workers that train together, and the links between them. Returns `None` (the default) if this
     /// process trains alone.
     ///
-    /// All workers must have the same number of replicas, which is the number of this strategy's devices.
+    /// The number of this strategy's devices must be the number of replicas that this worker has in the group's world.
     fn group(&self) -> Option<&Group> {
         None
     }

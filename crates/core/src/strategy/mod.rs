@@ -289,6 +289,14 @@ impl Strategy {
         self.extended().worker_devices().to_vec()
     }
 
+    /// Returns the devices of the [largest number](StrategyExtended::max_replicas) of local replicas. Devices that are
+    /// not in use yet are CPUs.
+    pub(crate) fn possible_devices(&self) -> Vec<DeviceName> {
+        let mut devices = self.devices();
+        devices.extend((devices.len()..self.extended().max_replicas()).map(DeviceName::cpu));
+        devices
+    }
+
     /// Returns `true` if the strategy has a group of workers, even if it has only one worker.
     pub(crate) fn has_group(&self) -> bool {
         self.0.has_group

@@ -203,10 +203,32 @@ fn place(strategy: &Strategy, name: &str, purpose: Purpose) -> Result<Placement>
     let policy = Policy {
         placement: extended.variable_placement(),
         tables: extended.parameter_servers().and_then(|servers| servers.tables()),
-        replicas: &strategy.devices(),
+        replicas: &strategy.possible_devices(),
         parameters: extended.parameter_devices().first().copied().unwrap_or(DeviceName::cpu(0)),
     };
     policy.place(purpose).map_err(|reason| Error::invalid(CREATE, format!("{name}: {reason}")))
+}
+
+// INV-88
+/// Returns an error if a worker that is lost would change the result of a training with logical replicas: it would take
+/// along its copies of an ON_READ variable. Sums are permitted, because they are counters of metrics.
+fn require_restorable(
+    strategy: &Strategy,
+    name: &str,
+    kind: VariableKind,
+    aggregation: VariableAggregation,
+) -> Result<()> {
+    let may_be_lost =
+        strategy.extended().elastic().is_some() && strategy.world().logical_replicas().is_some();
+    if !may_be_lost || kind != VariableKind::OnRead || aggregation == VariableAggregation::Sum {
+        return Ok(());
+    }
+    let reason = format!(
+        "{name} has a separate copy for each replica, as the running statistics of batch norm have, and a worker that is \
+         lost would take its copies along, so that the result would depend on it: use layers without running statistics \
+         and variables that are not ON_READ, or a fixed number of workers, or leave out logical_replicas"
+    );
+    Err(Error::invalid(CREATE, reason))
 }
 
 /// The initial value of a variable: the value itself, or a model's initializer.
@@ -331,6 +353,7 @@ impl Variable {
         Placement { at, kind }: Placement,
         Properties { synchronization, aggregation, trainable }: Properties,
     ) -> Result<Variable> {
+        require_restorable(strategy, name, kind, aggregation)?;
         let copies = match at {
             StorageLocation::Devices(devices) => first.on_devices(devices),
             StorageLocation::Servers { next_to } => {

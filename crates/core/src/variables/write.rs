@@ -353,6 +353,9 @@ impl Variable {
     /// copies.
     pub(super) fn copy_numbers(&self) -> (Range<usize>, usize) {
         let (copies, world) = (self.copy_count(), self.strategy().world());
+        if copies == world.replicas() {
+            return (world.local_replicas(), world.num_replicas_in_sync());
+        }
         let first = copies * world.worker();
         (first..first + copies, copies * world.workers())
     }

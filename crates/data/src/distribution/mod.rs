@@ -5,6 +5,7 @@
 //! | `decide` | the decision about how a pipeline is sharded over workers |
 //! | `parts`, `batch_split` | the pipeline of a worker, and its per-replica batches |
 //! | `part` | the data of a worker that does not wait for other workers |
+//! | `replica_range` | the batches of some of the replicas |
 //! | `steps`, `pass`, `lockstep` | the steps of one worker, its public pass, and all workers on one thread |
 //! | `prepare` | a function that is applied to each per-replica batch before its step |
 //! | `position`, `resume`, `file_list` | positions; passes that resume at them; the files, which must not have changed |
@@ -25,6 +26,7 @@ mod parts;
 mod pass;
 mod position;
 mod prepare;
+mod replica_range;
 mod resume;
 mod steps;
 #[cfg(test)]
@@ -43,12 +45,14 @@ use crate::plan::ends::UnevenEnds;
 use crate::plan::layout::Layout;
 use crate::plan::policy::{AutoShardPolicy, Decision};
 use crate::{Batching, Cause, Dataset, Error, Result, SplitRule};
+use batch_split::BatchSplit;
 use decide::decide;
 use distribute_log::warn_or_stderr;
 use distribute_tensor::{Leaf, Nest, Tree};
 use function::Function;
 use parts::ShardedPipeline;
 use prepare::Prepare;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The options for distributing a dataset.
@@ -92,6 +96,8 @@ pub struct Distribution<T> {
     layout: Layout,
     options: DistributeOptions,
     prepare: Option<Prepare>,
+    /// The replicas of the only pipeline that this process has; `None` if it has all of them.
+    part: Option<Range<usize>>,
 }
 
 impl<T> std::fmt::Debug for Distribution<T> {
@@ -117,7 +123,13 @@ impl<T> Clone for Distribution<T> {
             Source::Dataset(sharded) => Source::Dataset(sharded.clone()),
             Source::Function(function) => Source::Function(function.clone()),
         };
-        Self { source, layout: self.layout, options: self.options.clone(), prepare: self.prepare.clone() }
+        Self {
+            source,
+            layout: self.layout,
+            options: self.options.clone(),
+            prepare: self.prepare.clone(),
+            part: self.part.clone(),
+        }
     }
 }
 
@@ -164,7 +176,7 @@ impl<T: Nest> Distribution<T> {
             }
             Source::Function(_) => {
                 layout.check()?;
-                Ok(Self { layout, ..self.clone() })
+                Ok(Self { layout, part: None, ..self.clone() })
             }
         }
     }
@@ -194,7 +206,7 @@ impl<T: Nest> Distribution<T> {
         {
             return Err(Error::Unordered { operation });
         }
-        Ok(Self { source: Source::Dataset(Arc::new(sharded)), layout, options, prepare: None })
+        Ok(Self { source: Source::Dataset(Arc::new(sharded)), layout, options, prepare: None, part: None })
     }
 
     /// Distributes the datasets that `make` returns for each worker, or for each replica if `per_replica` is `true`.
@@ -211,7 +223,7 @@ impl<T: Nest> Distribution<T> {
     ) -> Result<Self> {
         layout.check()?;
         let source = Source::Function(Arc::new(Function::new(per_replica, make)));
-        Ok(Self { source, layout, options, prepare: None })
+        Ok(Self { source, layout, options, prepare: None, part: None })
     }
 
     /// Applies `prepare` to each per-replica batch, for example to copy it to a device. The arguments of `prepare` are
@@ -264,6 +276,45 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
+    /// Returns the same distribution for a process that has only the given replicas of a layout with one worker.
+    /// Several such processes read the same data, and each takes the batches of its replicas. The batches do not depend
+    /// on the number of these processes.
+    ///
+    /// ```
+    /// use distribute_data::{Dataset, DistributeOptions, Distribution, Layout};
+    ///
+    /// let all = Distribution::new(&Dataset::range(7).batch(7), Layout::one_worker(5), DistributeOptions::default())?;
+    /// let batches = all.part_of(2..4)?.worker(0, 0)?.step()?.unwrap();
+    /// assert_eq!(batches.iter().map(|batch| batch.to_vec::<i64>().unwrap()).collect::<Vec<_>>(), [[4], [5]]);
+    /// # Ok::<(), distribute_data::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Unordered`]: the processes could see the batches in different orders.
+    /// - [`Error::Parameter`]: the layout has several workers, or fewer replicas.
+    pub fn part_of(&self, replicas: Range<usize>) -> Result<Self> {
+        if self.layout.workers != 1 || replicas.is_empty() || replicas.end > self.layout.replicas {
+            return Err(Error::Parameter {
+                operation: "distribute",
+                parameter: "the replicas of this process",
+                found: format!("{replicas:?} of {}", self.layout),
+                expected: "some of the replicas of one worker",
+            });
+        }
+        let is_all = replicas == (0..self.layout.replicas);
+        if let Source::Dataset(sharded) = &self.source
+            && let Some(operation) = pipeline::unrepeatable(&sharded.pipeline).filter(|_| !is_all)
+        {
+            return Err(Error::Unordered { operation });
+        }
+        Ok(Self { part: (!is_all).then_some(replicas), ..self.clone() })
+    }
+
+    /// Returns the replicas of a worker that this process has: all of them, or [a part](Self::part_of).
+    pub fn replicas_here(&self) -> Range<usize> {
+        self.part.clone().unwrap_or(0..self.layout.replicas)
+    }
+
     /// Returns the layout: the numbers of workers and replicas.
     pub fn layout(&self) -> Layout {
         self.layout
@@ -290,7 +341,10 @@ impl<T: Nest> Distribution<T> {
 
     /// Returns whether every worker reads the same batches and takes its own rows of each.
     fn same_batches(&self) -> bool {
-        self.decision().is_some_and(|decision| decision.taken == AutoShardPolicy::Data)
+        self.decision().is_some_and(|decision| match self.part {
+            None => decision.taken == AutoShardPolicy::Data,
+            Some(_) => matches!(self.batch_split(decision, 0), BatchSplit::Own { .. }),
+        })
     }
 
     /// Returns the position at the beginning of pass `epoch`.

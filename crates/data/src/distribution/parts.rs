@@ -2,6 +2,7 @@
 
 use super::batch_split::BatchSplit;
 use super::prepare::PrepareStage;
+use super::replica_range::ReplicaRange;
 use super::steps::{Pieces, Steps, Templates};
 use super::{Distribution, Source};
 use crate::operations::ahead::AheadStage;
@@ -29,21 +30,30 @@ impl<T: Nest> Distribution<T> {
     /// Starts pass `epoch` of one worker.
     pub(super) fn steps(&self, worker: usize, epoch: u64) -> Result<Steps> {
         self.layout.check_worker(worker)?;
-        let Layout { replicas, .. } = self.layout;
+        let here = self.replicas_here();
+        let replicas = here.len();
         let pieces = match &self.source {
             Source::Dataset(sharded) => {
                 let no_worker = || Error::Worker { worker, workers: self.layout.workers };
                 let pipeline = sharded.parts.get(worker).ok_or_else(no_worker)?;
                 pipeline::check(pipeline)?;
-                let stage = self.batch_split(&sharded.decision, worker).start(pipeline.start(epoch));
+                let split = self.batch_split(&sharded.decision, worker);
+                let is_own = matches!(split, BatchSplit::Own { .. });
+                let stage = split.start(pipeline.start(epoch));
+                let stage = if is_own { stage } else { self.only_here(stage) };
                 Pieces::Dealt(self.ahead(stage, pipeline.costly(), 0..replicas, 0), replicas)
             }
             Source::Function(function) => {
                 let start = |(replica, made): (usize, &Dataset<T>)| {
                     let pipeline = made.pipeline();
                     pipeline::check(pipeline)?;
+                    if self.part.is_some()
+                        && let Some(operation) = pipeline::unrepeatable(pipeline)
+                    {
+                        return Err(Error::Unordered { operation });
+                    }
                     let of = if function.per_replica { replica..replica + 1 } else { 0..replicas };
-                    Ok(self.ahead(pipeline.start(epoch), pipeline.costly(), of, 0))
+                    Ok(self.ahead(self.only_here(pipeline.start(epoch)), pipeline.costly(), of, 0))
                 };
                 let made = self.made_for(worker)?;
                 let mut stages = made.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
@@ -88,7 +98,7 @@ impl<T: Nest> Distribution<T> {
         Ok(Templates {
             pipelines,
             epoch,
-            alone: self.layout.workers == 1,
+            alone: self.layout.workers == 1 && self.part.is_none(),
             fit: distribute_tensor::nest::fitted::<T>,
         })
     }
@@ -99,7 +109,9 @@ impl<T: Nest> Distribution<T> {
     fn own_full(&self, worker: usize) -> Option<usize> {
         let full = self.full()?;
         match self.batch_split(self.decision()?, worker) {
-            BatchSplit::Shares { .. } | BatchSplit::Stream { .. } => Some(if worker == 0 { full } else { 0 }),
+            BatchSplit::Shares { .. } | BatchSplit::Stream { .. } => {
+                Some(if worker == 0 && self.replicas_here().start == 0 { full } else { 0 })
+            }
             batch_split => Some(batch_split.pieces(full).iter().map(|piece| piece.len()).sum()),
         }
     }
@@ -139,6 +151,9 @@ impl<T: Nest> Distribution<T> {
             (SplitRule::TensorFlow, Some(full)) => {
                 BatchSplit::Stream { sizes: worker_sizes(full, workers, replicas, worker) }
             }
+            (SplitRule::TensorFlow, None) if self.part.is_some() => {
+                self.own_pieces(worker, SplitRule::TensorFlow)
+            }
             (SplitRule::TensorFlow, None) => {
                 BatchSplit::Own { rule: SplitRule::TensorFlow, of, pieces: (0..of).collect() }
             }
@@ -153,7 +168,15 @@ impl<T: Nest> Distribution<T> {
             SplitRule::Even => worker * replicas + r,
             SplitRule::TensorFlow => r * workers + worker,
         };
-        BatchSplit::Own { rule, of: self.layout.total(), pieces: (0..replicas).map(piece).collect() }
+        BatchSplit::Own { rule, of: self.layout.total(), pieces: self.replicas_here().map(piece).collect() }
+    }
+
+    /// Returns a stage that yields the batches of this process's replicas, if `stage` yields those of all replicas.
+    fn only_here(&self, stage: Box<dyn Stage>) -> Box<dyn Stage> {
+        match &self.part {
+            None => stage,
+            Some(part) => Box::new(ReplicaRange::new(stage, self.layout.replicas, part.clone())),
+        }
     }
 }
 

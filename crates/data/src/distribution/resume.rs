@@ -44,7 +44,7 @@ impl<T: Nest> Distribution<T> {
         } else {
             let mut old = self.with_origin(&theirs).all_steps(position.epoch)?;
             old.skip(position.steps)?;
-            let replicas = self.layout.replicas;
+            let replicas = self.replicas_here().len();
             let stage = self.own_pieces(worker, self.options.rule).start(Box::new(Gathered(old)));
             // Costly work is done ahead by the old workers' own threads.
             let pieces = Pieces::Dealt(self.ahead(stage, false, 0..replicas, position.steps), replicas);
@@ -126,6 +126,7 @@ impl<T: Nest> Distribution<T> {
     fn with_origin(&self, origin: &Origin) -> Self {
         let mut plan = self.clone();
         plan.prepare = None;
+        plan.part = None;
         plan.layout = origin.layout;
         plan.options.rule = origin.rule;
         if let (Source::Dataset(sharded), Some(taken)) = (&self.source, origin.policy) {

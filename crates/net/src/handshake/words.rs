@@ -48,7 +48,7 @@ pub struct Hello {
     pub rank: usize,
     /// The number of workers.
     pub workers: usize,
-    /// The number of replicas of each worker.
+    /// The number of replicas of each worker or, if the workers share logical replicas, of all workers.
     pub replicas: usize,
     /// A digest of the data that must be the same on all workers.
     pub digest: [u8; 32],

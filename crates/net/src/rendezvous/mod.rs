@@ -69,7 +69,7 @@ use crate::mesh::RendezvousResult;
 use crate::shm::SharedMemory;
 use crate::{Mesh, Receiver, Settings};
 use attempt::CallContext;
-use distribute_cluster::{Address, Deadline, Task, World, deadline};
+use distribute_cluster::{Address, Deadline, ReplicaCount, Task, World, deadline};
 use listener::OpenError;
 use membership::Membership;
 use reception::Reception;
@@ -257,7 +257,9 @@ impl Rendezvous {
             generation: self.generation,
             rank: world.worker(),
             workers: world.workers(),
-            replicas: world.replicas(),
+            replicas: match world.count() {
+                ReplicaCount::PerWorker(replicas) | ReplicaCount::Total(replicas) => replicas,
+            },
             digest: self.digest,
             purpose: Purpose::Link,
         };

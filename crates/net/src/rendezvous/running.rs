@@ -306,7 +306,7 @@ impl RunningRendezvous {
         // From here on, workers are identified by their ranks in the world.
         let number = |place: usize| members.iter().position(|member| *member == place);
         let me = number(self.world.worker()).unwrap_or_default();
-        let world = World::new(members.len(), me, self.world.replicas())?;
+        let world = World::with_count(members.len(), me, self.world.count())?;
         let renumbered = |link: Link| number(link.peer()).map(|worker| link.renumbered(worker));
         let links = self.links.into_iter().filter_map(renumbered).collect();
         let early = self.early.into_iter().filter_map(|event| {

@@ -57,8 +57,9 @@ pub(crate) fn exchange<'b>(
         let of_worker = if worker == world.worker() {
             own.clone()
         } else {
-            let rows = row_records::decode(record, world.replicas(), &of_tables, parameters.wire())
-                .map_err(|source| Error::Tensor { operation: "minimize", source })?;
+            let rows =
+                row_records::decode(record, world.replicas_of(worker).len(), &of_tables, parameters.wire())
+                    .map_err(|source| Error::Tensor { operation: "minimize", source })?;
             let gradient = |rows: Option<Rows>| rows.map(ReplicaGradient::Rows);
             rows.into_iter().map(|of_replica| of_replica.into_iter().map(gradient).collect()).collect()
         };

@@ -183,9 +183,10 @@ impl<'b> Exchange<'_, 'b> {
         };
         let packs: Vec<_> = mine.iter().flat_map(of_replica).collect();
         let early = StepHeader::early(self.headers).filter(|early| early.layout == layout.digest());
+        let sets = |worker| sets_of(world, worker);
         let received = match early {
-            Some(early) => calling.receive_early_ranges(early.call, &packs),
-            None => calling.all_to_all_ranges("its gradients", &packs),
+            Some(early) => calling.receive_early_ranges(early.call, &packs, sets),
+            None => calling.all_to_all_ranges("its gradients", &packs, sets),
         };
         let decode = |packs: Vec<Bytes>| {
             let all = dtypes().cycle().zip(packs).map(|(dtype, pack)| coding.decode(dtype, pack));
@@ -224,11 +225,12 @@ impl<'b> Exchange<'_, 'b> {
             let bytes = layout.shard(world.worker()).map_or(0, |part| part.len(pack));
             coding.len(dtype(pack), bytes)
         };
-        let sizes: Vec<_> = mine.iter().flat_map(|_| (0..count).map(size)).collect();
+        let sizes: Vec<_> = (0..count).map(size).collect();
+        let sets = |worker| sets_of(world, worker);
         let early = StepHeader::early(self.headers).filter(|early| early.layout == layout.digest());
         let received = match early {
-            Some(early) => calling.receive_early(early.call, &sizes),
-            None => calling.all_to_all("its gradients", &sizes, |worker, number| {
+            Some(early) => calling.receive_early(early.call, &sizes, sets),
+            None => calling.all_to_all("its gradients", &sizes, sets, |worker, number| {
                 let (flat, pack) = (&mine[number / count], number % count);
                 let shard = layout.shard(worker).zip(flat.packs().get(pack));
                 let piece = shard.map(|(part, bytes)| part.extract(pack, bytes, &buffers));
@@ -332,8 +334,13 @@ impl<'b> Exchange<'_, 'b> {
                 }
                 continue;
             }
-            let theirs = row_records::decode(record, world.replicas(), &of_rows, self.parameters.wire())
-                .map_err(|source| Error::Tensor { operation: "minimize", source })?;
+            let theirs = row_records::decode(
+                record,
+                world.replicas_of(worker).len(),
+                &of_rows,
+                self.parameters.wire(),
+            )
+            .map_err(|source| Error::Tensor { operation: "minimize", source })?;
             for (rows, weight) in theirs.into_iter().zip(&mut weights) {
                 for (number, rows) in variables.iter().zip(rows) {
                     summed[*number].push((*weight, rows.map(|rows| Cow::Owned(ReplicaGradient::Rows(rows)))));
@@ -342,6 +349,11 @@ impl<'b> Exchange<'_, 'b> {
         }
         Ok(())
     }
+}
+
+/// Returns the number of sets of packs that a worker sends: one for each of its replicas, or one for their sum.
+fn sets_of(world: World, worker: usize) -> usize {
+    if sums_locally_first(world) { 1 } else { world.replicas_of(worker).len() }
 }
 
 /// Returns the type in which the gradients that workers add up are sent. Sums over the replicas of a worker are sent

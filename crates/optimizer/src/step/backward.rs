@@ -1,12 +1,15 @@
 //! The backward pass: computes gradients from a replica's losses, weighted by numbers of examples.
 
 use crate::gradients::require_scalar;
+use crate::parameters::sums_locally_first;
 use crate::{Gradients, Inner, Weighting};
 use candle_core::{DType, Tensor};
 use distribute_base::internal::{Bucket, accumulation_dtype, gradients, to_device, to_host};
 use distribute_base::{Error, Result};
+use distribute_collective::group::Session;
 use distribute_core::ReplicaContext;
 use std::panic::Location;
+use std::sync::Arc;
 
 /// The losses of a replica in one step, with their gradients.
 pub(crate) struct ReplicaLosses {
@@ -29,8 +32,11 @@ impl ReplicaLosses {
     pub(crate) fn new(optimizer: &Inner, ctx: &ReplicaContext) -> Self {
         // Gradients that are transformed before they are reduced are not complete when layers have written them.
         let buckets = &optimizer.parameters.buckets;
+        // When the group has re-formed, the worker may sum its replicas first, or no longer.
+        let sends_packs = |session: &&Arc<Session>| !sums_locally_first(session.world());
         let is_early = buckets.has_packs() && optimizer.before_reduce.is_empty();
-        let early = ctx.member().session().filter(|_| is_early).map(|session| session.early_send());
+        let early = ctx.member().session().filter(|_| is_early).filter(sends_packs);
+        let early = early.map(|session| session.early_send());
         Self {
             early: early.is_some(),
             gradients: Gradients::none(&optimizer.parameters),

@@ -79,7 +79,7 @@ fn exchange(
         if worker == world.worker() {
             all.extend(mine.iter().map(|of| of.header.clone()))
         } else {
-            all.extend(header::decode(record, world.replicas())?)
+            all.extend(header::decode(record, world.replicas_of(worker).len())?)
         }
     }
     if let Some(differences) = agreement::find_differences(&mut calling, &all, settings)? {

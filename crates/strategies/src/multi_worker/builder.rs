@@ -2,13 +2,14 @@
 
 use super::elastic::Elastic;
 use super::join::JoinSettings;
+use super::logical::{largest_share, require_no_feedback};
 use super::table_options::{TableHosts, TableOptions};
-use super::tables::{ServerSettings, ServiceSettings, SharedTables};
+use super::tables::{ServerSettings, ServiceSettings, shared_tables};
 use super::{MultiWorker, cpus};
 use distribute_base::{Error, Result};
 use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::{self, ClusterResolver};
-use distribute_cluster::{ClusterError, ClusterSpec, Job, Task, World};
+use distribute_cluster::{ClusterError, ClusterSpec, Job, ReplicaCount, Task, World};
 use distribute_collective::group::Group;
 use distribute_core::internal::{CHECK_DRIFT_EVERY, check_count, prepare, resolve, warn_single};
 use distribute_core::strategy::Compression;
@@ -36,7 +37,8 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     resolver: Option<Box<dyn ClusterResolver>>,
     group: Option<Group>,
     pub(super) replicas: Option<usize>,
-    devices: Option<Vec<String>>,
+    pub(super) logical_replicas: Option<usize>,
+    pub(super) devices: Option<Vec<String>>,
     options: CommunicationOptions,
     credentials: Credentials,
     job: Option<String>,
@@ -56,6 +58,7 @@ impl std::fmt::Debug for MultiWorkerMirroredStrategyBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("MultiWorkerMirroredStrategyBuilder")
             .field("replicas", &self.replicas)
+            .field("logical_replicas", &self.logical_replicas)
             .field("devices", &self.devices)
             .field("options", &self.options)
             .field("compression", &self.compression)
@@ -320,23 +323,26 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// - [`Error::Join`]: a worker has not joined before the join timeout, a worker rejects another, or connections
     ///   over the network would be unprotected.
     /// - [`Error::Device`]: this build cannot use a device.
-    /// - [`Error::InvalidArgument`]: there are no replicas, the numbers of devices and replicas differ, or the cluster
-    ///   has fewer workers than the minimum; a group is combined with a cluster resolver or a different number of
-    ///   replicas; an option of [`CommunicationOptions`] is out of range; or tables are stored on workers that may be
-    ///   missing.
+    /// - [`Error::InvalidArgument`]: there are no replicas, the numbers of devices and replicas differ, logical
+    ///   replicas are combined with one of them, or the cluster has fewer workers than the minimum; a group is combined
+    ///   with a cluster resolver or a different number of replicas; an option of [`CommunicationOptions`] is out of
+    ///   range; or tables are stored on workers that may be missing.
     /// - [`Error::Failed`]: the parameter servers that store tables cannot be reached.
     /// - [`Error::Worker`], [`Error::Collective`], [`Error::Server`]: a worker cannot offer its share of tables, cannot
     ///   reach the servers or the shares of the others, or does not build a strategy with the same tables.
     #[track_caller]
     pub fn build(self) -> Result<Strategy> {
-        let devices =
-            self.devices.map(|names| resolve(OPERATION, names.iter().map(String::as_str))).transpose()?;
+        let names = self.devices.as_ref().map(|names| names.iter().map(String::as_str));
+        let devices = names.map(|names| resolve(OPERATION, names)).transpose()?;
         let asked = self.replicas.or(devices.as_ref().map(Vec::len));
-        let replicas = match &self.group {
-            Some(group) => group.world().replicas(),
-            None => asked.unwrap_or(1),
+        let count = match &self.group {
+            Some(group) => group.world().count(),
+            None => self.replica_count(asked)?,
         };
-        check_count(OPERATION, replicas)?;
+        require_no_feedback(count, self.compression)?;
+        let (ReplicaCount::PerWorker(stated) | ReplicaCount::Total(stated)) = count;
+        check_count(OPERATION, stated)?;
+        let replicas = self.group.as_ref().map_or(stated, |group| group.world().replicas());
         if let Some(devices) = &devices
             && devices.len() != replicas
         {
@@ -347,7 +353,6 @@ impl MultiWorkerMirroredStrategyBuilder {
             );
             return Err(Error::invalid(OPERATION, reason));
         }
-        let devices = devices.map_or_else(|| cpus(replicas), Ok)?;
         let (mut options, mut shared_memory) = (self.options, self.shared_memory);
         if options.implementation == CommunicationImplementation::Ring {
             // The implementation is a property of the connections, which are made once for all calls.
@@ -371,7 +376,10 @@ impl MultiWorkerMirroredStrategyBuilder {
                               and shared_memory, and set them where the group is made";
                 return Err(Error::invalid(OPERATION, reason));
             }
-            if self.resolver.is_some() || asked.is_some_and(|asked| asked != replicas) {
+            if self.resolver.is_some()
+                || self.logical_replicas.is_some_and(|asked| ReplicaCount::Total(asked) != count)
+                || asked.is_some_and(|asked| asked != replicas)
+            {
                 let reason = "a group was passed, which has the workers and their number of replicas: leave out \
                               cluster_resolver and replicas";
                 return Err(Error::invalid(OPERATION, reason));
@@ -380,6 +388,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             warn_single::suppress();
             let settings = (ServiceSettings::default(), self.servers);
             let tables = shared_tables(Some(&group), self.tables, settings, options.timeout)?;
+            let devices = devices.map_or_else(|| cpus(replicas), Ok)?;
             let worker = MultiWorker::new(devices, Some(group), options)?;
             return Strategy::new(MultiWorker {
                 check_drift_every,
@@ -394,8 +403,8 @@ impl MultiWorkerMirroredStrategyBuilder {
         };
         let membership = resolver.membership()?;
         let world = match &membership {
-            Some((cluster, task)) => cluster.world(task, replicas)?,
-            None => World::alone(replicas).map_err(ClusterError::from)?,
+            Some((cluster, task)) => cluster.world_with(task, count)?,
+            None => World::with_count(1, 0, count).map_err(ClusterError::from)?,
         };
         let elastic = Elastic::new(self.min_workers, self.shrink_after, world.workers())?;
         let servers = match &membership {
@@ -410,6 +419,8 @@ impl MultiWorkerMirroredStrategyBuilder {
                           DISTRIBUTE_MIN_WORKERS, or leave out tables";
             return Err(Error::invalid(OPERATION, reason));
         }
+        let replicas = largest_share(world, elastic.min_workers);
+        let devices = devices.map_or_else(|| cpus(replicas), Ok)?;
         // Before threads are started.
         prepare(replicas);
         let joining = match &membership {
@@ -466,35 +477,4 @@ fn server_settings(
         None => credentials.clone(),
     };
     ServerSettings { cluster, task, credentials, patience: join_timeout.unwrap_or(DEFAULT_TIMEOUT) }
-}
-
-/// Prepares the tables that are not mirrored: on the workers of `group`, on parameter servers, or in this process if it
-/// is the only worker. Returns `None` if all tables are mirrored.
-///
-/// # Errors
-/// - [`Error::InvalidArgument`]: tables are to be stored on servers without a cluster.
-/// - The errors of [`SharedTables::on_workers`] and [`SharedTables::on_servers`].
-fn shared_tables(
-    group: Option<&Group>,
-    options: TableOptions,
-    (service, servers): (ServiceSettings, Option<ServerSettings>),
-    timeout: Option<Duration>,
-) -> Result<Option<SharedTables>> {
-    let (timeout, group) =
-        (timeout.unwrap_or(DEFAULT_TIMEOUT), group.filter(|group| group.world().is_multi_worker()));
-    match (options.hosts, group, servers) {
-        (TableHosts::Workers, Some(group), _) => {
-            SharedTables::on_workers(group, options, service, timeout).map(Some)
-        }
-        (TableHosts::Servers, group, Some(servers)) => {
-            SharedTables::on_servers(group, options, servers, timeout).map(Some)
-        }
-        (TableHosts::Servers, _, None) => {
-            let reason = "tables are to be stored on servers, but there is no cluster: pass a cluster_resolver, or \
-                          use TableHosts::Workers";
-            Err(Error::invalid(OPERATION, reason))
-        }
-        (TableHosts::Workers, None, _) => SharedTables::of_one(options, World::default(), timeout).map(Some),
-        (TableHosts::Mirrored, ..) => Ok(None),
-    }
 }

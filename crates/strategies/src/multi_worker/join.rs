@@ -121,10 +121,11 @@ impl JoinSettings {
 
     fn rendezvous(&self, expected: BTreeSet<usize>) -> Rendezvous {
         let (minimum, tables, version) = (self.min_workers, self.tables, env!("CARGO_PKG_VERSION"));
+        let replicas = self.all.count();
         let mut rendezvous = Rendezvous::new(self.all, self.addresses.clone())
             .tasks(self.tasks.clone())
             .job(self.job.clone())
-            .agree_on(format!("{version}, {minimum} at least, {tables:?}").as_bytes())
+            .agree_on(format!("{version}, {minimum} at least, {tables:?}, {replicas:?}").as_bytes())
             .quorum(Quorum { minimum, expected, grace: self.shrink_after })
             .credentials(self.credentials.clone())
             .shared_memory(self.shared_memory)

@@ -5,12 +5,14 @@
 //! | `builder` | workers that are processes: their settings, and how they find each other |
 //! | `join` | the rendezvous, at the start and after a failure |
 //! | `elastic` | the minimum number of workers in elastic training |
+//! | `logical` | logical replicas, which the workers share |
 //! | `on_threads` | workers that are threads of one process |
 //! | `table_options`, `tables` | the location of tables; tables that the workers store together |
 
 mod builder;
 mod elastic;
 mod join;
+mod logical;
 mod on_threads;
 mod table_options;
 mod tables;
@@ -34,7 +36,10 @@ use tables::SharedTables;
 
 /// The implementation of the strategy on one of the workers.
 struct MultiWorker {
+    /// The devices of the largest number of replicas that this worker may have.
     devices: Vec<DeviceName>,
+    /// The group, if its workers share logical replicas, so that the number of replicas of this worker may change.
+    sharing: Option<Group>,
     /// The group of all workers; `None` if this is the only worker.
     group: Option<Group>,
     options: CommunicationOptions,
@@ -51,8 +56,10 @@ impl MultiWorker {
     /// Creates a worker with a replica on each device. It has no resolver and cannot join the group again.
     fn new(devices: Vec<DeviceName>, group: Option<Group>, options: CommunicationOptions) -> Result<Self> {
         options.check("MultiWorkerMirroredStrategy")?;
+        let sharing = group.clone().filter(|group| group.world().logical_replicas().is_some());
         Ok(Self {
             devices,
+            sharing,
             group,
             options,
             resolver: None,
@@ -80,7 +87,13 @@ impl StrategyExtended for MultiWorker {
         "MultiWorkerMirroredStrategy"
     }
     fn worker_devices(&self) -> &[DeviceName] {
-        &self.devices
+        match &self.sharing {
+            None => &self.devices,
+            Some(group) => self.devices.get(..group.world().replicas()).unwrap_or(&self.devices),
+        }
+    }
+    fn max_replicas(&self) -> usize {
+        self.devices.len()
     }
     fn variable_placement(&self) -> VariablePlacement {
         VariablePlacement::Mirrored

@@ -4,6 +4,7 @@ use super::builder::MultiWorkerMirroredStrategyBuilder;
 use super::{MultiWorker, MultiWorkerMirroredStrategy, cpus};
 use distribute_base::internal::{lock, panicked};
 use distribute_base::{Error, Result};
+use distribute_cluster::{ReplicaCount, World};
 use distribute_collective::group::{Group, Links, local};
 use distribute_core::internal::check_count;
 use distribute_core::{CommunicationOptions, Strategy};
@@ -101,7 +102,7 @@ impl MultiWorkerMirroredStrategy {
     ) -> Result<Vec<R>> {
         options.check(OPERATION)?;
         let build = |group| Strategy::new(MultiWorker::new(cpus(replicas)?, Some(group), options)?);
-        run_on_threads(links, (workers, replicas), build, worker)
+        run_on_threads(links, (workers, ReplicaCount::PerWorker(replicas)), build, worker)
     }
 }
 
@@ -137,7 +138,7 @@ impl MultiWorkerMirroredStrategyBuilder {
     ) -> Result<Vec<R>> {
         let servers = self.table_servers()?;
         let build = |group| self.of_group(group, servers.clone()).build();
-        run_on_threads(links, (workers, self.replicas.unwrap_or(1)), build, worker)
+        run_on_threads(links, (workers, self.replica_count(self.replicas)?), build, worker)
     }
 }
 
@@ -145,12 +146,18 @@ impl MultiWorkerMirroredStrategyBuilder {
 /// of all workers.
 fn run_on_threads<R: Send>(
     links: Links,
-    (workers, replicas): (usize, usize),
+    (workers, replicas): (usize, ReplicaCount),
     build: impl Fn(Group) -> Result<Strategy> + Sync,
     worker: impl Fn(&Strategy) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
-    check_count(OPERATION, workers.saturating_mul(replicas))?;
-    let groups = local::groups(links, workers, replicas).map_err(|error| match error {
+    check_count(
+        OPERATION,
+        match replicas {
+            ReplicaCount::PerWorker(replicas) => workers.saturating_mul(replicas),
+            ReplicaCount::Total(replicas) => replicas,
+        },
+    )?;
+    let groups = local::groups_of(links, workers, replicas).map_err(|error| match error {
         JoinError::World(error) => Error::invalid(OPERATION, error.to_string()),
         error => error.into(),
     })?;
@@ -182,10 +189,14 @@ fn run_on_threads<R: Send>(
     for strategy in lock(ended).iter() {
         strategy.extended().parameter_servers().into_iter().for_each(|servers| servers.disconnect());
     }
+    let world = World::with_count(workers, 0, replicas);
     let cause = |worker: usize, error: &Error| match (error, error.blame()) {
         (Error::Worker { worker: culprit, .. }, None) => *culprit == worker,
         (_, None) => true,
-        (_, Some(blame)) => blame.culprits.iter().any(|replica| replica / replicas == worker),
+        (_, Some(blame)) => {
+            let own = world.as_ref().map_or(0..0, |world| world.replicas_of(worker));
+            blame.culprits.iter().any(|replica| own.contains(replica))
+        }
     };
     let failed =
         results.iter().enumerate().filter_map(|(number, result)| Some((number, result.as_ref().err()?)));

@@ -1,8 +1,9 @@
 //! Tables that the workers store together, and the service with which each worker offers its shards to the others.
 
-use super::table_options::{HostedWeights, TableOptions};
+use super::table_options::{HostedWeights, TableHosts, TableOptions};
 use bytes::Bytes;
 use distribute_base::{Error, ErrorKind, Result};
+use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::{
     Address, ClusterSpec, Fingerprint, Host, Job, Operation, ReplicaStatus, Task, World,
 };
@@ -246,4 +247,35 @@ fn with_call<R>(
 fn cannot_serve(reason: &dyn Display) -> Error {
     let reason = format!("tables cannot be offered to the other workers: {reason}");
     Error::failed(ErrorKind::Configuration, OPERATION, reason)
+}
+
+/// Prepares the tables that are not mirrored: on the workers of `group`, on parameter servers, or in this process if it
+/// is the only worker. Returns `None` if all tables are mirrored.
+///
+/// # Errors
+/// - [`Error::InvalidArgument`]: tables are to be stored on servers without a cluster.
+/// - The errors of [`SharedTables::on_workers`] and [`SharedTables::on_servers`].
+pub(super) fn shared_tables(
+    group: Option<&Group>,
+    options: TableOptions,
+    (service, servers): (ServiceSettings, Option<ServerSettings>),
+    timeout: Option<Duration>,
+) -> Result<Option<SharedTables>> {
+    let (timeout, group) =
+        (timeout.unwrap_or(DEFAULT_TIMEOUT), group.filter(|group| group.world().is_multi_worker()));
+    match (options.hosts, group, servers) {
+        (TableHosts::Workers, Some(group), _) => {
+            SharedTables::on_workers(group, options, service, timeout).map(Some)
+        }
+        (TableHosts::Servers, group, Some(servers)) => {
+            SharedTables::on_servers(group, options, servers, timeout).map(Some)
+        }
+        (TableHosts::Servers, _, None) => {
+            let reason = "tables are to be stored on servers, but there is no cluster: pass a cluster_resolver, or \
+                          use TableHosts::Workers";
+            Err(Error::invalid(OPERATION, reason))
+        }
+        (TableHosts::Workers, None, _) => SharedTables::of_one(options, World::default(), timeout).map(Some),
+        (TableHosts::Mirrored, ..) => Ok(None),
+    }
 }

@@ -145,7 +145,9 @@ impl<T: Nest + 'static, B: Nest + 'static> Datasets<T, B> {
     ) -> Result<DistributedDataset<B>> {
         let (global, drop_remainder) = (trainer.global_batch, trainer.drop_remainder);
         let (provider, batched) = (provider.clone(), self.batched.clone());
-        let replicas = strategy.world().replicas();
+        // Logical replicas have one pipeline on all workers.
+        let world = strategy.world();
+        let replicas = world.logical_replicas().unwrap_or(world.replicas());
         // GNN-4
         strategy.distribute_datasets_from_function(move |context| {
             let per_replica = context.get_per_replica_batch_size(global)?;

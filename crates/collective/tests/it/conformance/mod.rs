@@ -386,7 +386,7 @@ fn early_sends_are_available_when_all_have_agreed_on_the_call() {
                         if step == 1 {
                             Ok(Vec::new())
                         } else {
-                            calling.receive_early_ranges(ahead.call(), &mine)
+                            calling.receive_early_ranges(ahead.call(), &mine, |_| 1)
                         }
                     },
                 );
@@ -420,7 +420,7 @@ fn missing_or_mismatched_early_sends_are_refused_by_name() {
         let together =
             member.all_gather_with_group(call(Operation::Minimize, String::new()), (), |_, mut calling| {
                 calling.all_gather_bytes(Bytes::new())?;
-                calling.receive_early_ranges(ahead.call(), std::slice::from_ref(&mine))
+                calling.receive_early_ranges(ahead.call(), std::slice::from_ref(&mine), |_| 1)
             });
         together.unwrap_err().to_string()
     });
@@ -440,7 +440,8 @@ fn each_worker_receives_its_partition_and_only_the_root_a_gather() {
         let got = on_workers(world, move |mut calling, mine| {
             let me = mine.start / replicas;
             let sizes = [part_of(0, me, 0).len(), part_of(0, me, 1).len(), part_of(0, me, 2).len()];
-            let pieces = calling.all_to_all("pieces", &sizes, |to, part| part_of(me, to, part)).unwrap();
+            let pieces =
+                calling.all_to_all("pieces", &sizes, |_| 1, |to, part| part_of(me, to, part)).unwrap();
             let last = workers - 1;
             let gathered =
                 calling.gather_to(last, "all", part_of(me, last, 1), |from| part_of(from, last, 1).len());

@@ -7,6 +7,7 @@ mod cross;
 mod drift;
 mod faults;
 mod input;
+mod logical;
 mod preemption;
 mod programs;
 mod settings;

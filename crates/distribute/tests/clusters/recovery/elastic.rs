@@ -43,9 +43,18 @@ const THREE: u64 = 16;
 /// The ids of each step, and the number of workers. Repeated steps have their last ids.
 type Steps = BTreeMap<u64, (Vec<i64>, usize)>;
 
+/// The replicas of a job.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Replicas {
+    /// The number of replicas of each worker.
+    Each(usize),
+    /// The number of logical replicas, which the workers share.
+    Logical(usize),
+}
+
 struct Program<'a> {
     place: usize,
-    replicas: usize,
+    replicas: Replicas,
     port: u16,
     input: Input,
     steps: &'a Mutex<Steps>,
@@ -74,9 +83,13 @@ impl Program<'_> {
         let addresses: Vec<_> =
             (0..4).map(|place| format!("127.0.0.1:{}", if place == 0 { port } else { 0 })).collect();
         let cluster: ClusterSpec = format!("{{\"worker\": {addresses:?}}}").parse()?;
-        let strategy = MultiWorkerMirroredStrategy::builder()
+        let builder = MultiWorkerMirroredStrategy::builder();
+        let builder = match replicas {
+            Replicas::Each(replicas) => builder.replicas(replicas),
+            Replicas::Logical(replicas) => builder.logical_replicas(replicas),
+        };
+        let strategy = builder
             .cluster_resolver(SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(place)))
-            .replicas(replicas)
             .min_workers(1)
             .shrink_after(Duration::from_secs(1))
             .build()?;
@@ -168,7 +181,7 @@ impl Program<'_> {
 }
 
 /// Trains with workers that join and leave. Returns the ids of each step with its number of workers, and the weights.
-fn elastic(replicas: usize, input: Input, end: End) -> (Steps, Vec<f32>) {
+fn elastic(replicas: Replicas, input: Input, end: End) -> (Steps, Vec<f32>) {
     let reserved = Port::reserve();
     let port = reserved.number();
     let steps = Mutex::<Steps>::default();
@@ -218,7 +231,7 @@ fn alone(replicas: usize, input: Input) -> Vec<f32> {
     model.variables.get("fc.weight").unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
 }
 
-fn every_example_once(replicas: usize, input: Input, end: End) {
+fn every_example_once(replicas: Replicas, input: Input, end: End) {
     let (steps, weights) = elastic(replicas, input, end);
     let sizes: Vec<_> = steps.values().map(|(_, workers)| *workers).collect();
     assert!(sizes.starts_with(&[1; TWO as usize]), "{sizes:?}");
@@ -231,7 +244,13 @@ fn every_example_once(replicas: usize, input: Input, end: End) {
         ids.sort_unstable();
         assert_eq!(ids, (0..ROWS).collect::<Vec<_>>(), "epoch {epoch}: {sizes:?}");
     }
-    let alone = alone(replicas, input);
+    let (Replicas::Each(number) | Replicas::Logical(number)) = replicas;
+    let alone = alone(number, input);
+    if replicas == Replicas::Logical(number) {
+        let bits = |weights: &[f32]| weights.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&weights), bits(&alone), "the bits of one process, whatever happened: {sizes:?}");
+        return;
+    }
     let far = weights.iter().zip(&alone).map(|(mine, theirs)| (mine - theirs).abs()).fold(0., f32::max);
     assert!(far < 1e-5, "{far}: {weights:?} {alone:?}");
 }
@@ -239,23 +258,35 @@ fn every_example_once(replicas: usize, input: Input, end: End) {
 // INV-43
 #[test]
 fn one_two_four_three_workers() {
-    watched(|| every_example_once(1, Input::Dataset, End::Fails));
+    watched(|| every_example_once(Replicas::Each(1), Input::Dataset, End::Fails));
 }
 
 // INV-43
 #[test]
 fn one_two_four_three_workers_of_two_replicas() {
-    watched(|| every_example_once(2, Input::Dataset, End::Fails));
+    watched(|| every_example_once(Replicas::Each(2), Input::Dataset, End::Fails));
 }
 
 // INV-43
 #[test]
 fn one_two_four_three_workers_with_datasets_from_a_function() {
-    watched(|| every_example_once(1, Input::Function, End::Fails));
+    watched(|| every_example_once(Replicas::Each(1), Input::Function, End::Fails));
 }
 
 // INV-43, INV-44
 #[test]
 fn one_two_four_three_workers_of_which_one_gets_a_notice() {
-    watched(|| every_example_once(1, Input::Dataset, End::Leaves));
+    watched(|| every_example_once(Replicas::Each(1), Input::Dataset, End::Leaves));
+}
+
+// INV-43, INV-88
+#[test]
+fn logical_replicas_end_with_the_bits_of_one_process() {
+    watched(|| every_example_once(Replicas::Logical(5), Input::Dataset, End::Fails));
+}
+
+// INV-43, INV-44, INV-88
+#[test]
+fn logical_replicas_with_datasets_from_a_function_and_a_notice_end_with_the_bits_of_one_process() {
+    watched(|| every_example_once(Replicas::Logical(6), Input::Function, End::Leaves));
 }

@@ -77,6 +77,14 @@ impl Job {
         self
     }
 
+    /// Makes the workers share this number of logical replicas, and continue soon without a lost worker.
+    pub fn logical(mut self, replicas: usize) -> Self {
+        self.tasks.iter_mut().for_each(|task| {
+            (task.logical, task.shrink_after) = (Some(replicas), Duration::from_secs(1));
+        });
+        self
+    }
+
     /// Lets workers join and leave, down to this number.
     pub fn elastic(mut self, least: usize) -> Self {
         self.tasks.iter_mut().for_each(|task| task.least = Some(least));
@@ -168,19 +176,35 @@ impl Job {
 
     /// Waits for the first line with this text from a worker since then, and returns it.
     pub fn wait_for_line(&mut self, worker: usize, text: &str, since: Duration) -> Said {
+        self.wait_for_any(&[(worker, text)], since)
+    }
+
+    /// Waits for the first line since then that has one of these texts from its worker, and returns it.
+    pub fn wait_for_any(&mut self, lines: &[(usize, &str)], since: Duration) -> Said {
         let until = Deadline::after(PATIENCE);
         let mut next = 0;
         loop {
-            let fits = |said: &&Said| said.worker == worker && said.at >= since && said.line.contains(text);
+            let fits = |said: &&Said| {
+                let is_of =
+                    |(worker, text): &(usize, &str)| said.worker == *worker && said.line.contains(text);
+                said.at >= since && lines.iter().any(is_of)
+            };
             if let Some(found) = self.heard[next..].iter().find(fits) {
                 return found.clone();
             }
             next = self.heard.len();
             match self.said.recv_timeout(until.remaining()) {
                 Ok(said) => self.heard.push(said),
-                Err(_) => panic!("worker {worker} doesn't say {text:?}:\n{}", self.story()),
+                Err(_) => panic!("no worker says one of {lines:?}:\n{}", self.story()),
             }
         }
+    }
+
+    /// Returns the lines of a worker so far that contain this text.
+    pub fn lines(&mut self, worker: usize, text: &str) -> Vec<String> {
+        self.heard.extend(self.said.try_iter());
+        let of = |said: &&Said| said.worker == worker && said.line.contains(text);
+        self.heard.iter().filter(of).map(|said| said.line.clone()).collect()
     }
 
     /// Reads lines until then.

@@ -9,6 +9,7 @@ mod ended;
 mod figures;
 mod job;
 mod leaving;
+mod logical;
 mod matrix;
 mod other_programs;
 mod program;

@@ -76,6 +76,10 @@ pub struct Task {
     pub folder: Option<PathBuf>,
     /// Whether SIGTERM is a notice.
     pub watches: bool,
+    /// The number of logical replicas, which the workers share, if there are any.
+    pub logical: Option<usize>,
+    /// The time after which the others continue without a lost worker, if they may.
+    pub shrink_after: Duration,
     /// The least number of workers with which it continues, if not all are needed. In that case no worker is missed
     /// before the test has ended.
     pub least: Option<usize>,
@@ -97,6 +101,8 @@ impl Task {
             sockets: false,
             folder: None,
             watches: false,
+            logical: None,
+            shrink_after: Duration::from_secs(100),
             least: None,
             patience: Duration::from_secs(60),
             job: None,
@@ -106,8 +112,11 @@ impl Task {
     pub fn builder(&self) -> Result<MultiWorkerMirroredStrategyBuilder> {
         let cluster: ClusterSpec = format!("{{\"worker\": {:?}}}", self.addresses).parse()?;
         let resolver = SimpleClusterResolver::new(cluster).with_task(Job::Worker.task(self.worker));
-        let mut builder =
-            MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver).replicas(self.replicas);
+        let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver);
+        let mut builder = match self.logical {
+            Some(replicas) => builder.logical_replicas(replicas),
+            None => builder.replicas(self.replicas),
+        };
         builder = builder.join_timeout(self.patience);
         if let Some(job) = &self.job {
             builder = builder.job(job);
@@ -119,7 +128,7 @@ impl Task {
             builder = builder.shared_memory(SharedMemory::Never);
         }
         if let Some(least) = self.least {
-            builder = builder.min_workers(least).shrink_after(Duration::from_secs(100));
+            builder = builder.min_workers(least).shrink_after(self.shrink_after);
         }
         Ok(builder)
     }
