@@ -122,6 +122,17 @@ impl Stopwatch {
     }
 }
 
+/// Returns the processor time that all threads of this process have used; `None` if the system does not report it.
+pub fn processor_time() -> Option<Duration> {
+    #[cfg(unix)]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Some(Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?))
+    }
+    #[cfg(not(unix))]
+    None
+}
+
 /// Rounds a duration for messages: to 0.1 s if it is at least ten seconds, otherwise to 1 ms. A duration of less than
 /// 1 ms is not rounded.
 ///

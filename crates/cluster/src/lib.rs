@@ -50,7 +50,7 @@ pub mod world;
 
 pub use address::{Address, Host};
 pub use blame::{Blame, Callers, Cause, Fault};
-pub use deadline::{Deadline, Stopwatch, rounded};
+pub use deadline::{Deadline, Stopwatch, processor_time, rounded};
 pub use error::ClusterError;
 pub use fingerprint::{CallSite, Fingerprint, Operation, fnv1a};
 pub use flight_recorder::{FlightRecorder, Progress, RECORDED_CALLS, RecordedCall};

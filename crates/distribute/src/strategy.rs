@@ -17,7 +17,8 @@ pub use distribute_core::strategy::ReductionToOneDevice;
 #[doc(inline)]
 pub use distribute_core::strategy::{
     CommunicationImplementation, CommunicationOptions, Compression, CrossDeviceOps, Group, IndependentWorker,
-    Links, Reduction, Replicas, Strategy, StrategyExtended, Threads, VariablePlacement, Wire,
+    Links, Reduction, Replicas, Straggler, StragglerCause, Strategy, StrategyExtended, Threads,
+    VariablePlacement, Wire, WorkerTimes,
 };
 #[doc(inline)]
 pub use distribute_core::{Contained, Destinations};

@@ -1,6 +1,6 @@
 //! A report in Prometheus' text format.
 
-use crate::Report;
+use crate::{Report, StepTimes};
 use std::fmt::{self, Write};
 
 /// The content type of the response to a scrape.
@@ -41,6 +41,17 @@ pub fn exposition(report: &Report) -> String {
         "Workers of the world that are lost to this one.",
         lost as f64,
     );
+
+    let timed = world.workers.iter().filter_map(|worker| Some((&*worker.name, worker.times?)));
+    let times = timed.flat_map(|(worker, StepTimes { computing, input, outside, waiting })| {
+        let parts = [("computing", computing), ("input", input), ("outside", outside), ("waiting", waiting)];
+        parts.map(|(part, seconds)| ([("worker", worker), ("part", part)], seconds))
+    });
+    let help = "Seconds of a step that a worker spends on its parts, in about the last minute.";
+    out.each("distribute_worker_step_seconds", "gauge", help, times);
+    let straggler = report.straggler.iter().map(|it| ([("worker", &*it.name), ("why", &*it.why)], it.share));
+    let help = "The share of each step in which all wait for a worker, and why.";
+    out.each("distribute_straggler_share", "gauge", help, straggler);
 
     let names: Vec<_> = report.replicas.iter().map(|it| (it.replica.to_string(), it)).collect();
     let spent = names.iter().flat_map(|(name, replica)| {
@@ -161,6 +172,7 @@ impl fmt::Display for Number {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Straggler;
     use crate::report::tests::busy;
     use distribute_testing::child;
     use std::process::Command;
@@ -186,6 +198,27 @@ mod tests {
             assert!(text.lines().any(|it| it == line), "{line}\nis not in\n{text}");
         }
         assert!(text.ends_with('\n'));
+    }
+
+    #[test]
+    fn a_straggler_and_the_times_of_workers_are_exported() {
+        let mut report = busy();
+        assert!(!exposition(&report).contains("straggler"));
+        report.straggler = Some(Straggler {
+            name: "worker 1".into(),
+            why: "its link is slow".into(),
+            seconds: 0.05,
+            share: 0.5,
+        });
+        report.world.workers[1].times =
+            Some(StepTimes { computing: 0.1, input: 0.05, outside: 0., waiting: 0.01 });
+        let text = exposition(&report);
+        for line in [
+            "distribute_straggler_share{worker=\"worker 1\",why=\"its link is slow\"} 0.5",
+            "distribute_worker_step_seconds{worker=\"worker 1\",part=\"input\"} 0.05",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line}\nis not in\n{text}");
+        }
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub struct Report {
     pub replicas: Vec<Replica>,
     /// The waits that have lasted half a second or longer.
     pub waits: Vec<Wait>,
+    /// The worker that makes the others wait in each step, if there is one.
+    #[serde(default)]
+    pub straggler: Option<Straggler>,
     /// The coordinator that schedules closures, if the job has one.
     pub coordinator: Option<Coordinator>,
     /// The parameter servers, if the job has any.
@@ -82,6 +85,35 @@ pub struct Worker {
     pub closures: Option<u64>,
     /// The number of times that the worker has failed.
     pub losses: Option<u64>,
+    /// The mean times of the worker in a step, if they are known.
+    #[serde(default)]
+    pub times: Option<StepTimes>,
+}
+
+/// The mean times of a worker in a step over about the last minute, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// The time in which the worker computed.
+    pub computing: f64,
+    /// The time in which it waited for its input.
+    pub input: f64,
+    /// The time that the program spent between steps.
+    pub outside: f64,
+    /// The time in which it waited for other workers.
+    pub waiting: f64,
+}
+
+/// A worker that makes the others wait in each step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Straggler {
+    /// The name of the worker.
+    pub name: String,
+    /// The reason why it is slow.
+    pub why: String,
+    /// The time of a step in which the others wait for it, in seconds.
+    pub seconds: f64,
+    /// The share of a step that it takes, between 0 and 1.
+    pub share: f64,
 }
 
 /// The progress of a job.

@@ -1,6 +1,6 @@
 //! A report as lines for a terminal.
 
-use crate::{Report, Worker};
+use crate::{Report, StepTimes, Straggler, Worker};
 use distribute_log::plain;
 
 /// Formats a report as lines of plain text, without control characters, even if names in the report contain some.
@@ -47,6 +47,11 @@ pub fn table(report: &Report) -> Vec<String> {
         lines.extend(report.waits.iter().map(|wait| {
             format!("{} has waited {} for {}: {}", wait.who, time(wait.seconds), wait.awaits, wait.why)
         }));
+    }
+    if let Some(Straggler { name, why, seconds, share }) = &report.straggler {
+        lines.push(String::new());
+        let share = share * 100.;
+        lines.push(format!("all wait for {name}, {} and {share:.0} % of each step: {why}", time(*seconds)));
     }
     if !report.replicas.is_empty() {
         let mut rows = vec![["replica", "device", "now", "waiting", "elsewhere"].map(String::from).to_vec()];
@@ -115,6 +120,10 @@ fn device(name: &str) -> String {
 
 fn workers_of(workers: &[Worker]) -> Vec<Vec<String>> {
     let mut rows = vec![["worker", "address", "state", "closures", "lost"].map(String::from).to_vec()];
+    let are_timed = workers.iter().any(|worker| worker.times.is_some());
+    if are_timed {
+        rows[0].extend(["computing", "input", "outside", "waiting"].map(String::from));
+    }
     rows.extend(workers.iter().map(|worker| {
         let does = worker.does.as_deref().unwrap_or("there");
         let state = match (&worker.away, worker.seconds) {
@@ -124,7 +133,14 @@ fn workers_of(workers: &[Worker]) -> Vec<Vec<String>> {
         };
         let count = |count: Option<u64>| count.map_or("-".into(), |count| count.to_string());
         let address = worker.address.clone().unwrap_or("-".into());
-        vec![worker.name.clone(), address, state, count(worker.closures), count(worker.losses)]
+        let mut row = vec![worker.name.clone(), address, state, count(worker.closures), count(worker.losses)];
+        if are_timed {
+            let parts = worker.times.map(|StepTimes { computing, input, outside, waiting }| {
+                [computing, input, outside, waiting].map(time)
+            });
+            row.extend(parts.unwrap_or_else(|| ["-"; 4].map(String::from)));
+        }
+        row
     }));
     rows
 }
@@ -181,6 +197,27 @@ mod tests {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
         assert!(!text.contains("has not said"));
+    }
+
+    #[test]
+    fn a_straggler_is_told_beside_the_times_of_all_workers() {
+        let mut report = Report { coordinator: None, ..busy() };
+        report.straggler = Some(Straggler {
+            name: "worker 1".into(),
+            why: "its input is slow".into(),
+            seconds: 0.05,
+            share: 0.312,
+        });
+        report.world.workers[1].times =
+            Some(StepTimes { computing: 0.1, input: 0.05, outside: 0., waiting: 0.01 });
+        let text = table(&report).join("\n");
+        assert!(
+            text.contains("all wait for worker 1, 50.0 ms and 31 % of each step: its input is slow"),
+            "{text}"
+        );
+        assert!(text.contains("lost  computing  input    outside  waiting"), "{text}");
+        assert!(text.contains("0     100.0 ms   50.0 ms  0 µs     10.0 ms"), "{text}");
+        assert!(text.contains("0     -          -        -        -"), "{text}");
     }
 
     // INV-62

@@ -90,6 +90,7 @@ pub use inbox::Inbox;
 pub use local::Links;
 pub use order::{Algorithm, Order, SumOptions};
 pub use protocol::Protocol;
+pub use recorder::Waits;
 pub use session::Session;
 pub use wire::Real;
 pub use workers::Group;

@@ -5,21 +5,46 @@ use distribute_cluster::flight_recorder::{Progress, Ticket};
 use distribute_cluster::{Blame, Fault, FlightRecorder, RecordedCall, ReplicaStatus, Stopwatch};
 use distribute_log::warn_or_stderr;
 use std::fmt;
+use std::time::Duration;
 
 /// The last calls in all sessions of a group. Recording a call reads the clock twice.
 #[derive(Debug)]
 pub(super) struct Recorder {
     clock: Stopwatch,
-    calls: Mutex<FlightRecorder>,
+    calls: Mutex<Calls>,
     /// The workers for which this worker waited most recently.
     awaited: Mutex<Vec<usize>>,
+}
+
+#[derive(Debug)]
+struct Calls {
+    flight: FlightRecorder,
+    /// The time at which the current call, or its current part, began.
+    began: Duration,
+    /// The time spent in calls since the last look, in total and by the worker whose message ended the wait.
+    waited: Duration,
+    waited_for: Vec<Duration>,
+}
+
+/// The time that this worker has spent in exchanges with other workers since the last look.
+#[derive(Clone, Copy, Debug)]
+pub struct Waits<'a> {
+    /// The total time.
+    pub total: Duration,
+    /// The part of it that each worker accounts for: a wait counts for the worker whose message ended it.
+    pub by_worker: &'a [Duration],
 }
 
 impl Recorder {
     pub(super) fn new() -> Self {
         Self {
             clock: Stopwatch::start(),
-            calls: Mutex::new(FlightRecorder::new()),
+            calls: Mutex::new(Calls {
+                flight: FlightRecorder::new(),
+                began: Duration::ZERO,
+                waited: Duration::ZERO,
+                waited_for: Vec::new(),
+            }),
             awaited: Mutex::default(),
         }
     }
@@ -35,22 +60,42 @@ impl Recorder {
         let (status, call) = statuses.iter().find_map(|status| Some((status, status.call()?)))?;
         let now = self.clock.elapsed();
         let mut calls = lock(&self.calls);
+        calls.began = now;
         match parent {
             Some(ticket) => {
-                calls.continue_call(ticket, call.clone());
+                calls.flight.continue_call(ticket, call.clone());
                 Some(ticket)
             }
             None => {
                 let number = status.completed.saturating_add(u64::from(!call.continues));
-                Some(calls.begin(now, step, number, call.clone()))
+                Some(calls.flight.begin(now, step, number, call.clone()))
             }
         }
     }
 
-    /// Records that a call, or a part of it, has ended.
-    pub(super) fn end(&self, ticket: Ticket, completed: bool) {
+    /// Records that a call, or a part of it, has ended. `last` is the worker whose message ended the wait in it, if
+    /// this worker has waited.
+    pub(super) fn end(&self, ticket: Ticket, completed: bool, last: Option<usize>) {
         let now = self.clock.elapsed();
-        lock(&self.calls).end(now, ticket, completed);
+        let mut calls = lock(&self.calls);
+        calls.flight.end(now, ticket, completed);
+        let time = now.saturating_sub(calls.began);
+        calls.waited = calls.waited.saturating_add(time);
+        if let Some(last) = last {
+            if calls.waited_for.len() <= last {
+                calls.waited_for.resize(last + 1, Duration::ZERO);
+            }
+            calls.waited_for[last] += time;
+        }
+    }
+
+    /// Calls `act` with the time spent in calls since this was last called.
+    pub(super) fn take_waits<T>(&self, act: impl FnOnce(Waits<'_>) -> T) -> T {
+        let mut calls = lock(&self.calls);
+        let result = act(Waits { total: calls.waited, by_worker: &calls.waited_for });
+        calls.waited = Duration::ZERO;
+        calls.waited_for.fill(Duration::ZERO);
+        result
     }
 
     /// Records the workers for which this worker begins to wait. Memory is allocated only the first time.
@@ -70,7 +115,7 @@ impl Recorder {
     /// Returns the last calls, newest first.
     pub(super) fn calls(&self) -> Vec<RecordedCall> {
         let now = self.clock.elapsed();
-        lock(&self.calls).calls(now)
+        lock(&self.calls).flight.calls(now)
     }
 
     /// Logs the calls of this worker before `blame`. Do not call this while holding a lock, because a logger may be

@@ -141,9 +141,10 @@ impl Session {
         let of = call.filter(|_| continues);
         *call = self.group.recorder.begin(self.step(), &statuses, of);
         protocol.begin(self.step(), statuses, timeout);
-        let made = self.round(protocol, body, timeout).map_err(|blame| self.with_locations(blame));
+        let mut last = None;
+        let made = self.round(protocol, body, timeout, &mut last).map_err(|blame| self.with_locations(blame));
         if let Some(call) = *call {
-            self.group.recorder.end(call, made.is_ok());
+            self.group.recorder.end(call, made.is_ok(), last);
         }
         drop(state);
         if let Err(blame) = &made {
@@ -152,12 +153,14 @@ impl Session {
         made
     }
 
-    /// Executes the current round until it is decided, and returns its outcome.
+    /// Executes the current round until it is decided, and returns its outcome. Sets `last` to the worker whose frame
+    /// arrived last, if this worker waited for it.
     fn round(
         &self,
         protocol: &mut Protocol,
         mut body: impl FnMut(usize) -> Bytes,
         timeout: Duration,
+        last: &mut Option<usize>,
     ) -> Result<Vec<Bytes>, Arc<Blame>> {
         let mut deadline = Deadline::after(timeout);
         self.group.transport.extend_shutdown_wait(timeout);
@@ -177,7 +180,12 @@ impl Session {
                     self.group.recorder.await_all(protocol.silent());
                     match inbox.next(protocol.session(), protocol.lost(), &mut deadline, &**transport) {
                         Event::Expired => self.expire(protocol),
-                        event => self.receive(protocol, event),
+                        event => {
+                            if let Event::Frame(from, _) = &event {
+                                *last = Some(*from);
+                            }
+                            self.receive(protocol, event);
+                        }
                     }
                 }
             }
@@ -197,7 +205,7 @@ impl Session {
         match protocol.abort_call(self.step(), statuses, timeout) {
             Some(frame) => self.send_to_others(&frame),
             // What comes of it is known already: this worker has failed.
-            None => drop(self.round(protocol, |_| Bytes::new(), timeout)),
+            None => drop(self.round(protocol, |_| Bytes::new(), timeout, &mut None)),
         }
     }
 
@@ -250,7 +258,9 @@ impl Session {
         let made = loop {
             match protocol.ending(self.step(), timeout) {
                 Ending::Closed => return Ok(()),
-                Ending::LeftOut => break self.round(protocol, |_| Bytes::new(), timeout).map(drop),
+                Ending::LeftOut => {
+                    break self.round(protocol, |_| Bytes::new(), timeout, &mut None).map(drop);
+                }
                 Ending::Open => {
                     match inbox.next(protocol.session(), protocol.lost(), &mut deadline, &**transport) {
                         Event::Expired => return Ok(()),

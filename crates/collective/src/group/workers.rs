@@ -1,7 +1,7 @@
 //! The processes of a world, seen by one of them.
 
 use super::native_transport::NativeSumTransport;
-use super::recorder::Recorder;
+use super::recorder::{Recorder, Waits};
 use super::reformable::{ReformableLinks, WorkerLocations};
 use super::{Buffers, Frame, Inbox};
 use distribute_cluster::{Process, RecordedCall, Task, World};
@@ -190,6 +190,12 @@ impl Group {
     /// received in it. It is only for display, because the call may end at any time.
     pub fn awaited(&self) -> Option<(RecordedCall, Vec<usize>)> {
         self.recorder.awaited()
+    }
+
+    /// Calls `act` with the time that this worker has spent in exchanges since this was last called. The times tell who
+    /// is slow; they must not be used for results.
+    pub fn take_waits<T>(&self, act: impl FnOnce(Waits<'_>) -> T) -> T {
+        self.recorder.take_waits(act)
     }
 
     /// Returns the reason why a worker is lost to this one; `None` if it is not lost.

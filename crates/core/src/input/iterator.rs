@@ -7,7 +7,7 @@ use crate::context::require_outside_of_run;
 use crate::strategy::{Strategy, wire};
 use crate::values::PerReplica;
 use distribute_base::{Error, Result};
-use distribute_cluster::{CallSite, Fingerprint, Operation};
+use distribute_cluster::{CallSite, Fingerprint, Operation, Stopwatch};
 use distribute_data::distribution::WorkerPass;
 use distribute_data::plan::ends::StepCounts;
 use distribute_data::{Distribution, Position};
@@ -99,10 +99,12 @@ impl<T: Nest> DistributedIterator<T> {
             Pass::Failed(error) => Err(error),
             Pass::Ended => return Ok(None),
         };
+        let timed = self.strategy.has_group().then(Stopwatch::start);
         let prepared = pass.and_then(|mut pass| {
             let mine = pass.prepare()?;
             Ok((pass, mine))
         });
+        timed.iter().for_each(|timed| self.strategy.record_input_time(timed.elapsed()));
         let (mut pass, all) = self.exchange_counts(operation, prepared)?;
         // The others have their batches, and continue.
         let finished = self.finish(operation, &mut pass, all);

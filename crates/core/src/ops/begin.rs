@@ -1,6 +1,6 @@
 //! The start of a step on all workers.
 
-use crate::strategy::{Strategy, wire};
+use crate::strategy::{StepTimes, Strategy, wire};
 use crate::variables::Digest;
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::{Fingerprint, Operation, Presence, ReplicaStatus, World};
@@ -46,7 +46,8 @@ impl Strategy {
         };
         let variables = self.abort_peers_on_err(self.drift_digest())?;
         let (session, has_notice) = (group.next_number(RUN), self.notice().is_received());
-        let mine = StartHeader { step: self.steps(), session, rows, variables, has_notice, waiting };
+        let times = self.take_step_times(group);
+        let mine = StartHeader { step: self.steps(), session, rows, variables, has_notice, waiting, times };
         let call = || Fingerprint::new(Operation::Run, "", at);
         let headers =
             self.worker_call("run", call, |mut calling| calling.all_gather_bytes(wire::encode(&mine)))?;
@@ -64,6 +65,7 @@ impl Strategy {
         self.notice().record_decision(all.iter().map(|start| start.has_notice), self.min_remaining_workers());
         let (step, number) = (self.next_step(), all.iter().map(|start| start.session).max());
         let session = group.open_at(RUN, number.unwrap_or(mine.session), step);
+        self.record_step_begin(group, &all.iter().map(|start| start.times).collect::<Vec<_>>());
         let mut before = all.iter().take(self.world().worker()).map(|start| start.rows);
         let before = before.try_fold(0usize, |sum, rows| sum.checked_add(rows?));
         Ok((step, Some(StartedStep { session: Arc::new(session), completed: false }), before))
@@ -85,8 +87,9 @@ impl StartedStep {
     }
 
     /// Marks the step as completed, after the replicas have run and left the session.
-    pub(super) fn complete(mut self) {
+    pub(super) fn complete(mut self, strategy: &Strategy) {
         self.completed = true;
+        strategy.group().into_iter().for_each(|group| strategy.record_step_end(group));
     }
 }
 
@@ -113,6 +116,8 @@ struct StartHeader {
     has_notice: bool,
     /// The number of processes that have connected to the worker and will join at the next rendezvous.
     waiting: usize,
+    /// The times of the worker since its previous step began.
+    times: StepTimes,
 }
 
 fn differ(all: &[StartHeader], latest: u64) -> String {

@@ -150,7 +150,7 @@ impl Strategy {
         };
         let session = started.as_ref().map(StartedStep::session);
         self.extended().call_for_each_replica(&Replicas::new(self, step, session.clone(), &replica))?;
-        started.into_iter().for_each(StartedStep::complete);
+        started.into_iter().for_each(|step| step.complete(self));
         let results = collect(self, step, slots)?;
         if let Some(session) = session {
             finish_step(self, step, &session)?;

@@ -10,6 +10,7 @@
 //! | `wire`, `differences` | records that workers exchange; comparing the workers' settings |
 //! | `rejoin`, `departure`, `notice` | re-forming the group; which workers exit after a notice; the notice |
 //! | `steps`, `step_stats` | the step counter; results of steps, for monitoring |
+//! | `step_times`, `stragglers` | the time of each worker's steps; which worker makes the others wait, and why |
 //! | `extensions` | state that modules above this one store with a strategy |
 //! | `warn_single` | the warning that a process trains alone although it was started as one of several |
 //!
@@ -27,7 +28,9 @@ mod extensions;
 mod notice;
 mod rejoin;
 mod step_stats;
+mod step_times;
 mod steps;
+mod stragglers;
 mod threads;
 mod validate;
 mod variable_placement;
@@ -60,11 +63,14 @@ pub use extended::CHECK_DRIFT_EVERY;
 #[doc(alias = "tf.distribute.StrategyExtended")]
 pub use extended::StrategyExtended;
 pub use extended::{IndependentWorker, Replicas};
+pub(crate) use step_times::StepTimes;
+pub use stragglers::{Straggler, StragglerCause, WorkerTimes};
 pub use threads::Threads;
 pub use variable_placement::VariablePlacement;
 
 use self::extensions::Extensions;
 use self::step_stats::StepStats;
+use self::step_times::StepMeter;
 use self::workers::Workers;
 use distribute_base::internal::{DeviceCopies, lock};
 use distribute_base::{MixedPrecision, Result};
@@ -106,6 +112,8 @@ struct Inner {
     steps: AtomicU64,
     /// Statistics of optimizers' steps, for monitoring.
     step_stats: StepStats,
+    /// The times of steps, with several workers.
+    step_meter: StepMeter,
     updates: Mutex<Updates>,
     optimizers: AtomicU64,
     precision: Mutex<MixedPrecision>,
@@ -156,6 +164,7 @@ impl Strategy {
             created_at: Location::caller(),
             steps,
             step_stats,
+            step_meter: StepMeter::default(),
             updates: Mutex::default(),
             optimizers,
             precision,
@@ -347,6 +356,10 @@ impl Strategy {
     #[doc(hidden)]
     pub fn step_stats(&self) -> &StepStats {
         &self.0.step_stats
+    }
+
+    fn step_meter(&self) -> &StepMeter {
+        &self.0.step_meter
     }
 
     /// Returns the value of type `T` that another module stores with the strategy. Creates it on the first call.

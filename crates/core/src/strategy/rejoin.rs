@@ -159,6 +159,7 @@ impl Strategy {
             self.begin_catching_up();
             // A decision that only the remaining workers have received is made again, for the new ones.
             self.notice().forget();
+            self.forget_times();
         }
         Some(met)
     }

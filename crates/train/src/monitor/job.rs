@@ -6,8 +6,10 @@ use distribute_collective::group::Group;
 use distribute_coordinator::{Status, WorkerStatus};
 use distribute_core::Strategy;
 use distribute_core::internal::WeakStrategy;
+use distribute_core::strategy::WorkerTimes;
 use distribute_monitor::{
-    Activity, Coordinator, ParameterServer, Progress, Replica, Report, Source, Worker, World,
+    Activity, Coordinator, ParameterServer, Progress, Replica, Report, Source, StepTimes, Straggler, Worker,
+    World,
 };
 use distribute_parameter_server::ClusterCoordinator;
 use distribute_parameter_server::internal::Scheduler;
@@ -101,6 +103,7 @@ impl Job {
             seconds: running.map(|(.., time)| time.as_secs_f64()).or_else(since),
             closures: Some(worker.closures as u64),
             losses: Some(worker.losses),
+            ..Worker::default()
         }
     }
 }
@@ -136,6 +139,7 @@ impl Source for Job {
                 diverged: loss.is_some_and(|loss| !loss.is_finite()),
                 ..Progress::default()
             },
+            straggler: straggler(&strategy, &world),
             waits: waits::all(&replicas, of_group.as_ref(), coordinator.as_ref()),
             world,
             replicas,
@@ -156,7 +160,11 @@ pub(super) fn world(
     awaited: Option<&(RecordedCall, Vec<usize>)>,
 ) -> World {
     let world = group.map_or_else(|| strategy.world(), Group::world);
+    let times = strategy.worker_times();
     let worker = |worker: usize| {
+        let times = times.get(worker).map(|&WorkerTimes { computing, input, outside, waiting, .. }| {
+            StepTimes { computing, input, outside, waiting }
+        });
         let awaited = awaited.filter(|(_, workers)| workers.contains(&worker));
         let me = worker == world.worker();
         let does = awaited.map(|_| "awaited").or(me.then_some("this process"));
@@ -167,6 +175,7 @@ pub(super) fn world(
             away: group.and_then(|group| group.lost(worker)),
             does: does.map(Into::into),
             seconds: awaited.map(|(call, _)| call.began.as_secs_f64()),
+            times,
             ..Worker::default()
         }
     };
@@ -175,6 +184,14 @@ pub(super) fn world(
         replicas: world.num_replicas_in_sync(),
         workers: (0..world.workers()).map(worker).collect(),
     }
+}
+
+/// Returns a report on the worker that makes the others wait in each step, if there is one.
+fn straggler(strategy: &Strategy, world: &World) -> Option<Straggler> {
+    let straggler = strategy.straggler()?;
+    let name = world.workers.get(straggler.worker)?.name.clone();
+    let why = straggler.cause.to_string();
+    Some(Straggler { name, why, seconds: straggler.seconds_per_step, share: straggler.share })
 }
 
 /// Returns a report on the contents of each server. Waits for the servers' own figures for at most [`USAGE_TIMEOUT`].

@@ -13,6 +13,7 @@ mod programs;
 mod settings;
 mod sharded;
 mod sharded_rules;
+mod stragglers;
 mod summary;
 mod support;
 mod table_rules;

@@ -1,0 +1,182 @@
+//! The time of a step on this worker, by what it was spent on. Workers send it to each other when the next step begins.
+
+use super::Strategy;
+use super::stragglers::{Straggler, StragglerCause, Stragglers, WorkerTimes};
+use distribute_base::internal::lock;
+use distribute_cluster::{Stopwatch, processor_time};
+use distribute_collective::group::{Group, Waits};
+use distribute_log::warn_or_stderr;
+use serde::{Deserialize, Serialize};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// The time that a worker spent since its previous step began. It is only used to find stragglers: nothing that is
+/// computed depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StepTimes {
+    /// The time inside of [`run`](super::Strategy::run), without waits for other workers.
+    pub computing: Duration,
+    /// The processor time of the whole process inside of `run`; zero if the system does not report it.
+    pub processor: Duration,
+    /// The time in which the program waited for the input of this worker.
+    pub input: Duration,
+    /// The rest of the time between two steps, in which the program neither waited for input nor for other workers.
+    pub outside: Duration,
+    /// The time in which this worker waited for others, inside of `run` and between steps.
+    pub waiting: Duration,
+    /// The worker for which this worker waited longest, and for how long.
+    pub awaited: Option<(usize, Duration)>,
+}
+
+impl StepTimes {
+    /// Returns the time in which this worker made the others wait.
+    pub(crate) fn own(&self) -> Duration {
+        self.computing.saturating_add(self.input).saturating_add(self.outside)
+    }
+}
+
+/// The times of this worker's steps, and those of all workers.
+#[derive(Debug, Default)]
+pub(super) struct StepMeter {
+    mine: Mutex<Mine>,
+    all: Mutex<All>,
+}
+
+/// The times of this worker since its previous step began.
+#[derive(Debug, Default)]
+struct Mine {
+    now: Phase,
+    times: StepTimes,
+    awaited: Vec<Duration>,
+}
+
+/// The phase that this worker is in.
+#[derive(Debug, Default)]
+enum Phase {
+    /// No step has ended yet, or the last one has failed.
+    #[default]
+    Unknown,
+    /// A step runs. The processor time is that of its start.
+    Running(Stopwatch, Option<Duration>),
+    /// A step has ended.
+    Outside(Stopwatch),
+}
+
+/// The times of all workers, and the stragglers that this process has warned of.
+#[derive(Debug, Default)]
+struct All {
+    stragglers: Stragglers,
+    warned: Vec<(usize, StragglerCause)>,
+}
+
+impl Mine {
+    fn add_waits(&mut self, waits: Waits<'_>) {
+        self.times.waiting = self.times.waiting.saturating_add(waits.total);
+        if self.awaited.len() < waits.by_worker.len() {
+            self.awaited.resize(waits.by_worker.len(), Duration::ZERO);
+        }
+        for (sum, time) in self.awaited.iter_mut().zip(waits.by_worker) {
+            *sum = sum.saturating_add(*time);
+        }
+    }
+
+    /// Returns the times since the previous call. `waits` are those since the last step ended.
+    fn take(&mut self, waits: Waits<'_>) -> StepTimes {
+        if let Phase::Outside(since) = std::mem::take(&mut self.now) {
+            self.times.outside = since.elapsed().saturating_sub(waits.total).saturating_sub(self.times.input);
+        }
+        self.add_waits(waits);
+        let longest = self.awaited.iter().copied().enumerate().max_by_key(|(_, time)| *time);
+        self.times.awaited = longest.filter(|(_, time)| !time.is_zero());
+        self.awaited.fill(Duration::ZERO);
+        std::mem::take(&mut self.times)
+    }
+
+    /// Records that a step begins. `waits` are those for its beginning.
+    fn begin(&mut self, waits: Waits<'_>) {
+        self.add_waits(waits);
+        self.now = Phase::Running(Stopwatch::start(), processor_time());
+    }
+
+    /// Records that the step has ended. `waits` are those since it began.
+    fn end(&mut self, waits: Waits<'_>) {
+        let Phase::Running(began, processor) = std::mem::take(&mut self.now) else { return };
+        self.times.computing = began.elapsed().saturating_sub(waits.total);
+        let spent = processor_time().zip(processor).map(|(now, before)| now.saturating_sub(before));
+        self.times.processor = spent.unwrap_or_default();
+        self.add_waits(waits);
+        self.now = Phase::Outside(Stopwatch::start());
+    }
+}
+
+impl Strategy {
+    /// Returns the worker that makes the others wait, and why, if there is one. It is found from the times of all
+    /// workers in about the last minute, at the earliest after 10 s and 20 steps; with a single worker, never. All
+    /// workers find the same one. The chief also logs a warning, once for each worker and cause.
+    ///
+    /// A worker is slow if it takes at least 1.25 times as long as the median of the others, and the others wait at
+    /// least a tenth of each step for it. From three workers on, a worker whose messages arrive late is found as well.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// assert!(strategy.straggler().is_none() && strategy.worker_times().is_empty());
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    pub fn straggler(&self) -> Option<Straggler> {
+        lock(&self.step_meter().all).stragglers.straggler()
+    }
+
+    /// Returns the mean times of each worker in a step, over about the last minute, in the order of ranks. The list is
+    /// empty if there is only one worker, and before the second step.
+    pub fn worker_times(&self) -> Vec<WorkerTimes> {
+        lock(&self.step_meter().all).stragglers.means()
+    }
+
+    /// Records that the program waited this long for the input of this worker.
+    pub(crate) fn record_input_time(&self, time: Duration) {
+        let input = &mut lock(&self.step_meter().mine).times.input;
+        *input = input.saturating_add(time);
+    }
+
+    /// Returns the times of this worker since its previous step began.
+    pub(crate) fn take_step_times(&self, group: &Group) -> StepTimes {
+        group.take_waits(|waits| lock(&self.step_meter().mine).take(waits))
+    }
+
+    /// Records that a step has begun on all workers, and the times of all workers before, in the order of ranks.
+    pub(crate) fn record_step_begin(&self, group: &Group, all: &[StepTimes]) {
+        let mut times = lock(&self.step_meter().all);
+        times.stragglers.add(all);
+        let new = || {
+            let straggler = times.stragglers.straggler()?;
+            let key = (straggler.worker, straggler.cause);
+            (self.world().is_chief() && !times.warned.contains(&key)).then_some((key, straggler))
+        };
+        let new = new();
+        times.warned.extend(new.iter().map(|(key, _)| *key));
+        drop(times);
+        if let Some((_, straggler)) = new {
+            let worker = self.describe_worker(straggler.worker);
+            let Straggler { cause, seconds_per_step, share, .. } = straggler;
+            warn_or_stderr(|| {
+                tracing::warn!(
+                    "all workers wait for {worker}, {:.1} ms and {:.0} % of each step: {cause}",
+                    seconds_per_step * 1e3,
+                    share * 100.
+                );
+            });
+        }
+        group.take_waits(|waits| lock(&self.step_meter().mine).begin(waits));
+    }
+
+    /// Records that the step has ended on this worker.
+    pub(crate) fn record_step_end(&self, group: &Group) {
+        group.take_waits(|waits| lock(&self.step_meter().mine).end(waits));
+    }
+
+    /// Discards the times of all workers, because the workers have changed.
+    pub(super) fn forget_times(&self) {
+        *lock(&self.step_meter().all) = All::default();
+    }
+}
