@@ -1,7 +1,6 @@
 //! A setting that must be made before the process starts its first thread: the number of threads that candle uses.
 
 use distribute_log::warn_or_stderr;
-use distribute_trace::internal::subscribe;
 use std::sync::Once;
 
 /// Limits candle to one thread per replica. `#[distribute::main]` calls this first; otherwise the first strategy with
@@ -49,7 +48,15 @@ pub fn prepare(replicas: usize) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         if std::env::var_os("DISTRIBUTE_LOG").is_some() {
-            subscribe();
+            #[cfg(feature = "trace")]
+            distribute_trace::internal::subscribe();
+            #[cfg(not(feature = "trace"))]
+            warn_or_stderr(|| {
+                tracing::warn!(
+                    "DISTRIBUTE_LOG is set, but this program was built without the feature `trace` of distribute, so \
+                     nothing is logged: enable it, or install a subscriber of `tracing`"
+                );
+            });
         }
     });
     if replicas > 1 {

@@ -6,6 +6,7 @@ pub use distribute_core::checkpoint::{
     RestoreFilter, RestoreReport, Unrestored, Value, Writer,
 };
 
+#[cfg(feature = "tensorflow-checkpoints")]
 pub mod tensorflow {
     //! TensorFlow's checkpoints and the variables of SavedModels, read without TensorFlow.
 

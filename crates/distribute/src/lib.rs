@@ -69,6 +69,17 @@
 //! | `gce`, `kubernetes` | clusters that the API of Compute Engine or Kubernetes describes |
 //! | `hub` | the module `hub`: pretrained models from the Hugging Face hub |
 //!
+//! These are enabled by default. With `default-features = false`, a program that trains in one process builds fewer
+//! crates.
+//!
+//! | feature | adds | without it |
+//! |---|---|---|
+//! | `tls` | the encryption of links between machines | such links are an error that names the feature, unless plain text is allowed; within a machine, secrets work |
+//! | `monitor` | the module `monitor`, probes | `DISTRIBUTE_HEALTH` has no effect |
+//! | `trace` | the module `trace`, and `DISTRIBUTE_LOG` | a warning if `DISTRIBUTE_LOG` is set |
+//! | `tensorflow-checkpoints` | `checkpoint::tensorflow` | |
+//! | `tensorflow-1` | the modules `between_graph` and `legacy` | |
+//!
 //! # Failures
 //!
 //! If a replica's closure fails or panics, if a replica makes a different call than the others, or if it times out,
@@ -106,11 +117,13 @@ pub use distribute_nn as nn;
 pub use distribute_optimizer as optimizer;
 #[doc(inline)]
 pub use distribute_parameter_server::remote;
+#[cfg(feature = "tensorflow-1")]
 #[doc(inline)]
 pub use distribute_tf1::{between_graph, legacy};
+#[cfg(feature = "trace")]
 #[doc(inline)]
 pub use distribute_trace as trace;
-#[cfg(unix)]
+#[cfg(all(unix, feature = "monitor"))]
 #[doc(inline)]
 pub use distribute_train::monitor;
 #[doc(inline)]

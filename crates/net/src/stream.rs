@@ -1,17 +1,10 @@
 //! A connection that never blocks, in plain text or TLS, optionally with shared memory.
 
+use crate::identity::tls::{Certificate, Session};
 use crate::shm::pair::Pair;
-use rustls::Connection;
-use rustls::pki_types::CertificateDer;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-
-/// The maximum number of bytes of ciphertext to read at once.
-const STAGED: usize = 64 << 10;
-
-/// The maximum number of unsent bytes that rustls buffers.
-const UNSENT: usize = 256 << 10;
 
 /// A connection that never blocks: an operation that would block fails with
 /// [`WouldBlock`](io::ErrorKind::WouldBlock).
@@ -21,21 +14,10 @@ const UNSENT: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: Arc<TcpStream>,
-    tls: Option<Box<Tls>>,
+    tls: Option<Box<Session>>,
     pair: Option<Arc<Pair>>,
     /// The result at the end of the socket, while shared memory still contains bytes that were written before.
     ended: Option<io::Result<()>>,
-}
-
-#[derive(Debug)]
-struct Tls {
-    connection: Connection,
-    /// Received bytes that rustls has not processed yet: `from..to`.
-    staged: Box<[u8]>,
-    from: usize,
-    to: usize,
-    /// The number of decrypted bytes that have not been read yet.
-    plain: usize,
 }
 
 impl Stream {
@@ -47,11 +29,8 @@ impl Stream {
     }
 
     /// Creates a connection in TLS. The socket no longer blocks. The TLS handshake takes place during reads and writes.
-    pub fn tls(socket: TcpStream, mut connection: Connection) -> io::Result<Self> {
-        connection.set_buffer_limit(Some(UNSENT));
-        let staged = vec![0; STAGED].into_boxed_slice();
-        let tls = Tls { connection, staged, from: 0, to: 0, plain: 0 };
-        Ok(Self { tls: Some(Box::new(tls)), ..Self::plain(socket)? })
+    pub fn tls(socket: TcpStream, session: Session) -> io::Result<Self> {
+        Ok(Self { tls: Some(Box::new(session)), ..Self::plain(socket)? })
     }
 
     /// Sends all further bytes through shared memory if `pair` is given. Both sides must call this at the same point.
@@ -71,8 +50,8 @@ impl Stream {
     }
 
     /// Returns the certificate of the other side, if TLS has verified it.
-    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
-        self.tls.as_ref()?.connection.peer_certificates()?.first()
+    pub fn certificate(&self) -> Option<&Certificate> {
+        self.tls.as_ref()?.certificate()
     }
 
     /// Reads received bytes without blocking. Returns the number of bytes, or 0 at the end of the stream.
@@ -129,7 +108,7 @@ impl Stream {
 
     /// Returns whether there are bytes to read that a wait for the socket would miss.
     pub fn has_unread(&self) -> bool {
-        self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.plain > 0 || tls.from < tls.to)
+        self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.has_unread())
     }
 
     /// Writes without blocking, and returns the number of written bytes. They may have to be [flushed](Self::flush)
@@ -171,12 +150,12 @@ impl Stream {
 
     /// Returns whether written bytes have not been passed to the system yet.
     pub fn has_unsent(&self) -> bool {
-        self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.connection.wants_write())
+        self.pair.is_none() && self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
 
     /// Returns whether the other side has begun a TLS handshake that this side can continue.
     pub fn has_begun(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.connection.protocol_version().is_some())
+        self.tls.as_ref().is_some_and(|tls| tls.has_begun())
     }
 
     /// Passes written bytes to the system without blocking.
@@ -194,8 +173,7 @@ impl Stream {
     /// Signals to the other side that no more data will be sent.
     pub fn finish(&mut self) {
         if let Some(tls) = &mut self.tls {
-            tls.connection.send_close_notify();
-            let _ = tls.flush(&self.socket);
+            tls.finish(&self.socket);
         }
         let _ = self.socket.shutdown(Shutdown::Write);
     }
@@ -203,69 +181,6 @@ impl Stream {
     /// Closes the connection in both directions.
     pub fn end(&self) {
         let _ = self.socket.shutdown(Shutdown::Both);
-    }
-}
-
-impl Tls {
-    fn read(&mut self, socket: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match self.connection.reader().read(into) {
-                Ok(read) => {
-                    self.plain = self.plain.saturating_sub(read);
-                    return Ok(read);
-                }
-                // The socket was closed without the end of TLS. The frames show whether the end was graceful.
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-            if self.from == self.to {
-                self.to = (&*socket).read(&mut self.staged)?;
-                self.from = 0;
-            }
-            // An empty read tells rustls about the end.
-            let taken = self.connection.read_tls(&mut &self.staged[self.from..self.to])?;
-            let ended = self.from == self.to;
-            self.from += taken;
-            match self.connection.process_new_packets() {
-                Ok(state) => self.plain = state.plaintext_bytes_to_read(),
-                Err(error) => {
-                    // The alert tells the other side about the error.
-                    let _ = self.flush(socket);
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, error));
-                }
-            }
-            if self.connection.wants_write() {
-                match self.flush(socket) {
-                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-                    _ => {}
-                }
-            }
-            if ended && self.connection.is_handshaking() {
-                return Ok(0);
-            }
-        }
-    }
-
-    fn write(&mut self, socket: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let mut written = self.connection.writer().write_vectored(slices)?;
-        if written == 0 {
-            self.flush(socket)?;
-            written = self.connection.writer().write_vectored(slices)?;
-        }
-        match self.flush(socket) {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            // During the handshake it takes no more until the other side has answered.
-            _ if written == 0 => Err(io::ErrorKind::WouldBlock.into()),
-            _ => Ok(written),
-        }
-    }
-
-    fn flush(&mut self, mut socket: &TcpStream) -> io::Result<()> {
-        while self.connection.wants_write() {
-            self.connection.write_tls(&mut socket)?;
-        }
-        Ok(())
     }
 }
 

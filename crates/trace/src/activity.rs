@@ -65,7 +65,7 @@ pub(super) fn set_activity(replica: (u64, u64), part: Option<(&'static str, &str
 /// Adds the length of a slice that a replica has completed to the time spent in slices of this name. Does nothing for
 /// the slice of a whole step.
 pub(super) fn spent(replica: (u64, u64), slice: &Slice) {
-    if slice.name != super::internal::STEP {
+    if slice.name != distribute_base::internal::STEP {
         let nanos = slice.end.saturating_sub(slice.start);
         *lock(&REPLICAS).entry(replica).or_default().spent.entry(slice.name).or_default() += nanos;
     }

@@ -228,7 +228,7 @@ fn is_ours(metadata: &Metadata<'_>) -> bool {
 
 /// Returns `true` if a span is of a kind into which a replica's time is divided.
 fn is_part(metadata: &Metadata<'_>) -> bool {
-    is_ours(metadata) && metadata.name() != super::internal::STEP
+    is_ours(metadata) && metadata.name() != distribute_base::internal::STEP
 }
 
 /// The fields of a span, as the contents of a JSON object.

@@ -159,8 +159,6 @@ pub(crate) fn proposed_layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl L
 /// Items for the other crates of `distribute`. They are not part of the public interface and may change at any time.
 #[doc(hidden)]
 pub mod internal {
-    /// The name of the span for a `run`.
-    pub const STEP: &str = "step";
     pub use crate::subscriber::subscribe;
     pub use crate::watch::Watch;
 }

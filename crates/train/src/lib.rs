@@ -13,7 +13,7 @@
 //! This crate never computes an update itself.
 
 pub mod metrics;
-#[cfg(unix)]
+#[cfg(all(unix, feature = "monitor"))]
 pub mod monitor;
 mod preemption;
 pub mod runner;

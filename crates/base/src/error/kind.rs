@@ -7,6 +7,7 @@ use distribute_checkpoint::Error as Checkpoint;
 use distribute_cluster::{Blame, Fault};
 use distribute_coordinator::{Error as Coordinator, FailureKind};
 use distribute_data::Error as Data;
+#[cfg(feature = "monitor")]
 use distribute_monitor::Error as Monitor;
 use distribute_net::JoinError;
 use distribute_net::handshake::Reason;
@@ -159,6 +160,7 @@ impl Error {
             Error::Checkpoint(error) => of_checkpoint(error),
             #[cfg(feature = "hub")]
             Error::Hub(error) => of_hub(error),
+            #[cfg(feature = "monitor")]
             Error::Monitor(error) => of_monitor(error),
             Error::Summary(error) => of_summary(error),
             Error::Server { source, .. } => of_channel(source),
@@ -271,6 +273,7 @@ fn of_hub(error: &distribute_hub::Error) -> ErrorKind {
     }
 }
 
+#[cfg(feature = "monitor")]
 fn of_monitor(error: &Monitor) -> ErrorKind {
     match error {
         Monitor::Network { .. } => ErrorKind::Configuration,
@@ -372,6 +375,7 @@ mod tests {
         check::<Checkpoint>();
         check::<Coordinator>();
         check::<Data>();
+        #[cfg(feature = "monitor")]
         check::<Monitor>();
         check::<Summary>();
         check::<JoinError>();

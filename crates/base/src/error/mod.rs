@@ -334,7 +334,8 @@ pub enum Error {
     #[cfg(feature = "hub")]
     #[error(transparent)]
     Hub(Box<distribute_hub::Error>),
-    /// A job cannot be monitored.
+    /// A job cannot be monitored. Exists with the feature `monitor`.
+    #[cfg(feature = "monitor")]
     #[error(transparent)]
     Monitor(#[from] distribute_monitor::Error),
     /// A summary for TensorBoard could not be written.

@@ -6,12 +6,12 @@ use crate::strategy::{Replicas, Strategy};
 use crate::values::{Distributed, PerReplica};
 use crate::variables::ReadCache;
 use candle_core::{Tensor, Var};
+use distribute_base::internal::STEP;
 use distribute_base::internal::{lock, panicked};
 use distribute_base::{Error, Result};
 use distribute_cluster::Fault;
 use distribute_collective::group::Session;
 use distribute_ps_client::internal::RunningStep;
-use distribute_trace::internal::STEP;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 

@@ -2,16 +2,15 @@
 
 // - INV-81: the task is proved with the secret, and refused if a certificate names others. If there is neither and
 //   the system reports owners, only a process of the same user has one. Every job number leaves greater numbers for
-//   later jobs, and a task of a job with another name is refused. Tests: `net/src/identity/certified.rs`,
+//   later jobs, and a task of a job with another name is refused. Tests: `net/src/identity/tls/certified.rs`,
 //   `net/tests/it/endpoint.rs`, `rpc/tests/it/calls.rs`, `ps-server/tests/it/service.rs`,
 //   `coordinator/tests/it/remote.rs`.
 
-use super::tls::Tls;
-use super::{Identity, IdentityError, PolicyError, Protection, certified, policy, user};
+use super::tls::{self, Certificate, Tls};
+use super::{Identity, IdentityError, PolicyError, Protection, policy, user};
 use crate::handshake::{Reason, Refusal};
 use distribute_cluster::{Address, Task};
 use ring::hmac;
-use rustls::pki_types::CertificateDer;
 use std::net::{IpAddr, TcpStream};
 
 /// The credentials that a process uses on its connections, and its requirements for the other side. All processes of a
@@ -83,11 +82,11 @@ impl Access {
     pub(crate) fn verify_peer(
         &self,
         socket: &TcpStream,
-        certificate: Option<&CertificateDer<'_>>,
+        certificate: Option<&Certificate>,
         task: &Task,
     ) -> Result<(), VerifyError> {
         if let Some(certificate) = certificate {
-            return certified::check(certificate, task)
+            return tls::check(certificate, task)
                 .map_err(|text| VerifyError::Refused(Refusal::new(Reason::Certificate, text)));
         }
         if self.by_user {

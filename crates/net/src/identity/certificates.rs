@@ -3,8 +3,6 @@
 use super::IdentityError;
 use distribute_log::warn_or_stderr;
 use parking_lot::Mutex;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
@@ -34,48 +32,6 @@ pub struct Certificates {
     pub key: PathBuf,
 }
 
-/// The contents of the files.
-pub(super) struct Loaded {
-    pub roots: Vec<CertificateDer<'static>>,
-    pub chain: Vec<CertificateDer<'static>>,
-    pub key: PrivateKeyDer<'static>,
-}
-
-impl Certificates {
-    pub(super) fn load(&self) -> Result<Loaded, IdentityError> {
-        let key = read_private(&self.key, "private key")?;
-        let pem = |what, path: &Path, error: rustls::pki_types::pem::Error| IdentityError::Pem {
-            what,
-            path: path.to_owned(),
-            reason: error.to_string(),
-        };
-        Ok(Loaded {
-            roots: certificates(&self.ca, "certificate of a CA")?,
-            chain: certificates(&self.certificate, "certificate")?,
-            key: PrivateKeyDer::from_pem_slice(&key).map_err(|error| pem("private key", &self.key, error))?,
-        })
-    }
-}
-
-fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
-    let pem = |reason| IdentityError::Pem { what, path: path.to_owned(), reason };
-    let text = read(path, what)?;
-    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    match all {
-        Ok(all) if all.is_empty() => Err(pem("there is none".to_owned())),
-        Ok(all) => Ok(all),
-        Err(error) => Err(pem(error.to_string())),
-    }
-}
-
-/// Reads at most [`LONGEST`] bytes of a file, and ignores the rest.
-///
-/// # Errors
-/// Returns [`IdentityError::File`] if the file cannot be read. Its message names the contents as `what`.
-fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, IdentityError> {
-    read_with_mode(path, what).map(|(bytes, _)| bytes)
-}
-
 /// Reads at most [`LONGEST`] bytes of a file that only its owner should be able to access. Logs a warning, once for
 /// each path, if the file's group or other users can read or write it.
 ///
@@ -101,7 +57,11 @@ fn is_open_to_others(mode: u32) -> bool {
     mode & 0o066 != 0
 }
 
-fn read_with_mode(path: &Path, what: &'static str) -> Result<(Vec<u8>, u32), IdentityError> {
+/// Reads at most [`LONGEST`] bytes of a file, and ignores the rest. Returns them and the mode of the file.
+///
+/// # Errors
+/// Returns [`IdentityError::File`] if the file cannot be read. Its message names the contents as `what`.
+pub(super) fn read_with_mode(path: &Path, what: &'static str) -> Result<(Vec<u8>, u32), IdentityError> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| {
         let mode = file.metadata()?.permissions().mode();

@@ -4,8 +4,7 @@
 //! |---|---|
 //! | [`secret`] | [`Secret`]: the secret that all processes of one job share |
 //! | [`certificates`] | [`Certificates`]: the user's certificates, by path |
-//! | `tls` | the two sides of TLS, from a secret or certificates |
-//! | `certified` | the tasks that a certificate names |
+//! | `tls` | TLS, from a secret or certificates, and the tasks that a certificate names |
 //! | `user` | the user at the other end of a connection within this machine |
 //! | `credentials`, `job` | [`Credentials`]: the credentials of a job's tasks, and the name of their job |
 //! | [`policy`] | the protection of links, as a pure table |
@@ -13,7 +12,6 @@
 
 pub mod access;
 pub mod certificates;
-mod certified;
 mod credentials;
 mod job;
 pub mod policy;
@@ -90,6 +88,12 @@ pub enum IdentityError {
     /// TLS cannot use the certificates or keys.
     #[error("these certificates cannot be used: {0}")]
     Tls(String),
+    /// Links need to be encrypted, and the program was built without the feature `tls`.
+    #[error(
+        "links between machines are encrypted, but this program was built without the feature `tls` of distribute: \
+         enable it, or call `allow_plain_text_on_the_network` in a network that no one else can reach"
+    )]
+    NoTls,
     /// The operating system does not provide random numbers.
     #[error("the system provides no random numbers")]
     Random,

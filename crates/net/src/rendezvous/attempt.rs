@@ -168,7 +168,7 @@ fn start_handshake(socket: TcpStream, call: &Call, context: &CallContext) -> Res
     let here = socket.local_addr()?.ip();
     let stream = match &context.access.tls {
         None => Stream::plain(socket)?,
-        Some(tls) => Stream::tls(socket, tls.client().map_err(io::Error::other)?)?,
+        Some(tls) => Stream::tls(socket, tls.client()?)?,
     };
     let purpose = match &call.purpose {
         Purpose::Join { address } => Purpose::Join { address: reachable(address, here) },

@@ -248,7 +248,7 @@ impl Reception {
     fn start_handshake(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
         let stream = match &self.access.tls {
             None => Stream::plain(socket)?,
-            Some(tls) => Stream::tls(socket, tls.server().map_err(io::Error::other)?)?,
+            Some(tls) => Stream::tls(socket, tls.server()?)?,
         };
         let nonce = secret::random().map_err(io::Error::other)?;
         let machine = match self.shared_memory {

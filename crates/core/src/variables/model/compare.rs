@@ -6,7 +6,7 @@ use crate::strategy::{Settings, differences, digest, wire};
 use distribute_base::{Error, ErrorKind, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_tensor::Leaf;
-use sha2::{Digest, Sha256};
+use ring::digest::{Context, SHA256};
 use std::panic::Location;
 
 const OPERATION: &str = "replicate";
@@ -51,7 +51,7 @@ impl Variables {
                 continue;
             }
             let value = kind.any()?.as_tensor().clone();
-            let mut hasher = Sha256::new();
+            let mut hasher = Context::new(&SHA256);
             hash_tensor(&mut hasher, &name, &value)?;
             let (value, checksum) = (Leaf::Candle(value).describe(), hex(hasher));
             all.push((format!("variable {name}"), format!("{value} of SHA-256 {}", &checksum[..16])));

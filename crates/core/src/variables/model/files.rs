@@ -10,8 +10,8 @@ use distribute_base::{Error, Result};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_files::WholeFile;
 use distribute_tensor::{DType, Leaf};
+use ring::digest::{Context, SHA256};
 use safetensors::tensor::{Metadata, TensorInfo};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Read, Write};
 use std::panic::Location;
@@ -277,14 +277,14 @@ impl Variables {
     }
 }
 
-pub(super) fn hash_tensor(hasher: &mut Sha256, name: &str, value: &Tensor) -> Result<()> {
-    hasher.update(format!("{name} {:?} {:?}\n", value.dtype(), value.dims()));
-    hasher.update(bytes(value)?);
+pub(super) fn hash_tensor(hasher: &mut Context, name: &str, value: &Tensor) -> Result<()> {
+    hasher.update(format!("{name} {:?} {:?}\n", value.dtype(), value.dims()).as_bytes());
+    hasher.update(&bytes(value)?);
     Ok(())
 }
 
-pub(super) fn hex(hasher: Sha256) -> String {
-    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+pub(super) fn hex(hasher: Context) -> String {
+    hasher.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The name of [`Variables::load_some`] in error messages.
@@ -292,7 +292,7 @@ const LOAD_SOME: &str = "load_some";
 
 /// Computes the SHA-256 of names, dtypes, shapes and bytes.
 fn sha256(tensors: &BTreeMap<String, Tensor>) -> Result<String> {
-    let mut hasher = Sha256::new();
+    let mut hasher = Context::new(&SHA256);
     tensors.iter().try_for_each(|(name, value)| hash_tensor(&mut hasher, name, value))?;
     Ok(hex(hasher))
 }

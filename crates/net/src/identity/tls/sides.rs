@@ -1,6 +1,8 @@
 //! The two sides of TLS, which verify each other, from certificates or from the secret of the job.
 
-use super::{Certificates, IdentityError, Secret};
+use super::pem::load;
+use super::session::Session;
+use crate::identity::{Certificates, IdentityError, Secret};
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
@@ -8,9 +10,10 @@ use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    ClientConfig, ClientConnection, Connection, DigitallySignedStruct, RootCertStore, ServerConfig,
-    ServerConnection, SignatureScheme, version::TLS13,
+    ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, ServerConfig, ServerConnection,
+    SignatureScheme, version::TLS13,
 };
+use std::io;
 use std::sync::Arc;
 
 /// The name in every generated certificate. It is not checked, because the signature decides who may join.
@@ -32,7 +35,7 @@ impl Tls {
     /// # Errors
     /// Returns an error if the certificates or the key cannot be loaded, or are not valid for TLS.
     pub fn from_certificates(certificates: &Certificates) -> Result<Self, IdentityError> {
-        let loaded = certificates.load()?;
+        let loaded = load(certificates)?;
         Self::new(loaded.roots, loaded.chain, loaded.key)
     }
 
@@ -81,15 +84,17 @@ impl Tls {
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// Creates a TLS connection for the side that has connected.
-    pub fn client(&self) -> Result<Connection, rustls::Error> {
-        let name = ServerName::try_from(NAME).map_err(|_| rustls::Error::General("no name".to_owned()))?;
-        Ok(ClientConnection::new(self.client.clone(), name)?.into())
+    /// Creates the session of the side that has connected.
+    pub fn client(&self) -> io::Result<Session> {
+        let name = ServerName::try_from(NAME).map_err(io::Error::other)?;
+        let connection = ClientConnection::new(self.client.clone(), name).map_err(io::Error::other)?;
+        Ok(Session::new(connection.into()))
     }
 
-    /// Creates a TLS connection for the side that was connected to.
-    pub fn server(&self) -> Result<Connection, rustls::Error> {
-        Ok(ServerConnection::new(self.server.clone())?.into())
+    /// Creates the session of the side that was connected to.
+    pub fn server(&self) -> io::Result<Session> {
+        let connection = ServerConnection::new(self.server.clone()).map_err(io::Error::other)?;
+        Ok(Session::new(connection.into()))
     }
 }
 

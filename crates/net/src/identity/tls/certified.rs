@@ -11,7 +11,7 @@ const SCHEME: &str = "distribute:";
 ///
 /// # Errors
 /// Returns a text for the refusal if the certificate names other tasks only, or cannot be read.
-pub(super) fn check(certificate: &CertificateDer<'_>, task: &Task) -> Result<(), String> {
+pub(crate) fn check(certificate: &CertificateDer<'_>, task: &Task) -> Result<(), String> {
     let certificate = EndEntityCert::try_from(certificate)
         .map_err(|error| format!("the certificate of {task} cannot be read: {error}"))?;
     let tasks: Vec<_> = certificate.valid_uri_names().filter_map(|name| strip_scheme(name, SCHEME)).collect();
