@@ -272,6 +272,7 @@ pub(crate) mod tests {
                 examples_per_second: 20.,
                 seconds_per_step: Some(0.5),
             },
+            straggler: None,
             replicas: vec![replica(0, "forward"), replica(1, "waiting")],
             waits: vec![Wait {
                 who: "replica 1".into(),
