@@ -5,7 +5,7 @@
 //! name when it is complete. The newest file is the only record of what was exported, so an export that was killed
 //! continues without missing or repeating a row.
 
-use distribute_files::WholeFile;
+use distribute_files::{LockFile, WholeFile};
 use distribute_ps_tables::{ChangedRows, Channel, ChannelError, LogPosition, Request, Response};
 use distribute_tensor::{DType, HostTensor, codec};
 use safetensors::tensor::{Dtype, TensorView};
@@ -16,6 +16,10 @@ use std::time::Duration;
 
 /// The end of the names of exported files.
 const SUFFIX: &str = ".safetensors";
+
+/// The name of the file that an export locks. It is no table's: names of files of tables have another end, and folders
+/// of tables whose names begin with a dot are escaped by those who choose them.
+const LOCK: &str = ".lock";
 
 /// The maximum length of a header. It has three tensors and a few numbers.
 const MAX_HEADER: u64 = 1 << 20;
@@ -45,6 +49,12 @@ pub enum ExportError {
         /// A description of the problem.
         reason: String,
     },
+    /// Another process, or another value of this process, exports to the folder.
+    #[error("export: another export writes to {}: end it, or export to another folder", folder.display())]
+    InUse {
+        /// The path of the folder.
+        folder: PathBuf,
+    },
     /// Rows of this dtype cannot be exported.
     #[error("export: table {table} has the dtype {}, which is not exported", dtype.name())]
     DType {
@@ -66,7 +76,7 @@ pub struct ExportedFile {
     pub complete: bool,
 }
 
-/// The folder to which the changed rows of one table are exported.
+/// The folder to which the changed rows of one table are exported. It is locked until the value is dropped.
 ///
 /// ```
 /// use distribute_cluster::{ClusterSpec, Job};
@@ -100,6 +110,11 @@ pub struct TableExport {
     next: u64,
     /// The position of the newest file.
     position: Option<LogPosition>,
+    /// The table of the newest file.
+    table: Option<String>,
+    /// Each file whose number is a multiple of it has all rows; 0 for none.
+    complete_every: u64,
+    _lock: LockFile,
 }
 
 impl TableExport {
@@ -108,17 +123,40 @@ impl TableExport {
     /// # Errors
     /// - [`ExportError::Io`]: the folder cannot be read or created.
     /// - [`ExportError::File`]: the newest file is not an exported file.
+    /// - [`ExportError::InUse`]: another export writes to the folder.
     pub fn open(folder: impl Into<PathBuf>) -> Result<Self, ExportError> {
         let folder = folder.into();
         let io = |action| ExportError::io(action, &folder);
-        distribute_files::create_private_folder(&folder).map_err(io("creating"))?;
+        // Other users may read it if the umask allows that, as for the files.
+        std::fs::create_dir_all(&folder).map_err(io("creating"))?;
+        let lock = LockFile::acquire(folder.join(LOCK)).map_err(io("locking"))?;
+        let lock = lock.ok_or_else(|| ExportError::InUse { folder: folder.clone() })?;
         let mut newest = None;
         for entry in std::fs::read_dir(&folder).map_err(io("reading"))? {
             let name = entry.map_err(io("reading"))?.file_name();
             newest = newest.max(name.to_str().and_then(number));
         }
-        let position = newest.map(|newest| position(&folder.join(name(newest)))).transpose()?;
-        Ok(Self { next: newest.map_or(0, |newest| newest + 1), folder, position })
+        let found = newest.map(|newest| about(&folder.join(name(newest)))).transpose()?;
+        let (position, table) = found.unzip();
+        let next = newest.map_or(0, |newest| newest + 1);
+        Ok(Self { folder, next, position, table, complete_every: 0, _lock: lock })
+    }
+
+    /// Makes each file whose number is a multiple of `files` have all rows, so that new readers begin there and older
+    /// files can be removed; 0, the default, for none but the first.
+    #[must_use]
+    pub fn complete_every(self, files: u64) -> Self {
+        Self { complete_every: files, ..self }
+    }
+
+    /// Makes the next file have all rows, for example because `id` maps rows to other ids than before.
+    pub fn start_over(&mut self) {
+        self.position = None;
+    }
+
+    /// Returns whether rows of a dtype can be exported.
+    pub fn supports(dtype: DType) -> bool {
+        file_dtype(dtype).is_some()
     }
 
     /// Writes a file with the rows of `table` that have changed since the newest file or, at first, with all rows.
@@ -127,6 +165,7 @@ impl TableExport {
     /// # Errors
     /// - [`ExportError::Channel`]: the server has not sent the rows, for example because it has no folder.
     /// - [`ExportError::Io`]: the file cannot be written.
+    /// - [`ExportError::File`]: the newest file has rows of another table, or the next file exists.
     /// - [`ExportError::DType`]: rows of this dtype cannot be exported.
     pub fn export(
         &mut self,
@@ -135,12 +174,15 @@ impl TableExport {
         id: impl Fn(i64) -> i64,
         timeout: Duration,
     ) -> Result<Option<ExportedFile>, ExportError> {
-        let request = Request::Changed { table: table.to_owned(), since: self.position };
-        let response = channel.call(request, timeout)?;
-        let Response::Changed(mut changed) = response else {
-            let (server, request) = (channel.server().to_owned(), format!("changed of table {table}"));
-            return Err(ChannelError::Answer { server, request, found: response.name().to_owned() }.into());
-        };
+        let wrong = |number, reason| ExportError::File { path: self.folder.join(name(number)), reason };
+        if let Some(found) = self.table.as_ref().filter(|found| *found != table) {
+            return Err(wrong(self.next - 1, format!("has rows of table {found}, not of {table}")));
+        }
+        let mut changed = changed(channel, table, self.position, timeout)?;
+        let is_due = self.complete_every > 0 && self.next.is_multiple_of(self.complete_every);
+        if is_due && !changed.complete && !changed.rows.is_empty() {
+            changed = self::changed(channel, table, None, timeout)?;
+        }
         changed.rows.iter_mut().for_each(|row| *row = id(*row));
         if changed.rows.is_empty() && !changed.complete {
             // The file with the next change covers this range as well.
@@ -149,9 +191,29 @@ impl TableExport {
         }
         let path = self.folder.join(name(self.next));
         let bytes = encode(table, &changed)?;
+        if path.exists() {
+            return Err(wrong(self.next, "exists already, from another export".to_owned()));
+        }
         WholeFile::write(&path, &bytes).map_err(ExportError::io("writing", &path))?;
         (self.next, self.position) = (self.next + 1, Some(changed.position));
+        self.table = Some(table.to_owned());
         Ok(Some(ExportedFile { path, rows: changed.rows.len(), complete: changed.complete }))
+    }
+}
+
+/// Returns the rows of a table that have changed since a position.
+fn changed(
+    channel: &dyn Channel,
+    table: &str,
+    since: Option<LogPosition>,
+    timeout: Duration,
+) -> Result<ChangedRows, ExportError> {
+    match channel.call(Request::Changed { table: table.to_owned(), since }, timeout)? {
+        Response::Changed(changed) => Ok(changed),
+        other => {
+            let (server, request) = (channel.server().to_owned(), format!("changed of table {table}"));
+            Err(ChannelError::Answer { server, request, found: other.name().to_owned() }.into())
+        }
     }
 }
 
@@ -163,11 +225,9 @@ fn number(name: &str) -> Option<u64> {
     name.strip_suffix(SUFFIX)?.parse().ok()
 }
 
-/// Returns a file with changed rows.
-fn encode(table: &str, changed: &ChangedRows) -> Result<Vec<u8>, ExportError> {
-    let ChangedRows { position, complete, rows, numbers, values } = changed;
-    let unsupported = || ExportError::DType { table: table.to_owned(), dtype: values.dtype() };
-    let dtype = match values.dtype() {
+/// Returns the dtype of a file for a dtype; `None` if its rows cannot be exported.
+fn file_dtype(dtype: DType) -> Option<Dtype> {
+    Some(match dtype {
         DType::F16 => Dtype::F16,
         DType::Bf16 => Dtype::BF16,
         DType::F32 => Dtype::F32,
@@ -181,8 +241,15 @@ fn encode(table: &str, changed: &ChangedRows) -> Result<Vec<u8>, ExportError> {
         DType::I64 => Dtype::I64,
         DType::U64 => Dtype::U64,
         DType::Bool => Dtype::BOOL,
-        _ => return Err(unsupported()),
-    };
+        _ => return None,
+    })
+}
+
+/// Returns a file with changed rows.
+fn encode(table: &str, changed: &ChangedRows) -> Result<Vec<u8>, ExportError> {
+    let ChangedRows { position, complete, rows, numbers, values } = changed;
+    let unsupported = || ExportError::DType { table: table.to_owned(), dtype: values.dtype() };
+    let dtype = file_dtype(values.dtype()).ok_or_else(unsupported)?;
     let bytes = |tensor: &HostTensor| {
         let mut bytes = Vec::new();
         codec::append(tensor.buffer(), 0..tensor.len(), &mut bytes);
@@ -205,15 +272,17 @@ fn encode(table: &str, changed: &ChangedRows) -> Result<Vec<u8>, ExportError> {
     safetensors::serialize(views, Some(metadata)).map_err(|_| unsupported())
 }
 
-/// Returns the position in the metadata of an exported file.
-fn position(path: &Path) -> Result<LogPosition, ExportError> {
+/// Returns the position and the table in the metadata of an exported file.
+fn about(path: &Path) -> Result<(LogPosition, String), ExportError> {
     let wrong = |reason: &str| ExportError::File { path: path.to_path_buf(), reason: reason.to_owned() };
     let header = header(path).map_err(ExportError::io("reading", path))?;
     let header = header.ok_or_else(|| wrong("has no header"))?;
     let metadata: serde_json::Value = serde_json::from_slice(&header).map_err(|_| wrong("has no header"))?;
-    let number = |name: &str| metadata.get("__metadata__")?.get(name)?.as_str()?.parse().ok();
+    let text = |name: &str| metadata.get("__metadata__")?.get(name)?.as_str();
+    let number = |name: &str| text(name)?.parse().ok();
     let position = number("history").zip(number("next")).map(|(history, next)| LogPosition { history, next });
-    position.ok_or_else(|| wrong("has no position"))
+    let about = position.zip(text("table").map(str::to_owned));
+    about.ok_or_else(|| wrong("has no position"))
 }
 
 /// Reads the header of a file; `None` if it is too long.
@@ -241,6 +310,58 @@ impl ExportError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use distribute_ps_tables::{LocalChannel, Started};
+    use std::sync::Arc;
+
+    /// A server on which row 3 has changed since any position.
+    #[derive(Debug)]
+    struct Changing;
+
+    impl Channel for Changing {
+        fn server(&self) -> &str {
+            "ps 0"
+        }
+
+        fn start(&self, _: Request, _: Duration) -> Result<Started, ChannelError> {
+            unreachable!("export calls")
+        }
+
+        fn call(&self, request: Request, _: Duration) -> Result<Response, ChannelError> {
+            let Request::Changed { since, .. } = request else { unreachable!("{request:?}") };
+            let position = LogPosition { history: 1, next: since.map_or(5, |since| since.next + 1) };
+            let (rows, numbers, values) = (vec![3], vec![position.next - 1], HostTensor::vector(vec![1f32]));
+            Ok(Response::Changed(ChangedRows { position, complete: since.is_none(), rows, numbers, values }))
+        }
+    }
+
+    #[test]
+    fn some_files_have_all_rows_so_that_a_reader_can_begin_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let minute = Duration::from_secs(60);
+        let mut complete = Vec::new();
+        for restart in 0..2 {
+            let mut export = TableExport::open(folder.path()).unwrap().complete_every(3);
+            for i in 0..4 {
+                if restart == 1 && i == 1 {
+                    export.start_over();
+                }
+                complete.push(export.export(&Changing, "t", |row| row, minute).unwrap().unwrap().complete);
+            }
+        }
+        assert_eq!(complete, [true, false, false, true, false, true, true, false]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_folder_is_as_readable_as_its_files() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        std::fs::create_dir(folder.path().join("other")).unwrap();
+        let _export = TableExport::open(folder.path().join("a/b")).unwrap();
+        let expected = mode(&folder.path().join("other"));
+        assert_eq!(["a", "a/b"].map(|name| mode(&folder.path().join(name))), [expected; 2]);
+    }
 
     #[test]
     fn a_folder_continues_after_its_newest_file_and_refuses_others() {
@@ -254,8 +375,16 @@ mod tests {
         };
         std::fs::write(folder.path().join(name(9)), encode("t", &changed).unwrap()).unwrap();
         std::fs::write(folder.path().join("0000000010.safetensors.part"), "incomplete").unwrap();
-        let opened = TableExport::open(folder.path()).unwrap();
+        let mut opened = TableExport::open(folder.path()).unwrap();
         assert_eq!((opened.next, opened.position), (10, Some(changed.position)));
+        let error = TableExport::open(folder.path()).unwrap_err().to_string();
+        assert!(error.starts_with("export: another export writes to /"), "{error}");
+        // The folder has another table, which is found before the server is asked.
+        let nobody = LocalChannel::new(0, Arc::default());
+        let minute = Duration::from_secs(60);
+        let error = opened.export(&nobody, "u", |row| row, minute).unwrap_err().to_string();
+        assert!(error.contains("0000000009.safetensors has rows of table t, not of u"), "{error}");
+        drop(opened);
         std::fs::write(folder.path().join(name(10)), [9; 30]).unwrap();
         let error = TableExport::open(folder.path()).unwrap_err().to_string();
         assert!(error.contains("0000000010.safetensors has no header: export to another folder"), "{error}");

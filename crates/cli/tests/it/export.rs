@@ -14,7 +14,7 @@ use distribute_testing::child::Killed;
 use distribute_testing::{Port, SplitMix, watched_for};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -141,4 +141,46 @@ fn changed_rows_are_exported_soon_and_once_also_if_the_server_is_killed() {
         of(100)
     );
     assert!(of(50) < Duration::from_secs(1), "{:?}", of(50));
+}
+
+#[test]
+fn a_table_that_cannot_be_exported_does_not_end_the_others() {
+    watched_for(PATIENCE, || {
+        let folder = tempfile::tempdir().unwrap();
+        let (tables, out) = (folder.path().join("tables"), folder.path().join("out"));
+        let port = Port::reserve();
+        let address = port.address().to_string();
+        let _server = serve(&address, &tables);
+        let cluster = ClusterSpec::from_lists([("ps", [&address])]).unwrap();
+        let clients =
+            ClientBuilder::new(cluster, Task::new("test", 0)).credentials(Credentials::new().any_job());
+        let ps = Connection::new(clients, Job::Ps.task(0));
+        let numbers = || HostTensor::vector(vec![0i64; 2]);
+        for name in ["half/part_1", "n", "n/"] {
+            ps.call(Request::Create(TableSpec::values(name, numbers())), PATIENCE).unwrap();
+        }
+        let strings = HostTensor::vector(vec![b"ab".to_vec()]);
+        ps.call(Request::Create(TableSpec::values("strings", strings)), PATIENCE).unwrap();
+        let once = |arguments: &[&str]| -> (bool, String, String) {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_distribute"));
+            command.args(["export", "--once", "--servers", &address, "--folder"]).arg(&out).args(arguments);
+            let Output { status, stdout, stderr } = command.output().unwrap();
+            let text = |bytes| String::from_utf8(bytes).unwrap();
+            (status.success(), text(stdout), text(stderr))
+        };
+        let files = |folder: &str| std::fs::read_dir(out.join(folder)).unwrap().count();
+        let (succeeded, lines, errors) = once(&[]);
+        assert!(!succeeded && lines.lines().count() == 2, "{lines}{errors}");
+        assert!(
+            errors.contains("variable half is not exported: the servers have part 1 of 2 rows"),
+            "{errors}"
+        );
+        assert!(errors.contains("not everything is exported"), "{errors}");
+        // With the file that is locked; `n/` has a folder of its own.
+        assert_eq!((files("n"), files("n/%")), (3, 2));
+        ps.call(Request::Remove { table: "half/part_1".into() }, PATIENCE).unwrap();
+        assert_eq!(once(&[]), (true, String::new(), String::new()));
+        let (succeeded, _, errors) = once(&["--variable", "strings"]);
+        assert!(!succeeded && errors.contains("table strings has the dtype string"), "{errors}");
+    });
 }

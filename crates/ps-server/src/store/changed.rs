@@ -25,6 +25,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The number of recorded ids up to which those without a row are kept: of tables that are not larger, it is not worth
+/// the search.
+const MIN_LIMIT: usize = 1 << 16;
+
 /// The changes of one table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableChanges {
@@ -34,12 +38,15 @@ pub(crate) struct TableChanges {
     pub rows: HashMap<i64, u64>,
     /// Whether a gradient of some rows changes all of them.
     moves_absent_rows: bool,
+    /// The number of recorded ids beyond which those without a row are forgotten.
+    limit: usize,
 }
 
 impl TableChanges {
     /// Creates the record of a table from its contents.
     pub fn new(begun: u64, rows: HashMap<i64, u64>, rule: Option<&RuleSpec>) -> Self {
-        Self { begun, rows, moves_absent_rows: moves(rule) }
+        let limit = MIN_LIMIT.max(2 * rows.len());
+        Self { begun, rows, moves_absent_rows: moves(rule), limit }
     }
 
     /// Records a change that was applied.
@@ -65,6 +72,19 @@ impl TableChanges {
             // Rows that are evicted are not exported.
             _ => {}
         }
+    }
+
+    /// Forgets ids without a row, if there are many: pushed ids that were not admitted, did not fit, or were evicted.
+    /// They are never sent, and a change that gives one of them a row records it again.
+    // INV-28
+    fn forget_absent(&mut self, existing: impl FnOnce(Vec<i64>) -> Vec<i64>) {
+        if self.rows.len() <= self.limit {
+            return;
+        }
+        let recorded = std::mem::take(&mut self.rows);
+        let rows = existing(recorded.keys().copied().collect());
+        self.rows = rows.into_iter().filter_map(|row| Some((row, *recorded.get(&row)?))).collect();
+        self.limit = MIN_LIMIT.max(2 * self.rows.len());
     }
 
     fn set_all(&mut self, number: u64) {
@@ -109,16 +129,19 @@ impl Changes {
         self.tables.write().insert(table.to_owned(), Arc::new(Mutex::new(changes)));
     }
 
-    /// Records a change that was applied, with its response.
-    pub fn record(&self, number: u64, change: &Request, response: &Response) {
+    /// Records a change that was applied to `tables`, with its response.
+    pub fn record(&self, number: u64, change: &Request, response: &Response, tables: &Tables) {
         match (change, response) {
             (Request::Create(spec), Response::Created { new: true }) => {
                 self.load(&spec.name, None, number + 1, spec.rule.as_ref());
             }
             (Request::Remove { table }, _) => drop(self.tables.write().remove(table)),
             _ => {
-                if let Some(changes) = change.table().and_then(|table| self.of(table)) {
-                    changes.lock().record(number, change);
+                let Some(table) = change.table() else { return };
+                if let Some(changes) = self.of(table) {
+                    let mut changes = changes.lock();
+                    changes.record(number, change);
+                    changes.forget_absent(|rows| tables.existing_rows(table, rows));
                 }
             }
         }

@@ -17,7 +17,9 @@
 //   its tables were saved. Tests: `ps-server/src/store/tests/`, `ps-server/tests/it/killed.rs`.
 // - INV-28: a parameter server takes at most 16,384 requests in a call, and reads no more for a call once its
 //   answers have 64 MiB. It creates no table, rows or slots for which its tables have no memory left, which is
-//   checked before a change is logged. Tests: `ps-server/src/store/tests/fuzz.rs`, `ps-server/tests/it/service.rs`.
+//   checked before a change is logged. Its record of changed rows has at most twice as many ids as there are rows, or
+//   65,536. Tests: `ps-server/src/store/tests/fuzz.rs`, `ps-server/src/store/tests/changed.rs`,
+//   `ps-server/tests/it/service.rs`.
 
 mod backup;
 pub(crate) mod changed;
@@ -273,7 +275,7 @@ impl Core {
             follower.add(Change { record: record(), log: number });
         }
         if let (Some(changes), Ok(answer)) = (self.changes.get(), &answer) {
-            changes.record(number, &sent.request, answer);
+            changes.record(number, &sent.request, answer, &self.tables);
         }
         if let (Some(log), Err(_)) = (log, &answer) {
             let taken_back = Record { client, sequence, head: Default::default(), body: Default::default() };

@@ -180,7 +180,9 @@ impl<'a> Replay<'a> {
             if first.is_none_or(|first| number >= *first) {
                 // A change that was refused is refused again.
                 match (self.tables.handle(&sent.request), self.changes) {
-                    (Ok(response), Some(changes)) => changes.record(number, &sent.request, &response),
+                    (Ok(response), Some(changes)) => {
+                        changes.record(number, &sent.request, &response, self.tables);
+                    }
                     (Ok(_), None) => {}
                     (Err(error), _) => {
                         applied = false;

@@ -126,14 +126,20 @@ impl Entry {
         }
     }
 
-    /// Returns rows and their values: all rows of the table, or those of `rows` that exist, in ascending order.
-    pub fn existing(&self, rows: Option<Vec<i64>>) -> Result<(Vec<i64>, HostTensor)> {
+    /// Returns all rows of the table, or those of `rows` that exist, in ascending order.
+    pub fn existing_rows(&self, rows: Option<Vec<i64>>) -> Vec<i64> {
         let mut rows = match (&self.table, rows) {
             (AnyTable::Dense(table), None) => (0..table.rows() as i64).collect(),
             (AnyTable::Dense(_), Some(rows)) => rows,
             (AnyTable::Dynamic(table), rows) => table.existing(rows),
         };
         rows.sort_unstable();
+        rows
+    }
+
+    /// Returns rows and their values: all rows of the table, or those of `rows` that exist, in ascending order.
+    pub fn existing(&self, rows: Option<Vec<i64>>) -> Result<(Vec<i64>, HostTensor)> {
+        let rows = self.existing_rows(rows);
         let values = match &self.table {
             AnyTable::Dense(table) => table.read_rows(&rows_of("changed", table, &rows)?)?,
             AnyTable::Dynamic(table) => table.read_rows(&rows)?,

@@ -138,6 +138,12 @@ impl Tables {
         self.entry("changed", table)?.existing(rows)
     }
 
+    /// Returns those of `rows` that exist in a table; all of them if the table is dense, and none if there is no such
+    /// table.
+    pub fn existing_rows(&self, table: &str, rows: Vec<i64>) -> Vec<i64> {
+        self.find(table).map(|entry| entry.existing_rows(Some(rows))).unwrap_or_default()
+    }
+
     /// Returns the rule of a table, or `None` if there is no such table or rule.
     pub fn rule(&self, table: &str) -> Option<RuleSpec> {
         self.find(table)?.info().rule

@@ -142,6 +142,33 @@ fn exactly_the_changed_rows_are_read_over_restarts_and_snapshots() {
     }
 }
 
+// INV-28
+#[test]
+fn ids_without_a_row_are_not_recorded_for_good() {
+    let folder = tempfile::tempdir().unwrap();
+    let core = open(folder.path());
+    let initializer = Initializer::new(Distribution::Constant(0.), 7, "ids");
+    let options = DynamicOptions { admit_after: 2, ..DynamicOptions::default() };
+    let contents = Contents::Dynamic { row_shape: vec![], dtype: DType::F64, initializer, options };
+    let rule = Some(RuleSpec::Sgd(distribute_optim::Sgd));
+    ask(&core, 0, Request::Create(TableSpec { name: "ids".into(), contents, rule }));
+    let first = changed(&core, "ids", None);
+    let push = |i: u64, rows: Vec<i64>| {
+        let (push, gradient) = (Push::at(Step::after(i, 1.)), HostTensor::vector(vec![1f64; rows.len()]));
+        assert!(ask(&core, i, Request::PushRows { table: "ids".into(), push, gradient, rows })[0].is_ok());
+    };
+    let recorded = || core.changes.get().unwrap().of("ids").unwrap().lock().rows.len();
+    push(1, vec![7]);
+    push(2, vec![7]);
+    for (i, begin) in [100_000, 200_000, 300_000].into_iter().enumerate() {
+        push(3 + i as u64, (begin..begin + 40_000).collect());
+    }
+    assert_eq!(recorded(), 40_001, "after two pushes, the ids of neither have a row");
+    // A row that it creates later is sent.
+    push(6, vec![100_000]);
+    assert_eq!(changed(&core, "ids", Some(first.position)).rows, [7, 100_000]);
+}
+
 // INV-89
 #[test]
 fn after_lost_changes_all_rows_are_read() {
