@@ -91,9 +91,16 @@ pub fn tensor(value: &Bound<'_, PyAny>, dtype: Option<DType>) -> PyResult<HostTe
         array: &Bound<'_, PyAny>,
         dims: Vec<usize>,
     ) -> PyResult<HostTensor> {
-        let array = array.cast::<PyArrayDyn<T>>()?.readonly();
+        let array = array.cast::<PyArrayDyn<T>>()?.try_readonly()?;
         let made = HostTensor::new(array.as_slice()?.to_vec(), dims);
         made.map_err(|error| Error::from(error).raise(array.py()))
+    }
+    if dtype == DType::Bool {
+        // Views of other arrays have bytes that are neither 0 nor 1.
+        let bytes = array.call_method1("view", ("uint8",))?;
+        let bytes = bytes.cast::<PyArrayDyn<u8>>()?.try_readonly()?;
+        let values = bytes.as_slice()?.iter().map(|byte| *byte != 0).collect::<Vec<_>>();
+        return HostTensor::new(values, dims).map_err(|error| Error::from(error).raise(py));
     }
     numbers!(dtype, T => copy::<T>(&array, dims), other => Err(unsupported(other).raise(py)))
 }

@@ -10,16 +10,59 @@ use std::time::Duration;
 /// The connections to all servers, in the order of their indices.
 #[derive(Clone)]
 pub struct Calls {
-    pub channels: Arc<Vec<Connection>>,
-    pub timeout: Duration,
+    channels: Arc<Channels>,
+    timeout: Duration,
+}
+
+/// The connections of one process. A process that it has forked has copies of its sockets and of its numbers of
+/// changes: what it sent would be taken for what the first process sends, and would be dropped.
+struct Channels {
+    process: u32,
+    all: Vec<Connection>,
+}
+
+impl Channels {
+    fn is_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+}
+
+impl Drop for Channels {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            // The sockets are still in use by the first process, and must not be shut down.
+            std::mem::forget(std::mem::take(&mut self.all));
+        }
+    }
 }
 
 impl Calls {
+    /// Creates the connections of this process.
+    pub fn new(all: Vec<Connection>, timeout: Duration) -> Self {
+        Self { channels: Arc::new(Channels { process: std::process::id(), all }), timeout }
+    }
+
+    /// Returns the number of servers.
+    pub fn servers(&self) -> usize {
+        self.channels.all.len()
+    }
+
+    /// Closes the connections, unless they are those of another process.
+    pub fn close(&self) {
+        if !self.channels.is_forked() {
+            self.channels.all.iter().for_each(|channel| channel.close());
+        }
+    }
+
     /// Sends requests to servers, and returns their responses in the same order. All requests share one deadline.
     ///
     /// # Errors
-    /// Returns the first error, after all requests have completed.
+    /// Returns the first error, after all requests have completed. In a process that was forked after the connections
+    /// were created, nothing is sent.
     pub fn all(&self, requests: Vec<(usize, Request)>) -> Result<Vec<Response>> {
+        if self.channels.is_forked() {
+            return Err(Error::Forked);
+        }
         let deadline = Deadline::after(self.timeout);
         let started: Vec<_> = requests
             .into_iter()
@@ -33,7 +76,7 @@ impl Calls {
     }
 
     fn channel(&self, server: usize) -> Result<&Connection> {
-        self.channels.get(server).ok_or_else(|| Error::Argument(format!("there is no server {server}")))
+        self.channels.all.get(server).ok_or_else(|| Error::Argument(format!("there is no server {server}")))
     }
 }
 

@@ -15,6 +15,10 @@ pub enum Error {
     Argument(String),
     /// A server has refused a request, or cannot be reached.
     Channel(ChannelError),
+    /// A gradient that is to be finite is not: the text.
+    NotFinite(String),
+    /// The process was forked after it had connected.
+    Forked,
     /// Another failure: the text.
     Other(String),
 }
@@ -50,6 +54,12 @@ impl Error {
     pub fn raise(self, py: Python<'_>) -> PyErr {
         let (class, text, kind) = match self {
             Self::Argument(text) => ("InvalidArgument", text, None),
+            Self::NotFinite(text) => ("Refused", text, Some("NotFinite".to_owned())),
+            Self::Forked => {
+                let text = "this process was forked after connect, and shares the connections of the first one: \
+                            connect after the fork";
+                ("Forked", text.to_owned(), None)
+            }
             Self::Other(text) => ("Error", text, None),
             Self::Channel(error) => {
                 let text = error.to_string();

@@ -67,8 +67,9 @@ impl Shards {
         first.into_iter().map(Ok).chain(rest.into_iter().map(whole)).collect()
     }
 
-    /// Restores values and slots, as [`state`](Self::state) returns them.
-    pub fn restore(&self, calls: &Calls, state: &SavedState) -> Result<()> {
+    /// Restores values and slots, as [`state`](Self::state) returns them. Rows by ids that are not among them are
+    /// removed. Returns the number of rows for which a server had no place.
+    pub fn restore(&self, calls: &Calls, state: &SavedState) -> Result<usize> {
         let of = |name: &str| {
             let found = state.iter().find(|(found, _)| found == name).map(|(_, tensor)| tensor);
             found.ok_or_else(|| Error::Argument(format!("restore: {} has no {name} there", self.name)))
@@ -76,6 +77,21 @@ impl Shards {
         let is_slot = |name: &&(String, HostTensor)| !matches!(name.0.as_str(), "ids" | "used" | "values");
         let slots: Vec<_> = state.iter().filter(is_slot).collect();
         let values = of("values")?;
+        if matches!(self.rows, Rows::Dynamic(_)) {
+            let (ids, used): (Vec<i64>, Vec<u64>) = (of("ids")?.to_vec()?, of("used")?.to_vec()?);
+            if ids.len() != used.len() {
+                let text = format!("restore: {} has {} ids, but {} uses", self.name, ids.len(), used.len());
+                return Err(Error::Argument(text));
+            }
+            let split = self.split("restore", &ids)?;
+            // Rows that were created later, before the others take their places.
+            let keep = |shard: usize, table| {
+                let mut ids: Vec<i64> = split[shard].0.clone();
+                ids.sort_unstable();
+                Ok(Some(Request::Keep { table, between: (i64::MIN, i64::MAX), ids }))
+            };
+            self.each(calls, keep)?;
+        }
         let restore = |shard: usize, table: String| {
             let state = match self.rows {
                 Rows::Dense(partition) => {
@@ -100,6 +116,10 @@ impl Shards {
             };
             Ok(Some(Request::Restore { table, state }))
         };
-        self.each(calls, restore).map(drop)
+        let left_out = self.each(calls, restore)?.into_iter().map(|(_, answer)| match answer {
+            Response::Restored { left_out } => Ok(left_out),
+            other => Err(unexpected(&other)),
+        });
+        left_out.sum()
     }
 }

@@ -11,13 +11,13 @@ use distribute_checkpoint::{Reader, Writer};
 use distribute_cluster::{ClusterSpec, Job, Task};
 use distribute_net::{Certificates, Credentials, Secret};
 use distribute_ps_server::Connection;
-use distribute_ps_tables::{Channel, DynamicOptions, Eviction, PartitionStrategy};
+use distribute_ps_tables::{DynamicOptions, Eviction, PartitionStrategy};
 use distribute_rpc::ClientBuilder;
 use distribute_tensor::DType;
 use pyo3::prelude::*;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Connections to all parameter servers of a job.
@@ -25,6 +25,8 @@ use std::time::Duration;
 pub struct Servers {
     calls: Calls,
     addresses: Vec<String>,
+    /// The variables that were created or found with a "mod" partition, which tables do not tell.
+    modulo: Mutex<BTreeSet<String>>,
 }
 
 /// Connects to parameter servers.
@@ -67,11 +69,11 @@ pub fn connect(
     };
     let clients = ClientBuilder::new(cluster, Task::new(name, index)).credentials(credentials);
     let channels = (0..addresses.len()).map(|server| Connection::new(clients.clone(), Job::Ps.task(server)));
-    let calls = Calls { channels: Arc::new(channels.collect()), timeout };
+    let calls = Calls::new(channels.collect(), timeout);
     let first = calls.clone();
     // The first request connects, so that wrong addresses and credentials are found here.
     without_lock(py, move || list(&first).map(drop))?;
-    Ok(Servers { calls, addresses })
+    Ok(Servers { calls, addresses, modulo: Mutex::default() })
 }
 
 fn strategy_of(py: Python<'_>, partition: &str) -> PyResult<PartitionStrategy> {
@@ -88,7 +90,17 @@ fn saved_name(variable: &str, tensor: &str) -> String {
 }
 
 impl Servers {
-    fn variable_with(&self, shards: Shards) -> Variable {
+    fn modulo(&self) -> BTreeSet<String> {
+        self.modulo.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn variable_with(&self, shards: Shards, strategy: PartitionStrategy) -> Variable {
+        let mut modulo = self.modulo.lock().unwrap_or_else(PoisonError::into_inner);
+        match strategy {
+            PartitionStrategy::Mod => modulo.insert(shards.name.clone()),
+            PartitionStrategy::Div => modulo.remove(&shards.name),
+        };
+        drop(modulo);
         Variable { shards: Arc::new(shards), calls: self.calls.clone() }
     }
 }
@@ -115,7 +127,7 @@ impl Servers {
             let found = Shards::find(&name, strategy, &list(&calls)?)?;
             found.ok_or_else(|| Error::Argument(format!("find: the servers have no variable {name}")))
         })?;
-        Ok(self.variable_with(found))
+        Ok(self.variable_with(found, strategy))
     }
 
     #[pyo3(signature = (name, shape=None, *, dtype=None, value=None, initializer=None, rule=None, shards=None, partition="div"))]
@@ -155,7 +167,7 @@ impl Servers {
         let made = without_lock(py, move || {
             Shards::create(&calls, (&name, &dims, dtype), (&initial, rule), (shards, strategy))
         })?;
-        Ok(self.variable_with(made))
+        Ok(self.variable_with(made, strategy))
     }
 
     #[pyo3(signature = (name, row_shape, *, dtype="float32", initializer=None, rule=None, shards=None, admit_after=1, max_rows=None, max_age=None, evict="least_recent"))]
@@ -196,14 +208,14 @@ impl Servers {
                 (shards, PartitionStrategy::Div),
             )
         })?;
-        Ok(self.variable_with(made))
+        Ok(self.variable_with(made, PartitionStrategy::Div))
     }
 
     fn save(&self, py: Python<'_>, folder: PathBuf) -> PyResult<()> {
-        let calls = self.calls.clone();
+        let (calls, modulo) = (self.calls.clone(), self.modulo());
         without_lock(py, move || {
             let mut writer = Writer::new();
-            for shards in all(&calls)? {
+            for shards in all(&calls, &modulo)? {
                 for (tensor, value) in shards.state(&calls)? {
                     writer.insert(saved_name(&shards.name, &tensor), value)?;
                 }
@@ -214,12 +226,12 @@ impl Servers {
     }
 
     fn restore(&self, py: Python<'_>, folder: PathBuf) -> PyResult<Vec<String>> {
-        let calls = self.calls.clone();
+        let (calls, modulo) = (self.calls.clone(), self.modulo());
         without_lock(py, move || {
             let reader = Reader::open(&folder)?;
             let names: Vec<String> = reader.names().map(str::to_owned).collect();
-            let mut restored = Vec::new();
-            for shards in all(&calls)? {
+            let (mut restored, mut incomplete) = (Vec::new(), Vec::new());
+            for shards in all(&calls, &modulo)? {
                 let prefix = saved_name(&shards.name, "");
                 let of = names.iter().filter_map(|name| Some((name, name.strip_prefix(&prefix)?)));
                 let of: Vec<_> = of.filter(|(_, tensor)| !tensor.contains('/')).collect();
@@ -228,15 +240,25 @@ impl Servers {
                 }
                 let read = |(name, tensor): (&String, &str)| Ok((tensor.to_owned(), reader.tensor(name)?));
                 let state: SavedState = of.into_iter().map(read).collect::<Result<_>>()?;
-                shards.restore(&calls, &state)?;
+                let left_out = shards.restore(&calls, &state)?;
+                if left_out > 0 {
+                    incomplete.push(format!("{left_out} rows of {}", shards.name));
+                }
                 restored.push(shards.name.clone());
             }
-            Ok(restored)
+            if incomplete.is_empty() {
+                return Ok(restored);
+            }
+            let text = format!(
+                "restore: all variables are restored, but there was no place for {}: give max_rows that is greater",
+                incomplete.join(", ")
+            );
+            Err(Error::Other(text))
         })
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.calls.channels.iter().for_each(|channel| channel.close()));
+        py.detach(|| self.calls.close());
     }
 
     fn __enter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -253,13 +275,15 @@ impl Servers {
     }
 }
 
-/// Returns all variables of the servers.
-fn all(calls: &Calls) -> Result<Vec<Shards>> {
+/// Returns all variables of the servers. The rows of those in `modulo` are divided round-robin.
+fn all(calls: &Calls, modulo: &BTreeSet<String>) -> Result<Vec<Shards>> {
     let tables = list(calls)?;
     let names: BTreeSet<_> = tables.iter().map(|(_, table)| variable_of(&table.name).0).collect();
     let mut all = Vec::new();
     for name in names {
-        all.extend(Shards::find(name, PartitionStrategy::Div, &tables)?);
+        let is_modulo = modulo.contains(name);
+        let strategy = if is_modulo { PartitionStrategy::Mod } else { PartitionStrategy::Div };
+        all.extend(Shards::find(name, strategy, &tables)?);
     }
     Ok(all)
 }

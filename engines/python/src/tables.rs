@@ -44,7 +44,7 @@ pub enum Initial {
 
 /// Lists the tables of all servers, except those that are not variables, each with the index of its server.
 pub fn list(calls: &Calls) -> Result<Vec<(usize, TableInfo)>> {
-    let answers = calls.all((0..calls.channels.len()).map(|server| (server, Request::List)).collect())?;
+    let answers = calls.all((0..calls.servers()).map(|server| (server, Request::List)).collect())?;
     let mut all = Vec::new();
     for (server, answer) in answers.into_iter().enumerate() {
         let Response::Tables(tables) = answer else { return Err(unexpected(&answer)) };
@@ -121,7 +121,7 @@ impl Shards {
         (initial, rule): (&Initial, Option<RuleSpec>),
         (shards, strategy): (Option<usize>, PartitionStrategy),
     ) -> Result<Self> {
-        let servers = calls.channels.len();
+        let servers = calls.servers();
         let elements = dims.iter().try_fold(1usize, |all, size| all.checked_mul(*size));
         let bytes = elements.and_then(|elements| elements.checked_mul(dtype.bytes().unwrap_or(1)));
         let bytes =
@@ -316,8 +316,25 @@ impl Shards {
         self.each(calls, write).map(drop)
     }
 
+    /// Checks a gradient that is to be finite, so that no shard has applied it when another one refuses it.
+    fn require_finite(&self, operation: &'static str, push: Push, gradient: &HostTensor) -> Result<()> {
+        let finite = match gradient.dtype() {
+            _ if !push.is_finite() => true,
+            DType::F32 => elements::<f32>(gradient.buffer()).iter().all(|x| x.is_finite()),
+            DType::F64 => elements::<f64>(gradient.buffer()).iter().all(|x| x.is_finite()),
+            _ => true,
+        };
+        if finite {
+            return Ok(());
+        }
+        let text =
+            format!("{operation}: the gradient of {} has NaN or infinity; nothing was sent", self.name);
+        Err(Error::NotFinite(text))
+    }
+
     /// Pushes a gradient of the complete variable.
     pub fn push(&self, calls: &Calls, push: Push, gradient: &HostTensor) -> Result<()> {
+        self.require_finite("push", push, gradient)?;
         let request =
             |shard, table| Ok(Some(Request::Push { table, push, gradient: self.part_of(gradient, shard)? }));
         self.each(calls, request).map(drop)
@@ -413,7 +430,7 @@ impl Shards {
         let parts = self.parts("scatter", ids, values)?;
         let write = |shard: usize, table| {
             let (rows, values) = parts[shard].clone();
-            Ok((!rows.is_empty()).then(|| Request::WriteRows { table, how, rows, values }))
+            Ok((!rows.is_empty()).then_some(Request::WriteRows { table, how, rows, values }))
         };
         self.each(calls, write).map(drop)
     }
@@ -426,11 +443,12 @@ impl Shards {
         ids: &[i64],
         gradient: &HostTensor,
     ) -> Result<PushResult> {
+        self.require_finite("push_rows", push, gradient)?;
         let parts = self.parts("push_rows", ids, gradient)?;
         let request = |shard: usize, table| {
             let (rows, gradient) = parts[shard].clone();
             // A counted push is a step of all shards.
-            Ok((!rows.is_empty() || push.is_counted()).then(|| Request::PushRows {
+            Ok((!rows.is_empty() || push.is_counted()).then_some(Request::PushRows {
                 table,
                 push,
                 rows,

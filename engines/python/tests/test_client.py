@@ -116,6 +116,8 @@ class Client(unittest.TestCase):
             value = np.array([[0, 1], [1, 0]], dtype)
             v = self.servers.variable(f"dtype {dtype}", value=value)
             self.assertEqual((v.pull().dtype, v.pull().tolist()), (value.dtype, value.tolist()))
+        view = np.array([0, 1, 2, 255], np.uint8).view(bool)
+        self.assertEqual(self.servers.variable("view", value=view).pull().view(np.uint8).tolist(), [0, 1, 1, 1])
         steps = self.servers.variable("steps", value=np.int64(0))
         steps.assign(np.int64(1), how="add")
         self.assertEqual((steps.shape, steps.pull().shape, int(steps.pull())), ((), (), 1))
@@ -137,6 +139,18 @@ class Client(unittest.TestCase):
         with self.assertRaises(dc.Refused) as caught:
             v.push([np.nan, 0, 0], 0.1, finite=True)
         self.assertEqual(caught.exception.kind, "NotFinite")
+        # No shard applies a part of it.
+        w = self.servers.variable("errors in shards", (4, 2), rule=dc.Rule.sgd(), shards=2)
+        gradient = np.ones((4, 2), np.float32)
+        gradient[3, 1] = np.inf
+        for push in (
+            lambda: w.push(gradient, 0.1, finite=True),
+            lambda: w.push_rows(np.arange(4), gradient, 0.1, finite=True),
+        ):
+            with self.assertRaisesRegex(dc.Refused, "nothing was sent") as caught:
+                push()
+            self.assertEqual(caught.exception.kind, "NotFinite")
+            np.testing.assert_array_equal(w.pull(), np.zeros((4, 2)))
         for wrong in (
             lambda: v.push(np.zeros(4), 0.1),
             lambda: v.look_up([3]),
@@ -183,6 +197,56 @@ class Client(unittest.TestCase):
             for name, value in v.state().items():
                 np.testing.assert_array_equal(value, before[0][name])
             np.testing.assert_array_equal(t.look_up([5, -5]), before[1])
+
+    def test_rows_that_were_created_after_the_save_are_removed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            t = self.servers.dynamic("later ids", (1,), rule=dc.Rule.sgd())
+            t.push_rows([5, -5, 6], np.ones((3, 1)), 0.1)
+            path = os.path.join(folder, "checkpoint")
+            self.servers.save(path)
+            t.push_rows(np.arange(20), np.ones((20, 1)), 0.1)
+            self.servers.restore(path)
+            self.assertEqual(sorted(t.state()["ids"].tolist()), [-5, 5, 6])
+            np.testing.assert_array_equal(t.look_up([7]), [[0]])
+
+    def test_a_variable_whose_rows_are_divided_round_robin_is_saved_in_the_order_of_its_rows(self):
+        with tempfile.TemporaryDirectory() as folder:
+            value = np.arange(10, dtype=np.float32).reshape(5, 2)
+            cluster = Cluster(2, os.path.join(folder, "two"))
+            try:
+                servers = dc.connect(cluster.addresses)
+                servers.variable("mod", value=value, shards=2, partition="mod")
+                servers.save(os.path.join(folder, "checkpoint"))
+            finally:
+                cluster.end()
+            cluster = Cluster(1, os.path.join(folder, "one"))
+            try:
+                servers = dc.connect(cluster.addresses)
+                v = servers.variable("mod", (5, 2))
+                self.assertEqual(servers.restore(os.path.join(folder, "checkpoint")), ["mod"])
+                np.testing.assert_array_equal(v.pull(), value)
+            finally:
+                cluster.end()
+
+    @unittest.skipUnless(hasattr(os, "fork"), "processes cannot be forked here")
+    def test_a_forked_process_sends_nothing_over_the_connections_of_the_first(self):
+        v = self.servers.variable("forked", (2,), rule=dc.Rule.sgd())
+        v.push(-np.ones(2), 1.0)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                v.push(-np.ones(2), 1.0)
+            except dc.Forked:
+                # It closes nothing that the first process uses, and can connect itself.
+                self.servers.close()
+                dc.connect(self.cluster.addresses).find("forked").push(-np.ones(2), 1.0)
+                code = 0
+            finally:
+                os._exit(code)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        v.push(-np.ones(2), 1.0)
+        np.testing.assert_array_equal(v.pull(), [3, 3])
 
     def test_threads_share_the_servers_and_none_holds_pythons_lock(self):
         v = self.servers.variable("threads", (64, 8), rule=dc.Rule.sgd(), shards=2)

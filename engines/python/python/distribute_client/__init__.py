@@ -10,10 +10,11 @@
 """
 
 from ._native import Initializer, Rule, Servers, Variable, __version__, connect
-from .errors import Error, InvalidArgument, Refused, TimedOut, TooLarge, Unreachable
+from .errors import Error, Forked, InvalidArgument, Refused, TimedOut, TooLarge, Unreachable
 
 __all__ = [
     "Error",
+    "Forked",
     "Initializer",
     "InvalidArgument",
     "Refused",

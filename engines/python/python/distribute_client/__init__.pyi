@@ -5,6 +5,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import Error as Error
+from .errors import Forked as Forked
 from .errors import InvalidArgument as InvalidArgument
 from .errors import Refused as Refused
 from .errors import TimedOut as TimedOut
@@ -28,12 +29,14 @@ def connect(
     timeout: float = 60.0,
     plain_text: bool = False,
 ) -> Servers:
-    """Connects to all parameter servers of a job, in the order of their indices.
+    """Connects to all parameter servers of a job, in the order of their indices. None may be left out: a variable of
+    which only the first parts are found is taken for a smaller one. A process that is forked connects again.
 
     `secret` has 64 hexadecimal digits; by default, DISTRIBUTE_SECRET. `certificates` are the paths of the CA, of this
     client's certificate and of its key. `job` is the name of the job: if it is given, servers of other jobs refuse the
-    client. `name` and `index` are the task as which this client connects. `timeout` is the number of seconds that
-    any operation may take, lost connections included. `plain_text` allows other machines without encryption.
+    client. `name` and `index` are the task as which this client connects. `timeout` is the number of seconds that the
+    requests of an operation may take, lost connections included; an operation that needs several answers one after
+    another, such as `variable`, `save` or `restore`, has it for each group of requests. `plain_text` allows other machines without encryption.
     """
 
 class Rule:
@@ -131,12 +134,18 @@ class Servers:
     def save(self, folder: Path) -> None:
         """Writes values and slots of all variables to a new folder of safetensors files.
 
-        The tensors of variable `v` are `v/values`, `v/<slot>` and, with rows by ids, `v/ids` and `v/used`. Only "div"
-        partitions are supported. Pushes of other clients during the call are in some variables and not in others.
+        The tensors of variable `v` are `v/values`, `v/<slot>` and, with rows by ids, `v/ids` and `v/used`. A variable
+        whose partition is "mod" must have been created or found with `partition="mod"` by this object. Pushes of other
+        clients during the call are in some variables and not in others. The numbers of steps that the servers have
+        counted are not saved.
         """
 
     def restore(self, folder: Path) -> List[str]:
-        """Restores all variables that exist here and in the folder, and returns their names."""
+        """Restores all variables that exist here and in the folder, and returns their names.
+
+        Rows by ids that the folder does not have are removed. Counted steps are not restored: give Adam and its
+        relatives `step` in each push. Raises Error if rows had no place in a table with `max_rows`.
+        """
 
     def close(self) -> None:
         """Closes the connections. The next operation opens them again."""
@@ -178,7 +187,7 @@ class Variable:
         """Applies the gradient of the complete variable by its rule.
 
         `step` counts from 1 and matters to Adam and its relatives; by default, the servers count. With `finite`, a
-        gradient with NaN or infinity is refused.
+        gradient with NaN or infinity is refused before anything is sent.
         """
 
     def look_up(self, rows: ArrayLike) -> NDArray[Any]:

@@ -6,7 +6,9 @@ class Error(Exception):
 
 
 class Refused(Error):
-    """A server has refused a request. Nothing has changed, unless the text says otherwise.
+    """A server has refused a request, and has changed nothing, unless the text says otherwise.
+
+    Each shard is a request of its own: those of a variable on other servers may have been applied.
 
     `kind` is one of NoSuchTable, Exists, Argument, NotFinite, Rule, NoMemory, Expired, Storage, Busy, Malformed,
     TooLarge, Stale, Lost, NotAllowed.
@@ -27,6 +29,10 @@ class Unreachable(Error, ConnectionError):
 
 class TooLarge(Error, ValueError):
     """A request is too large to be sent at once."""
+
+
+class Forked(Error, RuntimeError):
+    """The process was forked after it had connected. Nothing was sent: connect after the fork."""
 
 
 class InvalidArgument(Error, ValueError):
