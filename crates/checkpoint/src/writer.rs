@@ -47,6 +47,12 @@ impl Writer {
         self.saved_at_once
     }
 
+    /// Returns `true` if rows are [read during the save](Self::insert_read).
+    pub fn reads_rows(&self) -> bool {
+        let slices = self.tensors.values().flat_map(|tensor| tensor.slices.values());
+        slices.into_iter().any(|rows| matches!(rows, Rows::Read { .. }))
+    }
+
     /// Adds a complete tensor. `name` may be any text.
     ///
     /// # Errors

@@ -227,7 +227,10 @@ impl World {
     pub fn worker_of(&self, global: usize) -> usize {
         match self.count {
             ReplicaCount::PerWorker(replicas) => global / replicas,
-            ReplicaCount::Total(replicas) => (global * self.workers + self.workers - 1) / replicas,
+            // A blame that another worker has sent may name a replica that does not exist.
+            ReplicaCount::Total(replicas) => {
+                (global.min(replicas - 1) * self.workers + self.workers - 1) / replicas
+            }
         }
     }
 

@@ -18,6 +18,8 @@ use distribute_collective::group::numbers;
 use distribute_core::internal::{read_as, require_names};
 use distribute_tensor::HostTensor;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::panic::Location;
 use std::sync::Mutex;
 
@@ -34,6 +36,8 @@ struct State {
     replicas: Vec<Residuals>,
     /// The factor `Q` of each variable, which is the same on all workers; empty if it has none yet.
     factors: Vec<Vec<f32>>,
+    /// The step that the residuals belong to, from 1; 0 before the first step.
+    step: u64,
     /// The result of the step that is being made.
     pending: Option<Pending>,
     /// Memory that is reused in the next step.
@@ -42,14 +46,17 @@ struct State {
 
 /// The error feedback after a step that is not complete yet.
 #[derive(Debug)]
-pub(crate) struct Pending {
+struct Pending {
     /// The sequence number of the step, from 1.
-    pub(crate) step: u64,
+    step: u64,
     /// The new residuals of the replicas of this process: the local replica, the variable and the residual.
-    pub(crate) residuals: Vec<(usize, usize, Vec<f32>)>,
+    residuals: Vec<Residual>,
     /// The new factors of variables.
-    pub(crate) factors: Vec<(usize, Vec<f32>)>,
+    factors: Vec<(usize, Vec<f32>)>,
 }
+
+/// A local replica, a variable, and the residual of the variable's gradients on the replica.
+pub(crate) type Residual = (usize, usize, Vec<f32>);
 
 /// The description of the residuals in a checkpoint.
 #[derive(Serialize, Deserialize)]
@@ -94,25 +101,47 @@ impl Feedback {
         found.map_or_else(|| vec![0.; len], |at| state.spare.swap_remove(at))
     }
 
-    /// Sets the result of the step that is being made.
-    pub(crate) fn prepare(&self, pending: Pending) {
+    /// Begins to make step number `step`. Discards the result of an earlier attempt.
+    pub(crate) fn begin(&self, step: u64) {
         let mut state = lock(&self.0);
         state.discard();
-        state.pending = Some(pending);
+        state.pending = Some(Pending { step, residuals: Vec::new(), factors: Vec::new() });
+    }
+
+    /// Adds residuals to the result of the step that is being made. Call this before the gradients are sent: the other
+    /// workers can complete the step as soon as they have them, even if this worker fails.
+    // INV-94
+    pub(crate) fn prepare(&self, residuals: impl IntoIterator<Item = Residual>) {
+        if let Some(pending) = &mut lock(&self.0).pending {
+            pending.residuals = residuals.into_iter().collect();
+        }
+    }
+
+    /// Adds factors to the result of the step that is being made.
+    pub(crate) fn prepare_factors(&self, factors: Vec<(usize, Vec<f32>)>) {
+        if let Some(pending) = &mut lock(&self.0).pending {
+            pending.factors = factors;
+        }
     }
 
     /// Makes the result of step number `step` the state, if there is such a result. Discards the result of another
     /// step.
     // INV-94
     pub(crate) fn commit(&self, step: u64) {
+        lock(&self.0).complete(step);
+    }
+
+    /// Continues after step number `step`, which the other workers have completed. If this worker has sent its part of
+    /// that step, the residuals are those after it. Residuals of any other step are discarded: what they contain was
+    /// sent in a step that this worker has not seen, or belongs to an older checkpoint.
+    // INV-42, INV-94
+    fn keep(&self, step: u64) {
         let mut state = lock(&self.0);
-        match state.pending.take() {
-            Some(pending) if pending.step == step => state.apply(pending),
-            pending => {
-                state.pending = pending;
-                state.discard();
-            }
+        let has_sent = state.pending.as_ref().is_some_and(|pending| pending.step == step);
+        if !has_sent && state.step != step {
+            state.replicas.clear();
         }
+        state.complete(step);
     }
 
     /// Adds the state to a checkpoint: on the chief, the residuals of all replicas.
@@ -251,10 +280,13 @@ impl Feedback {
             Saved::Kept => None,
             Saved::Replicas(count) => {
                 let world = parameters.strategy.world();
+                let saved = saved_replicas(from, prefix, count);
                 let of = |replica: usize| -> Result<Residuals> {
+                    let replicas = world.num_replicas_in_sync();
+                    let mine = saved.iter().copied().filter(|saved| receiver(*saved, replicas) == replica);
                     let one = |(name, variable): &(String, candle_core::Var)| {
-                        let saved = saved_for(replica, world.num_replicas_in_sync(), count);
-                        let all = saved
+                        let all = mine
+                            .clone()
                             .map(|saved| read(&residual_name(prefix, saved, name), variable.elem_count()));
                         Ok(sum(all.collect::<Result<Vec<_>>>()?))
                     };
@@ -268,10 +300,9 @@ impl Feedback {
                 Some(replicas) => {
                     let mut state = lock(&self.0);
                     state.discard();
-                    state.replicas = replicas;
+                    (state.replicas, state.step) = (replicas, finished);
                 }
-                // This worker has sent its part of the last step, and has missed that all others have made it.
-                None => self.commit(finished),
+                None => self.keep(finished),
             }
             lock(&self.0).factors = factors;
         }))
@@ -289,6 +320,17 @@ enum Gathered {
 }
 
 impl State {
+    fn complete(&mut self, step: u64) {
+        match self.pending.take() {
+            Some(pending) if pending.step == step => self.apply(pending),
+            pending => {
+                self.pending = pending;
+                self.discard();
+            }
+        }
+        self.step = step;
+    }
+
     fn residual(&mut self, replica: usize, variable: usize) -> Option<&mut Vec<f32>> {
         self.replicas.get_mut(replica)?.get_mut(variable)
     }
@@ -327,10 +369,18 @@ fn grow<T: Default>(vector: &mut Vec<T>, at: usize) {
     }
 }
 
-/// Returns the saved replicas whose residuals `replica` of `replicas` receives, of `saved` saved ones. Each is received
-/// by one replica, so the sum of all residuals stays the same.
-fn saved_for(replica: usize, replicas: usize, saved: usize) -> impl Iterator<Item = usize> {
-    (replica..saved).step_by(replicas.max(1))
+/// Returns the replica of `replicas` that receives the residuals of a saved replica. Each is received by one replica,
+/// so the sum of all residuals stays the same.
+fn receiver(saved: usize, replicas: usize) -> usize {
+    saved % replicas.max(1)
+}
+
+/// Returns the replicas below `count` that a checkpoint has residuals of, in ascending order.
+fn saved_replicas(from: &Reader, prefix: &str, count: usize) -> BTreeSet<usize> {
+    let start = residual_name(prefix, "", "");
+    let start = start.trim_end_matches('/');
+    let replica = |name: &str| name.strip_prefix(start)?.strip_prefix('/')?.split('/').next()?.parse().ok();
+    from.names().filter_map(replica).filter(|replica| *replica < count).collect()
 }
 
 /// Returns the sum of vectors in their order. Empty vectors are zeros.
@@ -343,7 +393,7 @@ fn sum(all: Vec<Vec<f32>>) -> Vec<f32> {
     sum
 }
 
-fn residual_name(prefix: &str, replica: usize, variable: &str) -> String {
+fn residual_name(prefix: &str, replica: impl Display, variable: &str) -> String {
     format!("{prefix}/compression/residual/{replica}/{variable}")
 }
 
@@ -359,41 +409,63 @@ fn metadata_key(prefix: &str) -> String {
 mod tests {
     use super::*;
 
-    fn pending(step: u64, x: f32) -> Pending {
-        Pending { step, residuals: vec![(1, 2, vec![x; 3])], factors: vec![(2, vec![x])] }
+    /// Makes a step whose residual and factor are `x`, up to the moment when it is sent.
+    fn send(feedback: &Feedback, step: u64, x: f32) {
+        feedback.begin(step);
+        feedback.prepare([(1, 2, vec![x; 3])]);
+        feedback.prepare_factors(vec![(2, vec![x])]);
+    }
+
+    fn residual(feedback: &Feedback) -> Vec<f32> {
+        feedback.with_residual(1, 2, <[f32]>::to_vec)
     }
 
     // INV-94
     #[test]
     fn a_residual_changes_only_with_its_step() {
         let feedback = Feedback::default();
-        let residual = || feedback.with_residual(1, 2, <[f32]>::to_vec);
-        feedback.prepare(pending(1, 1.));
-        assert!(residual().is_empty());
+        send(&feedback, 1, 1.);
+        assert!(residual(&feedback).is_empty());
         feedback.commit(1);
-        assert_eq!(residual(), [1.; 3]);
+        assert_eq!(residual(&feedback), [1.; 3]);
         // A step that fails is made again.
-        feedback.prepare(pending(2, 5.));
-        feedback.prepare(pending(2, 2.));
+        send(&feedback, 2, 5.);
+        send(&feedback, 2, 2.);
         feedback.commit(2);
-        assert_eq!((residual(), feedback.factor(2, Vec::new)), (vec![2.; 3], vec![2.]));
-        // Another worker's state is of another step.
-        feedback.prepare(pending(3, 7.));
-        feedback.commit(2);
+        assert_eq!((residual(&feedback), feedback.factor(2, Vec::new)), (vec![2.; 3], vec![2.]));
+    }
+
+    // INV-42, INV-94
+    #[test]
+    fn residuals_are_those_of_the_step_that_the_other_workers_have_completed() {
+        let at_two = || {
+            let feedback = Feedback::default();
+            send(&feedback, 2, 2.);
+            feedback.commit(2);
+            send(&feedback, 3, 3.);
+            feedback
+        };
+        // The others have completed step 3, which this worker has sent, or they have not.
+        let feedback = at_two();
+        feedback.keep(3);
+        assert_eq!(residual(&feedback), [3.; 3]);
+        let feedback = at_two();
+        feedback.keep(2);
+        assert_eq!(residual(&feedback), [2.; 3]);
         feedback.commit(3);
-        assert_eq!(residual(), [2.; 3]);
+        assert_eq!(residual(&feedback), [2.; 3], "step 3 is made again");
+        // A process that has restored an older checkpoint, or has not sent the last step.
+        for step in [1, 4, 9] {
+            let feedback = at_two();
+            feedback.keep(step);
+            assert!(residual(&feedback).is_empty(), "step {step}");
+        }
     }
 
     #[test]
     fn each_saved_residual_goes_to_one_replica() {
-        for saved in 0..9 {
-            for replicas in 1..9 {
-                let mut all: Vec<usize> =
-                    (0..replicas).flat_map(|replica| saved_for(replica, replicas, saved)).collect();
-                all.sort_unstable();
-                assert!(all.into_iter().eq(0..saved));
-            }
-        }
+        let receivers: Vec<_> = (0..7).map(|saved| receiver(saved, 3)).collect();
+        assert_eq!(receivers, [0, 1, 2, 0, 1, 2, 0]);
         assert_eq!(sum(vec![vec![], vec![1., 2.], vec![], vec![3., 4.]]), [4., 6.]);
         assert!(sum(vec![vec![], vec![]]).is_empty());
     }

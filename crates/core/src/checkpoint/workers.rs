@@ -40,12 +40,21 @@ impl<'a> Checkpoint<'a> {
         let writer = self.collect(Writer::new().saved_at_once());
         let (writer, _) = strategy.exchange_results(SAVE, call, writer, |_| Bytes::new())?;
         let written = || call().part("written by the chief");
-        let (saved, told) = strategy.on_chief(
-            SAVE,
-            written,
-            |mut report| write(&writer, &mut || Ok(report.send()?)),
-            describe,
-        )?;
+        let save = |mut report: Report<'_>| {
+            if writer.reads_rows() {
+                return write(&writer, &mut || Ok(report.send()?));
+            }
+            // The chief has all that it saves, so the loss of another worker loses no checkpoint.
+            let mut lost = None;
+            let saved = write(&writer, &mut || {
+                if lost.is_none() {
+                    lost = report.send().err();
+                }
+                Ok(())
+            })?;
+            lost.map_or(Ok(saved), Err)
+        };
+        let (saved, told) = strategy.on_chief(SAVE, written, save, describe)?;
         Ok(saved.map_or(Saved::ByChief(told), Saved::Here))
     }
 

@@ -60,6 +60,8 @@ enum Phase {
     Running(Stopwatch, Option<Duration>),
     /// A step has ended.
     Outside(Stopwatch),
+    /// The times after the last step were taken, and the next step begins.
+    Beginning,
 }
 
 /// The times of all workers, and the stragglers that this process has warned of.
@@ -80,11 +82,16 @@ impl Mine {
         }
     }
 
-    /// Returns the times since the previous call. `waits` are those since the last step ended.
+    /// Returns the times since the previous call. `waits` are those since the last step ended. If no step has ended
+    /// since then, all times are zero: the creation of a model or a rendezvous is no step.
     fn take(&mut self, waits: Waits<'_>) -> StepTimes {
-        if let Phase::Outside(since) = std::mem::take(&mut self.now) {
-            self.times.outside = since.elapsed().saturating_sub(waits.total).saturating_sub(self.times.input);
-        }
+        let Phase::Outside(since) = std::mem::take(&mut self.now) else {
+            self.awaited.fill(Duration::ZERO);
+            self.times = StepTimes::default();
+            return StepTimes::default();
+        };
+        self.now = Phase::Beginning;
+        self.times.outside = since.elapsed().saturating_sub(waits.total).saturating_sub(self.times.input);
         self.add_waits(waits);
         let longest = self.awaited.iter().copied().enumerate().max_by_key(|(_, time)| *time);
         self.times.awaited = longest.filter(|(_, time)| !time.is_zero());
@@ -94,7 +101,9 @@ impl Mine {
 
     /// Records that a step begins. `waits` are those for its beginning.
     fn begin(&mut self, waits: Waits<'_>) {
-        self.add_waits(waits);
+        if matches!(self.now, Phase::Beginning) {
+            self.add_waits(waits);
+        }
         self.now = Phase::Running(Stopwatch::start(), processor_time());
     }
 
@@ -178,5 +187,33 @@ impl Strategy {
     /// Discards the times of all workers, because the workers have changed.
     pub(super) fn forget_times(&self) {
         *lock(&self.step_meter().all) = All::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn waits(by_worker: &[Duration]) -> Waits<'_> {
+        Waits { total: by_worker.iter().sum(), by_worker }
+    }
+
+    #[test]
+    fn waits_count_between_two_steps_and_not_before_the_first_or_after_a_failed_one() {
+        let mut mine = Mine::default();
+        for _ in 0..2 {
+            // A rendezvous, the creation of the model, and the wait for the others to begin.
+            assert_eq!(mine.take(waits(&[Duration::ZERO, 100 * SECOND])), StepTimes::default());
+            mine.begin(waits(&[Duration::ZERO, 100 * SECOND]));
+        }
+        mine.end(waits(&[Duration::ZERO, SECOND]));
+        let times = mine.take(waits(&[Duration::ZERO, Duration::ZERO, 3 * SECOND]));
+        assert_eq!((times.waiting, times.awaited), (4 * SECOND, Some((2, 3 * SECOND))));
+        mine.begin(waits(&[Duration::ZERO, 2 * SECOND]));
+        mine.end(waits(&[]));
+        let times = mine.take(waits(&[]));
+        assert_eq!((times.waiting, times.awaited), (2 * SECOND, Some((1, 2 * SECOND))));
     }
 }

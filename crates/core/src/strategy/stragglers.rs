@@ -115,6 +115,10 @@ impl Stragglers {
             let sums = Sums { awaited: vec![0.; all.len()], ..Sums::default() };
             *self = Self { workers: vec![sums; all.len()], ..Self::default() };
         }
+        // A worker's previous step has failed, or there was none.
+        if all.contains(&StepTimes::default()) {
+            return;
+        }
         let whole = |times: &StepTimes| times.own().saturating_add(times.waiting).as_secs_f64();
         let step = all.iter().map(whole).fold(0., f64::max);
         let keep = (-step / MEMORY).exp();
@@ -287,6 +291,9 @@ mod tests {
         assert_eq!(stragglers.straggler(), None);
         stragglers.add(&slow[..1]);
         assert_eq!(stragglers.means().len(), 1, "another world begins anew");
+        let before = stragglers.means();
+        stragglers.add(&[StepTimes::default()]);
+        assert_eq!(stragglers.means(), before, "a worker has no times of a step");
     }
 
     #[test]

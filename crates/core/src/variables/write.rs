@@ -353,7 +353,8 @@ impl Variable {
     /// copies.
     pub(super) fn copy_numbers(&self) -> (Range<usize>, usize) {
         let (copies, world) = (self.copy_count(), self.strategy().world());
-        if copies == world.replicas() {
+        // In an elastic world all workers have as many copies, for the largest share of replicas.
+        if copies == world.replicas() && self.strategy().extended().elastic().is_none() {
             return (world.local_replicas(), world.num_replicas_in_sync());
         }
         let first = copies * world.worker();

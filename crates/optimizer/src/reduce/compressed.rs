@@ -14,7 +14,7 @@
 
 // - INV-7, INV-27: here as well. Test: `multi_worker/compression.rs`.
 
-use crate::feedback::Pending;
+use crate::feedback::Residual;
 use crate::header::{GradientKind, StepHeader};
 use crate::parameters::Parameters;
 use crate::reduce::Weighted;
@@ -45,7 +45,8 @@ pub(crate) fn variables<'a>(
 }
 
 /// Exchanges the gradients that have error feedback. Returns the sum over all replicas for each of these variables, or
-/// the elements of it that this worker updates. The new residuals are [prepared](crate::feedback::Feedback::prepare).
+/// the elements of it that this worker updates. The new residuals are
+/// [prepared](crate::feedback::Feedback::prepare) before the last message is sent.
 ///
 /// # Errors
 /// - The same error on all workers: a worker disconnects, times out or fails.
@@ -68,12 +69,12 @@ pub(crate) fn exchange(
     let contributions = exchange.contributions(&variables, mine)?;
     let (ranges, matrices): (Vec<_>, Vec<_>) =
         variables.into_iter().partition(|number| range_codec(parameters, *number).is_some());
-    let mut pending = Pending { step, residuals: Vec::new(), factors: Vec::new() };
+    parameters.feedback.begin(step);
     let (of_ranges, of_matrices): (Vec<_>, Vec<_>) =
         contributions.into_iter().partition(|one| range_codec(parameters, one.variable).is_some());
-    let mut sums = exchange.packets(&ranges, of_ranges, &mut pending)?;
-    sums.extend(exchange.factors(&matrices, of_matrices, &mut pending)?);
-    parameters.feedback.prepare(pending);
+    // A form has either packets or factors.
+    let mut sums = exchange.packets(&ranges, of_ranges)?;
+    sums.extend(exchange.factors(&matrices, of_matrices)?);
     sums.into_iter().map(|(number, sum)| Ok((number, exchange.gradient(number, sum)?))).collect()
 }
 
@@ -100,6 +101,12 @@ struct Contribution {
     replica: usize,
     variable: usize,
     values: Vec<f32>,
+}
+
+impl Contribution {
+    fn into_residual(self) -> Residual {
+        (self.replica, self.variable, self.values)
+    }
 }
 
 /// The sum of a variable's gradients over all replicas.
@@ -150,12 +157,7 @@ impl Exchange<'_, '_> {
     }
 
     /// Encodes, exchanges and adds up packets.
-    fn packets(
-        &mut self,
-        variables: &[usize],
-        mut mine: Vec<Contribution>,
-        pending: &mut Pending,
-    ) -> Result<Vec<Sum>> {
+    fn packets(&mut self, variables: &[usize], mut mine: Vec<Contribution>) -> Result<Vec<Sum>> {
         if variables.is_empty() {
             return Ok(Vec::new());
         }
@@ -175,7 +177,9 @@ impl Exchange<'_, '_> {
                     codec.encode(&mut one.values, packet);
                 }
                 Ok(())
-            })
+            })?;
+            parameters.feedback.prepare(mine.into_iter().map(Contribution::into_residual));
+            Ok(())
         })?;
         let mut sums: Vec<Sum> = variables
             .iter()
@@ -191,18 +195,11 @@ impl Exchange<'_, '_> {
                 None => Ok(()),
             }
         })?;
-        let residual = |one: Contribution| (one.replica, one.variable, one.values);
-        pending.residuals.extend(mine.into_iter().map(residual));
         Ok(sums)
     }
 
     /// Computes, exchanges and adds up the factors of matrices.
-    fn factors(
-        &mut self,
-        variables: &[usize],
-        mut mine: Vec<Contribution>,
-        pending: &mut Pending,
-    ) -> Result<Vec<Sum>> {
+    fn factors(&mut self, variables: &[usize], mut mine: Vec<Contribution>) -> Result<Vec<Sum>> {
         if variables.is_empty() {
             return Ok(Vec::new());
         }
@@ -256,7 +253,9 @@ impl Exchange<'_, '_> {
                     place.copy_from_slice(bytemuck::cast_slice(&q));
                 }
                 Ok(())
-            })
+            })?;
+            parameters.feedback.prepare(mine.into_iter().map(Contribution::into_residual));
+            Ok(())
         })?;
         let mut sums = Vec::with_capacity(matrices.len());
         for (matrix, records) in matrices.iter_mut().zip(&records) {
@@ -272,11 +271,11 @@ impl Exchange<'_, '_> {
             shape.product(p, q, first, sum);
             Ok(())
         })?;
-        for Matrix { variable, shape, mut q, .. } in matrices {
+        let renewed = matrices.into_iter().map(|Matrix { variable, shape, mut q, .. }| {
             shape.renew(&mut q, self.name(variable));
-            pending.factors.push((variable, q));
-        }
-        pending.residuals.extend(mine.into_iter().map(|one| (one.replica, one.variable, one.values)));
+            (variable, q)
+        });
+        self.parameters.feedback.prepare_factors(renewed.collect());
         Ok(sums)
     }
 

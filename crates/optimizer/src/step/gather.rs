@@ -50,15 +50,15 @@ impl Inner {
     }
 
     /// Returns the position of this process in its training run. Returns `None` if there are no other workers to
-    /// compare it with and the learning rate has no schedule.
+    /// compare it with, the learning rate has no schedule, and the state is complete.
     pub(crate) fn position(&self, operation: &'static str, member: &Member) -> Option<header::Position> {
         let finished = self.finished_steps();
-        if matches!(self.rate, Rate::Constant(_)) && member.session().is_none() {
+        let incomplete = self.progress.is_incomplete() || self.backend.is_incomplete();
+        if !incomplete && matches!(self.rate, Rate::Constant(_)) && member.session().is_none() {
             return None;
         }
         let _once = enter(Mode::CrossReplica(self.parameters.strategy.clone()));
         let learning_rate = self.rate.for_step(finished, operation).map_err(Arc::new);
-        let incomplete = self.progress.is_incomplete() || self.backend.is_incomplete();
         let settings = member.session().and_then(|_| self.digest_to_compare());
         let loss_scale = self.loss_scaling.factor();
         Some(header::Position { finished, incomplete, settings, loss_scale, learning_rate })

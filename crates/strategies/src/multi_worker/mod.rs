@@ -140,9 +140,9 @@ impl fmt::Debug for MultiWorker {
     }
 }
 
-/// Constructors of a [`Strategy`] that trains synchronously on several workers with the same number of replicas
-/// each: a [`MirroredStrategy`](super::MirroredStrategy) across processes. Every worker runs the same program on
-/// its share of each batch and has a copy of all variables. All copies are equal after each step.
+/// Constructors of a [`Strategy`] that trains synchronously on several workers: a
+/// [`MirroredStrategy`](super::MirroredStrategy) across processes. Every worker runs the same program on its share of
+/// each batch and has a copy of all variables. All copies are equal after each step.
 ///
 /// Workers are processes on one or several machines. [`new`](Self::new) reads from the environment which worker this
 /// process is and how to reach the others. `distribute launch --workers 4 -- program` starts four processes on this

@@ -137,12 +137,15 @@ impl Shape {
         }
     }
 
-    /// Replaces the columns of `q` that are zero or not finite by those of the first step, because they would stay the
-    /// same for ever.
+    /// Prepares `q` for the next step. Scales its columns to length 1, so that large gradients do not overflow in the
+    /// next product. Replaces columns that are zero or not finite by those of the first step, because they would stay
+    /// the same for ever.
     pub fn renew(self, q: &mut [f32], name: &str) {
         for (k, column) in q.chunks_exact_mut(self.columns).enumerate() {
-            let squares = squares(column);
-            if squares == 0. || !squares.is_finite() {
+            let length = squares(column).sqrt();
+            if length > 0. && length.is_finite() {
+                column.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+            } else {
                 column.iter_mut().zip(self.initial_column(name, k)).for_each(|(x, initial)| *x = initial);
             }
         }
