@@ -89,7 +89,7 @@ pub enum Error {
         what: String,
     },
     /// A record is not a valid `tf.train.Example`, or its features do not match the requested ones.
-    #[error("{}record {record}{}: {what}", file_of(path), feature_of(feature))]
+    #[error("{}record {record}{}: {what}", between("'", path, "', "), between(", feature '", feature, "'"))]
     Example {
         /// The path of the file, or the name that was given to bytes in memory; `None` if it is not known.
         path: Option<String>,
@@ -315,6 +315,12 @@ pub enum Error {
         /// The operation that returned the error.
         operation: &'static str,
     },
+    /// Files cannot be dealt to workers that read in lock step.
+    #[error("the files cannot be dealt to the workers: {why}")]
+    NotDealt {
+        /// The reason, and the advice.
+        why: String,
+    },
     /// A parameter is out of range.
     #[error("{operation}: {parameter} is {found}, but must be {expected}")]
     Parameter {
@@ -347,9 +353,7 @@ pub enum Error {
         elements: usize,
     },
     /// Several consecutive passes over a repeated dataset had no elements, or later operations returned none for them.
-    #[error(
-        "{operation}: {passes} passes in a row had no element: check filters, or remove an empty dataset"
-    )]
+    #[error("{operation}: {passes} passes in a row had no element: check filters, remove empty datasets")]
     EmptyPasses {
         /// The operation that waited for an element.
         operation: &'static str,
@@ -483,18 +487,13 @@ pub enum Error {
     Tensor(#[from] distribute_tensor::Error),
 }
 
-fn file_of(path: &Option<String>) -> String {
-    path.as_ref().map_or(String::new(), |path| format!("'{path}', "))
-}
-
-fn feature_of(feature: &Option<String>) -> String {
-    feature.as_ref().map_or(String::new(), |feature| format!(", feature '{feature}'"))
+/// Returns a text with its surroundings; nothing if there is no text.
+fn between(before: &str, text: &Option<String>, after: &str) -> String {
+    text.as_ref().map_or(String::new(), |text| format!("{before}{text}{after}"))
 }
 
 /// Checks that a parameter is at least 1. Otherwise returns [`Error::Parameter`].
 pub(crate) fn at_least_one(operation: &'static str, parameter: &'static str, value: usize) -> Result<()> {
-    match value {
-        0 => Err(Error::Parameter { operation, parameter, found: "0".into(), expected: "at least 1" }),
-        _ => Ok(()),
-    }
+    let refused = || Error::Parameter { operation, parameter, found: "0".into(), expected: "at least 1" };
+    if value > 0 { Ok(()) } else { Err(refused()) }
 }

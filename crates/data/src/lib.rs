@@ -50,6 +50,7 @@
 //! | `chunk`, `rows` | elements on their way through a pipeline; rows that are still in their source |
 //! | `spec` | dtypes and shapes of elements that have not been computed |
 //! | `worker_pool`, `room` | threads that run jobs; the check that buffers fit into memory |
+//! | `hand` | the files that a worker is dealt during a pass |
 //! | `guard`, `random` | calls of user functions; random orders as functions of seed and epoch |
 //! | `broken`, `missing`, `text` | broken records; missing values; lines of text |
 //!
@@ -78,6 +79,7 @@ mod broken;
 mod chunk;
 mod file_source;
 mod guard;
+mod hand;
 mod missing;
 mod operations;
 mod pipeline;

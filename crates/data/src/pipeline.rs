@@ -4,6 +4,7 @@
 //! creates the chain of stages that runs it.
 
 use crate::chunk::Chunk;
+use crate::hand::HandSlot;
 use crate::stage::Stage;
 use crate::{Cardinality, ElementSpec, Files, Result, spec};
 use distribute_tensor::{Leaf, Tree};
@@ -87,6 +88,12 @@ pub(crate) trait Operation: Send + Sync {
     /// Returns whether the operation creates the same elements in the same order in every pass with the same number, if
     /// its inputs do.
     fn repeatable(&self) -> bool {
+        true
+    }
+
+    /// Returns whether a pass reads each of its inputs once, from the start. Files cannot be dealt to an operation that
+    /// reads them again, or that keeps elements for later passes.
+    fn reads_once(&self) -> bool {
         true
     }
 
@@ -197,6 +204,8 @@ pub(crate) enum WorkerShard {
     Files { workers: usize, index: usize },
     /// The elements `index`, `index + workers`, … at the user's shard hint.
     Hint { workers: usize, index: usize },
+    /// The files that the worker is dealt during one pass.
+    Dealt(HandSlot),
 }
 
 /// Calls `f` with every operation of a pipeline, inputs first.
@@ -232,6 +241,20 @@ pub(crate) fn checksum(pipeline: &Pipeline, skipping: bool) -> u32 {
         if !identity.is_empty() {
             text += &identity;
             text += &operation.skipping().filter(|_| skipping).unwrap_or_default();
+            text.push('\n');
+        }
+    });
+    crc32c::crc32c(text.as_bytes())
+}
+
+/// Returns a checksum of everything that determines after which elements a source needs its next file, such as sizes of
+/// buffers and numbers of threads. It does not cover the names of files.
+pub(crate) fn pull_checksum(pipeline: &Pipeline) -> u32 {
+    let mut text = String::new();
+    visit(pipeline, &mut |operation| {
+        let identity = operation.identity();
+        if !identity.is_empty() {
+            text += &if operation.inputs().is_empty() { identity } else { operation.describe() };
             text.push('\n');
         }
     });

@@ -2,6 +2,7 @@
 
 use crate::chunk::Chunk;
 use crate::{Error, Result};
+use distribute_tensor::{Leaf, Tree};
 
 /// An operation while it runs in a pass. It pulls elements from the stages before it.
 ///
@@ -30,6 +31,14 @@ pub(crate) trait Stage: Send {
     /// A filter uses this to detect that no element will ever be kept.
     fn passes(&self) -> usize {
         0
+    }
+}
+
+/// Returns the next element of a stage as a single value; `None` at the end.
+pub(crate) fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
+    match stage.next(1) {
+        None => Ok(None),
+        Some(chunk) => Ok(chunk?.into_values()?.pop()),
     }
 }
 

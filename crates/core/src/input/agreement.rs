@@ -83,6 +83,9 @@ fn describe<T: Nest>(plan: &Distribution<T>, ends: UnevenEnds) -> String {
         }
         _ => "by a function".into(),
     };
+    // If files are dealt, all workers predict when each of them needs a file.
+    let pulls =
+        plan.pull_checksum().map_or(String::new(), |sum| format!(", of its buffers and threads {sum:08x}"));
     let size = origin.batch.map_or("unknown size".into(), |size| size.to_string());
-    format!("\"{parted}, batches of {size}, split by {:?}, at the end {ends:?}\"", origin.rule)
+    format!("\"{parted}{pulls}, batches of {size}, split by {:?}, at the end {ends:?}\"", origin.rule)
 }

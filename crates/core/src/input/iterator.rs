@@ -99,13 +99,7 @@ impl<T: Nest> DistributedIterator<T> {
             Pass::Failed(error) => Err(error),
             Pass::Ended => return Ok(None),
         };
-        let timed = self.strategy.has_group().then(Stopwatch::start);
-        let prepared = pass.and_then(|mut pass| {
-            let mine = pass.prepare()?;
-            Ok((pass, mine))
-        });
-        timed.iter().for_each(|timed| self.strategy.record_input_time(timed.elapsed()));
-        let (mut pass, all) = self.exchange_counts(operation, prepared)?;
+        let (mut pass, all) = self.agree(operation, pass)?;
         // The others have their batches, and continue.
         let finished = self.finish(operation, &mut pass, all);
         let Some(batches) = self.strategy.abort_peers_on_err(finished)? else {
@@ -119,14 +113,41 @@ impl<T: Nest> DistributedIterator<T> {
     }
 
     // ITER-4
-    /// Exchanges the workers' row counts for the next step. Returns this worker's pass, and the counts of all
-    /// workers.
+    /// Prepares the next step on all workers. Returns this worker's pass, and the sum of the counts of all workers. If
+    /// files are dealt and a worker has none for the step, there are several rounds.
+    #[track_caller]
+    fn agree(
+        &self,
+        operation: &'static str,
+        mut pass: Result<Box<WorkerPass<T>>>,
+    ) -> Result<(Box<WorkerPass<T>>, StepCounts)> {
+        loop {
+            let timed = self.strategy.has_group().then(Stopwatch::start);
+            let prepared = pass.and_then(|mut pass| {
+                let mine = pass.prepare()?;
+                Ok((pass, mine))
+            });
+            timed.iter().for_each(|timed| self.strategy.record_input_time(timed.elapsed()));
+            let (mut prepared, counts) = self.exchange_counts(operation, prepared)?;
+            if !prepared.deal(&counts)? {
+                let all = match counts[..] {
+                    [alone] => alone,
+                    _ => prepared.total(&counts)?,
+                };
+                return Ok((prepared, all));
+            }
+            pass = Ok(prepared);
+        }
+    }
+
+    /// Exchanges the workers' row counts for the next step. Returns this worker's pass, and the counts of each
+    /// worker.
     #[track_caller]
     fn exchange_counts(
         &self,
         operation: &'static str,
         prepared: Result<(Box<WorkerPass<T>>, StepCounts)>,
-    ) -> Result<(Box<WorkerPass<T>>, StepCounts)> {
+    ) -> Result<(Box<WorkerPass<T>>, Vec<StepCounts>)> {
         let at = CallSite::or_begun(Location::caller(), self.started_at);
         let call = || {
             let Position { epoch, steps, origin, .. } = &self.position;
@@ -140,11 +161,10 @@ impl<T: Nest> DistributedIterator<T> {
         let ((pass, mine), all) =
             self.strategy.exchange_results(operation, call, prepared, |(_, counts)| wire::encode(counts))?;
         if all.is_empty() {
-            return Ok((pass, mine));
+            return Ok((pass, vec![mine]));
         }
         let counts = wire::decode_all::<StepCounts>(operation, &all);
-        let all = pass.total(&counts.map_err(|error| self.strategy.with_process(error))?)?;
-        Ok((pass, all))
+        Ok((pass, counts.map_err(|error| self.strategy.with_process(error))?))
     }
 
     /// Returns the prepared batches, or `None` if the pass ends instead of taking the step.

@@ -34,6 +34,9 @@ pub struct InputOptions {
     /// The number of steps to prepare in advance on a separate thread; 0 prepares none. It has an effect only if
     /// reading is expensive enough to justify a thread, or if tensors are copied to a device with separate memory. The
     /// batches prepared in advance occupy memory of that device.
+    ///
+    /// If files are dealt ([`AutoShardPolicy::Dealt`]), a thread always prepares at least one batch, and one more step
+    /// than this number, so that a file is dealt a step before it is needed. With 0, workers wait for it in the step.
     #[doc(alias = "experimental_per_replica_buffer_size")]
     pub per_replica_buffer_size: usize,
     /// The policy for sharding elements over workers.

@@ -13,6 +13,9 @@ use crate::{Error, Result, SplitRule};
 ///
 /// `File` returns [`Error::TooFewFiles`], or [`Error::Unshardable`] if a source does not read files. A single worker
 /// reads everything instead of returning [`Error::Unshardable`].
+///
+/// `Dealt` returns [`Error::NotDealt`] if there is not exactly one source of files, or if an operation counts elements
+/// or reads its input again. A single worker reads everything.
 pub(super) fn decide(
     pipeline: &Pipeline,
     policy: AutoShardPolicy,
@@ -33,6 +36,13 @@ pub(super) fn decide(
         }
         AutoShardPolicy::File => match sources.refusal(workers) {
             Some(refusal) => Err(refusal),
+            None => decided(policy, "as asked".into()),
+        },
+        AutoShardPolicy::Dealt if workers == 1 => {
+            decided(AutoShardPolicy::Data, "one worker reads everything".into())
+        }
+        AutoShardPolicy::Dealt => match sources.why_not_dealt() {
+            Some(why) => Err(Error::NotDealt { why }),
             None => decided(policy, "as asked".into()),
         },
         AutoShardPolicy::Auto => match (sources.refusal(workers), &sources.whole) {
@@ -56,22 +66,54 @@ pub(super) fn decide(
 struct Sources {
     /// The number of files of the source that has the fewest; `None` if there is no source of files.
     files: Option<usize>,
+    /// The number of sources of files.
+    readers: usize,
     /// A description of a source that does not read files, if there is one.
     other: Option<String>,
     /// An operation that behaves differently on a shard, if there is one.
     whole: Option<String>,
+    /// An operation that reads its input several times or keeps it for later passes, if there is one.
+    again: Option<String>,
 }
 
 impl Sources {
     fn of(pipeline: &Pipeline) -> Self {
         let mut sources = Sources::default();
-        visit(pipeline, &mut |operation| match operation.sharding() {
-            Sharding::Files(n) => sources.files = Some(sources.files.map_or(n, |files| files.min(n))),
-            Sharding::Source => sources.other = Some(operation.describe()),
-            Sharding::Whole => sources.whole = Some(operation.describe()),
-            Sharding::Through => {}
+        visit(pipeline, &mut |operation| {
+            match operation.sharding() {
+                Sharding::Files(n) => {
+                    sources.files = Some(sources.files.map_or(n, |files| files.min(n)));
+                    sources.readers += 1;
+                }
+                Sharding::Source => sources.other = Some(operation.describe()),
+                Sharding::Whole => sources.whole = Some(operation.describe()),
+                Sharding::Through => {}
+            }
+            if !operation.reads_once() {
+                sources.again = Some(operation.describe());
+            }
         });
         sources
+    }
+
+    /// Returns the reason why the files of the pipeline cannot be dealt, and the advice; `None` if they can be.
+    fn why_not_dealt(&self) -> Option<String> {
+        const INSTEAD: &str = "use AutoShardPolicy::Auto";
+        if let Some(source) = &self.other {
+            return Some(format!("{source} does not read files; {INSTEAD}"));
+        }
+        if self.readers != 1 {
+            let readers = self.readers;
+            return Some(format!("the dataset has {readers} sources of files instead of one; {INSTEAD}"));
+        }
+        if let Some(operation) = &self.again {
+            return Some(format!(
+                "\"{operation}\" reads its input again in the same pass or in later ones, but each pass deals the files \
+                 anew; leave it out (iterating again is the next epoch), or {INSTEAD}"
+            ));
+        }
+        let whole = self.whole.as_ref()?;
+        Some(format!("\"{whole}\" has other results on some of the files than on all of them; {INSTEAD}"))
     }
 
     /// Returns the reason why the pipeline cannot be sharded by files over this number of workers; `None` if it can be.

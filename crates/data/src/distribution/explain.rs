@@ -41,6 +41,7 @@ impl<T: Nest> Distribution<T> {
                 for (worker, part) in parts.iter().enumerate() {
                     let reads = match decision.taken {
                         AutoShardPolicy::File | AutoShardPolicy::Hint if workers > 1 => sources(part),
+                        AutoShardPolicy::Dealt => "the files that it is dealt".into(),
                         AutoShardPolicy::Off if workers > 1 => "everything, independently".into(),
                         _ => "everything, and takes its rows of each batch".into(),
                     };

@@ -1,6 +1,8 @@
 //! [`Lockstep`]: all workers of a distribution, running together on one thread.
 
 use super::Distribution;
+use super::deals::{Dealer, Deals};
+use super::pass::{DealLog, round};
 use super::steps::Steps;
 use crate::chunk::Chunk;
 use crate::plan::ends::StepCounts;
@@ -16,12 +18,14 @@ impl<T: Nest> Distribution<T> {
     /// # Errors
     /// Returns the errors of [`worker`](Distribution::worker).
     pub fn lockstep(&self, epoch: u64) -> Result<Lockstep<T>> {
-        Ok(Lockstep { all_steps: self.all_steps(epoch)?, ended: false, nest: PhantomData })
+        Ok(Lockstep { all_steps: self.all_steps(epoch, Deals::default())?, ended: false, nest: PhantomData })
     }
 
-    /// Starts pass `epoch` of all workers.
-    pub(super) fn all_steps(&self, epoch: u64) -> Result<AllSteps> {
-        Ok(AllSteps((0..self.layout.workers).map(|worker| self.steps(worker, epoch)).collect::<Result<_>>()?))
+    /// Starts pass `epoch` of all workers. `deals` are the files that have been dealt in this pass, if files are dealt.
+    pub(super) fn all_steps(&self, epoch: u64, deals: Deals) -> Result<AllSteps> {
+        let steps = |worker| self.steps(worker, epoch, &deals);
+        let workers = (0..self.layout.workers).map(steps).collect::<Result<_>>()?;
+        Ok(AllSteps { workers, dealer: self.dealer(deals) })
     }
 }
 
@@ -39,22 +43,41 @@ impl<T> std::fmt::Debug for Lockstep<T> {
     }
 }
 
-/// The steps of all workers.
-pub(super) struct AllSteps(pub(super) Vec<Steps>);
+/// The steps of all workers, and the dealer of their files.
+pub(super) struct AllSteps {
+    workers: Vec<Steps>,
+    dealer: Option<Dealer>,
+}
 
 impl AllSteps {
     /// Skips `steps` steps.
     pub(super) fn skip(&mut self, steps: u64) -> Result<()> {
-        self.0.iter_mut().try_for_each(|worker| worker.skip(steps))
+        self.workers.iter_mut().try_for_each(|worker| worker.skip(steps))
     }
 
     /// Returns the per-replica batches of the next step, as `[worker][replica]`; `None` at the end.
     fn step(&mut self) -> Result<Option<Vec<Vec<Tree<Leaf>>>>> {
-        let mut all = StepCounts::default();
-        for worker in &mut self.0 {
-            all = all + worker.prepare()?;
+        let all = loop {
+            let counts = self.workers.iter_mut().map(Steps::prepare).collect::<Result<Vec<_>>>()?;
+            let all: StepCounts = counts.iter().copied().sum();
+            if let Some(dealer) = &mut self.dealer {
+                for (worker, files) in self.workers.iter_mut().zip(round(dealer, &counts)?) {
+                    files.into_iter().for_each(|files| worker.give(files));
+                }
+            }
+            if all.lacks_file == 0 || self.dealer.is_none() {
+                break all;
+            }
+        };
+        self.dealer.iter_mut().for_each(Dealer::step_taken);
+        self.workers.iter_mut().map(|worker| worker.finish(all)).collect()
+    }
+
+    /// Records the deals until the latest step, if files are dealt.
+    fn log(&self, log: &DealLog) {
+        if let (Some(dealer), Some(worker)) = (&self.dealer, self.workers.first()) {
+            log.push(worker.taken(), dealer.deals());
         }
-        self.0.iter_mut().map(|worker| worker.finish(all)).collect()
     }
 }
 
@@ -77,11 +100,16 @@ impl<T: Nest> Iterator for Lockstep<T> {
 
 /// A stage that yields each step of all workers as one batch, which is to be split again: the rows of all
 /// replicas, in their global order.
-pub(super) struct Gathered(pub(super) AllSteps);
+pub(super) struct Gathered {
+    pub(super) all_steps: AllSteps,
+    /// The deals of each step that has been yielded.
+    pub(super) log: DealLog,
+}
 
 impl Gathered {
     fn batch(&mut self) -> Result<Option<Chunk>> {
-        let Some(step) = self.0.step()? else { return Ok(None) };
+        let Some(step) = self.all_steps.step()? else { return Ok(None) };
+        self.all_steps.log(&self.log);
         let mut pieces = step.concat();
         // If no per-replica batch has rows, one is kept.
         let filled = pieces.iter().filter(|piece| piece.rows().is_ok_and(|rows| rows > 0)).count();

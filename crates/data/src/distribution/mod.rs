@@ -7,6 +7,7 @@
 //! | `part` | the data of a worker that does not wait for other workers |
 //! | `replica_range` | the batches of some of the replicas |
 //! | `steps`, `pass`, `lockstep` | the steps of one worker, its public pass, and all workers on one thread |
+//! | `deals`, `dealt_pieces` | files that are dealt during a pass: who reads which; the batches of one worker |
 //! | `prepare` | a function that is applied to each per-replica batch before its step |
 //! | `position`, `resume`, `file_list` | positions; passes that resume at them; the files, which must not have changed |
 //! | `function`, `context` | datasets that a user's function creates, and the argument of that function |
@@ -15,6 +16,8 @@
 
 mod batch_split;
 mod context;
+mod deals;
+mod dealt_pieces;
 mod decide;
 mod explain;
 mod file_deck;
@@ -34,6 +37,7 @@ mod tests;
 
 #[doc(alias = "tf.distribute.InputContext")]
 pub use context::InputContext;
+pub use deals::Deals;
 pub use file_deck::{DealtFile, DeckPosition, FileDeck};
 pub use file_list::{FileDifference, FileList};
 pub use lockstep::Lockstep;
@@ -46,11 +50,13 @@ use crate::plan::layout::Layout;
 use crate::plan::policy::{AutoShardPolicy, Decision};
 use crate::{Batching, Cause, Dataset, Error, Result, SplitRule};
 use batch_split::BatchSplit;
+use deals::Dealer;
 use decide::decide;
 use distribute_log::warn_or_stderr;
 use distribute_tensor::{Leaf, Nest, Tree};
 use function::Function;
 use parts::ShardedPipeline;
+use pass::Dealing;
 use prepare::Prepare;
 use std::ops::Range;
 use std::sync::Arc;
@@ -144,6 +150,8 @@ impl<T: Nest> Distribution<T> {
     /// - [`Error::Unshardable`]: the policy shards by files over several workers, but a source does not read files.
     /// - [`Error::TooFewFiles`]: the policy shards by files, but a source has fewer files than there are workers.
     /// - [`Error::Hinted`]: the dataset has a shard hint, but the policy is not [`Hint`](AutoShardPolicy::Hint).
+    /// - [`Error::NotDealt`]: the policy deals files, but there is not exactly one source of them, an operation counts
+    ///   elements or reads them again, or [`UnevenEnds::Drop`] finds no known batch size.
     /// - [`Error::Unordered`]: workers that read the same batches could see them in different orders.
     /// - [`Error::Parameter`]: `workers` or `replicas` in the layout is 0 or too large.
     /// - Any error of [`Dataset::check`].
@@ -200,6 +208,14 @@ impl<T: Nest> Distribution<T> {
             return Err(Error::NotBatched { what: "the elements of the dataset are not batches".into() });
         }
         sharded.check()?;
+        if sharded.decision.taken == AutoShardPolicy::Dealt
+            && options.ends == UnevenEnds::Drop
+            && !matches!(sharded.pipeline.batching(), Batching::Batches(_))
+        {
+            let why =
+                "UnevenEnds::Drop needs batches whose size the pipeline determines; call `.batch(n)` last";
+            return Err(Error::NotDealt { why: why.into() });
+        }
         if layout.workers > 1
             && sharded.decision.taken == AutoShardPolicy::Data
             && let Some(operation) = pipeline::unrepeatable(&sharded.pipeline)
@@ -336,7 +352,9 @@ impl<T: Nest> Distribution<T> {
     /// - Any error of [`Dataset::check`], for a dataset that was created by a function.
     pub fn worker(&self, worker: usize, epoch: u64) -> Result<WorkerPass<T>> {
         let begun = Position { files: self.files(), ..self.beginning(epoch) };
-        Ok(WorkerPass::new(self.steps(worker, epoch)?, begun, self.same_batches()))
+        let none = Deals::default();
+        let steps = self.steps(worker, epoch, &none)?;
+        Ok(WorkerPass::new(steps, begun, self.same_batches(), self.dealing(worker, none)))
     }
 
     /// Returns whether every worker reads the same batches and takes its own rows of each.
@@ -347,9 +365,37 @@ impl<T: Nest> Distribution<T> {
         })
     }
 
+    /// Returns the dealer of a pass after the given deals; `None` if files are not dealt.
+    fn dealer(&self, deals: Deals) -> Option<Dealer> {
+        match &self.source {
+            Source::Dataset(sharded) if sharded.decision.taken == AutoShardPolicy::Dealt => {
+                Some(Dealer::new(self.layout.workers, sharded.file_count(), deals))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns how a worker's pass deals files.
+    fn dealing(&self, worker: usize, deals: Deals) -> Dealing {
+        self.dealer(deals).map_or(Dealing::None, |dealer| Dealing::Own { dealer, worker })
+    }
+
+    /// Returns a checksum of everything that determines when a worker needs its next file: sizes of buffers, numbers of
+    /// threads, and whether steps are prepared early. It must be the same on all workers. Returns `None` unless files
+    /// are dealt.
+    pub fn pull_checksum(&self) -> Option<u32> {
+        match &self.source {
+            Source::Dataset(sharded) if sharded.decision.taken == AutoShardPolicy::Dealt => {
+                let early = u32::from(self.options.prefetch > 0);
+                Some(pipeline::pull_checksum(&sharded.pipeline) ^ early)
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the position at the beginning of pass `epoch`.
     pub fn beginning(&self, epoch: u64) -> Position {
-        Position { epoch, steps: 0, origin: self.origin(), files: None }
+        Position { epoch, steps: 0, origin: self.origin(), files: None, deals: None }
     }
 
     /// Returns the current files of the dataset. All workers must read the same files, and a resumed pass needs them

@@ -37,6 +37,7 @@ impl<T: Nest> Dataset<T> {
     /// - [`Error::Unshardable`]: the policy shards by files over several workers, but a source does not read files.
     /// - [`Error::TooFewFiles`]: the policy shards by files, but a source has fewer files than there are workers.
     /// - [`Error::Unordered`]: workers that read the same batches could see them in different orders.
+    /// - [`Error::NotDealt`]: the policy is [`AutoShardPolicy::Dealt`], for several workers.
     pub fn batches_of_worker(
         &self,
         workers: usize,
@@ -52,6 +53,11 @@ impl<T: Nest> Dataset<T> {
             AutoShardPolicy::File => WorkerShard::Files { workers, index: worker },
             AutoShardPolicy::Hint => WorkerShard::Hint { workers, index: worker },
             AutoShardPolicy::Off => return Ok((self.clone(), decision)),
+            AutoShardPolicy::Dealt => {
+                let why = "they do not wait for each other, so nobody deals; let a coordinator deal files with a \
+                           FileDeck, or use AutoShardPolicy::File";
+                return Err(Error::NotDealt { why: why.into() });
+            }
             AutoShardPolicy::Auto | AutoShardPolicy::Data => {
                 if let Some(operation) = pipeline::unrepeatable(self.pipeline()) {
                     return Err(Error::Unordered { operation });

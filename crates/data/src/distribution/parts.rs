@@ -1,17 +1,20 @@
 //! The construction of one worker's steps: its pipeline, and the splitting of its batches.
 
 use super::batch_split::BatchSplit;
+use super::deals::Deals;
+use super::dealt_pieces::DealtPieces;
 use super::prepare::PrepareStage;
 use super::replica_range::ReplicaRange;
 use super::steps::{Pieces, Steps, Templates};
 use super::{Distribution, Source};
+use crate::hand::{HandSlot, NewFiles};
 use crate::operations::ahead::AheadStage;
 use crate::pipeline::{self, Pipeline, WorkerShard};
 use crate::plan::layout::Layout;
 use crate::plan::policy::Decision;
 use crate::plan::recut::worker_sizes;
 use crate::stage::Stage;
-use crate::{AutoShardPolicy, Batching, Dataset, Error, Result, SplitRule, UnevenEnds};
+use crate::{AutoShardPolicy, Batching, Dataset, Error, Files, Result, SplitRule, UnevenEnds};
 use distribute_tensor::Nest;
 use std::ops::Range;
 
@@ -27,12 +30,24 @@ impl<T: Nest> Distribution<T> {
         }
     }
 
-    /// Starts pass `epoch` of one worker.
-    pub(super) fn steps(&self, worker: usize, epoch: u64) -> Result<Steps> {
+    /// Starts pass `epoch` of one worker. `deals` are the files that have been dealt in this pass, if files are dealt.
+    pub(super) fn steps(&self, worker: usize, epoch: u64, deals: &Deals) -> Result<Steps> {
         self.layout.check_worker(worker)?;
         let here = self.replicas_here();
         let replicas = here.len();
         let pieces = match &self.source {
+            Source::Dataset(sharded) if sharded.decision.taken == AutoShardPolicy::Dealt => {
+                pipeline::check(&sharded.pipeline)?;
+                let split = self.batch_split(&sharded.decision, worker);
+                let more = deals.count() < sharded.file_count();
+                let first = NewFiles { files: deals.of(worker), more };
+                let start = |hand| {
+                    let shard = WorkerShard::Dealt(HandSlot::new(hand));
+                    let stage = split.start(pipeline::shard(&sharded.pipeline, &shard).start(epoch));
+                    self.prepared_stage(stage, 0..replicas, 0)
+                };
+                Pieces::Dealt(Box::new(DealtPieces::new(first, replicas, self.options.prefetch, start)))
+            }
             Source::Dataset(sharded) => {
                 let no_worker = || Error::Worker { worker, workers: self.layout.workers };
                 let pipeline = sharded.parts.get(worker).ok_or_else(no_worker)?;
@@ -41,7 +56,7 @@ impl<T: Nest> Distribution<T> {
                 let is_own = matches!(split, BatchSplit::Own { .. });
                 let stage = split.start(pipeline.start(epoch));
                 let stage = if is_own { stage } else { self.only_here(stage) };
-                Pieces::Dealt(self.ahead(stage, pipeline.costly(), 0..replicas, 0), replicas)
+                Pieces::InTurn(self.ahead(stage, pipeline.costly(), 0..replicas, 0), replicas)
             }
             Source::Function(function) => {
                 let start = |(replica, made): (usize, &Dataset<T>)| {
@@ -58,7 +73,7 @@ impl<T: Nest> Distribution<T> {
                 let made = self.made_for(worker)?;
                 let mut stages = made.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
                 match (function.per_replica, stages.pop()) {
-                    (false, Some(stage)) => Pieces::Dealt(stage, replicas),
+                    (false, Some(stage)) => Pieces::InTurn(stage, replicas),
                     (_, last) => {
                         stages.extend(last);
                         Pieces::Each(stages)
@@ -121,19 +136,25 @@ impl<T: Nest> Distribution<T> {
     /// worth one.
     pub(super) fn ahead(
         &self,
-        mut stage: Box<dyn Stage>,
+        stage: Box<dyn Stage>,
         costly: bool,
         replicas: Range<usize>,
         step: u64,
     ) -> Box<dyn Stage> {
         let ahead = self.options.prefetch.saturating_mul(replicas.len());
         let costly = costly || self.prepare.as_ref().is_some_and(|prepare| prepare.costly);
-        if let Some(prepare) = &self.prepare {
-            stage = Box::new(PrepareStage::new(stage, prepare.clone(), replicas, step));
-        }
+        let stage = self.prepared_stage(stage, replicas, step);
         match ahead {
             ahead if ahead > 0 && costly => Box::new(AheadStage::new(stage, ahead, "prefetch")),
             _ => stage,
+        }
+    }
+
+    /// Returns a stage that yields the batches of `stage`, prepared for the local `replicas` from step `step` on.
+    fn prepared_stage(&self, stage: Box<dyn Stage>, replicas: Range<usize>, step: u64) -> Box<dyn Stage> {
+        match &self.prepare {
+            Some(prepare) => Box::new(PrepareStage::new(stage, prepare.clone(), replicas, step)),
+            None => stage,
         }
     }
 
@@ -199,6 +220,13 @@ impl ShardedPipeline {
             _ => pipeline.clone(),
         };
         Self { parts: (0..workers).map(part).collect(), pipeline, decision }
+    }
+
+    /// Returns the number of files of all sources.
+    pub(super) fn file_count(&self) -> usize {
+        let mut files = 0;
+        pipeline::visit(&self.pipeline, &mut |operation| files += operation.files().map_or(0, Files::len));
+        files
     }
 
     /// Checks that all parameters of the pipelines are in range. The parameters are the same for all workers.

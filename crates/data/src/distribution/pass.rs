@@ -1,23 +1,64 @@
 //! [`WorkerPass`]: one worker's pass, as a public type.
 
+use super::deals::{Dealer, Deals};
 use super::position::Position;
 use super::steps::Steps;
+use crate::hand::NewFiles;
 use crate::plan::ends::StepCounts;
 use crate::{Error, Result};
 use distribute_tensor::{Leaf, Nest, Tree};
+use std::collections::VecDeque;
 use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// One worker's pass over a [`Distribution`](super::Distribution).
 ///
 /// Workers that read different data decide together before each step whether to take it.
 /// [`prepare`](WorkerPass::prepare) returns the counts of this worker, and [`finish`](WorkerPass::finish) takes
-/// the sum over all workers.
+/// the sum over all workers. If files are dealt, [`deal`](WorkerPass::deal) is called between the two.
 pub struct WorkerPass<T> {
     steps: Steps,
     begun: Position,
     /// Whether every worker reads the same batches.
     same_batches: bool,
+    dealing: Dealing,
     nest: PhantomData<fn() -> T>,
+}
+
+/// The way in which a pass deals files.
+pub(super) enum Dealing {
+    /// Files are not dealt.
+    None,
+    /// The pass of worker `worker`. The passes of the other workers have equal dealers.
+    Own { dealer: Dealer, worker: usize },
+    /// The pass repeats the steps of earlier workers. Its own stage deals to all of them, maybe before the steps are
+    /// taken, so it keeps the deals of each step.
+    Repeated { log: DealLog, latest: Deals },
+}
+
+/// Deals, each with the number of steps after which they are those of the pass.
+#[derive(Clone, Default)]
+pub(super) struct DealLog(Arc<Mutex<VecDeque<(u64, Deals)>>>);
+
+impl DealLog {
+    /// Records the deals after `steps` steps.
+    pub(super) fn push(&self, steps: u64, deals: &Deals) {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Deals only grow.
+        if log.back().is_none_or(|(_, latest)| latest.count() < deals.count()) {
+            log.push_back((steps, deals.clone()));
+        }
+    }
+
+    /// Removes and returns the latest deals until `steps` steps; `None` if there are no others than before.
+    fn pop(&self, steps: u64) -> Option<Deals> {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut latest = None;
+        while log.front().is_some_and(|(at, _)| *at <= steps) {
+            latest = log.pop_front().map(|(_, deals)| deals);
+        }
+        latest
+    }
 }
 
 impl<T> std::fmt::Debug for WorkerPass<T> {
@@ -28,8 +69,8 @@ impl<T> std::fmt::Debug for WorkerPass<T> {
 
 impl<T: Nest> WorkerPass<T> {
     /// Creates a pass that began at the position `begun`.
-    pub(super) fn new(steps: Steps, begun: Position, same_batches: bool) -> Self {
-        Self { steps, begun, same_batches, nest: PhantomData }
+    pub(super) fn new(steps: Steps, begun: Position, same_batches: bool, dealing: Dealing) -> Self {
+        Self { steps, begun, same_batches, dealing, nest: PhantomData }
     }
 
     /// Returns the sum of the counts of all workers for the prepared step. `counts` are ordered by worker. Also
@@ -49,7 +90,13 @@ impl<T: Nest> WorkerPass<T> {
 
     /// Returns the current position: after the steps that have been taken.
     pub fn position(&self) -> Position {
-        Position { steps: self.steps.taken(), ..self.begun.clone() }
+        let steps = self.steps.taken();
+        let deals = match &self.dealing {
+            Dealing::Own { dealer, .. } => Some(dealer.deals().clone()),
+            Dealing::Repeated { latest, .. } => Some(latest.clone()),
+            Dealing::None => None,
+        };
+        Position { steps, deals: deals.filter(|_| steps > 0), ..self.begun.clone() }
     }
 
     /// Prepares the per-replica batches of the next step, and returns their counts.
@@ -60,11 +107,27 @@ impl<T: Nest> WorkerPass<T> {
         self.steps.prepare()
     }
 
+    /// Deals files to the workers that need some, according to their counts for the prepared step, which are ordered by
+    /// worker. The passes of all workers deal alike. Returns `true` if a worker had no file for the step; all workers
+    /// [prepare](Self::prepare) it again in that case. Returns `false` if files are not dealt.
+    ///
+    /// # Errors
+    /// - [`Error::NotDealt`]: there are not the counts of all workers, or a worker asks for files after the last one.
+    pub fn deal(&mut self, counts: &[StepCounts]) -> Result<bool> {
+        let Dealing::Own { dealer, worker } = &mut self.dealing else { return Ok(false) };
+        let answers = round(dealer, counts)?;
+        if let Some(files) = answers.into_iter().nth(*worker).flatten() {
+            self.steps.give(files);
+        }
+        Ok(counts.iter().any(|counts| counts.lacks_file > 0))
+    }
+
     /// Takes the prepared step, and returns a batch for each replica of this worker. `all` is the sum of the
     /// counts of all workers. Returns `None` if the workers do not take the step, because the pass is over.
     ///
     /// # Errors
     /// - [`Error::NoEmptyBatch`]: a replica of any worker has no data, and an empty batch cannot be created for it.
+    /// - [`Error::NotDealt`]: a worker needs a file for this step; see [`deal`](Self::deal).
     /// - [`Error::Type`]: a per-replica batch cannot be converted to `T`.
     pub fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<T>>> {
         let Some(pieces) = self.finish_trees(all)? else { return Ok(None) };
@@ -79,8 +142,17 @@ impl<T: Nest> WorkerPass<T> {
     ///
     /// # Errors
     /// - [`Error::NoEmptyBatch`]: a replica of any worker has no data, and an empty batch cannot be created for it.
+    /// - [`Error::NotDealt`]: a worker needs a file for this step; see [`deal`](Self::deal).
     pub fn finish_trees(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
-        self.steps.finish(all)
+        let finished = self.steps.finish(all)?;
+        match &mut self.dealing {
+            Dealing::None => {}
+            Dealing::Own { dealer, .. } => dealer.step_taken(),
+            Dealing::Repeated { log, latest } => {
+                *latest = log.pop(self.steps.taken()).unwrap_or(latest.clone())
+            }
+        }
+        Ok(finished)
     }
 
     /// Prepares and takes the next step, and returns a batch for each replica; `None` at the end of the pass. This is
@@ -92,4 +164,13 @@ impl<T: Nest> WorkerPass<T> {
         let mine = self.prepare()?;
         self.finish(mine)
     }
+}
+
+/// Deals files to the workers whose counts ask for them. Returns the answer to each of these workers.
+pub(super) fn round(dealer: &mut Dealer, counts: &[StepCounts]) -> Result<Vec<Option<NewFiles>>> {
+    let needs: Vec<bool> =
+        counts.iter().map(|counts| counts.needs_file > 0 || counts.lacks_file > 0).collect();
+    let dealt = dealer.round(&needs).map_err(|error| Error::NotDealt { why: error.to_string() })?;
+    let more = dealer.has_more();
+    Ok(dealt.into_iter().zip(needs).map(|(files, needs)| needs.then_some(NewFiles { files, more })).collect())
 }

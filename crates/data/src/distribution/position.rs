@@ -1,13 +1,13 @@
 //! [`Position`]: a position in a pass.
 
-use super::FileList;
+use super::{Deals, FileList};
 use crate::plan::layout::Layout;
 use crate::{AutoShardPolicy, SplitRule};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A position in a pass over a distributed dataset. It consists of a few numbers and the files, regardless of how
-/// many elements are in the buffers of shuffles.
+/// many elements are in the buffers of shuffles. If files are dealt, it also has a number for each of them.
 ///
 /// The numbers of workers and replicas with which a pass began determine which elements each of its steps takes. The
 /// pass can therefore resume with different numbers of workers or replicas, and no element of the epoch is lost or
@@ -32,6 +32,10 @@ pub struct Position {
     /// - An earlier version of this crate created the position.
     #[serde(default)]
     pub files: Option<FileList>,
+    /// The files that the workers have been dealt until the position. `None` with other policies than
+    /// [`AutoShardPolicy::Dealt`], and before the first step.
+    #[serde(default)]
+    pub deals: Option<Deals>,
 }
 
 /// The parameters that determine how the elements of a pass are divided into steps.

@@ -1,9 +1,8 @@
 //! [`Prepare`]: a function that is applied to each per-replica batch.
 
-use super::steps::one;
 use crate::chunk::Chunk;
 use crate::guard::catch_panics;
-use crate::stage::Stage;
+use crate::stage::{Stage, one};
 use crate::{Cause, Error, Result};
 use distribute_tensor::{Leaf, Tree};
 use std::ops::Range;

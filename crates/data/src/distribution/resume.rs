@@ -3,14 +3,14 @@
 use super::decide::decide;
 use super::lockstep::Gathered;
 use super::parts::ShardedPipeline;
-use super::pass::WorkerPass;
+use super::pass::{DealLog, Dealing, WorkerPass};
 use super::position::{Origin, Position};
 use super::steps::{Pieces, Steps};
-use super::{Distribution, FileDifference, FileList, Source};
+use super::{Deals, Distribution, FileDifference, FileList, Source};
 use crate::pipeline::{self, Pipeline};
 use crate::plan::ends::UnevenEnds;
 use crate::plan::policy::Decision;
-use crate::{Error, Result};
+use crate::{AutoShardPolicy, Error, Result};
 use distribute_tensor::Nest;
 use std::sync::Arc;
 
@@ -37,28 +37,37 @@ impl<T: Nest> Distribution<T> {
         // From here on, broken records may be skipped although the pass began without that.
         let theirs = Origin { pipeline: mine.pipeline, ..position.origin };
         let with_origin = position.steps == 0 || theirs == mine;
-        let steps = if with_origin {
-            let mut steps = self.steps(worker, position.epoch)?;
+        let deals = position.deals.clone().filter(|_| position.steps > 0).unwrap_or_default();
+        let (steps, dealing) = if with_origin {
+            let mut steps = self.steps(worker, position.epoch, &deals)?;
             steps.skip(position.steps)?;
-            steps
+            (steps, self.dealing(worker, deals))
         } else {
-            let mut old = self.with_origin(&theirs).all_steps(position.epoch)?;
+            let old = self.with_origin(&theirs);
+            let log = DealLog::default();
+            let dealing = match old.dealer(Deals::default()) {
+                Some(_) => Dealing::Repeated { log: log.clone(), latest: deals.clone() },
+                None => Dealing::None,
+            };
+            let mut old = old.all_steps(position.epoch, deals)?;
             old.skip(position.steps)?;
             let replicas = self.replicas_here().len();
-            let stage = self.own_pieces(worker, self.options.rule).start(Box::new(Gathered(old)));
+            let stage =
+                self.own_pieces(worker, self.options.rule).start(Box::new(Gathered { all_steps: old, log }));
             // Costly work is done ahead by the old workers' own threads.
-            let pieces = Pieces::Dealt(self.ahead(stage, false, 0..replicas, position.steps), replicas);
+            let pieces = Pieces::InTurn(self.ahead(stage, false, 0..replicas, position.steps), replicas);
             // The old workers' steps already decide together where the end is.
             let ends = UnevenEnds::PadEmpty;
             let templates = self.templates(worker, position.epoch)?;
             let mut steps = Steps::new(pieces, ends, None, templates, self.prepare.clone());
             steps.count(position.steps);
-            steps
+            (steps, dealing)
         };
         let origin = if position.steps == 0 { mine } else { theirs };
         // On another layout, every worker reads the same batches.
         let same_batches = !with_origin || self.same_batches();
-        Ok(WorkerPass::new(steps, Position { origin, files, ..position.clone() }, same_batches))
+        let begun = Position { origin, files, deals: None, ..position.clone() };
+        Ok(WorkerPass::new(steps, begun, same_batches, dealing))
     }
 
     /// Checks that a pass can resume at the given position.
@@ -97,7 +106,9 @@ impl<T: Nest> Distribution<T> {
                 let Origin { layout, policy, rule, .. } = *theirs;
                 let policy = policy.unwrap_or_default();
                 match decide(&sharded.pipeline, policy, rule, layout.workers) {
-                    Ok(Decision { taken, .. }) if taken == policy => Ok(()),
+                    Ok(Decision { taken, .. }) if taken == policy => {
+                        check_deals(position, sharded.file_count()).or_else(refuse)
+                    }
                     Ok(_) => refuse(format!("no dataset is sharded by policy {policy}")),
                     Err(error) => refuse(error.to_string()),
                 }
@@ -152,6 +163,23 @@ fn check_files(position: &Position, files: impl FnOnce() -> Option<FileList>) ->
                  the same files in the same order: restore them, or begin the next epoch"
             ),
         }),
+    }
+}
+
+/// Checks that a position within a pass has deals of at most `files` files, if files are dealt. Returns the reason if
+/// it does not fit.
+fn check_deals(position: &Position, files: usize) -> Result<(), String> {
+    if position.origin.policy != Some(AutoShardPolicy::Dealt) || position.steps == 0 {
+        return Ok(());
+    }
+    let workers = position.origin.layout.workers;
+    match &position.deals {
+        None => Err("it does not say who has been dealt which file".into()),
+        Some(deals) if deals.fits(workers, files) => Ok(()),
+        Some(deals) => {
+            let dealt = deals.count();
+            Err(format!("{dealt} files had been dealt to {workers} workers, but there are {files} here"))
+        }
     }
 }
 

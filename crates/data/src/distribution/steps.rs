@@ -1,25 +1,30 @@
 //! [`Steps`]: the batches of one worker's replicas, step by step.
 
+use super::dealt_pieces::DealtPieces;
 use super::prepare::Prepare;
+use crate::hand::NewFiles;
 use crate::pipeline::{Look, Pipeline};
 use crate::plan::ends::{StepCounts, UnevenEnds};
-use crate::stage::Stage;
+use crate::stage::{Stage, one};
 use crate::{ElementSpec, Error, Result, TensorSpec};
 use distribute_tensor::{HostTensor, Leaf, Tree};
 
 /// The source of the batches of a worker's replicas.
 pub(crate) enum Pieces {
     /// One stage that yields the batches of all replicas in turn, and the number of replicas.
-    Dealt(Box<dyn Stage>, usize),
+    InTurn(Box<dyn Stage>, usize),
     /// A separate stage for each replica.
     Each(Vec<Box<dyn Stage>>),
+    /// One stage on a thread, whose files are dealt during the pass.
+    Dealt(Box<DealtPieces>),
 }
 
 impl Pieces {
     fn replicas(&self) -> usize {
         match self {
-            Pieces::Dealt(_, replicas) => *replicas,
+            Pieces::InTurn(_, replicas) => *replicas,
             Pieces::Each(stages) => stages.len(),
+            Pieces::Dealt(dealt) => dealt.replicas(),
         }
     }
 
@@ -29,11 +34,13 @@ impl Pieces {
         let mut pieces = Vec::with_capacity(ended.len());
         for replica in 0..ended.len() {
             // The end of a shared stage is the end for all of its replicas.
-            let (stage, place) = match self {
-                Pieces::Dealt(stage, _) => (stage, 0),
-                Pieces::Each(stages) => (&mut stages[replica], replica),
+            let place = if matches!(self, Pieces::Each(_)) { replica } else { 0 };
+            let piece = match self {
+                _ if ended[place] => None,
+                Pieces::InTurn(stage, _) => one(stage)?,
+                Pieces::Each(stages) => one(&mut stages[replica])?,
+                Pieces::Dealt(dealt) => dealt.next(),
             };
-            let piece = if ended[place] { None } else { one(stage)? };
             ended[place] = piece.is_none();
             pieces.push(piece);
         }
@@ -42,7 +49,7 @@ impl Pieces {
 
     fn skip(&mut self, steps: usize, ended: &mut [bool]) -> Result<()> {
         match self {
-            Pieces::Dealt(stage, replicas) => {
+            Pieces::InTurn(stage, replicas) => {
                 let wanted = steps.saturating_mul(*replicas);
                 ended[0] = ended[0] || stage.skip(wanted)? < wanted;
             }
@@ -51,16 +58,9 @@ impl Pieces {
                     *ended = *ended || stage.skip(steps)? < steps;
                 }
             }
+            Pieces::Dealt(dealt) => dealt.skip(steps),
         }
         Ok(())
-    }
-}
-
-/// Returns the next element of a stage as a single value; `None` at the end.
-pub(super) fn one(stage: &mut Box<dyn Stage>) -> Result<Option<Tree<Leaf>>> {
-    match stage.next(1) {
-        None => Ok(None),
-        Some(chunk) => Ok(chunk?.into_values()?.pop()),
     }
 }
 
@@ -85,6 +85,8 @@ pub struct Steps {
     /// The empty batches for those replicas that have no batch in `next`, in their order.
     padding: Vec<Tree<Leaf>>,
     taken: u64,
+    /// The counts of the prepared step, if files are dealt: the workers may need several rounds for it.
+    prepared: Option<StepCounts>,
     /// Whether the pass has ended, for all workers or because of an error.
     over: bool,
 }
@@ -109,6 +111,7 @@ impl Steps {
             next: Vec::new(),
             padding: Vec::new(),
             taken: 0,
+            prepared: None,
             over: false,
         }
     }
@@ -140,7 +143,28 @@ impl Steps {
 
     /// Prepares the batches of the next step, and returns their counts. There are no batches after the end or an
     /// error.
+    ///
+    /// If files are dealt and this worker has none for the step, the counts are those of no replica. After it has been
+    /// [given](Self::give) files, it prepares the step again, together with all other workers.
     pub(crate) fn prepare(&mut self) -> Result<StepCounts> {
+        if let Some(counts) = self.prepared {
+            return Ok(counts);
+        }
+        let mut needs_file = 0;
+        if let Pieces::Dealt(dealt) = &mut self.pieces
+            && !self.over
+        {
+            let fetched = dealt.fetch();
+            needs_file = usize::from(dealt.needs_file());
+            let lacks_file = dealt.lacks_file();
+            if fetched.is_err() {
+                self.end();
+            }
+            fetched?;
+            if lacks_file {
+                return Ok(StepCounts { needs_file, lacks_file: 1, ..StepCounts::default() });
+            }
+        }
         let next = self.pieces.next(&mut self.ended);
         if next.is_err() {
             self.end();
@@ -150,7 +174,7 @@ impl Steps {
         if filled.is_err() {
             self.end();
         }
-        let mut counts = StepCounts { unfilled: filled?, ..StepCounts::default() };
+        let mut counts = StepCounts { unfilled: filled?, needs_file, ..StepCounts::default() };
         for piece in &self.next {
             match piece {
                 Some(piece) => {
@@ -162,7 +186,18 @@ impl Steps {
             }
         }
         counts.full = *self.full.get_or_insert(counts.rows);
+        if let Pieces::Dealt(_) = self.pieces {
+            // In further rounds of this step, the worker does not ask again.
+            self.prepared = Some(StepCounts { needs_file: 0, ..counts });
+        }
         Ok(counts)
+    }
+
+    /// Passes on the answer to a request for files.
+    pub(crate) fn give(&mut self, files: NewFiles) {
+        if let Pieces::Dealt(dealt) = &mut self.pieces {
+            dealt.give(files);
+        }
     }
 
     /// Creates the empty batches that are needed if the step is taken. Returns the number of replicas for which
@@ -207,8 +242,17 @@ impl Steps {
     }
 
     /// Takes the prepared step, if the workers decide so from their total counts. Returns `None` at the end of the
-    /// pass, and [`Error::NoEmptyBatch`] if the step is taken, but a replica of any worker would have no batch.
+    /// pass, and [`Error::NoEmptyBatch`] if the step is taken, but a replica of any worker would have no batch. Returns
+    /// [`Error::NotDealt`] if a worker has to be given files before.
     pub(crate) fn finish(&mut self, all: StepCounts) -> Result<Option<Vec<Tree<Leaf>>>> {
+        if all.lacks_file > 0 {
+            let step = self.taken;
+            let why = format!(
+                "step {step} needs a file: call WorkerPass::deal, and prepare it again if that says so"
+            );
+            return Err(Error::NotDealt { why });
+        }
+        self.prepared = None;
         let next = std::mem::take(&mut self.next);
         let mut padding = std::mem::take(&mut self.padding).into_iter();
         if !self.ends.take(all) {

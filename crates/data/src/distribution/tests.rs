@@ -1,5 +1,6 @@
 //! Tests of a distribution: which elements each replica gets, on any number of workers, from any position.
 
+mod dealt;
 mod ends;
 mod files;
 mod operations;

@@ -115,6 +115,11 @@ impl Files {
         self.0.is_empty()
     }
 
+    /// Returns the file with this index; `None` if there are fewer files.
+    pub(crate) fn get(&self, index: usize) -> Option<&Location> {
+        self.0.get(index)
+    }
+
     /// Returns an iterator over the files, in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Location> {
         self.0.iter()

@@ -9,4 +9,4 @@ mod operation;
 mod stage;
 
 pub(crate) use format::{Format, ParsedSection, Reading, Sections, Work, threads};
-pub(crate) use operation::{names, own};
+pub(crate) use operation::{names, order, own};

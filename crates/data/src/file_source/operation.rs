@@ -2,16 +2,17 @@
 
 use super::format::Format;
 use super::stage::FilesStage;
+use crate::hand::{FileOrder, HandSlot};
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, WorkerShard};
 use crate::stage::Stage;
-use crate::{Cardinality, Dataset, ElementSpec, Files, Result};
+use crate::{Cardinality, Dataset, ElementSpec, Error, Files, Result};
 use distribute_tensor::Nest;
 use std::sync::Arc;
 
 impl<T: Nest> Dataset<T> {
     /// Creates a dataset that reads `files` in the given format.
     pub(crate) fn of_files(files: Files, format: impl Format) -> Self {
-        Self::of(FilesSource { files: Arc::new(files), format: Arc::new(format) })
+        Self::of(FilesSource { files: Arc::new(files), format: Arc::new(format), dealt: None })
     }
 }
 
@@ -19,6 +20,8 @@ impl<T: Nest> Dataset<T> {
 struct FilesSource {
     files: Arc<Files>,
     format: Arc<dyn Format>,
+    /// The place of the files that are dealt; `None` if all are read in their order.
+    dealt: Option<HandSlot>,
 }
 
 impl Operation for FilesSource {
@@ -51,7 +54,7 @@ impl Operation for FilesSource {
     }
 
     fn spec(&self, look: Look) -> Option<ElementSpec> {
-        let look = || look.at(&(Arc::new(self.clone()) as Pipeline));
+        let look = || look.at(&(Arc::new(Self { dealt: None, ..self.clone() }) as Pipeline));
         self.format.spec().or_else(look)
     }
 
@@ -64,8 +67,8 @@ impl Operation for FilesSource {
     }
 
     fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
-        let files = Arc::new(own(&self.files, worker)?);
-        Some(Arc::new(FilesSource { files, format: self.format.clone() }))
+        let (files, dealt) = own(&self.files, worker)?;
+        Some(Arc::new(FilesSource { files, format: self.format.clone(), dealt }))
     }
 
     fn costly(&self) -> bool {
@@ -73,16 +76,28 @@ impl Operation for FilesSource {
     }
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        Box::new(FilesStage::new(self.files.clone(), self.format.clone()))
+        let order = order(&self.files, self.dealt.as_ref());
+        Box::new(FilesStage::new(self.files.clone(), self.format.clone(), order))
     }
 }
 
-/// Returns the files that a worker reads; `None` if the shard is not by files.
-pub(crate) fn own(files: &Files, worker: &WorkerShard) -> Option<Files> {
-    match *worker {
-        WorkerShard::Files { workers, index } => files.shard(workers, index).ok(),
+/// Returns the files that a worker reads, and the place of those that it is dealt. Returns `None` if the shard is not
+/// by files.
+pub(crate) fn own(files: &Arc<Files>, worker: &WorkerShard) -> Option<(Arc<Files>, Option<HandSlot>)> {
+    match worker {
+        WorkerShard::Files { workers, index } => Some((Arc::new(files.shard(*workers, *index).ok()?), None)),
+        WorkerShard::Dealt(slot) => Some((files.clone(), Some(slot.clone()))),
         WorkerShard::Hint { .. } => None,
     }
+}
+
+/// Returns the order in which a pass reads files.
+///
+/// # Errors
+/// - [`Error::NotDealt`]: the files are dealt to another pass.
+pub(crate) fn order(files: &Files, dealt: Option<&HandSlot>) -> Result<FileOrder> {
+    FileOrder::new(files.len(), dealt)
+        .ok_or_else(|| Error::NotDealt { why: format!("{} would be read twice in a pass", names(files)) })
 }
 
 /// Returns a phrase with the names of the files, or with their number if there are more than four.

@@ -3,6 +3,7 @@
 use super::format::{Format, ParsedSection, Reading, Work};
 use crate::broken::Broken;
 use crate::chunk::Chunk;
+use crate::hand::FileOrder;
 use crate::stage::Stage;
 use crate::worker_pool::WorkerPool;
 use crate::{Error, Files, Result};
@@ -17,7 +18,9 @@ const MAX_BYTES: usize = 64 << 20;
 pub(crate) struct FilesStage {
     files: Arc<Files>,
     format: Arc<dyn Format>,
-    next: usize,
+    order: FileOrder,
+    /// The index of the file that is being read.
+    reading: usize,
     current: Option<Reading>,
     /// The elements that have been parsed but not passed on yet.
     parsed: ParsedSection,
@@ -36,13 +39,16 @@ pub(crate) struct FilesStage {
 }
 
 impl FilesStage {
-    pub(crate) fn new(files: Arc<Files>, format: Arc<dyn Format>) -> Self {
-        let (current, parsed, pool, failed) = (None, ParsedSection::default(), None, None);
+    pub(crate) fn new(files: Arc<Files>, format: Arc<dyn Format>, order: Result<FileOrder>) -> Self {
+        let (current, parsed, pool) = (None, ParsedSection::default(), None);
+        let (order, failed) =
+            order.map_or_else(|error| (FileOrder::none(), Some(error)), |order| (order, None));
         let (in_progress, broken) = (VecDeque::new(), Broken::of_pass(format.skipped()));
         Self {
             files,
             format,
-            next: 0,
+            order,
+            reading: 0,
             current,
             parsed,
             made_of: 0,
@@ -54,25 +60,22 @@ impl FilesStage {
         }
     }
 
-    /// Returns the file that is being read, or opens the next one. Returns `None` after the last one.
-    fn current(&mut self) -> Result<Option<&mut Reading>> {
+    /// Returns the file that is being read, or opens the next one. Returns `None` after the last one. If `may_wait` is
+    /// `false`, also returns `None` if the next file has not been dealt yet.
+    fn current(&mut self, may_wait: bool) -> Result<Option<&mut Reading>> {
         if self.current.is_none() {
-            let Some(file) = self.files.iter().nth(self.next) else { return Ok(None) };
-            self.next += 1;
+            let Some(index) = self.order.next(may_wait) else { return Ok(None) };
+            let Some(file) = self.files.get(index) else { return Ok(None) };
+            self.reading = index;
             let opened = self.format.open(file, &self.broken);
             self.current = Some(opened.map_err(|error| self.format.blame(file, error))?);
         }
         Ok(self.current.as_mut())
     }
 
-    /// Returns the index of the file that is being read.
-    fn reading(&self) -> usize {
-        self.next.saturating_sub(1)
-    }
-
     /// Returns the reason why the file with index `file` cannot be parsed, given the parser's error.
     fn blame(&self, file: usize, error: Error) -> Error {
-        match self.files.iter().nth(file) {
+        match self.files.get(file) {
             Some(file) => self.format.blame(file, error),
             None => error,
         }
@@ -81,14 +84,15 @@ impl FilesStage {
     /// Handles an error in the current file. If broken records are skipped and the error is about the contents of the
     /// file, counts the rest of the file as one broken record, and closes the file. Otherwise returns the error.
     fn skip_rest(&mut self, error: Error) -> Result<()> {
-        let error = self.blame(self.reading(), error);
+        let error = self.blame(self.reading, error);
         self.broken.skip_rest(error)?;
         self.current = None;
         Ok(())
     }
 
+    /// Returns the work of the next section. Does not wait for a file: the elements of earlier sections come first.
     fn next_section(&mut self) -> Result<Option<Work>> {
-        while let Some(Reading::Sections(sections)) = self.current()? {
+        while let Some(Reading::Sections(sections)) = self.current(false)? {
             match sections.next() {
                 Some(Ok(work)) => return Ok(Some(work)),
                 Some(Err(error)) => self.skip_rest(error)?,
@@ -104,7 +108,7 @@ impl FilesStage {
         let threads = self.format.threads();
         while self.begun && threads > 1 && self.has_room() {
             let Some(work) = self.next_section()? else { break };
-            let file = self.reading();
+            let file = self.reading;
             let pool = match &mut self.pool {
                 Some(pool) => pool,
                 none => none.insert(WorkerPool::start("parse", threads, true, |work: Work| (work.make)())?),
@@ -139,7 +143,7 @@ impl FilesStage {
             if let Some(error) = self.failed.take() {
                 return Err(error);
             }
-            let ended = match self.current()? {
+            let ended = match self.current(true)? {
                 None => {
                     self.broken.report();
                     return Ok(None);
@@ -155,7 +159,7 @@ impl FilesStage {
                 Some(Reading::Sections(sections)) => match sections.next() {
                     Some(Ok(work)) => {
                         self.parsed = (work.make)();
-                        self.made_of = self.reading();
+                        self.made_of = self.reading;
                         self.begun = true;
                         false
                     }
@@ -184,7 +188,7 @@ impl FilesStage {
         if !self.is_idle() || self.broken.skips() {
             return Ok((0, false));
         }
-        let skipped = match self.current()? {
+        let skipped = match self.current(true)? {
             None => return Ok((0, false)),
             Some(Reading::Elements(stage)) => stage.skip(count).map(Some),
             Some(Reading::Sections(sections)) => sections.skip(count),
@@ -192,7 +196,7 @@ impl FilesStage {
         match skipped {
             Ok(Some(skipped)) => Ok((skipped, skipped < count)),
             Ok(None) => Ok((0, false)),
-            Err(error) => Err(self.blame(self.reading(), error)),
+            Err(error) => Err(self.blame(self.reading, error)),
         }
     }
 }

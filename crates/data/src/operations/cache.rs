@@ -86,6 +86,10 @@ impl Operation for Cache {
         Sharding::Through
     }
 
+    fn reads_once(&self) -> bool {
+        false
+    }
+
     fn costly(&self) -> bool {
         self.cached.get().is_none() && self.input.costly()
     }

@@ -101,9 +101,15 @@ impl Operation for CacheFile {
         Sharding::Through
     }
 
+    fn reads_once(&self) -> bool {
+        false
+    }
+
     /// Returns the operation with a separate cache file for a worker's shard.
     fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
-        let (WorkerShard::Files { workers, index } | WorkerShard::Hint { workers, index }) = worker;
+        let (WorkerShard::Files { workers, index } | WorkerShard::Hint { workers, index }) = worker else {
+            return None;
+        };
         let mut path = self.file.path()?.as_os_str().to_owned();
         path.push(format!(".{index}-of-{workers}"));
         let file = Location::from(PathBuf::from(path)).element_limit(self.file.limit().bytes());

@@ -1,10 +1,11 @@
 //! The source that yields the names of files.
 
 use crate::chunk::Chunk;
-use crate::file_source::{names, own};
+use crate::file_source::{names, order, own};
+use crate::hand::{FileOrder, HandSlot};
 use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, WorkerShard};
 use crate::stage::Stage;
-use crate::{Cardinality, Dataset, ElementSpec, Files, Location, Result, TensorSpec};
+use crate::{Cardinality, Dataset, ElementSpec, Error, Files, Location, Result, TensorSpec};
 use distribute_tensor::{DType, HostTensor, Leaf, Tree};
 use std::sync::Arc;
 
@@ -14,12 +15,14 @@ impl Dataset<String> {
     /// a URL. The dataset can be sharded by files, like a source that reads them.
     #[doc(alias = "tf.data.Dataset.list_files")]
     pub fn list_files(files: impl Into<Files>) -> Self {
-        Self::of(FileNames { files: Arc::new(files.into()) })
+        Self::of(FileNames { files: Arc::new(files.into()), dealt: None })
     }
 }
 
 struct FileNames {
     files: Arc<Files>,
+    /// The place of the files that are dealt; `None` if all are named in their order.
+    dealt: Option<HandSlot>,
 }
 
 impl Operation for FileNames {
@@ -52,24 +55,38 @@ impl Operation for FileNames {
     }
 
     fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
-        Some(Arc::new(FileNames { files: Arc::new(own(&self.files, worker)?) }))
+        let (files, dealt) = own(&self.files, worker)?;
+        Some(Arc::new(FileNames { files, dealt }))
     }
 
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
-        Box::new(NamesStage { files: self.files.clone(), next: 0 })
+        let order = order(&self.files, self.dealt.as_ref());
+        let (order, failed) =
+            order.map_or_else(|error| (FileOrder::none(), Some(error)), |order| (order, None));
+        Box::new(NamesStage { files: self.files.clone(), order, failed })
     }
 }
 
 struct NamesStage {
     files: Arc<Files>,
-    next: usize,
+    order: FileOrder,
+    /// The error that ends the pass.
+    failed: Option<Error>,
 }
 
 impl Stage for NamesStage {
     fn next(&mut self, max: usize) -> Option<Result<Chunk>> {
         let name = |file: &Location| Tree::Leaf(Leaf::Host(HostTensor::scalar(file.as_given().to_vec())));
-        let names: Vec<_> = self.files.iter().skip(self.next).take(max).map(name).collect();
-        self.next += names.len();
+        if let Some(error) = self.failed.take() {
+            return Some(Err(error));
+        }
+        let mut names = Vec::new();
+        while names.len() < max
+            && let Some(index) = self.order.next(names.is_empty())
+            && let Some(file) = self.files.get(index)
+        {
+            names.push(name(file));
+        }
         (!names.is_empty()).then(|| Ok(Chunk::Values(names)))
     }
 }

@@ -1,7 +1,7 @@
 //! The operation that prepares elements early, on a thread.
 
 use super::ahead::AheadStage;
-use crate::pipeline::{Operation, Pipeline, Sharding, one_input};
+use crate::pipeline::{self, Operation, Pipeline, Sharding, WorkerShard, one_input};
 use crate::stage::Stage;
 use crate::{Cardinality, Dataset};
 use distribute_tensor::Nest;
@@ -46,6 +46,12 @@ impl Operation for Prefetch {
 
     fn sharding(&self) -> Sharding {
         Sharding::Through
+    }
+
+    /// Returns the input if files are dealt, because all of its pass runs on one thread: requests for files then have a
+    /// position among the elements.
+    fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
+        matches!(worker, WorkerShard::Dealt(_)).then(|| pipeline::shard(&self.input, worker))
     }
 
     fn costly(&self) -> bool {

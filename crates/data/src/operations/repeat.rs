@@ -57,6 +57,10 @@ impl Operation for Repeat {
         Sharding::Through
     }
 
+    fn reads_once(&self) -> bool {
+        false
+    }
+
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         Box::new(RepeatStage::new(self.input.clone(), self.times, epoch))
     }

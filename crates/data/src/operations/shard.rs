@@ -170,7 +170,7 @@ impl Operation for ShardHint {
             WorkerShard::Hint { workers, index } => {
                 Some(Arc::new(Shard { input: crate::pipeline::shard(&self.input, worker), workers, index }))
             }
-            WorkerShard::Files { .. } => None,
+            WorkerShard::Files { .. } | WorkerShard::Dealt(_) => None,
         }
     }
 

@@ -37,6 +37,10 @@ pub struct StepCounts {
     pub full: usize,
     /// The number of replicas without data for which no empty batch can be created.
     pub unfilled: usize,
+    /// The number of workers that need another file soon, if files are dealt.
+    pub needs_file: usize,
+    /// The number of workers that cannot decide about the step before they get another file.
+    pub lacks_file: usize,
 }
 
 impl std::ops::Add for StepCounts {
@@ -50,6 +54,8 @@ impl std::ops::Add for StepCounts {
             rows: self.rows.saturating_add(other.rows),
             full: self.full.saturating_add(other.full),
             unfilled: self.unfilled.saturating_add(other.unfilled),
+            needs_file: self.needs_file.saturating_add(other.needs_file),
+            lacks_file: self.lacks_file.saturating_add(other.lacks_file),
         }
     }
 }
@@ -92,7 +98,7 @@ mod tests {
         let counts = [(4, 0, 8), (4, 0, 5), (3, 1, 6), (0, 4, 0)];
         let take = |ends: UnevenEnds| {
             counts.map(|(present, missing, rows)| {
-                ends.take(StepCounts { present, missing, rows, full: 8, unfilled: 0 })
+                ends.take(StepCounts { present, missing, rows, full: 8, ..StepCounts::default() })
             })
         };
         assert_eq!(take(UnevenEnds::PadEmpty), [true, true, true, false]);
@@ -116,7 +122,15 @@ mod tests {
 
     #[test]
     fn counts_add_up() {
-        let one = StepCounts { present: 1, missing: 2, rows: 3, full: 4, unfilled: 5 };
-        assert_eq!(one + one, StepCounts { present: 2, missing: 4, rows: 6, full: 8, unfilled: 10 });
+        let of = |n: usize| StepCounts {
+            present: n,
+            missing: 2 * n,
+            rows: 3 * n,
+            full: 4 * n,
+            unfilled: 5 * n,
+            needs_file: 6 * n,
+            lacks_file: 7 * n,
+        };
+        assert_eq!(of(1) + of(1), of(2));
     }
 }

@@ -17,6 +17,12 @@ pub enum AutoShardPolicy {
     Auto,
     /// Each worker reads different files: worker `w` of `W` reads the files `w`, `w + W`, …
     File,
+    /// Each worker reads files that it is dealt during the pass: the next one when it has read the others, so workers
+    /// whose files are small read more of them. Who reads which file depends on the files and the number of workers
+    /// alone, and is part of the position. There may be fewer files than workers.
+    #[doc(alias = "DYNAMIC")]
+    #[doc(alias = "tf.data.experimental.service.ShardingPolicy.DYNAMIC")]
+    Dealt,
     /// Each worker reads everything, and takes its replicas' rows of each batch.
     Data,
     /// Worker `w` of `W` takes the elements `w`, `w + W`, … at the position of the
@@ -30,6 +36,7 @@ impl fmt::Display for AutoShardPolicy {
             AutoShardPolicy::Off => "OFF",
             AutoShardPolicy::Auto => "AUTO",
             AutoShardPolicy::File => "FILE",
+            AutoShardPolicy::Dealt => "DEALT",
             AutoShardPolicy::Data => "DATA",
             AutoShardPolicy::Hint => "HINT",
         })

@@ -1,5 +1,6 @@
 //! Datasets that are sharded over workers: the elements of each worker, and the end for all.
 
+mod dealt;
 mod faults;
 
 use crate::multi_worker::{errors, on_workers, one_message};

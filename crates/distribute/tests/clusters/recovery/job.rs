@@ -91,6 +91,12 @@ impl Job {
         self
     }
 
+    /// Lets the others continue soon without a lost worker.
+    pub fn impatient(mut self) -> Self {
+        self.tasks.iter_mut().for_each(|task| task.shrink_after = Duration::from_secs(1));
+        self
+    }
+
     /// Routes the messages between the last worker and this one through a relay.
     pub fn relay(&mut self, worker: usize) -> Relay {
         self.tasks.iter_mut().for_each(|task| task.sockets = true);

@@ -2,6 +2,7 @@
 
 mod cell;
 mod compressed;
+mod dealt;
 mod disk;
 mod disturbed;
 mod elastic;

@@ -71,9 +71,10 @@ fn a_pass_saved_by_some_workers_resumes_with_others_with_every_element_once() {
         ((3, 2), (2, 3)),
         ((2, 2), (2, 2)),
     ];
-    let kinds: [(Make, AutoShardPolicy); 4] = [
+    let kinds: [(Make, AutoShardPolicy); 5] = [
         (from_memory, AutoShardPolicy::Auto),
         (from_files, AutoShardPolicy::File),
+        (from_files, AutoShardPolicy::Dealt),
         (from_files, AutoShardPolicy::Data),
         (from_files, AutoShardPolicy::Auto),
     ];

@@ -1,0 +1,370 @@
+//! [`Dealer`]: the decision which worker reads which file, as a state machine.
+
+// - **INV-99** With dealt files, each file of a pass is read by one worker. Which one is decided by a function of what
+//   all workers report when they agree on a step, and is part of the position after that step. A pass that resumes
+//   there, on any number of workers, therefore uses each remaining element once. Tests: `distribution/deals.rs`,
+//   `distribution/tests/dealt.rs`, `clusters/recovery/dealt.rs`.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// The files that workers have been dealt in a pass, as part of a [`Position`](super::Position).
+///
+/// Files are dealt in their order, so it consists of the worker of each of the first files.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<u32>", into = "Vec<u32>")]
+pub struct Deals(Arc<Vec<u32>>);
+
+impl From<Vec<u32>> for Deals {
+    fn from(workers: Vec<u32>) -> Self {
+        Self(Arc::new(workers))
+    }
+}
+
+impl From<Deals> for Vec<u32> {
+    fn from(deals: Deals) -> Self {
+        Arc::unwrap_or_clone(deals.0)
+    }
+}
+
+impl fmt::Debug for Deals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Deals of {} files", self.0.len())
+    }
+}
+
+impl Deals {
+    /// Returns the number of files that have been dealt.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the indices of the files of a worker, in the order in which the worker reads them.
+    pub fn of(&self, worker: usize) -> Vec<usize> {
+        let dealt = self.0.iter().enumerate();
+        dealt.filter(|(_, to)| **to as usize == worker).map(|(file, _)| file).collect()
+    }
+
+    /// Returns whether these can be deals of `files` files to `workers` workers.
+    pub(super) fn fits(&self, workers: usize, files: usize) -> bool {
+        self.count() <= files && self.0.iter().all(|worker| (*worker as usize) < workers)
+    }
+}
+
+/// The dealer of a pass: a state machine that all workers have. It gets the same requests on each of them.
+///
+/// Between two steps, there are one or more rounds. In a round, each worker reports whether it needs a file. If a
+/// worker asks again before the next step, its files were small, so it gets twice the number. It never gets more than
+/// half of its share of the remaining files. Otherwise, the others would have none at the end.
+#[derive(Clone, Debug)]
+pub(super) struct Dealer {
+    workers: Vec<WorkerState>,
+    /// The number of files of the pass.
+    files: usize,
+    deals: Deals,
+}
+
+#[derive(Clone, Debug)]
+struct WorkerState {
+    /// The number of files that the worker gets if it asks.
+    next: usize,
+    /// Whether the worker has been told that there are no more files.
+    ended: bool,
+}
+
+/// An error of requests that correct workers do not make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BadRequests {
+    /// There are not the requests of all workers.
+    #[error("{found} workers take the step, but the pass has {workers}")]
+    Workers { found: usize, workers: usize },
+    /// A worker needs a file after it has been told that there are no more.
+    #[error(
+        "worker {worker} needs a file, but has been told that there are no more; do all run the same program?"
+    )]
+    AfterEnd { worker: usize },
+}
+
+impl Dealer {
+    /// Creates the dealer of a pass over `files` files, after the given deals.
+    pub(super) fn new(workers: usize, files: usize, deals: Deals) -> Self {
+        // A worker that resumes after the last deal is not told again.
+        let ended = deals.count() >= files;
+        Self { workers: vec![WorkerState { next: 1, ended }; workers], files, deals }
+    }
+
+    /// Returns all deals so far.
+    pub(super) fn deals(&self) -> &Deals {
+        &self.deals
+    }
+
+    /// Returns whether more files may be dealt.
+    pub(super) fn has_more(&self) -> bool {
+        self.deals.count() < self.files
+    }
+
+    /// Deals files to the workers that need one, in turn. `needs` is ordered by worker. Returns the files that each
+    /// worker gets in this round. If a worker needs a file and gets none, there are no more.
+    ///
+    /// # Errors
+    /// Returns [`BadRequests`], and deals nothing.
+    pub(super) fn round(&mut self, needs: &[bool]) -> Result<Vec<Vec<usize>>, BadRequests> {
+        let (found, workers) = (needs.len(), self.workers.len());
+        if found != workers {
+            return Err(BadRequests::Workers { found, workers });
+        }
+        let needs = |worker: usize| needs.get(worker).copied().unwrap_or(false);
+        let ended = |(worker, state): (usize, &WorkerState)| needs(worker) && state.ended;
+        if let Some(worker) = self.workers.iter().enumerate().position(ended) {
+            return Err(BadRequests::AfterEnd { worker });
+        }
+        let rest = self.files.saturating_sub(self.deals.count());
+        let most = (rest / (2 * self.workers.len().max(1))).max(1);
+        let wanted =
+            |(worker, state): (usize, &WorkerState)| if needs(worker) { state.next.min(most) } else { 0 };
+        let mut wanted: Vec<usize> = self.workers.iter().enumerate().map(wanted).collect();
+        let mut dealt = vec![Vec::new(); self.workers.len()];
+        let mut next = self.deals.count();
+        if needs_any(&wanted) && next < self.files {
+            let deals = Arc::make_mut(&mut self.deals.0);
+            while needs_any(&wanted) && next < self.files {
+                for (worker, wanted) in wanted.iter_mut().enumerate().filter(|(_, wanted)| **wanted > 0) {
+                    if next < self.files {
+                        deals.push(worker as u32);
+                        dealt[worker].push(next);
+                        next += 1;
+                    }
+                    *wanted -= 1;
+                }
+            }
+        }
+        let has_more = self.has_more();
+        for (_, state) in self.workers.iter_mut().enumerate().filter(|(worker, _)| needs(*worker)) {
+            state.next = state.next.saturating_mul(2);
+            state.ended = !has_more;
+        }
+        Ok(dealt)
+    }
+
+    /// Records that the workers have taken a step.
+    pub(super) fn step_taken(&mut self) {
+        self.workers.iter_mut().for_each(|worker| worker.next = 1);
+    }
+}
+
+fn needs_any(wanted: &[usize]) -> bool {
+    wanted.iter().any(|wanted| *wanted > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use distribute_testing::SplitMix;
+    use proptest::prelude::*;
+
+    /// A worker of a model: the files in its hand, and the number of elements left in the file that it reads.
+    #[derive(Clone, Default)]
+    struct Reader {
+        hand: Vec<usize>,
+        file: Option<(usize, usize)>,
+        more: bool,
+    }
+
+    /// A pass of the model. Files have these numbers of elements; a step takes `batch` elements of each worker.
+    #[derive(Clone)]
+    struct Model {
+        sizes: Vec<usize>,
+        batch: usize,
+        readers: Vec<Reader>,
+        /// The dealers of all workers, which get the same requests.
+        dealers: Vec<Dealer>,
+        /// The elements of each step.
+        steps: Vec<Vec<(usize, usize)>>,
+    }
+
+    impl Model {
+        /// Begins or resumes a pass of `workers` workers after `steps` steps, as its deals say.
+        fn new(sizes: &[usize], batch: usize, workers: usize, deals: &Deals, steps: usize) -> Self {
+            let more = deals.count() < sizes.len();
+            let reader = |worker| Reader { hand: deals.of(worker), file: None, more };
+            let mut model = Self {
+                sizes: sizes.to_vec(),
+                batch,
+                readers: (0..workers).map(reader).collect(),
+                dealers: vec![Dealer::new(workers, sizes.len(), deals.clone()); workers],
+                steps: Vec::new(),
+            };
+            for reader in &mut model.readers {
+                for _ in 0..steps * batch {
+                    // A worker only skips what it has been dealt before.
+                    if take(reader, &model.sizes).is_none() {
+                        assert!(!reader.more, "a file was dealt later than it was read");
+                    }
+                }
+            }
+            model
+        }
+
+        fn deals(&self) -> &Deals {
+            self.dealers[0].deals()
+        }
+
+        /// Takes a step; returns `false` at the end.
+        fn step(&mut self) -> bool {
+            let mut taken: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.readers.len()];
+            loop {
+                for (reader, taken) in self.readers.iter_mut().zip(&mut taken) {
+                    while taken.len() < self.batch
+                        && let Some(element) = take(reader, &self.sizes)
+                    {
+                        taken.push(element);
+                    }
+                }
+                let needs = |(reader, taken): (&Reader, &Vec<_>)| taken.len() < self.batch && reader.more;
+                let needs: Vec<bool> = self.readers.iter().zip(&taken).map(needs).collect();
+                let rounds: Vec<_> =
+                    self.dealers.iter_mut().map(|dealer| dealer.round(&needs).unwrap()).collect();
+                assert!(rounds.iter().all(|round| *round == rounds[0]));
+                for (worker, reader) in
+                    self.readers.iter_mut().enumerate().filter(|(worker, _)| needs[*worker])
+                {
+                    reader.hand.extend(&rounds[0][worker]);
+                    reader.more = self.dealers[0].has_more();
+                    assert!(!rounds[0][worker].is_empty() || !reader.more);
+                }
+                if !needs.contains(&true) {
+                    break;
+                }
+            }
+            self.dealers.iter_mut().for_each(Dealer::step_taken);
+            let step = taken.concat();
+            let taken = !step.is_empty();
+            self.steps.extend(taken.then_some(step));
+            taken
+        }
+    }
+
+    /// Takes the next element of a worker; `None` if it has no file.
+    fn take(reader: &mut Reader, sizes: &[usize]) -> Option<(usize, usize)> {
+        loop {
+            match &mut reader.file {
+                Some((file, next)) if *next < sizes[*file] => {
+                    *next += 1;
+                    return Some((*file, *next - 1));
+                }
+                _ if reader.hand.is_empty() => return None,
+                file => *file = Some((reader.hand.remove(0), 0)),
+            }
+        }
+    }
+
+    fn every(sizes: &[usize]) -> Vec<(usize, usize)> {
+        sizes
+            .iter()
+            .enumerate()
+            .flat_map(|(file, size)| (0..*size).map(move |element| (file, element)))
+            .collect()
+    }
+
+    proptest! {
+        // INV-36, INV-99: a random history of kills and checkpoints. The steps after the latest checkpoint are lost.
+        // They are repeated without a difference.
+        #[test]
+        fn each_element_is_used_once_whenever_all_are_killed(
+            sizes in proptest::collection::vec(0usize..9, 0..24), batch in 1usize..6, workers in 1usize..5, seed: u64,
+        ) {
+            let undisturbed = {
+                let mut model = Model::new(&sizes, batch, workers, &Deals::default(), 0);
+                while model.step() {}
+                model
+            };
+            let mut random = SplitMix(seed);
+            let mut model = Model::new(&sizes, batch, workers, &Deals::default(), 0);
+            // The position of the latest checkpoint.
+            let (mut saved, mut before) = (Deals::default(), Vec::new());
+            let mut kills = 0;
+            loop {
+                match random.below(4) {
+                    0 => {
+                        before.append(&mut model.steps);
+                        saved = model.deals().clone();
+                    }
+                    1 if kills < 20 => {
+                        kills += 1;
+                        model = Model::new(&sizes, batch, workers, &saved, before.len());
+                    }
+                    _ if !model.step() => break,
+                    _ => {}
+                }
+            }
+            prop_assert_eq!(model.deals(), undisturbed.deals());
+            before.append(&mut model.steps);
+            prop_assert_eq!(&before, &undisturbed.steps, "the same steps, whatever was killed");
+            let mut all = before.concat();
+            all.sort_unstable();
+            prop_assert_eq!(all, every(&sizes));
+        }
+
+        // INV-99
+        #[test]
+        fn files_are_dealt_once_and_in_their_order(
+            files in 0usize..200, workers in 1usize..6, rounds in proptest::collection::vec(proptest::bits::u8::ANY, 0..400),
+        ) {
+            let mut dealer = Dealer::new(workers, files, Deals::default());
+            let (mut next, mut ended) = (0, vec![files == 0; workers]);
+            for round in rounds {
+                let needs: Vec<bool> = (0..workers).map(|worker| round >> worker & 1 == 1).collect();
+                let late = (0..workers).find(|worker| needs[*worker] && ended[*worker]);
+                let before = dealer.deals().clone();
+                let dealt = match dealer.round(&needs) {
+                    Ok(dealt) => dealt,
+                    Err(error) => {
+                        prop_assert_eq!(Some(error), late.map(|worker| BadRequests::AfterEnd { worker }));
+                        prop_assert_eq!(&before, dealer.deals());
+                        continue;
+                    }
+                };
+                prop_assert_eq!(late, None);
+                let mut all = dealt.concat();
+                all.sort_unstable();
+                prop_assert_eq!(&all, &(next..next + all.len()).collect::<Vec<_>>());
+                next += all.len();
+                for worker in 0..workers {
+                    prop_assert!(needs[worker] || dealt[worker].is_empty());
+                    prop_assert!(!needs[worker] || !dealt[worker].is_empty() || !dealer.has_more());
+                    ended[worker] |= needs[worker] && !dealer.has_more();
+                }
+                if round >> 7 == 1 {
+                    dealer.step_taken();
+                }
+            }
+            let each: usize = (0..workers).map(|worker| dealer.deals().of(worker).len()).sum();
+            prop_assert_eq!((each, dealer.deals().count()), (next, next));
+            prop_assert!(dealer.deals().fits(workers, files));
+        }
+    }
+
+    #[test]
+    fn a_worker_that_asks_again_gets_more_until_the_next_step() {
+        let mut dealer = Dealer::new(2, 40, Deals::default());
+        let mut ask =
+            |needs: [bool; 2]| dealer.round(&needs).unwrap().iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(ask([true, true]), [1, 1]);
+        assert_eq!(ask([true, false]), [2, 0]);
+        assert_eq!(ask([true, true]), [4, 2]);
+        assert_eq!(ask([true, false]), [7, 0], "a quarter of the other 30");
+        dealer.step_taken();
+        assert_eq!(dealer.round(&[true, false]).unwrap()[0].len(), 1);
+    }
+
+    #[test]
+    fn deals_are_a_list_of_workers_and_are_checked() {
+        let deals = Deals::from(vec![0, 2, 2]);
+        assert_eq!(Vec::from(deals.clone()), [0, 2, 2]);
+        let error = Dealer::new(2, 3, Deals::default()).round(&[true]).unwrap_err();
+        assert_eq!(error, BadRequests::Workers { found: 1, workers: 2 });
+        assert_eq!((deals.of(2), deals.of(1)), (vec![1, 2], vec![]));
+        assert!(deals.fits(3, 3) && !deals.fits(2, 3) && !deals.fits(3, 2));
+    }
+}
