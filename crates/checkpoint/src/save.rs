@@ -148,8 +148,8 @@ fn write_index(path: &Path, index: &Index) -> Result<()> {
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
 }
 
-/// Syncs the names in a folder to disk. Does nothing on Windows: folders cannot be opened there, and names are
-/// already on disk.
+/// Syncs the names in a folder to disk. Does nothing on Windows, because folders cannot be opened there: a name may not
+/// be on disk yet when this returns.
 fn sync_folder(path: &Path) -> Result<()> {
     if cfg!(windows) {
         Ok(())

@@ -29,14 +29,14 @@ impl Folder {
         self.root.join("blobs").join(hash.text())
     }
 
-    /// Returns the path of the part of a blob that was downloaded, in a folder that exists.
+    /// Returns the path of a blob's incomplete download. Creates the folder of blobs if it does not exist.
     pub(crate) fn partial(&self, hash: &Hash) -> Result<PathBuf> {
         let blobs = self.root.join("blobs");
         fs::create_dir_all(&blobs).map_err(Error::io("creating", &blobs))?;
         Ok(blobs.join(format!("{}.incomplete", hash.text())))
     }
 
-    /// Returns the path of the lock of a blob, in a folder that exists.
+    /// Returns the path of a blob's lock. Creates the folder of locks if it does not exist.
     pub(crate) fn lock(&self, hash: &Hash) -> Result<PathBuf> {
         fs::create_dir_all(&self.locks).map_err(Error::io("creating", &self.locks))?;
         Ok(self.locks.join(format!("{}.lock", hash.text())))

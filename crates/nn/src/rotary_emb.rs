@@ -109,7 +109,7 @@ fn rotated(name: &str, kind: RotaryLayout, xs: &Tensor, cos: &Tensor, sin: &Tens
     }
 }
 
-/// Applies candle operations that have gradients.
+/// Computes the rotation with candle's operations, which have gradients.
 fn composed(kind: RotaryLayout, xs: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     if xs.elem_count() == 0 {
         return Ok(xs.clone());

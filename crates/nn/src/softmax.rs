@@ -1,4 +1,4 @@
-//! The softmax of rows, with one pass in each direction.
+//! The softmax of rows, as one fused operation each for the forward and the backward pass.
 
 use super::exp::Exp;
 use super::lanes;

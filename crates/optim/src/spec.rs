@@ -247,7 +247,7 @@ pub struct Lion {
     pub beta1: f64,
     /// The fraction of m that is kept in each step, in [0, 1). 0.99 by default.
     pub beta2: f64,
-    /// The weight decay λ, at least 0. 0 by default.
+    /// The weight decay λ. At least 0; 0 by default.
     pub weight_decay: f64,
     /// Whether rows without a gradient do not change in an update by row. `false` by default.
     pub lazy: bool,
@@ -292,7 +292,7 @@ pub struct Lamb {
     pub beta2: f64,
     /// The term ε, greater than 0. 1e-7 by default.
     pub epsilon: f64,
-    /// The weight decay λ, at least 0. 0 by default.
+    /// The weight decay λ. At least 0; 0 by default.
     pub weight_decay: f64,
     /// Whether steps are multiplied by the trust ratio. `true` by default.
     pub adapt: bool,
@@ -379,7 +379,7 @@ impl Default for Adafactor {
 /// An update by row does not change rows without a gradient. With a gradient of 0 they would not change either.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowAdagrad {
-    /// The initial value of accum, at least 0. 0 by default.
+    /// The initial value of accum. At least 0; 0 by default.
     pub initial_accumulator_value: f64,
     /// The term ε, at least 0, and greater than 0 if accum is initially 0. 1e-8 by default.
     pub epsilon: f64,
@@ -439,11 +439,11 @@ pub struct Ftrl {
     pub lr_power: f64,
     /// The L1 regularization: a weight is 0 unless |linear| is greater than this number. At least 0; 0 by default.
     pub l1: f64,
-    /// The L2 regularization of weights, at least 0. 0 by default.
+    /// The L2 regularization of weights. At least 0; 0 by default.
     pub l2: f64,
     /// The L2 regularization that is added to the gradient, except in accum. At least 0; 0 by default.
     pub l2_shrinkage: f64,
-    /// A term that reduces the rates of the first steps, at least 0. 0 by default.
+    /// A term that reduces the rates of the first steps. At least 0; 0 by default.
     pub beta: f64,
 }
 

@@ -75,7 +75,7 @@ impl Dynamic {
         self.row_read(operation, ids)?.send(operation)
     }
 
-    /// Returns an unsent read of the rows of `ids`. Each row is read once, even if its id is repeated.
+    /// Prepares a read of the rows of `ids`, without sending it. Each row is read once, even if its id is repeated.
     pub fn row_read(&self, operation: &'static str, ids: &[i64]) -> Result<RowRead<'_>> {
         let unique = UniqueIds::new(ids);
         let split = self.partition.split(unique.ids());

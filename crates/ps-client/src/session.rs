@@ -53,9 +53,9 @@ struct State {
     in_flight: VecDeque<Finish>,
     /// Whether the latest update in flight will fetch all changes, and was sent since the last step began.
     fresh: bool,
-    /// The error because of which the values could not be fetched after the running step's gradients were applied.
+    /// The error of the fetch after the running step's gradients were applied, if it failed.
     fetch_error: Option<Arc<Error>>,
-    /// The error because of which values that the running step has used could not be fetched, if any.
+    /// The error with which code of the running step failed to fetch values, if that code could not return it.
     lost: Option<Error>,
 }
 
@@ -234,7 +234,7 @@ impl Session {
     /// gradients.
     ///
     /// # Errors
-    /// Returns the error because of which values could not be fetched, again and again until the next step begins.
+    /// Returns the error of the fetch that failed. Each call returns it again until the next step begins.
     pub(crate) fn require_fetched(&self) -> Result<()> {
         lock(&self.state).fetch_error.clone().map_or(Ok(()), |error| Err(Error::Shared(error)))
     }

@@ -73,8 +73,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets whether calls to a server on this machine are sent through shared memory. By default, they are if both
-    /// sides support this.
+    /// Sets whether calls to a server on this machine are sent through shared memory. By default, shared memory is used
+    /// if both sides support it.
     pub fn shared_memory(mut self, shared_memory: SharedMemory) -> Self {
         self.shared_memory = shared_memory;
         self

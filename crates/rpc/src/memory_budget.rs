@@ -1,5 +1,5 @@
-//! The limits on calls without an answer: their number on each connection, and their bytes on the server. This module
-//! contains only pure functions and values.
+//! The limits on unanswered calls: their number on each connection, and their bytes on the server. This module only
+//! counts: it does no I/O, and never waits.
 
 // - INV-28: a caller of a server has a limited number of unanswered calls. The unanswered calls of all its callers
 //   take at most half of the memory, and no caller with several calls more than it leaves for others. A call that

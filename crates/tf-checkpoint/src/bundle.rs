@@ -155,7 +155,8 @@ impl Shards {
     }
 }
 
-/// Creates the tensor of an entry, and checks that its pieces have its elements.
+/// Creates the tensor of an entry, and checks that the pieces cover each of its elements exactly once and have the
+/// right sizes.
 fn tensor(
     name: &str,
     found: &Found,

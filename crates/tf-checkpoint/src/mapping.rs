@@ -238,7 +238,7 @@ impl TfCheckpoint {
         })
     }
 
-    /// Reads a number of steps.
+    /// Reads the step count in the tensor `name`, which must contain a single integer.
     fn steps(&self, name: &str) -> Result<u64> {
         let tensor = self.tensor(name)?;
         let steps = match (tensor.as_slice::<i64>(), tensor.as_slice::<i32>()) {

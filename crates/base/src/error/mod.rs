@@ -52,7 +52,8 @@ pub enum Error {
         device: String,
         /// The sequence number of the step on this strategy, from 1.
         step: u64,
-        /// The error that the closure returned.
+        /// The error that the closure returned, or the reason why the replica failed: a panic, or a collective that the
+        /// closure did not call.
         #[source]
         source: Box<Error>,
     },

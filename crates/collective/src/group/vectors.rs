@@ -226,8 +226,8 @@ impl GroupCall<'_> {
         Ok(sums)
     }
 
-    /// Returns the size in bytes of each vector. Returns an error if they have different sizes, if the size is not that
-    /// of whole elements, or if there is not one weight for each vector of each worker.
+    /// Returns the size in bytes of each vector. Returns an error if the sizes differ, if they are not a multiple of
+    /// the size of an element, or if there is not one weight for each vector of each worker.
     fn require_vectors<F>(&self, vectors: &[Bytes], weights: &[F]) -> Result<usize, Failure> {
         let size = vectors.first().map_or(0, Bytes::len);
         if weights.len() != vectors.len() * self.world().workers()

@@ -38,8 +38,8 @@ pub type Delegate<'a> =
 ///
 /// A failed round does not affect the next one, unless it ends the run. A missed deadline ends the run, because the
 /// member that missed it would otherwise arrive in the next round of the others. If there are other processes, the run
-/// also ends when their session is over, or when a call fails among the members of this process alone, for which the
-/// other processes may be waiting.
+/// also ends when their session is over, or when a call fails among the members of this process alone, because the
+/// other processes may be waiting for these members.
 ///
 /// If other processes take part in a call, the last member to arrive is the delegate: it makes the call to them on
 /// behalf of all members of this process, without holding the lock. The other members wait for the delegate even after

@@ -98,11 +98,11 @@ impl ReductionCall {
 impl Strategy {
     /// Reduces a value over all replicas and puts a copy of the result on each of `destinations`.
     ///
-    /// A [`PerReplica`](crate::PerReplica) has one component per replica. A [`Mirrored`] value counts once
-    /// per replica. The MEAN of a value that is not distributed is that value; its SUM over several replicas
-    /// is an error. If the destination is the value itself, this is an all-reduce.
+    /// A [`PerReplica`](crate::PerReplica) has one component per replica. A [`Mirrored`] value counts once per replica.
+    /// The MEAN of a value that is not distributed is that value; its SUM over several replicas of one process is an
+    /// error. If the destination is the value itself, this is an all-reduce.
     ///
-    /// With several workers, all must make this call, which is also allowed in merge functions, and they get the same
+    /// This call is also allowed in merge functions. With several workers, all must make it, and all get the same
     /// result. A value that is not distributed is then reduced over the workers, each of which has one value.
     ///
     /// The result has one copy per destination device. Copies on CPU devices share memory, so don't change
@@ -111,9 +111,9 @@ impl Strategy {
     ///
     /// # Errors
     /// - [`Error::Tensor`]: shapes or dtypes differ, or the dtype is bool or string.
-    /// - [`Error::InvalidArgument`]: SUM over several replicas of a value that is not distributed, a value that was
-    ///   created for a different number of replicas, or empty destinations. Also a destination on another worker, or a
-    ///   variable of another strategy.
+    /// - [`Error::InvalidArgument`]: SUM over several replicas of one process of a value that is not distributed, a
+    ///   value that was created for a different number of replicas, or empty destinations. Also a destination on
+    ///   another worker, or a variable of another strategy.
     /// - [`Error::Device`]: a destination cannot be parsed, or is neither a device of the strategy nor the host's
     ///   `cpu:0`.
     /// - [`Error::WrongContext`]: called inside `run`.

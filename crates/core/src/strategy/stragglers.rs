@@ -7,9 +7,10 @@ use std::time::Duration;
 /// The time after which a measurement counts for a third, in seconds. Times are compared over about this long.
 const MEMORY: f64 = 60.;
 
-/// The minimum of observed time and steps before a worker is called slow: a page cache that is still cold is not a slow
-/// worker.
+/// The minimum time in seconds that must be observed before a worker is considered slow. The first steps are often
+/// slow, because the page cache is cold.
 const MIN_SECONDS: f64 = 10.;
+/// The minimum number of steps that must be observed before a worker is considered slow.
 const MIN_STEPS: u64 = 20;
 
 /// A worker is slow if it takes this many times as long as the median of the others, and if that costs at least this

@@ -14,8 +14,9 @@ use std::ops::Range;
 use std::panic::Location;
 
 /// An ON_WRITE variable is saved as one value. An ON_READ variable is saved as the value that a read outside `run`
-/// returns, so it cannot be saved if its aggregation is NONE. It is restored by the rules of `assign`. With SUM, the
-/// value is divided equally. The replicas' copies are also saved, and are restored if the number of copies is the same.
+/// returns, so it cannot be saved if its aggregation is NONE. The copies of its replicas are saved as well, and are
+/// restored if their number and dtype are the same. Otherwise, the value is assigned by the rules of `assign`: with
+/// SUM, it is divided equally.
 impl Checkpointed for Variable {
     fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
         if !self.is_saved_here() {

@@ -63,7 +63,8 @@ impl Operation for Concatenate {
 
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         let [first, second] = self.inputs.each_ref().map(|input| input.start(epoch));
-        Box::new(ConcatenateStage { current: first, second: Some(second) })
+        let is_endless = self.inputs[0].cardinality() == Cardinality::Infinite;
+        Box::new(ConcatenateStage { current: first, second: Some(second), is_endless })
     }
 }
 
@@ -71,6 +72,8 @@ struct ConcatenateStage {
     current: Box<dyn Stage>,
     /// The stage that follows the current one; `None` once it is the current one.
     second: Option<Box<dyn Stage>>,
+    /// Whether the first dataset is known to be infinite, so that the second one is never read.
+    is_endless: bool,
 }
 
 impl Stage for ConcatenateStage {
@@ -95,9 +98,10 @@ impl Stage for ConcatenateStage {
         }
     }
 
-    /// Returns the number of passes of the second dataset, because only that one may never end.
+    /// Returns the number of passes over the dataset that is read if no other one follows. Otherwise returns 0, because
+    /// a filter that keeps no element of the first dataset may keep elements of the second one.
     fn passes(&self) -> usize {
-        if self.second.is_none() { self.current.passes() } else { 0 }
+        if self.is_endless || self.second.is_none() { self.current.passes() } else { 0 }
     }
 }
 
@@ -124,6 +128,13 @@ mod tests {
             let data = Dataset::range(3).concatenate(&Dataset::range(3..6)).skip(skip);
             assert_eq!(values(&data), (skip.min(6) as i64..6).collect::<Vec<_>>());
         }
+    }
+
+    /// A filter that keeps no element of many repetitions must not return an error before the second dataset.
+    #[test]
+    fn elements_that_come_after_many_repetitions_are_kept() {
+        let many = Dataset::range(3).repeat(500).concatenate(&Dataset::range(9));
+        assert_eq!(values(&many.filter(|x| *x > 7)), [8]);
     }
 
     // DIST-3

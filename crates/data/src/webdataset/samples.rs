@@ -203,7 +203,7 @@ impl Samples {
     }
 }
 
-/// The number of bytes that a file occupies in addition to its contents and name.
+/// The assumed memory, in bytes, of a file of a sample in addition to its contents and name.
 const FILE: u64 = 128;
 
 /// Splits a path into a key and a kind: `a.b/c.d.e` is the file `d.e` of sample `a.b/c`. Returns `None` if the file

@@ -180,7 +180,7 @@ mod tests {
         fn mark_lost(&self, _from: usize, _reason: String) {}
     }
 
-    /// Returns whether the background thread was woken since the last query.
+    /// Returns whether the background thread has been woken since the last query.
     fn is_woken(shared: &Shared) -> bool {
         let mut sockets = [shared.wake_background.interest()];
         poll::wait(&mut sockets, Duration::ZERO).unwrap();

@@ -13,7 +13,7 @@ pub(crate) trait LateJoinHandler: Send {
     fn serve(&mut self, lost: &dyn Fn(usize) -> bool, over: bool);
 }
 
-/// The workers that wait for the next world, as several threads see them.
+/// A record of the workers that wait for the next world, which threads share.
 pub(crate) trait WaitingWorkers: Send + Sync {
     /// Returns the number of workers that wait.
     fn count(&self) -> usize;

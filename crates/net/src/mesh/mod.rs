@@ -1,11 +1,11 @@
-//! The transport over sockets: a connection to each other worker.
+//! The transport over sockets: a connection to every other worker.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `shared` | the links, and the turns of threads to poll them |
+//! | `shared` | the links, and the lock by which threads take turns to poll them |
 //! | `background` | the thread that polls while no other thread does, and detects failed workers |
 //! | `late_joins` | workers that connect after the world is complete |
-//! | `shutdown_wait` | the wait of a closed mesh |
+//! | `shutdown_wait` | how long a closed mesh waits for the others to receive its last messages |
 
 mod background;
 mod late_joins;

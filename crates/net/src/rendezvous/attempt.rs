@@ -229,7 +229,7 @@ impl Handshake {
 }
 
 /// Returns an address at which others reach a worker that listens at `address`. If the worker listens on all addresses,
-/// this is `here`, the address from which it has connected.
+/// the host is replaced by `here`, the address from which the worker has connected.
 fn reachable(address: &str, here: IpAddr) -> String {
     match address.parse::<Address>() {
         Ok(listens) if listens.host().is_unspecified() => {

@@ -187,8 +187,8 @@ impl RendezvousState {
     /// Processes a disconnect. The worker may return, unless the leader has sent the table of the world.
     ///
     /// # Errors
-    /// - [`JoinError::Lost`]: this worker has received the table, and the other worker did not exit gracefully after it
-    ///   had all its links. A worker that has left for a new rendezvous waits there for this one.
+    /// - [`JoinError::Lost`]: this worker has received the table, and the other worker did not exit gracefully. A
+    ///   worker that has left to re-form the group is also lost: it waits for this worker in the new rendezvous.
     pub fn mark_lost(&mut self, worker: usize, reason: String) -> Result<NextStep, JoinError> {
         if self.located && !self.world.is_chief() {
             if reason == crate::ENDED {

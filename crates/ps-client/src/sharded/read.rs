@@ -60,8 +60,8 @@ impl Sharded {
         self.row_read(operation, ids)?.send(operation)
     }
 
-    /// Returns an unsent read of the rows of `ids`. Each row is read once, even if its id is repeated. If the shards do
-    /// not have the numbers of rows that the partition specifies, the complete variable is read.
+    /// Prepares a read of the rows of `ids`, without sending it. Each row is read once, even if its id is repeated. If
+    /// the shards do not have the numbers of rows that the partition specifies, the complete variable is read.
     ///
     /// # Errors
     /// - [`Error::Params`]: an id is out of range.

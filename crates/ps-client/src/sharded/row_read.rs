@@ -23,7 +23,7 @@ impl UniqueRows {
     }
 }
 
-/// An unsent read of rows of one variable.
+/// A read of rows of one variable that has not been sent yet.
 pub struct RowRead<'a> {
     channels: &'a Arc<Channels>,
     requests: Vec<ServerRequest>,

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 /// encoding.
 pub(crate) const MAX_REQUESTS: usize = 16_384;
 
-/// The position in a head of the flag that is set if the server has acknowledged a change of the client. The flag comes
-/// directly after the version, so that it can be set in a call that is sent again.
+/// The position in a head of the flag that is set if the server has already acknowledged a change made by the client.
+/// The flag comes directly after the version, so that it can be set in a call that is sent again.
 const ACKNOWLEDGED: usize = 1;
 
 /// The part of a head between the flag and the requests.
@@ -30,7 +30,7 @@ struct CallHead {
 /// A received call.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// Whether the server has acknowledged a change of the client.
+    /// Whether the server has already acknowledged a change made by this client.
     pub acknowledged: bool,
     /// The id of the client.
     pub client: u64,
@@ -77,7 +77,7 @@ impl Encoded {
         Ok(Self { acknowledged: false, batch, wire, heads, body: body.finish() })
     }
 
-    /// Sets whether the server has acknowledged a change of the client.
+    /// Sets the flag that tells the server that it has already acknowledged a change made by this client.
     pub fn acknowledged(self, acknowledged: bool) -> Self {
         Self { acknowledged, ..self }
     }

@@ -25,8 +25,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The number of recorded ids up to which those without a row are kept: of tables that are not larger, it is not worth
-/// the search.
+/// The minimum of [`TableChanges::limit`]: up to this number of recorded ids, those without a row are kept, because
+/// searching for them is not worth the time.
 const MIN_LIMIT: usize = 1 << 16;
 
 /// The changes of one table.
@@ -43,7 +43,8 @@ pub(crate) struct TableChanges {
 }
 
 impl TableChanges {
-    /// Creates the record of a table from its contents.
+    /// Creates the record of a table's changes. `rows` contains the number of the last change of each row that has
+    /// changed since the change `begun`.
     pub fn new(begun: u64, rows: HashMap<i64, u64>, rule: Option<&RuleSpec>) -> Self {
         let limit = MIN_LIMIT.max(2 * rows.len());
         Self { begun, rows, moves_absent_rows: moves(rule), limit }

@@ -161,8 +161,8 @@ impl World {
         self.agenda.at(at, Event::Started { process, id, conn, job: hello.job });
     }
 
-    /// Begins a session, after the executor of the coordinator's calls has started. Rejects the coordinator if one has
-    /// connected again in the meantime.
+    /// Begins a session, after the executor of the coordinator's calls has started. Rejects the coordinator if it or
+    /// another one has connected to the worker in the meantime.
     pub fn started(&mut self, process: usize, id: u64, conn: Conn, job: u64) {
         if self.workers[process].sessions != id {
             return self.say(process, conn, Words::Refused);

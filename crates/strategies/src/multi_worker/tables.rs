@@ -29,7 +29,7 @@ const OPERATION: &str = "MultiWorkerMirroredStrategy";
 pub(super) struct ServiceSettings {
     /// The host in this worker's address, by which the others reach it. `None` if all workers are in this process.
     pub host: Option<Host>,
-    /// The host to listen on, if it differs.
+    /// The host to listen on, if it differs from `host`.
     pub listen: Option<Host>,
     pub credentials: Credentials,
 }

@@ -1,4 +1,4 @@
-//! Iteration over the rows of several replicas, so that equal rows can be added in the fixed order of sums.
+//! Iteration over the rows of several replicas, so that rows with the same index can be added in a fixed order.
 
 /// Calls `then` with each row that at least one replica has, in ascending order, and with the row's values on each
 /// replica. If a replica does not have the row, its values are zeros. Adding the values with

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::ops::ControlFlow;
 use std::sync::Mutex;
 
-/// The interval between two changes of the status line, in seconds.
+/// The minimum interval between two updates of the status line, in seconds.
 const INTERVAL: f64 = 0.1;
 /// The number of columns of the bar.
 const WIDTH: usize = 24;
