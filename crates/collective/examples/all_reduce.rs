@@ -18,7 +18,7 @@ use std::time::Duration;
 /// those that it starts.
 const PART: &str = "DISTRIBUTE_ALL_REDUCE";
 
-/// The number of bytes that are summed for each size, by repeating small sums.
+/// The approximate number of bytes that are summed for each size. Sums of short vectors are repeated more often.
 const BYTES: usize = 512 << 20;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -77,7 +77,7 @@ impl Asked {
     }
 }
 
-/// Other workers, which are killed where this one fails.
+/// The processes of the other workers, which are killed when this value is dropped.
 struct Others(Vec<Child>);
 
 impl Drop for Others {
@@ -101,7 +101,7 @@ impl Others {
     }
 }
 
-/// The median time of a sum of vectors of this many bytes.
+/// Returns the median time of a sum of vectors of `bytes` bytes.
 fn median(session: &Session, options: &SumOptions, bytes: usize) -> Result<Duration> {
     let world = session.world();
     let calling = || {

@@ -75,7 +75,7 @@ impl Worker {
         self.mesh.memory(length).ok_or_else(|| "these processes share no memory".into())
     }
 
-    /// Writes, sends, and reads what the other one has written.
+    /// Writes this worker's body, sends it, and returns the sum of the words of the other worker's body.
     fn exchange(&self, length: usize, round: u8, by_reference: bool, own: &mut [u8]) -> Result<u64> {
         own.fill(round);
         if by_reference {
@@ -89,7 +89,7 @@ impl Worker {
         Ok(theirs.as_chunks().0.iter().fold(0_u64, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word))))
     }
 
-    /// Adds up what both have, in place: half of the numbers at each worker, which tells the other.
+    /// Adds up the vectors of both workers in place. Each worker sums one half, and sends the sum to the other.
     fn sum(&self, mut values: Region) -> Result<[Bytes; 2]> {
         let second = values.split_off(values.len() / 2);
         let (mut mine, theirs) = if self.me == 0 { (values, second) } else { (second, values) };

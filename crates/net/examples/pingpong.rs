@@ -1,6 +1,6 @@
 //! A benchmark of two workers that answer each other, and that exchange 64 MiB both ways at once: as threads over
 //! memory, and as two processes over TCP, TLS and shared memory. Bodies are copied into shared memory and out of it;
-//! the example `exchange` measures bodies that are not.
+//! the example `exchange` measures bodies that are not copied.
 //!
 //! ```text
 //! cargo run --release -p distribute-net --example pingpong            # all of them
@@ -64,10 +64,11 @@ impl Inbox {
     }
 }
 
-/// The median, and what a tenth took at most: on a busy machine, the one that says more.
+/// The median and the 10th percentile. On a busy machine, the 10th percentile is less affected by other programs.
 type Times = [Duration; 2];
 
-/// Worker `me`'s part. Gives the times of a round trip and of an exchange.
+/// Runs worker `me`'s part. Returns the times of a round trip of a small message, of a round trip of a page, and of an
+/// exchange of large messages.
 fn play(me: usize, transport: &dyn Transport, inbox: &Inbox) -> Result<[Times; 3], Box<dyn Error>> {
     let small = Message::new(vec![1; 16], vec![2; 48]);
     let page = Message::new(vec![1; 16], vec![2; 4080]);
@@ -109,7 +110,7 @@ fn identity() -> Result<Identity, IdentityError> {
     Ok(Secret::from_env()?.map_or(Identity::None, Identity::Secret))
 }
 
-/// The first process, which starts the second. What is no loopback address is encrypted.
+/// Runs the first process, which starts the second. Links are encrypted unless their address is a loopback address.
 fn processes(link: &str) -> Result<[Times; 3], Box<dyn Error>> {
     let host = if link == "tls" { "0.0.0.0" } else { "127.0.0.1" };
     let listener = Listener::bind(&format!("{host}:0"))?;

@@ -83,9 +83,9 @@ pub trait Transport: Debug + Send + Sync {
     /// memory can be allocated.
     ///
     /// These workers read the memory itself, which can be reused after they have dropped the body, so received bodies
-    /// should be dropped soon. Each pair of workers shares at most 256 bodies or 2 GiB at a time, and further bodies
-    /// are copied. Bodies of less than 2 KiB are also copied, which is as fast, and so are the first bodies to a worker
-    /// that is still joining.
+    /// should be dropped soon. At most 256 bodies, with at most 2 GiB in total, are shared with each of these workers
+    /// at a time. Further bodies are copied; a single body of any size is shared. Bodies of less than 2 KiB are also
+    /// copied, which is as fast, and so are the first bodies to a worker that is still joining.
     fn memory(&self, len: usize) -> Option<Region> {
         let _ = len;
         None

@@ -7,7 +7,7 @@ use distribute_net::{Region, Transport};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// The maximum number of unused buffers that are kept for later. If there are more, the oldest is freed.
+/// The maximum number of unused buffers that are kept for later. If there are more, one of them is freed.
 const MAX_IDLE: usize = 8;
 
 /// A pool of buffers. A buffer returns to the pool when its last reader drops it.

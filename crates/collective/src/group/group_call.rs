@@ -38,7 +38,7 @@ impl<'a> GroupCall<'a> {
         Ok(all)
     }
 
-    /// Sends the bytes `piece(worker)` to each other worker. Returns the bytes that each has sent to this one. Their
+    /// Sends the bytes `piece(worker)` to every other worker. Returns the bytes that each has sent to this one. Their
     /// lengths may differ. The entry of this worker is empty. Errors use `what` as the name of what the worker waits
     /// for.
     ///
@@ -107,7 +107,7 @@ impl<'a> GroupCall<'a> {
         self.session.group().buffers()
     }
 
-    /// Makes the first or the next round of the call: sends `body(worker)` to each other worker, and returns the bytes
+    /// Makes the first or the next round of the call: sends `body(worker)` to every other worker, and returns the bytes
     /// that each has sent to this one. Errors use `what` as the name of what the worker waits for.
     pub(super) fn round(
         &mut self,

@@ -101,8 +101,9 @@ impl Inbox {
     }
 
     /// Adds a frame received from a worker. A frame of a past session or of a disconnected worker is dropped. The
-    /// worker is disconnected if it has too many frames. If all frames together are too large, the worker whose frames
-    /// occupy the most is disconnected, which may be another one.
+    /// worker is disconnected if it has too many frames, or if the frame would open too many session names. If all
+    /// frames together are too large, the worker whose frames occupy the most is disconnected, which may be another
+    /// one.
     pub fn add(&self, from: usize, frame: Frame) {
         let mut state = lock(&self.0.state);
         if !matches!(state.lost.get(from), Some(None)) {
@@ -182,8 +183,8 @@ impl Inbox {
     }
 
     /// Waits for the next event of a session, at most until `deadline`, after which the event is [`Event::Expired`].
-    /// Meanwhile polls the transport if that is needed. `lost_seen` contains, for each worker, whether its loss has
-    /// already been reported.
+    /// While it waits, it polls the transport if no other thread does. `lost_seen` contains, for each worker, whether
+    /// its loss has already been reported.
     pub fn next(
         &self,
         session: SessionId,

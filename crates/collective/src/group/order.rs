@@ -39,7 +39,7 @@ pub struct SumOptions {
 
 /// The algorithms of [`Order::Fast`]. In each round, all workers exchange their calls, and some workers send data.
 ///
-/// | bytes of a vector, or pack | workers are a power of two | else |
+/// | bytes of a vector, or bucket | number of workers is a power of two | otherwise |
 /// |---|---|---|
 /// | up to 4 KiB | tree | tree |
 /// | up to 256 KiB | halving and doubling | halving and doubling |

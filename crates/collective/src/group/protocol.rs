@@ -45,7 +45,7 @@ pub enum Ending {
     LeftOut,
 }
 
-/// The reason why a worker is treated as lost: it has sent a frame that no worker sends that runs the same program.
+/// The reason why a worker is treated as lost: it has sent a frame that a worker with the same program never sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("worker {worker} has sent {fault}: all workers have to run the same program, of the same version")]
 pub struct InvalidFrame {

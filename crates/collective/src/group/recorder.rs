@@ -21,12 +21,13 @@ struct Calls {
     flight: FlightRecorder,
     /// The time at which the current call, or its current part, began.
     began: Duration,
-    /// The time spent in calls since the last look, in total and by the worker whose message ended the wait.
+    /// The time spent in calls since [`take_waits`](Recorder::take_waits) was last called, in total and by the worker
+    /// whose message ended the wait.
     waited: Duration,
     waited_for: Vec<Duration>,
 }
 
-/// The time that this worker has spent in exchanges with other workers since the last look.
+/// The time that this worker has spent in exchanges with other workers since this was last queried.
 #[derive(Clone, Copy, Debug)]
 pub struct Waits<'a> {
     /// The total time.

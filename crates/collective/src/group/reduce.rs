@@ -165,8 +165,8 @@ impl GroupCall<'_> {
         bodies.into_iter().enumerate().map(opening).collect()
     }
 
-    /// Returns the leaves of all replicas, decoded from openings, all of which must contain them. This worker's own are
-    /// `local`.
+    /// Returns the leaves of all replicas, decoded from openings, all of which must contain them. This worker's own
+    /// leaves are `local`.
     ///
     /// # Errors
     /// Returns a [`Failure`] if another worker's leaves cannot be decoded, or are more or fewer than the local ones.
@@ -303,7 +303,7 @@ impl GroupCall<'_> {
     }
 }
 
-/// Returns the leaves of this worker next to which those of another worker's contribution `part` are placed.
+/// Returns the leaves of this worker on whose devices the leaves of another worker's contribution `part` are placed.
 fn nearest<'a>(local: &[&'a [Leaf]], part: usize) -> &'a [Leaf] {
     local.get(part).or(local.first()).copied().unwrap_or_default()
 }

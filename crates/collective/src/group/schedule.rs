@@ -1,5 +1,5 @@
-//! The schedule of a sum in [`Order::Fast`](super::Order::Fast): the elements that each worker sends to each other
-//! worker in each round. The schedule is a pure function of sizes.
+//! The schedule of a sum in [`Order::Fast`](super::Order::Fast): the elements that each worker sends to another one in
+//! each round. The schedule is a pure function of sizes.
 
 use super::Algorithm;
 use distribute_tensor::partition::chunk;

@@ -87,7 +87,7 @@ impl GroupCall<'_> {
     }
 
     /// Receives the pieces of vectors that were sent to this worker before this call. `call` must be the
-    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns the pieces of each other worker:
+    /// [`EarlySend::call`](super::EarlySend::call) of the senders. Returns the pieces of every other worker:
     /// `sets(worker)` sets of pieces of the given sizes. The entry of this worker is empty.
     ///
     /// # Errors
@@ -136,7 +136,7 @@ impl GroupCall<'_> {
         self.receive_early_ranges(call, mine, sets)
     }
 
-    /// Sends each other worker the pieces `piece(worker, number)`, one for each of `sizes` in each of this worker's
+    /// Sends every other worker the pieces `piece(worker, number)`, one for each of `sizes` in each of this worker's
     /// sets, in one round. Returns the pieces that the other workers have sent, of the same sizes, as
     /// [`receive_early`](Self::receive_early) does.
     ///

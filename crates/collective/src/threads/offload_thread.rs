@@ -27,7 +27,7 @@ impl OffloadThread {
     /// Runs `work` on this thread and returns its result; `None` if the thread has not run it. If `work` panics, the
     /// panic is resumed on the caller's thread.
     ///
-    /// There is no deadline, because `work` has deadlines of its own.
+    /// There is no deadline, because the calls of `work` have separate deadlines.
     pub(super) fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> Option<R> {
         let (work, result) = (Mutex::new(Some(work)), Mutex::new(None));
         let once = |rank| {

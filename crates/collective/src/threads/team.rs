@@ -173,7 +173,7 @@ impl Drop for Team {
     }
 }
 
-/// A guard that marks a run as in progress. Meanwhile, a second run panics.
+/// A guard that marks a run as in progress. While it exists, a second run panics.
 struct BusyGuard<'a>(&'a AtomicBool);
 
 impl<'a> BusyGuard<'a> {

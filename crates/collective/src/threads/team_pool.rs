@@ -8,7 +8,7 @@ use crate::sync::lock;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-/// The number of idle teams, the most recently used ones, that are kept regardless of their size.
+/// The number of most recently used idle teams that are kept regardless of their size.
 const MIN_IDLE: usize = 4;
 
 /// A pool of idle teams that have the same thread settings.

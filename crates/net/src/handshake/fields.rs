@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
         self.fixed().map(u64::from_le_bytes)
     }
 
-    /// Reads a number of items, as a `usize`.
+    /// Reads a count of items, and converts it to `usize`.
     ///
     /// # Errors
     /// Returns [`Malformed`] if the number is incomplete or too large.

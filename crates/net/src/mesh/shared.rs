@@ -1,4 +1,5 @@
-//! The state that a mesh shares with its background thread: the links, and the turns of threads to poll them.
+//! The state that a mesh shares with its background thread: the links, and the lock by which threads take turns to poll
+//! them.
 
 use super::late_joins::LateJoinHandler;
 use crate::link::{Event, Link};

@@ -100,8 +100,8 @@ impl Attempt {
     /// Continues without blocking. Returns the connection once the other side has accepted it, and `None` before.
     ///
     /// # Errors
-    /// Returns the reason if the attempt has failed, also because the other side has not answered in time. The attempt
-    /// is then over.
+    /// Returns the reason if the attempt has failed, for example because the other side has not answered in time. The
+    /// attempt is then over.
     pub fn advance(&mut self, call: &Call, context: &CallContext) -> Result<Option<Stream>, AttemptError> {
         loop {
             self.state = match std::mem::replace(&mut self.state, State::Over) {

@@ -9,7 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// The interval between two counts of one kind.
+/// The interval between two log messages with the number of rejected connections of one kind.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The maximum number of rejected connections that are kept for the error at the deadline.

@@ -17,7 +17,7 @@ const PAGE: usize = 4 << 10;
 const STEPS: usize = 4;
 
 /// The maximum size in bytes of a segment that is divided into several blocks. A block of more than half this size has
-/// a segment of its own.
+/// a separate segment.
 const SEGMENT: usize = 1 << 20;
 
 /// The maximum number of segments. Each needs a file descriptor, and the limit on descriptors is often a thousand.
@@ -72,7 +72,7 @@ pub(crate) struct Segment {
     arena: Weak<Arena>,
 }
 
-/// A part of a segment, which is allocated as a whole.
+/// A part of a segment, which is the unit of allocation.
 #[derive(Debug)]
 pub(super) struct Block {
     pub segment: Arc<Segment>,

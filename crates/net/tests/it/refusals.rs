@@ -32,7 +32,7 @@ fn disturbed(others: impl FnOnce(u16)) -> [(Mesh, Arc<Kept>); 2] {
     mesh_disturbed_by(&secret("a"), others)
 }
 
-/// Does the same with workers of this identity.
+/// Acts like [`disturbed`], with workers that have the given identity.
 fn mesh_disturbed_by(identity: &Identity, others: impl FnOnce(u16)) -> [(Mesh, Arc<Kept>); 2] {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let port = listener.address().unwrap().port();
