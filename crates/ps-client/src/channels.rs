@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The maximum total size, in bytes, of the requests or of the responses that share a message. A larger request has a
-/// message of its own.
+/// separate message.
 const MESSAGE_BYTES: usize = 1 << 20;
 
 /// The maximum number of requests in a message.

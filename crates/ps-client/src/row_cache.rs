@@ -18,15 +18,15 @@ pub struct RowCacheOptions {
     /// The maximum size of the cached rows of one table in bytes, except during a step. If there are more rows after
     /// the step, those that were used least often are removed, a tenth at once.
     pub bytes: usize,
-    /// The maximum number of steps whose changes a cached row may lack: of runs of this process, and of further updates
-    /// within a run. With 0, a row is only read from the cache in the run in which it was fetched, until the next
-    /// update: by other layers, replicas and micro-batches. Writes of other processes outside of steps are seen after
-    /// this number of steps as well.
+    /// The maximum number of steps whose changes a cached row may lack. Each update by this process counts as a step,
+    /// and so does each run without an update. With 0, a row is only read from the cache in the run in which it was
+    /// fetched, until the next update, for example by other layers, replicas and micro-batches. Writes of other
+    /// processes outside steps are also seen after this number of steps.
     pub staleness: u64,
 }
 
 impl Default for RowCacheOptions {
-    /// Up to 64 MiB for each table, without stale rows.
+    /// Returns the options for at most 64 MiB per table, without stale rows.
     fn default() -> Self {
         Self { bytes: 64 << 20, staleness: 0 }
     }
@@ -49,7 +49,7 @@ pub struct RowCacheUsage {
 }
 
 impl RowCacheUsage {
-    /// Returns the use of both.
+    /// Returns the sums of the numbers of both; for `max_age`, the maximum.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             hits: self.hits + other.hits,
@@ -61,7 +61,7 @@ impl RowCacheUsage {
     }
 }
 
-/// The number of runs and of further updates that this process has made. Cached rows are compared with it.
+/// A clock that counts the updates of this process, and its runs without an update. It measures the age of cached rows.
 #[derive(Debug, Default)]
 pub(crate) struct StepClock {
     now: AtomicU64,
@@ -70,7 +70,7 @@ pub(crate) struct StepClock {
 }
 
 impl StepClock {
-    /// Counts an update, whose changes the rows that were read before it lack.
+    /// Counts an update. Rows that were read before it lack its changes.
     pub(crate) fn advance(&self) {
         self.now.fetch_add(1, Ordering::AcqRel);
         self.has_advanced.store(true, Ordering::Release);
@@ -203,7 +203,7 @@ impl RowCache {
         Ok(HostTensor::concat(&[&found, fetched], 0)?)
     }
 
-    /// Removes all rows, because the table was written outside of steps.
+    /// Removes all rows, because the table was written outside steps.
     pub(crate) fn invalidate(&self) {
         let mut cached = lock(&self.rows);
         let (epoch, step, usage) = (cached.epoch + 1, cached.step, cached.usage);

@@ -197,7 +197,7 @@ impl Session {
         if lock(&self.state).running > 0 { Ok(None) } else { body().map(Some) }
     }
 
-    /// Returns this worker's part in the changes of tables; `None` if this process makes changes of its own.
+    /// Returns this worker's part in the changes of tables; `None` if this process makes its changes alone.
     pub fn lock_step(&self) -> Option<LockStep> {
         self.channels.lock_step()
     }
@@ -294,7 +294,7 @@ impl RunningStep<'_> {
     /// Checks that all values that the step has used could be fetched.
     ///
     /// # Errors
-    /// Returns the error because of which values could not be fetched. Each error is returned once.
+    /// Returns the error of the fetch that failed. Each error is returned once.
     pub fn require_values(&self) -> Result<()> {
         lock(&self.0.state).lost.take().map_or(Ok(()), Err)
     }

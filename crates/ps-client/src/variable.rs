@@ -95,7 +95,7 @@ impl RemoteVariable {
         Self { row_cache: cache, ..self }
     }
 
-    /// Removes all cached rows, because the variable is written outside of the steps of an optimizer.
+    /// Removes all cached rows, because the variable is written outside the steps of an optimizer.
     pub fn invalidate_rows(&self) {
         self.row_cache.iter().for_each(|cache| cache.invalidate());
     }
@@ -174,8 +174,8 @@ impl RemoteVariable {
         self.cache().is_none_or(|cache| cache.is_ready())
     }
 
-    /// Returns the read of the rows of `ids`, which has not been sent. Each row is read once, even if its id is
-    /// repeated. If `is_cached` is `true`, rows that are cached are not read.
+    /// Prepares a read of the rows of `ids`, without sending it. Each row is read once, even if its id is repeated. If
+    /// `is_cached` is `true`, rows that are cached are not read.
     ///
     /// # Errors
     /// - [`Error::Params`]: an id is out of range.

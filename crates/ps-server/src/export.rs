@@ -1,7 +1,7 @@
 //! Changed rows as files, for programs that serve them.
 //!
 //! The exported files of a table are in one folder, in the order of their names: `0000000000.safetensors`, … Each has
-//! the tensors `rows` (`int64`), `versions` (`uint64`) and `values`, and its position in its metadata. A file has its
+//! the tensors `rows` (`int64`), `versions` (`uint64`) and `values`, and its position in its metadata. A file gets its
 //! name when it is complete. The newest file is the only record of what was exported, so an export that was killed
 //! continues without missing or repeating a row.
 
@@ -14,14 +14,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The end of the names of exported files.
+/// The suffix of the names of exported files.
 const SUFFIX: &str = ".safetensors";
 
-/// The name of the file that an export locks. It is no table's: names of files of tables have another end, and folders
-/// of tables whose names begin with a dot are escaped by those who choose them.
+/// The name of the file that an export locks. No exported file has this name, because exported files have a suffix.
+/// Callers escape names of tables that begin with a dot, so no folder of a table has it either.
 const LOCK: &str = ".lock";
 
-/// The maximum length of a header. It has three tensors and a few numbers.
+/// The maximum length of a header in bytes. A header describes three tensors, and contains a few numbers.
 const MAX_HEADER: u64 = 1 << 20;
 
 /// The reason why rows cannot be exported.
@@ -49,7 +49,7 @@ pub enum ExportError {
         /// A description of the problem.
         reason: String,
     },
-    /// Another process, or another value of this process, exports to the folder.
+    /// Another process, or another [`TableExport`] of this process, exports to the folder.
     #[error("export: another export writes to {}: end it, or export to another folder", folder.display())]
     InUse {
         /// The path of the folder.
@@ -72,7 +72,7 @@ pub struct ExportedFile {
     pub path: PathBuf,
     /// The number of rows.
     pub rows: usize,
-    /// Whether the file has all rows of the table, so that a reader forgets those of earlier files.
+    /// Whether the file contains all rows of the table, so that a reader must drop the rows of earlier files.
     pub complete: bool,
 }
 
@@ -108,11 +108,11 @@ pub struct TableExport {
     folder: PathBuf,
     /// The number of the next file.
     next: u64,
-    /// The position of the newest file.
+    /// The position from which the next export continues; `None` if it must contain all rows.
     position: Option<LogPosition>,
     /// The table of the newest file.
     table: Option<String>,
-    /// Each file whose number is a multiple of it has all rows; 0 for none.
+    /// Each file whose number is a multiple of this number contains all rows. 0 means that there is no such rule.
     complete_every: u64,
     _lock: LockFile,
 }
@@ -142,14 +142,14 @@ impl TableExport {
         Ok(Self { folder, next, position, table, complete_every: 0, _lock: lock })
     }
 
-    /// Makes each file whose number is a multiple of `files` have all rows, so that new readers begin there and older
-    /// files can be removed; 0, the default, for none but the first.
+    /// Makes each file whose number is a multiple of `files` contain all rows, so that new readers can begin with it,
+    /// and older files can be removed. With 0, the default, only the first file contains all rows.
     #[must_use]
     pub fn complete_every(self, files: u64) -> Self {
         Self { complete_every: files, ..self }
     }
 
-    /// Makes the next file have all rows, for example because `id` maps rows to other ids than before.
+    /// Makes the next file contain all rows, for example because `id` maps rows to other ids than before.
     pub fn start_over(&mut self) {
         self.position = None;
     }
@@ -225,7 +225,7 @@ fn number(name: &str) -> Option<u64> {
     name.strip_suffix(SUFFIX)?.parse().ok()
 }
 
-/// Returns the dtype of a file for a dtype; `None` if its rows cannot be exported.
+/// Returns the dtype in the file format for a dtype of a table; `None` if rows of this dtype cannot be exported.
 fn file_dtype(dtype: DType) -> Option<Dtype> {
     Some(match dtype {
         DType::F16 => Dtype::F16,

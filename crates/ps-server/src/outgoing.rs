@@ -12,7 +12,7 @@ use std::time::Duration;
 /// waits.
 const MAX: u64 = 64 << 20;
 
-/// The time between two checks of which bytes the client has read, because no event signals this.
+/// The interval at which a waiting request checks what the client has read, because no event signals this.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// The number of bytes of responses that each client has not received yet.

@@ -67,8 +67,8 @@ const ABOUT: &str = "about";
 /// The name of the tensor that contains the changes of closures to a table.
 const CLOSURES: &str = "closures";
 
-/// The names of the tensors that contain the rows that have changed, and the numbers of their changes. The last number
-/// is that from which on they are recorded.
+/// The names of the tensors that contain the changed rows, and the numbers of their changes. The last element of the
+/// second tensor is the number from which on changes are recorded.
 const CHANGED: [&str; 2] = ["changed/rows", "changed/numbers"];
 
 impl Manifest {

@@ -1,9 +1,9 @@
 //! A benchmark of tables that look up, scatter and update rows of 32 `f32`, on one thread and on two, compared to loops
 //! over a plain vector: `cargo run --release -p distribute-ps-tables --example rows [-- 100000 1000000 10000000]`.
 //!
-//! Each thread has rows of its own, and asks for 1,024 random ones at a time. In lines with "the same", all threads
-//! have the same rows, and the first rows are the most frequent, by Zipf's law. The vector has neither locks nor rules,
-//! so its speed is that of memory. Each figure is the best of seven runs, for two threads the sum of the best of each,
+//! Each thread has separate rows, and requests 1,024 random ones at a time. In lines with "the same", all threads have
+//! the same rows, and the first rows are the most frequent, by Zipf's law. The vector has neither locks nor rules, so
+//! its speed is that of memory. Each figure is the best of seven runs, for two threads the sum of the best of each,
 //! because other programs may use the machine.
 
 use distribute_cluster::Stopwatch;
@@ -104,7 +104,7 @@ fn tables(rows: usize) -> Outcome {
     dense(&table)
 }
 
-/// All of a table at once, in GB/s of its values: of two threads both at the same table.
+/// Measures operations on a complete table, in GB/s of its values. With two threads, both use the same table.
 fn dense(table: &Table) -> Outcome {
     let gradient = table.read()?.value;
     let gigabytes = (gradient.len() * 4) as f64 / 1e9;
@@ -166,7 +166,7 @@ fn dynamic_tables(rows: usize) -> Outcome {
     Ok(())
 }
 
-/// Ids as they come: any of 64 bits.
+/// Returns the id of a row. The ids are spread over all 64 bits.
 fn id(row: usize) -> i64 {
     mix(row as u64).cast_signed()
 }
@@ -176,7 +176,8 @@ fn line(rows: usize, what: &str, rate: impl Fn(usize) -> Outcome<f64>) -> Outcom
     Ok(())
 }
 
-/// Millions of rows a second, of all threads together, each of which has its share of the rows.
+/// Returns the number of rows per second of all threads together, in millions. Each thread has an equal part of the
+/// rows.
 fn rate<F: FnMut(&[usize], usize) -> Outcome>(
     threads: usize,
     rows: usize,

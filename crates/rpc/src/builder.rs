@@ -159,9 +159,10 @@ impl ServerBuilder {
     /// Sets the maximum number of simultaneous connections. The default is 1024. Each has two threads, which sleep
     /// while nothing is received.
     ///
-    /// Some connections are reserved for other callers. A task gets a further connection only while it has fewer than
-    /// are free, so it gets at most half of the maximum, rounded up. Together, the tasks at an address get one only
-    /// while they have fewer than three times the free ones. They never get all of several connections.
+    /// Some connections are reserved for other callers. A task gets a further connection only while it has fewer
+    /// connections than are free, so it gets at most half of the maximum, rounded up. The tasks at one IP address get a
+    /// further connection only while they together have fewer than three times the number of free ones. If the maximum
+    /// is greater than 1, they never get all connections.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self

@@ -1,8 +1,8 @@
 //! Tasks that answer calls from other tasks. Parameter servers and the coordinator are based on this crate.
 //!
-//! All calls between tasks use this crate, so each task has one identity and one port. The crate does not use gRPC, to
-//! have one way to call in the system, and fewer dependencies. A service must not block the thread of a connection for
-//! long. This crate never depends on the purpose of a service.
+//! All calls between tasks use this crate, so each task has one identity and one port. The crate does not use gRPC, so
+//! that the system has only one way to make calls, and fewer dependencies. A service must not block the thread of a
+//! connection for long. This crate never depends on the purpose of a service.
 //!
 //! | module | contents |
 //! |---|---|

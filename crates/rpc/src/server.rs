@@ -139,8 +139,8 @@ impl Server {
         self.shutdown.connections()
     }
 
-    /// Waits, without a time limit, until the server has ended, for example by the chief or by [`stop`](Self::stop).
-    /// Returns the cause.
+    /// Waits, without a time limit, until the server has ended, for example because the chief or [`stop`](Self::stop)
+    /// has ended it. Returns the cause.
     ///
     /// # Errors
     /// - [`ServerError::Broken`]: the server failed.

@@ -82,7 +82,8 @@ impl Reply {
     }
 
     /// Reclaims the memory of earlier answers that the caller has read and released. This also happens with each
-    /// heartbeat, for which a service that waits until the bodies of its earlier answers are dropped need not wait.
+    /// heartbeat. A service that waits until the bodies of its earlier answers are dropped calls this, so that it need
+    /// not wait for the next heartbeat.
     pub fn reclaim(&self) {
         if let Some(endpoint) = self.to.upgrade() {
             endpoint.reclaim();

@@ -1,5 +1,5 @@
 //! Consecutive rows of a variable on parameter servers, and their slots. Workers in lock step save and restore one
-//! range after another, so that a variable that is larger than memory is never in memory as a whole.
+//! range after another, so that a variable that is larger than memory is never completely in memory.
 
 use super::super::channels::{ServerRequest, unexpected};
 use super::{REQUEST_BYTES, Sharded, as_ids};
@@ -133,7 +133,7 @@ impl Sharded {
     }
 
     /// Writes the slots `names` of the rows from `first` on, without changing values. `slots` has a tensor for each
-    /// name, with one row for each row to be written. In lock step, workers must make this call as they call
+    /// name, with one row for each row to be written. In lock step, the same workers must make this call as a call of
     /// [`write_range`](Self::write_range).
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Unsent reads of rows, so that the reads of several tables can be sent together.
+//! Reads of rows that are prepared before they are sent, so that the reads of several tables can be sent together.
 
 use super::super::Channels;
 use super::super::channels::ServerRequest;

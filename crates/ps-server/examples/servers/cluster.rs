@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// The channels of one client to all servers.
 pub type Channels = Vec<Arc<dyn Channel>>;
 
-/// One server, until the process is killed.
+/// Runs one server until the process is killed.
 pub fn serve(index: usize, servers: usize, address: &str, folder: &str) -> Result<()> {
     let cluster = ClusterSpec::from_lists([("ps", vec![address; servers])])?;
     let tables = match folder {
@@ -27,7 +27,7 @@ pub fn serve(index: usize, servers: usize, address: &str, folder: &str) -> Resul
     Ok(())
 }
 
-/// A server's process, killed when this is dropped.
+/// The process of a server, which is killed when this value is dropped.
 pub struct Process(Child);
 
 impl Drop for Process {
@@ -110,7 +110,8 @@ pub fn together(channels: &Channels, request: impl Fn(usize) -> Request) -> Resu
     Ok(started.into_iter().map(Started::wait).collect::<std::result::Result<_, _>>()?)
 }
 
-/// Repeats `work` on each client for some seconds. Returns how many times per second all clients together have done it.
+/// Repeats `work` on each client for some seconds. Returns the number of repetitions per second, summed over all
+/// clients.
 pub fn rate(
     all: &[Channels],
     seconds: f64,

@@ -31,7 +31,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const ROWS: usize = 1_000_000;
 const BATCH: usize = 8192;
 
-/// The time that each figure is measured for, in seconds.
+/// The time for which each figure is measured, in seconds.
 const WHILE: f64 = 3.0;
 
 fn main() -> Result<()> {
@@ -142,7 +142,7 @@ fn under_load(all: &[Channels], rows: &Rows<'_>) -> Result<(f64, f64)> {
     Ok((at(0.5), at(0.99)))
 }
 
-/// Measures the cost of changes that name the closure they come from.
+/// Measures the cost of changes that contain the closure by which they are made.
 fn closures() -> Result<()> {
     const ROUNDS: usize = 15;
     const SECONDS: f64 = 0.5;
@@ -184,7 +184,7 @@ fn closures() -> Result<()> {
     })
 }
 
-/// Measures rows of larger tables, and of more servers.
+/// Measures rows of larger tables, and of tables on more servers.
 fn growth() -> Result<()> {
     println!(
         "| servers | rows | M rows/s looked up | scattered | lookup of 1,024 under load, p50, µs | p99 | MB a million rows |"

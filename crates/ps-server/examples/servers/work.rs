@@ -45,7 +45,7 @@ pub fn create_rows(channels: &Channels, name: &str, rows: usize) -> Result<()> {
     })
 }
 
-/// Creates a table whose rows are ids.
+/// Creates a table whose rows are identified by ids.
 pub fn create_ids(channels: &Channels, name: &str) -> Result<()> {
     let (initializer, options) = (initializer(name), DynamicOptions::default());
     create(channels, name, |_| Contents::Dynamic {

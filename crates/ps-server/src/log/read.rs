@@ -71,8 +71,8 @@ pub(crate) struct LogFacts {
 /// Passes all changes of the files `firsts` to `then`, in order and with their numbers. Returns the position at which
 /// the log continues, or `None` if the log has no file yet.
 ///
-/// Damage is passed to `damaged`, also if `then` returns an error for a change. If `damaged` returns `Ok`, the damage
-/// is skipped.
+/// Damage is passed to `damaged`. This includes each change for which `then` returns an error. If `damaged` returns
+/// `Ok`, the damage is skipped.
 ///
 /// # Errors
 /// - [`ReadError::Io`]: a file cannot be read.

@@ -2,7 +2,7 @@
 //!
 //! A server begins to record them with the first request for them, and marks its folder, so that it continues after a
 //! restart. The numbers of changes are those of the log. A server that restarts replays its log, and so it records the
-//! same numbers again. What the log no longer contains is in the snapshot.
+//! same numbers again. Numbers of changes that the log no longer contains are in the snapshot.
 
 // - **INV-89** A response about changed rows contains exactly the changes before its position: it is made under the
 //   lock that orders the changes of its table. If the process was killed, each row has the same number afterwards. If
@@ -120,8 +120,8 @@ impl Changes {
         Self { history, tables: RwLock::default() }
     }
 
-    /// Continues with the changes of a table of a snapshot or, if the snapshot has none, begins with the number of the
-    /// first change that the snapshot does not contain.
+    /// Continues the record `found` of a table, which a snapshot contains. If there is none, begins to record at
+    /// `first`, the number of the first change that the snapshot does not contain.
     pub fn load(&self, table: &str, found: Option<TableChanges>, first: u64, rule: Option<&RuleSpec>) {
         let changes = match found {
             Some(found) => found,
@@ -130,7 +130,7 @@ impl Changes {
         self.tables.write().insert(table.to_owned(), Arc::new(Mutex::new(changes)));
     }
 
-    /// Records a change that was applied to `tables`, with its response.
+    /// Records a change that was applied to `tables`. `response` is the response to the change.
     pub fn record(&self, number: u64, change: &Request, response: &Response, tables: &Tables) {
         match (change, response) {
             (Request::Create(spec), Response::Created { new: true }) => {
@@ -152,7 +152,7 @@ impl Changes {
         self.tables.read().get(table).cloned()
     }
 
-    /// Begins again for all tables, whose contents were replaced.
+    /// Begins new records for all tables, whose contents were replaced. `number` is the number of the next change.
     pub fn begin_all(&self, number: u64, tables: &Tables) {
         let names = tables.names();
         self.tables.write().clear();
@@ -177,7 +177,7 @@ pub(crate) fn open(folder: &Path) -> Result<Option<Changes>, OpenError> {
     }
 }
 
-/// Removes the mark of a folder, whose next history is another one.
+/// Removes the mark of a folder, so that a different history begins.
 pub(crate) fn forget(folder: &Path) -> io::Result<()> {
     match std::fs::remove_file(path(folder)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -185,8 +185,8 @@ pub(crate) fn forget(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns the number of the history of a folder with this mark. After a restart of the machine it is another one,
-/// because changes may have been lost.
+/// Returns the number of the history of a folder with this mark. After a restart of the machine, the number is
+/// different, because changes may have been lost.
 fn history(mark: &str) -> u64 {
     let boot = boot_id();
     // Without an id of the boot, each process has its own history.

@@ -106,7 +106,8 @@ impl Follower {
         self.wait(|state| state.has(next), what)
     }
 
-    /// Returns whether this server's tables exist once or twice, or are not known yet because the server is starting.
+    /// Returns whether there are one or two copies of this server's tables. While the server is starting, this is not
+    /// known.
     pub fn copies(&self) -> Copies {
         let state = self.state.lock();
         match (state.life, state.is_copied) {

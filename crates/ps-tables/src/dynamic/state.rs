@@ -183,7 +183,7 @@ impl DynamicTable {
     }
 
     /// Stores rows in the given order, and returns the number of rows that `put` could not store because the segment is
-    /// full. A row is the concatenation of its rows in all `parts`: values and slots. Each part has a row for each id.
+    /// full. A stored row is the concatenation of the id's rows in all `parts`, which are the values and the slots.
     fn put<T: Number>(
         &self,
         all: &[RwLock<Segment<T>>],

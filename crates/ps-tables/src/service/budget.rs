@@ -12,7 +12,7 @@ pub(super) struct Budget {
 }
 
 impl Default for Budget {
-    /// Returns a limit of three quarters of the memory that this process may use; of 1 TiB if that is unknown.
+    /// Returns a limit of three quarters of the memory that this process may use. If that is unknown, 1 TiB is assumed.
     fn default() -> Self {
         static LIMIT: OnceLock<usize> = OnceLock::new();
         let limit = *LIMIT.get_or_init(|| memory().unwrap_or(1 << 40) / 4 * 3);

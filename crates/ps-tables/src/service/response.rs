@@ -65,7 +65,7 @@ pub struct Version {
     pub writes: u64,
 }
 
-/// A position in the log of a server, up to which changes are included in something.
+/// A position in the log of a server: the changes before it are included in a response or a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LogPosition {
     /// A number that distinguishes the log from others, and from itself after changes were lost.
@@ -79,13 +79,13 @@ pub struct LogPosition {
 pub struct ChangedRows {
     /// The position in the log: the values include all changes before it, and no others.
     pub position: LogPosition,
-    /// Whether these are all rows of the table. This is so if no position was given, or if the server cannot tell what
-    /// has changed since then.
+    /// Whether these are all rows of the table. This is the case if no position was given, or if the server cannot
+    /// determine what has changed since then.
     pub complete: bool,
     /// The indices or ids of the rows, in ascending order.
     pub rows: Vec<i64>,
-    /// The number of the last change of each row. If `complete`, that of rows without a record is the number from which
-    /// on changes were recorded.
+    /// The number of the last change of each row. For a row without a record, which only a complete response contains,
+    /// it is one less than the number from which on changes are recorded.
     pub numbers: Vec<u64>,
     /// The values, one row for each element of `rows`.
     pub values: HostTensor,

@@ -50,9 +50,9 @@ pub(super) fn initial(slot: &SlotSpec, dtype: DType, len: usize) -> Buffer {
 
 /// All stripes of a table.
 ///
-/// Operations on some rows lock one stripe after another, and never two at once. Operations on all rows lock the
-/// stripes in order, and release each lock only when they have acquired the next. They therefore cannot overtake each
-/// other: the operation that is first on one stripe is first on every stripe.
+/// Operations on single rows lock one stripe after another, and never two at once. Operations on all rows, or on a
+/// range of rows, lock the stripes in order, and release each lock only when they have acquired the next. They
+/// therefore cannot overtake each other: the operation that is first on one stripe is first on every stripe.
 #[derive(Debug)]
 pub(super) struct Stripes {
     pub(super) layout: Layout,
