@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use distribute_cluster::Deadline;
 use std::time::Duration;
 
-/// The number of attempts in a row without progress.
+/// The maximum number of consecutive attempts without progress.
 pub(crate) const ATTEMPTS: u32 = 5;
 /// The pause before the second attempt. Each further pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct Attempts {
     all: u32,
     failed: u32,
-    /// The maximum time to wait if the server sends one.
+    /// The maximum time to wait if the server demands a pause.
     patience: Duration,
 }
 
@@ -23,7 +23,7 @@ impl Attempts {
         Self { all, failed: 0, patience }
     }
 
-    /// Notes that part of the file has arrived.
+    /// Records that part of the file has arrived.
     pub(crate) fn progressed(&mut self) {
         self.failed = 0;
     }

@@ -1,7 +1,8 @@
 //! The folders of the cache, as Python's `huggingface_hub` has them.
 //!
-//! `models--org--name` has `blobs`, files by their hashes; `snapshots`, for each commit links to blobs by the names of
-//! the files; and `refs`, the commit of each branch. `.locks` next to it has a lock for each blob.
+//! A folder such as `models--org--name` contains `blobs`, whose files are named by their hashes; `snapshots`, which has
+//! links to blobs for each commit, with the names of the files; and `refs`, with the commit of each branch. The folder
+//! `.locks` next to it contains a lock for each blob.
 
 use crate::digest::Hash;
 use crate::error::{Error, Result};
@@ -19,7 +20,7 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Returns the folder of a repository, whose name was checked.
+    /// Returns the folder of a repository whose name has been checked.
     pub(crate) fn new(cache: &Path, kind: Kind, id: &str) -> Self {
         let name = format!("{}--{}", kind.plural(), id.replace('/', "--"));
         Self { root: cache.join(&name), locks: cache.join(".locks").join(name) }
@@ -47,7 +48,8 @@ impl Folder {
         fs::symlink_metadata(self.blob(hash)).is_ok_and(|found| found.is_file() && found.len() == size)
     }
 
-    /// Returns the number of bytes that any process has downloaded of a blob. Python's names have a random component.
+    /// Returns the number of bytes that all processes together have downloaded of a blob. Python adds a random
+    /// component to the names of partial files.
     pub(crate) fn downloaded(&self, hash: &Hash) -> u64 {
         let Ok(entries) = fs::read_dir(self.root.join("blobs")) else { return 0 };
         let is_of = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.starts_with(hash.text()));
@@ -73,7 +75,7 @@ impl Folder {
         file.split('/').fold(self.root.join("snapshots").join(commit), |path, part| path.join(part))
     }
 
-    /// Gives a complete blob its name in a commit, and returns that path.
+    /// Links a complete blob to the name of a file in a commit, and returns the path of the link.
     pub(crate) fn publish(&self, commit: &str, file: &str, hash: &Hash) -> Result<PathBuf> {
         let path = self.snapshot(commit, file);
         let parent = path.parent().unwrap_or(&self.root);
@@ -84,7 +86,7 @@ impl Folder {
         Ok(path)
     }
 
-    /// Notes the commit of a branch or tag.
+    /// Records the commit of a branch or tag.
     pub(crate) fn remember(&self, revision: &str, commit: &str) -> Result<()> {
         if self.commit(revision).as_deref() == Some(commit) {
             return Ok(());
@@ -123,7 +125,7 @@ fn link(_blob: &Path, target: &str, path: &Path) -> io::Result<()> {
     })
 }
 
-/// Links the file itself, because links by name require a privilege.
+/// Creates a hard link, because symbolic links require a privilege.
 #[cfg(not(unix))]
 fn link(blob: &Path, _target: &str, path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {

@@ -17,7 +17,7 @@ const MAX_REDIRECTS: usize = 8;
 /// The maximum number of bytes that are read of the body of a refusal.
 const MAX_TEXT: usize = 2048;
 
-/// The hub's headers that describe a file, also in a redirect to the server that has it.
+/// The hub's headers that describe a file, even in a redirect to the server that has it.
 pub(crate) const COMMIT: HeaderName = HeaderName::from_static("x-repo-commit");
 pub(crate) const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
 pub(crate) const LINKED_SIZE: HeaderName = HeaderName::from_static("x-linked-size");
@@ -58,7 +58,7 @@ impl Client {
         Self { agent: agent.into(), hub: hub.clone() }
     }
 
-    /// Requests the headers that describe a file. Redirects are followed on the hub, and not to other servers.
+    /// Requests the headers that describe a file. Redirects are followed within the hub, but not to other servers.
     pub(crate) fn head(&self, url: &Uri) -> Result<HeaderMap> {
         let mut url = url.clone();
         let mut headers = HeaderMap::new();
@@ -143,7 +143,8 @@ impl Client {
         Error::Status { url: display(url), status: status.as_u16(), message, retry_after, advice }
     }
 
-    /// Reads the text of a refusal, as much as arrives within the timeout; nothing of a page for browsers.
+    /// Reads the text of a refusal, up to a limit, and only what arrives within the timeout. Returns an empty text for
+    /// a page for browsers.
     fn text(&self, response: &mut Response<Body>) -> String {
         let (mut reader, started) = (response.body_mut().as_reader(), Stopwatch::start());
         let (mut text, mut buffer) = (Vec::new(), [0; 512]);

@@ -8,7 +8,7 @@ use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 pub(crate) struct Hash(String);
 
 impl Hash {
-    /// Parses 64 hexadecimal digits, SHA-256, or 40, git's SHA-1.
+    /// Parses a SHA-256 of 64 hexadecimal digits, or git's SHA-1 of 40 digits.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         (matches!(text.len(), 40 | 64) && is_hex(text)).then(|| Self(text.into()))
     }

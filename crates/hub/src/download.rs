@@ -34,7 +34,7 @@ pub(crate) struct Target {
     pub(crate) timeout: Duration,
 }
 
-/// Downloads a file. The caller has its lock.
+/// Downloads a file. The caller must hold its lock.
 pub(crate) fn download(client: &Client, target: &Target) -> Result<()> {
     let mut partial = Partial::open(target)?;
     // What an earlier process has left may be damaged. Then all of it is downloaded again, once.
@@ -87,7 +87,7 @@ struct Partial<'a> {
 }
 
 impl<'a> Partial<'a> {
-    /// Opens the partial file, and computes the hash of what is there.
+    /// Opens the partial file, and computes the hash of the bytes that are there.
     fn open(target: &'a Target) -> Result<Self> {
         let path = &target.partial;
         // Others who share the cache may read it: its mode is the default one.
@@ -124,7 +124,7 @@ impl<'a> Partial<'a> {
         Ok(partial)
     }
 
-    /// Removes all that was received.
+    /// Removes all bytes that have been received.
     fn restart(&mut self) -> Result<()> {
         let path = &self.target.partial;
         self.file.set_len(0).map_err(Error::io("writing", path))?;
@@ -222,7 +222,7 @@ impl<'a> Partial<'a> {
         std::mem::replace(&mut self.hasher, self.target.hash.hasher(self.target.size)).finish()
     }
 
-    /// Gives the file its name.
+    /// Renames the partial file to the name of the blob.
     fn finish(self) -> Result<()> {
         self.file.sync_all().map_err(Error::io("writing", &self.target.partial))?;
         fs::rename(&self.target.partial, &self.target.blob)

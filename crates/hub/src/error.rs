@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A name of the program, a setting or an environment variable is invalid. No request was sent.
+    /// A name that the program passed, a setting or an environment variable is invalid. No request was sent.
     #[error("{what} {value:?}: {reason}")]
     Invalid {
         /// The name or setting, such as `the file` or `HF_ENDPOINT`.
@@ -46,7 +46,7 @@ pub enum Error {
         /// Advice on what to do.
         advice: String,
     },
-    /// The response is not as the hub's are. It was not used.
+    /// The response is not one that a hub sends. It was not used.
     #[error(
         "{url}: expected {expected}, found {found}; HF_ENDPOINT must be a hub, or a mirror that sends its headers"
     )]
@@ -137,7 +137,7 @@ impl Error {
         move |source| Error::Io { operation, path: path.to_path_buf(), source }
     }
 
-    /// Returns the message without advice, for warnings about what is repeated.
+    /// Returns the message without advice, for warnings about requests that are repeated.
     pub(crate) fn brief(&self) -> String {
         match self {
             Error::Network { url, reason } => format!("{url}: {reason}"),
@@ -169,7 +169,7 @@ fn said(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(" ({message})") }
 }
 
-/// Shortens a text of a server for an error, and replaces characters that would control a terminal.
+/// Shortens a text from a server for an error, and replaces characters that would control a terminal.
 pub(crate) fn shown(text: &str) -> String {
     const MAX: usize = 200;
     let mut shown: String =

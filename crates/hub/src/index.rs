@@ -6,8 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
 
-/// The maximum size of an index in bytes, and of files in it.
+/// The maximum size of an index in bytes.
 const MAX: u64 = 64 << 20;
+
+/// The maximum number of files in an index.
 const MAX_FILES: usize = 10_000;
 
 #[derive(Deserialize)]
@@ -16,7 +18,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Reads an index. Returns its files, sorted and once each.
+/// Reads an index. Returns the names of its files, sorted and without duplicates.
 pub(crate) fn files(path: &Path) -> Result<BTreeSet<String>> {
     let malformed = |reason: String| Error::Index { path: path.to_path_buf(), reason };
     let mut bytes = Vec::new();

@@ -11,10 +11,10 @@
 //!
 //! - The cache is that of Python's `huggingface_hub`, with the same folders, names and locks. A file that either of
 //!   them has downloaded is not downloaded again.
-//! - All files of one [`Repository`] value are of one commit, also if the branch moves in between.
-//! - A file gets its name when its bytes have the hash that the hub announced: SHA-256 for large files, git's SHA-1 for
-//!   small ones. An interrupted download is resumed, also by another process. Of several processes that need a file,
-//!   one downloads it, and the others wait.
+//! - All files of one [`Repository`] value are of one commit, even if the branch moves in the meantime.
+//! - A file gets its name only after its bytes have been verified with the hash that the hub announced: SHA-256 for
+//!   large files, git's SHA-1 for small ones. An interrupted download is resumed, even by another process. Of several
+//!   processes that need a file, one downloads it, and the others wait.
 //! - A token is sent to the hub alone, and never to the server to which the hub redirects a download.
 //! - Each wait has a deadline: [`Hub::timeout`].
 //!
@@ -26,7 +26,7 @@
 //! | `HF_HUB_CACHE` | the cache | `$HF_HOME/hub` |
 //! | `HF_ENDPOINT` | the URL of the hub, or of a mirror | `https://huggingface.co` |
 //! | `HF_TOKEN` | the token for private and gated models | the contents of `$HF_HOME/token`, or of the file `HF_TOKEN_PATH` |
-//! | `HF_HUB_OFFLINE` | `1`: only the cache is used, without any request | `0` |
+//! | `HF_HUB_OFFLINE`, `TRANSFORMERS_OFFLINE` | `1`: only the cache is used, without any request | `0` |
 //! | `HTTPS_PROXY`, `NO_PROXY` | a proxy, and the hosts without one | none |
 //!
 //! In reading order:

@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::time::Duration;
 
-/// The time between two looks at the lock.
+/// The time between two attempts to acquire the lock.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Locks the file with the given hash. Waits as long as another process has the lock and its download grows.

@@ -21,7 +21,7 @@ impl Kind {
         }
     }
 
-    /// Returns the first component of the paths of URLs, with a slash.
+    /// Returns the part of a URL's path before the name of the repository.
     pub(crate) fn prefix(self) -> &'static str {
         match self {
             Kind::Model => "",

@@ -38,8 +38,8 @@ impl Origin {
     }
 }
 
-/// Returns the URL to which a response redirects. Only absolute URLs, and paths on the same server, are followed.
-/// Encryption is never given up.
+/// Returns the URL to which a response redirects. Only absolute URLs, and paths on the same server, are accepted. A
+/// redirect from https to http is an error.
 pub(crate) fn redirected(from: &Uri, location: &str) -> Result<Uri> {
     let refused = |found: String| Error::Response {
         url: display(from),

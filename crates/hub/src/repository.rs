@@ -16,8 +16,8 @@ use ureq::http::Uri;
 
 /// A model or a dataset of the hub, at a branch, tag or commit.
 ///
-/// The first file that is requested decides the commit of the branch. All further files of this value are of the same
-/// commit.
+/// The first file that is requested determines the commit of the branch. All further files of this value are of the
+/// same commit.
 #[derive(Clone, Debug)]
 pub struct Repository {
     hub: Hub,
@@ -56,19 +56,20 @@ impl Repository {
         self
     }
 
-    /// Returns the commit of the files, `None` before the first one.
+    /// Returns the commit of the files; `None` before the first file has been requested.
     pub fn commit(&self) -> Option<&str> {
         self.commit.get().map(String::as_str)
     }
 
     /// Returns the path of a file in the cache. Downloads it if the cache does not have it at the revision's commit.
     ///
-    /// If the hub cannot be reached, a file that the cache has of an earlier commit of the branch is used, with a
-    /// warning.
+    /// If the hub cannot be reached or fails temporarily, the file of the last known commit of the branch is used, with
+    /// a warning, provided that the cache has it.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the name of the repository, the revision or the file is malformed.
-    /// - [`Error::Status`]: the hub refuses, because a name or the token is wrong, or there are too many requests.
+    /// - [`Error::Status`]: the hub refuses the request, because a name or the token is wrong, or there are too many
+    ///   requests.
     /// - [`Error::Network`]: there is no complete response. What has arrived is kept, and the next call resumes it.
     /// - [`Error::Response`], [`Error::Hash`], [`Error::TooLarge`]: the file is not as the hub announced it, or too
     ///   large.
@@ -178,7 +179,7 @@ impl Repository {
         self.of(metadata.commit, path, name)
     }
 
-    /// Requests what the hub announces of a file. If the cache can be used instead, there is one attempt.
+    /// Requests the metadata of a file. If the cache can be used instead, there is only one attempt.
     fn metadata(&self, url: &Uri, is_cached: bool) -> Result<Metadata> {
         let mut attempts = Attempts::new(if is_cached { 1 } else { ATTEMPTS }, self.hub.timeout);
         loop {
@@ -189,8 +190,8 @@ impl Repository {
         }
     }
 
-    /// Returns the path of a file if its commit is that of all files. Otherwise another thread has requested one of
-    /// another commit first, and the file of that commit is requested.
+    /// Returns the path of a file if its commit is that of all files. Otherwise another thread was the first to
+    /// determine the commit, and the file of that commit is requested.
     fn of(&self, commit: String, path: PathBuf, name: &str) -> Result<PathBuf> {
         if *self.commit.get_or_init(|| commit.clone()) == commit { Ok(path) } else { self.file(name) }
     }

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use ureq::http::Uri;
 
-/// The maximum size of a file by default: 1 TiB.
+/// The default maximum size of a file in bytes: 1 TiB.
 const MAX_SIZE: u64 = 1 << 40;
-/// The maximum size of a file with a token.
+/// The maximum number of bytes that are read from a file with a token.
 const MAX_TOKEN: u64 = 4096;
 
 /// The Hugging Face hub, or a mirror of it: where files come from, and where they are kept.
@@ -30,10 +30,13 @@ pub struct Hub {
 
 impl Hub {
     /// Returns the hub that the environment describes, by the variables of Python's `huggingface_hub`: `HF_HOME`,
-    /// `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH` and `HF_HUB_OFFLINE`. Sends no request.
+    /// `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH` and `HF_HUB_OFFLINE`. As in Python,
+    /// `TRANSFORMERS_OFFLINE` forbids requests as well, and `XDG_CACHE_HOME` changes the default of `HF_HOME`. Sends no
+    /// request.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: a variable is malformed or no UTF-8, or neither the home folder nor `HF_HOME` is set.
+    /// - [`Error::Invalid`]: a variable is malformed or not UTF-8, or none of `HF_HUB_CACHE`, `HF_HOME`,
+    ///   `XDG_CACHE_HOME` and the home folder is set.
     /// - [`Error::Io`]: the file with the token cannot be read.
     pub fn new() -> Result<Self> {
         Self::from_environment(&|name| std::env::var_os(name))
@@ -105,13 +108,14 @@ impl Hub {
     /// Sets the URL of the hub or of a mirror. By default it is `HF_ENDPOINT`.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: this is not an absolute URL with http or https.
+    /// - [`Error::Invalid`]: this is not an absolute URL with http or https, or it has a user, a query or a fragment.
     pub fn endpoint(mut self, url: &str) -> Result<Self> {
         (self.endpoint, self.origin) = checked("the endpoint", url)?;
         Ok(self)
     }
 
-    /// Sets the token for private and gated repositories; `None` sends none. By default it is `HF_TOKEN`.
+    /// Sets the token for private and gated repositories; `None` sends none. By default it is `HF_TOKEN` or, if that is
+    /// not set, the contents of the file `HF_TOKEN_PATH` or `$HF_HOME/token`.
     ///
     /// The token is sent to the hub alone, over https or to an address of this machine.
     ///
@@ -150,7 +154,7 @@ impl Hub {
     }
 }
 
-/// Returns the value of a variable that is set and not blank.
+/// Returns the value of a variable; `None` if it is not set or blank.
 fn text(name: &'static str, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<String>> {
     let value = variable(name).map(OsString::into_string).transpose();
     let value = value.map_err(|value| Error::Invalid {

@@ -2,8 +2,8 @@
 
 use crate::Report;
 
-/// The age of the latest report, in seconds, at which the process counts as hung. Reports are made twice a second.
-/// Making one waits at most 0.3 s, for a parameter server.
+/// The age of the latest report, in seconds, at which the process counts as hung. Reports are made twice a second. A
+/// report waits for the parameter servers for at most 0.3 s.
 const HUNG: f64 = 60.;
 
 /// The age of the latest report, in seconds, at which the job no longer counts as ready.
@@ -20,8 +20,8 @@ pub(crate) fn alive(report: &Report) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that the job is ready as this process sees it: the process has found the others, and no worker is lost. A
-/// coordinator is ready until all of its workers are lost.
+/// Checks that the job is ready as this process sees it: the latest report is recent, the process has found the others,
+/// and no worker is lost. A coordinator is ready until all of its workers are lost.
 ///
 /// # Errors
 /// Returns the reason if the job is not ready. The reason contains no names of the job, because any machine may ask.

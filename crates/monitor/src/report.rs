@@ -110,9 +110,9 @@ pub struct Straggler {
     pub name: String,
     /// The reason why it is slow.
     pub why: String,
-    /// The time of a step in which the others wait for it, in seconds.
+    /// The mean time per step for which the others wait for it, in seconds.
     pub seconds: f64,
-    /// The share of a step that it takes, between 0 and 1.
+    /// The share of the duration of a step for which the others wait, between 0 and 1.
     pub share: f64,
 }
 

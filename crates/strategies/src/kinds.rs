@@ -154,7 +154,7 @@ impl MirroredStrategy {
         Self::new(names.iter().map(String::as_str))
     }
 
-    /// Creates a strategy with one CPU replica for each core of this machine.
+    /// Creates a strategy with one CPU replica for each core that this process may use.
     ///
     /// # Errors
     /// Returns the errors of [`MirroredStrategy::new`].

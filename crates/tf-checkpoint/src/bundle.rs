@@ -36,7 +36,7 @@ pub(crate) struct Tensor {
     /// The dtype, or TensorFlow's number of a dtype that is not supported.
     pub(crate) dtype: Result<DType, i32>,
     pub(crate) shape: Vec<usize>,
-    /// One piece, or one for each slice.
+    /// The pieces with its elements: a single piece, or one for each slice.
     pub(crate) pieces: Vec<Piece>,
 }
 
@@ -231,7 +231,7 @@ fn region(extents: &[(i64, Option<i64>)], shape: &[usize]) -> Result<Region, Str
     Ok(Region { start, shape })
 }
 
-/// Returns the dtype of TensorFlow's number of it, or the number if it is not supported.
+/// Returns the dtype that has this number in TensorFlow, or the number if the dtype is not supported.
 fn dtype(code: i32) -> Result<DType, i32> {
     Ok(match code {
         1 => DType::F32,

@@ -16,15 +16,16 @@ use std::sync::Arc;
 ///
 /// Tensors are read on demand. Clones share the index.
 ///
-/// Its files are not changed. They are opened for each read, so they must stay where they are.
+/// The files of the checkpoint are not changed. They are opened for each read, so they must not be moved or removed.
 ///
 /// # Names
 ///
 /// A tensor has a name in the checkpoint (its key), and is also found by
 ///
 /// - the path to its object, if `tf.train.Checkpoint` or `tf.saved_model.save` has written it: `model/_kernel` for the
-///   key `model/_kernel/.ATTRIBUTES/VARIABLE_VALUE`. Every path is found, and the key has one of them. For example,
-///   Keras 3 saves the weights of a model that is saved with its optimizer under the keys of the optimizer;
+///   key `model/_kernel/.ATTRIBUTES/VARIABLE_VALUE`. An object can have several paths. Its tensor is found by each of
+///   them, but the key contains only one. For example, Keras 3 saves the weights of a model that is saved with its
+///   optimizer under the keys of the optimizer;
 /// - the full name of its variable, such as `sequential/dense/kernel`, if no other variable has this name.
 #[doc(alias = "tf.train.load_checkpoint")]
 #[doc(alias = "tf.train.load_variable")]
@@ -39,18 +40,19 @@ struct Inner {
 }
 
 impl TfCheckpoint {
-    /// Opens the checkpoint at `path`: a prefix such as `run/ckpt-7`, a folder with the file `checkpoint`, whose latest
-    /// one is opened, or the folder of a SavedModel.
+    /// Opens the checkpoint at `path`: a prefix such as `run/ckpt-7`, a folder with a file `checkpoint`, which names
+    /// the latest checkpoint, or the folder of a SavedModel.
     ///
     /// Reads the complete index and the object graph, and compares their checksums and the sizes of all files. The
-    /// memory that is allocated is at most a fixed multiple of the sizes of the two. The index has at most 1 GiB, and
-    /// the object graph 256 MiB.
+    /// memory that is allocated is at most a fixed multiple of the sizes of index and graph, which are limited to 1 GiB
+    /// and 256 MiB.
     ///
     /// # Errors
     /// - [`Error::NoCheckpoint`]: there is no such checkpoint at `path`.
     /// - [`Error::Damaged`]: the index, the object graph or the size of a file is wrong, or one of the first two is
     ///   larger than its limit.
-    /// - [`Error::Version`]: a big-endian machine or a later version of TensorFlow's format has written the files.
+    /// - [`Error::Version`]: the files were written on a big-endian machine, or in a later version of TensorFlow's
+    ///   format.
     /// - [`Error::Io`]: a file is missing or cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let bundle = Bundle::open(&locate::prefix(path.as_ref())?)?;
@@ -84,8 +86,9 @@ impl TfCheckpoint {
         self.0.bundle.tensors.keys().map(String::as_str).filter(|name| *name != graph::KEY)
     }
 
-    /// Returns the tensors of all objects, by the length of the path to the object. The list is empty if
-    /// `tf.compat.v1.train.Saver` has written the checkpoint, which saves no objects.
+    /// Returns the tensors of all objects. Objects with fewer components in their path come first, but slots that no
+    /// object has as a child come last. The list is empty if `tf.compat.v1.train.Saver` has written the checkpoint,
+    /// which saves no objects.
     pub fn object_paths(&self) -> &[ObjectPath] {
         &self.0.graph.paths
     }
@@ -107,7 +110,7 @@ impl TfCheckpoint {
     ///
     /// # Errors
     /// - The errors of [`describe`](Self::describe).
-    /// - [`Error::Damaged`]: a checksum differs, or the bytes are not elements.
+    /// - [`Error::Damaged`]: a checksum differs, or the bytes are not valid elements.
     /// - [`Error::Io`]: the file cannot be read.
     pub fn tensor(&self, name: &str) -> Result<HostTensor> {
         let (_, tensor, dtype) = self.find("tensor", name)?;
@@ -134,7 +137,7 @@ impl TfCheckpoint {
     /// Compares the checksums of all tensors whose dtype is supported.
     ///
     /// # Errors
-    /// - [`Error::Damaged`]: a checksum differs, or bytes are not elements.
+    /// - [`Error::Damaged`]: a checksum differs, or the bytes are not valid elements.
     /// - [`Error::Io`]: a file cannot be read.
     pub fn verify(&self) -> Result<()> {
         let tensors = self.0.bundle.tensors.values();

@@ -15,7 +15,7 @@ pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::
     move |source| Error::Io { operation, path: path.to_path_buf(), source }
 }
 
-/// Creates the error of a function for a tensor.
+/// Creates the error of an operation on a tensor.
 pub(crate) fn entry(operation: &'static str, name: &str, reason: impl Into<String>) -> Error {
     Error::Entry { operation, name: name.to_string(), reason: reason.into() }
 }
@@ -32,7 +32,7 @@ pub(crate) fn masked(crc: u32) -> u32 {
 
 /// Removes a varint from the front of `rest` and returns it. Returns `None` if `rest` doesn't begin with one.
 ///
-/// A varint with more bytes than needed is none. No writer makes them, and an altered byte could otherwise go
+/// A varint with more bytes than needed is rejected. No writer produces one, and otherwise an altered byte could go
 /// unnoticed.
 pub(crate) fn varint(rest: &mut &[u8]) -> Option<u64> {
     let mut number = 0;

@@ -9,7 +9,7 @@ pub(crate) const KEY: &str = "_CHECKPOINTABLE_OBJECT_GRAPH";
 /// The name that a variable gives its only tensor.
 const VALUE: &str = "VARIABLE_VALUE";
 
-/// Returns the key of the variable at `path`, if the key has this path.
+/// Returns the key of the variable at `path`, provided that this is the path that the key contains.
 pub(crate) fn key_of(path: &str) -> String {
     format!("{path}/.ATTRIBUTES/{VALUE}")
 }
@@ -17,7 +17,8 @@ pub(crate) fn key_of(path: &str) -> String {
 /// The maximum size of the tensor with the object graph in bytes. A graph has about a hundred bytes for each object.
 pub(crate) const MAX_SIZE: usize = 256 << 20;
 
-/// The maximum ratio of all paths to the size of the graph. A forged graph could have far more.
+/// The maximum ratio of the total size of all paths to the size of the graph. In a forged graph, it could be far
+/// larger.
 const MAX_RATIO: usize = 64;
 
 /// A tensor of an object.
@@ -45,7 +46,7 @@ impl Graph {
     /// Creates the graph of a message of `size` bytes. Tensors for which `has` is `false` were not saved.
     ///
     /// # Errors
-    /// Returns the reason as text.
+    /// Returns the reason as text if the graph refers to an object that does not exist, or if its paths are too long.
     pub(crate) fn new(graph: ObjectGraph, size: usize, has: impl Fn(&str) -> bool) -> Result<Self, String> {
         let nodes = graph.nodes;
         let (mut paths, mut names) = (Vec::new(), BTreeMap::<String, Vec<String>>::new());
@@ -100,12 +101,12 @@ impl Graph {
         Ok(Self { nodes, paths, names })
     }
 
-    /// Returns the key of the object at any path to it.
+    /// Returns the key of the object at `path`, which may be any of the paths to it.
     pub(crate) fn by_path(&self, path: &str) -> Option<&str> {
         value(self.at(path)?)
     }
 
-    /// Returns the object at any path to it.
+    /// Returns the object at `path`, which may be any of the paths to it.
     fn at(&self, path: &str) -> Option<&Object> {
         let mut node = self.nodes.first()?;
         for name in path.split('/') {
@@ -120,8 +121,8 @@ impl Graph {
         self.names.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the keys of the slots that optimizers keep for the variable with this key, with the name of each slot.
-    /// `optimizer` is the path of the object whose slots are returned; `None` returns those of all.
+    /// Returns the name and the key of each slot that optimizers keep for the variable with this key. `optimizer` is
+    /// the path of the object whose slots are returned; `None` returns those of all objects.
     pub(crate) fn slots<'a>(
         &'a self,
         key: &'a str,
@@ -148,12 +149,12 @@ fn value(node: &Object) -> Option<&str> {
     }
 }
 
-/// Returns the path to the object with a key, of which the key has one.
+/// Returns the path to the object that a key contains.
 fn object_of(key: &str) -> &str {
     key.split_once("/.ATTRIBUTES/").map_or(key, |(path, _)| path)
 }
 
-/// Returns a name of an object as it is in paths.
+/// Returns the name of an object in the form in which paths contain it.
 fn escaped(name: &str) -> String {
     name.replace('.', "..").replace('/', ".S")
 }

@@ -43,11 +43,12 @@
 //! A checkpoint is an index `PREFIX.index` and files `PREFIX.data-00000-of-00002` and so on. The index is a sorted
 //! table in LevelDB's format. Its first value is a header. Each other value has the dtype, shape, file, offset, size
 //! and masked CRC-32C of a tensor. The files contain the elements, little-endian and in row-major order. Strings are
-//! their lengths, a checksum of these, and their bytes. A tensor that was saved in slices has an entry that lists them,
-//! and an entry for each slice under an encoded key. `tf.train.Checkpoint` also saves its objects as a graph, in the
-//! string tensor `_CHECKPOINTABLE_OBJECT_GRAPH`.
+//! stored as their lengths, a checksum of these, and their bytes. A tensor that was saved in slices has an entry that
+//! lists them, and an entry for each slice under an encoded key. `tf.train.Checkpoint` also saves its objects as a
+//! graph, in the string tensor `_CHECKPOINTABLE_OBJECT_GRAPH`.
 //!
-//! Not read: the format V1 (before TensorFlow 1.0), big-endian files, and files of Keras (`.keras`, `.h5`).
+//! This crate does not read the format V1 (before TensorFlow 1.0), big-endian files, or files of Keras (`.keras`,
+//! `.h5`).
 
 #![forbid(unsafe_code)]
 

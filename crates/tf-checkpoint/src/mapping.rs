@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The name of [`TfCheckpoint::into_writer`] in error messages.
 const OPERATION: &str = "into_writer";
 
-/// A list of tensors to read from a checkpoint of TensorFlow, with their names here.
+/// A list of tensors to read from a checkpoint of TensorFlow, with their names in a checkpoint of this project.
 ///
-/// The names are those of a `distribute::Checkpoint` with the components `model` (the variables) and `optimizer`.
+/// The new names are those of a `distribute::Checkpoint` with the components `model` (the variables) and `optimizer`.
 ///
 /// ```
 /// # use distribute_tf_checkpoint::{Mapping, TfCheckpoint};
@@ -45,7 +45,7 @@ pub struct Mapping {
     optimizers: Vec<Optimizer>,
 }
 
-/// A variable with its name there and here.
+/// A variable, with its names in the checkpoints of TensorFlow and of this project.
 #[derive(Clone, Debug)]
 struct Variable {
     from: String,
@@ -53,10 +53,10 @@ struct Variable {
     is_transposed: bool,
 }
 
-/// An optimizer here, whose slots are read.
+/// An optimizer of this project, whose slots are read.
 #[derive(Clone, Debug)]
 struct Optimizer {
-    /// The optimizer there; `None` if there is one.
+    /// The optimizer in TensorFlow's checkpoint; `None` if there is only one.
     from: Option<String>,
     component: String,
     rule: String,
@@ -86,8 +86,9 @@ impl Mapping {
         self.with(from.into(), to.into(), false)
     }
 
-    /// Adds the kernel of a dense layer. TensorFlow's has shape [inputs, outputs], and candle's `Linear` has
-    /// [outputs, inputs], so the kernel and its slots are transposed. It must fit into the memory.
+    /// Adds the kernel of a dense layer. A kernel of TensorFlow has shape [inputs, outputs], and the weight of candle's
+    /// `Linear` has shape [outputs, inputs], so the kernel and its slots are transposed. The kernel must fit into
+    /// memory.
     pub fn kernel(self, from: impl Into<String>, to: impl Into<String>) -> Self {
         self.with(from.into(), to.into(), true)
     }
@@ -97,14 +98,15 @@ impl Mapping {
         self
     }
 
-    /// Adds any tensor. `to` is the complete name in the checkpoint here, with the component.
+    /// Adds any tensor. `to` is the complete name in the checkpoint of this project, including the component.
     pub fn tensor(mut self, from: impl Into<String>, to: impl Into<String>) -> Self {
         self.others.push((from.into(), to.into()));
         self
     }
 
-    /// Adds the optimizer `optimizer` with its slots of all variables. `rule` is the name of the rule here, and `steps`
-    /// the tensor with the number of finished steps, such as `optimizer/_iterations` or `global_step`.
+    /// Adds an optimizer with its slots of all variables, as the component `optimizer`. `rule` is the name of the
+    /// update rule in this project, and `steps` is the name of the tensor with the number of finished steps, such as
+    /// `optimizer/_iterations` or `global_step`.
     ///
     /// | rule | slots here | TensorFlow 1 | Keras |
     /// |---|---|---|---|
@@ -114,7 +116,7 @@ impl Mapping {
     /// | `momentum` | `accum` | `…/Momentum` | none: its velocity contains the learning rate |
     /// | `sgd` | | | |
     ///
-    /// Hyper-parameters and the learning rate are not read. They are those of the optimizer that is restored.
+    /// Hyper-parameters and the learning rate are not read. The optimizer that is restored keeps its own.
     pub fn optimizer(self, rule: impl Into<String>, steps: impl Into<String>) -> Self {
         self.optimizer_named("optimizer", rule, steps)
     }
@@ -158,15 +160,15 @@ impl TfCheckpoint {
     /// Returns a checkpoint of this project, to be saved with [`Writer::save`] or restored from [`Writer::image`].
     ///
     /// Tensors with rows are read while the writer is saved, in ranges of about 8 MiB, unless they are transposed or
-    /// contain strings. A checksum that differs makes the save fail. The optimizer's number of steps is metadata, like
-    /// that of an optimizer that has been saved here.
+    /// contain strings. A checksum that differs makes the save fail. The optimizer's number of steps becomes metadata,
+    /// like that of an optimizer that this project has saved.
     ///
     /// # Errors
     /// - The errors of [`tensor`](Self::tensor) for each name.
-    /// - [`Error::Entry`]: two tensors have the same name here, a kernel is no matrix, or a variable lacks a slot. Also
-    ///   if several optimizers there have slots for a variable and the mapping does not say
-    ///   [which](Mapping::optimizer_from), if the rule of an optimizer is not in its table, or if its number of steps
-    ///   is no integer.
+    /// - [`Error::Entry`]: two tensors get the same name, a kernel is not a matrix, or a variable lacks a slot; several
+    ///   optimizers of the checkpoint have slots for a variable, and the mapping does not [choose
+    ///   one](Mapping::optimizer_from); the rule of an optimizer is not in the table of [`Mapping::optimizer`], or its
+    ///   number of steps is not an integer.
     pub fn into_writer(&self, mapping: &Mapping) -> Result<Writer> {
         let mut writer = Writer::new();
         for Variable { from, to, is_transposed } in &mapping.variables {

@@ -12,7 +12,7 @@ pub(crate) struct Header {
     pub(crate) version: Option<Version>,
 }
 
-/// The versions of a format that can read a file.
+/// The version of the format in which a file was written, and the lowest version of a reader that can read it.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Version {
     #[prost(int32, tag = "1")]
@@ -110,7 +110,7 @@ pub(crate) struct Attribute {
     pub(crate) checkpoint_key: String,
 }
 
-/// A slot that an optimizer keeps for a variable. Both variables are objects.
+/// A slot that an optimizer keeps for a variable. Slot and variable are given by the indices of their objects.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Slot {
     #[prost(int32, tag = "1")]

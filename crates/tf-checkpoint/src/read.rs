@@ -31,7 +31,7 @@ impl LastFile {
     }
 }
 
-/// A function that receives the piece and the rows in it that were read, and their bytes.
+/// A function that receives a piece, the range of its rows that was read, and the bytes of these rows.
 pub(crate) type Observe<'a> = dyn FnMut(&Piece, Range<usize>, &[u8]) -> Result<()> + 'a;
 
 /// Returns rows of a tensor of a supported dtype. `rows` must be in range; a scalar is one row. Pieces that are read
@@ -111,8 +111,8 @@ fn texts(pieces: &[&Piece], shape: &[usize], rows: Range<usize>, file: &mut Last
     Ok(HostTensor::new(all, shape)?)
 }
 
-/// Returns the part of a region that is in a range of rows, relative to its first row, and the rows of the region that
-/// it has.
+/// Returns the part of a region that is in a range of rows, with indices relative to the first of these rows. Also
+/// returns the range of rows of this part, relative to the first row of the region.
 fn intersection(region: &Region, rows: &Range<usize>) -> (Region, Range<usize>) {
     let mut part = region.clone();
     let there = region.rows();
@@ -137,7 +137,7 @@ pub(crate) fn verify(piece: &Piece, dtype: DType, file: &mut LastFile) -> Result
     compare(piece, crc)
 }
 
-/// Checks that bytes of a piece, which begin at `start`, are elements of `dtype`. Only a bool can be none.
+/// Checks that bytes of a piece, which begin at `start`, are elements of `dtype`. Only bytes of bools can be invalid.
 fn require_valid(piece: &Piece, dtype: DType, start: usize, bytes: &[u8]) -> Result<()> {
     let wrong = match dtype {
         DType::Bool => bytes.iter().position(|byte| *byte > 1),

@@ -6,12 +6,12 @@ use distribute_checkpoint::Result;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The ranges of rows that were read, by the first row: the row after the last, the size in bytes, and the checksum.
+/// The ranges of rows that were read, by their first row: the row after the last, the size in bytes, and the checksum.
 #[derive(Debug, Default)]
 pub(crate) struct Segments(BTreeMap<usize, (usize, usize, u32)>);
 
 impl Segments {
-    /// Adds rows of a piece. After all of them, compares the checksum and starts over.
+    /// Adds rows of a piece. When all rows have been added, compares the checksum and starts over.
     ///
     /// # Errors
     /// - [`Error::Damaged`](distribute_checkpoint::Error::Damaged): the checksum differs.

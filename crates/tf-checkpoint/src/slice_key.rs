@@ -1,9 +1,10 @@
-//! The keys under which an index has the slices of a tensor: encoded so that their bytes have the order of the slices.
+//! The keys under which an index stores the slices of a tensor. They are encoded so that the order of their bytes is
+//! the order of the slices.
 
 /// A range of an axis: its start, and its length or `None` if it is the complete axis.
 pub(crate) type Extent = (i64, Option<i64>);
 
-/// Returns the key of a slice of the tensor `name`. It begins with a zero byte, and no name does.
+/// Returns the key of a slice of the tensor `name`. It begins with a zero byte, unlike all names of tensors.
 pub(crate) fn slice_key(name: &str, extents: &[Extent]) -> Vec<u8> {
     let mut key = Vec::new();
     unsigned(0, &mut key);
@@ -23,15 +24,15 @@ pub(crate) fn slice_key(name: &str, extents: &[Extent]) -> Vec<u8> {
     key
 }
 
-/// Appends the number of bytes of a number, and its bytes in big-endian order without zeros at the front.
+/// Appends the number of bytes of a number, and its bytes in big-endian order without leading zeros.
 fn unsigned(number: u64, to: &mut Vec<u8>) {
     let zeros = number.leading_zeros() as usize / 8;
     to.push(8 - zeros as u8);
     to.extend_from_slice(&number.to_be_bytes()[zeros..]);
 }
 
-/// Appends a number with sign as n bytes in big-endian order, whose first n bits are flipped. The number n is the least
-/// for which a sign and 7n − 1 bits are enough.
+/// Appends a signed number as n bytes in big-endian order, whose first n bits are flipped. Here, n is the smallest
+/// number for which a sign bit and 7n − 1 further bits are enough.
 fn signed(number: i64, to: &mut Vec<u8>) {
     let magnitude = if number < 0 { !number } else { number };
     let bits = 64 - magnitude.leading_zeros() as usize;

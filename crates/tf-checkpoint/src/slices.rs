@@ -72,7 +72,7 @@ pub(crate) fn count(shape: &[usize]) -> Option<usize> {
 /// Checks that regions cover each element of a tensor exactly once.
 ///
 /// # Errors
-/// Returns the reason as text.
+/// Returns the reason as text if they do not.
 pub(crate) fn require_cover(shape: &[usize], regions: &[Region]) -> Result<(), String> {
     let mut sum = 0usize;
     for region in regions {

@@ -10,10 +10,10 @@ pub(crate) struct Rule {
     tf1: &'static str,
 }
 
-/// A slot, by its names here and there.
+/// The names of a slot in this project and in Keras.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
-    /// The name of the slot here.
+    /// The name of the slot in this project.
     pub(crate) here: &'static str,
     /// The names in Keras, the latest first.
     keras: &'static [&'static str],
@@ -46,10 +46,10 @@ impl Rule {
 
 /// Returns the key of slot `at` of a rule for the variable with the key `variable`; `None` if there is none.
 /// `optimizer` is the path of an optimizer, or the name of its first slot in TensorFlow 1. Without it, the checkpoint
-/// must have one such slot.
+/// must have only one such slot.
 ///
 /// # Errors
-/// The keys of all slots that may be meant, if there are several.
+/// Returns the keys of all slots that may be meant if there are several.
 pub(crate) fn slot_key(
     checkpoint: &TfCheckpoint,
     variable: &str,
@@ -94,8 +94,8 @@ pub(crate) fn slot_key(
     Ok(None)
 }
 
-/// Returns the keys of a slot that TensorFlow 1 has saved. There, all slots of a variable whose optimizers have the
-/// same name are numbered: `Adam` and `Adam_1` belong to the first, `Adam_2` and `Adam_3` to the second.
+/// Returns the keys of a slot that TensorFlow 1 has saved. In TensorFlow 1, all slots of a variable whose optimizers
+/// have the same name are numbered: `Adam` and `Adam_1` belong to the first, `Adam_2` and `Adam_3` to the second.
 fn tf1_keys(
     checkpoint: &TfCheckpoint,
     variable: &str,

@@ -11,14 +11,14 @@ use std::path::Path;
 /// The last 8 bytes of a table.
 const MAGIC: u64 = 0xdb47_7524_8b80_fb57;
 
-/// The size of the footer: two handles, zeros, and the magic number.
+/// The size of the footer in bytes. It contains two handles, zeros, and the magic number.
 const FOOTER: usize = 48;
 
-/// The size of what follows the contents of a block: the compression and the checksum.
+/// The number of bytes that follow the contents of a block: the kind of compression and the checksum.
 const TRAILER: usize = 5;
 
-/// The maximum ratio of all keys to the size of the file. Keys share prefixes, so a forged table could have far more
-/// bytes of keys than the memory.
+/// The maximum ratio of the total size of all keys to the size of the file. Keys share prefixes, so the keys of a small
+/// forged table could need more memory than the machine has.
 const MAX_RATIO: usize = 64;
 
 /// The maximum ratio of a block to its compressed size: a copy of 64 bytes takes 3 bytes.
@@ -99,7 +99,8 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Returns a block after its checksum has been compared. `named_at` is the position of its location in the file.
+    /// Returns a block after its checksum has been compared. `named_at` is the offset in the file at which its location
+    /// is stored.
     fn block(&self, offset: u64, size: u64, named_at: usize) -> Result<Block<'a>> {
         let range = || {
             let (offset, size) = (usize::try_from(offset).ok()?, usize::try_from(size).ok()?);

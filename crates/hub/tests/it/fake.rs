@@ -104,7 +104,7 @@ pub fn git(bytes: &[u8]) -> String {
     hex(digest(&SHA1_FOR_LEGACY_USE_ONLY, &blob).as_ref())
 }
 
-/// Returns the text of an error, which never has the token.
+/// Returns the text of an error, which never contains the token.
 pub fn text<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     let error = result.unwrap_err();
     let text = error.to_string();
@@ -119,7 +119,8 @@ fn hooked(state: &State, request: &Request, reply: Reply) -> Reply {
     }
 }
 
-/// Answers as huggingface.co: small files by way of a redirect on the hub, large ones by way of one to another server.
+/// Answers like huggingface.co: small files by way of a redirect on the hub, large ones by way of one to another
+/// server.
 fn of_hub(state: &State, request: &Request, cdn: &str) -> Reply {
     let absent = |code: &str| Reply::new(404).with("X-Error-Code", code).with("X-Error-Message", "Not here");
     let path = request.path.split('?').next().unwrap();

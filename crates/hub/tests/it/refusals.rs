@@ -1,4 +1,4 @@
-//! Answers of the hub that are no file.
+//! Answers of the hub that are not files.
 
 use crate::fake::{Fake, ID, text};
 use crate::server::Reply;

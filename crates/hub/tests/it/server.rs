@@ -1,4 +1,4 @@
-//! A small HTTP server, whose answers a function decides.
+//! A small HTTP server, whose answers are determined by a function.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -30,7 +30,7 @@ pub struct Reply {
     pub body: Vec<u8>,
     /// The number of bytes of the body after which the connection ends.
     pub cut: Option<usize>,
-    /// After these bytes nothing is sent, until the client closes the connection.
+    /// Whether nothing more is sent after these bytes, until the client closes the connection.
     pub stalls: bool,
     pub without_length: bool,
 }

@@ -6,7 +6,7 @@
 //! | `/status.json` | the report, as JSON |
 //! | `/metrics` | the report, in Prometheus' text format |
 //! | `/healthz` | 200 if the process is alive; otherwise 503 |
-//! | `/readyz` | 200 if no worker is lost or, with a coordinator, if a worker is left; otherwise 503 |
+//! | `/readyz` | 200 if the report is recent and no worker is lost or, with a coordinator, a worker is left; otherwise 503 |
 //!
 //! | module | contents |
 //! |---|---|
@@ -32,8 +32,9 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The maximum number of connections to one address. A further connection replaces the oldest one, preferably one
-/// without a request.
+/// The maximum number of connections to one address. A further connection replaces the oldest one of the client with
+/// the most connections: among those without a request if they take more than half of the places, and otherwise among
+/// the others.
 pub(crate) const CONNECTIONS: usize = 16;
 
 /// The interval at which the thread that accepts connections checks for shutdown.

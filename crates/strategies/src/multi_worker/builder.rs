@@ -77,8 +77,8 @@ impl MultiWorkerMirroredStrategyBuilder {
     }
 
     /// Sets a group of workers that are already connected, for example over MPI with the crate `distribute-mpi`. The
-    /// group's world determines the number of replicas. No cluster is resolved, and options for connections have no
-    /// effect.
+    /// group's world determines the number of replicas. No cluster is resolved, the credentials have no effect, and the
+    /// other options for connections must be left out.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -224,9 +224,9 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// each step, a worker reads the rows of its ids from the workers that store them, and sends the gradients of these
     /// rows to those workers. The results are bit-identical. All workers must set the same options.
     ///
-    /// If a table is not only used by layers that look up rows, each worker fetches all of it in each step. The minimum
-    /// number of workers cannot be set. If a worker is lost, its share is lost as well, and the training continues from
-    /// the last checkpoint.
+    /// If a table is not only used by layers that look up rows, each worker fetches all of it in each step. If a worker
+    /// is lost, its share is lost as well, and the training continues from the last checkpoint. If tables are stored on
+    /// workers or servers, [`min_workers`](Self::min_workers) cannot be set.
     ///
     /// ```
     /// # use distribute::prelude::*;
@@ -325,8 +325,9 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// - [`Error::Device`]: this build cannot use a device.
     /// - [`Error::InvalidArgument`]: there are no replicas, the numbers of devices and replicas differ, logical
     ///   replicas are combined with one of them, or the cluster has fewer workers than the minimum; a group is combined
-    ///   with a cluster resolver or a different number of replicas; an option of [`CommunicationOptions`] is out of
-    ///   range; or tables are stored on workers that may be missing.
+    ///   with a cluster resolver, an option for connections, a minimum number of workers, or a different number of
+    ///   replicas; an option of [`CommunicationOptions`] is out of range; or tables are stored on workers that may be
+    ///   missing.
     /// - [`Error::Failed`]: the parameter servers that store tables cannot be reached.
     /// - [`Error::Worker`], [`Error::Collective`], [`Error::Server`]: a worker cannot offer its share of tables, cannot
     ///   reach the servers or the shares of the others, or does not build a strategy with the same tables.

@@ -1,4 +1,4 @@
-//! Logical replicas: their number is that of all workers together, whatever the number of workers is.
+//! Logical replicas: the program sets the number of replicas of all workers together, however many workers there are.
 
 use super::builder::MultiWorkerMirroredStrategyBuilder;
 use distribute_base::{Error, Result};
@@ -17,8 +17,8 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// or join, and whenever.
     ///
     /// Each worker reads the complete dataset and takes the rows of its replicas, because files that are sharded over
-    /// workers would make batches depend on their number. For the same reason a function that creates datasets is
-    /// called for a single input pipeline.
+    /// workers would make batches depend on the number of workers. For the same reason, a function that creates
+    /// datasets is called for a single input pipeline.
     ///
     /// The number must be at least the number of workers of the cluster. Devices cannot be set.
     ///

@@ -27,7 +27,7 @@ pub fn write_files(prefix: &Path, index: &[u8], data: &[&[u8]]) {
     }
 }
 
-/// Returns the bytes of a tensor and the checksum of them.
+/// Returns the bytes of a tensor and their checksum.
 pub fn elements(tensor: &HostTensor) -> (Vec<u8>, u32) {
     let mut bytes = Vec::new();
     let Some(strings) = tensor.as_slice::<Vec<u8>>() else {
@@ -66,7 +66,7 @@ pub fn varint(mut number: u64, to: &mut Vec<u8>) {
     to.push(number as u8);
 }
 
-/// Returns a field of a message with a number.
+/// Returns a protobuf field that contains a number.
 pub fn number(tag: u64, number: u64) -> Vec<u8> {
     let mut to = Vec::new();
     varint(tag << 3, &mut to);
@@ -74,7 +74,7 @@ pub fn number(tag: u64, number: u64) -> Vec<u8> {
     to
 }
 
-/// Returns a field of a message with bytes.
+/// Returns a protobuf field that contains bytes.
 pub fn message(tag: u64, bytes: &[u8]) -> Vec<u8> {
     let mut to = Vec::new();
     varint(tag << 3 | 2, &mut to);
