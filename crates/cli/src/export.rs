@@ -7,7 +7,7 @@ use distribute::{Error, Result};
 use distribute_ps_server::{Connection, TableExport};
 use distribute_ps_tables::{
     Channel, ChannelError, PartitionStrategy, Request, Response, RowLocation, RowPartition, TableInfo,
-    TableKind,
+    TableKind, variable_of,
 };
 use distribute_rpc::ClientBuilder;
 use std::collections::{BTreeMap, BTreeSet};
@@ -233,12 +233,6 @@ fn ids(
     if fits { Ok(Ids::Part(partition, part)) } else { Err(text()) }
 }
 
-/// Returns the name of the variable of a table, and the index of its part if it has several.
-fn variable_of(table: &str) -> (&str, Option<usize>) {
-    let part = table.rsplit_once("/part_").and_then(|(name, part)| Some((name, part.parse().ok()?)));
-    part.map_or((table, None), |(name, part)| (name, Some(part)))
-}
-
 /// Returns the folder of a table. Each component of its name is a folder, and characters that are not letters, digits,
 /// `-` or `_` are replaced by `%` and two hexadecimal digits for each byte. An empty component is `%`.
 fn path(folder: &Path, table: &str) -> PathBuf {
@@ -277,7 +271,6 @@ mod tests {
         {
             assert_eq!(path(Path::new("out"), table), Path::new(expected));
         }
-        assert_eq!((variable_of("w"), variable_of("w/part_3")), (("w", None), ("w", Some(3))));
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub use partitioner::MinSizePartitioner;
 #[doc(alias = "tf.distribute.experimental.partitioners.Partitioner")]
 pub use partitioner::Partitioner;
 pub use partitioner::{PartitionerSpec, partition};
-pub use placement::{Placed, Placement, PlacementPolicy, PlacementSnapshot, shard_name};
+pub use placement::{Placed, Placement, PlacementPolicy, PlacementSnapshot, shard_name, variable_of};
 pub use push_window::{Admission, ClientPushes, PushWindows};
 pub use service::{
     ChangedRows, Channel, ChannelError, Contents, Copies, ImageContents, LAYOUT_TABLE, LocalChannel,

@@ -7,7 +7,7 @@ use distribute_cluster::fnv1a;
 use distribute_optim::RuleSpec;
 use distribute_ps_tables::{
     Contents, DynamicOptions, HashPartition, Initializer, PartitionStrategy, Push, PushResult, Request,
-    Response, RowLocation, RowPartition, TableInfo, TableKind, TableSpec, shard_name,
+    Response, RowLocation, RowPartition, TableInfo, TableKind, TableSpec, shard_name, variable_of,
 };
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{DType, Element, HostTensor, Write};
@@ -53,12 +53,6 @@ pub fn list(calls: &Calls) -> Result<Vec<(usize, TableInfo)>> {
         );
     }
     Ok(all)
-}
-
-/// Returns the name of the variable of a table, and the index of its shard if it has several.
-pub fn variable_of(table: &str) -> (&str, Option<usize>) {
-    let part = table.rsplit_once("/part_").and_then(|(name, part)| Some((name, part.parse().ok()?)));
-    part.map_or((table, None), |(name, part)| (name, Some(part)))
 }
 
 impl Shards {

@@ -74,9 +74,11 @@ impl Strategy {
         let plan = Distribution::from_function(layout(world), per_replica, options.plan(), make);
         let plan = plan.and_then(|plan| {
             plan.made_for(worker)?.iter().try_for_each(Dataset::check)?;
-            of_this_process(plan, world)
+            Ok(plan)
         });
-        let plan = agree_on_plan(self, OPERATION, Location::caller(), plan.map_err(Into::into))?;
+        let plan = plan.map_err(Into::into).and_then(|plan| self.require_any_world(plan));
+        let plan = plan.and_then(|plan| Ok(of_this_process(plan, world)?));
+        let plan = agree_on_plan(self, OPERATION, Location::caller(), plan)?;
         Ok(DistributedDataset::new(self, plan, None, options))
     }
 }

@@ -45,10 +45,14 @@ impl Strategy {
     /// Returns the plan. In elastic training, returns an error if the dataset cannot be distributed over every
     /// permitted number of workers. Otherwise training would fail later, when the number of workers changes.
     pub(super) fn require_any_world<T: Nest>(&self, plan: Distribution<T>) -> Result<Distribution<T>> {
-        // Logical replicas have the same plan for any number of workers.
-        let elastic = self.extended().elastic().filter(|_| self.world().logical_replicas().is_none());
-        for workers in elastic.into_iter().flatten() {
-            plan.over(Layout { workers, ..plan.layout() })?;
+        for workers in self.extended().elastic().into_iter().flatten() {
+            if self.world().logical_replicas().is_some() {
+                // The plan is the same for any number of workers, but a worker that is not alone has a part of it.
+                let first = plan.layout().replicas.div_ceil(workers);
+                plan.part_of(0..first)?;
+            } else {
+                plan.over(Layout { workers, ..plan.layout() })?;
+            }
         }
         Ok(plan)
     }

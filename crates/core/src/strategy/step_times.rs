@@ -64,11 +64,25 @@ enum Phase {
     Beginning,
 }
 
-/// The times of all workers, and the stragglers that this process has warned of.
+/// The times of all workers, and the stragglers that have been found.
 #[derive(Debug, Default)]
 struct All {
     stragglers: Stragglers,
-    warned: Vec<(usize, StragglerCause)>,
+    found: Vec<(usize, StragglerCause)>,
+}
+
+impl All {
+    /// Adds the times of all workers in a step. Returns the straggler, unless it has been returned before.
+    fn add(&mut self, times: &[StepTimes]) -> Option<Straggler> {
+        self.stragglers.add(times);
+        let straggler = self.stragglers.straggler()?;
+        let key = (straggler.worker, straggler.cause);
+        if self.found.contains(&key) {
+            return None;
+        }
+        self.found.push(key);
+        Some(straggler)
+    }
 }
 
 impl Mine {
@@ -155,17 +169,8 @@ impl Strategy {
 
     /// Records that a step has begun on all workers, and the times of all workers before, in the order of ranks.
     pub(crate) fn record_step_begin(&self, group: &Group, all: &[StepTimes]) {
-        let mut times = lock(&self.step_meter().all);
-        times.stragglers.add(all);
-        let new = || {
-            let straggler = times.stragglers.straggler()?;
-            let key = (straggler.worker, straggler.cause);
-            (self.world().is_chief() && !times.warned.contains(&key)).then_some((key, straggler))
-        };
-        let new = new();
-        times.warned.extend(new.iter().map(|(key, _)| *key));
-        drop(times);
-        if let Some((_, straggler)) = new {
+        let new = lock(&self.step_meter().all).add(all);
+        if let Some(straggler) = new.filter(|_| self.world().is_chief()) {
             let worker = self.describe_worker(straggler.worker);
             let Straggler { cause, seconds_per_step, share, .. } = straggler;
             warn_or_stderr(|| {

@@ -308,6 +308,7 @@ impl<T: Nest> Distribution<T> {
     /// # Errors
     /// - [`Error::Unordered`]: the processes could see the batches in different orders.
     /// - [`Error::Parameter`]: the layout has several workers, or fewer replicas.
+    /// - [`Error::DatasetFunction`]: the function that creates datasets failed.
     pub fn part_of(&self, replicas: Range<usize>) -> Result<Self> {
         if self.layout.workers != 1 || replicas.is_empty() || replicas.end > self.layout.replicas {
             return Err(Error::Parameter {
@@ -318,9 +319,15 @@ impl<T: Nest> Distribution<T> {
             });
         }
         let is_all = replicas == (0..self.layout.replicas);
-        if let Source::Dataset(sharded) = &self.source
-            && let Some(operation) = pipeline::unrepeatable(&sharded.pipeline).filter(|_| !is_all)
-        {
+        let unrepeatable = match &self.source {
+            _ if is_all => None,
+            Source::Dataset(sharded) => pipeline::unrepeatable(&sharded.pipeline),
+            Source::Function(function) => {
+                let made = function.datasets(self.layout, 0)?;
+                made.iter().find_map(|dataset| pipeline::unrepeatable(dataset.pipeline()))
+            }
+        };
+        if let Some(operation) = unrepeatable {
             return Err(Error::Unordered { operation });
         }
         Ok(Self { part: (!is_all).then_some(replicas), ..self.clone() })

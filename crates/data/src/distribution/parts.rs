@@ -62,11 +62,6 @@ impl<T: Nest> Distribution<T> {
                 let start = |(replica, made): (usize, &Dataset<T>)| {
                     let pipeline = made.pipeline();
                     pipeline::check(pipeline)?;
-                    if self.part.is_some()
-                        && let Some(operation) = pipeline::unrepeatable(pipeline)
-                    {
-                        return Err(Error::Unordered { operation });
-                    }
                     let of = if function.per_replica { replica..replica + 1 } else { 0..replicas };
                     Ok(self.ahead(self.only_here(pipeline.start(epoch)), pipeline.costly(), of, 0))
                 };

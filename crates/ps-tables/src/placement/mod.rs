@@ -245,6 +245,13 @@ pub fn shard_name(variable: &str, shard: usize) -> String {
     format!("{variable}/part_{shard}")
 }
 
+/// Returns the name of the variable of a table, and the index of its shard if the name is that of a
+/// [shard](shard_name).
+pub fn variable_of(table: &str) -> (&str, Option<usize>) {
+    let shard = table.rsplit_once("/part_").and_then(|(name, shard)| Some((name, shard.parse().ok()?)));
+    shard.map_or((table, None), |(name, shard)| (name, Some(shard)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,6 +279,14 @@ mod tests {
             placement.place_on("e", &[], DType::F32, 3),
             Err(Error::NoSuchServer { server: 3, servers: 3 })
         ));
+    }
+
+    #[test]
+    fn names_of_shards_name_their_variable() {
+        assert_eq!(variable_of(&shard_name("a/b", 12)), ("a/b", Some(12)));
+        for no_shard in ["w", "w/part_", "w/part_x", "part_3"] {
+            assert_eq!(variable_of(no_shard), (no_shard, None));
+        }
     }
 
     #[test]

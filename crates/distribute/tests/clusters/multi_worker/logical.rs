@@ -286,16 +286,22 @@ fn a_failed_replica_is_found_on_its_worker() {
     });
 }
 
+/// Builds the strategy of the first worker of two that may be lost, with three logical replicas. It begins alone.
+fn alone_of_two() -> Strategy {
+    let port = Port::reserve();
+    let cluster = format!(r#"{{"worker": ["127.0.0.1:{}", "127.0.0.1:0"]}}"#, port.number());
+    let resolver = SimpleClusterResolver::new(cluster.parse().unwrap()).with_task(Job::Worker.task(0));
+    let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver).logical_replicas(3);
+    let strategy = builder.min_workers(1).shrink_after(Duration::from_secs(1)).build().unwrap();
+    assert_eq!(strategy.world().to_string(), "3 logical replicas");
+    strategy
+}
+
 // INV-88
 #[test]
 fn running_statistics_are_refused_if_workers_may_be_lost() {
     watched(|| {
-        let port = Port::reserve();
-        let cluster = format!(r#"{{"worker": ["127.0.0.1:{}", "127.0.0.1:0"]}}"#, port.number());
-        let resolver = SimpleClusterResolver::new(cluster.parse().unwrap()).with_task(Job::Worker.task(0));
-        let builder = MultiWorkerMirroredStrategy::builder().cluster_resolver(resolver).logical_replicas(3);
-        let strategy = builder.min_workers(1).shrink_after(Duration::from_secs(1)).build().unwrap();
-        assert_eq!(strategy.world().to_string(), "3 logical replicas");
+        let strategy = alone_of_two();
         let refused =
             strategy.replicate(|vb| distribute::nn::batch_norm(4, 1e-5, vb.pp("norm"))).unwrap_err();
         let refused = refused.to_string();
@@ -303,5 +309,19 @@ fn running_statistics_are_refused_if_workers_may_be_lost() {
             refused.contains("norm.running") && refused.contains("leave out logical_replicas"),
             "{refused}"
         );
+    });
+}
+
+#[test]
+fn a_dataset_that_a_second_worker_could_not_share_is_refused_before_one_joins() {
+    watched(|| {
+        let strategy = alone_of_two();
+        let unordered = || Dataset::range(6).map_unordered(2, |id| id).batch(3);
+        let dataset = strategy.distribute_dataset(unordered());
+        let function = strategy.distribute_datasets_from_function(move |_| Ok(unordered()));
+        for refused in [dataset, function] {
+            let refused = refused.map(drop).unwrap_err();
+            assert!(matches!(&refused, Error::Data(distribute::data::Error::Unordered { .. })), "{refused}");
+        }
     });
 }
