@@ -1,4 +1,4 @@
-//! `distribute export`: the rows of variables that have changed, as files in a folder.
+//! `distribute export`: writes the changed rows of variables to files in a folder.
 
 use crate::output::{line, remark};
 use distribute::cluster::{ClusterSpec, Job, Task};
@@ -14,11 +14,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The maximum time for the rows of one table, lost connections included.
+/// The maximum time of one request, including reconnecting.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Writes the rows of variables that have changed to files, all rows at first. It runs until it is interrupted, and
-/// later runs continue after the newest files
+/// Writes the changed rows of variables to files; the first file of a table has all rows. Runs until it is interrupted,
+/// and later runs continue after the newest files
 #[derive(clap::Args)]
 pub struct Arguments {
     /// The addresses of all parameter servers, in the order of their indices
@@ -45,12 +45,12 @@ pub struct Arguments {
     modulo: bool,
 }
 
-/// The numbers of a table's rows in files.
+/// The numbering of a table's rows in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ids {
-    /// By their ids.
+    /// Rows are numbered by their ids.
     Own,
-    /// By the rows of the variable, of which the table is one part.
+    /// Rows are numbered as in the variable, of which the table is the part with this index.
     Part(RowPartition, usize),
 }
 
@@ -63,7 +63,7 @@ struct Source {
 /// The index of a server, and the name of one of its tables.
 type Key = (usize, String);
 
-/// The tables that are exported, and what was said about those that are not.
+/// The tables that are exported, and the failures that were printed for others.
 #[derive(Default)]
 struct Exports {
     sources: BTreeMap<Key, Source>,
@@ -123,7 +123,7 @@ fn list(servers: &[Connection]) -> Result<Vec<(usize, TableInfo)>, (usize, Chann
     Ok(all)
 }
 
-/// Writes what has changed in the tables with these keys.
+/// Writes the changed rows of the tables with these keys.
 fn export(servers: &[Connection], keys: Vec<Key>, exports: &mut Exports) -> Result<()> {
     for key in keys {
         let Some(Source { ids, export }) = exports.sources.get_mut(&key) else { continue };
@@ -146,7 +146,7 @@ fn export(servers: &[Connection], keys: Vec<Key>, exports: &mut Exports) -> Resu
     Ok(())
 }
 
-/// Opens the folders of new tables, and forgets tables that were removed. Returns the keys of those to export.
+/// Opens the folders of new tables, and forgets tables that were removed. Returns the keys of the tables to export.
 fn find(arguments: &Arguments, tables: &[(usize, TableInfo)], exports: &mut Exports) -> Vec<Key> {
     let listed: BTreeSet<Key> = tables.iter().map(|(server, table)| (*server, table.name.clone())).collect();
     exports.sources.retain(|key, _| listed.contains(key));
@@ -204,10 +204,10 @@ fn parts(tables: &[(usize, TableInfo)]) -> BTreeMap<&str, Vec<(usize, usize)>> {
     all
 }
 
-/// Returns how the rows of a table are numbered.
+/// Returns the numbering of a table's rows.
 ///
 /// # Errors
-/// Returns a text if the parts of its variable are not all there, or are not those of the partition.
+/// Returns a message if parts of the table's variable are missing, or have other sizes than in the partition.
 fn ids(
     table: &TableInfo,
     parts: &BTreeMap<&str, Vec<(usize, usize)>>,

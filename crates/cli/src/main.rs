@@ -31,7 +31,7 @@ struct Arguments {
 enum Command {
     /// Looks for causes of slow training, on this machine and between the tasks of a cluster
     Doctor(doctor::Arguments),
-    /// Writes the rows of parameter servers that have changed to files, for programs that serve them
+    /// Writes the changed rows of parameter servers to files, for programs that serve them
     Export(export::Arguments),
     /// Starts workers and other tasks of a job, on this machine or over ssh, and ends them together
     #[cfg(unix)]

@@ -11,8 +11,8 @@ use std::time::Duration;
 /// Serves tables to clients in any language, until the chief stops the server, it is killed, or its lease ends
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The addresses of all parameter servers, in one order for all of them. By default, TF_CONFIG has the cluster
-    /// and this task
+    /// The addresses of all parameter servers, in the same order for each server. By default, the cluster and this task
+    /// are read from TF_CONFIG
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,…")]
     servers: Vec<String>,
     /// The position of this server in the addresses

@@ -1,5 +1,4 @@
-//! The assignment of a limited number of places to connections. This module contains only pure functions and values,
-//! without sockets and clocks.
+//! The assignment of a limited number of places to connections. This module opens no socket and reads no clock.
 //!
 //! Connections that have not authenticated yet are [`Guests`]. A new guest is always admitted; if necessary, another
 //! guest is evicted. Authenticated connections take a [seat](Seats), and keep it until they leave. Some seats are

@@ -162,8 +162,8 @@ impl Blame {
         Some(Self { fault, step, culprits, cause, processes: Vec::new() })
     }
 
-    /// Blames the members that were still running when the others' deadline passed. `timeout` is the time that
-    /// the others waited.
+    /// Blames the members that were still running, or whose data was still in transit, when the others' deadline
+    /// passed. `timeout` is the time that the others waited.
     pub fn timed_out(step: u64, statuses: &[ReplicaStatus], timeout: Duration) -> Self {
         let missing: Vec<_> =
             statuses.iter().filter(|status| !status.is_blocked_or_done()).cloned().collect();

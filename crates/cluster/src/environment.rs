@@ -1,4 +1,4 @@
-//! A source of environment variables: this process or any other source.
+//! The environment variables that resolvers read, from this process or from a map.
 
 use crate::malformed::shown;
 use crate::{ClusterError, Malformed};

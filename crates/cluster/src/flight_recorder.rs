@@ -1,4 +1,4 @@
-//! A bounded record of a worker's last calls. It is pure: the caller passes the time.
+//! A bounded record of a worker's last calls. It reads no clock: the caller passes the time.
 
 use crate::Fingerprint;
 use std::fmt;

@@ -43,7 +43,7 @@ pub enum ReplicaCount {
 pub enum WorldError {
     /// The number of workers is 0.
     NoWorkers,
-    /// The number of replicas per worker is 0.
+    /// The number of replicas is 0.
     NoReplicas,
     /// The rank of this worker is not less than the number of workers.
     NoSuchWorker {
@@ -52,11 +52,11 @@ pub enum WorldError {
         /// The number of workers.
         workers: usize,
     },
-    /// The total number of replicas overflows.
+    /// The product of the numbers of workers and replicas overflows.
     TooMany {
         /// The number of workers.
         workers: usize,
-        /// The number of replicas of each worker.
+        /// The number of replicas of each worker, or the total number of logical replicas.
         replicas: usize,
     },
     /// There are fewer logical replicas than workers.

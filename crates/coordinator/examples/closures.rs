@@ -1,8 +1,8 @@
 //! A benchmark of closures that a coordinator schedules on two workers over loopback:
 //! `cargo run --release -p distribute-coordinator --example closures`.
 //!
-//! Workers are processes. Empty closures are scheduled and joined, and then scheduled and fetched one by one. At last a
-//! worker is killed while it runs a closure, which the other worker takes over.
+//! Workers are processes. Empty closures are scheduled and joined, and then scheduled and fetched one by one. Finally,
+//! a worker is killed while it runs a closure, which is then retried on the other worker.
 
 use bytes::Bytes;
 use distribute_cluster::{ClusterSpec, Job, Stopwatch};

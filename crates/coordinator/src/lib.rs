@@ -13,7 +13,7 @@
 //! | `failure` | [`Failure`]: the failure of a call |
 //! | `program` | [`Program`], [`Executor`]: the functions that workers run, called with bytes |
 //! | `message` | the messages between a coordinator and its workers |
-//! | [`dispatch`] | the assignment of work to workers, as pure functions |
+//! | [`dispatch`] | the assignment of work to workers, without threads, connections or clocks |
 //! | `worker` | [`Worker`]: the [`queue`] of one worker, and the thread that runs it |
 //! | `link` | the connection to a worker: [`LocalWorker`], [`RemoteWorker`] |
 //! | `coordinator`, `error` | [`Coordinator`]: the scheduler; [`Error`] |

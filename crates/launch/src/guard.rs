@@ -6,9 +6,9 @@
 //! happens when the connection ends. Each line on that input is the name of a signal, which the guard sends to the
 //! group. This is how signals reach a task over ssh.
 //!
-//! The guard is a grandchild, so that the command has no unexpected child process. It ignores signals to the
-//! group from before the command runs, and holds neither end of the task's output. The script contains no secret,
-//! and is the same for all tasks.
+//! The guard is a grandchild, so that the command has no unexpected child process. It already ignores signals to the
+//! group before the command starts, and holds neither end of the task's output. The script contains no secret, and is
+//! the same for all tasks.
 
 // - **INV-30** No process of a job outlives its launcher, however the launcher exits, except one that has left its
 //   task's process group; and no process of a task outlives the task's first process. Tests:

@@ -10,7 +10,7 @@
 //! | [`output`] | [`Output`]: the output of tasks and launcher |
 //! | [`outcome`] | [`Outcome`]: why the job has ended, and which task failed first |
 //! | [`print`](mod@print) | the same job as a script for Slurm, an `mpirun` command or a manifest for Kubernetes |
-//! | `supervisor` | the decisions after a task has exited: restarts, stops, kills, the end of the job; pure |
+//! | `supervisor` | the decisions after a task has exited: restarts, stops, kills, the end of the job |
 //! | `starter`, `guard`, `command`, `host`, `cores` | the start of a task, through a script that ends it with the launcher |
 //! | `process`, `processes`, `event`, `interrupts` | running tasks, their events, and signals to the launcher |
 //! | `printer`, `final_report`, `lines`, `terminal` | the path of output from the tasks to the reader, and its end |

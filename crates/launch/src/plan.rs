@@ -59,7 +59,7 @@ impl Plan {
     /// Creates a plan for the layout: assigns an address to each task, and creates a secret.
     ///
     /// # Errors
-    /// Returns the errors of [`Layout::check`], and:
+    /// - The errors of [`Layout::check`].
     /// - [`Error::NoPort`]: a port of this machine could not be reserved.
     /// - [`Error::Random`]: the system provides no random bytes for the secret.
     /// - [`Error::Cluster`]: the tasks and their addresses do not form a valid cluster.
@@ -71,7 +71,7 @@ impl Plan {
     /// `base` is `None`, ports are chosen as [`Plan`] describes.
     ///
     /// # Errors
-    /// Returns the errors of [`Plan::new`], and:
+    /// - The errors of [`Plan::new`].
     /// - [`Error::Ports`]: a host needs ports above 65535.
     pub fn with_port_base(layout: &Layout, base: Option<u16>) -> Result<Self> {
         layout.check()?;

@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// The number of elements of a block. The copies of old values stay in the L1 cache.
 const BLOCK: usize = 1024;
 
-/// The largest number of slots of which blocks are updated in turn, without allocating. More slots are updated at once.
+/// The maximum number of slots for an update in blocks, which does not allocate. With more slots, a variable is updated
+/// at once.
 const MAX_SLOTS: usize = 8;
 
 /// A rule with an exponential moving average of the weights, which is kept in an additional slot.

@@ -148,7 +148,7 @@ pub struct Adam {
     pub beta1: f64,
     /// The fraction of v that is kept in each step, in [0, 1). 0.999 by default.
     pub beta2: f64,
-    /// The term ε, greater than 0. 1e-7 by default.
+    /// The term ε, greater than 0; 1e-7 by default.
     pub epsilon: f64,
     /// Whether rows without a gradient do not change in an update by row. `false` by default.
     pub lazy: bool,
@@ -185,9 +185,9 @@ pub struct AdamW {
     pub beta1: f64,
     /// The fraction of v that is kept in each step, in [0, 1). 0.999 by default.
     pub beta2: f64,
-    /// The term ε, greater than 0. 1e-8 by default.
+    /// The term ε, greater than 0; 1e-8 by default.
     pub epsilon: f64,
-    /// The weight decay λ, at least 0. 0.01 by default.
+    /// The weight decay λ, at least 0; 0.01 by default.
     pub weight_decay: f64,
     /// Whether rows without a gradient do not change in an update by row. `false` by default.
     pub lazy: bool,
@@ -217,7 +217,7 @@ pub struct NAdam {
     pub beta1: f64,
     /// The fraction of v that is kept in each step, in [0, 1). 0.999 by default.
     pub beta2: f64,
-    /// The term ε, greater than 0. 1e-7 by default.
+    /// The term ε, greater than 0; 1e-7 by default.
     pub epsilon: f64,
     /// Whether rows without a gradient do not change in an update by row. `false` by default.
     pub lazy: bool,
@@ -247,7 +247,7 @@ pub struct Lion {
     pub beta1: f64,
     /// The fraction of m that is kept in each step, in [0, 1). 0.99 by default.
     pub beta2: f64,
-    /// The weight decay λ. At least 0; 0 by default.
+    /// The weight decay λ, at least 0; 0 by default.
     pub weight_decay: f64,
     /// Whether rows without a gradient do not change in an update by row. `false` by default.
     pub lazy: bool,
@@ -290,9 +290,9 @@ pub struct Lamb {
     pub beta1: f64,
     /// The fraction of v that is kept in each step, in [0, 1). 0.999 by default.
     pub beta2: f64,
-    /// The term ε, greater than 0. 1e-7 by default.
+    /// The term ε, greater than 0; 1e-7 by default.
     pub epsilon: f64,
-    /// The weight decay λ. At least 0; 0 by default.
+    /// The weight decay λ, at least 0; 0 by default.
     pub weight_decay: f64,
     /// Whether steps are multiplied by the trust ratio. `true` by default.
     pub adapt: bool,
@@ -311,9 +311,9 @@ impl Default for Lamb {
 #[doc(alias = "tf.keras.optimizers.Adagrad")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adagrad {
-    /// The initial value of accum, at least 0. 0.1 by default.
+    /// The initial value of accum, at least 0; 0.1 by default.
     pub initial_accumulator_value: f64,
-    /// The term ε, at least 0, and greater than 0 if accum is initially 0. 1e-7 by default.
+    /// The term ε, at least 0, and greater than 0 if accum is initially 0; 1e-7 by default.
     pub epsilon: f64,
 }
 
@@ -344,13 +344,13 @@ impl Default for Adagrad {
 #[doc(alias = "tf.keras.optimizers.Adafactor")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adafactor {
-    /// The exponent of t in β, less than 0. −0.8 by default.
+    /// The exponent of t in β, less than 0; −0.8 by default.
     pub beta_2_decay: f64,
-    /// The term ε₁, greater than 0. 1e-30 by default.
+    /// The term ε₁, greater than 0; 1e-30 by default.
     pub epsilon_1: f64,
-    /// The smallest factor of steps ε₂, at least 0. 0.001 by default. With 0, a variable that is 0 does not change.
+    /// The smallest factor of steps ε₂, at least 0; 0.001 by default. With 0, a variable that is 0 does not change.
     pub epsilon_2: f64,
-    /// The largest RMS of u, greater than 0. 1 by default.
+    /// The largest RMS of u, greater than 0; 1 by default.
     pub clip_threshold: f64,
     /// Whether the rate is at most 1 / √t. `true` by default.
     pub relative_step: bool,
@@ -379,9 +379,9 @@ impl Default for Adafactor {
 /// An update by row does not change rows without a gradient. With a gradient of 0 they would not change either.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowAdagrad {
-    /// The initial value of accum. At least 0; 0 by default.
+    /// The initial value of accum, at least 0; 0 by default.
     pub initial_accumulator_value: f64,
-    /// The term ε, at least 0, and greater than 0 if accum is initially 0. 1e-8 by default.
+    /// The term ε, at least 0, and greater than 0 if accum is initially 0; 1e-8 by default.
     pub epsilon: f64,
 }
 
@@ -407,7 +407,7 @@ pub struct RmsProp {
     pub rho: f64,
     /// The fraction of mom that is kept in each step, in [0, 1). 0 by default.
     pub momentum: f64,
-    /// The term ε, greater than 0. 1e-7 by default.
+    /// The term ε, greater than 0; 1e-7 by default.
     pub epsilon: f64,
 }
 
@@ -439,11 +439,11 @@ pub struct Ftrl {
     pub lr_power: f64,
     /// The L1 regularization: a weight is 0 unless |linear| is greater than this number. At least 0; 0 by default.
     pub l1: f64,
-    /// The L2 regularization of weights. At least 0; 0 by default.
+    /// The L2 regularization of weights, at least 0. 0 by default.
     pub l2: f64,
     /// The L2 regularization that is added to the gradient, except in accum. At least 0; 0 by default.
     pub l2_shrinkage: f64,
-    /// A term that reduces the rates of the first steps. At least 0; 0 by default.
+    /// A term that reduces the rates of the first steps, at least 0. 0 by default.
     pub beta: f64,
 }
 

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 /// The sequence numbers of a generation, a session and a round.
 type Round = (u64, u64, u64);
 
-/// The way in which faults may affect the outcomes of calls. Whatever the faults, all workers may agree on a call only
-/// if they do according to the script.
+/// The way in which faults may affect the outcomes of calls. Regardless of the faults, all workers may agree on a call
+/// only if they agree on it according to the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certain {
     /// Only the script disturbs the calls, so all outcomes can be predicted.
@@ -41,9 +41,9 @@ pub struct Checks {
     rounds: BTreeMap<Round, BTreeMap<usize, Made>>,
     ends: BTreeMap<Round, BTreeMap<usize, Blame>>,
     broken: Vec<String>,
-    /// The processes that have ended the agreement after a rendezvous, and have not been compared with the others yet.
-    /// Each entry contains the generation, and the number of updates after which the process continues; `None` if no
-    /// worker has a complete state.
+    /// The processes that have completed the agreement after a rendezvous, and have not been compared with the others
+    /// yet. Each entry contains the generation, and the number of updates after which the process continues; `None` if
+    /// no worker has a complete state.
     met: Vec<(Pid, u64, Option<u64>)>,
     /// The processes that have begun a step which has not been checked yet.
     begun: Vec<Pid>,

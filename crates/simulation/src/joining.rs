@@ -91,7 +91,7 @@ pub struct Joined {
     pub links: BTreeMap<Conn, usize>,
     /// Arrivals over the links that have not been handled yet.
     pub early: Vec<(usize, Early)>,
-    /// The handshakes that are still in progress, of processes that have come too late to join.
+    /// The handshakes that are still in progress with processes that connected too late to join.
     pub guests: Guests,
 }
 

@@ -49,7 +49,7 @@ pub enum Planted {
     LossGivesUp,
     /// A worker does not retry if another process has taken its place.
     TakenGivesUp,
-    /// A worker of a complete world does not tell a worker that joins again that its previous process was lost.
+    /// A worker of a complete world does not notify a worker that joins again that its previous process was lost.
     EarlyUnsaid,
     /// A worker that leaves a world for a rendezvous sends the farewell of a worker that has finished.
     LeaveAsEnd,

@@ -92,6 +92,10 @@ impl SummaryWriter {
 
     /// Writes a number as an `f32`. NaN and infinities are allowed. Writes nothing if the writer's
     /// [condition](Self::record_if) returns `false`.
+    ///
+    /// # Errors
+    /// - [`Error::Tag`]: the tag is empty or too long.
+    /// - [`Error::Write`]: the disk is full or fails, or an earlier event could not be written.
     #[doc(alias = "tf.summary.scalar")]
     pub fn scalar(&self, tag: &str, value: f64, step: u64) -> Result<()> {
         let Some(file) = self.recording("scalar", tag)? else { return Ok(()) };

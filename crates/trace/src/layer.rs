@@ -41,7 +41,7 @@ impl Listeners {
     }
 }
 
-/// Makes `events` open a trace file, unless one is already open. Returns `true` if it has opened the file.
+/// Opens a trace file with `events`, unless one is already open. Returns `true` if the file was opened.
 pub(super) fn open(events: impl FnOnce() -> std::io::Result<Events>) -> std::io::Result<bool> {
     let mut listeners = lock(&LISTENERS);
     if listeners.file.is_some() {

@@ -38,7 +38,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `slices` | the activity of a thread as slices of time: pure |
+//! | `slices` | the activity of a thread as slices of time; the caller passes the times |
 //! | `layer` | the receiver of spans |
 //! | `file` | the Trace Event Format |
 //! | `activity`, `watch` | the current activity of each replica; the guard that records it, for the monitor |

@@ -1,5 +1,5 @@
-//! The activity of a thread as slices of time, computed by a pure function from the times at which spans were entered
-//! and exited.
+//! The activity of a thread as slices of time, computed from the times at which spans are entered and exited. The
+//! caller passes these times; no clock is read.
 
 /// The rule by which a span is converted to slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! The reader of docs/reference/protocol.md, which takes Python's standard library alone, reads tables of `distribute
-//! serve`, with a secret and without.
+//! Runs the reader in docs/reference/protocol.md, which needs only Python's standard library, against
+//! `distribute serve`, with a secret and without one.
 
 use distribute::cluster::{ClusterSpec, Job, Task};
 use distribute::net::{Credentials, Secret};

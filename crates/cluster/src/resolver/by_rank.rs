@@ -38,8 +38,8 @@ pub(super) fn jobs(
     Ok(jobs)
 }
 
-/// Returns the first port on each host: from `DISTRIBUTE_PORT_BASE`, or by the number of the Slurm job, so that two
-/// jobs on one node use different ports; otherwise 8888.
+/// Returns the first port on each host: the value of `DISTRIBUTE_PORT_BASE`, or a port computed from the number of the
+/// Slurm job, so that two jobs on one node usually use different ports. Outside Slurm, the default is 8888.
 ///
 /// # Errors
 /// Returns [`ClusterError::Malformed`] if one of the variables is not a number, or if the port is larger than 65535.

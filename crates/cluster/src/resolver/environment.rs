@@ -29,6 +29,7 @@ use crate::tf_config::TF_CONFIG;
 ///
 /// # Errors
 /// - The errors of the chosen resolver.
+/// - [`ClusterError::Malformed`]: `RANK` or `WORLD_SIZE` is not a whole number, and no scheduler was found.
 /// - [`ClusterError::HalfAnEnvironment`]: variables show that this is one of several processes, but not how to
 ///   reach the others.
 pub fn from_environment(environment: &dyn Environment) -> Result<Box<dyn ClusterResolver>, ClusterError> {

@@ -146,8 +146,8 @@ impl State {
         (seen.disconnect_reason, seen.is_refused, seen.running) = (None, false, None);
     }
 
-    /// Cancels all closures after one has failed, unless this was done before. The time limit of running closures
-    /// starts now.
+    /// Cancels all closures after one has failed, unless this was done before. From now on, running closures have a
+    /// limited time to end.
     pub fn cancel(&mut self) {
         if self.dispatch.is_cancelling() {
             return;

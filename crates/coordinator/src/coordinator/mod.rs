@@ -171,7 +171,7 @@ impl Coordinator {
     /// Waits until all closures have ended, for at most `timeout`.
     ///
     /// # Errors
-    /// Returns the errors of [`join`](Self::join), and:
+    /// - The errors of [`join`](Self::join).
     /// - [`Error::TimedOut`]: closures have not ended within `timeout`. They continue.
     pub fn join_timeout(&self, timeout: Duration) -> Result<(), Error> {
         self.join_within("join_timeout", timeout)
@@ -360,7 +360,7 @@ impl ResultHandle {
     /// Waits for the result, for at most `timeout`.
     ///
     /// # Errors
-    /// Returns the errors of [`fetch`](Self::fetch), and:
+    /// - The errors of [`fetch`](Self::fetch).
     /// - [`Error::TimedOut`]: the closure has not ended within `timeout`.
     pub fn fetch_timeout(&self, timeout: Duration) -> Result<Bytes, Error> {
         self.fetch_within("fetch_timeout", timeout)

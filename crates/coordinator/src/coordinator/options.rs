@@ -10,8 +10,8 @@ pub struct Options {
     pub timeout: Duration,
     /// The maximum time to wait until all workers have answered for the first time; 60 s by default.
     pub join_timeout: Duration,
-    /// The maximum running time of a closure; 10 minutes by default. After that the closure fails, and its
-    /// worker is disconnected until it answers again.
+    /// The maximum running time of a closure, and of the creation of a resource; 10 minutes by default. After
+    /// that the closure or the creation fails, and the worker is disconnected until it answers again.
     pub closure_timeout: Duration,
     /// The maximum time that a closure may continue to run after it was cancelled; 10 s by default. After that, it is
     /// considered to have ended, and its worker is disconnected until it answers again.

@@ -141,7 +141,7 @@ impl<'a> Job<'a> {
     /// Returns the script, command or manifest for the given system.
     ///
     /// # Errors
-    /// Returns the errors of [`Layout::check`], and:
+    /// - The errors of [`Layout::check`].
     /// - [`Error::NoCommand`]: there is no command.
     /// - [`Error::Unprintable`]: the system does not support a setting of the job.
     pub fn print(&self, target: Target) -> Result<String> {

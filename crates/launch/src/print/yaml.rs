@@ -1,4 +1,4 @@
-//! A document in YAML, written so that every reader finds the same text in it.
+//! A YAML document, written so that all YAML readers parse it in the same way.
 
 use std::fmt::Write as _;
 

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// Returns what is wrong with the manifest of a custom resource; empty if it is valid.
+/// Returns the problems of the manifest of a custom resource; empty if it is valid.
 pub fn problems(manifest: &Value) -> Vec<String> {
     let file = match manifest["kind"].as_str() {
         Some("JobSet") => include_str!("schemas/jobset.json"),
@@ -23,7 +23,8 @@ pub fn problems(manifest: &Value) -> Vec<String> {
     problems
 }
 
-/// Compares a value with the types of Kubernetes' API, whose round trip loses fields that they do not have.
+/// Deserializes a value into a type of Kubernetes' API. Returns an error if the type lacks a field of the
+/// value.
 pub fn round_trip<T: DeserializeOwned + Serialize>(value: &Value) -> Result<T, String> {
     let typed: T = serde_json::from_value(value.clone()).map_err(|error| error.to_string())?;
     let again = serde_json::to_value(&typed).unwrap();

@@ -99,7 +99,7 @@ mod tests {
         assert_near(&after_four_steps(&Lamb { adapt: false, ..rule }, &[3], 0.05), &expected, 1e-12);
     }
 
-    /// A variable of zeros, as biases are at first, and a gradient of zeros have no ratio.
+    /// Checks variables of zeros, such as biases at first, and gradients of zeros.
     #[test]
     fn norms_of_zero_have_the_ratio_one() {
         let (mut var, mut m, mut v) = ([0.0f32; 3], [0.0; 3], [0.0; 3]);

@@ -100,7 +100,8 @@ fn trajectory(len: usize) -> impl Strategy<Value = (Vec<f64>, Vec<Vec<f64>>)> {
     (values(), prop::collection::vec(values(), 3))
 }
 
-/// The same for tables: row length, table, and for each step the indices, with duplicates, and their values.
+/// A table and gradients for it: the row length, the table, and for each step the indices, with duplicates,
+/// and their values.
 type Table = (usize, Vec<f64>, Vec<(Vec<i64>, Vec<f64>)>);
 
 fn table() -> impl Strategy<Value = Table> {
@@ -221,7 +222,7 @@ proptest! {
         }
     }
 
-    /// Merging loses nothing and sorts.
+    /// Checks that merging loses no value, and sorts the rows.
     #[test]
     fn merged_rows_are_the_scattered_sums((row_len, table, steps) in table()) {
         for (indices, values) in steps {

@@ -202,7 +202,7 @@ impl ClusterCoordinator {
         Call { function, arguments }
     }
 
-    /// Waits until all closures have finished. Meanwhile, other threads block when they schedule closures.
+    /// Waits until all closures have finished. Until then, other threads that schedule closures block.
     ///
     /// # Errors
     /// - [`Error::Coordinator`](distribute_base::Error::Coordinator): a closure failed and its error has not been

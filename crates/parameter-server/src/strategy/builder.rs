@@ -137,13 +137,13 @@ impl ParameterServerStrategyBuilder {
         self
     }
 
-    /// Keeps rows of tables that this process has read in a cache. They are not fetched again in the same step or, with
+    /// Caches the rows of tables that this process reads. They are not fetched again in the same step or, with
     /// [`RowCacheOptions::staleness`], in the following ones. By default rows are not cached.
     ///
-    /// A cached row lacks the changes of at most that number of steps of this process, in addition to the updates that
-    /// [`staleness`](Self::staleness) permits. It also lacks all changes of other workers in that time.
-    /// [`ParameterServerStrategy::row_cache_usage`](super::ParameterServerStrategy::row_cache_usage) returns how many
-    /// rows were read from the cache.
+    /// A cached row lacks the changes of at most [`RowCacheOptions::staleness`] steps of this process, in addition to
+    /// the updates that [`staleness`](Self::staleness) permits. It also lacks all changes of other workers in that
+    /// time. [`ParameterServerStrategy::row_cache_usage`](super::ParameterServerStrategy::row_cache_usage) returns how
+    /// many rows were read from the cache.
     ///
     /// ```
     /// # use distribute::prelude::*;

@@ -1,4 +1,4 @@
-//! The members of a training run, and checks of the cluster when a strategy is created. Both are pure functions.
+//! The members of a training run, and checks of the cluster when a strategy is created. This module does no I/O.
 
 use super::OPERATION;
 use distribute_base::{Error, Result};

@@ -133,10 +133,10 @@ impl Simulation {
     }
 
     /// Checks the rules for the end of the simulation, unless a rule is already broken:
-    /// >>- There were not too many events, and all processes have ended.
-    /// >>- In one world, all workers have finished their program.
-    /// >>- Each completed training run has the same final state as one without interruptions.
-    /// >>- There was only one world, if only the script disturbed the calls.
+    /// - There were not too many events, and all processes have ended.
+    /// - In one world, all workers have finished their program.
+    /// - Each completed training run has the same final state as one without interruptions.
+    /// - There was only one world, if only the script disturbed the calls.
     fn at_the_end(&mut self, events: usize) {
         if !self.surroundings.checks.hold() {
             return;

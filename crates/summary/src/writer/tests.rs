@@ -124,7 +124,7 @@ fn an_invalid_summary_is_refused_and_leaves_the_file_unchanged() {
     assert!(matches!(error, Error::Folder { .. }), "{error}");
 }
 
-/// A limit on the size of the file, which the system sets, takes the place of a full disk.
+/// Simulates a full disk with a limit on the size of files, which the system enforces.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_is_an_error_each_time_and_flushed_events_remain() {

@@ -2,11 +2,11 @@
 //!
 //! A block of 256 numbers is sent as its scale, an `f32`, and one signed byte per number. The number is the byte times
 //! the scale. Ties are rounded to even. If a number of a block is not finite, all numbers of the block are received as
-//! NaN. A block whose numbers are all below 2⁻¹⁰⁰ is received as zeros.
+//! NaN. A block whose numbers all have magnitudes below 2⁻¹⁰⁰ is received as zeros.
 
 use super::finite;
 
-/// The number of numbers with one scale.
+/// The number of elements that share a scale.
 pub const BLOCK: usize = 256;
 
 /// The number of bytes of a scale.

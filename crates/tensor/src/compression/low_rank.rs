@@ -28,8 +28,8 @@ const DEPENDENT: f64 = 1e-6;
 const LANES: usize = 8;
 
 impl Shape {
-    /// Returns the shape of a variable as a matrix. Returns `None` if it is none, or if its factors do not have fewer
-    /// numbers.
+    /// Returns the shape of a variable as a matrix. Returns `None` if the variable has fewer than two axes or fewer
+    /// than [`MIN_ELEMENTS`] elements, if `rank` is 0, or if the factors would not have fewer numbers than the matrix.
     pub fn of(dims: &[usize], rank: usize) -> Option<Self> {
         let (rows, rest) = dims.split_first().filter(|(_, rest)| !rest.is_empty())?;
         let columns = rest.iter().try_fold(1usize, |product, dim| product.checked_mul(*dim))?;
@@ -138,8 +138,8 @@ impl Shape {
     }
 
     /// Prepares `q` for the next step. Scales its columns to length 1, so that large gradients do not overflow in the
-    /// next product. Replaces columns that are zero or not finite by those of the first step, because they would stay
-    /// the same for ever.
+    /// next product. Replaces columns that are zero or not finite by those of the first step, because they would never
+    /// change.
     pub fn renew(self, q: &mut [f32], name: &str) {
         for (k, column) in q.chunks_exact_mut(self.columns).enumerate() {
             let length = squares(column).sqrt();

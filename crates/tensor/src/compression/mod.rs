@@ -78,8 +78,8 @@ pub enum Compression {
 /// uncompressed.
 pub const MIN_ELEMENTS: usize = 1024;
 
-/// The numbers of elements into which a vector can be partitioned so that each range is encoded and decoded
-/// separately.
+/// The granularity, in elements, with which a vector can be partitioned into ranges that are encoded and
+/// decoded separately.
 pub const CHUNK: usize = 4096;
 
 /// A form of one variable's gradient that needs error feedback.
@@ -134,8 +134,8 @@ pub enum RangeCodec {
 }
 
 impl RangeCodec {
-    /// Returns the number of bytes of the packet of `len` numbers. For a multiple of [`CHUNK`], the packet of the
-    /// numbers after them begins at this byte.
+    /// Returns the number of bytes of the packet of `len` numbers. If `len` is a multiple of [`CHUNK`], the packet of
+    /// the numbers that follow begins at this byte.
     pub fn packet_len(self, len: usize) -> usize {
         match self {
             RangeCodec::EightBits => eight_bits::packet_len(len),

@@ -11,10 +11,10 @@
 use super::{CHUNK, finite};
 use crate::{Error, Result};
 
-/// The number of numbers of which one is sent.
+/// The ratio of the elements of a chunk to those that are sent.
 pub const ONE_OF: usize = 64;
 
-/// The number of numbers that a complete chunk sends.
+/// The number of elements that are sent for a complete chunk.
 const MOST: usize = CHUNK / ONE_OF;
 
 /// The number of bytes of the two magnitudes.

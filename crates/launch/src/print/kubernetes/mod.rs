@@ -183,7 +183,7 @@ fn probe(path: &'static str, failures: u64) -> Yaml {
 }
 
 /// Returns the fields of a Job for the tasks of a kind. Each task may be restarted separately, evictions are not
-/// counted, and a task that fails for good ends the Job.
+/// counted, and a task that fails permanently ends the Job.
 fn job_spec(job: &Job<'_>, tasks: usize, template: Yaml) -> Yaml {
     let tasks = tasks as u64;
     let mut fields = vec![
