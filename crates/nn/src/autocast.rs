@@ -5,8 +5,8 @@ use distribute_base::MixedPrecision;
 use distribute_base::internal::accumulation_dtype;
 
 /// Returns the dtype to which a layer with weights converts its operands under mixed precision. Returns `None` if the
-/// operands stay as they are: mixed precision is off, both have this dtype, or the dtype of one is neither f32 nor half
-/// precision.
+/// operands stay as they are: mixed precision is off, both operands already have the compute dtype, or the dtype of one
+/// is neither f32 nor half precision.
 pub(super) fn compute_dtype(x: &Tensor, weight: &Tensor) -> Option<DType> {
     let dtype = MixedPrecision::current().compute_dtype()?;
     let converts = |tensor: &Tensor| tensor.dtype() == DType::F32 || is_half(tensor);

@@ -99,8 +99,8 @@ fn matrix_product<T: Number>(order: Order, a: Matrix<'_, T>, b: Matrix<'_, T>) -
 /// Computes `finish(a b + bias)`. `bias` contains one number per column, and `finish` is applied to each element.
 ///
 /// If `b` is in column-major order, like the weight of a layer, the library first transposes it. With few rows in `a`,
-/// this takes a third of the time. The product is then computed in column-major order instead, which needs no
-/// transposed copy, and the result is transposed here. Times on one core (AVX-512) with f32 in µs, this way / the
+/// the transposition takes a third of the time. The product is then computed in column-major order instead, which needs
+/// no transposed copy, and the result is transposed here. Times on one core (AVX-512) with f32 in µs, this way / the
 /// library's:
 ///
 /// | rows of a | 784 × 512 | 512 × 256 | 256 × 128 |

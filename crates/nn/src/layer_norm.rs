@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm, with one pass over the rows in each direction.
+//! Layer norm and RMS norm, as one fused operation each for the forward and the backward pass.
 
 use super::autocast;
 use super::lanes::sum;
@@ -112,7 +112,8 @@ impl LayerNorm {
             && operation::is_supported(x, &self.weight, bias)
     }
 
-    /// Applies candle operations that have gradients. candle_nn uses the same operations if there is no bias.
+    /// Computes the norm with candle's operations, which have gradients. candle_nn uses the same operations
+    /// if there is no bias.
     fn composed(&self, x: &Tensor) -> Result<Tensor> {
         let name = if self.remove_mean { "layer_norm" } else { "rms_norm" };
         let bias = self.bias.iter().map(|bias| ("the bias", bias));

@@ -34,9 +34,9 @@ pub use candle_nn::ops::{
 
 /// Computes the softmax over the last dimension of `[…, n]`. The input may have any strides.
 ///
-/// f32 and f64 on the CPU use one pass; other dtypes and devices use several of candle's operations. f16 and bf16 are
-/// computed in f32. candle itself accumulates in half precision, so its softmax of 4096 equal numbers has a sum of 2
-/// (f16) or 16 (bf16).
+/// For f32 and f64 on the CPU, the softmax is a single operation; for other dtypes and devices, it consists of several
+/// of candle's operations. f16 and bf16 are computed in f32. candle itself accumulates in half precision, so its
+/// softmax of 4096 equal numbers has a sum of 2 (f16) or 16 (bf16).
 ///
 /// # Errors
 /// Returns an error in these cases:

@@ -4,9 +4,9 @@
 //! same names detach their inputs from the graph, so the projections of queries and keys would not be trained.
 //!
 //! Tables of cosines and sines have shape `[positions, width / 2]`, or `[batch, positions, width / 2]` if each example
-//! has separate angles. They may have more positions than the input. Inputs need not be contiguous. f32 and f64 on the
-//! CPU use one pass; other dtypes and devices use several of candle's operations. If the tables are trained, they also
-//! get gradients.
+//! has separate angles. They may have more positions than the input. Inputs need not be contiguous. For f32 and f64 on
+//! the CPU, a rotation is a single operation; for other dtypes and devices, it consists of several of candle's
+//! operations. If the tables are trained, they also get gradients.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
