@@ -41,7 +41,8 @@ pub enum Error {
         path: String,
         /// The name of the column.
         column: String,
-        /// The reason: the type of the column, or a row (counted from 0).
+        /// The reason why it cannot. It contains the type of the column, or the index of a row, counted from
+        /// 0.
         what: String,
     },
     /// A file needs a feature of this crate that is not enabled.
@@ -101,9 +102,9 @@ pub enum Error {
         /// A description of what is wrong.
         what: String,
     },
-    /// A field of a CSV file does not have its column's type, or a row has more or fewer fields than the first row.
-    /// Also a quote that is never closed, and a header that differs from that of the first file or repeats a requested
-    /// name.
+    /// A field of a CSV file does not have its column's type, or a row has more or fewer fields than the first row. It
+    /// is also the error for a quote that is never closed, and for a header that differs from that of the first file or
+    /// repeats a requested name.
     #[error("'{path}', line {line}, column {column}: found {found}, expected {expected}")]
     Csv {
         /// The path of the file, or the name that was given to bytes in memory.
@@ -168,7 +169,8 @@ pub enum Error {
         /// The message of the panic.
         message: String,
     },
-    /// Another thread has been reading the first element of a generator, for the spec, when a pass began.
+    /// A pass has waited too long for another thread that reads the first element of a generator, for the
+    /// spec.
     #[error(
         "a generator has returned no first element in {waited:?}: declare its spec with `assert_element_spec`"
     )]

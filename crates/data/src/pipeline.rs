@@ -29,8 +29,9 @@ pub(crate) trait Operation: Send + Sync {
     fn describe(&self) -> String;
 
     /// Returns a description of everything that determines the elements and their order. If two pipelines have
-    /// different descriptions, a position in one would refer to a different element in the other. The description
-    /// excludes files, which are compared one by one. It is empty if the operation affects neither elements nor order.
+    /// different descriptions, a position in one may refer to a different element in the other, so it is rejected. The
+    /// description excludes files, which are compared one by one. It is empty if the operation affects neither elements
+    /// nor order.
     fn identity(&self) -> String {
         self.describe()
     }

@@ -62,7 +62,7 @@ impl TensorSpec {
     }
 }
 
-/// Returns the spec of an existing element; `None` if a leaf's dtype is one of candle's that have no [`DType`].
+/// Returns the spec of an existing element; `None` if a leaf has a dtype of candle for which there is no [`DType`].
 pub(crate) fn of(tree: &Tree<Leaf>) -> Option<ElementSpec> {
     tree.try_map_at(&mut |leaf| Ok(TensorSpec::new(leaf.dtype()?, leaf.dims().iter().copied()))).ok()
 }

@@ -178,8 +178,8 @@ impl Csv {
         Self { skipped: Some(skipped.clone()), ..self }
     }
 
-    /// Sets the number of threads that parse rows. The default is the number of cores, up to 8. With 1, no thread
-    /// is started. Rows are always in the order of the files.
+    /// Sets the number of threads that parse rows. The default is the number of cores, up to 8. With 1, no thread is
+    /// started. More than 1024 result in [`Error::Parameter`] in the pass. Rows are always in the order of the files.
     pub fn threads(self, threads: usize) -> Self {
         Self { threads, ..self }
     }

@@ -65,7 +65,7 @@ impl Format for CsvRows {
     }
 }
 
-/// The minimum number of bytes that are read from a file at a time. A section has the complete rows among them.
+/// The minimum number of bytes that are read from a file at a time. A section consists of the complete rows among them.
 const SECTION: usize = 1 << 18;
 
 struct CsvSections {

@@ -11,8 +11,9 @@ use crate::{Error, Result, SplitRule};
 /// With [`SplitRule::TensorFlow`], it shards by files whenever all sources are files; a source with fewer files than
 /// workers is then [`Error::TooFewFiles`].
 ///
-/// `File` returns [`Error::TooFewFiles`], or [`Error::Unshardable`] if a source does not read files. A single worker
-/// reads everything instead of returning [`Error::Unshardable`].
+/// `File` shards by files. It returns [`Error::TooFewFiles`] if a source has fewer files than there are workers, and
+/// [`Error::Unshardable`] if a source does not read files. In the latter case, a single worker reads everything
+/// instead.
 ///
 /// `Dealt` returns [`Error::NotDealt`] if there is not exactly one source of files, or if an operation counts elements
 /// or reads its input again. A single worker reads everything.

@@ -307,7 +307,8 @@ impl<T: Nest> Distribution<T> {
     ///
     /// # Errors
     /// - [`Error::Unordered`]: the processes could see the batches in different orders.
-    /// - [`Error::Parameter`]: the layout has several workers, or fewer replicas.
+    /// - [`Error::Parameter`]: the layout has several workers, `replicas` is empty, or it contains a replica
+    ///   that the layout does not have.
     /// - [`Error::DatasetFunction`]: the function that creates datasets failed.
     pub fn part_of(&self, replicas: Range<usize>) -> Result<Self> {
         if self.layout.workers != 1 || replicas.is_empty() || replicas.end > self.layout.replicas {
@@ -356,6 +357,8 @@ impl<T: Nest> Distribution<T> {
     /// # Errors
     /// - [`Error::Worker`]: `worker` is not less than the number of workers.
     /// - [`Error::DatasetFunction`]: the function that creates datasets failed.
+    /// - [`Error::Unordered`]: this process has [a part](Self::part_of) of the replicas, and the other processes could
+    ///   see the batches in a different order.
     /// - Any error of [`Dataset::check`], for a dataset that was created by a function.
     pub fn worker(&self, worker: usize, epoch: u64) -> Result<WorkerPass<T>> {
         let begun = Position { files: self.files(), ..self.beginning(epoch) };

@@ -11,7 +11,7 @@ pub(super) struct ReplicaRange {
     input: Box<dyn Stage>,
     /// The number of all replicas.
     all: usize,
-    /// The replicas whose batches are yielded. They are not empty.
+    /// The replicas whose batches are yielded. There is at least one.
     part: Range<usize>,
     /// The replica to which the next batch of the input belongs.
     at: usize,
@@ -28,7 +28,8 @@ impl ReplicaRange {
         batches / self.all * (end - start) + (batches % self.all).clamp(start, end) - start
     }
 
-    /// Skips batches of all replicas, and returns their number, which is smaller only at the end.
+    /// Skips `batches` batches of all replicas. Returns the number of skipped batches, which is less than
+    /// `batches` only at the end.
     fn skip_all(&mut self, batches: usize) -> Result<usize> {
         let skipped = if batches == 0 { 0 } else { self.input.skip(batches)? };
         self.at = (self.at + skipped) % self.all;

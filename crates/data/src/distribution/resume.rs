@@ -26,7 +26,7 @@ impl<T: Nest> Distribution<T> {
     /// - [`Error::Position`]: the dataset does not fit the position; see [`check_position`](Self::check_position).
     /// - [`Error::Worker`]: `worker` is not less than the number of workers.
     /// - [`Error::DatasetFunction`]: the function that creates datasets failed.
-    /// - Any error of the pipeline while it skips elements.
+    /// - Any other error of [`worker`](Self::worker), or of the pipeline while it skips elements.
     pub fn resume(&self, worker: usize, position: &Position) -> Result<WorkerPass<T>> {
         self.layout.check_worker(worker)?;
         // Within a pass these are the files that the pass was begun with, if that is known.

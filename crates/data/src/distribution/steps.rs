@@ -141,8 +141,8 @@ impl Steps {
         self.taken
     }
 
-    /// Prepares the batches of the next step, and returns their counts. There are no batches after the end or an
-    /// error.
+    /// Prepares the batches of the next step, and returns their counts. After the end or an error, there are no more
+    /// batches.
     ///
     /// If files are dealt and this worker has none for the step, the counts are those of no replica. After it has been
     /// [given](Self::give) files, it prepares the step again, together with all other workers.

@@ -1,6 +1,7 @@
 //! [`ElementLimit`]: the maximum memory of one element of a file.
 
-/// The default limit in bytes. It is more than elements need, but less than the memory of machines.
+/// The default limit in bytes. It is more than most elements need, and much less than the memory of most
+/// machines.
 const DEFAULT: u64 = 256 << 20;
 
 /// The maximum memory of one element, and the name of the setting that changes it.

@@ -47,7 +47,8 @@ pub fn read_npy(location: impl Into<Location>) -> Result<HostTensor> {
     let location = location.into();
     let known = |head: &[u8]| Some(head.starts_with(MAGIC));
     let (bytes, packed) = Compression::Auto.unpack(&location, known)?;
-    // An uncompressed array takes no more memory than the file has bytes.
+    // An uncompressed array of numbers takes no more memory than the file has bytes. Each text takes a few
+    // bytes more.
     let mut room = Room { limit: packed.then(|| location.limit()), taken: 0 };
     let array = read(&mut Input::new(location.to_string(), bytes), &mut room);
     array.map_err(|error| Compression::Auto.blame(&location, known, error))
@@ -113,7 +114,8 @@ fn any_npz(location: &Location, names: Option<&BTreeSet<String>>) -> Result<BTre
 /// # Errors
 ///
 /// - [`Error::Write`]: the file cannot be written.
-/// - [`Error::Tensor`]: the tensor contains strings or is of `bfloat16`, which NumPy does not have.
+/// - [`Error::Tensor`]: the tensor is of `bfloat16`, which NumPy does not have, or contains strings, which
+///   this function does not write.
 #[doc(alias = "numpy.save")]
 pub fn write_npy(path: impl AsRef<Path>, tensor: &HostTensor) -> Result<()> {
     let path = path.as_ref();

@@ -264,8 +264,9 @@ mod tests {
         data.iter().map(|batch| rows(batch.unwrap())).collect()
     }
 
-    /// TensorFlow: bucket i has the lengths from boundary i - 1 on and below boundary i, the rest comes in the order of
-    /// the buckets, and a batch is padded to its longest element. (2.21 computed these values.)
+    /// Checks that bucket i contains the lengths that are at least boundary i - 1 and less than boundary i, that the
+    /// remaining elements follow in the order of the buckets, and that a batch is padded to its longest element.
+    /// TensorFlow 2.21 computed the expected values.
     #[test]
     fn batches_have_elements_of_one_bucket() {
         let data = bucketed(Buckets::new([3, 5], [2, 2, 2]));

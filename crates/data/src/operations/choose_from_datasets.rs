@@ -241,8 +241,9 @@ mod tests {
         Dataset::choose_from_datasets(&datasets(), choices, at_end)
     }
 
-    /// TensorFlow: each choice takes one element. `stop_on_empty_dataset` (`Stop`, the default there) ends at the
-    /// first choice of a dataset that has ended; otherwise such a choice is passed over. (2.21 computed these values.)
+    /// Checks that each choice takes one element. With `Stop` (TensorFlow's `stop_on_empty_dataset`, its default), the
+    /// pass ends at the first choice of a dataset that has ended; with `Skip`, such a choice is passed over. TensorFlow
+    /// 2.21 computed the expected values.
     #[test]
     fn each_choice_takes_the_next_element_of_a_dataset() {
         let choices = Dataset::from_items([0, 1, 0, 1, 1, 1, 0]);
@@ -271,7 +272,8 @@ mod tests {
         assert!(matches!(typed.iter().next().unwrap(), Err(Error::Type { operation: OPERATION, .. })));
     }
 
-    /// TensorFlow never returns from a pass whose endless choices only choose datasets that have ended.
+    /// Checks that endless choices of datasets that have all ended result in an error. In TensorFlow, such a
+    /// pass never returns.
     #[test]
     fn endless_choices_of_ended_datasets_are_an_error() {
         distribute_testing::watched(|| {

@@ -215,7 +215,7 @@ impl Stage for Cycle {
         Ok(count - to_go)
     }
 
-    /// Returns the number of passes of whose elements none is in a slot.
+    /// Returns the number of completed passes over the input of which no slot contains an element.
     fn passes(&self) -> usize {
         let open = self.slots.iter().filter_map(|slot| match slot {
             Slot::Open(_, _, passes) => Some(*passes),

@@ -96,8 +96,8 @@ const NODE: u64 = 192;
 /// The memory in bytes of a string, without its contents.
 const STRING: u64 = size_of::<Vec<u8>>() as u64;
 
-/// The maximum nesting depth of structures. Without it, a file that contains nothing but opening brackets would
-/// exhaust the stack.
+/// The maximum nesting depth of structures. Without it, a file with very deeply nested structures would exhaust the
+/// stack.
 const MAX_DEPTH: usize = 128;
 
 /// A reader of bytes that consumes them from the front.

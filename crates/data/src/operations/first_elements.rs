@@ -37,7 +37,7 @@ impl Default for FirstElements {
 }
 
 enum Slot {
-    /// No thread reads from the iterator. It is `None` if there is none.
+    /// No thread reads from the iterator; `None` if no iterator has been created for the next pass.
     Free(Option<Begun>),
     /// This thread reads from the iterator. User code never runs while the lock is held.
     Busy(ThreadId),

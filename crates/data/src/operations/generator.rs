@@ -19,8 +19,8 @@ impl<T: Nest> Dataset<T> {
     /// declare the spec with [`assert_element_spec`](Dataset::assert_element_spec).
     ///
     /// An `Err` results in [`Error::Generator`] with the element's index. A panic of `make` or of the iterator results
-    /// in [`Error::Panicked`]. Both end the pass. If another thread has been reading the first element for 60 s when a
-    /// pass begins, the pass ends with [`Error::GeneratorBusy`].
+    /// in [`Error::Panicked`]. Both end the pass. A pass that begins while another thread reads the first element waits
+    /// for that thread; after 60 s, the pass ends with [`Error::GeneratorBusy`].
     ///
     /// ```
     /// # use distribute_data::Dataset;

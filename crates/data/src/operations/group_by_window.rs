@@ -209,7 +209,8 @@ impl Groups for GroupStage {
         Ok(self.open.pop_first().map(|(_, open)| open.group))
     }
 
-    /// Returns the number of passes of whose elements none is in a group that is not full.
+    /// Returns the number of completed passes over the input of which no element is in a group that is not
+    /// full.
     fn passes(&self) -> usize {
         self.open.values().map(|open| open.passes).fold(self.input.input.passes(), usize::min)
     }
@@ -225,8 +226,8 @@ mod tests {
         ids(&Dataset::range(n).group_by_window(move |x| x % keys, move |_| size, |_, group| group.batch(10)))
     }
 
-    /// TensorFlow: a group is reduced when it has `window_size` elements. At the end, the groups that are not full are
-    /// reduced in the order of their keys. (2.21 computed these values.)
+    /// Checks that a group is reduced when it is full, and that the groups that are not full at the end are reduced in
+    /// the order of their keys. TensorFlow 2.21 computed the expected values.
     #[test]
     fn full_groups_come_first_and_the_rest_by_key() {
         assert_eq!(groups(10, 2, 5), [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]);
@@ -246,7 +247,7 @@ mod tests {
         assert_eq!(data.element_spec(), Dataset::range(6).element_spec());
     }
 
-    /// TensorFlow: `window_size_func` has the key, and `reduce_func` may use it.
+    /// Checks that the functions receive the key, as `window_size_func` and `reduce_func` do in TensorFlow.
     #[test]
     fn sizes_and_datasets_may_depend_on_the_key() {
         let reduce = |key, group: Dataset<i64>| group.map(move |x| 100 * x + key).batch(2);

@@ -6,9 +6,10 @@
 //! tensors of different sizes), `encoding` (elements as bytes). Tests of all operations: `model` compares them with the
 //! same operations on a `Vec`, `walk` reads and skips in any order.
 //!
-//! A new operation is a file here, and a `Step` in `model`. Three decisions need care. The first is `sharding`
-//! and `repeatable`. The second is the `identity`, because a change of it makes a position refer to a different
-//! element. The third is the `passes` of its stage, with which a later filter detects an empty dataset.
+//! A new operation is a file here, and a `Step` in `model`. Three decisions need care. The first is `sharding` and
+//! `repeatable`. The second is the `identity`: it must cover everything that determines the elements, because otherwise
+//! an older position could refer to a different element. The third is the `passes` of its stage, with which a later
+//! filter detects an empty dataset.
 
 pub(crate) mod ahead;
 pub(crate) mod assert_cardinality;

@@ -243,7 +243,8 @@ impl Stage for PackStage {
         Ok(count)
     }
 
-    /// Returns the number of passes of whose sequences none is in a row to pass on.
+    /// Returns the number of completed passes over the input of which no sequence is in a row that has not
+    /// been passed on.
     fn passes(&self) -> usize {
         let rows = self.rows.iter().chain(&self.full);
         rows.map(|row| row.passes).fold(self.input.input.passes(), usize::min)
@@ -277,8 +278,8 @@ mod tests {
             .collect()
     }
 
-    /// TensorFlow has no such operation. This is what `trim_and_pack_dataset` of the library seqio does, which the
-    /// models of T5 are trained with: sequences are added in order, and a row ends when the next has no room.
+    /// Checks that sequences are added in order, and that a row ends when the next sequence has no room in it.
+    /// `trim_and_pack_dataset` of the library seqio does the same; TensorFlow has no such operation.
     #[test]
     fn sequences_follow_each_other_in_rows() {
         let data = sequences(&[3, 1, 2, 0, 5, 4]).pack_sequences(Packing::new(5));

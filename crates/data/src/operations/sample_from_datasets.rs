@@ -184,9 +184,9 @@ mod tests {
     }
 
     proptest! {
-        /// TensorFlow: elements of a dataset keep their order. With `stop_on_empty_dataset=False`, the default there
-        /// (`Skip`), all elements of datasets with a positive weight are used. With `True` (`Stop`), the pass ends
-        /// when a dataset is drawn that has ended.
+        /// Checks that the elements of a dataset keep their order. With `Skip`, all elements of datasets with a
+        /// positive weight are used. With `Stop`, the pass ends when a dataset is drawn that has ended. (In TensorFlow,
+        /// these are `stop_on_empty_dataset=False`, the default, and `True`.)
         #[test]
         fn each_dataset_keeps_its_order(
             datasets in proptest::collection::vec((0i64..20, 0u8..4), 1..5), seed: u64, epoch in 0u64..3, skip in 0usize..30,

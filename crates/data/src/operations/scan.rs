@@ -147,8 +147,8 @@ mod tests {
     use crate::{Cardinality, Dataset, Error};
     use distribute_tensor::HostTensor;
 
-    /// TensorFlow: the state begins with the initial one in each pass and each repetition, each element gives one
-    /// result, and the number of elements stays the same (2.21 computed these values).
+    /// Checks that each pass and each repetition begins with the initial state, and that each element gives one result.
+    /// TensorFlow 2.21 computed the expected values.
     #[test]
     fn the_state_begins_again_with_each_repetition() {
         let data = Dataset::range(5).scan(0, |state, x| (state + x, (x, state)));

@@ -253,9 +253,9 @@ mod tests {
         if exact { windows.drop_remainder() } else { windows }
     }
 
-    /// TensorFlow: window i begins at element `i * shift`, and takes every `stride`-th element up to `size`. There is
-    /// one for each beginning within the dataset, unless `drop_remainder` drops those with fewer elements. By default
-    /// the shift is the size and the stride is 1. (2.21 computed these values.)
+    /// Checks that window i begins at element `i * shift` and contains every `stride`-th element from there, up to
+    /// `size` of them. There is a window for each beginning within the dataset, unless `drop_remainder` drops those
+    /// with fewer elements. TensorFlow 2.21 computed the expected values.
     #[test]
     fn windows_begin_after_each_shift_and_take_one_element_of_each_stride() {
         let of_7 = |size, shift, stride, exact| ids(&window(7, size, shift, stride, exact).batch());

@@ -3,8 +3,8 @@
 use super::split::SplitRule;
 use std::ops::Range;
 
-/// Returns the steps in which one of the own batches of worker `worker` is used, and for each step the rows of each of
-/// the worker's replicas.
+/// Returns the steps in which a batch of worker `worker` is used, and for each step the rows of each of the worker's
+/// replicas.
 ///
 /// There are `workers` workers of `replicas` replicas each. A worker that reads its own files creates batches of the
 /// global size. Each step takes a share of such a batch: `replicas` of the `workers * replicas` parts of a full batch.
@@ -57,7 +57,7 @@ mod tests {
         steps.iter().map(|step| step.iter().map(Range::len).collect()).collect()
     }
 
-    /// Checks DIST-6: the sizes of each worker of (7, 2, 2).
+    /// Checks DIST-6: the sizes for a batch of 7 rows, 2 workers and 2 replicas per worker.
     #[test]
     fn full_batches_are_shared_as_the_rules_say() {
         assert_eq!(sizes(&steps(7, 7, 2, 2, 0)), [[2, 2], [2, 1]]);

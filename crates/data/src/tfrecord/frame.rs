@@ -1,4 +1,4 @@
-//! The search for records in bytes, as a pure function.
+//! The parsing of records in bytes that have been read.
 
 use super::checksum::masked_crc;
 use std::ops::Range;

@@ -55,7 +55,8 @@ impl TfRecord {
     }
 
     /// Sets the number of threads that parse records. The default is the number of cores, up to 8. With 1, no
-    /// thread is started. Elements are always in the order of the files.
+    /// thread is started. More than 1024 result in [`Error::Parameter`] in the pass. Elements are always in
+    /// the order of the files.
     #[doc(alias = "num_parallel_reads")]
     pub fn threads(self, threads: usize) -> Self {
         Self { threads, ..self }

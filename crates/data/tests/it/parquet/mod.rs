@@ -186,7 +186,8 @@ fn large_rows(sizes: impl IntoIterator<Item = usize>) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
-/// 1024 rows of 1 MB were once read together.
+/// Checks that fewer rows are read together if they are large. An earlier version read 1024 rows of 1 MB at a
+/// time.
 #[test]
 fn the_size_of_rows_limits_the_number_read_at_a_time() {
     const KB: usize = 1 << 10;
