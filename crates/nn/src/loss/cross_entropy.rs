@@ -1,4 +1,4 @@
-//! Softmax cross-entropy, with one pass over the logits for the loss and another for the gradient.
+//! Softmax cross-entropy, as one fused operation each for the loss and the gradient.
 
 use crate::exp::Exp;
 use crate::lanes;

@@ -1,5 +1,5 @@
-//! Losses that are means over pairs of a prediction and a target, with one pass for the loss and one for the
-//! gradients.
+//! Losses that are means over pairs of a prediction and a target, as one fused operation each for the loss
+//! and for each of the two gradients.
 
 use crate::exp::Exp;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
