@@ -1,5 +1,5 @@
-//! Membership, deadlines and blame, as pure functions. This crate starts no thread, and opens a socket only with a
-//! feature.
+//! Membership, deadlines and blame. Most modules use neither the clock, nor environment variables, nor the network.
+//! This crate starts no thread, and opens a socket only with the feature `gce` or `kubernetes`.
 //!
 //! | module | contents |
 //! |---|---|

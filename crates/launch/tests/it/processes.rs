@@ -409,7 +409,8 @@ fn a_command_has_no_untracked_children() {
     });
 }
 
-/// A chief, two workers that it drives and a parameter server. Worker 1 is killed or suspended, and the chief exits.
+/// Checks a job of a chief, two workers that it drives, and a parameter server, in which worker 1 is killed or
+/// suspended, and the chief exits.
 #[test]
 fn a_worker_that_is_lost_or_suspended_while_the_chief_exits_does_not_delay_the_exit() {
     watched(|| {

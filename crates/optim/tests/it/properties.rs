@@ -198,7 +198,7 @@ proptest! {
         }
     }
 
-    /// f32 follows f64, within the precision of f32.
+    /// Checks that updates in f32 equal those in f64, within the precision of f32.
     #[test]
     fn f32_follows_f64((var, grads) in trajectory(16)) {
         // Numbers that f32 holds exactly, and gradients away from 0, where Adam's ratio jumps.

@@ -241,7 +241,7 @@ fn a_row_that_takes_more_than_an_element_may_is_an_error_that_names_it() {
     assert_eq!(read(&Parquet::file(limited(bytes, 900_000)).bytes(1)).unwrap().len(), 4);
 }
 
-/// A long text that every row repeats: a few bytes in the file, and gigabytes of rows.
+/// Checks a file in which every row repeats a long text: it has few bytes, but its rows would take gigabytes.
 #[test]
 fn rows_that_repeat_a_long_text_are_read_a_few_at_a_time() {
     const LONG: usize = 1 << 20;

@@ -220,7 +220,8 @@ fn pages_of_brotli_are_read_or_name_their_feature() {
     }
 }
 
-/// The library builds its tree of columns recursively, which once aborted the process.
+/// Checks that deeply nested columns are rejected. The library builds its tree of columns recursively, which
+/// aborted the process in an earlier version.
 #[test]
 fn columns_nested_20_000_deep_are_refused() {
     let mut description = vec![0x15, 2, 0x19, 0xfc, 0xa1, 0x9c, 1];
