@@ -111,8 +111,6 @@ fn check_job(newest: u64, job: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-impl Inner {}
-
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(session) = self.state.lock().session.take() {

@@ -254,6 +254,7 @@ mod tests {
                 endless.shard(2, 1).filter(never),
                 Dataset::range(5).concatenate(&endless).filter(never),
                 endless.concatenate(&Dataset::range(9)).filter(never),
+                endless.take_while(|_| true).filter(never),
                 endless.flat_map(Dataset::range).filter(never),
                 endless
                     .interleave(Dataset::range, Interleave { ahead: 2, ..Interleave::default() })

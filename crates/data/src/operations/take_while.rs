@@ -125,6 +125,10 @@ impl Stage for TakeWhileStage {
         }
         self.failed.take().map(Err)
     }
+
+    fn passes(&self) -> usize {
+        self.input.passes()
+    }
 }
 
 #[cfg(test)]
