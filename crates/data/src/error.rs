@@ -41,8 +41,7 @@ pub enum Error {
         path: String,
         /// The name of the column.
         column: String,
-        /// The reason why it cannot. It contains the type of the column, or the index of a row, counted from
-        /// 0.
+        /// The reason. It contains the type of the column, or the index of a row, counted from 0.
         what: String,
     },
     /// A file needs a feature of this crate that is not enabled.
