@@ -17,6 +17,7 @@
 //! | [`drift`] | the cost of comparing variables between workers |
 //! | [`memory`], [`error`] | memory bandwidth; errors of invalid requests |
 //! | [`growth`] | the growth of a step's time and memory |
+//! | [`saves`] | the time of steps while a checkpoint is saved in the background |
 //! | [`steps`] | steps without a measurement, for counting instructions |
 
 mod all_reduce;
@@ -47,6 +48,7 @@ mod program;
 mod recorded;
 mod report;
 mod sample;
+mod saves;
 mod scaling;
 mod serve;
 mod servers;
@@ -107,6 +109,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     let (rounds, plot) = (arguments.rounds, arguments.plot.as_deref());
     if arguments.growth {
         return growth::run(filter, rounds, seconds, arguments.form(), plot);
+    }
+    if let Some(folder) = &arguments.saves {
+        return saves::run(folder, rounds, arguments.quick, arguments.form());
     }
     if arguments.worlds {
         return workers::worlds::run(filter, rounds, seconds, arguments.form(), plot);

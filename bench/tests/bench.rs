@@ -185,6 +185,16 @@ esac
 }
 
 #[test]
+fn steps_are_shown_beside_those_during_a_save() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    let lines = bench(&["--saves", folder, "--json", "--quick", "--rounds", "1"]);
+    assert_eq!(lines.len(), 12);
+    assert!(lines.iter().all(|line| line["replicas"].as_u64().is_some()));
+    assert_eq!(distribute_testing::names_in(std::path::Path::new(folder)), ["saves-1", "saves-2"]);
+}
+
+#[test]
 fn growth_is_shown_beside_what_its_bytes_allow() {
     let lines = bench(&["--growth", "--json", "--quick", "--rounds", "1", "--filter", "replicas"]);
     assert_eq!(lines.len(), 4);

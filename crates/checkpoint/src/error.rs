@@ -3,6 +3,8 @@
 use distribute_tensor::DType;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -55,6 +57,46 @@ pub enum Error {
         /// The error from the operating system.
         #[source]
         source: io::Error,
+    },
+    /// A save in the background failed. The latest checkpoint is the one before.
+    #[error("the save of {} in the background failed: {source}", path.display())]
+    Background {
+        /// The path at which the checkpoint was to be saved.
+        path: PathBuf,
+        /// The error of the save.
+        #[source]
+        source: Arc<Error>,
+    },
+    /// An earlier save in the background failed, and no call has reported that yet. The save that returns this error
+    /// was made nevertheless, or has begun in the background.
+    #[error(
+        "the earlier save of {} in the background failed: {source}; the save of {} is not affected",
+        path.display(),
+        next.display()
+    )]
+    Earlier {
+        /// The path at which the earlier checkpoint was to be saved.
+        path: PathBuf,
+        /// The path of the checkpoint whose save returns this error.
+        next: PathBuf,
+        /// The error of the earlier save.
+        #[source]
+        source: Arc<Error>,
+    },
+    /// A save in the background is still under way after the time that a call may wait for it. It continues.
+    #[error("{} is still being saved after {after:?}; wait longer, or check the disk", path.display())]
+    Unfinished {
+        /// The path of the checkpoint.
+        path: PathBuf,
+        /// The time after which the wait ended: the timeout of the call, or five minutes without progress.
+        after: Duration,
+    },
+    /// A thread that saves in the background panicked. This is a defect of the program's own source of tensors, or of
+    /// this crate.
+    #[error("the thread that saves {} panicked; its message is in the log", path.display())]
+    Panicked {
+        /// The path at which the checkpoint was to be saved.
+        path: PathBuf,
     },
     /// A file is truncated or altered: its bytes differ from those that were written.
     #[error("{}, at byte {offset}: {reason}; go back to an older checkpoint", path.display())]

@@ -32,8 +32,10 @@
 //! |---|---|
 //! | `writer` | [`Writer`]: collects tensors and saves them |
 //! | `rows` | rows that are saved: in memory, or read while the files are written |
+//! | `live`, `copies` | [`LiveTensors`]: tensors that change, and hold off changes while a save copies them; their copies |
 //! | `reader` | [`Reader`]: a saved checkpoint that reads tensors on demand |
 //! | `manager` | [`CheckpointManager`]: a series of checkpoints, of which the last `k` are kept |
+//! | `background` | [`SaveHandle`]: a save that a thread makes while the program continues |
 //! | `names` | the names of checkpoints in a manager's folder |
 //! | `plan` | the assignment of rows to files |
 //! | `save` | the steps of a save; after each of them there is either no checkpoint or a complete one |
@@ -70,10 +72,13 @@
 
 #![forbid(unsafe_code)]
 
+mod background;
+mod copies;
 mod encoding;
 mod error;
 mod image;
 mod index;
+mod live;
 mod manager;
 mod metadata;
 mod names;
@@ -86,7 +91,9 @@ mod shard;
 mod tensors;
 mod writer;
 
+pub use background::SaveHandle;
 pub use error::{Error, Result};
+pub use live::{HeldTensors, LiveTensors, SourceError};
 #[doc(alias = "tf.train.CheckpointManager")]
 pub use manager::CheckpointManager;
 pub use metadata::Metadata;

@@ -1,5 +1,6 @@
 //! A series of checkpoints in one folder.
 
+use crate::background::{SaveHandle, Saves};
 use crate::names::{LAST, PREFIX, name, number};
 use crate::{Error, Progress, Reader, Result, Writer};
 use distribute_files::{LockFile, Partial, destination_name};
@@ -41,6 +42,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[doc(alias = "tf.train.CheckpointManager")]
 #[derive(Clone, Debug)]
 pub struct CheckpointManager {
+    series: Series,
+    /// The saves in the background, by this manager and its clones.
+    saves: Arc<Saves>,
+}
+
+/// A folder with numbered checkpoints.
+#[derive(Clone, Debug)]
+struct Series {
     folder: PathBuf,
     keep: usize,
     /// The names of foreign entries for which a warning has been logged.
@@ -63,33 +72,36 @@ impl CheckpointManager {
     pub fn new(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref().to_path_buf();
         fs::create_dir_all(&folder).map_err(Error::io("creating", &folder))?;
-        Ok(Self { folder, keep: DEFAULT_KEPT, warned: Arc::default() })
+        let series = Series { folder, keep: DEFAULT_KEPT, warned: Arc::default() };
+        Ok(Self { series, saves: Arc::default() })
     }
 
     /// Sets the number of checkpoints to keep, at least 1; [`usize::MAX`] keeps all. A save removes older ones
     /// after the new one is complete.
     #[doc(alias = "max_to_keep")]
     pub fn keep(mut self, count: usize) -> Self {
-        self.keep = count.max(1);
+        self.series.keep = count.max(1);
         self
     }
 
     /// Returns the folder that contains the checkpoints.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        &self.series.folder
     }
 
     /// Saves a checkpoint under the next number, in at most `shards` files, and returns its path. Before the save,
     /// removes incomplete checkpoints that a crash has left. After it, removes the checkpoints that are no longer to be
-    /// kept.
+    /// kept. First waits for a save of this manager in the background.
     ///
     /// # Errors
     /// The latest checkpoint stays the same, except after [`Error::Removal`], or if the folder cannot be synced or read
-    /// after the save.
+    /// after the save, or an earlier save failed.
     /// - [`Error::Busy`]: another process or thread is saving to this folder.
     /// - [`Error::Io`]: the file `.lock` in the folder cannot be locked, or the folder cannot be read.
     /// - [`Error::InvalidArgument`]: the latest checkpoint has the highest number that is possible.
     /// - [`Error::Removal`]: the new checkpoint is saved, but an old one cannot be removed.
+    /// - [`Error::Earlier`]: the new checkpoint is saved, but the last save in the background failed.
+    /// - [`Error::Unfinished`]: a save in the background has made no progress for five minutes.
     /// - The errors of [`Writer::save`].
     pub fn save(&self, writer: &Writer, shards: usize) -> Result<PathBuf> {
         self.save_with(writer, shards, &mut || Ok(()))
@@ -100,25 +112,92 @@ impl CheckpointManager {
     /// # Errors
     /// The errors of [`save`](Self::save) and of [`Writer::save_with`].
     pub fn save_with(&self, writer: &Writer, shards: usize, progress: &mut Progress<'_>) -> Result<PathBuf> {
-        let lock = self.folder.join(LOCK);
-        let locked = LockFile::acquire(&lock).map_err(Error::io("locking", &lock))?;
-        let Some(_locked) = locked else { return Err(Error::Busy { path: self.folder.clone() }) };
-        let Found { checkpoints, partials } = self.list()?;
-        // No other process saves here, so partial checkpoints are from a crash. The new one may need their
-        // disk space.
-        partials.iter().for_each(|partial| Partial::clear_folder(partial));
-        let saved = self.unused(checkpoints.last().map_or(1, |(number, _)| number + 1))?;
-        writer.save_with(&saved, shards, progress)?;
-        let paths = self.paths()?;
-        for path in &paths[..paths.len().saturating_sub(self.keep)] {
-            // Renamed first, so that a crash does not leave an incomplete checkpoint.
-            Partial::of_old(path).and_then(Partial::remove).map_err(|source| Error::Removal {
-                saved: saved.clone(),
-                path: path.clone(),
-                source,
-            })?;
+        let earlier = self.saves.finish(progress)?;
+        let (_locked, saved) = self.series.begin()?;
+        self.series.write(&saved, writer, shards, progress)?;
+        match earlier {
+            None => Ok(saved),
+            Some(earlier) => Err(earlier.report(&saved)),
         }
-        Ok(saved)
+    }
+
+    /// Begins to save a checkpoint under the next number, and returns while a thread copies and writes it. The
+    /// checkpoint is identical to that of a [`save`](Self::save) at this time, and appears in the folder when it is
+    /// complete. The returned handle waits for it.
+    ///
+    /// Tensors that were added with [`insert_live`](Writer::insert_live) may change as soon as this call has returned.
+    /// Each change waits until the thread has copied the tensor. The other tensors of `writer` are not copied, because
+    /// nothing can change them. The thread then needs memory for one copy of the live tensors. It writes with a low
+    /// priority on Linux, so that it does not slow down other threads while all cores are busy.
+    ///
+    /// At most one save of a manager and its clones is under way: the next save, in the background or not, first waits
+    /// for this one. If this one fails, that is logged at once. The handle returns the error, or else the manager's
+    /// next save does, as [`Error::Earlier`]. The process must not exit by [`std::process::exit`] before the save has
+    /// finished, which would interrupt it like a crash. A program that returns from `main` waits for it when it drops
+    /// the manager.
+    ///
+    /// ```
+    /// use distribute_checkpoint::{CheckpointManager, Writer};
+    /// use std::time::Duration;
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// let manager = CheckpointManager::new(folder.path())?;
+    /// let mut writer = Writer::new();
+    /// writer.metadata("step", 7);
+    /// let saving = manager.save_async(writer, 1)?;
+    /// // … train …
+    /// let path = saving.wait(Duration::from_secs(60))?;
+    /// assert_eq!(manager.latest()?.expect("it was saved").path(), path);
+    /// # Ok::<(), distribute_checkpoint::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Nothing is saved if an error other than [`Error::Earlier`] is returned.
+    /// - [`Error::Busy`]: another process, or a thread with another manager, is saving to this folder.
+    /// - [`Error::Io`]: the file `.lock` in the folder cannot be locked, the folder cannot be read, or the thread
+    ///   cannot be started.
+    /// - [`Error::InvalidArgument`]: the latest checkpoint has the highest number that is possible, or `shards` is 0.
+    /// - [`Error::InvalidArgument`]: rows of a tensor are [read during the save](Writer::insert_read), for which the
+    ///   program must wait.
+    /// - [`Error::Entry`]: some rows of a tensor were not added.
+    /// - [`Error::Source`]: a live tensor is being changed by another thread, so that it cannot be held.
+    /// - [`Error::Earlier`]: the save has begun, but the last save in the background failed.
+    /// - [`Error::Unfinished`]: the save before has made no progress for five minutes.
+    ///
+    /// Later errors are those of [`save`](Self::save).
+    #[doc(alias = "tf.train.CheckpointOptions")]
+    #[doc(alias = "experimental_enable_async_checkpoint")]
+    pub fn save_async(&self, writer: Writer, shards: usize) -> Result<SaveHandle> {
+        self.save_async_with(writer, shards, &mut || Ok(()))
+    }
+
+    /// Acts like [`save_async`](Self::save_async), and calls `progress` again and again while it waits for an earlier
+    /// save.
+    ///
+    /// # Errors
+    /// - [`Error::Interrupted`]: `progress` returned an error. No save has begun.
+    /// - The errors of [`save_async`](Self::save_async).
+    pub fn save_async_with(
+        &self,
+        writer: Writer,
+        shards: usize,
+        progress: &mut Progress<'_>,
+    ) -> Result<SaveHandle> {
+        if writer.reads_rows() {
+            let reason = "rows of a tensor are read while it is written, and may change; use save".into();
+            return Err(Error::InvalidArgument { operation: "save_async", reason });
+        }
+        writer.layout(shards)?;
+        let earlier = self.saves.finish(progress)?;
+        let (locked, saved) = self.series.begin()?;
+        let (series, path) = (self.series.clone(), saved.clone());
+        let saving = self.saves.start(saved, writer, move |writer, progress| {
+            let _locked = locked;
+            series.write(&path, writer, shards, progress)
+        })?;
+        match earlier {
+            None => Ok(saving),
+            Some(earlier) => Err(earlier.report(saving.path())),
+        }
     }
 
     /// Returns the paths of all checkpoints in the folder, from the oldest to the latest.
@@ -126,7 +205,7 @@ impl CheckpointManager {
     /// # Errors
     /// - [`Error::Io`]: the folder cannot be read.
     pub fn paths(&self) -> Result<Vec<PathBuf>> {
-        Ok(self.list()?.checkpoints.into_iter().map(|(_, path)| path).collect())
+        self.series.paths()
     }
 
     /// Opens and returns the latest checkpoint; `None` if there is none yet.
@@ -197,6 +276,39 @@ impl CheckpointManager {
             return Ok(Some(older));
         }
         Err(first)
+    }
+}
+
+impl Series {
+    /// Locks the folder, removes what a crash has left, and returns the path of the next checkpoint.
+    fn begin(&self) -> Result<(LockFile, PathBuf)> {
+        let lock = self.folder.join(LOCK);
+        let locked = LockFile::acquire(&lock).map_err(Error::io("locking", &lock))?;
+        let Some(locked) = locked else { return Err(Error::Busy { path: self.folder.clone() }) };
+        let Found { checkpoints, partials } = self.list()?;
+        // No other process saves here, so partial checkpoints are from a crash. The new one may need their
+        // disk space.
+        partials.iter().for_each(|partial| Partial::clear_folder(partial));
+        Ok((locked, self.unused(checkpoints.last().map_or(1, |(number, _)| number + 1))?))
+    }
+
+    /// Writes a checkpoint, and removes those that are no longer to be kept.
+    fn write(&self, saved: &Path, writer: &Writer, shards: usize, progress: &mut Progress<'_>) -> Result<()> {
+        writer.save_with(saved, shards, progress)?;
+        let paths = self.paths()?;
+        for path in &paths[..paths.len().saturating_sub(self.keep)] {
+            // Renamed first, so that a crash does not leave an incomplete checkpoint.
+            Partial::of_old(path).and_then(Partial::remove).map_err(|source| Error::Removal {
+                saved: saved.to_path_buf(),
+                path: path.clone(),
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn paths(&self) -> Result<Vec<PathBuf>> {
+        Ok(self.list()?.checkpoints.into_iter().map(|(_, path)| path).collect())
     }
 
     /// Returns the first unused path for a checkpoint, counting up from `number`.

@@ -1,5 +1,6 @@
 //! The rows of a tensor that is to be saved: in memory, or read while the checkpoint is written.
 
+use crate::live::{Live, SourceError};
 use crate::progress::Stopped;
 use crate::{Error, Result, encoding};
 use distribute_tensor::{DType, HostTensor, codec};
@@ -11,11 +12,8 @@ use std::sync::Arc;
 /// The maximum size in bytes of the rows that are read at once, unless a single row is larger.
 const PIECE: usize = 8 << 20;
 
-/// An error of a function that reads rows.
-type ReadError = Box<dyn std::error::Error + Send + Sync>;
-
 /// A function that reads a range of rows of a tensor.
-type ReadRows = dyn Fn(Range<usize>) -> Result<HostTensor, ReadError> + Send + Sync;
+type ReadRows = dyn Fn(Range<usize>) -> Result<HostTensor, SourceError> + Send + Sync;
 
 /// Consecutive rows of a tensor. A scalar is one row.
 #[derive(Clone)]
@@ -27,28 +25,52 @@ pub(crate) enum Rows {
         dims: Vec<usize>,
         read: Arc<ReadRows>,
     },
+    /// Rows that are copied before a save in the background begins to write, or when the file is written. The elements
+    /// have a fixed size.
+    Live {
+        dtype: DType,
+        dims: Vec<usize>,
+        live: Live,
+    },
 }
 
 /// The failure to read rows of a tensor while a file was being written.
 #[derive(Debug)]
 struct Unreadable {
     name: String,
-    source: ReadError,
+    source: SourceError,
 }
 
 impl Rows {
     pub(crate) fn dtype(&self) -> DType {
         match self {
             Self::Memory(rows) => rows.dtype(),
-            Self::Read { dtype, .. } => *dtype,
+            Self::Read { dtype, .. } | Self::Live { dtype, .. } => *dtype,
         }
     }
 
     pub(crate) fn dims(&self) -> &[usize] {
         match self {
             Self::Memory(rows) => rows.dims(),
-            Self::Read { dims, .. } => dims,
+            Self::Read { dims, .. } | Self::Live { dims, .. } => dims,
         }
+    }
+
+    /// Returns the live tensor that has the rows, unless they have been copied.
+    pub(crate) fn live(&self) -> Option<&Live> {
+        match self {
+            Self::Live { live, .. } => Some(live),
+            Self::Memory(_) | Self::Read { .. } => None,
+        }
+    }
+
+    /// Replaces the rows by a copy.
+    ///
+    /// # Errors
+    /// Returns an error if the copy has another dtype or shape.
+    pub(crate) fn set_copy(&mut self, copy: HostTensor) -> Result<(), SourceError> {
+        *self = Self::Memory(same(copy, self.dtype(), self.dims())?);
+        Ok(())
     }
 
     /// Returns the number of elements.
@@ -60,7 +82,7 @@ impl Rows {
     pub(crate) fn ends(&self, elements: Range<usize>) -> Vec<u64> {
         match self {
             Self::Memory(rows) => encoding::ends(rows, elements),
-            Self::Read { .. } => Vec::new(),
+            Self::Read { .. } | Self::Live { .. } => Vec::new(),
         }
     }
 
@@ -68,7 +90,9 @@ impl Rows {
     pub(crate) fn size(&self, elements: Range<usize>) -> usize {
         match self {
             Self::Memory(rows) => encoding::size(rows, elements),
-            Self::Read { dtype, .. } => dtype.bytes().unwrap_or_default() * elements.len(),
+            Self::Read { dtype, .. } | Self::Live { dtype, .. } => {
+                dtype.bytes().unwrap_or_default() * elements.len()
+            }
         }
     }
 
@@ -78,17 +102,24 @@ impl Rows {
     /// Returns the error of `sink`, or one from which [`error`] extracts that of the function that reads rows.
     pub(crate) fn write(&self, name: &str, rows: Range<usize>, sink: &mut dyn Write) -> io::Result<()> {
         let row: usize = self.dims().get(1..).unwrap_or_default().iter().product();
+        let unreadable = |source| io::Error::other(Unreadable { name: name.to_owned(), source });
+        let mut write = |all: &HostTensor, elements| {
+            codec::chunks(all.buffer(), elements).try_for_each(|bytes| sink.write_all(&bytes))
+        };
         match self {
-            Self::Memory(all) => codec::chunks(all.buffer(), rows.start * row..rows.end * row)
-                .try_for_each(|bytes| sink.write_all(&bytes)),
+            Self::Memory(all) => write(all, rows.start * row..rows.end * row),
+            Self::Live { dtype, dims, live } => {
+                // Released before the write, which may take long.
+                let copy = live.tensors.hold().and_then(|held| held.copy(live.index));
+                let copy = copy.and_then(|copy| same(copy, *dtype, dims)).map_err(unreadable)?;
+                write(&copy, rows.start * row..rows.end * row)
+            }
             Self::Read { dtype, dims, read } => {
                 for piece in pieces(rows, row * dtype.bytes().unwrap_or_default()) {
                     let count = piece.len();
                     let found = read(piece).and_then(|found| fits(found, *dtype, count, dims));
-                    let found = found
-                        .map_err(|source| io::Error::other(Unreadable { name: name.to_owned(), source }))?;
-                    codec::chunks(found.buffer(), 0..found.len())
-                        .try_for_each(|bytes| sink.write_all(&bytes))?;
+                    let found = found.map_err(unreadable)?;
+                    write(&found, 0..found.len())?;
                 }
                 Ok(())
             }
@@ -109,12 +140,20 @@ pub(crate) fn pieces(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item
 }
 
 /// Returns `found` if it has the requested dtype, number of rows and row shape.
-fn fits(found: HostTensor, dtype: DType, rows: usize, dims: &[usize]) -> Result<HostTensor, ReadError> {
+fn fits(found: HostTensor, dtype: DType, rows: usize, dims: &[usize]) -> Result<HostTensor, SourceError> {
     let row = dims.get(1..).unwrap_or_default();
     if found.dtype() == dtype && found.dims().split_first() == Some((&rows, row)) {
         return Ok(found);
     }
     Err(format!("{} was read, instead of {rows} rows of {dtype}{row:?}", found.describe()).into())
+}
+
+/// Returns `found` if it has the dtype and the shape.
+fn same(found: HostTensor, dtype: DType, dims: &[usize]) -> Result<HostTensor, SourceError> {
+    if found.dtype() == dtype && found.dims() == dims {
+        return Ok(found);
+    }
+    Err(format!("{} was read, instead of {}", found.describe(), crate::error::show(dtype, dims)).into())
 }
 
 /// Returns the error of a failed write: [`Error::Source`] if rows could not be read, [`Error::Interrupted`] if a

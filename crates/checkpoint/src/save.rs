@@ -161,10 +161,13 @@ fn sync_folder(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Reader;
-    use distribute_tensor::HostTensor;
+    use crate::background::Saves;
+    use crate::{HeldTensors, LiveTensors, Reader, SourceError};
+    use distribute_tensor::{DType, HostTensor};
     use std::fs;
     use std::process::Command;
+    use std::sync::Arc;
+    use std::time::Duration;
 
     fn writer(value: i64) -> Writer {
         let mut writer = Writer::new();
@@ -216,32 +219,59 @@ mod tests {
     #[test]
     fn child_that_crashes() {
         let Ok(order) = std::env::var(CRASH) else { return };
-        let (at, path) = order.split_once(' ').unwrap();
-        let at: usize = at.parse().unwrap();
+        let [way, at, path] = order.splitn(3, ' ').collect::<Vec<_>>().try_into().unwrap();
+        let (at, path): (usize, _) = (at.parse().unwrap(), Path::new(path).to_path_buf());
         let mut steps = 0;
-        let crash = |_| {
+        let mut crash = move |_| {
             steps += 1;
             if steps > at {
                 std::process::abort();
             }
             Ok(())
         };
-        save(&writer(2), Path::new(path), 2, &mut || Ok(()), &mut { crash }).unwrap();
+        if way == "waited" {
+            return save(&writer(2), &path, 2, &mut || Ok(()), &mut crash).unwrap();
+        }
+        let mut writer = writer(2);
+        if way == "copying" {
+            writer.insert_live("c", DType::I64, [], &(Arc::new(Crash) as Arc<dyn LiveTensors>), 0).unwrap();
+        }
+        let write = {
+            let path = path.clone();
+            move |writer: &Writer, progress: &mut Progress<'_>| save(writer, &path, 2, progress, &mut crash)
+        };
+        Arc::new(Saves::default()).start(path, writer, write).unwrap().wait(Duration::from_secs(60)).unwrap();
+    }
+
+    /// A tensor whose copy crashes the process.
+    struct Crash;
+
+    impl LiveTensors for Crash {
+        fn hold(&self) -> Result<Box<dyn HeldTensors + '_>, SourceError> {
+            Ok(Box::new(Crash))
+        }
+    }
+
+    impl HeldTensors for Crash {
+        fn copy(&self, _index: usize) -> Result<HostTensor, SourceError> {
+            std::process::abort()
+        }
     }
 
     // Equivalent to kill -9, which can do no more than abort.
-    // INV-21
+    // INV-21, INV-96
     #[test]
     fn a_crash_before_any_step_leaves_the_old_checkpoint_or_also_the_new_one() {
         let steps = count(&writer(2));
-        for at in 0..=steps {
+        let each = |way| (0..=steps).map(move |at| (way, at));
+        for (way, at) in each("waited").chain(each("background")).chain([("copying", 0)]) {
             let folder = tempfile::tempdir().unwrap();
             let manager = crate::CheckpointManager::new(folder.path()).unwrap();
             let old = manager.save(&writer(1), 2).unwrap();
             let new = folder.path().join("ckpt-000002");
             let mut child = Command::new(std::env::current_exe().unwrap());
             child.args(["--exact", "save::tests::child_that_crashes"]);
-            let ended = child.env(CRASH, format!("{at} {}", new.display())).output().unwrap();
+            let ended = child.env(CRASH, format!("{way} {at} {}", new.display())).output().unwrap();
             assert_eq!(ended.status.success(), at == steps, "{ended:?}");
 
             assert_eq!(value(&old), 1);
@@ -263,7 +293,7 @@ mod tests {
         let path = folder.path().join("saved");
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args(["--exact", "save::tests::child_that_crashes"]);
-        let ended = child.env(CRASH, format!("2 {}", path.display())).output().unwrap();
+        let ended = child.env(CRASH, format!("waited 2 {}", path.display())).output().unwrap();
         let names = || fs::read_dir(folder.path()).unwrap().count();
         assert!(!ended.status.success() && names() == 1, "{ended:?}");
         let writing = Partial::folder(&folder.path().join("other")).unwrap();

@@ -2,6 +2,7 @@
 
 use crate::error::show;
 use crate::index::{Entry, Index, SliceEntry};
+use crate::live::{Live, LiveTensors, SourceError};
 use crate::plan::{RowRange, Slice, plan};
 use crate::rows::Rows;
 use crate::shard::PendingTensor;
@@ -35,8 +36,9 @@ impl Writer {
         Self::default()
     }
 
-    /// Declares that the caller saves the checkpoint before the saved state changes. Components may then add tensors
-    /// whose rows are [read during the save](Self::insert_read).
+    /// Declares that the caller saves the checkpoint, or begins to save it
+    /// [in the background](crate::CheckpointManager::save_async), before the saved state changes. Components may then
+    /// add tensors whose rows are [read during the save](Self::insert_read), and [live](Self::insert_live) ones.
     pub fn saved_at_once(self) -> Self {
         Self { saved_at_once: true, ..self }
     }
@@ -93,24 +95,47 @@ impl Writer {
         read: F,
     ) -> Result<()>
     where
-        F: Fn(Range<usize>) -> Result<HostTensor, Box<dyn std::error::Error + Send + Sync>>
-            + Send
-            + Sync
-            + 'static,
+        F: Fn(Range<usize>) -> Result<HostTensor, SourceError> + Send + Sync + 'static,
     {
         const OPERATION: &str = "insert_read";
         let (name, dims) = (name.into(), shape.into());
-        let Some(width) = dtype.bytes().filter(|_| !dims.is_empty()) else {
+        if dims.is_empty() {
             let reason = format!("rows of {} cannot be read in parts; use insert", show(dtype, &dims));
             return Err(Error::entry(OPERATION, &name, reason));
-        };
-        // Without a check in between, a 0 would hide an overflow.
-        let bytes = dims.iter().try_fold(width, |bytes, size| bytes.checked_mul((*size).max(1)));
-        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-            let reason = format!("{} has more bytes than a file can have", show(dtype, &dims));
-            return Err(Error::entry(OPERATION, &name, reason));
         }
+        require_fixed_size(OPERATION, &name, dtype, &dims)?;
         self.insert_rows(OPERATION, name, Rows::Read { dtype, dims, read: Arc::new(read) })
+    }
+
+    /// Adds a complete tensor of the program's state, which is not copied yet: the tensor `index` of `live`. A
+    /// [save](Self::save) copies it when it writes it. A [save in the background](crate::CheckpointManager::save_async)
+    /// holds all such tensors before it returns, and copies them while the program continues.
+    ///
+    /// # Errors
+    /// - [`Error::Entry`]: there is already a tensor named `name`; or it contains strings; or its size in bytes exceeds
+    ///   any memory.
+    ///
+    /// If the tensor cannot be copied, or has another dtype or shape, the save returns [`Error::Source`].
+    pub fn insert_live(
+        &mut self,
+        name: impl Into<String>,
+        dtype: DType,
+        shape: impl Into<Vec<usize>>,
+        live: &Arc<dyn LiveTensors>,
+        index: usize,
+    ) -> Result<()> {
+        const OPERATION: &str = "insert_live";
+        let (name, dims) = (name.into(), shape.into());
+        require_fixed_size(OPERATION, &name, dtype, &dims)?;
+        let live = Live { tensors: live.clone(), index };
+        self.insert_rows(OPERATION, name, Rows::Live { dtype, dims, live })
+    }
+
+    /// Returns the rows that have not been copied, with the names of their tensors, in the order of names.
+    pub(crate) fn live_rows(&mut self) -> impl Iterator<Item = (&String, &mut Rows)> {
+        let all = self.tensors.iter_mut();
+        let all = all.flat_map(|(name, tensor)| tensor.slices.values_mut().map(move |rows| (name, rows)));
+        all.filter(|(_, rows)| rows.live().is_some())
     }
 
     fn insert_rows(&mut self, operation: &'static str, name: String, rows: Rows) -> Result<()> {
@@ -247,6 +272,21 @@ impl Tensor {
         let reason = format!("rows {end}..{next} of {} are missing", show(self.dtype, &self.shape));
         Err(Error::entry("save", name, reason))
     }
+}
+
+/// Returns an error if the elements of a tensor have no fixed size, or if it has more bytes than any memory.
+fn require_fixed_size(operation: &'static str, name: &str, dtype: DType, dims: &[usize]) -> Result<()> {
+    let Some(width) = dtype.bytes() else {
+        let reason = format!("{} has elements without a fixed size; use insert", show(dtype, dims));
+        return Err(Error::entry(operation, name, reason));
+    };
+    // Without a check in between, a 0 would hide an overflow.
+    let bytes = dims.iter().try_fold(width, |bytes, size| bytes.checked_mul((*size).max(1)));
+    if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+        let reason = format!("{} has more bytes than a file can have", show(dtype, dims));
+        return Err(Error::entry(operation, name, reason));
+    }
+    Ok(())
 }
 
 /// The planned contents of a checkpoint's files.

@@ -15,12 +15,14 @@
 //   `Server::join` waits for the server's end, which waits ten seconds for a service that is still busy. A program
 //   that is measured is killed when dropped, with all its child processes, and its readers end with it. A launcher
 //   waits for its tasks as long as they run; its actions on them, and its wait for the readers of their output
-//   after they have exited, have deadlines. A thread that blocks in a write ends with the process. Time in which
+//   after they have exited, have deadlines. A write of a variable or slot waits while a save in the background copies
+//   it, which is work in memory. A thread that blocks in a write ends with the process. Time in which
 //   the complete process was suspended counts to no deadline of a wait for members. Tests:
 //   `collective/tests/team.rs`, `collective/tests/it/pause.rs`, `computing/rayon.rs`,
 //   `computing/optimizer/own_code.rs`, `nccl/communicators/tests.rs`, `distribute/tests/devices/gpus.rs` (with CUDA
 //   in software), `data/src/operations/prefetch.rs`, `operations/ahead.rs`, `data/src/worker_pool.rs`,
-//   `data/src/file/object_store.rs`, `bench/src/program.rs`.
+//   `data/src/file/object_store.rs`, `bench/src/program.rs`,
+//   `computing/resume/background.rs`.
 
 #![allow(clippy::disallowed_methods)]
 

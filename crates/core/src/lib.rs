@@ -34,7 +34,8 @@ pub mod values;
 mod variables;
 
 pub use checkpoint::{
-    Checkpoint, CheckpointManager, Checkpointed, Restore, RestoreFilter, RestoreReport, Unrestored,
+    Checkpoint, CheckpointManager, Checkpointed, PendingSave, Restore, RestoreFilter, RestoreReport,
+    Unrestored,
 };
 pub use context::{
     ReplicaContext, UpdateContext, get_replica_context, get_strategy, get_update_context, has_strategy,

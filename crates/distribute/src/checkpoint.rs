@@ -2,8 +2,9 @@
 
 #[doc(inline)]
 pub use distribute_core::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointManager, Checkpointed, Description, Metadata, Reader, Restore,
-    RestoreFilter, RestoreReport, Unrestored, Value, Writer,
+    Checkpoint, CheckpointError, CheckpointManager, Checkpointed, Description, HeldTensors, LiveTensors,
+    Metadata, PendingSave, Reader, Restore, RestoreFilter, RestoreReport, SaveHandle, SourceError,
+    Unrestored, Value, Writer,
 };
 
 #[cfg(feature = "tensorflow-checkpoints")]

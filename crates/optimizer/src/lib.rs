@@ -26,7 +26,7 @@
 //! | `update` | the backends: in memory, on devices, sharded over workers, on parameter servers |
 //! | `checks` | the warnings and errors of a step |
 //! | `parameters`, `groups`, `settings`, `transform`, `rate`, `loss_scale` | the trained variables, their rules, and the settings |
-//! | `progress`, `slots`, `state` | steps and slots, also in checkpoints |
+//! | `progress`, `slots`, `state`, `live` | steps and slots, also in checkpoints |
 //! | `ema` | moving averages of the weights |
 //! | `feedback` | the residuals of compressed gradients |
 //! | `gradients`, `backward` | gradients for users, and the traversal of candle's graph |
@@ -46,6 +46,7 @@ mod feedback;
 mod gradients;
 mod groups;
 mod header;
+mod live;
 mod loss_scale;
 mod minimize;
 mod parameters;

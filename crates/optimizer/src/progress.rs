@@ -16,7 +16,7 @@ pub(crate) struct Progress {
     /// Whether a step or a restore has begun to write the state, and has not written all of it.
     incomplete: AtomicBool,
     /// The slots of each variable.
-    slots: RwLock<Vec<Slots>>,
+    slots: Arc<RwLock<Vec<Slots>>>,
     /// A lock that is held while the slots are changed. The thread that holds it may wait for readers, but never for
     /// another writer.
     writer: Mutex<()>,
@@ -25,7 +25,7 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new(slots: Vec<Slots>) -> Self {
         let (finished, incomplete) = Default::default();
-        Self { finished, incomplete, slots: RwLock::new(slots), writer: Mutex::new(()) }
+        Self { finished, incomplete, slots: Arc::new(RwLock::new(slots)), writer: Mutex::new(()) }
     }
 
     pub(crate) fn finished(&self) -> u64 {
@@ -61,6 +61,11 @@ impl Progress {
         self.slots.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the slots for a checkpoint, which copies them while the program continues.
+    pub(crate) fn share_slots(&self) -> Arc<RwLock<Vec<Slots>>> {
+        self.slots.clone()
+    }
+
     /// Keeps only the slots of the variables for which `predicate` returns `true`.
     pub(crate) fn retain(&mut self, predicate: impl Fn(usize) -> bool) {
         let mut index = 0..;
@@ -68,8 +73,8 @@ impl Progress {
     }
 
     /// Returns the slots for adding or removing some, before other threads have access.
-    pub(crate) fn slots_mut(&mut self) -> &mut Vec<Slots> {
-        self.slots.get_mut().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn slots_mut(&mut self) -> RwLockWriteGuard<'_, Vec<Slots>> {
+        self.slots.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -82,7 +87,7 @@ pub(crate) struct Change<'a> {
 impl<'a> Change<'a> {
     /// Returns the slots for writing. No other thread can read them while the guard is alive.
     pub(crate) fn slots(&self) -> RwLockWriteGuard<'a, Vec<Slots>> {
-        // Readers only copy, so this wait is short.
+        // Readers only copy, so this wait is short: at most until a save in the background has copied all slots.
         self.progress.slots.write().unwrap_or_else(PoisonError::into_inner)
     }
 

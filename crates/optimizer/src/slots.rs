@@ -144,6 +144,14 @@ impl Slots {
         }
     }
 
+    /// Returns the type of the elements of slots on the host.
+    pub(crate) fn dtype(&self) -> distribute_tensor::DType {
+        match self {
+            Slots::F64(_) => distribute_tensor::DType::F64,
+            Slots::F32(_) | Slots::OnDevices(_) => distribute_tensor::DType::F32,
+        }
+    }
+
     /// Returns the size of the slots in this process, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {

@@ -9,7 +9,7 @@ use crate::fold::{Folder, mean};
 use crate::host::{axis_of, check_axes, check_pieces, check_range, check_rows, check_same, sum_over};
 use crate::kernel;
 use crate::{DType, Error, HostTensor, ReduceOp, Result};
-use candle_core::{DType as CandleDType, Device, Storage, Tensor, WithDType};
+use candle_core::{DType as CandleDType, Device, Layout, Storage, Tensor, WithDType};
 use std::collections::BTreeMap;
 
 /// Evaluates an expression in which `$t` is the Rust type of a candle dtype.
@@ -65,6 +65,25 @@ impl HostTensor {
     /// - [`Error::Candle`]: the elements cannot be copied.
     pub fn from_candle(tensor: &Tensor) -> Result<Self> {
         with_type!("from_candle", tensor.dtype(), T => HostTensor::new(elements::<T>(tensor)?, tensor.dims()))
+    }
+
+    /// Copies the elements of a locked storage in CPU memory. `layout` is that of the tensor, which must be contiguous.
+    ///
+    /// [`from_candle`](Self::from_candle) would lock the storage again, which deadlocks if a writer waits.
+    ///
+    /// # Errors
+    /// - [`Error::ForeignDType`]: as for [`from_candle`](Self::from_candle).
+    /// - [`Error::Candle`]: the storage is on a device, or the tensor is not contiguous.
+    pub fn from_candle_storage(storage: &Storage, layout: &Layout) -> Result<Self> {
+        const OPERATION: &str = "from_candle_storage";
+        let (Storage::Cpu(elements), Some((start, end))) = (storage, layout.contiguous_offsets()) else {
+            return Err(candle_core::Error::RequiresContiguous { op: OPERATION }.into());
+        };
+        with_type!(OPERATION, storage.dtype(), T => {
+            let all = T::cpu_storage_as_slice(elements)?;
+            // A view without rows may begin after the end of the storage.
+            HostTensor::new(all.get(start..end).unwrap_or_default().to_vec(), layout.dims())
+        })
     }
 
     /// Copies the tensor to a candle tensor on the given device. Elements of dtype bool become u8, with the values 0

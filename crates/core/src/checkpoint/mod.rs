@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `select` | the tensors to restore, and the report on the others |
 //! | `read` | checked reads of a component's tensors |
+//! | `background` | saves that no worker waits for |
 //! | `workers` | saving and restoring on several workers: the chief writes, all read, and all get the same result |
 //! | `strategy_steps` | the step counter of a strategy, as a component |
 //! | `names` | names of state that exists once per replica |
@@ -13,6 +14,7 @@
 //   a checkpoint or file. Tests: `computing/resume/mod.rs`, `computing/resume/partial.rs`,
 //   `clusters/multi_worker/checkpoint.rs`.
 
+mod background;
 mod names;
 mod read;
 mod select;
@@ -20,6 +22,7 @@ mod state;
 mod strategy_steps;
 mod workers;
 
+pub use background::PendingSave;
 pub use select::{RestoreFilter, RestoreReport, Unrestored};
 pub(crate) use select::{first_names, list_names};
 
@@ -37,7 +40,8 @@ use bytes::Bytes;
 use distribute_base::{ContextKind, Error, Result};
 use distribute_checkpoint::Progress;
 pub use distribute_checkpoint::{
-    CheckpointManager, Description, Error as CheckpointError, Metadata, Reader, Value, Writer,
+    CheckpointManager, Description, Error as CheckpointError, HeldTensors, LiveTensors, Metadata, Reader,
+    SaveHandle, SourceError, Value, Writer,
 };
 use distribute_log::warn_or_stderr;
 use std::panic::Location;
@@ -234,7 +238,8 @@ impl<'a> Checkpoint<'a> {
     }
 
     /// Saves everything as the next checkpoint in the manager's folder. The manager may then remove old checkpoints.
-    /// Returns the path of the new checkpoint. On workers other than the chief, this is the path of a checkpoint with
+    /// Returns the path of the new checkpoint, which is complete. [`save_async`](Self::save_async) does not wait for
+    /// it. On workers other than the chief, this is the path of a checkpoint with
     /// that name in their own folder, where it need not exist.
     ///
     /// # Errors

@@ -17,6 +17,7 @@
 //! | `rows`, `cache` | on parameter servers: tables that are looked up by row; a scope that reads each variable once |
 //! | `dynamic` | variables whose rows are ids |
 //! | `checksum`, `drift` | checksums of variables; comparing them between workers in each step |
+//! | `live` | candle variables whose values a checkpoint copies while the program continues |
 //! | `state`, `error` | a variable as a component of a checkpoint; errors with the variable's name |
 //! | `model` | [`Variables`]: the variables of a model, created by `replicate` |
 
@@ -28,6 +29,7 @@ mod create;
 mod drift;
 mod dynamic;
 mod error;
+mod live;
 pub mod lookup;
 mod model;
 mod placement;

@@ -8,10 +8,12 @@ use crate::checkpoint::{
 };
 use crate::strategy::Strategy;
 use distribute_base::Result;
+use distribute_checkpoint::LiveTensors;
 use distribute_ps_client::internal::{Sharded, no_value};
 use distribute_tensor::{HostTensor, Leaf, Write};
 use std::ops::Range;
 use std::panic::Location;
+use std::sync::Arc;
 
 /// An ON_WRITE variable is saved as one value. An ON_READ variable is saved as the value that a read outside `run`
 /// returns, so it cannot be saved if its aggregation is NONE. The copies of its replicas are saved as well, and are
@@ -30,6 +32,9 @@ impl Checkpointed for Variable {
             let (tables, dims) = (tables.clone(), self.dims());
             let read = move |rows| Ok(tables.read_range("Checkpoint::save", rows)?);
             return Ok(writer.insert_read(prefix, self.dtype(), dims, read)?);
+        }
+        if let Some(live) = self.live(writer)? {
+            return Ok(writer.insert_live(prefix, self.dtype(), self.dims(), &live, 0)?);
         }
         writer.insert(prefix, self.read_leaf()?.to_host()?)?;
         self.save_copies(prefix, writer)
@@ -71,6 +76,20 @@ impl Checkpointed for Variable {
 }
 
 impl Variable {
+    /// Returns the value as a live tensor, if `writer` saves it before it changes and a read would copy it.
+    fn live(&self, writer: &Writer) -> Result<Option<Arc<dyn LiveTensors>>> {
+        const OPERATION: &str = "Checkpoint::save";
+        if !writer.is_saved_at_once() || self.0.kind == VariableKind::OnRead {
+            return Ok(None);
+        }
+        let site = self.access_site(OPERATION, false)?;
+        match self.plan(OPERATION, Access::Read, site.kind)? {
+            AccessPlan::Own => self.nearest(&site)?.live(),
+            AccessPlan::Combined(_) => Ok(None),
+            _ => self.copy(0)?.live(),
+        }
+    }
+
     /// Returns `true` if this worker reads the value for a checkpoint. Only the chief reads a table that the workers
     /// store together.
     #[doc(hidden)]

@@ -1,10 +1,12 @@
 //! The storage of one copy of a variable: a candle variable, a tensor in host memory, or parameter servers.
 
+use super::live::LiveVar;
 use super::{cache, checksum};
 use crate::strategy::Strategy;
 use candle_core::{Device, Tensor, Var};
 use distribute_base::internal::{DeviceCopies, candle_write, to_device};
 use distribute_base::{DeviceName, Error, Result};
+use distribute_checkpoint::LiveTensors;
 use distribute_ps_client::internal::RemoteVariable;
 use distribute_ps_tables::RowPartition;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Write};
@@ -21,7 +23,7 @@ pub(super) struct Storage {
 }
 
 enum Memory {
-    Candle(Var),
+    Candle(Arc<LiveVar>),
     /// A tensor in host memory, for variables created from plain numbers and for dtypes that candle does not support.
     Host(RwLock<HostTensor>),
     Servers(Arc<RemoteVariable>),
@@ -39,7 +41,8 @@ impl Storage {
     pub(super) fn new(initial: &Leaf, device: DeviceName) -> Result<Self> {
         let memory = match initial {
             Leaf::Candle(tensor) => {
-                Memory::Candle(Var::from_tensor(&to_device(&tensor.detach(), &device.to_candle()?)?.copy()?)?)
+                let tensor = to_device(&tensor.detach(), &device.to_candle()?)?.copy()?;
+                Memory::Candle(Arc::new(LiveVar(Var::from_tensor(&tensor)?)))
             }
             other => Memory::Host(RwLock::new(other.to_host()?)),
         };
@@ -79,7 +82,7 @@ impl Storage {
     /// Returns the candle variable, if this storage has one.
     pub(super) fn var(&self) -> Option<&Var> {
         match &self.memory {
-            Memory::Candle(var) => Some(var),
+            Memory::Candle(var) => Some(&var.0),
             Memory::Servers(remote) => remote.var(),
             Memory::Host(_) => None,
         }
@@ -97,7 +100,7 @@ impl Storage {
     pub(super) fn read(&self) -> Result<Leaf> {
         self.sync_to_host()?;
         match &self.memory {
-            Memory::Candle(var) => Ok(Leaf::Candle(var.as_detached_tensor().copy()?)),
+            Memory::Candle(var) => Ok(Leaf::Candle(var.0.as_detached_tensor().copy()?)),
             // A writer copies the elements first, if they are still shared.
             Memory::Host(tensor) => {
                 Ok(Leaf::Host(tensor.read().unwrap_or_else(PoisonError::into_inner).clone()))
@@ -111,6 +114,18 @@ impl Storage {
                 })
             }
         }
+    }
+
+    /// Returns the value as a live tensor of a checkpoint. Returns `None` if it is not in CPU memory that candle locks.
+    ///
+    /// # Errors
+    /// Returns candle's error if a newer value cannot be copied from a device.
+    pub(super) fn live(&self) -> Result<Option<Arc<dyn LiveTensors>>> {
+        self.sync_to_host()?;
+        Ok(match &self.memory {
+            Memory::Candle(var) if var.0.device().is_cpu() && var.0.is_contiguous() => Some(var.clone()),
+            Memory::Candle(_) | Memory::Host(_) | Memory::Servers(_) => None,
+        })
     }
 
     /// Returns the rows with the given ids, in the same order.
@@ -133,7 +148,7 @@ impl Storage {
     pub(super) fn checksum(&self, elements: Range<usize>, sum: u32) -> Result<u32> {
         self.sync_to_host()?;
         match &self.memory {
-            Memory::Candle(var) => Ok(checksum::candle_checksum(var.as_tensor(), elements, sum)?),
+            Memory::Candle(var) => Ok(checksum::candle_checksum(var.0.as_tensor(), elements, sum)?),
             Memory::Host(tensor) => {
                 let tensor = tensor.read().unwrap_or_else(PoisonError::into_inner);
                 Ok(checksum::host_checksum(tensor.buffer(), elements, sum))
@@ -149,7 +164,7 @@ impl Storage {
     pub(super) fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
         self.sync_to_host()?;
         let written = match &self.memory {
-            Memory::Candle(var) => candle_write::write(var, how, value, None),
+            Memory::Candle(var) => candle_write::write(&var.0, how, value, None),
             Memory::Servers(remote) => remote.value(how.name()).and_then(|tables| tables.write(how, value)),
             Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write(how, value)?)
@@ -165,7 +180,7 @@ impl Storage {
         self.sync_to_host()?;
         match &self.memory {
             Memory::Candle(var) => {
-                let set = to_device(value, var.device()).and_then(|value| var.set(&value));
+                let set = to_device(value, var.0.device()).and_then(|value| var.0.set(&value));
                 self.mark_written();
                 Ok(set?)
             }
@@ -177,7 +192,7 @@ impl Storage {
     pub(super) fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
         self.sync_to_host()?;
         let written = match &self.memory {
-            Memory::Candle(var) => candle_write::write(var, how, &rows.values, Some(rows.to_rows()?)),
+            Memory::Candle(var) => candle_write::write(&var.0, how, &rows.values, Some(rows.to_rows()?)),
             Memory::Servers(remote) => {
                 remote.value(how.name()).and_then(|tables| tables.write_rows(how, rows))
             }

@@ -18,6 +18,7 @@ pub(crate) mod servers;
 pub(crate) mod sharded;
 
 use crate::groups::Rules;
+use crate::live::{LiveSlot, LiveSlots};
 use crate::parameters::{Copies, Parameters};
 use crate::progress::Change;
 use crate::reduce::Weighted;
@@ -28,7 +29,7 @@ use crate::{Inner, Transform};
 use candle_core::{Tensor, Var};
 use distribute_base::Result;
 use distribute_base::internal::ReplicaGradient;
-use distribute_checkpoint::{Reader, Writer};
+use distribute_checkpoint::{LiveTensors, Reader, Writer};
 use distribute_optim::{Rule, SlotSpec};
 use distribute_tensor::HostTensor;
 use std::fmt;
@@ -175,13 +176,26 @@ pub(crate) fn save_slots_here(
     is_here: impl Fn(usize) -> bool,
 ) -> Result<()> {
     let all = optimizer.progress.read("Checkpoint::save")?;
+    let (mut live, mut names) = (Vec::new(), Vec::new());
     for (index, SlotSpec { name: slot, shape, .. }) in optimizer.groups.rule().slots().into_iter().enumerate()
     {
         let variables = optimizer.parameters.variables.iter().zip(&*all).enumerate();
-        for (_, ((name, variable), slots)) in variables.filter(|(number, _)| is_here(*number)) {
-            let value = HostTensor::from_candle(&slots.tensor(index, shape, variable)?)?;
-            writer.insert(format!("{prefix}/{slot}/{name}"), value)?;
+        for (number, ((name, variable), slots)) in variables.filter(|(number, _)| is_here(*number)) {
+            let name = format!("{prefix}/{slot}/{name}");
+            if writer.is_saved_at_once() && slots.elements(index).is_some() {
+                live.push(LiveSlot { variable: number, slot: index, dims: shape.dims(variable.dims()) });
+                names.push((name, slots.dtype()));
+            } else {
+                writer.insert(name, HostTensor::from_candle(&slots.tensor(index, shape, variable)?)?)?;
+            }
         }
+    }
+    drop(all);
+    let shapes: Vec<_> = live.iter().map(|slot| slot.dims.clone()).collect();
+    let live: Arc<dyn LiveTensors> =
+        Arc::new(LiveSlots { slots: optimizer.progress.share_slots(), tensors: live });
+    for (index, ((name, dtype), shape)) in names.into_iter().zip(shapes).enumerate() {
+        writer.insert_live(name, dtype, shape, &live, index)?;
     }
     Ok(())
 }

@@ -37,9 +37,12 @@ impl<'a> Backup<'a> {
         self.parts.restore_latest(&self.manager).map(drop)
     }
 
+    /// Saves a backup. The last one of a training run is complete when this returns, the others are written in the
+    /// background. The next backup waits for the one before and returns its error.
     #[track_caller]
     pub fn save(&self, last: bool) -> Result<()> {
-        self.parts.clone().metadata(LAST, last).save_to(&self.manager).map(drop)
+        let parts = self.parts.clone().metadata(LAST, last);
+        if last { parts.save_to(&self.manager).map(drop) } else { parts.save_async(&self.manager).map(drop) }
     }
 }
 
@@ -59,7 +62,8 @@ impl<'a> Best<'a> {
         Ok(Some(Self { folder, manager, weights: Checkpoint::new().part("model", &model.variables) }))
     }
 
-    /// Saves the weights after the given epoch, and returns the name of the checkpoint.
+    /// Saves the weights after the given epoch, and returns the name of the checkpoint. It is complete, because the
+    /// next backup contains the name.
     #[track_caller]
     pub fn save(&self, epoch: &Epoch) -> Result<String> {
         let weights = self.weights.clone().metadata("epoch", epoch.epoch);

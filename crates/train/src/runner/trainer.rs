@@ -181,6 +181,11 @@ impl<'a> Trainer<'a> {
     }
 
     /// Saves a backup to `folder` after each epoch. If the folder already contains a backup, the run resumes from it.
+    ///
+    /// The chief writes backups [in the background](distribute_core::Checkpoint::save_async). The last backup of a run
+    /// is complete when the run returns. If a backup fails, a warning is logged at once, and the next backup returns
+    /// the error and ends the run.
+    ///
     /// All workers must pass the same folder.
     #[doc(alias = "tf.keras.callbacks.BackupAndRestore")]
     #[doc(alias = "BackupAndRestore")]

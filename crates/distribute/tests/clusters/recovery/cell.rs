@@ -33,6 +33,8 @@ pub enum When {
     InAllReduce,
     AfterUpdate,
     Saving,
+    /// A save in the background: the workers train.
+    SavingInBackground,
     PassEnds,
     ClosureEnds,
     /// The recovery after worker 1 was killed and replaced. The others wait for the model of its replacement.
@@ -83,6 +85,7 @@ impl Cell {
             When::ClosureEnds => (self.stopped(), Place::Ending),
             // The chief writes, while the others wait.
             When::Saving => (0, Place::Saving),
+            When::SavingInBackground => (0, Place::SavingInBackground),
             When::Recovering => (1, Place::Setup),
             When::TakingOver => (1, Place::TakingOver),
         }

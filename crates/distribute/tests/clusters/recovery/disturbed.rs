@@ -29,6 +29,9 @@ impl Disturbed {
         if cell.fault == Fault::Noticed {
             job = job.watching();
         }
+        if cell.when == When::SavingInBackground {
+            job = job.saving_in_background();
+        }
         let relay = cell.fault.is_of_link().then(|| job.relay(cell.worker));
         let (stopped, place) = cell.stop_at();
         if matches!(cell.when, When::Recovering | When::TakingOver) {

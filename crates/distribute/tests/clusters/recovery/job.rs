@@ -77,6 +77,12 @@ impl Job {
         self
     }
 
+    /// Makes the chief save in the background.
+    pub fn saving_in_background(mut self) -> Self {
+        self.tasks.iter_mut().for_each(|task| task.in_background = true);
+        self
+    }
+
     /// Makes the workers share this number of logical replicas, and continue soon without a lost worker.
     pub fn logical(mut self, replicas: usize) -> Self {
         self.tasks.iter_mut().for_each(|task| {

@@ -80,6 +80,12 @@ fn killed() {
     side_by_side(cells(Fault::Killed), 3);
 }
 
+// INV-42, INV-96
+#[test]
+fn killed_while_the_chief_saves_in_the_background() {
+    side_by_side(of_each(Fault::Killed, &[When::SavingInBackground]), 2);
+}
+
 // INV-42
 #[test]
 fn killed_elsewhere() {

@@ -2,10 +2,13 @@
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Module, linear};
-use distribute::checkpoint::{CheckpointManager, Checkpointed, Reader, Restore, Writer};
+use distribute::checkpoint::{
+    CheckpointManager, Checkpointed, HeldTensors, LiveTensors, Reader, Restore, SourceError, Writer,
+};
 use distribute::cluster::resolver::SimpleClusterResolver;
 use distribute::cluster::{ClusterSpec, Job};
 use distribute::strategy::MultiWorkerMirroredStrategyBuilder;
+use distribute::tensor::DType;
 use distribute::training::Preemption;
 use distribute::{Error, Result, prelude::*};
 use distribute_net::SharedMemory;
@@ -43,6 +46,8 @@ pub enum Place {
     Made,
     /// The second checkpoint, on the chief: its tensors are written, its index is not.
     Saving,
+    /// A checkpoint in the background, on the chief: its tensors are copied, and the workers train.
+    SavingInBackground,
     /// After a checkpoint that could not be saved.
     NotSaved,
     /// At the end of the last but one pass.
@@ -74,6 +79,8 @@ pub struct Task {
     pub sockets: bool,
     /// The folder of checkpoints, if some are saved.
     pub folder: Option<PathBuf>,
+    /// Whether checkpoints are saved in the background.
+    pub in_background: bool,
     /// Whether SIGTERM is a notice.
     pub watches: bool,
     /// The number of logical replicas, which the workers share, if there are any.
@@ -100,6 +107,7 @@ impl Task {
             listen: None,
             sockets: false,
             folder: None,
+            in_background: false,
             watches: false,
             logical: None,
             shrink_after: Duration::from_secs(100),
@@ -161,6 +169,9 @@ pub fn program(task: &Task, at: &At) -> Result<Trained> {
         .part("optimizer", &optimizer)
         .part("batches", &batches)
         .part("taken", &taken);
+    let copied = Copied(Arc::new(CopiedAt(at.clone())));
+    // Its name is the last.
+    let parts = if task.in_background { parts.part("z", &copied) } else { parts };
     let manager = task.folder.as_ref().map(CheckpointManager::new).transpose()?;
     if let Some(manager) = &manager {
         parts.restore_latest(manager)?;
@@ -202,7 +213,14 @@ pub fn program(task: &Task, at: &At) -> Result<Trained> {
                 at(Place::Made)?;
                 if let Some(manager) = manager.as_ref().filter(|_| (before + 1).is_multiple_of(SAVE_EVERY)) {
                     let second = before + 1 == 2 * SAVE_EVERY;
-                    save(&parts, manager, strategy.is_chief(), second, at)?;
+                    let save_one = || {
+                        if task.in_background {
+                            parts.save_async(manager).map(drop)
+                        } else {
+                            parts.save_to(manager).map(drop)
+                        }
+                    };
+                    save(save_one, strategy.is_chief(), second, at)?;
                 }
                 if let Some((preemption, manager)) = preemption.as_ref().zip(manager.as_ref())
                     && preemption.requested()
@@ -227,25 +245,16 @@ pub fn program(task: &Task, at: &At) -> Result<Trained> {
 }
 
 /// Saves a checkpoint. Continues if some worker cannot save, in which case all get an error.
-fn save(
-    parts: &Checkpoint<'_>,
-    manager: &CheckpointManager,
-    chief: bool,
-    second: bool,
-    at: &At,
-) -> Result<()> {
-    let saved = if second {
-        tracing::subscriber::with_default(Writing(at.clone()), || parts.save_to(manager))
-    } else {
-        parts.save_to(manager)
-    };
+fn save(save_one: impl FnOnce() -> Result<()>, chief: bool, second: bool, at: &At) -> Result<()> {
+    let saved =
+        if second { tracing::subscriber::with_default(Writing(at.clone()), save_one) } else { save_one() };
     match saved {
         Err(error @ Error::Worker { .. }) => {
             assert!(!chief || matches!(error.root_cause(), Error::Checkpoint(_)), "{error:?}");
             eprintln!("not saved: {error}");
             at(Place::NotSaved)
         }
-        saved => saved.map(drop),
+        saved => saved,
     }
 }
 
@@ -264,6 +273,36 @@ impl Checkpointed for Taken {
             (self.at)(Place::TakingOver)?;
         }
         Ok(Box::new(|| Ok(())))
+    }
+}
+
+/// A component that is copied after all others, at a location.
+struct Copied(Arc<dyn LiveTensors>);
+
+struct CopiedAt(At);
+
+impl Checkpointed for Copied {
+    fn save(&self, prefix: &str, writer: &mut Writer) -> Result<()> {
+        if writer.is_saved_at_once() {
+            writer.insert_live(prefix, DType::I64, [], &self.0, 0)?;
+        }
+        Ok(())
+    }
+    fn restore<'a>(&'a self, _: &str, _: &Reader) -> Result<Restore<'a>> {
+        Ok(Box::new(|| Ok(())))
+    }
+}
+
+impl LiveTensors for CopiedAt {
+    fn hold(&self) -> Result<Box<dyn HeldTensors + '_>, SourceError> {
+        Ok(Box::new(self))
+    }
+}
+
+impl HeldTensors for &CopiedAt {
+    fn copy(&self, _: usize) -> Result<HostTensor, SourceError> {
+        (self.0)(Place::SavingInBackground)?;
+        Ok(HostTensor::scalar(1i64))
     }
 }
 

@@ -1,6 +1,7 @@
 //! A training that stops and resumes from a checkpoint with new objects is bit-identical to an uninterrupted one. A
 //! checkpoint that does not fit is refused before anything has changed. Test names contain the numbers of the rules.
 
+mod background;
 mod partial;
 
 use crate::support::mirrored;

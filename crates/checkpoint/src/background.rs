@@ -1,0 +1,456 @@
+//! Saves in the background: a thread copies the state and writes it while the program continues.
+
+// - **INV-96** A save in the background has the state at the time of its call: every live tensor is held before the
+//   call returns, and released when it is copied. Of one manager at most one is under way. Its error is logged at once,
+//   and returned by its handle or by the manager's next save; its files are those of a save that was waited for. Tests:
+//   `checkpoint/src/background.rs`, `checkpoint/src/save.rs`, `computing/resume/background.rs`,
+//   `clusters/multi_worker/checkpoint/background.rs`, `clusters/recovery/matrix.rs`.
+
+use crate::{Error, Progress, Result, Writer};
+use distribute_cluster::Deadline;
+use distribute_log::warn_or_stderr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+use tracing::dispatcher;
+
+/// The maximum time for which a save may make no progress: neither 8 MiB nor a sync of 512 MiB. No thread waits longer
+/// for one.
+const STALLED: Duration = Duration::from_secs(300);
+
+/// A save that a thread makes in the background, while the program continues. See
+/// [`CheckpointManager::save_async`](crate::CheckpointManager::save_async).
+///
+/// Dropping the handle changes nothing: the save continues, and the manager's next save returns its error. The last
+/// handle or clone of the manager that is dropped waits for the save.
+#[derive(Clone, Debug)]
+pub struct SaveHandle {
+    save: Arc<Save>,
+    /// The saves of the manager, which are waited for when the last owner is dropped.
+    _saves: Arc<Saves>,
+}
+
+impl SaveHandle {
+    /// Returns the path of the checkpoint. It exists once the save has succeeded.
+    pub fn path(&self) -> &Path {
+        &self.save.path
+    }
+
+    /// Returns `true` if the save has succeeded or failed. [`wait`](Self::wait) then returns the result at once.
+    pub fn is_finished(&self) -> bool {
+        self.save.lock().result.is_some()
+    }
+
+    /// Waits until the save has succeeded, for at most `timeout`, and returns the path of the checkpoint. May be called
+    /// again.
+    ///
+    /// # Errors
+    /// - [`Error::Background`]: the save failed. The latest checkpoint is the one before, unless only an old one could
+    ///   not be removed.
+    /// - [`Error::Unfinished`]: the save is still under way after `timeout`, or has made no progress for five minutes.
+    ///   It continues.
+    pub fn wait(&self, timeout: Duration) -> Result<PathBuf> {
+        self.wait_with(timeout, &mut || Ok(()))
+    }
+
+    /// Acts like [`wait`](Self::wait), and calls `progress` again and again while the save makes progress.
+    ///
+    /// # Errors
+    /// - [`Error::Interrupted`]: `progress` returned an error. The save continues.
+    /// - The errors of [`wait`](Self::wait).
+    pub fn wait_with(&self, timeout: Duration, progress: &mut Progress<'_>) -> Result<PathBuf> {
+        self.save.wait(Deadline::after(timeout), progress)?;
+        match self.save.take_error() {
+            None => Ok(self.save.path.clone()),
+            Some(source) => Err(Error::Background { path: self.save.path.clone(), source }),
+        }
+    }
+}
+
+/// The saves of a manager in the background, of which at most one is under way.
+#[derive(Debug, Default)]
+pub(crate) struct Saves(Mutex<Option<Arc<Save>>>);
+
+impl Saves {
+    /// Waits for the save that is under way. Returns the last save if it failed and nothing has reported that yet.
+    ///
+    /// # Errors
+    /// - [`Error::Unfinished`]: the save has made no progress for five minutes.
+    /// - [`Error::Interrupted`]: `progress` returned an error.
+    pub(crate) fn finish(&self, progress: &mut Progress<'_>) -> Result<Option<Unreported>> {
+        let Some(last) = lock(&self.0).clone() else { return Ok(None) };
+        last.wait(Deadline::after(Duration::MAX), progress)?;
+        Ok(last.unreported_error().map(|source| Unreported { save: last.clone(), source }))
+    }
+
+    /// Starts a thread that makes a save, and returns when it holds all live tensors. The previous one must have
+    /// finished.
+    ///
+    /// `write` makes the save after the tensors have been copied. It gets a function that must be called whenever it
+    /// makes progress.
+    ///
+    /// # Errors
+    /// - [`Error::Io`]: the thread cannot be started.
+    /// - [`Error::Source`]: tensors cannot be held.
+    /// - [`Error::Unfinished`]: another thread has been changing tensors for five minutes.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        path: PathBuf,
+        mut writer: Writer,
+        write: impl FnOnce(&Writer, &mut Progress<'_>) -> Result<()> + Send + 'static,
+    ) -> Result<SaveHandle> {
+        let save = Arc::new(Save { path, state: Mutex::default(), changed: Condvar::new() });
+        let of_thread = save.clone();
+        let make = move || {
+            writer.copy_live(|| of_thread.set_held())?;
+            yield_to_training();
+            write(&writer, &mut || {
+                of_thread.record(|state| state.reports += 1);
+                Ok(())
+            })
+        };
+        let (of_thread, subscriber) = (save.clone(), dispatcher::get_default(Clone::clone));
+        let run = move || {
+            let _subscriber = dispatcher::set_default(&subscriber);
+            // Ends with the memory of the copies released, and the folder unlocked.
+            let made = catch_unwind(AssertUnwindSafe(make));
+            let panicked = |_| Err(Error::Panicked { path: of_thread.path.clone() });
+            of_thread.end(made.unwrap_or_else(panicked));
+        };
+        let thread = thread::Builder::new().name("distribute-save".into());
+        thread.spawn(run).map_err(Error::io("starting a thread for", &save.path))?;
+        save.wait_until_held()?;
+        *lock(&self.0) = Some(save.clone());
+        Ok(SaveHandle { save, _saves: self.clone() })
+    }
+}
+
+impl Drop for Saves {
+    fn drop(&mut self) {
+        // A program that ends after its last save must not lose it.
+        if let Err(error) = self.finish(&mut || Ok(())) {
+            warn_or_stderr(|| tracing::warn!("{error}"));
+        }
+    }
+}
+
+/// A save that failed without any report of it yet.
+pub(crate) struct Unreported {
+    save: Arc<Save>,
+    source: Arc<Error>,
+}
+
+impl Unreported {
+    /// Returns the error for the save that reports it, at `next`.
+    pub(crate) fn report(self, next: &Path) -> Error {
+        self.save.record(|state| state.is_reported = true);
+        Error::Earlier { path: self.save.path.clone(), next: next.to_path_buf(), source: self.source }
+    }
+}
+
+/// One save in the background.
+#[derive(Debug)]
+struct Save {
+    path: PathBuf,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whether all live tensors have been held.
+    is_held: bool,
+    /// Whether the caller has given up waiting for the tensors.
+    is_abandoned: bool,
+    /// The number of times that progress was made.
+    reports: u64,
+    result: Option<Result<(), Arc<Error>>>,
+    /// Whether the error has been returned to the program.
+    is_reported: bool,
+}
+
+impl Save {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    fn record(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    fn end(&self, result: Result<()>) {
+        if let Err(error) = &result {
+            warn_or_stderr(|| {
+                tracing::warn!("the save of {} in the background failed: {error}", self.path.display());
+            });
+        }
+        self.record(|state| state.result = Some(result.map_err(Arc::new)));
+    }
+
+    fn unreported_error(&self) -> Option<Arc<Error>> {
+        let state = self.lock();
+        state.result.as_ref()?.as_ref().err().filter(|_| !state.is_reported).cloned()
+    }
+
+    /// Returns the error of a save that failed. It is then reported.
+    fn take_error(&self) -> Option<Arc<Error>> {
+        let mut state = self.lock();
+        let error = state.result.as_ref()?.as_ref().err().cloned()?;
+        state.is_reported = true;
+        Some(error)
+    }
+
+    /// Records that all live tensors are held. Returns an error if the caller has given up waiting for that.
+    fn set_held(&self) -> Result<()> {
+        self.record(|state| state.is_held = true);
+        if self.lock().is_abandoned { Err(self.unfinished(STALLED)) } else { Ok(()) }
+    }
+
+    fn unfinished(&self, after: Duration) -> Error {
+        Error::Unfinished { path: self.path.clone(), after }
+    }
+
+    /// Waits until the thread holds all live tensors.
+    fn wait_until_held(&self) -> Result<()> {
+        let is_held = |state: &State| state.is_held || state.result.is_some();
+        self.wait_for(is_held, Deadline::after(STALLED), &mut || Ok(()))
+            .inspect_err(|_| self.record(|state| state.is_abandoned = true))?;
+        let mut state = self.lock();
+        let is_held = state.is_held;
+        match state.result.take_if(|result| result.is_err() && !is_held) {
+            // No other owner knows this save.
+            Some(Err(error)) => Err(Arc::try_unwrap(error)
+                .unwrap_or_else(|source| Error::Background { path: self.path.clone(), source })),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the save has ended.
+    fn wait(&self, deadline: Deadline, progress: &mut Progress<'_>) -> Result<()> {
+        self.wait_for(|state| state.result.is_some(), deadline, progress)
+    }
+
+    /// Waits until `is_met` returns `true`, as long as the save makes progress.
+    fn wait_for(
+        &self,
+        is_met: impl Fn(&State) -> bool,
+        mut deadline: Deadline,
+        progress: &mut Progress<'_>,
+    ) -> Result<()> {
+        let mut state = self.lock();
+        let (mut seen, mut stalled) = (state.reports, Deadline::after(STALLED));
+        loop {
+            if is_met(&state) {
+                return Ok(());
+            }
+            let slice = deadline.look().min(stalled.look());
+            if slice.is_zero() {
+                let after = if stalled.has_passed() { STALLED } else { deadline.timeout() };
+                return Err(self.unfinished(after));
+            }
+            state = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
+            if state.reports != seen {
+                (seen, stalled) = (state.reports, Deadline::after(STALLED));
+                drop(state);
+                crate::progress::report(progress)?;
+                state = self.lock();
+            }
+        }
+    }
+}
+
+/// Lets the threads of a step go first on a busy core. This thread gets a thirtieth of such a core, and all of an idle
+/// one: replicas do not wait for it, and it is as fast as before if the program waits for the save.
+fn yield_to_training() {
+    #[cfg(target_os = "linux")]
+    {
+        /// The weight of a thread of this niceness is 36, that of an ordinary one 1,024.
+        const NICENESS: i32 = 15;
+        // On Linux, this concerns the thread alone. Without the right to do so, the save only competes with the step.
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::{HeldTensors, LiveTensors, SourceError};
+    use crate::{CheckpointManager, Reader};
+    use distribute_tensor::{DType, HostTensor};
+    use distribute_testing::{names_in, watched};
+    use std::fs;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// A tensor whose copy is made when the test permits it, with the result that the test sends.
+    struct Gated(Mutex<Receiver<Result<i64, &'static str>>>);
+
+    impl LiveTensors for Gated {
+        fn hold(&self) -> Result<Box<dyn HeldTensors + '_>, SourceError> {
+            Ok(Box::new(self))
+        }
+    }
+
+    impl HeldTensors for &Gated {
+        fn copy(&self, _index: usize) -> Result<HostTensor, SourceError> {
+            match lock(&self.0).recv_timeout(LIMIT)? {
+                Ok(value) => Ok(HostTensor::scalar(value)),
+                Err("panic") => panic!("the source has a defect"),
+                Err(error) => Err(error.into()),
+            }
+        }
+    }
+
+    /// Returns a writer, and the sender of the result of its copy.
+    fn gated() -> (Writer, Sender<Result<i64, &'static str>>) {
+        let (permit, permitted) = channel();
+        let live: Arc<dyn LiveTensors> = Arc::new(Gated(Mutex::new(permitted)));
+        let mut writer = Writer::new();
+        writer.insert("a", HostTensor::vector(vec![5u8; 20 << 20])).unwrap();
+        writer.insert_live("b", DType::I64, [], &live, 0).unwrap();
+        (writer, permit)
+    }
+
+    fn manager() -> (tempfile::TempDir, CheckpointManager) {
+        let folder = tempfile::tempdir().unwrap();
+        let manager = CheckpointManager::new(folder.path()).unwrap();
+        (folder, manager)
+    }
+
+    fn value(path: &Path) -> i64 {
+        Reader::open(path).unwrap().tensor("b").unwrap().item().unwrap()
+    }
+
+    // INV-96
+    #[test]
+    fn a_save_in_the_background_has_the_files_of_one_that_was_waited_for() {
+        watched(|| {
+            let (folder, manager) = manager();
+            let (writer, permit) = gated();
+            let saving = manager.save_async(writer, 2).unwrap();
+            assert!(!saving.is_finished() && manager.latest().unwrap().is_none());
+            let error = saving.wait(Duration::ZERO).unwrap_err();
+            assert!(matches!(&error, Error::Unfinished { path, .. } if path == saving.path()), "{error:?}");
+            permit.send(Ok(7)).unwrap();
+            let path = saving.wait(LIMIT).unwrap();
+            assert!(saving.is_finished() && saving.wait(Duration::ZERO).unwrap() == path);
+
+            let (writer, permit) = gated();
+            permit.send(Ok(7)).unwrap();
+            let waited = folder.path().join("waited");
+            writer.save(&waited, 2).unwrap();
+            let names = names_in(&waited);
+            assert_eq!((names.len(), &names), (3, &names_in(&path)));
+            for name in names {
+                assert_eq!(
+                    fs::read(path.join(&name)).unwrap(),
+                    fs::read(waited.join(&name)).unwrap(),
+                    "{name}"
+                );
+            }
+        });
+    }
+
+    // INV-96
+    #[test]
+    fn a_dropped_handle_loses_neither_the_save_nor_its_error() {
+        watched(|| {
+            let (folder, manager) = manager();
+            let (writer, permit) = gated();
+            drop(manager.save_async(writer, 1).unwrap());
+            permit.send(Ok(1)).unwrap();
+            // Waits for the save, as a program does that ends.
+            drop(manager);
+            assert_eq!(value(&folder.path().join("ckpt-000001")), 1);
+
+            let manager = CheckpointManager::new(folder.path()).unwrap();
+            let (writer, permit) = gated();
+            drop(manager.save_async(writer, 1).unwrap());
+            permit.send(Err("the memory is gone")).unwrap();
+            let (writer, permit) = gated();
+            permit.send(Ok(2)).unwrap();
+            let error = manager.save(&writer, 1).unwrap_err();
+            let text = error.to_string();
+            let Error::Earlier { path, next, .. } = error else { panic!("{text}") };
+            assert!(path == next && value(&next) == 2 && text.contains("the memory is gone"), "{text}");
+            // It was reported.
+            permit.send(Ok(3)).unwrap();
+            assert_eq!(value(&manager.save(&writer, 1).unwrap()), 3);
+        });
+    }
+
+    // INV-96
+    #[test]
+    fn a_failed_save_is_the_error_of_its_handle_and_then_of_no_other_call() {
+        watched(|| {
+            let (folder, manager) = manager();
+            for (cause, says) in [("the memory is gone", "\"b\" was not saved"), ("panic", "panicked")] {
+                let (writer, permit) = gated();
+                let saving = manager.save_async(writer, 1).unwrap();
+                permit.send(Err(cause)).unwrap();
+                for _ in 0..2 {
+                    let error = saving.wait(LIMIT).unwrap_err();
+                    let text = error.to_string();
+                    let says = text.contains(says) && text.contains("ckpt-000001 in the background failed: ");
+                    assert!(says && matches!(error, Error::Background { .. }), "{text}");
+                }
+                assert_eq!(names_in(folder.path()), [".lock"]);
+            }
+            let (writer, permit) = gated();
+            permit.send(Ok(1)).unwrap();
+            manager.save_async(writer, 1).unwrap().wait(LIMIT).unwrap();
+        });
+    }
+
+    // INV-96
+    #[test]
+    fn a_second_save_waits_for_the_first_and_another_manager_gets_an_error() {
+        watched(|| {
+            let (folder, manager) = manager();
+            let (writer, permit) = gated();
+            let first = manager.save_async(writer, 1).unwrap();
+            let other = CheckpointManager::new(folder.path()).unwrap();
+            let (writer, of_second) = gated();
+            assert!(matches!(other.save_async(writer.clone(), 1), Err(Error::Busy { .. })));
+            of_second.send(Ok(2)).unwrap();
+            // If it did not wait, the folder would be busy.
+            let second = thread::spawn({
+                let manager = manager.clone();
+                move || manager.save_async(writer, 1)?.wait(LIMIT)
+            });
+            permit.send(Ok(1)).unwrap();
+            let second = second.join().unwrap().unwrap();
+            assert_eq!((value(first.path()), value(&second)), (1, 2));
+            assert_eq!(second, folder.path().join("ckpt-000002"));
+
+            // A caller whose wait is interrupted has begun nothing.
+            let (writer, permit) = gated();
+            let third = manager.save_async(writer, 1).unwrap();
+            permit.send(Ok(3)).unwrap();
+            let mut stop = || Err("worker 1 is gone".into());
+            let waited = third.wait_with(LIMIT, &mut stop);
+            assert!(matches!(waited, Err(Error::Interrupted { .. }) | Ok(_)), "{waited:?}");
+            assert_eq!(value(&third.wait(LIMIT).unwrap()), 3);
+        });
+    }
+
+    #[test]
+    fn rows_that_are_read_during_the_save_and_wrong_arguments_are_errors_at_once() {
+        let (folder, manager) = manager();
+        let mut writer = Writer::new();
+        writer.insert_read("rows", DType::U8, [1], |_| Ok(HostTensor::vector(vec![0u8]))).unwrap();
+        let refused = [manager.save_async(writer, 1), manager.save_async(Writer::new(), 0)];
+        for refused in refused {
+            assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+        }
+        assert!(names_in(folder.path()).is_empty());
+    }
+}

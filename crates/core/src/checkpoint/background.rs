@@ -1,0 +1,167 @@
+//! Saves in the background, on the chief of the workers.
+
+use super::workers::{self, Saved};
+use super::{Checkpoint, CheckpointManager, SAVE};
+use crate::context::require_outside_of_run;
+use crate::strategy::{Report, Strategy};
+use bytes::Bytes;
+use distribute_base::{Error, Result};
+use distribute_checkpoint::{Progress, SaveHandle, Writer};
+use distribute_cluster::{Fingerprint, Operation};
+use std::panic::Location;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A save that the chief makes in the background, while training continues. See [`Checkpoint::save_async`].
+///
+/// Dropping it changes nothing: the save continues, and the next save with the same manager returns its error.
+#[derive(Clone, Debug)]
+pub struct PendingSave {
+    strategy: Strategy,
+    path: PathBuf,
+    /// The save of this process; `None` if another worker makes it, or if it was made before the call returned.
+    saving: Option<SaveHandle>,
+}
+
+impl PendingSave {
+    /// Returns the path of the checkpoint, in the folder of this worker's manager. It exists once the save has
+    /// succeeded, in the folder of the chief.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns `true` if this worker no longer writes. On workers other than the chief, this is always the case, so do
+    /// not make calls with others depend on it.
+    pub fn is_finished(&self) -> bool {
+        self.saving.as_ref().is_none_or(SaveHandle::is_finished)
+    }
+
+    /// Waits until the checkpoint is complete, for at most `timeout`, and returns its path. With several workers, all
+    /// must make this call, and get the chief's result. May be called again.
+    ///
+    /// # Errors
+    /// - [`Error::Checkpoint`]: the save failed, or is still under way after `timeout` or has made no progress for five
+    ///   minutes (`CheckpointError::Unfinished`). In these cases it continues.
+    /// - [`Error::Worker`], [`Error::Collective`]: with several workers, one of them fails or does not make the call.
+    /// - [`Error::WrongContext`]: called inside `run`.
+    /// - [`Error::InvalidArgument`]: another worker has become the chief, and the checkpoint is not in its folder.
+    #[track_caller]
+    pub fn wait(&self, timeout: Duration) -> Result<PathBuf> {
+        const OPERATION: &str = "PendingSave::wait";
+        let at = Location::caller();
+        require_outside_of_run(OPERATION, "wait between runs")?;
+        let call = || Fingerprint::new(Operation::Save, "the end of a save in the background", at);
+        let wait = |mut report: Report<'_>| {
+            let Some(saving) = &self.saving else { return self.require_complete(OPERATION) };
+            // The loss of another worker does not end the save.
+            let mut lost = None;
+            saving.wait_with(timeout, &mut || {
+                if lost.is_none() {
+                    lost = report.send().err();
+                }
+                Ok(())
+            })?;
+            lost.map_or(Ok(()), Err)
+        };
+        self.strategy.on_chief(OPERATION, call, wait, |()| Bytes::new())?;
+        Ok(self.path.clone())
+    }
+
+    /// Returns an error if there is no checkpoint. A checkpoint has its name only when it is complete.
+    fn require_complete(&self, operation: &'static str) -> Result<()> {
+        if self.path.is_dir() {
+            return Ok(());
+        }
+        let reason = format!(
+            "{} does not exist, and another worker was the chief when its save began; save again",
+            self.path.display()
+        );
+        Err(Error::invalid(operation, reason))
+    }
+}
+
+/// The beginning of a save on the chief.
+enum Begun {
+    Saving(SaveHandle),
+    /// The checkpoint is already complete.
+    Saved(PathBuf),
+}
+
+impl Begun {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Saving(saving) => saving.path(),
+            Self::Saved(path) => path,
+        }
+    }
+}
+
+impl Checkpoint<'_> {
+    /// Begins to save everything as the next checkpoint in the manager's folder, and returns while the chief copies and
+    /// writes it. The checkpoint is bit-identical to that of [`save_to`](Self::save_to) at this time. Training may
+    /// continue at once.
+    ///
+    /// A thread of the chief copies the variables and the slots of optimizers first. Until it has copied one of them,
+    /// every write of it waits, by optimizers and by candle's own calls; the next step usually computes gradients in
+    /// this time. It then writes the copies, with a low priority on Linux. The chief needs memory for the copies, the
+    /// other workers for none.
+    ///
+    /// At most one save of a manager is under way: the next save with it, in the background or not, waits for this one.
+    /// If this one fails, a warning is logged at once. [`PendingSave::wait`] returns the error on all workers, or else
+    /// the next save does, which is made nevertheless. The result may be dropped. A program that returns from `main`
+    /// waits for the save when it drops the manager; [`std::process::exit`] interrupts it like a crash, and the
+    /// checkpoint before is then the latest.
+    ///
+    /// ```
+    /// # use distribute::prelude::*;
+    /// use candle_nn::linear;
+    /// use distribute::{Checkpoint, checkpoint::CheckpointManager};
+    /// use std::time::Duration;
+    ///
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// let strategy = MirroredStrategy::cpus(2)?;
+    /// let model = strategy.replicate(|vb| linear(4, 2, vb.pp("fc")))?;
+    /// let training = Checkpoint::new().part("model", &model.variables);
+    /// let manager = CheckpointManager::new(folder.path())?;
+    /// let saving = training.save_async(&manager)?;
+    /// // … train …
+    /// let path = saving.wait(Duration::from_secs(60))?;
+    /// assert_eq!(manager.latest()?.unwrap().path(), path);
+    /// # Ok::<(), distribute::Error>(())
+    /// ```
+    ///
+    /// # Several workers
+    ///
+    /// All workers make the same calls. They wait until each has read its components and the chief's thread holds the
+    /// variables, not while it copies and writes. State that several workers have is collected before this returns:
+    /// slots of sharded optimizers, residuals of compressed gradients, running statistics, and values of parameter
+    /// servers.
+    ///
+    /// A table that workers store together may be larger than the memory of one. With such a table, the checkpoint is
+    /// saved before this returns, as by [`save_to`](Self::save_to).
+    ///
+    /// # Errors
+    /// - [`Error::Checkpoint`]: the same as for [`CheckpointManager::save_async`]. With `CheckpointError::Earlier`, the
+    ///   save has begun, but the last one failed.
+    /// - The other errors of [`save_to`](Self::save_to).
+    #[doc(alias = "tf.train.CheckpointOptions")]
+    #[doc(alias = "experimental_enable_async_checkpoint")]
+    #[track_caller]
+    pub fn save_async(&self, manager: &CheckpointManager) -> Result<PendingSave> {
+        let write = |writer: &Writer, progress: &mut Progress<'_>| {
+            // Rows of tables are read during the save, which the other workers have to wait for.
+            Ok(if writer.reads_rows() {
+                Begun::Saved(manager.save_with(writer, 1, progress)?)
+            } else {
+                Begun::Saving(manager.save_async_with(writer.clone(), 1, progress)?)
+            })
+        };
+        let saved = self.save_by(Location::caller(), write, |begun| workers::name(begun.path()))?;
+        let (path, saving) = match saved {
+            Saved::Here(Begun::Saving(saving)) => (saving.path().to_path_buf(), Some(saving)),
+            Saved::Here(Begun::Saved(path)) => (path, None),
+            Saved::ByChief(name) => (manager.folder().join(&*String::from_utf8_lossy(&name)), None),
+        };
+        Ok(PendingSave { strategy: self.joint_strategy(SAVE)?, path, saving })
+    }
+}

@@ -1,0 +1,31 @@
+//! Candle variables whose values a checkpoint copies while the program continues.
+
+use candle_core::{Layout, Storage, Var};
+use distribute_checkpoint::{HeldTensors, LiveTensors, SourceError};
+use distribute_tensor::HostTensor;
+use std::ops::Deref;
+
+/// A candle variable in CPU memory.
+///
+/// While it is held, the lock of its storage is held for reading. All writes wait for it: those of optimizers, of
+/// `assign`, and the program's own by `Var::set`.
+pub(super) struct LiveVar(pub(super) Var);
+
+impl LiveTensors for LiveVar {
+    fn hold(&self) -> Result<Box<dyn HeldTensors + '_>, SourceError> {
+        let (storage, layout) = self.0.storage_and_layout();
+        Ok(Box::new(HeldVar { storage, layout }))
+    }
+}
+
+/// A variable with the guard of its storage, whose type candle does not export.
+struct HeldVar<'a, G> {
+    storage: G,
+    layout: &'a Layout,
+}
+
+impl<G: Deref<Target = Storage>> HeldTensors for HeldVar<'_, G> {
+    fn copy(&self, _index: usize) -> Result<HostTensor, SourceError> {
+        Ok(HostTensor::from_candle_storage(&self.storage, self.layout)?)
+    }
+}
