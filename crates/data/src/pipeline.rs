@@ -98,6 +98,16 @@ pub(crate) trait Operation: Send + Sync {
         true
     }
 
+    /// Returns whether the elements are names of files, which a later operation opens.
+    fn names_files(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the operation takes many elements of its input before they are needed.
+    fn takes_ahead(&self) -> bool {
+        false
+    }
+
     /// Returns whether reading the pipeline is worth a thread. This is true if it contains files or user
     /// functions that do not already run on a thread.
     fn costly(&self) -> bool {

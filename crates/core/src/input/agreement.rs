@@ -21,7 +21,14 @@ pub(super) fn agree_on_plan<T: Nest>(
         let ends = plan.ends(super::pipeline(strategy.world()))?;
         Ok((plan, ends))
     });
-    let what = ("the plan", "build the same dataset on every worker, from files that all of them see");
+    let advice = if ends.as_ref().is_ok_and(|(plan, _)| plan.pull_checksum().is_some()) {
+        // Files are dealt. A number of threads that depends on the machine is the most likely difference.
+        "build the same dataset on every worker, with the same numbers of threads in map_parallel and the same sizes \
+         of buffers, whatever machine it has"
+    } else {
+        "build the same dataset on every worker, from files that all of them see"
+    };
+    let what = ("the plan", advice);
     let (plan, _) =
         strategy.require_equal(operation, call, ends, what, |(plan, ends)| describe(plan, *ends))?;
     Ok(plan)

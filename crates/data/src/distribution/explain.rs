@@ -47,6 +47,15 @@ impl<T: Nest> Distribution<T> {
                     };
                     writeln!(out, "worker {worker} reads {reads}{}", self.sizes(worker))?;
                 }
+                if decision.taken == AutoShardPolicy::Dealt
+                    && let Some(operation) = takes_names(pipeline)
+                {
+                    writeln!(
+                        out,
+                        "\"{operation}\" takes names of files ahead, so these are dealt long before they are read: \
+                         order the Files instead"
+                    )?;
+                }
             }
             Source::Function(function) => {
                 let each = if function.per_replica { "replica" } else { "worker" };
@@ -95,6 +104,17 @@ impl<T: Nest> Distribution<T> {
             batch_split => format!("at the end: {batch_split}; {ends}"),
         }
     }
+}
+
+/// Returns a description of an operation that takes names of files ahead; `None` if there is none.
+fn takes_names(pipeline: &Pipeline) -> Option<String> {
+    let mut found = None;
+    pipeline::visit(pipeline, &mut |operation| {
+        if operation.takes_ahead() && operation.inputs().iter().any(|input| input.names_files()) {
+            found = Some(operation.describe());
+        }
+    });
+    found
 }
 
 /// Returns the descriptions of a pipeline's sources, in one line.

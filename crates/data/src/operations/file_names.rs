@@ -59,6 +59,10 @@ impl Operation for FileNames {
         Some(Arc::new(FileNames { files, dealt }))
     }
 
+    fn names_files(&self) -> bool {
+        true
+    }
+
     fn start(&self, _epoch: u64) -> Box<dyn Stage> {
         let order = order(&self.files, self.dealt.as_ref());
         let (order, failed) =

@@ -3,7 +3,7 @@
 use super::map::{Map, MapFn, on_trees};
 use crate::chunk::Chunk;
 use crate::error::at_least_one;
-use crate::pipeline::{Batching, Look, Operation, Pipeline, Sharding, one_input};
+use crate::pipeline::{self, Batching, Look, Operation, Pipeline, Sharding, WorkerShard, one_input};
 use crate::stage::{Stage, read_over};
 use crate::worker_pool::{JOBS, WorkerPool, check_threads};
 use crate::{Cardinality, Cause, Dataset, ElementSpec, Error, Result};
@@ -46,7 +46,7 @@ impl<T: Nest> Dataset<T> {
         F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
     {
         let map = Map::new::<U>(self.pipeline().clone(), on_trees("map_parallel", function));
-        Dataset::of(MapParallel { map, threads, ordered: true })
+        Dataset::of(MapParallel { map, threads, ordered: true, dealt: false })
     }
 
     /// Maps like [`map_parallel`](Dataset::map_parallel), but returns elements in the order of completion, so
@@ -73,7 +73,7 @@ impl<T: Nest> Dataset<T> {
         F: Fn(T) -> Result<U, E> + Send + Sync + 'static,
     {
         let map = Map::new::<U>(self.pipeline().clone(), on_trees("map_unordered", function));
-        Dataset::of(MapParallel { map, threads, ordered: false })
+        Dataset::of(MapParallel { map, threads, ordered: false, dealt: false })
     }
 }
 
@@ -83,6 +83,8 @@ struct MapParallel {
     map: Map,
     threads: usize,
     ordered: bool,
+    /// Whether the files before it are dealt.
+    dealt: bool,
 }
 
 impl MapParallel {
@@ -129,8 +131,24 @@ impl Operation for MapParallel {
         Sharding::Through
     }
 
+    /// Returns the same operation with single elements as jobs if files are dealt. The number of elements that a stage
+    /// returns at once may depend on the time, for example if it has a thread. The number of elements that are taken
+    /// ahead of others must not: it determines after which batch the worker needs its next file.
+    fn shard(&self, worker: &WorkerShard) -> Option<Pipeline> {
+        matches!(worker, WorkerShard::Dealt(_)).then(|| {
+            let mut operation = self.clone();
+            operation.map.input = pipeline::shard(&self.map.input, worker);
+            operation.dealt = true;
+            Arc::new(operation) as Pipeline
+        })
+    }
+
     fn repeatable(&self) -> bool {
         self.ordered
+    }
+
+    fn takes_ahead(&self) -> bool {
+        true
     }
 
     fn costly(&self) -> bool {
@@ -144,6 +162,7 @@ impl Operation for MapParallel {
             function: self.map.function.clone(),
             threads: self.threads,
             ordered: self.ordered,
+            most: if self.dealt { 1 } else { MAX_AT_ONCE },
             index: 0,
             pool: None,
             ended: false,
@@ -194,6 +213,8 @@ struct MapParallelStage {
     function: MapFn,
     threads: usize,
     ordered: bool,
+    /// The maximum number of elements in one job.
+    most: usize,
     index: usize,
     /// The threads; `None` until they are started.
     pool: Option<WorkerPool<Job, Done>>,
@@ -204,7 +225,7 @@ struct MapParallelStage {
     done: Done,
 }
 
-/// The maximum number of elements in one job.
+/// The maximum number of elements in one job, unless files are dealt.
 const MAX_AT_ONCE: usize = 64;
 
 impl MapParallelStage {
@@ -219,7 +240,7 @@ impl MapParallelStage {
             }
         };
         // Just enough to keep all threads busy with the requested elements, but more if many are requested.
-        let together = (max / (JOBS * self.threads)).clamp(1, MAX_AT_ONCE);
+        let together = (max / (JOBS * self.threads)).clamp(1, self.most);
         while !self.ended && pool.has_room() {
             match self.input.next(together) {
                 Some(Ok(chunk)) => {
@@ -276,11 +297,13 @@ impl Stage for MapParallelStage {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::hand::{Hand, HandSlot, NewFiles};
     use crate::testing::{ids, values};
-    use crate::{Dataset, Distribution, Error, Layout};
+    use crate::{Distribution, Layout};
     use distribute_testing::watched;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Arc, Mutex, mpsc};
+    use std::sync::{Mutex, mpsc};
 
     #[test]
     fn it_equals_map() {
@@ -379,6 +402,30 @@ mod tests {
             assert_eq!(pass.next().unwrap().unwrap(), 0);
             drop(pass);
             assert!(calls.load(Ordering::Relaxed) <= 9);
+        });
+    }
+
+    /// Checks that the number of elements that are taken ahead depends neither on how many are requested nor on how
+    /// many the input returns at once.
+    // INV-99
+    #[test]
+    fn elements_are_taken_ahead_one_by_one_if_files_are_dealt() {
+        watched(|| {
+            let taken = Arc::new(AtomicUsize::new(0));
+            let count = taken.clone();
+            let counted = Dataset::range(1i64 << 40).map(move |x| {
+                count.fetch_add(1, Ordering::Relaxed);
+                x
+            });
+            let (output, _requests) = mpsc::sync_channel(1);
+            let (_answers, answers) = mpsc::channel();
+            let hand = HandSlot::new(Hand::new(NewFiles::default(), output, answers));
+            let parallel = counted.map_parallel(2, |x| x);
+            let mut stage = pipeline::shard(parallel.pipeline(), &WorkerShard::Dealt(hand)).start(0);
+            for returned in 0..9 {
+                assert_eq!(stage.next(1 + 500 * returned).unwrap().unwrap().len(), 1);
+                assert_eq!(taken.load(Ordering::Relaxed), 2 * JOBS + returned);
+            }
         });
     }
 

@@ -58,6 +58,10 @@ impl Operation for Shuffle {
         Sharding::Through
     }
 
+    fn takes_ahead(&self) -> bool {
+        true
+    }
+
     fn start(&self, epoch: u64) -> Box<dyn Stage> {
         Box::new(ShuffleStage::new(self.input.start(epoch), self.buffer, self.seed, epoch))
     }

@@ -52,7 +52,12 @@ fn workers_that_need_files_at_different_elements_are_refused_before_the_first_st
     });
     one_message(
         &refused,
-        &["distribute_dataset: ", "policy DEALT (as asked)", "of its buffers and threads "],
+        &[
+            "distribute_dataset: ",
+            "policy DEALT (as asked)",
+            "of its buffers and threads ",
+            "with the same numbers of threads in map_parallel and the same sizes of buffers, whatever machine it has",
+        ],
     );
     let refused = errors(2, 1, |strategy| {
         strategy.distribute_dataset_with(files(&[4, 4]).repeat(2).batch(4), dealt(1))
