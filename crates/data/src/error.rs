@@ -10,8 +10,7 @@ pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// An error while data is read, transformed or split. Most variants contain a file and line, or an element's index.
 ///
-/// Indices are counted from 0 within one pass over the dataset. Lines and columns of text files are counted from
-/// 1, as in editors.
+/// Indices are counted from 0 within a pass. Lines and columns of text files are counted from 1, as in editors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -463,17 +462,18 @@ pub enum Error {
         /// The total number of replicas.
         replicas: usize,
     },
-    /// One of several workers that read the same dataset reached its end before the others.
+    /// One of several workers that read the same dataset reached its end before the others, or dealt other files.
     #[error(
-        "worker {worker} is at the end of the data at step {step}, but others are not: the workers read \
-         different data; use the same files on all of them, and functions that return the same for the same \
-         element"
+        "at step {step}, worker {worker} {what}: the workers read different data; use the same files and \
+         the same checkpoint on all of them, and functions that return the same for the same element"
     )]
     OtherData {
         /// The index of the step in the pass, from 0.
         step: u64,
-        /// The first worker that reached the end.
+        /// The first worker that differs.
         worker: usize,
+        /// The difference, as text.
+        what: &'static str,
     },
     /// A position belongs to a pass over a different dataset, or is invalid.
     #[error("the position ({position}) cannot be restored: {why}")]

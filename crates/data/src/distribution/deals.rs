@@ -11,44 +11,72 @@ use std::sync::Arc;
 
 /// The files that workers have been dealt in a pass, as part of a [`Position`](super::Position).
 ///
-/// Files are dealt in their order, so it consists of the worker of each of the first files.
+/// Files are dealt in their order, so it consists of the worker of each of the first files. There is a position after
+/// each step, so positions share most of it.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<u32>", into = "Vec<u32>")]
-pub struct Deals(Arc<Vec<u32>>);
+pub struct Deals {
+    /// The workers of the first files, in blocks of [`BLOCK`].
+    blocks: Arc<Vec<Arc<[u32]>>>,
+    /// The workers of the other files, which are fewer than [`BLOCK`].
+    rest: Vec<u32>,
+    /// The checksum of all workers.
+    checksum: u32,
+}
+
+/// The number of files in a block of [`Deals`].
+const BLOCK: usize = 256;
 
 impl From<Vec<u32>> for Deals {
     fn from(workers: Vec<u32>) -> Self {
-        Self(Arc::new(workers))
+        let mut deals = Self::default();
+        workers.into_iter().for_each(|worker| deals.push(worker));
+        deals
     }
 }
 
 impl From<Deals> for Vec<u32> {
     fn from(deals: Deals) -> Self {
-        Arc::unwrap_or_clone(deals.0)
+        deals.workers().collect()
     }
 }
 
 impl fmt::Debug for Deals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Deals of {} files", self.0.len())
+        write!(f, "Deals of {} files", self.count())
     }
 }
 
 impl Deals {
     /// Returns the number of files that have been dealt.
     pub fn count(&self) -> usize {
-        self.0.len()
+        self.blocks.len() * BLOCK + self.rest.len()
     }
 
     /// Returns the indices of the files of a worker, in the order in which the worker reads them.
     pub fn of(&self, worker: usize) -> Vec<usize> {
-        let dealt = self.0.iter().enumerate();
-        dealt.filter(|(_, to)| **to as usize == worker).map(|(file, _)| file).collect()
+        let dealt = self.workers().enumerate();
+        dealt.filter(|(_, to)| *to as usize == worker).map(|(file, _)| file).collect()
     }
 
-    /// Returns whether these can be deals of `files` files to `workers` workers.
-    pub(super) fn fits(&self, workers: usize, files: usize) -> bool {
-        self.count() <= files && self.0.iter().all(|worker| (*worker as usize) < workers)
+    /// Returns a checksum of the workers of the files, which differs from that of most other deals. Returns 0 if none
+    /// has been dealt.
+    pub(super) fn checksum(&self) -> u32 {
+        self.checksum
+    }
+
+    /// Returns the worker of each file that has been dealt.
+    pub(super) fn workers(&self) -> impl Iterator<Item = u32> + '_ {
+        self.blocks.iter().flat_map(|block| block.iter()).chain(&self.rest).copied()
+    }
+
+    /// Adds the worker of the next file.
+    fn push(&mut self, worker: u32) {
+        self.checksum = crc32c::crc32c_append(self.checksum, &worker.to_le_bytes());
+        self.rest.push(worker);
+        if self.rest.len() == BLOCK {
+            Arc::make_mut(&mut self.blocks).push(std::mem::take(&mut self.rest).into());
+        }
     }
 }
 
@@ -126,17 +154,14 @@ impl Dealer {
         let mut wanted: Vec<usize> = self.workers.iter().enumerate().map(wanted).collect();
         let mut dealt = vec![Vec::new(); self.workers.len()];
         let mut next = self.deals.count();
-        if needs_any(&wanted) && next < self.files {
-            let deals = Arc::make_mut(&mut self.deals.0);
-            while needs_any(&wanted) && next < self.files {
-                for (worker, wanted) in wanted.iter_mut().enumerate().filter(|(_, wanted)| **wanted > 0) {
-                    if next < self.files {
-                        deals.push(worker as u32);
-                        dealt[worker].push(next);
-                        next += 1;
-                    }
-                    *wanted -= 1;
+        while needs_any(&wanted) && next < self.files {
+            for (worker, wanted) in wanted.iter_mut().enumerate().filter(|(_, wanted)| **wanted > 0) {
+                if next < self.files {
+                    self.deals.push(worker as u32);
+                    dealt[worker].push(next);
+                    next += 1;
                 }
+                *wanted -= 1;
             }
         }
         let has_more = self.has_more();
@@ -341,7 +366,9 @@ mod tests {
             }
             let each: usize = (0..workers).map(|worker| dealer.deals().of(worker).len()).sum();
             prop_assert_eq!((each, dealer.deals().count()), (next, next));
-            prop_assert!(dealer.deals().fits(workers, files));
+            let list = Vec::from(dealer.deals().clone());
+            prop_assert!(list.len() <= files && list.iter().all(|worker| (*worker as usize) < workers));
+            prop_assert_eq!(&Deals::from(list), dealer.deals());
         }
     }
 
@@ -359,12 +386,29 @@ mod tests {
     }
 
     #[test]
-    fn deals_are_a_list_of_workers_and_are_checked() {
+    fn deals_are_a_list_of_workers() {
         let deals = Deals::from(vec![0, 2, 2]);
         assert_eq!(Vec::from(deals.clone()), [0, 2, 2]);
+        let list: Vec<u32> = (0..3 * BLOCK as u32 + 7).map(|file| file % 3).collect();
+        let (many, mut copied) = (Deals::from(list.clone()), Deals::default());
+        for (file, worker) in list.iter().enumerate() {
+            assert_eq!(copied.count(), file);
+            let before = copied.clone();
+            copied.push(*worker);
+            assert_ne!(before, copied);
+            assert_eq!(Vec::from(before), list[..file]);
+        }
+        assert_eq!((&copied, Vec::from(many.clone())), (&many, list));
+        assert_eq!(many.of(2).len(), BLOCK + 2);
         let error = Dealer::new(2, 3, Deals::default()).round(&[true]).unwrap_err();
         assert_eq!(error, BadRequests::Workers { found: 1, workers: 2 });
         assert_eq!((deals.of(2), deals.of(1)), (vec![1, 2], vec![]));
-        assert!(deals.fits(3, 3) && !deals.fits(2, 3) && !deals.fits(3, 2));
+        assert_eq!(Deals::default().checksum(), 0);
+        let other = |list: [u32; 3]| Deals::from(list.to_vec()).checksum();
+        assert_eq!(other([0, 2, 2]), deals.checksum());
+        assert!(
+            ![other([2, 0, 2]), other([0, 2, 1]), Deals::from(vec![0, 2]).checksum()]
+                .contains(&deals.checksum())
+        );
     }
 }

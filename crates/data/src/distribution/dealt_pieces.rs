@@ -87,8 +87,16 @@ impl DealtPieces {
     }
 
     /// Skips the batches of this number of steps. The thread does so when it starts, because it may need files for it.
-    pub(super) fn skip(&mut self, steps: usize) {
+    ///
+    /// # Errors
+    /// - [`Error::NotDealt`]: the thread has been started. It would not skip them.
+    pub(super) fn skip(&mut self, steps: usize) -> Result<()> {
+        if !matches!(self.state, State::Waiting { .. }) {
+            let why = "steps can be skipped only before the first one is prepared";
+            return Err(Error::NotDealt { why: why.into() });
+        }
         self.skipped = self.skipped.saturating_add(steps.saturating_mul(self.replicas));
+        Ok(())
     }
 
     /// Receives the batches of the next step, and some early ones, until the thread needs a file or has ended. An error

@@ -50,6 +50,12 @@ impl DealLog {
         }
     }
 
+    /// Returns the checksum of the latest deals until `steps` steps; `None` if there are no others than before.
+    fn checksum(&self, steps: u64) -> Option<u32> {
+        let log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        log.iter().take_while(|(at, _)| *at <= steps).last().map(|(_, deals)| deals.checksum())
+    }
+
     /// Removes and returns the latest deals until `steps` steps; `None` if there are no others than before.
     fn pop(&self, steps: u64) -> Option<Deals> {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,6 +64,19 @@ impl DealLog {
             latest = log.pop_front().map(|(_, deals)| deals);
         }
         latest
+    }
+}
+
+impl Dealing {
+    /// Returns a checksum of the deals that all workers have made when step `step` is prepared.
+    fn checksum(&self, step: u64) -> u32 {
+        match self {
+            Dealing::None => 0,
+            Dealing::Own { dealer, .. } => dealer.deals().checksum(),
+            Dealing::Repeated { log, latest } => {
+                log.checksum(step.saturating_add(1)).unwrap_or_else(|| latest.checksum())
+            }
+        }
     }
 }
 
@@ -74,16 +93,18 @@ impl<T: Nest> WorkerPass<T> {
     }
 
     /// Returns the sum of the counts of all workers for the prepared step. `counts` are ordered by worker. Also
-    /// checks that workers that read the same batches reach the end in the same step.
+    /// checks that workers that read the same batches reach the end in the same step, and that all workers have dealt
+    /// the same files.
     ///
     /// # Errors
-    /// - [`Error::OtherData`]: the workers read the same batches, but one of them reached the end before the
-    ///   others.
+    /// - [`Error::OtherData`]: the workers read the same batches, but one of them reached the end before the others, or
+    ///   a worker has dealt other files than the first one.
     pub fn total(&self, counts: &[StepCounts]) -> Result<StepCounts> {
+        self.require_same_deals(counts)?;
         let all: StepCounts = counts.iter().copied().sum();
         let ended = counts.iter().position(|counts| counts.missing > 0);
         match ended.filter(|_| self.same_batches && all.present > 0) {
-            Some(worker) => Err(Error::OtherData { step: self.steps.taken(), worker }),
+            Some(worker) => Err(self.other_data(worker, "is at the end of the data, but others are not")),
             None => Ok(all),
         }
     }
@@ -104,7 +125,21 @@ impl<T: Nest> WorkerPass<T> {
     /// # Errors
     /// Returns any error of the pipeline, or of the function that prepares batches. The error ends the pass.
     pub fn prepare(&mut self) -> Result<StepCounts> {
-        self.steps.prepare()
+        let counts = self.steps.prepare()?;
+        Ok(StepCounts { deals: self.dealing.checksum(self.steps.taken()), ..counts })
+    }
+
+    fn other_data(&self, worker: usize, what: &'static str) -> Error {
+        Error::OtherData { step: self.steps.taken(), worker, what }
+    }
+
+    /// Checks that all workers have dealt the same files, so that none is read twice or not at all.
+    fn require_same_deals(&self, counts: &[StepCounts]) -> Result<()> {
+        let first = counts.first().map_or(0, |counts| counts.deals);
+        match counts.iter().position(|counts| counts.deals != first) {
+            Some(worker) => Err(self.other_data(worker, "has dealt other files than worker 0")),
+            None => Ok(()),
+        }
     }
 
     /// Deals files to the workers that need some, according to their counts for the prepared step, which are ordered by
@@ -113,7 +148,9 @@ impl<T: Nest> WorkerPass<T> {
     ///
     /// # Errors
     /// - [`Error::NotDealt`]: there are not the counts of all workers, or a worker asks for files after the last one.
+    /// - [`Error::OtherData`]: a worker has dealt other files than the first one.
     pub fn deal(&mut self, counts: &[StepCounts]) -> Result<bool> {
+        self.require_same_deals(counts)?;
         let Dealing::Own { dealer, worker } = &mut self.dealing else { return Ok(false) };
         let answers = round(dealer, counts)?;
         if let Some(files) = answers.into_iter().nth(*worker).flatten() {

@@ -107,7 +107,7 @@ impl<T: Nest> Distribution<T> {
                 let policy = policy.unwrap_or_default();
                 match decide(&sharded.pipeline, policy, rule, layout.workers) {
                     Ok(Decision { taken, .. }) if taken == policy => {
-                        check_deals(position, sharded.file_count()).or_else(refuse)
+                        self.check_deals(position, sharded.file_count()).or_else(refuse)
                     }
                     Ok(_) => refuse(format!("no dataset is sharded by policy {policy}")),
                     Err(error) => refuse(error.to_string()),
@@ -115,6 +115,36 @@ impl<T: Nest> Distribution<T> {
             }
             // The datasets of a function are checked when they are made.
             Source::Function(_) => Ok(()),
+        }
+    }
+
+    /// Checks that a position within a pass has deals of at most `files` files, if files are dealt, and that the
+    /// steps before it can be skipped. Returns the reason if it does not fit.
+    fn check_deals(&self, position: &Position, files: usize) -> Result<(), String> {
+        if position.origin.policy != Some(AutoShardPolicy::Dealt) || position.steps == 0 {
+            return Ok(());
+        }
+        if self.options.ends == UnevenEnds::Drop && self.full().is_none() {
+            // The first step would determine which ones are full, but the workers skip it.
+            return Err(
+                "files were dealt in the pass, so UnevenEnds::Drop needs batches whose size the pipeline \
+                        determines; call `.batch(n)` last, or use UnevenEnds::PadEmpty"
+                    .into(),
+            );
+        }
+        let Some(deals) = &position.deals else {
+            return Err("it does not say who has been dealt which file".into());
+        };
+        if deals.count() > files {
+            let dealt = deals.count();
+            return Err(format!("{dealt} files had been dealt, but there are {files} here"));
+        }
+        let workers = position.origin.layout.workers;
+        match deals.workers().find(|worker| *worker as usize >= workers) {
+            Some(worker) => {
+                Err(format!("a file had been dealt to worker {worker}, but the pass had {workers} workers"))
+            }
+            None => Ok(()),
         }
     }
 
@@ -163,23 +193,6 @@ fn check_files(position: &Position, files: impl FnOnce() -> Option<FileList>) ->
                  the same files in the same order: restore them, or begin the next epoch"
             ),
         }),
-    }
-}
-
-/// Checks that a position within a pass has deals of at most `files` files, if files are dealt. Returns the reason if
-/// it does not fit.
-fn check_deals(position: &Position, files: usize) -> Result<(), String> {
-    if position.origin.policy != Some(AutoShardPolicy::Dealt) || position.steps == 0 {
-        return Ok(());
-    }
-    let workers = position.origin.layout.workers;
-    match &position.deals {
-        None => Err("it does not say who has been dealt which file".into()),
-        Some(deals) if deals.fits(workers, files) => Ok(()),
-        Some(deals) => {
-            let dealt = deals.count();
-            Err(format!("{dealt} files had been dealt to {workers} workers, but there are {files} here"))
-        }
     }
 }
 

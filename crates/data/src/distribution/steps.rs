@@ -58,7 +58,7 @@ impl Pieces {
                     *ended = *ended || stage.skip(steps)? < steps;
                 }
             }
-            Pieces::Dealt(dealt) => dealt.skip(steps),
+            Pieces::Dealt(dealt) => dealt.skip(steps)?,
         }
         Ok(())
     }

@@ -41,6 +41,9 @@ pub struct StepCounts {
     pub needs_file: usize,
     /// The number of workers that cannot decide about the step before they get another file.
     pub lacks_file: usize,
+    /// A checksum of the files that all workers have been dealt until the step; 0 if files are not dealt. It must be
+    /// equal on all workers, and is not added up.
+    pub deals: u32,
 }
 
 impl std::ops::Add for StepCounts {
@@ -56,6 +59,7 @@ impl std::ops::Add for StepCounts {
             unfilled: self.unfilled.saturating_add(other.unfilled),
             needs_file: self.needs_file.saturating_add(other.needs_file),
             lacks_file: self.lacks_file.saturating_add(other.lacks_file),
+            deals: self.deals.max(other.deals),
         }
     }
 }
@@ -130,6 +134,7 @@ mod tests {
             unfilled: 5 * n,
             needs_file: 6 * n,
             lacks_file: 7 * n,
+            deals: 8,
         };
         assert_eq!(of(1) + of(1), of(2));
     }

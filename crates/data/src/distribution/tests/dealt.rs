@@ -1,8 +1,11 @@
 //! Tests: elements of files that are dealt to the workers during a pass.
 
 use super::*;
+use crate::csv::{ColumnType, Csv};
 use crate::{Files, Interleave, Location, text_lines};
 use distribute_testing::{SplitMix, watched};
+use std::sync::mpsc;
+use std::time::Duration;
 
 /// The files of a dataset, and the operations on their elements.
 #[derive(Clone, Debug)]
@@ -13,20 +16,30 @@ struct Shape {
     shuffle: usize,
     /// The number of threads of a function; 0 for none.
     threads: usize,
-    /// Whether the names of files are elements, and two files are read in turn.
-    by_name: bool,
-    /// Whether the pipeline has a prefetch in its middle.
+    /// Whether the function is applied before the shuffle.
+    before_shuffle: bool,
+    /// The way in which files are read in turn if their names are elements.
+    by_name: Option<Interleave>,
+    /// Whether the pipeline has a prefetch in its middle, and that of each file another one.
     prefetch: bool,
     batch: usize,
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
     let files = proptest::collection::vec(0usize..12, 0..16);
-    (files, 0usize..8, 0usize..3, any::<bool>(), any::<bool>(), 1usize..7).prop_map(
-        |(files, shuffle, threads, by_name, prefetch, batch)| Shape {
+    let turns = (1usize..4, 1usize..4, 0usize..3);
+    let turns = turns.prop_map(|(cycle_length, block_length, ahead)| Interleave {
+        cycle_length,
+        block_length,
+        ahead,
+    });
+    let batch = prop_oneof![1usize..7, 1usize..65];
+    (files, 0usize..8, 0usize..3, any::<bool>(), proptest::option::of(turns), any::<bool>(), batch).prop_map(
+        |(files, shuffle, threads, before_shuffle, by_name, prefetch, batch)| Shape {
             files,
             shuffle,
             threads,
+            before_shuffle,
             by_name,
             prefetch,
             batch,
@@ -47,14 +60,13 @@ fn dataset(shape: &Shape) -> Dataset<HostTensor> {
         })
         .collect();
     let number = |line: String| line.parse::<i64>();
-    let lines = if shape.by_name {
-        let read = all.clone();
-        let turns = Interleave { cycle_length: 2, block_length: 1, ahead: shape.threads };
+    let lines = if let Some(turns) = shape.by_name {
+        let (read, early) = (all.clone(), if shape.prefetch { 3 } else { 0 });
         Dataset::list_files(all)
             .try_interleave(
                 move |name: String| {
                     let file = name.parse::<usize>().ok().and_then(|file| read.get(file).cloned());
-                    file.map(|file| text_lines(Files::from([file]))).ok_or("no such file")
+                    file.map(|file| text_lines(Files::from([file])).prefetch(early)).ok_or("no such file")
                 },
                 turns,
             )
@@ -63,9 +75,12 @@ fn dataset(shape: &Shape) -> Dataset<HostTensor> {
         text_lines(all).try_map(number)
     };
     let lines = if shape.prefetch { lines.prefetch(2) } else { lines };
+    let on_threads = |lines: Dataset<i64>, here: bool| {
+        if here && shape.threads > 0 { lines.map_parallel(shape.threads, |n| n) } else { lines }
+    };
+    let lines = on_threads(lines, shape.before_shuffle);
     let lines = if shape.shuffle > 0 { lines.shuffle(shape.shuffle, 3) } else { lines };
-    let lines = if shape.threads > 0 { lines.map_parallel(shape.threads, |n| n) } else { lines };
-    lines.batch(shape.batch)
+    on_threads(lines, !shape.before_shuffle).batch(shape.batch)
 }
 
 fn options(prefetch: usize) -> DistributeOptions {
@@ -179,8 +194,6 @@ proptest! {
     fn the_same_workers_resume_as_if_nothing_had_happened(
         shape in shape(), workers in 1usize..4, replicas in 1usize..3, prefetch in 0usize..2, stop in 0usize..9,
     ) {
-        // Threads take elements ahead of others, and more of them after a position than within a pass.
-        let shape = Shape { threads: 0, ..shape };
         watched(move || {
             let plan = plan(&dataset(&shape), workers, replicas, &options(prefetch));
             let mut passes = begin(&plan, None);
@@ -198,11 +211,15 @@ proptest! {
     }
 }
 
+/// Returns the shape of a dataset without files and without operations but the batching.
+fn plain() -> Shape {
+    let (files, shuffle, threads, before_shuffle) = (Vec::new(), 0, 0, false);
+    Shape { files, shuffle, threads, before_shuffle, by_name: None, prefetch: false, batch: 1 }
+}
+
 /// Returns a dataset of lines in files of these sizes, in batches of `batch`.
 fn lines(files: &[usize], batch: usize) -> Dataset<HostTensor> {
-    let shape =
-        Shape { files: files.to_vec(), shuffle: 0, threads: 0, by_name: false, prefetch: false, batch };
-    dataset(&shape)
+    dataset(&Shape { files: files.to_vec(), batch, ..plain() })
 }
 
 /// Checks that a worker with a large file leaves small ones to others, and that they end within a file of each other.
@@ -332,8 +349,8 @@ fn a_position_without_fitting_deals_is_refused() {
         plan.check_position(&position).unwrap();
         for (deals, expected) in [
             (None, "it does not say who has been dealt which file"),
-            (Some(vec![0, 1, 2]), "3 files had been dealt to 2 workers, but there are 3 here"),
-            (Some(vec![0, 1, 0, 1]), "4 files had been dealt to 2 workers, but there are 3 here"),
+            (Some(vec![0, 1, 2]), "a file had been dealt to worker 2, but the pass had 2 workers"),
+            (Some(vec![0, 1, 0, 1]), "4 files had been dealt, but there are 3 here"),
         ] {
             let wrong = Position { deals: deals.map(Deals::from), ..position.clone() };
             let error = plan.check_position(&wrong).unwrap_err();
@@ -354,18 +371,171 @@ fn a_broken_file_is_an_error_of_the_worker_that_was_dealt_it() {
             let plan = plan(&data, 2, 1, &options(prefetch));
             let error = plan.lockstep(0).unwrap().find_map(Result::err).unwrap();
             assert!(matches!(error, Error::Function { operation: "map", .. }), "{error:?}");
-            let mut pass = plan.lockstep(0).unwrap();
-            // Dropped in the middle, its threads end.
-            assert!(pass.next().is_some());
         }
     });
+}
+
+// INV-3
+#[test]
+fn threads_end_with_the_pass_while_they_read_and_while_they_wait_for_a_file() {
+    /// A sender that reports that the thread with it has ended.
+    struct Held(mpsc::Sender<()>, i64);
+    impl Iterator for Held {
+        type Item = std::result::Result<i64, &'static str>;
+        fn next(&mut self) -> Option<Self::Item> {
+            self.1 += 1;
+            Some(Ok(self.1))
+        }
+    }
+    impl Drop for Held {
+        fn drop(&mut self) {
+            // The other end is dropped if the test has failed.
+            let _ = self.0.send(());
+        }
+    }
+    watched(|| {
+        let files = || Files::from(["a", "b", "c", "d"].map(|name| Location::bytes(name, "")));
+        // With two files in turn, each worker needs a second one for its first step, and holds the first one open.
+        for (cycle_length, dealt) in [(1, true), (2, false)] {
+            let (sender, ended) = mpsc::channel();
+            let turns = Interleave { cycle_length, block_length: 1, ahead: 0 };
+            let endless = move |_: String| {
+                let sender = sender.clone();
+                Dataset::from_generator(move || Held(sender.clone(), 0))
+            };
+            let plan =
+                plan(&Dataset::list_files(files()).interleave(endless, turns).batch(2), 2, 1, &options(1));
+            let mut passes = begin(&plan, None);
+            if dealt {
+                assert_eq!(step(&mut passes).unwrap(), [[1], [1]]);
+            } else {
+                // Files are dealt only for the first round, so the workers need others.
+                let counts: Vec<_> = passes.iter_mut().map(|pass| pass.prepare().unwrap()).collect();
+                passes.iter_mut().for_each(|pass| assert!(pass.deal(&counts).unwrap()));
+                assert!(passes.iter_mut().all(|pass| pass.prepare().unwrap().lacks_file == 1));
+            }
+            drop(passes);
+            for worker in 0..2 {
+                let end = ended.recv_timeout(Duration::from_secs(20));
+                assert!(end.is_ok(), "a thread has not let go of its file, only {worker} have");
+            }
+        }
+    });
+}
+
+/// Checks that workers with different deals notice it before they take a step: with the layout of the deals, and with
+/// another one.
+// INV-99
+#[test]
+fn workers_that_deal_differently_take_no_step() {
+    watched(|| {
+        let data = lines(&[4, 2, 4, 2, 4], 2);
+        let two = plan(&data, 2, 1, &options(0));
+        let mut passes = begin(&two, None);
+        step(&mut passes);
+        let mine = position(&passes);
+        let theirs = Position { deals: Some(Deals::from(vec![1, 0])), ..mine.clone() };
+        assert_eq!(mine.deals, Some(Deals::from(vec![0, 1])));
+        for after in [two, plan(&data, 3, 1, &options(0)), plan(&data, 3, 1, &DistributeOptions::default())] {
+            let pass = |worker| after.resume(worker, if worker == 1 { &theirs } else { &mine }).unwrap();
+            let mut passes: Vec<_> = (0..after.layout().workers).map(pass).collect();
+            let counts: Vec<_> = passes.iter_mut().map(|pass| pass.prepare().unwrap()).collect();
+            for pass in &mut passes {
+                let error = pass.deal(&counts).map(|_| ()).and(pass.total(&counts)).unwrap_err();
+                assert!(matches!(error, Error::OtherData { step: 1, worker: 1, .. }), "{error:?}");
+                assert!(
+                    error.to_string().contains(
+                        "at step 1, worker 1 has dealt other files than worker 0: the workers read"
+                    )
+                );
+            }
+        }
+    });
+}
+
+/// Checks that a pass that dealt files resumes with [`UnevenEnds::Drop`] only if the pipeline determines which steps
+/// are full. Otherwise its first step would, which is skipped.
+#[test]
+fn full_steps_are_known_without_the_skipped_ones() {
+    watched(|| {
+        let dropping = DistributeOptions { ends: UnevenEnds::Drop, ..options(0) };
+        let known = lines(&[4, 4, 4], 2);
+        for (data, fits) in [(known.clone(), true), (known.map(|batch: HostTensor| batch), false)] {
+            let mut passes = begin(&plan(&data, 2, 1, &options(0)), None);
+            let mut seen = step(&mut passes).unwrap().concat();
+            let position = position(&passes);
+            let one = plan(&data, 1, 1, &dropping);
+            assert_eq!(one.decision().unwrap().taken, AutoShardPolicy::Data);
+            if fits {
+                let mut rest = begin(&one, Some(&position));
+                seen.extend(std::iter::from_fn(|| step(&mut rest)).flatten().flatten());
+                let all = sorted(seen);
+                let mut once = all.clone();
+                once.dedup();
+                assert_eq!(once, all);
+            } else {
+                let error = one.resume(0, &position).err().unwrap();
+                assert!(matches!(error, Error::Position { .. }), "{error:?}");
+                assert!(error.to_string().contains("UnevenEnds::Drop needs batches whose size"), "{error}");
+            }
+        }
+    });
+}
+
+/// Checks files whose sections are parsed on several threads.
+// INV-99
+#[test]
+fn a_source_with_threads_asks_for_a_file_after_the_elements_of_the_others() {
+    watched(|| {
+        let rows = [700, 0, 3, 1200, 40, 90, 1, 350];
+        let mut next = 0..;
+        let file = |(i, rows): (usize, usize)| {
+            let text: String = next.by_ref().take(rows).map(|n: i64| format!("{n},{n}\n")).collect();
+            Location::bytes(format!("{i}.csv"), text)
+        };
+        let files: Files = rows.into_iter().enumerate().map(file).collect();
+        let csv = Csv::files(files).without_header().threads(3);
+        let data = csv.columns([(0, ColumnType::I64)]).unwrap();
+        let data = data.map(|columns| columns.into_values().next().unwrap()).batch(64);
+        let two = plan(&data, 2, 1, &options(1));
+        let mut passes = begin(&two, None);
+        let mut seen: Vec<i64> = (0..4).flat_map(|_| step(&mut passes).unwrap().concat()).collect();
+        let position = position(&passes);
+        let mut same = begin(&two, Some(&position));
+        let rest: Vec<_> = std::iter::from_fn(|| step(&mut passes)).collect();
+        assert_eq!(std::iter::from_fn(|| step(&mut same)).collect::<Vec<_>>(), rest);
+        let mut others = begin(&plan(&data, 3, 1, &options(1)), Some(&position));
+        seen.extend(std::iter::from_fn(|| step(&mut others)).flatten().flatten());
+        assert_eq!(sorted(seen), (0..rows.iter().sum::<usize>() as i64).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn explain_tells_which_operation_takes_names_of_files_ahead() {
+    let names = || Dataset::list_files(Files::from(["a", "b", "c"].map(|name| Location::bytes(name, ""))));
+    let text = |names: Dataset<String>| {
+        let lines = names.flat_map(|name| text_lines(Files::from([Location::bytes(name, "7\n")])));
+        let numbers = lines.try_map(|line: String| line.parse::<i64>()).shuffle(3, 1).batch(2);
+        plan(&numbers, 2, 1, &options(0)).explain()
+    };
+    for (data, expected) in [
+        (names(), None),
+        (names().shuffle(9, 1), Some("\"shuffle, buffer 9, seed 1\" takes names of files ahead")),
+        (
+            names().map_parallel(3, |name| name),
+            Some("\"map_parallel on 3 threads\" takes names of files ahead"),
+        ),
+    ] {
+        let text = text(data);
+        assert_eq!(text.contains("takes names of files ahead"), expected.is_some(), "{text}");
+        assert!(text.contains(expected.unwrap_or_default()), "{text}");
+    }
 }
 
 #[test]
 fn workers_predict_each_others_requests_only_with_equal_buffers_and_threads() {
     let of = |threads: usize, prefetch: usize| {
-        let shape =
-            Shape { files: vec![4, 4], shuffle: 0, threads, by_name: false, prefetch: false, batch: 2 };
+        let shape = Shape { files: vec![4, 4], threads, batch: 2, ..plain() };
         plan(&dataset(&shape), 2, 1, &options(prefetch)).pull_checksum()
     };
     assert_eq!((of(1, 1), of(1, 2)), (of(1, 1), of(1, 1)));

@@ -93,7 +93,7 @@ fn a_worker_that_ends_before_others_is_named_where_all_read_the_same() {
         for end in &seen[2..] {
             match end {
                 Err(error) => {
-                    assert!(error.starts_with("worker 1 is at the end of the data at step 1"), "{error}")
+                    assert!(error.starts_with("at step 1, worker 1 is at the end of the data"), "{error}")
                 }
                 Ok(_) => assert!(!refused),
             }

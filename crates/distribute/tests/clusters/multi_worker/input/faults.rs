@@ -166,7 +166,7 @@ fn a_worker_that_reads_the_same_data_and_is_at_its_end_before_the_others_is_name
     let errors: Vec<_> = taken.into_iter().map(|(_, error)| error).collect();
     one_message(
         &errors,
-        &["worker 1 is at the end of the data at step 2", "the workers read different data"],
+        &["at step 2, worker 1 is at the end of the data", "the workers read different data"],
     );
     assert!(matches!(errors[0].root_cause(), Error::Data(_)));
 }
