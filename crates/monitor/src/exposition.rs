@@ -1,6 +1,6 @@
 //! A report in Prometheus' text format.
 
-use crate::{Report, StepTimes};
+use crate::{Report, RowCache, StepTimes};
 use std::fmt::{self, Write};
 
 /// The content type of the response to a scrape.
@@ -109,6 +109,16 @@ pub fn exposition(report: &Report) -> String {
     out.each("distribute_server_rows_read_total", "counter", help, of(|it| it.rows_read));
     let help = "Rows that had gradients sent to a server since it started.";
     out.each("distribute_server_rows_pushed_total", "counter", help, of(|it| it.rows_pushed));
+    if let Some(RowCache { hits, misses, saved_bytes, max_age, rows }) = report.row_cache {
+        let read = [([("from", "cache")], hits as f64), ([("from", "tables")], misses as f64)];
+        let help = "Rows that this process has read from its caches of rows, and from the tables.";
+        out.each("distribute_row_cache_reads_total", "counter", help, read);
+        let help = "Bytes of rows that were not fetched, because they were cached.";
+        out.one("distribute_row_cache_saved_bytes_total", "counter", help, saved_bytes as f64);
+        let help = "The largest number of steps whose changes a row lacked when it was read.";
+        out.one("distribute_row_cache_max_age", "gauge", help, max_age as f64);
+        out.one("distribute_row_cache_rows", "gauge", "Rows that are cached now.", rows as f64);
+    }
     out.0
 }
 
@@ -194,6 +204,11 @@ mod tests {
             "distribute_coordinator_worker_closures{worker=\"worker \\\"<1>\\\"\\n\\\\\"} 3",
             "distribute_server_rows{server=\"ps 0\"} 1000",
             "distribute_server_rows_read_total{server=\"ps 0\"} 77",
+            "distribute_row_cache_reads_total{from=\"cache\"} 30",
+            "distribute_row_cache_reads_total{from=\"tables\"} 70",
+            "distribute_row_cache_saved_bytes_total 960",
+            "distribute_row_cache_max_age 4",
+            "distribute_row_cache_rows 25",
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\nis not in\n{text}");
         }

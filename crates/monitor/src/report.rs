@@ -36,6 +36,9 @@ pub struct Report {
     pub coordinator: Option<Coordinator>,
     /// The parameter servers, if the job has any.
     pub servers: Vec<ParameterServer>,
+    /// The use of the caches of rows of this process, if it has read rows through them.
+    #[serde(default)]
+    pub row_cache: Option<RowCache>,
     /// The samples of the job, oldest first.
     pub history: Vec<Sample>,
 }
@@ -224,6 +227,29 @@ pub struct ParameterServer {
     pub copies: Option<u64>,
 }
 
+/// The use of the caches in which a process keeps rows of tables, since they were created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RowCache {
+    /// The number of rows that were read from a cache.
+    pub hits: u64,
+    /// The number of rows that were fetched.
+    pub misses: u64,
+    /// The size of the rows that were read from a cache, in bytes.
+    pub saved_bytes: u64,
+    /// The largest number of steps whose changes a row lacked when it was read.
+    pub max_age: u64,
+    /// The number of rows that are cached now.
+    pub rows: u64,
+}
+
+impl RowCache {
+    /// Returns the share of rows that were read from a cache, between 0 and 1. It is 0 if no row was read.
+    pub fn hit_share(&self) -> f64 {
+        let all = self.hits as f64 + self.misses as f64;
+        if all > 0. { self.hits as f64 / all } else { 0. }
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -288,6 +314,7 @@ pub(crate) mod tests {
                 workers: vec![worker("worker \"<1>\"\n\\"), away],
             }),
             servers: vec![server("ps 0"), server("ps 1")],
+            row_cache: Some(RowCache { hits: 30, misses: 70, saved_bytes: 960, max_age: 4, rows: 25 }),
             history: vec![Sample {
                 seconds: 60.,
                 steps: 120,

@@ -110,6 +110,16 @@ pub fn table(report: &Report) -> Vec<String> {
         lines.push(String::new());
         lines.extend(aligned(&rows));
     }
+    if let Some(cache) = &report.row_cache {
+        let (share, mib) = (100. * cache.hit_share(), cache.saved_bytes as f64 / f64::from(1 << 20));
+        let ages = plural(cache.max_age as usize, "step");
+        lines.push(String::new());
+        lines.push(format!(
+            "cache of rows: {} cached; {share:.0} % of {} read from it, {mib:.1} MiB not fetched, at most {ages} old",
+            plural(cache.rows as usize, "row"),
+            plural((cache.hits + cache.misses) as usize, "row"),
+        ));
+    }
     lines.into_iter().map(|line| plain(&line).into_owned()).collect()
 }
 
@@ -193,6 +203,7 @@ mod tests {
             "coordinator: 12 queued, 400 ended (8.0/s), staleness 0.75, 1 of 2 workers away",
             "away: the connection was lost",
             "ps 1    2       1000  32000  77         70           14",
+            "cache of rows: 25 rows cached; 30 % of 100 rows read from it, 0.0 MiB not fetched, at most 4 steps old",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }

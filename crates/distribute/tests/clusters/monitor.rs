@@ -1,10 +1,10 @@
 //! The reports of a running job.
 
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Module, Tensor};
 use candle_nn::Init;
 use distribute::cluster::Deadline;
 use distribute::monitor::{Monitor, Report};
-use distribute::parameter_server::FixedShardsPartitioner;
+use distribute::parameter_server::{FixedShardsPartitioner, RowCacheOptions};
 use distribute::remote::WorkerContext;
 use distribute::{ClusterCoordinator, Error, LocalCluster, prelude::*};
 use distribute_testing::watched;
@@ -216,6 +216,29 @@ fn the_queue_of_a_coordinator_and_the_rows_on_servers_are_shown() {
         // Neither is kept by who watches.
         drop(coordinator);
         until(&monitor, |report| report.coordinator.is_none());
+    });
+}
+
+// INV-87
+#[test]
+fn the_use_of_cached_rows_is_shown() {
+    watched(|| {
+        let cluster = LocalCluster::new(1, 2).unwrap();
+        let builder = ParameterServerStrategy::builder().cluster_resolver(cluster.resolver());
+        let strategy = builder.row_cache(RowCacheOptions::default()).build().unwrap();
+        let monitor = monitor(&strategy);
+        assert_eq!(monitor.report().unwrap().row_cache, None);
+        let words = strategy.replicate(|vb| distribute::nn::embedding(50, 4, vb)).unwrap();
+        let ids = Tensor::new(&[7u32, 1, 9], &Device::Cpu).unwrap();
+        let twice = |_: &ReplicaContext, words: &distribute::nn::Embedding| {
+            words.forward(&ids)?;
+            Ok(words.forward(&ids)?)
+        };
+        strategy.run(&words, twice).unwrap();
+        let shown = until(&monitor, |report| report.row_cache.is_some()).row_cache.unwrap();
+        let all = (shown.hits, shown.misses, shown.saved_bytes, shown.max_age, shown.rows);
+        assert_eq!(all, (3, 3, 3 * 4 * 4, 0, 3));
+        assert!(get(&monitor, "/metrics").contains("distribute_row_cache_saved_bytes_total 48\n"));
     });
 }
 

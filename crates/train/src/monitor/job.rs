@@ -8,12 +8,12 @@ use distribute_core::Strategy;
 use distribute_core::internal::WeakStrategy;
 use distribute_core::strategy::WorkerTimes;
 use distribute_monitor::{
-    Activity, Coordinator, ParameterServer, Progress, Replica, Report, Source, StepTimes, Straggler, Worker,
-    World,
+    Activity, Coordinator, ParameterServer, Progress, Replica, Report, RowCache, Source, StepTimes,
+    Straggler, Worker, World,
 };
 use distribute_parameter_server::ClusterCoordinator;
 use distribute_parameter_server::internal::Scheduler;
-use distribute_ps_client::ParameterServers;
+use distribute_ps_client::{ParameterServers, RowCacheUsage};
 use distribute_ps_tables::Copies;
 use distribute_trace::internal::Watch;
 use std::collections::BTreeMap;
@@ -120,7 +120,9 @@ impl Source for Job {
         let awaited = group.and_then(Group::awaited);
         let replicas = self.replicas(&strategy);
         let coordinator = self.coordinator();
-        let servers = strategy.extended().parameter_servers().map(|servers| server_reports(servers));
+        let servers = strategy.extended().parameter_servers();
+        let row_cache = servers.and_then(|servers| row_cache(servers));
+        let servers = servers.map(|servers| server_reports(servers));
         let step_stats = strategy.step_stats();
         let (examples, loss) = (step_stats.examples(), step_stats.loss());
         let world = world(&strategy, group, awaited.as_ref());
@@ -145,6 +147,7 @@ impl Source for Job {
             replicas,
             coordinator,
             servers: servers.unwrap_or_default(),
+            row_cache,
             ..Report::default()
         };
         self.last = report.clone();
@@ -192,6 +195,12 @@ fn straggler(strategy: &Strategy, world: &World) -> Option<Straggler> {
     let name = world.workers.get(straggler.worker)?.name.clone();
     let why = straggler.cause.to_string();
     Some(Straggler { name, why, seconds: straggler.seconds_per_step, share: straggler.share })
+}
+
+/// Returns a report on the caches of rows, if this process has read rows through them.
+fn row_cache(servers: &ParameterServers) -> Option<RowCache> {
+    let RowCacheUsage { hits, misses, saved_bytes, max_age, rows, .. } = servers.row_cache_usage();
+    (hits > 0 || misses > 0).then_some(RowCache { hits, misses, saved_bytes, max_age, rows })
 }
 
 /// Returns a report on the contents of each server. Waits for the servers' own figures for at most [`USAGE_TIMEOUT`].
