@@ -197,8 +197,12 @@ fn push(step: u64) -> Push {
 }
 
 fn create(channels: &Channels, name: &str, contents: impl Fn(usize) -> Contents) -> Result<()> {
-    let spec =
-        |shard| TableSpec { name: name.into(), contents: contents(shard), rule: Some(RuleSpec::Sgd(Sgd)) };
+    let spec = |shard| TableSpec {
+        name: name.into(),
+        contents: contents(shard),
+        rule: Some(RuleSpec::Sgd(Sgd)),
+        rounding: None,
+    };
     together(channels, |shard| Request::Create(spec(shard))).map(drop)
 }
 

@@ -65,7 +65,7 @@ pub mod internal {
         pub use crate::device::gpu::open;
     }
     pub mod candle_write {
-        pub use crate::device::candle_write::write;
+        pub use crate::device::candle_write::{change_f32, write};
     }
     pub mod random {
         pub use crate::random::draws;

@@ -22,6 +22,8 @@ pub use distribute_core::strategy::{
 };
 #[doc(inline)]
 pub use distribute_core::{Contained, Destinations};
+#[doc(inline)]
+pub use distribute_ps_client::RowFormat;
 #[doc(alias = "tf.distribute.experimental.CentralStorageStrategy")]
 #[doc(inline)]
 pub use distribute_strategies::CentralStorageStrategy;

@@ -38,6 +38,7 @@
 //! | `slot` | [`SlotSpec`], a rule's slots with their [shapes](SlotShape), and [`Unit`], what a rule needs at once |
 //! | `shaped` | rules that need complete rows or variables |
 //! | `averaged` | [`Averaged`]: any rule, with a moving average of the weights |
+//! | `rounding` | [`StochasticRounding`] of updated values to bf16 |
 //! | `rows` | [`merge_rows`], and the ranges of a table that an update by row visits |
 //! | `sweep` | the loop over elements that all rules share, for each number of slots |
 //! | `program`, `traced` | [`Program`]: a rule's step as operations on tensors, recorded from a formula |
@@ -57,6 +58,7 @@ mod float;
 mod formula;
 mod kernel;
 mod program;
+mod rounding;
 mod rows;
 mod rule;
 mod rules;
@@ -74,6 +76,8 @@ pub use float::Float;
 pub use formula::Formula;
 pub use kernel::Kernel;
 pub use program::{Operation, Precision, Program};
+#[doc(alias = "stochastic_rounding")]
+pub use rounding::{StepRounding, StochasticRounding};
 #[doc(alias = "tf.IndexedSlices")]
 #[doc(alias = "IndexedSlices")]
 pub use rows::merge_rows;

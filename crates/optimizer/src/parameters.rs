@@ -10,7 +10,7 @@ use distribute_base::{Error, Result};
 use distribute_cluster::World;
 use distribute_core::strategy::{Compression, Wire};
 use distribute_core::{Strategy, Variable};
-use distribute_optim::Unit;
+use distribute_optim::{StochasticRounding, Unit};
 use distribute_tensor::compression::Codec;
 use std::sync::Arc;
 
@@ -38,6 +38,8 @@ pub(crate) struct Parameters {
     pub(crate) device_copies: Vec<Option<Arc<DeviceCopies>>>,
     /// The variables that have several copies. A step writes the first copy, whose value is then copied to the others.
     with_followers: Vec<Variable>,
+    /// The rounding of each trained variable that is stored in bf16 in the memory of this process.
+    pub(crate) rounding: Vec<Option<StochasticRounding>>,
     /// The buckets into which layers write gradients.
     pub(crate) buckets: Arc<BucketPool>,
     /// The codec of each trained variable whose gradients have error feedback.
@@ -91,6 +93,8 @@ impl Parameters {
             compression.codec(variable.dims()).filter(|_| is_compressed)
         };
         let codecs = variables.iter().zip(&owners).map(codec).collect();
+        let rounding = |(_, variable): &(String, Var)| strategy.container(variable.id())?.rounding();
+        let rounding = variables.iter().map(rounding).collect();
         let with_followers = variables.iter().filter_map(|(_, variable)| strategy.container(variable.id()));
         let with_followers = with_followers.filter(Variable::has_followers).collect();
         Ok(Self {
@@ -103,6 +107,7 @@ impl Parameters {
             partition,
             device_copies,
             with_followers,
+            rounding,
             buckets,
             codecs,
             feedback: Feedback::default(),

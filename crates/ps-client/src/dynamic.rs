@@ -5,6 +5,7 @@ use super::sharded::{self, Initial, REQUEST_BYTES, RowRead, Sharded, UniqueRows}
 use super::{ParameterServers, PlacementRequest};
 use distribute_base::Result;
 use distribute_log::warn_or_stderr;
+use distribute_optim::StochasticRounding;
 use distribute_ps_tables::{
     DynamicOptions, DynamicState, HashPartition, Initializer, Push, Request, Response, RowPartition, State,
     TableInfo, UniqueIds,
@@ -36,6 +37,7 @@ impl Dynamic {
         (name, row, dtype): (&str, &[usize], DType),
         (initializer, options): (Initializer, DynamicOptions),
         to: PlacementRequest,
+        rounding: Option<StochasticRounding>,
     ) -> Result<Self> {
         let (count, to) = match to {
             PlacementRequest::NextTo(server) => (1, PlacementRequest::NextTo(server)),
@@ -46,7 +48,7 @@ impl Dynamic {
         };
         let dims: Vec<usize> = std::iter::once(&count).chain(row).copied().collect();
         let initial = Initial::Ids(initializer, options);
-        let tables = Sharded::create(servers, (name, &dims, dtype), &initial, to)?;
+        let tables = Sharded::create(servers, (name, &dims, dtype), &initial, to, rounding)?;
         Ok(Self { tables, partition: HashPartition::new(count), options })
     }
 

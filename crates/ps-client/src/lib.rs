@@ -27,6 +27,7 @@
 //! | `local_cluster` | a cluster whose tasks are all in this process |
 //! | `shutdown` | stopping servers after training |
 //! | `row_cache` | rows that this process has read, and the bound of their age |
+//! | `row_format` | the form in which the values of tables are stored |
 //! | `cache` | the values that candle computes with, and the requests that refresh them |
 //! | `session` | decides when values are fetched: between steps, never while a step computes |
 //! | `push` | sends gradients, and fetches values after them, even if a server has lost its update rules |
@@ -46,6 +47,7 @@ mod lock_step;
 mod place;
 mod push;
 mod row_cache;
+mod row_format;
 mod session;
 mod sharded;
 mod shutdown;
@@ -62,6 +64,7 @@ pub use place::PlacementRequest;
 pub(crate) use place::TablePlacement;
 use row_cache::RowCache;
 pub use row_cache::{RowCacheOptions, RowCacheUsage};
+pub use row_format::RowFormat;
 pub(crate) use session::Session;
 use sharded::CreationState;
 pub(crate) use sharded::Sharded;
@@ -420,4 +423,5 @@ pub mod internal {
     pub use crate::shutdown::Servers;
     pub use crate::variable::{RemoteVariable, id_of_row, no_value, row_of_id};
     pub use crate::{CreationPolicy, PlacementRequest, TablePolicy};
+    pub use distribute_optim::StochasticRounding;
 }

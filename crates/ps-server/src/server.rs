@@ -131,7 +131,11 @@ impl Service for ParameterServer {
         let (answers, batch, wires) = match read
             .and_then(|call| self.outgoing.wait_for_room(&caller, || reply.reclaim()).map(|()| call))
         {
-            Ok(call) => (self.store.core().answer(&call), call.batch, call.wires()),
+            Ok(call) => {
+                let answers = self.store.core().answer(&call);
+                let wires = call.wires(&answers);
+                (answers, call.batch, wires)
+            }
             Err(refusal) => (vec![Err(refusal)], false, Vec::new()),
         };
         match codec::encode_answer(answers, batch, &wires, |len| reply.memory(len)) {

@@ -67,6 +67,9 @@ const ABOUT: &str = "about";
 /// The name of the tensor that contains the changes of closures to a table.
 const CLOSURES: &str = "closures";
 
+/// The name of the tensor that contains the storage of values in bf16, if they are stored so.
+const HALVES: &str = "halves";
+
 /// The names of the tensors that contain the changed rows, and the numbers of their changes. The last element of the
 /// second tensor is the number from which on changes are recorded.
 const CHANGED: [&str; 2] = ["changed/rows", "changed/numbers"];
@@ -134,7 +137,7 @@ pub(crate) fn save_table(
     image: TableImage,
     changed: Option<TableChanges>,
 ) -> Result<(), SnapshotError> {
-    let TableImage { name, fingerprint, described, rule, contents, steps, closures } = image;
+    let TableImage { name, fingerprint, described, rule, contents, halves, steps, closures } = image;
     let mut writer = Writer::new();
     let mut slot_names = Vec::new();
     let mut put = |prefix: String,
@@ -179,6 +182,9 @@ pub(crate) fn save_table(
     };
     writer.insert(ABOUT, pack(&about, "description", &name)?)?;
     writer.insert(CLOSURES, HostTensor::vector(closures.to_numbers()))?;
+    if let Some(halves) = halves {
+        writer.insert(HALVES, pack(&halves, "storage in bf16", &name)?)?;
+    }
     if let Some(TableChanges { begun, rows, .. }) = changed {
         let (rows, mut numbers): (Vec<i64>, Vec<u64>) = rows.into_iter().unzip();
         numbers.push(begun);
@@ -247,7 +253,9 @@ fn load(path: &Path) -> Result<(TableImage, Option<TableChanges>), String> {
     } else {
         None
     };
-    Ok((TableImage { name, fingerprint, described, rule, contents, steps, closures }, changed))
+    let halves = reader.contains(HALVES).then(|| unpack_from(&reader, HALVES)).transpose()?;
+    let image = TableImage { name, fingerprint, described, rule, contents, halves, steps, closures };
+    Ok((image, changed))
 }
 
 /// Removes the files of all snapshots except the one with number `start`: earlier ones, and unfinished ones.
@@ -284,7 +292,11 @@ fn pack(what: &impl Serialize, kind: &'static str, name: &str) -> Result<HostTen
 }
 
 fn unpack<T: DeserializeOwned>(reader: &Reader) -> Result<T, String> {
-    let bytes = reader.tensor(ABOUT).map_err(|error| error.to_string())?;
+    unpack_from(reader, ABOUT)
+}
+
+fn unpack_from<T: DeserializeOwned>(reader: &Reader, tensor: &str) -> Result<T, String> {
+    let bytes = reader.tensor(tensor).map_err(|error| error.to_string())?;
     let bytes = bytes.as_slice::<u8>().unwrap_or_default();
     postcard::from_bytes(bytes)
         .map_err(|_| "its description cannot be decoded: was it written by another version?".to_owned())

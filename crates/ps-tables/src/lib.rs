@@ -53,6 +53,7 @@
 //! | `partition` | the shard of a row or id; distinct ids of a batch, by shard; moves between partitions |
 //! | `placement` | [`Placement`]: the server of each shard, and a table of it to print |
 //! | `initializer` | [`Initializer`]: initial values by (seed, name, position) |
+//! | `halves` | [`Halves`]: values that are stored in bf16 |
 //! | `table` | [`Table`]: the values of a shard and their slots, read, written and updated |
 //! | `steps` | [`Push`]: the step in which a gradient is applied; steps of several workers |
 //! | `dynamic` | [`DynamicTable`]: a table of 64-bit ids, whose rows are created and evicted |
@@ -67,6 +68,7 @@
 mod closures;
 mod dynamic;
 mod error;
+mod halves;
 mod initializer;
 mod layout;
 mod partition;
@@ -82,6 +84,7 @@ pub use closures::{ClosureChanges, Origin};
 pub use dynamic::DynamicTable;
 pub use dynamic::{DynamicOptions, DynamicState, Eviction, PushResult, WaitingCounts};
 pub use error::{Error, Result};
+pub use halves::Halves;
 pub use initializer::Initializer;
 pub use layout::{Layout, LayoutDecision, ServerState, decide_layout};
 pub use partition::{

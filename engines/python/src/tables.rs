@@ -179,7 +179,7 @@ impl Shards {
                     return Err(Error::Argument(format!("{name}: ids and a shape")));
                 }
             };
-            let spec = TableSpec { name: table.clone(), contents, rule: None };
+            let spec = TableSpec { name: table.clone(), contents, rule: None, rounding: None };
             requests.push((*server, Request::Create(spec)));
         }
         calls.all(requests)?;

@@ -48,6 +48,40 @@ pub fn put(var: &Var, first: usize, values: &HostTensor) -> Result<()> {
     Ok(var.inplace_op1(&InPlace { how: Write::Assign, values, rows: None, first })?)
 }
 
+/// Calls `change` with the elements of an `f32` variable: in place if it is contiguous on the CPU, otherwise with a
+/// copy on the host, which then replaces them.
+///
+/// # Errors
+/// - [`Error::Candle`], [`Error::Tensor`]: the variable has a different dtype, or a copy fails.
+pub fn change_f32(var: &Var, change: impl Fn(&mut [f32])) -> Result<()> {
+    // candle treats rows without columns as repeated elements.
+    if var.elem_count() == 0 {
+        return Ok(());
+    }
+    if var.device().is_cpu() && var.is_contiguous() {
+        return Ok(var.inplace_op1(&Change(change))?);
+    }
+    let mut whole = HostTensor::from_candle(var.as_tensor())?;
+    change(whole.as_mut_slice::<f32>().unwrap_or_default());
+    Ok(var.set(&whole.to_candle(var.device())?)?)
+}
+
+struct Change<F>(F);
+
+impl<F: Fn(&mut [f32])> InplaceOp1 for Change<F> {
+    fn name(&self) -> &'static str {
+        "variable write"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        match (storage, layout.contiguous_offsets()) {
+            (CpuStorage::F32(elements), Some((start, end))) => (self.0)(&mut elements[start..end]),
+            _ => candle_core::bail!("the variable is not a contiguous tensor of f32"),
+        }
+        Ok(())
+    }
+}
+
 struct InPlace<'a> {
     how: Write,
     values: &'a HostTensor,

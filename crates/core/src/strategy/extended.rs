@@ -7,7 +7,7 @@ use distribute_cluster::deadline::DEFAULT_TIMEOUT;
 use distribute_cluster::resolver::ClusterResolver;
 use distribute_collective::group::{Group, Session};
 use distribute_collective::threads::{Member, TeamPool};
-use distribute_ps_client::ParameterServers;
+use distribute_ps_client::{ParameterServers, RowFormat};
 use distribute_tensor::Compression;
 use std::fmt::Debug;
 use std::ops::RangeInclusive;
@@ -100,6 +100,12 @@ pub trait StrategyExtended: Debug + Send + Sync + 'static {
     /// neither.
     fn parameter_servers(&self) -> Option<&Arc<ParameterServers>> {
         None
+    }
+
+    /// Returns the form in which the values of a model's table are stored; `bytes` is its size. All workers must return
+    /// the same form. If the table is mirrored, its values are rounded in the same way, without saving memory.
+    fn row_format(&self, _bytes: usize) -> RowFormat {
+        RowFormat::Full
     }
 
     /// Returns the workers that train together, and the links between them. Returns `None` (the default) if this

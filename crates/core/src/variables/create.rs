@@ -13,7 +13,7 @@ use candle_core::{Tensor, Var};
 use distribute_base::{DeviceName, Error, Result, VariableAggregation, VariableSynchronization};
 use distribute_cluster::{Fingerprint, Operation};
 use distribute_ps_client::internal::{
-    Dynamic, HostCache, Initial, PlacementRequest, RemoteVariable, Sharded,
+    Dynamic, HostCache, Initial, PlacementRequest, RemoteVariable, Sharded, StochasticRounding,
 };
 use distribute_tensor::{DType, Leaf, Tree};
 use std::panic::Location;
@@ -175,6 +175,7 @@ impl VariableBuilder {
             synchronization: self.synchronization,
             aggregation: self.aggregation,
             trainable: !self.not_trainable && self.synchronization != VariableSynchronization::OnRead,
+            rounding: None,
         };
         let first = InitialValue::Value(of_first.as_ref().unwrap_or(initial));
         Variable::placed(strategy, &self.name, first, placement, properties)
@@ -263,7 +264,14 @@ impl InitialValue<'_> {
 
     /// Creates the storage of the variable on parameter servers. If candle computes with the variable, also fetches the
     /// value immediately, unless the variable is looked up by row.
-    fn on_servers(&self, strategy: &Strategy, name: &str, to: PlacementRequest) -> Result<Storage> {
+    /// With `rounding`, the values are stored in bf16.
+    fn on_servers(
+        &self,
+        strategy: &Strategy,
+        name: &str,
+        to: PlacementRequest,
+        rounding: Option<StochasticRounding>,
+    ) -> Result<Storage> {
         let Some(servers) = strategy.extended().parameter_servers() else {
             return Err(Error::invalid(CREATE, format!("{name}: {strategy} has no parameter servers")));
         };
@@ -272,7 +280,7 @@ impl InitialValue<'_> {
             let row = self.dims().get(1..).unwrap_or_default();
             let initial = (model_init.initializer()?, options);
             let to = servers.location(rows, None, to);
-            let rows = Dynamic::create(servers, (name, row, self.dtype()?), initial, to)?;
+            let rows = Dynamic::create(servers, (name, row, self.dtype()?), initial, to, rounding)?;
             let row = Var::zeros(model_init.shape, model_init.candle_dtype, &candle_core::Device::Cpu)?;
             let row_cache = servers.row_cache(rows.tables());
             return Ok(Storage::on_servers(RemoteVariable::with_ids(rows, row).with_row_cache(row_cache)));
@@ -293,7 +301,7 @@ impl InitialValue<'_> {
         };
         let bytes = self.dims().iter().product::<usize>().saturating_mul(self.dtype()?.bytes().unwrap_or(16));
         let to = servers.location(rows, Some(bytes), to);
-        let tables = Sharded::create(servers, (name, self.dims(), self.dtype()?), &initial, to)?;
+        let tables = Sharded::create(servers, (name, self.dims(), self.dtype()?), &initial, to, rounding)?;
         let cache = |(var, by_row)| servers.session().register(HostCache::new(tables.clone(), var, by_row));
         let cache = computed_with.map(cache);
         cache.iter().try_for_each(|cache| cache.refresh(CREATE))?;
@@ -309,7 +317,7 @@ pub(super) fn on_servers(
     value: &Leaf,
     to: PlacementRequest,
 ) -> Result<Storage> {
-    InitialValue::Value(value).on_servers(strategy, name, to)
+    InitialValue::Value(value).on_servers(strategy, name, to, None)
 }
 
 /// The properties that a variable is created with.
@@ -317,6 +325,8 @@ struct Properties {
     synchronization: VariableSynchronization,
     aggregation: VariableAggregation,
     trainable: bool,
+    /// The rounding of values that are stored in bf16.
+    rounding: Option<StochasticRounding>,
 }
 
 impl Variable {
@@ -325,9 +335,13 @@ impl Variable {
     pub(super) fn weights(strategy: &Strategy, model_init: &ModelInit<'_>) -> Result<Variable> {
         // Only optimizers write weights, and they do not need these rules.
         let (synchronization, aggregation) = (VariableSynchronization::OnWrite, VariableAggregation::None);
-        let properties = Properties { synchronization, aggregation, trainable: true };
         let colocated = with_mode(|mode| mode.filter(|mode| mode.strategy() == strategy)?.colocated());
         let table = rows::requested_bytes(model_init.shape.elem_count(), model_init.dtype()?);
+        let rounded =
+            table.filter(|_| colocated.is_none() && model_init.candle_dtype == candle_core::DType::F32);
+        let rounding =
+            rounded.and_then(|bytes| strategy.extended().row_format(bytes).rounding(model_init.name));
+        let properties = Properties { synchronization, aggregation, trainable: true, rounding };
         let placement = place(strategy, model_init.name, Purpose::Weights { colocated, table })?;
         Self::placed(strategy, model_init.name, InitialValue::Model(model_init), placement, properties)
     }
@@ -335,7 +349,7 @@ impl Variable {
     /// Creates one of a model's running statistics, with one copy per replica.
     pub(super) fn statistics(strategy: &Strategy, name: &str, initial: &Tensor) -> Result<Variable> {
         let (synchronization, aggregation) = (VariableSynchronization::OnRead, VariableAggregation::Mean);
-        let properties = Properties { synchronization, aggregation, trainable: false };
+        let properties = Properties { synchronization, aggregation, trainable: false, rounding: None };
         let placement = place(strategy, name, Purpose::Statistics)?;
         Self::placed(
             strategy,
@@ -351,14 +365,14 @@ impl Variable {
         name: &str,
         first: InitialValue<'_>,
         Placement { at, kind }: Placement,
-        Properties { synchronization, aggregation, trainable }: Properties,
+        Properties { synchronization, aggregation, trainable, rounding }: Properties,
     ) -> Result<Variable> {
         require_restorable(strategy, name, kind, aggregation)?;
         let copies = match at {
             StorageLocation::Devices(devices) => first.on_devices(devices),
             StorageLocation::Servers { next_to } => {
                 let to = next_to.map_or(PlacementRequest::Anywhere, PlacementRequest::NextTo);
-                first.on_servers(strategy, name, to).map(|one| vec![one])
+                first.on_servers(strategy, name, to, rounding).map(|one| vec![one])
             }
         };
         // All replicas compute with the first copy of a model's weights. A variable of the program has a copy
@@ -366,7 +380,7 @@ impl Variable {
         let is_weight = matches!(first, InitialValue::Model(_));
         let copies = copies.and_then(|mut copies| {
             if is_weight && !copies.is_empty() {
-                let first = copies.remove(0).on_devices_of(strategy)?;
+                let first = copies.remove(0).on_devices_of(strategy)?.rounded(rounding)?;
                 copies.insert(0, first);
             }
             Ok(copies)

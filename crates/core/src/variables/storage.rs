@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor, Var};
 use distribute_base::internal::{DeviceCopies, candle_write, to_device};
 use distribute_base::{DeviceName, Error, Result};
 use distribute_checkpoint::LiveTensors;
-use distribute_ps_client::internal::RemoteVariable;
+use distribute_ps_client::internal::{RemoteVariable, StochasticRounding};
 use distribute_ps_tables::RowPartition;
 use distribute_tensor::{HostTensor, IndexedSlices, Leaf, Write};
 use std::ops::Range;
@@ -20,6 +20,9 @@ pub(super) struct Storage {
     memory: Memory,
     /// The copies for replicas whose devices have separate memory.
     device_copies: Option<Arc<DeviceCopies>>,
+    /// The rounding of updated values to bf16; `None` if values have the dtype, or if they are on servers, which round
+    /// them.
+    rounding: Option<StochasticRounding>,
 }
 
 enum Memory {
@@ -35,7 +38,7 @@ impl Storage {
         // If it has several shards, colocated variables go next to the last.
         let server = variable.tables().shards().last().map_or(0, |shard| shard.server);
         let memory = Memory::Servers(Arc::new(variable));
-        Self { device: DeviceName::of_server(server), memory, device_copies: None }
+        Self { device: DeviceName::of_server(server), memory, device_copies: None, rounding: None }
     }
 
     pub(super) fn new(initial: &Leaf, device: DeviceName) -> Result<Self> {
@@ -46,7 +49,7 @@ impl Storage {
             }
             other => Memory::Host(RwLock::new(other.to_host()?)),
         };
-        Ok(Self { device, memory, device_copies: None })
+        Ok(Self { device, memory, device_copies: None, rounding: None })
     }
 
     /// Adds copies for the strategy's replicas whose devices have separate memory.
@@ -62,6 +65,46 @@ impl Storage {
             cache.set_device_copies(copies.clone());
         }
         Ok(Self { device_copies, ..self })
+    }
+
+    /// Rounds the values to the nearest bf16, now and after each write, and lets optimizers round updated values by
+    /// `rounding`. Does nothing if `rounding` is `None`, or if the values are on servers.
+    ///
+    /// # Errors
+    /// - [`Error::NotSupported`]: replicas on devices with separate memory update their copies there.
+    pub(super) fn rounded(self, rounding: Option<StochasticRounding>) -> Result<Self> {
+        if rounding.is_none() || self.remote().is_some() {
+            return Ok(self);
+        }
+        if self.device_copies.is_some() {
+            return Err(Error::NotSupported {
+                operation: "replicate",
+                strategy: "MultiWorkerMirroredStrategy",
+                what: "RowFormat::Bf16 for mirrored tables on devices with separate memory",
+                advice: "store the tables on the workers, by TableHosts::Workers",
+            });
+        }
+        let rounded = Self { rounding, ..self };
+        rounded.round_nearest(None)?;
+        Ok(rounded)
+    }
+
+    /// Returns the rounding by which optimizers round updated values.
+    pub(super) fn rounding(&self) -> Option<StochasticRounding> {
+        self.rounding
+    }
+
+    // INV-95
+    /// Rounds all values, or some rows, to the nearest bf16, if they are stored so.
+    fn round_nearest(&self, rows: Option<&[usize]>) -> Result<()> {
+        let (Memory::Candle(var), Some(_)) = (&self.memory, self.rounding) else { return Ok(()) };
+        let width: usize = var.0.dims().get(1..).unwrap_or_default().iter().product();
+        candle_write::change_f32(&var.0, |values| match rows {
+            None => StochasticRounding::round_nearest(values),
+            Some(rows) => rows.iter().for_each(|row| {
+                StochasticRounding::round_nearest(&mut values[row * width..(row + 1) * width]);
+            }),
+        })
     }
 
     /// Returns the copies for replicas whose devices have separate memory, if there are any.
@@ -164,7 +207,9 @@ impl Storage {
     pub(super) fn write(&self, how: Write, value: &HostTensor) -> Result<()> {
         self.sync_to_host()?;
         let written = match &self.memory {
-            Memory::Candle(var) => candle_write::write(&var.0, how, value, None),
+            Memory::Candle(var) => {
+                candle_write::write(&var.0, how, value, None).and_then(|()| self.round_nearest(None))
+            }
             Memory::Servers(remote) => remote.value(how.name()).and_then(|tables| tables.write(how, value)),
             Memory::Host(tensor) => {
                 Ok(tensor.write().unwrap_or_else(PoisonError::into_inner).write(how, value)?)
@@ -182,7 +227,8 @@ impl Storage {
             Memory::Candle(var) => {
                 let set = to_device(value, var.0.device()).and_then(|value| var.0.set(&value));
                 self.mark_written();
-                Ok(set?)
+                set?;
+                self.round_nearest(None)
             }
             _ => self.write(Write::Assign, &HostTensor::from_candle(value)?),
         }
@@ -192,7 +238,11 @@ impl Storage {
     pub(super) fn write_rows(&self, how: Write, rows: &IndexedSlices) -> Result<()> {
         self.sync_to_host()?;
         let written = match &self.memory {
-            Memory::Candle(var) => candle_write::write(&var.0, how, &rows.values, Some(rows.to_rows()?)),
+            Memory::Candle(var) => {
+                let indices = rows.to_rows()?;
+                candle_write::write(&var.0, how, &rows.values, Some(indices.clone()))
+                    .and_then(|()| self.round_nearest(Some(&indices)))
+            }
             Memory::Servers(remote) => {
                 remote.value(how.name()).and_then(|tables| tables.write_rows(how, rows))
             }

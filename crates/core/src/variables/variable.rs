@@ -9,7 +9,7 @@ use crate::values::Distributed;
 use candle_core::Var;
 use distribute_base::internal::DeviceCopies;
 use distribute_base::{ContextKind, DeviceName, Error, Result, VariableAggregation, VariableSynchronization};
-use distribute_ps_client::internal::{PlacementRequest, RemoteVariable, Sharded};
+use distribute_ps_client::internal::{PlacementRequest, RemoteVariable, Sharded, StochasticRounding};
 use distribute_tensor::{DType, Leaf, Nest};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
@@ -264,6 +264,13 @@ impl Variable {
             Some(copies) => copies.replica_var(replica),
             None => self.var(0),
         }
+    }
+
+    /// Returns the rounding by which an optimizer rounds updated values to bf16. Returns `None` if values have the
+    /// dtype, or if they are on servers, which round them.
+    #[doc(hidden)]
+    pub fn rounding(&self) -> Option<StochasticRounding> {
+        self.0.copies.first().and_then(Storage::rounding)
     }
 
     /// Returns the copies for replicas whose devices have separate memory, if there are any.

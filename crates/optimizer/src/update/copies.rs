@@ -11,8 +11,9 @@ use crate::progress::{Change, Progress};
 use crate::reduce::split::{Splittable, WorkSplit};
 use crate::slots::Slots;
 use crate::sync::StepSync;
-use crate::update::Update;
 use crate::update::locked::{Locked, with_locked};
+use crate::update::touched::Touched;
+use crate::update::{Update, rounding};
 use candle_core::{DType, Var};
 use distribute_base::internal::{EitherFloat, Elements, Number, ReplicaGradient, panicked, with_elements};
 use distribute_base::{Error, Result};
@@ -38,6 +39,16 @@ pub(crate) fn apply(
     sync.run_on_leader(|_| {
         let Some(change) = change else { return Ok(()) };
         write(parameters, &mut change.slots(), made.iter().flat_map(|updates| updates.iter()))?;
+        let gradients = gradients.iter().enumerate().filter_map(|(number, of)| Some((number, of.as_ref()?)));
+        for (number, gradient) in gradients {
+            let touched = match gradient {
+                ReplicaGradient::Rows(rows) if !update.rules.visits_every_row(number) => {
+                    Touched::Rows(rows.rows.clone(), row_len(&parameters.variables[number].1))
+                }
+                _ => Touched::All,
+            };
+            rounding::round(parameters, &update.rules, number, &touched)?;
+        }
         parameters.commit(change)
     })
 }

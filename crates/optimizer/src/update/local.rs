@@ -14,7 +14,7 @@ use crate::slots::{MAX_SLOTS, Slots, slot_range};
 use crate::sync::Threads;
 use crate::transform::{ResolvedTransforms, Transform};
 use crate::update::locked::{Locked, with_locked};
-use crate::update::{Backend, Pass, Update};
+use crate::update::{Backend, Pass, Update, rounding};
 use candle_core::Var;
 use distribute_base::internal::{EitherFloat, Number};
 use distribute_base::{Error, Result};
@@ -100,7 +100,7 @@ impl<'a> InPlaceUpdater<'a> {
                 Ok(())
             })?;
         }
-        Ok(())
+        rounding::round_updated(parameters, rules, &variables)
     }
 }
 

@@ -7,6 +7,8 @@
 //! | [`Sharded`](sharded::Sharded) | in the memory of each worker, which updates its range | of that range, in the same memory |
 //! | [`Servers`](servers::Servers) | all or only tables on servers | where the variable is |
 //!
+//! `rounding` rounds tables that are stored in bf16, and `touched` tells which elements a step changes.
+//!
 //! `copies` contains the update for rules that run the program's code. Such rules are applied to copies, which are
 //! written to the variables when all copies are complete.
 
@@ -14,8 +16,10 @@ pub(crate) mod copies;
 pub(crate) mod devices;
 pub(crate) mod local;
 pub(crate) mod locked;
+pub(crate) mod rounding;
 pub(crate) mod servers;
 pub(crate) mod sharded;
+pub(crate) mod touched;
 
 use crate::groups::Rules;
 use crate::live::{LiveSlot, LiveSlots};

@@ -8,6 +8,7 @@ use super::{Initial, Shard, Sharded};
 use distribute_base::{Error, Result};
 use distribute_cluster::Deadline;
 use distribute_log::warn_or_stderr;
+use distribute_optim::StochasticRounding;
 use distribute_ps_tables::{Contents, LAYOUT_TABLE, Request, Response, TableInfo, TableKind, TableSpec};
 use distribute_tensor::DType;
 use std::collections::{HashMap, HashSet};
@@ -151,7 +152,8 @@ fn other_partition(tables: &[&str], is_dynamic: bool, before: &HashMap<String, u
 }
 
 impl Sharded {
-    /// Creates a variable, or finds one that another process has created in the same way.
+    /// Creates a variable, or finds one that another process has created in the same way. With `rounding`, its values
+    /// are stored in bf16.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`]: this process does not create the variable, and no other process has created it in
@@ -163,11 +165,12 @@ impl Sharded {
         (name, dims, dtype): (&str, &[usize], DType),
         initial: &Initial,
         to: PlacementRequest,
+        rounding: Option<StochasticRounding>,
     ) -> Result<Self> {
         servers.place((name, dims, dtype), to, |place, creation| {
             let variable = Self::placed(servers.channels().clone(), name, dims.to_vec(), dtype, place);
             match servers.creation_policy() {
-                CreationPolicy::CreateMissing => variable.create_tables(initial, creation)?,
+                CreationPolicy::CreateMissing => variable.create_tables(initial, rounding, creation)?,
                 creation_policy @ (CreationPolicy::Wait | CreationPolicy::RequireExisting) => {
                     let kind = match initial {
                         Initial::Ids(..) => TableKind::Dynamic,
@@ -195,7 +198,12 @@ impl Sharded {
         })
     }
 
-    fn create_tables(&self, initial: &Initial, creation: &mut CreationState) -> Result<()> {
+    fn create_tables(
+        &self,
+        initial: &Initial,
+        rounding: Option<StochasticRounding>,
+        creation: &mut CreationState,
+    ) -> Result<()> {
         let create = |(number, shard): (usize, &Shard)| {
             let contents = match initial {
                 Initial::Value(value) => Contents::Values(self.shard_value(value, number)?),
@@ -214,7 +222,7 @@ impl Sharded {
                 },
             };
             let bytes = if matches!(initial, Initial::Value(_)) { self.bytes(shard.rows) } else { 0 };
-            let spec = TableSpec { name: shard.table.clone(), contents, rule: None };
+            let spec = TableSpec { name: shard.table.clone(), contents, rule: None, rounding };
             Ok(ServerRequest { server: shard.server, request: Request::Create(spec), bytes })
         };
         let requests = self.shards.iter().enumerate().map(create).collect::<Result<_>>()?;

@@ -17,8 +17,10 @@ pub const ELEMENTS: usize = 4 << 20;
 fn create(channels: &Channels, name: &str, contents: impl Fn(usize) -> Contents) -> Result<()> {
     for (i, channel) in channels.iter().enumerate() {
         let rule = Some(RuleSpec::Sgd(Sgd));
-        channel
-            .call(Request::Create(TableSpec { name: name.into(), contents: contents(i), rule }), MINUTE)?;
+        channel.call(
+            Request::Create(TableSpec { name: name.into(), contents: contents(i), rule, rounding: None }),
+            MINUTE,
+        )?;
     }
     Ok(())
 }

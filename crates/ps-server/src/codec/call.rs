@@ -6,8 +6,8 @@ use super::{VERSION, put_head, take_head};
 use bytes::Bytes;
 use distribute_cluster::bounded::Budget;
 use distribute_net::Message;
-use distribute_ps_tables::Request;
-use distribute_tensor::Wire;
+use distribute_ps_tables::{Refusal, Request, Response, VersionedValue};
+use distribute_tensor::{HostTensor, Wire};
 use serde::{Deserialize, Serialize};
 
 /// The maximum number of requests of a call. It limits the use of memory, because a decoded head is larger than its
@@ -17,6 +17,10 @@ pub(crate) const MAX_REQUESTS: usize = 16_384;
 /// The position in a head of the flag that is set if the server has already acknowledged a change made by the client.
 /// The flag comes directly after the version, so that it can be set in a call that is sent again.
 const ACKNOWLEDGED: usize = 1;
+
+/// The code with which a client requests exact values: in bf16 if no bit is lost, which is so for tables that are
+/// stored in bf16, and otherwise in their own type. It is not one of the codes of types.
+const SHORTEST: u8 = 3;
 
 /// The part of a head between the flag and the requests.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,6 +42,8 @@ pub(crate) struct Call {
     pub first: u64,
     /// The type in which the client requests `float32` rows, and values that it only computes with.
     pub wire: Wire,
+    /// Whether exact values may be sent in bf16.
+    pub shortest: bool,
     /// Whether the request, and therefore the response, is a batch.
     pub batch: bool,
     /// The requests of the call; more than one only in a batch.
@@ -90,7 +96,7 @@ impl Encoded {
     /// Creates the message of a call by `client`. `first` is the sequence number of the call's first change.
     pub fn message(self, client: u64, first: u64) -> Result<Message, Malformed> {
         let Self { acknowledged, batch, wire, heads, body } = self;
-        let wire = wire_code(wire);
+        let wire = if wire == Wire::Full { SHORTEST } else { wire_code(wire) };
         let mut head =
             put_head(&CallHead { client, first, wire, batch }, vec![VERSION, acknowledged.into()])?;
         head.extend_from_slice(&heads);
@@ -120,7 +126,8 @@ impl Call {
             None => return Err(Malformed("no head")),
         };
         let (CallHead { client, first, wire, batch }, rest) = take_head(rest, &budget)?;
-        let wire = wire_of(wire)?;
+        let shortest = wire == SHORTEST;
+        let wire = if shortest { Wire::Full } else { wire_of(wire)? };
         let (mut heads, mut body) = (head.slice(head.len() - rest.len()..), body);
         let mut requests = Vec::new();
         while !heads.is_empty() {
@@ -135,17 +142,28 @@ impl Call {
         if !batch && requests.len() != 1 {
             return Err(Malformed("several requests, but is not a batch"));
         }
-        Ok(Self { acknowledged, client, first, wire, batch, requests })
+        Ok(Self { acknowledged, client, first, wire, shortest, batch, requests })
     }
 
     /// Returns the type in which the tensor of each response is sent.
-    pub fn wires(&self) -> Vec<Wire> {
-        let wire = |sent: &EncodedRequest| match sent.request {
-            Request::Read { may_round: true, .. } | Request::ReadRows { .. } => self.wire,
+    pub fn wires(&self, answers: &[Result<Response, Refusal>]) -> Vec<Wire> {
+        let wire = |(number, sent): (usize, &EncodedRequest)| match (&sent.request, answers.get(number)) {
+            (_, Some(Ok(Response::Rows(value) | Response::Value(VersionedValue { value, .. }))))
+                if self.shortest && is_bf16(value) =>
+            {
+                Wire::Bf16
+            }
+            (Request::Read { may_round: true, .. } | Request::ReadRows { .. }, _) => self.wire,
             _ => Wire::Full,
         };
-        self.requests.iter().map(wire).collect()
+        self.requests.iter().enumerate().map(wire).collect()
     }
+}
+
+/// Returns `true` if a tensor of `float32` has the same bits after it was sent in bf16.
+fn is_bf16(tensor: &HostTensor) -> bool {
+    let is_exact = |value: &f32| value.to_bits() & 0xffff == 0 && !value.is_nan();
+    tensor.as_slice::<f32>().is_some_and(|values| values.iter().all(is_exact))
 }
 
 impl EncodedRequest {

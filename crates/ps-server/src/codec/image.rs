@@ -4,7 +4,7 @@ use super::request::StateHead;
 use super::tensor::{Body, Malformed, Rest, TensorHead, code, dims, dtype};
 use distribute_optim::RuleSpec;
 use distribute_ps_tables::{
-    ClientPushes, ClosureChanges, DynamicOptions, DynamicState, ImageContents, Initializer, State,
+    ClientPushes, ClosureChanges, DynamicOptions, DynamicState, Halves, ImageContents, Initializer, State,
     TableImage, TableState, WaitingCounts,
 };
 use distribute_tensor::{HostTensor, Wire};
@@ -18,6 +18,7 @@ pub(crate) struct ImageHead {
     described: String,
     rule: Option<RuleSpec>,
     contents: ContentsHead,
+    halves: Option<Halves>,
     steps: u64,
     closures: TensorHead,
 }
@@ -44,7 +45,7 @@ struct CountsHead {
 
 impl ImageHead {
     pub fn of(image: TableImage, body: &mut Body) -> Result<Self, Malformed> {
-        let TableImage { name, fingerprint, described, rule, contents, steps, closures } = image;
+        let TableImage { name, fingerprint, described, rule, contents, halves, steps, closures } = image;
         let contents = match contents {
             ImageContents::Dense(TableState { values, slots, .. }) => {
                 ContentsHead::Dense(StateHead::of(State::Rows { first: 0, values, slots }, body)?)
@@ -60,12 +61,12 @@ impl ImageHead {
             }
         };
         let closures = body.put(HostTensor::vector(closures.to_numbers()), Wire::Full)?;
-        Ok(Self { name, fingerprint, described, rule, contents, steps, closures })
+        Ok(Self { name, fingerprint, described, rule, contents, halves, steps, closures })
     }
 
     pub fn take(self, body: &mut Rest) -> Result<TableImage, Malformed> {
         const OTHER: Malformed = Malformed("a table of another kind");
-        let Self { name, fingerprint, described, rule, contents, steps, closures } = self;
+        let Self { name, fingerprint, described, rule, contents, halves, steps, closures } = self;
         let contents = match contents {
             ContentsHead::Dense(state) => match state.take(body)? {
                 State::Rows { values, slots, .. } => {
@@ -84,7 +85,7 @@ impl ImageHead {
         };
         let closures = ClosureChanges::from_numbers(&body.numbers::<u64>(closures)?)
             .ok_or(Malformed("changes of closures that are truncated"))?;
-        Ok(TableImage { name, fingerprint, described, rule, contents, steps, closures })
+        Ok(TableImage { name, fingerprint, described, rule, contents, halves, steps, closures })
     }
 }
 

@@ -3,7 +3,7 @@
 use super::tensor::{Body, Malformed, Rest, TensorHead, code, dims, dtype};
 use super::{put_head, take_head};
 use distribute_cluster::bounded::Budget;
-use distribute_optim::{RuleSpec, Step};
+use distribute_optim::{RuleSpec, Step, StochasticRounding};
 use distribute_ps_tables::{
     Contents, DynamicOptions, DynamicState, Initializer, LogPosition, Origin, Push, Request, RowPartition,
     State, TableSpec, Version,
@@ -99,6 +99,13 @@ pub(super) enum RequestHead {
         table: String,
         since: Option<LogPosition>,
     },
+    /// Creates a table whose values are stored in bf16.
+    CreateRounded {
+        name: String,
+        contents: ContentsHead,
+        rule: Option<RuleSpec>,
+        rounding: StochasticRounding,
+    },
 }
 
 /// Appends the head of a request to `heads`, and its tensors to `body`. The request must not be a batch: the heads of a
@@ -180,8 +187,12 @@ impl RequestHead {
             PushHead { number: step.number(), learning_rate: step.learning_rate(), finite, counted }
         };
         Ok(match request {
-            Request::Create(TableSpec { name, contents, rule }) => {
-                Self::Create { name, contents: ContentsHead::of(contents, body)?, rule }
+            Request::Create(TableSpec { name, contents, rule, rounding }) => {
+                let contents = ContentsHead::of(contents, body)?;
+                match rounding {
+                    None => Self::Create { name, contents, rule },
+                    Some(rounding) => Self::CreateRounded { name, contents, rule, rounding },
+                }
             }
             Request::Remove { table } => Self::Remove { table },
             Request::List => Self::List,
@@ -230,7 +241,11 @@ impl RequestHead {
         };
         Ok(match self {
             Self::Create { name, contents, rule } => {
-                Request::Create(TableSpec { name, contents: contents.take(body)?, rule })
+                Request::Create(TableSpec { name, contents: contents.take(body)?, rule, rounding: None })
+            }
+            Self::CreateRounded { name, contents, rule, rounding } => {
+                let contents = contents.take(body)?;
+                Request::Create(TableSpec { name, contents, rule, rounding: Some(rounding) })
             }
             Self::Remove { table } => Request::Remove { table },
             Self::List => Request::List,

@@ -2,7 +2,7 @@
 
 use super::*;
 use distribute_net::Message;
-use distribute_optim::{Adagrad, Adam, RuleSpec, Step};
+use distribute_optim::{Adagrad, Adam, RuleSpec, Step, StochasticRounding};
 use distribute_ps_tables::{
     ChangedRows, Contents, Copies, DynamicOptions, DynamicState, Initializer, LogPosition, Origin,
     PartitionStrategy, Push, PushResult, Refusal, RefusalKind, Request, Response, RowPartition, State,
@@ -51,8 +51,11 @@ fn requests() -> Vec<Request> {
     let dynamic = Contents::Dynamic { row_shape: vec![], dtype: DType::F32, initializer, options };
     let adam = RuleSpec::Adam(Adam::lazy());
     let mut all = vec![
-        Request::Create(TableSpec { name: table(), contents: drawn, rule: Some(adam) }),
-        Request::Create(TableSpec { name: String::new(), contents: dynamic, rule: None }),
+        Request::Create(TableSpec { name: table(), contents: drawn, rule: Some(adam), rounding: None }),
+        Request::Create(TableSpec { name: String::new(), contents: dynamic, rule: None, rounding: None }),
+        Request::Create(
+            TableSpec::values("w", tensor(&[2, 3])).rounding(StochasticRounding::new(9, u64::MAX)),
+        ),
         Request::Remove { table: table() },
         Request::List,
         Request::SetRule { table: table(), rule: RuleSpec::Adagrad(Adagrad::default()) },
@@ -201,7 +204,7 @@ fn gradients_rows_and_values_to_compute_with_are_halves_if_the_client_wants_them
         let rows = Request::ReadRows { table: table.clone(), rows: vec![0] };
         let state = Request::StateRows { table: table.clone(), rows: 0..1 };
         let batch = Request::Batch(vec![read(None, false), read(None, true), rows, state]);
-        let wires = Call::decode(message(batch, wire)).unwrap().wires();
+        let wires = Call::decode(message(batch, wire)).unwrap().wires(&[]);
         assert_eq!(wires, [Wire::Full, wire, wire, Wire::Full]);
         let version = Version { created: 0, writes: 0 };
         let value = |value: &HostTensor| Response::Value(VersionedValue { version, value: value.clone() });
@@ -219,6 +222,27 @@ fn gradients_rows_and_values_to_compute_with_are_halves_if_the_client_wants_them
         let rows = encode_answer(vec![Ok(Response::Rows(wide.clone()))], false, &[wire], |_| None).unwrap();
         assert_eq!(decode_answer(rows).unwrap(), Ok(Response::Rows(wide)));
     }
+}
+
+/// Rows and values of a table in bf16 take half of the bytes, without a changed bit.
+// INV-95
+#[test]
+fn exact_values_are_sent_in_bf16_if_no_bit_is_lost() {
+    let exact = HostTensor::new(vec![1f32, -2.5, f32::INFINITY, -0., 0.], [5, 1]).unwrap();
+    let third = HostTensor::new(vec![1f32, 1. / 3.], [2, 1]).unwrap();
+    let nan = HostTensor::new(vec![f32::from_bits(0x7f81_0000)], [1, 1]).unwrap();
+    let ask = Request::ReadRows { table: "t".to_owned(), rows: vec![0] };
+    for (rows, bytes) in [(exact, 10), (third, 8), (nan, 4)] {
+        let answers = vec![Ok(Response::Rows(rows.clone()))];
+        let wires = Call::decode(message(ask.clone(), Wire::Full)).unwrap().wires(&answers);
+        let sent = encode_answer(answers, false, &wires, |_| None).unwrap();
+        assert_eq!(sent.body.len(), bytes);
+        let Ok(Ok(Response::Rows(received))) = decode_answer(sent) else { panic!("no rows") };
+        assert!(received.same_bits(&rows));
+    }
+    let doubles = vec![Ok(Response::Rows(HostTensor::vector(vec![1f64])))];
+    let wires = Call::decode(message(ask, Wire::Full)).unwrap().wires(&doubles);
+    assert_eq!(wires, [Wire::Full]);
 }
 
 #[test]
@@ -320,7 +344,7 @@ fn shapes_have_so_many_axes_and_no_more() {
             partition: RowPartition::div(1, 1),
             shard: 0,
         };
-        Request::Create(TableSpec { name: "t".to_owned(), contents, rule: None })
+        Request::Create(TableSpec { name: "t".to_owned(), contents, rule: None, rounding: None })
     };
     let read = |axes| Call::decode(message(shaped(axes), Wire::Full));
     assert!(read(64).is_ok());

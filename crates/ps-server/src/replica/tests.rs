@@ -25,7 +25,7 @@ fn images() -> Vec<TableImage> {
     let contents = Contents::Dynamic { row_shape: vec![2], dtype: DType::F32, initializer, options };
     let values = HostTensor::new(vec![1f32; 6], [3, 2]).unwrap();
     for spec in [
-        TableSpec { name: "ids".into(), contents, rule: Some(rule.clone()) },
+        TableSpec { name: "ids".into(), contents, rule: Some(rule.clone()), rounding: None },
         TableSpec::values("w", values).rule(rule),
         TableSpec::values("names", HostTensor::vector(vec![b"ab".to_vec(), Vec::new()])),
     ] {

@@ -45,7 +45,10 @@ impl Servers {
             ];
             for (name, contents, rule) in specs {
                 let name = shard_name(name, shard);
-                servers.ask(shard, Request::Create(TableSpec { name, contents, rule: Some(rule) }));
+                servers.ask(
+                    shard,
+                    Request::Create(TableSpec { name, contents, rule: Some(rule), rounding: None }),
+                );
             }
         }
         servers

@@ -25,7 +25,7 @@ use crate::partition::Split;
 use crate::steps::Steps;
 use crate::table::slot_width;
 use crate::{Error, Initializer, Result};
-use distribute_optim::{Rule, SlotSpec};
+use distribute_optim::{Rule, SlotSpec, StochasticRounding};
 use distribute_tensor::random::mix;
 use distribute_tensor::{DType, Element, HostTensor};
 use parking_lot::RwLock;
@@ -126,6 +126,8 @@ pub struct DynamicTable {
     row_shape: Vec<usize>,
     initializer: Initializer,
     options: DynamicOptions,
+    /// The rounding of values that are stored in bf16; `None` if they are stored in the dtype.
+    rounding: Option<StochasticRounding>,
     segments: Segments,
     rule: OnceLock<Bound>,
     /// The number of the last counted step, shared by all workers.
@@ -170,7 +172,24 @@ impl DynamicTable {
         initializer: Initializer,
         options: DynamicOptions,
     ) -> Result<Self> {
-        let table = name.into();
+        Self::stored(name.into(), (row_shape, dtype), initializer, options, None)
+    }
+
+    /// Acts like [`new`](Self::new). If `rounding` is given, the values are stored in bf16.
+    ///
+    /// # Errors
+    /// Returns the errors of [`new`](Self::new), and:
+    /// - [`Error::UnsupportedDType`]: the values are to be stored in bf16, and the dtype is not `float32`.
+    pub(crate) fn stored(
+        table: String,
+        (row_shape, dtype): (&[usize], DType),
+        initializer: Initializer,
+        options: DynamicOptions,
+        rounding: Option<StochasticRounding>,
+    ) -> Result<Self> {
+        if rounding.is_some() && dtype != DType::F32 {
+            return Err(Error::UnsupportedDType { operation: "create in bf16", table, dtype });
+        }
         let at_least =
             |parameter, value: Option<u64>, least, range| match value.filter(|value| *value < least) {
                 Some(value) => Err(Error::DynamicParameter { table: table.clone(), parameter, value, range }),
@@ -193,12 +212,17 @@ impl DynamicTable {
             rows: options.max_rows.map(|rows| rows / segments),
             eviction: options.eviction,
         };
-        fn all<T: Number>(count: usize, width: usize, limits: Limits) -> Vec<RwLock<Segment<T>>> {
-            (0..count).map(|_| RwLock::new(Segment::new(width, limits))).collect()
+        fn all<T: Number>(
+            count: usize,
+            width: usize,
+            limits: Limits,
+            in_halves: bool,
+        ) -> Vec<RwLock<Segment<T>>> {
+            (0..count).map(|_| RwLock::new(Segment::new(width, limits, in_halves))).collect()
         }
         let segments = match dtype {
-            DType::F32 => Segments::F32(all(segments, width, limits)),
-            DType::F64 => Segments::F64(all(segments, width, limits)),
+            DType::F32 => Segments::F32(all(segments, width, limits, rounding.is_some())),
+            DType::F64 => Segments::F64(all(segments, width, limits, false)),
             dtype => return Err(Error::UnsupportedDType { operation: "create", table, dtype }),
         };
         let row_shape = row_shape.to_vec();
@@ -207,6 +231,7 @@ impl DynamicTable {
             row_shape,
             initializer,
             options,
+            rounding,
             segments,
             rule: OnceLock::new(),
             steps: Steps::default(),
@@ -273,9 +298,8 @@ impl DynamicTable {
                 let segment = segment.read();
                 for (at, id) in positions.iter().zip(split.of(i)) {
                     let out = &mut out[at * width..(at + 1) * width];
-                    match segment.row(*id) {
-                        Some(row) => out.copy_from_slice(&row[..width]),
-                        None => table.initializer.fill_row(*id, out),
+                    if !segment.read_row(*id, out) {
+                        segment.initial_row(&table.initializer, *id, out);
                     }
                 }
             }
@@ -291,13 +315,12 @@ impl DynamicTable {
         fn existing<T: Number>(all: &[RwLock<Segment<T>>], ids: Option<Vec<i64>>) -> Vec<i64> {
             let Some(mut ids) = ids else {
                 let mut every = Vec::new();
-                all.iter()
-                    .for_each(|segment| every.extend(segment.read().entries().map(|(entry, _)| entry.id)));
+                all.iter().for_each(|segment| every.extend(segment.read().entries().map(|entry| entry.id)));
                 return every;
             };
             ids.sort_unstable();
             ids.dedup();
-            ids.retain(|id| all[segment_of(all.len(), *id)].read().row(*id).is_some());
+            ids.retain(|id| all[segment_of(all.len(), *id)].read().has_row(*id));
             ids
         }
         with_segments!(&self.segments, all => existing(all, ids))
@@ -328,7 +351,12 @@ impl DynamicTable {
         self.rule.get().map(|bound| &bound.rule)
     }
 
-    /// Returns the size of the values of `rows` rows in bytes.
+    /// Returns the rounding of values that are stored in bf16; `None` if they are stored in the dtype.
+    pub(crate) fn rounding(&self) -> Option<StochasticRounding> {
+        self.rounding
+    }
+
+    /// Returns the size in bytes of the values of `rows` rows in the dtype.
     pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
         self.width().saturating_mul(self.dtype().bytes().unwrap_or(8)).saturating_mul(rows)
     }
@@ -358,7 +386,9 @@ impl DynamicTable {
             }
         });
         // Each new id also takes an entry in the index or in the counts.
-        let values = self.bytes_of_rows(rows).saturating_add(self.bytes_of_slot_rows(slots, rows));
+        let values = self.bytes_of_rows(rows);
+        let values = if self.rounding.is_some() { values / 2 } else { values };
+        let values = values.saturating_add(self.bytes_of_slot_rows(slots, rows));
         values.saturating_add(ids.len() * ENTRY)
     }
 

@@ -5,8 +5,9 @@ use super::uses::Uses;
 use super::waiting::Waiting;
 use super::{Limits, PushResult, hash};
 use crate::Initializer;
+use crate::halves::{narrow_nearest, store_row, widened};
 use crate::table::slot_width;
-use distribute_optim::{Float, Rule, RuleExt, SlotSpec, Step, UpdateError};
+use distribute_optim::{Float, Rule, RuleExt, SlotSpec, Step, StepRounding, UpdateError};
 use distribute_tensor::Element;
 use distribute_tensor::kernel::RowMerge;
 use distribute_tensor::random::RandomElement;
@@ -30,15 +31,19 @@ pub(super) struct Entry {
 pub(super) struct Update<'a, T> {
     pub(super) rule: &'a dyn Rule,
     pub(super) step: Step,
+    /// The rounding of values that are stored in bf16.
+    pub(super) rounding: Option<StepRounding>,
     pub(super) gradient: &'a [T],
     pub(super) initializer: &'a Initializer,
 }
 
-/// The rows of some ids. Each row consists of its values, followed by its slots.
+/// The rows of some ids. Each row consists of its values, followed by its slots. Values in bf16 are stored separately.
 #[derive(Debug)]
 pub(super) struct Segment<T> {
     index: HashTable<Entry>,
     rows: Arena<T>,
+    /// The values of the rows, with the same indices, if they are stored in bf16.
+    halves: Option<Arena<u16>>,
     width: usize,
     slots: Vec<SlotSpec>,
     waiting: Waiting,
@@ -46,9 +51,11 @@ pub(super) struct Segment<T> {
 }
 
 impl<T: Number> Segment<T> {
-    pub(super) fn new(width: usize, limits: Limits) -> Self {
+    pub(super) fn new(width: usize, limits: Limits, in_halves: bool) -> Self {
         let waiting = Waiting::new(limits.waiting);
-        Self { index: HashTable::new(), rows: Arena::new(width), width, slots: Vec::new(), waiting, limits }
+        let halves = in_halves.then(|| Arena::new(width));
+        let rows = Arena::new(if in_halves { 0 } else { width });
+        Self { index: HashTable::new(), rows, halves, width, slots: Vec::new(), waiting, limits }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -68,40 +75,105 @@ impl<T: Number> Segment<T> {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.index.allocation_size() + self.rows.bytes() + self.waiting.bytes()
+        let halves = self.halves.as_ref().map_or(0, Arena::bytes);
+        self.index.allocation_size() + self.rows.bytes() + halves + self.waiting.bytes()
     }
 
     /// Returns the number of rows for which memory would be allocated to create rows for the given ids. An id that
     /// occurs twice counts twice.
     pub(super) fn chunk_rows(&self, ids: &[i64]) -> usize {
-        let is_new = |id: &&i64| self.row(**id).is_none();
+        let is_new = |id: &&i64| !self.has_row(**id);
         let new = ids.iter().filter(is_new).count().saturating_sub(self.rows.spare_rows());
         new.next_multiple_of(CHUNK)
     }
 
-    /// Returns the values of an id, followed by its slots; `None` if the id has no row.
-    pub(super) fn row(&self, id: i64) -> Option<&[T]> {
-        self.index.find(hash(id), |entry| entry.id == id).map(|entry| self.rows.row(entry.row))
+    /// Returns whether an id has a row.
+    pub(super) fn has_row(&self, id: i64) -> bool {
+        self.entry(id).is_some()
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&Entry, &[T])> {
-        self.index.iter().map(|entry| (entry, self.rows.row(entry.row)))
+    /// Writes the values of an id to `out`. Returns `false` if the id has no row.
+    pub(super) fn read_row(&self, id: i64, out: &mut [T]) -> bool {
+        let Some(entry) = self.entry(id) else { return false };
+        self.read_values(entry.row, out);
+        true
+    }
+
+    /// Writes the values that a new row of an id would have to `out`.
+    pub(super) fn initial_row(&self, initializer: &Initializer, id: i64, out: &mut [T]) {
+        initializer.fill_row(id, out);
+        if self.halves.is_some() {
+            let mut halves = vec![0; out.len()];
+            narrow_nearest(numbers(out), &mut halves);
+            widen(&halves, out);
+        }
+    }
+
+    /// Returns the values of a row, followed by its slots.
+    pub(super) fn values_and_slots(&self, entry: &Entry) -> Vec<T> {
+        let row = self.rows.row(entry.row);
+        match &self.halves {
+            None => row.to_vec(),
+            Some(_) => {
+                let mut values = vec![T::ZERO; self.width];
+                self.read_values(entry.row, &mut values);
+                values.extend_from_slice(row);
+                values
+            }
+        }
+    }
+
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.index.iter()
+    }
+
+    fn entry(&self, id: i64) -> Option<&Entry> {
+        self.index.find(hash(id), |entry| entry.id == id)
+    }
+
+    fn read_values(&self, row: u32, out: &mut [T]) {
+        match &self.halves {
+            None => out.copy_from_slice(&self.rows.row(row)[..self.width]),
+            Some(halves) => widen(halves.row(row), out),
+        }
+    }
+
+    /// Replaces elements of a row, beginning with element `at` of its values and slots. Values in bf16 are rounded to
+    /// the nearest.
+    fn write_part(&mut self, row: u32, at: usize, part: &[T]) {
+        let Some(halves) = &mut self.halves else {
+            self.rows.row_mut(row)[at..at + part.len()].copy_from_slice(part);
+            return;
+        };
+        let (values, slots) = part.split_at(self.width.saturating_sub(at).min(part.len()));
+        if !values.is_empty() {
+            narrow_nearest(numbers(values), &mut halves.row_mut(row)[at..at + values.len()]);
+        }
+        let at = at.saturating_sub(self.width);
+        self.rows.row_mut(row)[at..at + slots.len()].copy_from_slice(slots);
     }
 
     /// Replaces the slots of all rows by those of `specs`, with their initial values. Rows that are created later get
     /// the same slots.
     pub(super) fn set_slots(&mut self, specs: &[SlotSpec]) {
         let of_slots: usize = specs.iter().map(|slot| slot_width(slot, self.width)).sum();
-        let mut rows = Arena::new(self.width + of_slots);
+        let of_values = if self.halves.is_some() { 0 } else { self.width };
+        let mut rows = Arena::new(of_values + of_slots);
+        let mut halves = self.halves.as_ref().map(|_| Arena::new(self.width));
         for entry in self.index.iter_mut() {
             // There are as many rows as before, so this does not fail.
             let Some(row) = rows.add() else { continue };
-            let (values, slots) = rows.row_mut(row).split_at_mut(self.width);
-            values.copy_from_slice(&self.rows.row(entry.row)[..self.width]);
+            let (values, slots) = rows.row_mut(row).split_at_mut(of_values);
+            values.copy_from_slice(&self.rows.row(entry.row)[..of_values]);
             fill_slots(slots, self.width, specs);
+            if let (Some(halves), Some(before)) = (&mut halves, &self.halves)
+                && halves.add().is_some()
+            {
+                halves.row_mut(row).copy_from_slice(before.row(entry.row));
+            }
             entry.row = row;
         }
-        (self.rows, self.slots) = (rows, specs.to_vec());
+        (self.rows, self.halves, self.slots) = (rows, halves, specs.to_vec());
     }
 
     /// Applies the gradients of `ids`; `positions` contains the index of each id's row in the gradient of `update`.
@@ -150,22 +222,22 @@ impl<T: Number> Segment<T> {
         // For the ids that have a row: the row, and the gradients that belong to it.
         let (mut rows, mut members, mut sources) = (Vec::new(), Vec::new(), Vec::new());
         for (same, row) in order.chunk_by(|a, b| a.0 == b.0).zip(found) {
-            let Some(row) = row else { continue };
+            let (Some(row), Some((id, _))) = (row, same.first()) else { continue };
             members.extend(same.iter().map(|_| rows.len()));
             sources.extend(same.iter().map(|(_, position)| *position));
-            rows.push(row);
+            rows.push((*id, row));
         }
         pushed.rows = rows.len();
         self.update(&rows, &members, &sources, update)?;
         Ok(pushed)
     }
 
-    /// Copies rows to a buffer, updates all of them in one call of the rule, and copies them back. Row
-    /// `rows[members[i]]` has the gradient at index `sources[i]`; several gradients of a row are summed. After an error
-    /// no row has changed.
+    /// Copies rows to a buffer, updates all of them in one call of the rule, and copies them back. `rows` contains the
+    /// id and the index of each row. Row `rows[members[i]]` has the gradient at index `sources[i]`; several gradients
+    /// of a row are summed. After an error no row has changed.
     fn update(
         &mut self,
-        rows: &[u32],
+        rows: &[(i64, u32)],
         members: &[usize],
         sources: &[usize],
         update: &Update<'_, T>,
@@ -177,18 +249,32 @@ impl<T: Number> Segment<T> {
         let widths: Vec<usize> = std::iter::once(width).chain(of_slots).collect();
         let mut parts: Vec<Vec<T>> =
             widths.iter().map(|width| Vec::with_capacity(rows.len() * width)).collect();
-        for row in rows {
+        // The parts of a row that are in the arena.
+        let first = usize::from(self.halves.is_some());
+        for (_, row) in rows {
             let mut rest = self.rows.row(*row);
-            for (part, width) in parts.iter_mut().zip(&widths) {
+            for (part, width) in parts.iter_mut().zip(&widths).skip(first) {
                 part.extend_from_slice(rest.split_off(..*width).unwrap_or_default());
             }
         }
         let Some((values, slots)) = parts.split_first_mut() else { return Ok(()) };
+        if let Some(halves) = &self.halves {
+            values.resize(len, T::ZERO);
+            for ((_, row), values) in rows.iter().zip(values.chunks_exact_mut(width.max(1))) {
+                widen(halves.row(*row), values);
+            }
+        }
         let mut open: Vec<&mut [T]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
         update.rule.update_shaped(update.step, &[rows.len(), width], values, &sums, &mut open)?;
-        for (i, row) in rows.iter().enumerate() {
+        if let (Some(halves), Some(rounding)) = (&mut self.halves, update.rounding) {
+            // INV-95
+            for ((id, row), values) in rows.iter().zip(values.chunks_exact(width.max(1))) {
+                store_row(rounding, id.cast_unsigned(), &mut numbers(values), halves.row_mut(*row));
+            }
+        }
+        for (i, (_, row)) in rows.iter().enumerate() {
             let mut rest = self.rows.row_mut(*row);
-            for (part, width) in parts.iter().zip(&widths) {
+            for (part, width) in parts.iter().zip(&widths).skip(first) {
                 if let Some(place) = rest.split_off_mut(..*width) {
                     place.copy_from_slice(&part[i * width..(i + 1) * width]);
                 }
@@ -209,8 +295,19 @@ impl<T: Number> Segment<T> {
             return None;
         }
         let row = self.rows.add()?;
-        let (values, slots) = self.rows.row_mut(row).split_at_mut(self.width);
-        fill(values, slots, &self.slots);
+        match &mut self.halves {
+            None => {
+                let (values, slots) = self.rows.row_mut(row).split_at_mut(self.width);
+                fill(values, slots, &self.slots);
+            }
+            Some(halves) => {
+                // Both have had the same rows added and removed, so this is the same index.
+                halves.add()?;
+                let mut values = vec![T::ZERO; self.width];
+                fill(&mut values, self.rows.row_mut(row), &self.slots);
+                narrow_nearest(numbers(&values), halves.row_mut(row));
+            }
+        }
         self.index.insert_unique(hash(id), Entry { id, row, used }, |entry| hash(entry.id));
         self.waiting.remove(id);
         Some(row)
@@ -222,7 +319,8 @@ impl<T: Number> Segment<T> {
         let used = Uses::restored(self.limits.eviction, used);
         if let Some(entry) = self.index.find_mut(hash(id), |entry| entry.id == id) {
             entry.used = used;
-            self.rows.row_mut(entry.row).copy_from_slice(row);
+            let place = entry.row;
+            self.write_part(place, 0, row);
             return true;
         }
         self.insert(id, used, |values, slots, _| {
@@ -260,7 +358,7 @@ impl<T: Number> Segment<T> {
             )
         });
         let Some(row) = row else { return false };
-        self.rows.row_mut(row)[at..at + part.len()].copy_from_slice(part);
+        self.write_part(row, at, part);
         true
     }
 
@@ -300,9 +398,22 @@ impl<T: Number> Segment<T> {
         let mut evicted = 0;
         for entry in self.index.extract_if(|entry| gone(entry)) {
             self.rows.free_row(entry.row);
+            self.halves.iter_mut().for_each(|halves| halves.free_row(entry.row));
             evicted += 1;
         }
         evicted
+    }
+}
+
+/// Returns the values as `f32`. This is exact for values of `f32`, the only ones that are stored in bf16.
+fn numbers<T: Number>(values: &[T]) -> Vec<f32> {
+    values.iter().map(|value| Into::<f64>::into(*value) as f32).collect()
+}
+
+/// Converts bf16 to the same numbers.
+fn widen<T: Number>(halves: &[u16], values: &mut [T]) {
+    for (value, half) in values.iter_mut().zip(widened(halves)) {
+        *value = T::of_f64(half.into());
     }
 }
 

@@ -61,10 +61,10 @@ impl DynamicTable {
         let width = self.width();
         fn sorted<T: Number>(segment: Option<&RwLock<Segment<T>>>) -> Vec<(i64, u64, Vec<T>)> {
             let rows = |segment: &RwLock<Segment<T>>| {
+                let segment = segment.read();
                 segment
-                    .read()
                     .entries()
-                    .map(|(entry, row)| (entry.id, entry.used.saved(), row.to_vec()))
+                    .map(|entry| (entry.id, entry.used.saved(), segment.values_and_slots(entry)))
                     .collect()
             };
             let mut rows: Vec<_> = segment.map(rows).unwrap_or_default();

@@ -105,7 +105,8 @@ impl DynamicTable {
         let refused = |_: &UpdateError| self.steps.undo(push, step);
         rule.update_shaped(step, &[0, self.width()], &mut [], &[], &mut nothing).inspect_err(refused)?;
         let split = split(all.len(), ids);
-        let update = Update { rule, step, gradient, initializer: &self.initializer };
+        let rounding = self.rounding.map(|rounding| rounding.of_step(step));
+        let update = Update { rule, step, rounding, gradient, initializer: &self.initializer };
         let mut pushed = PushResult::default();
         for (i, segment) in all.iter().enumerate() {
             if !split.of(i).is_empty() {

@@ -4,7 +4,7 @@ use super::entry::Entry;
 use super::request::{Request, State};
 use super::spec::{AnyTable, Contents, TableSpec};
 use super::tables::Tables;
-use crate::table::slot_width;
+use crate::table::{slot_width, stored_bytes};
 use crate::{Error, Result};
 use distribute_optim::SlotSpec;
 use distribute_tensor::{DType, HostTensor};
@@ -76,9 +76,10 @@ impl TableSpec {
     fn bytes(&self) -> Result<usize> {
         let row = |shape: &[usize], dtype: DType| {
             let width = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size))?;
-            width.checked_mul(dtype.bytes().unwrap_or(size_of::<Vec<u8>>()))
+            width.checked_mul(stored_bytes(dtype, self.rounding.is_some()))
         };
         let bytes = match &self.contents {
+            Contents::Values(values) if self.rounding.is_some() => Some(bytes_of(values) / 2),
             Contents::Values(values) => Some(bytes_of(values)),
             Contents::Initialized { shape, dtype, partition, shard, .. } => {
                 partition.require_shard(shape, *shard)?;
@@ -93,7 +94,9 @@ impl TableSpec {
         };
         let bytes = bytes.unwrap_or(usize::MAX);
         let width = self.contents.row_shape().iter().product::<usize>().max(1);
-        let of_slot = |slot: &SlotSpec| (bytes / width).saturating_mul(slot_width(slot, width));
+        // Slots are not stored in bf16.
+        let of_slots = if self.rounding.is_some() { bytes.saturating_mul(2) } else { bytes };
+        let of_slot = |slot: &SlotSpec| (of_slots / width).saturating_mul(slot_width(slot, width));
         let slots = self.rule.as_ref().map_or(Vec::new(), |rule| rule.rule().slots());
         let slots = slots.iter().map(of_slot).fold(0, usize::saturating_add);
         Ok(bytes.saturating_add(slots).saturating_add(TABLE + self.name.len()))

@@ -108,7 +108,7 @@ mod tests {
         let options = DynamicOptions::default();
         let contents = Contents::Dynamic { row_shape: vec![1], dtype: DType::F32, initializer, options };
         let rule = Some(RuleSpec::Sgd(Sgd));
-        let ids = Request::Create(TableSpec { name: "ids".into(), contents, rule });
+        let ids = Request::Create(TableSpec { name: "ids".into(), contents, rule, rounding: None });
         tables.handle(&ids).unwrap();
         let change = |rows: Vec<i64>| {
             let gradient = HostTensor::new(vec![1f32; rows.len()], [rows.len(), 1]).unwrap();

@@ -2,8 +2,8 @@
 
 use super::spec::AnyTable;
 use crate::{
-    ClosureChanges, DynamicOptions, DynamicState, DynamicTable, Initializer, Result, Table, TableState,
-    WaitingCounts,
+    ClosureChanges, DynamicOptions, DynamicState, DynamicTable, Halves, Initializer, Result, RowPartition,
+    Table, TableState, WaitingCounts,
 };
 use distribute_optim::RuleSpec;
 use distribute_tensor::DType;
@@ -21,6 +21,8 @@ pub struct TableImage {
     pub rule: Option<RuleSpec>,
     /// The contents of the table.
     pub contents: ImageContents,
+    /// The storage of the values in bf16; `None` if they are stored in their dtype. A table of ids is its own variable.
+    pub halves: Option<Halves>,
     /// The last step that was [counted](crate::Push::counted).
     pub steps: u64,
     /// The changes that closures have made.
@@ -69,14 +71,22 @@ impl TableImage {
                 (table.name(), table.rule(), contents, table.steps.last())
             }
         };
+        let halves = match table {
+            AnyTable::Dense(table) => table.halves(),
+            AnyTable::Dynamic(table) => table.rounding().map(|rounding| Halves {
+                rounding,
+                partition: RowPartition::div(1, 1),
+                shard: 0,
+            }),
+        };
         let rule = rule.and_then(|rule| rule.spec());
-        Ok(Self { name: name.to_owned(), fingerprint, described, rule, contents, steps, closures })
+        Ok(Self { name: name.to_owned(), fingerprint, described, rule, contents, halves, steps, closures })
     }
 
     pub(super) fn create(&self) -> Result<AnyTable> {
         match &self.contents {
             ImageContents::Dense(state) => {
-                let table = Table::new(self.name.as_str(), state.values.clone())?;
+                let table = Table::stored(self.name.clone(), state.values.clone(), self.halves)?;
                 if let Some(rule) = &self.rule {
                     table.set_rule(rule.rule())?;
                 }
@@ -85,8 +95,9 @@ impl TableImage {
                 Ok(AnyTable::Dense(table))
             }
             ImageContents::Dynamic { row_shape, dtype, initializer, options, parts } => {
-                let name = self.name.as_str();
-                let table = DynamicTable::new(name, row_shape, *dtype, *initializer, *options)?;
+                let rounding = self.halves.map(|halves| halves.rounding);
+                let rows = (row_shape.as_slice(), *dtype);
+                let table = DynamicTable::stored(self.name.clone(), rows, *initializer, *options, rounding)?;
                 if let Some(rule) = &self.rule {
                     table.set_rule(rule.rule())?;
                 }

@@ -1,7 +1,7 @@
 //! The specification of a table, as data.
 
-use crate::{DynamicOptions, DynamicTable, Error, Initializer, Result, RowPartition, Table};
-use distribute_optim::RuleSpec;
+use crate::{DynamicOptions, DynamicTable, Error, Halves, Initializer, Result, RowPartition, Table};
+use distribute_optim::{RuleSpec, StochasticRounding};
 use distribute_tensor::{DType, HostTensor, codec, random::mix};
 
 /// The maximum length of the name of a table, in bytes.
@@ -31,6 +31,9 @@ pub struct TableSpec {
     /// The rule that applies gradients. It can also be set later, by
     /// [`Request::SetRule`](crate::Request::SetRule).
     pub rule: Option<RuleSpec>,
+    /// The rounding with which `float32` values are stored in bf16, in half of the memory; `None` if they are stored in
+    /// their dtype. Slots and gradients stay `float32`, and so do values for clients.
+    pub rounding: Option<StochasticRounding>,
 }
 
 /// The contents of a new table.
@@ -86,7 +89,7 @@ impl Contents {
 impl TableSpec {
     /// Creates the specification of a table with the given initial values.
     pub fn values(name: impl Into<String>, values: HostTensor) -> Self {
-        Self { name: name.into(), contents: Contents::Values(values), rule: None }
+        Self { name: name.into(), contents: Contents::Values(values), rule: None, rounding: None }
     }
 
     /// Sets the rule that applies gradients.
@@ -94,19 +97,31 @@ impl TableSpec {
         Self { rule: Some(rule), ..self }
     }
 
+    /// Stores `float32` values in bf16, rounded by `rounding`.
+    pub fn rounding(self, rounding: StochasticRounding) -> Self {
+        Self { rounding: Some(rounding), ..self }
+    }
+
     /// Checks the length of the name, and creates the table.
     pub(super) fn create(&self) -> Result<AnyTable> {
         if self.name.is_empty() || self.name.len() > MAX_NAME {
             return Err(Error::TableName { length: self.name.len(), limit: MAX_NAME });
         }
-        let name = self.name.as_str();
+        let (name, rounding) = (self.name.clone(), self.rounding);
         let table = match &self.contents {
-            Contents::Values(values) => AnyTable::Dense(Table::new(name, values.clone())?),
+            Contents::Values(values) => {
+                // Nothing tells which rows of a variable these are.
+                let partition = RowPartition::div(values.dims().first().copied().unwrap_or(1), 1);
+                let halves = rounding.map(|rounding| Halves { rounding, partition, shard: 0 });
+                AnyTable::Dense(Table::stored(name, values.clone(), halves)?)
+            }
             Contents::Initialized { shape, dtype, initializer, partition, shard } => {
-                AnyTable::Dense(Table::initialized(name, shape, *dtype, initializer, (*partition, *shard))?)
+                let (contents, place) = ((shape.as_slice(), *dtype), (*partition, *shard));
+                AnyTable::Dense(Table::initialized_in(name, contents, initializer, place, rounding)?)
             }
             Contents::Dynamic { row_shape, dtype, initializer, options } => {
-                AnyTable::Dynamic(DynamicTable::new(name, row_shape, *dtype, *initializer, *options)?)
+                let rows = (row_shape.as_slice(), *dtype);
+                AnyTable::Dynamic(DynamicTable::stored(name, rows, *initializer, *options, rounding)?)
             }
         };
         if let Some(rule) = &self.rule {
@@ -122,6 +137,9 @@ impl TableSpec {
             other => format!("{other:?}"),
         };
         let mut hash = hashed(0, format!("{text} {:?}", self.rule).as_bytes());
+        if let Some(rounding) = &self.rounding {
+            hash = hashed(hash, format!("{rounding:?}").as_bytes());
+        }
         if let Contents::Values(values) = &self.contents {
             hash =
                 codec::chunks(values.buffer(), 0..values.len()).fold(hash, |hash, part| hashed(hash, &part));
@@ -139,7 +157,8 @@ impl TableSpec {
             Contents::Dynamic { row_shape, dtype, .. } => format!("dynamic rows of {dtype}{row_shape:?}"),
         };
         let rule = self.rule.as_ref().map_or("no rule".to_owned(), |rule| rule.rule().name().to_owned());
-        format!("{table} with {rule}")
+        let halves = if self.rounding.is_some() { " in bf16" } else { "" };
+        format!("{table}{halves} with {rule}")
     }
 }
 

@@ -1,8 +1,8 @@
 //! Requests to a server's tables, as data.
 
 use super::*;
-use crate::{DynamicOptions, Error, Initializer, Push, RowPartition};
-use distribute_optim::{Adam, Momentum, RowAdagrad, RuleSpec, Sgd, Step};
+use crate::{DynamicOptions, Error, Initializer, PartitionStrategy, Push, RowPartition};
+use distribute_optim::{Adam, Momentum, RowAdagrad, RuleSpec, Sgd, Step, StochasticRounding};
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, Write};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn dynamic(name: &str) -> TableSpec {
     let initializer = Initializer::new(Distribution::Constant(1.), 7, name);
     let options = DynamicOptions { max_age: Some(2), ..DynamicOptions::default() };
     let contents = Contents::Dynamic { row_shape: vec![2], dtype: DType::F32, initializer, options };
-    TableSpec { name: name.to_owned(), contents, rule: Some(RuleSpec::Sgd(Sgd)) }
+    TableSpec { name: name.to_owned(), contents, rule: Some(RuleSpec::Sgd(Sgd)), rounding: None }
 }
 
 #[test]
@@ -61,6 +61,49 @@ fn a_table_is_made_once_and_by_one_specification() {
     assert_eq!(tables.handle(&Request::Remove { table: "w".into() }).unwrap(), Response::Done);
     assert_eq!(tables.handle(&Request::List).unwrap(), Response::Tables(Vec::new()));
     assert_eq!(create(&dynamic("w")).unwrap(), Response::Created { new: true });
+}
+
+/// An image continues with the same bits.
+// INV-95
+#[test]
+fn an_image_of_a_table_in_bf16_continues_with_the_same_rounding() {
+    let rounding = StochasticRounding::new(3, 4);
+    let initializer = Initializer::new(Distribution::Normal { mean: 0., stdev: 1. }, 7, "w");
+    let partition = RowPartition::new(PartitionStrategy::Mod, 7, 2);
+    let contents =
+        Contents::Initialized { shape: vec![7, 2], dtype: DType::F32, initializer, partition, shard: 1 };
+    let rule = Some(RuleSpec::Momentum(Momentum::new(0.5)));
+    let dense = TableSpec { name: "w".into(), contents, rule, rounding: None }.rounding(rounding);
+    let ids = dynamic("ids").rounding(rounding);
+    let tables = Tables::new();
+    for spec in [&dense, &ids] {
+        tables.handle(&Request::Create(spec.clone())).unwrap();
+        let other = TableSpec { rounding: None, ..spec.clone() };
+        let error = tables.handle(&Request::Create(other)).unwrap_err().to_string();
+        assert!(error.contains("exists already") && error.contains(" in bf16 with"), "{error}");
+    }
+    let change = |tables: &Tables, finished| {
+        for (name, rows) in [("w", vec![2, 0, 2]), ("ids", vec![-4, 1 << 40, 5])] {
+            let gradient = matrix(&[0.001, 0.3, -0.7, 0.1, 0.2, -0.004], 2);
+            let request = Request::PushRows { table: name.into(), push: push(finished), rows, gradient };
+            tables.handle(&request).unwrap();
+        }
+    };
+    change(&tables, 0);
+    let copy = Tables::new();
+    for name in ["w", "ids"] {
+        copy.restore_image(tables.image(name).unwrap().unwrap()).unwrap();
+    }
+    change(&tables, 1);
+    change(&copy, 1);
+    for (name, rows) in [("w", vec![0, 1, 2]), ("ids", vec![-4, 1 << 40, 5, 6])] {
+        let read = |tables: &Tables| {
+            tables.handle(&Request::ReadRows { table: name.into(), rows: rows.clone() }).unwrap()
+        };
+        assert_eq!(read(&tables), read(&copy));
+        let Response::Rows(values) = read(&tables) else { panic!("no rows") };
+        assert!(values.as_slice::<f32>().unwrap().iter().all(|value| value.to_bits() & 0xffff == 0));
+    }
 }
 
 // INV-51

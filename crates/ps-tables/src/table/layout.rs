@@ -55,6 +55,12 @@ impl Layout {
         row >> (self.range + self.stripes) << self.range | row & ((1 << self.range) - 1)
     }
 
+    /// Returns the row that is at an index of a stripe.
+    pub(super) fn row(&self, stripe: usize, local: usize) -> usize {
+        let ranges = local >> self.range << (self.range + self.stripes);
+        ranges | stripe << self.range | local & ((1 << self.range) - 1)
+    }
+
     /// Returns the number of rows of a stripe.
     pub(super) fn len(&self, stripe: usize) -> usize {
         let turn = self.range + self.stripes;
@@ -127,6 +133,7 @@ mod tests {
                     for (row, local) in rows.zip(local) {
                         seen[row] += 1;
                         prop_assert_eq!((layout.stripe(row), layout.local(row)), (stripe, local));
+                        prop_assert_eq!(layout.row(stripe, local), row);
                     }
                 }
                 prop_assert_eq!(layout.len(stripe), next);

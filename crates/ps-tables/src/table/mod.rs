@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `stripes`, `layout` | the memory and its locks; the lock of each row, a pure function |
+//! | `values` | the values under one lock, in the dtype of the table or in bf16 |
 //! | `check` | checks of arguments, before anything is written |
 //! | `read`, `write`, `update` | values; assignments and additions; gradients, which a rule applies |
 //! | `state` | values and slots, saved and restored |
@@ -18,14 +19,15 @@ mod stripes;
 #[cfg(test)]
 mod tests;
 mod update;
+mod values;
 mod write;
 
 pub use read::Versioned;
 pub use state::TableState;
 
 use crate::steps::Steps;
-use crate::{Error, Initializer, Result, RowLocation, RowPartition};
-use distribute_optim::SlotSpec;
+use crate::{Error, Halves, Initializer, Result, RowLocation, RowPartition};
+use distribute_optim::{SlotSpec, StochasticRounding};
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{DType, HostTensor, with_buffer};
 use layout::Layout;
@@ -35,6 +37,7 @@ use stripes::Stripes;
 pub(crate) use stripes::slot_width;
 use update::Bound;
 pub(crate) use update::require_rows;
+use values::Values;
 
 /// A variable, or a shard of one, on its server: the values, and the slots of the rule that updates them.
 ///
@@ -66,6 +69,8 @@ pub struct Table {
     shape: Vec<usize>,
     dtype: DType,
     stripes: Stripes,
+    /// The rounding of values that are stored in bf16; `None` if they are stored in the dtype.
+    halves: Option<Halves>,
     /// The number of writes to the table. It is incremented after each write, before the write returns.
     version: AtomicU64,
     rule: OnceLock<Bound>,
@@ -79,9 +84,18 @@ impl Table {
     /// # Errors
     /// - [`Error::NoMemory`]: the table does not fit into memory.
     pub fn new(name: impl Into<String>, value: HostTensor) -> Result<Self> {
+        Self::stored(name.into(), value, None)
+    }
+
+    /// Creates a table with the given values, which are stored in bf16 if `halves` is given.
+    ///
+    /// # Errors
+    /// Returns the errors of [`new`](Self::new), and:
+    /// - [`Error::UnsupportedDType`]: the values are to be stored in bf16, and are not `float32`.
+    pub(crate) fn stored(name: String, value: HostTensor, halves: Option<Halves>) -> Result<Self> {
         let (shape, dtype) = (value.dims().to_vec(), value.dtype());
-        Self::build(name.into(), shape, dtype, |layout, width| {
-            Stripes::new(layout, |rows, stripe_ranges| {
+        Self::build(name, (shape, dtype), halves, |layout, width| {
+            Stripes::new(layout, halves.is_some(), |rows, stripe_ranges| {
                 with_buffer!(value.buffer(), v => {
                     let mut values = Vec::with_capacity(rows * width);
                     for stripe_range in stripe_ranges {
@@ -107,21 +121,37 @@ impl Table {
         shape: &[usize],
         dtype: DType,
         initializer: &Initializer,
+        place: (RowPartition, usize),
+    ) -> Result<Self> {
+        Self::initialized_in(name.into(), (shape, dtype), initializer, place, None)
+    }
+
+    /// Acts like [`initialized`](Self::initialized). If `rounding` is given, the values are stored in bf16.
+    ///
+    /// # Errors
+    /// Returns the errors of [`initialized`](Self::initialized), and:
+    /// - [`Error::UnsupportedDType`]: the values are to be stored in bf16, and are not `float32`.
+    pub(crate) fn initialized_in(
+        name: String,
+        (shape, dtype): (&[usize], DType),
+        initializer: &Initializer,
         (partition, shard): (RowPartition, usize),
+        rounding: Option<StochasticRounding>,
     ) -> Result<Self> {
         initializer.check(dtype)?;
         partition.require_shard(shape, shard)?;
         // Positions count the elements of the whole variable, twice for a normal distribution.
         let elements = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
         if elements.is_none_or(|n| n > usize::MAX / 4) {
-            return Err(Error::NoMemory { table: name.into(), shape: shape.to_vec(), dtype });
+            return Err(Error::NoMemory { table: name, shape: shape.to_vec(), dtype });
         }
         let mut shape = shape.to_vec();
         if let Some(rows) = shape.first_mut() {
             *rows = partition.len(shard);
         }
-        Self::build(name.into(), shape, dtype, |layout, width| {
-            Stripes::new(layout, |rows, stripe_ranges| {
+        let halves = rounding.map(|rounding| Halves { rounding, partition, shard });
+        Self::build(name, (shape, dtype), halves, |layout, width| {
+            Stripes::new(layout, halves.is_some(), |rows, stripe_ranges| {
                 let mut values = Buffer::zeros(dtype, rows * width);
                 if width == 0 {
                     return values;
@@ -143,12 +173,15 @@ impl Table {
 
     fn build(
         name: String,
-        shape: Vec<usize>,
-        dtype: DType,
+        (shape, dtype): (Vec<usize>, DType),
+        halves: Option<Halves>,
         stripes: impl FnOnce(Layout, usize) -> Stripes,
     ) -> Result<Self> {
+        if halves.is_some() && dtype != DType::F32 {
+            return Err(Error::UnsupportedDType { operation: "create in bf16", table: name, dtype });
+        }
         let rows = shape.first().copied().unwrap_or(1);
-        let bytes = dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
+        let bytes = stored_bytes(dtype, halves.is_some());
         let row = shape.get(1..).unwrap_or_default();
         let width = row.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
         let bytes_per_row = width.and_then(|width| width.checked_mul(bytes));
@@ -162,6 +195,7 @@ impl Table {
             shape,
             dtype,
             stripes,
+            halves,
             version: AtomicU64::new(0),
             rule: OnceLock::new(),
             steps: Steps::default(),
@@ -192,6 +226,11 @@ impl Table {
         self.dtype
     }
 
+    /// Returns the rounding of values that are stored in bf16; `None` if they are stored in the dtype.
+    pub(crate) fn halves(&self) -> Option<Halves> {
+        self.halves
+    }
+
     /// Returns the number of rows; 1 for a scalar.
     pub fn rows(&self) -> usize {
         self.stripes.layout.rows()
@@ -214,11 +253,11 @@ impl Table {
     /// Returns the size of values and slots in bytes, without the contents of strings.
     pub fn bytes(&self) -> usize {
         let size = self.dtype.bytes().unwrap_or(std::mem::size_of::<Vec<u8>>());
-        let mut elements = 0;
+        let mut bytes = 0;
         self.stripes.read_all(|stripe, _| {
-            elements += stripe.values.len() + stripe.slots.iter().map(Buffer::len).sum::<usize>();
+            bytes += stripe.values.bytes() + stripe.slots.iter().map(Buffer::len).sum::<usize>() * size;
         });
-        elements * size
+        bytes
     }
 
     /// Returns the size of values and slots in bytes, including the contents of strings and slots that the first update
@@ -228,15 +267,17 @@ impl Table {
         let mut texts = 0;
         if self.dtype.bytes().is_none() {
             self.stripes.read_all(|stripe, _| {
-                if let Buffer::String(values) = &stripe.values {
+                if let Values::Full(Buffer::String(values)) = &stripe.values {
                     texts += values.iter().map(Vec::len).sum::<usize>();
                 }
             });
         }
-        self.bytes_of_rows(self.rows()).saturating_add(slots).saturating_add(texts)
+        let values = self.bytes_of_width(self.width(), self.rows());
+        let values = if self.halves.is_some() { values / 2 } else { values };
+        values.saturating_add(slots).saturating_add(texts)
     }
 
-    /// Returns the size of `rows` rows in bytes. A row without elements is treated as one byte.
+    /// Returns the size in bytes of `rows` rows in the dtype. A row without elements is treated as one byte.
     pub(crate) fn bytes_of_rows(&self, rows: usize) -> usize {
         self.bytes_of_width(self.width(), rows)
     }
@@ -256,6 +297,11 @@ impl Table {
     fn width(&self) -> usize {
         self.shape.get(1..).unwrap_or_default().iter().product()
     }
+}
+
+/// Returns the size of a stored element in bytes.
+pub(crate) fn stored_bytes(dtype: DType, in_halves: bool) -> usize {
+    if in_halves { 2 } else { dtype.bytes().unwrap_or(size_of::<Vec<u8>>()) }
 }
 
 /// Returns whether `bytes` bytes can be allocated. A failed allocation would abort the process, so this function is

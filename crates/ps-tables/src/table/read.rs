@@ -2,8 +2,10 @@
 
 use super::Table;
 use super::layout::StripeRange;
-use super::stripes::{Stripe, slot_width};
+use super::stripes::slot_width;
+use super::values::{Values, copy};
 use crate::Result;
+use crate::halves::widen;
 use distribute_optim::SlotSpec;
 use distribute_tensor::dtype::Buffer;
 use distribute_tensor::{Element, HostTensor, with_buffer};
@@ -27,7 +29,9 @@ impl Table {
         // The version is read before the value: after a concurrent write the value looks older than it is,
         // never newer.
         let version = self.version();
-        Ok(Versioned { version, value: self.concatenate(|stripe| &stripe.values)? })
+        let mut whole = WholeBuffer::new(self)?;
+        self.stripes.read_all(|stripe, stripe_ranges| whole.put_values(&stripe.values, stripe_ranges));
+        Ok(Versioned { version, value: whole.finish()? })
     }
 
     /// Reads the complete table, or returns `None` if its version is still `known`.
@@ -56,7 +60,8 @@ impl Table {
             let Some(out) = out.as_mut_slice::<T>() else { return };
             for (stripe, positions) in table.stripes.by_stripe(rows).each() {
                 let stripe = table.stripes.read(stripe);
-                let values = T::slice(&stripe.values).unwrap_or_default();
+                let Values::Full(values) = &stripe.values else { continue };
+                let values = T::slice(values).unwrap_or_default();
                 for at in positions {
                     let local = layout.local(rows[*at]);
                     out[at * width..(at + 1) * width]
@@ -66,15 +71,27 @@ impl Table {
         }
         // Allocation fails with an error if there are more rows than fit into memory.
         let mut out = HostTensor::zeros(self.dtype, shape)?;
+        if self.halves.is_some() {
+            self.fill_from_halves(rows, out.as_mut_slice().unwrap_or_default());
+            return Ok(out);
+        }
         with_buffer!(&Buffer::zeros(self.dtype, 0), like => fill(like, self, rows, &mut out));
         Ok(out)
     }
+}
 
-    /// Concatenates one buffer of each stripe, in the order of the table's rows.
-    pub(super) fn concatenate(&self, of: impl Fn(&Stripe) -> &Buffer) -> Result<HostTensor> {
-        let mut whole = WholeBuffer::new(self)?;
-        self.stripes.read_all(|stripe, stripe_ranges| whole.put(of(stripe), stripe_ranges));
-        whole.finish()
+impl Table {
+    /// Converts the given rows, which are stored in bf16, to `f32`.
+    fn fill_from_halves(&self, rows: &[usize], out: &mut [f32]) {
+        let (layout, width) = (self.stripes.layout, self.width());
+        for (stripe, positions) in self.stripes.by_stripe(rows).each() {
+            let stripe = self.stripes.read(stripe);
+            let Values::Halves(halves) = &stripe.values else { continue };
+            for at in positions {
+                let local = layout.local(rows[*at]);
+                widen(&halves[local * width..(local + 1) * width], &mut out[at * width..(at + 1) * width]);
+            }
+        }
     }
 }
 
@@ -105,18 +122,22 @@ impl WholeBuffer {
         self.width
     }
 
+    /// Copies the values of a stripe.
+    pub(super) fn put_values(&mut self, from: &Values, stripe_ranges: &mut dyn Iterator<Item = StripeRange>) {
+        let width = self.width;
+        for StripeRange { rows, local } in stripe_ranges {
+            let [to, at] = [rows, local].map(|rows| rows.start * width..rows.end * width);
+            from.copy_to(at, &mut self.buffer, to);
+        }
+    }
+
+    /// Copies the elements of a slot.
     pub(super) fn put(&mut self, from: &Buffer, stripe_ranges: &mut dyn Iterator<Item = StripeRange>) {
         let width = self.width;
-        fn like<'a, T: Element>(_: &[T], buffer: &'a Buffer) -> &'a [T] {
-            T::slice(buffer).unwrap_or_default()
+        for StripeRange { rows, local } in stripe_ranges {
+            let [to, at] = [rows, local].map(|rows| rows.start * width..rows.end * width);
+            copy(from, at, &mut self.buffer, to);
         }
-        with_buffer!(&mut self.buffer, to => {
-            let from = like(to, from);
-            for stripe_range in stripe_ranges {
-                to[stripe_range.rows.start * width..stripe_range.rows.end * width]
-                    .clone_from_slice(&from[stripe_range.local.start * width..stripe_range.local.end * width]);
-            }
-        })
     }
 
     pub(super) fn finish(self) -> Result<HostTensor> {

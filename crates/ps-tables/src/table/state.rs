@@ -4,11 +4,12 @@ use super::Table;
 use super::layout::StripeRange;
 use super::read::WholeBuffer;
 use super::stripes::{initial, slot_width};
+use super::values::copy;
 use super::write::part;
 use crate::{Error, Result};
 use distribute_optim::SlotSpec;
 use distribute_tensor::dtype::Buffer;
-use distribute_tensor::{Element, HostTensor, Write, with_buffer};
+use distribute_tensor::{HostTensor, Write};
 use std::ops::Range;
 
 /// The values and slots of a table or of some of its rows.
@@ -36,7 +37,7 @@ impl Table {
             specs.iter().map(|spec| WholeBuffer::of_slot(self, spec)).collect::<Result<_>>()?;
         self.stripes.read_all(|stripe, stripe_ranges| {
             let stripe_ranges: Vec<_> = stripe_ranges.collect();
-            values.put(&stripe.values, &mut stripe_ranges.iter().cloned());
+            values.put_values(&stripe.values, &mut stripe_ranges.iter().cloned());
             for (i, (slot, spec)) in slots.iter_mut().zip(specs).enumerate() {
                 match stripe.slots.get(i) {
                     Some(created) => slot.put(created, &mut stripe_ranges.iter().cloned()),
@@ -103,7 +104,7 @@ impl Table {
                 for ((i, part), width) in parts.iter_mut().enumerate().zip(&widths) {
                     let [from, to] = [&from, &to].map(|at| at.start * width..at.end * width);
                     match i.checked_sub(1).map(|slot| (stripe.slots.get(slot), specs.get(slot))) {
-                        None => copy(&stripe.values, from.clone(), part, to.clone()),
+                        None => stripe.values.copy_to(from.clone(), part, to.clone()),
                         Some((Some(slot), _)) => copy(slot, from.clone(), part, to.clone()),
                         Some((None, Some(spec))) => {
                             copy(&initial(spec, self.dtype, to.len()), 0..to.len(), part, to.clone());
@@ -194,7 +195,7 @@ impl Table {
             for (to, from) in parts {
                 let of = |at: &Range<usize>, width: usize| at.start * width..at.end * width;
                 if let Some(values) = values {
-                    copy(values.buffer(), of(&from, width), &mut stripe.values, of(&to, width));
+                    stripe.values.copy_from(values.buffer(), of(&from, width), of(&to, width));
                 }
                 for ((slot, given), spec) in stripe.slots.iter_mut().zip(slots).zip(specs) {
                     let width = slot_width(spec, width);
@@ -250,15 +251,4 @@ fn within(stripe_range: &StripeRange, rows: &Range<usize>) -> Option<(Range<usiz
     let (start, end) = (stripe_range.rows.start.max(rows.start), stripe_range.rows.end.min(rows.end));
     let local = stripe_range.local.start + start.checked_sub(stripe_range.rows.start)?;
     (start < end).then(|| (local..local + (end - start), start - rows.start..end - rows.start))
-}
-
-/// Copies elements from one buffer to another of the same dtype.
-fn copy(from: &Buffer, from_at: Range<usize>, to: &mut Buffer, to_at: Range<usize>) {
-    fn like<'a, T: Element>(_: &[T], buffer: &'a Buffer) -> &'a [T] {
-        T::slice(buffer).unwrap_or_default()
-    }
-    with_buffer!(to, to => {
-        let from = like(to, from);
-        to[to_at].clone_from_slice(&from[from_at]);
-    })
 }

@@ -5,6 +5,7 @@
 //   `ps-tables/tests/it/threads.rs`.
 
 use super::layout::{Layout, StripeRange};
+use super::values::Values;
 use crate::Result;
 use distribute_optim::SlotSpec;
 use distribute_tensor::DType;
@@ -15,7 +16,7 @@ use std::ops::Range;
 /// The rows that are protected by one lock, and their slots.
 #[derive(Debug)]
 pub(super) struct Stripe {
-    pub(super) values: Buffer,
+    pub(super) values: Values,
     /// The slots, each with a fixed number of elements for each row. There are none before the first
     /// update or restoration.
     pub(super) slots: Vec<Buffer>,
@@ -60,14 +61,16 @@ pub(super) struct Stripes {
 }
 
 impl Stripes {
-    /// Creates the stripes. `make` creates the values of a stripe from the number of its rows and their ranges.
+    /// Creates the stripes. `make` creates the values of a stripe from the number of its rows and their ranges. They
+    /// are stored in bf16 if `in_halves` is set.
     pub(super) fn new(
         layout: Layout,
+        in_halves: bool,
         mut make: impl FnMut(usize, &mut dyn Iterator<Item = StripeRange>) -> Buffer,
     ) -> Self {
         let stripe = |stripe| {
             let rows = layout.len(stripe);
-            let values = make(rows, &mut layout.stripe_ranges(stripe));
+            let values = Values::new(make(rows, &mut layout.stripe_ranges(stripe)), in_halves);
             RwLock::new(Stripe { values, slots: Vec::new(), rows })
         };
         Self { layout, stripes: (0..layout.stripes()).map(stripe).collect() }

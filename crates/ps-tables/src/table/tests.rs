@@ -1,9 +1,11 @@
 //! Comparison of tables with plain vectors, and of shards with whole tables; many threads at once.
 
-use crate::{Error, Initializer, PartitionStrategy, Push, RowLocation, RowPartition, Table, TableState};
+use crate::{
+    Error, Halves, Initializer, PartitionStrategy, Push, RowLocation, RowPartition, Table, TableState,
+};
 use distribute_optim::{
     Adagrad, Adam, AdamW, Averaged, Ftrl, Lion, Momentum, NAdam, RmsProp, RowAdagrad, Rule, RuleExt, Sgd,
-    Step, merge_rows,
+    Step, StochasticRounding, merge_rows,
 };
 use distribute_tensor::random::Distribution;
 use distribute_tensor::{DType, HostTensor, IndexedSlices, Write};
@@ -60,20 +62,41 @@ struct Model {
     width: usize,
     values: Vec<f32>,
     slots: Vec<Vec<f32>>,
+    /// The rounding of values that are stored in bf16.
+    rounding: Option<StochasticRounding>,
 }
 
 impl Model {
-    fn new(rule: Arc<dyn Rule>, width: usize, values: Vec<f32>) -> Self {
+    fn new(
+        rule: Arc<dyn Rule>,
+        width: usize,
+        values: Vec<f32>,
+        rounding: Option<StochasticRounding>,
+    ) -> Self {
         let dims = [values.len() / width, width];
         let slots = rule.slots();
         let slots = slots.iter().map(|slot| vec![slot.initial as f32; slot.shape.elements(&dims)]).collect();
-        Self { rule, width, values, slots }
+        let mut model = Self { rule, width, values, slots, rounding };
+        model.round_nearest();
+        model
+    }
+
+    fn round_nearest(&mut self) {
+        self.rounding.iter().for_each(|_| StochasticRounding::round_nearest(&mut self.values));
+    }
+
+    fn round(&mut self, step: Step) {
+        if let Some(rounding) = self.rounding {
+            let rows = 0..self.values.len() / self.width;
+            rounding.of_step(step).round_rows(&mut self.values, self.width, rows, |row| row as u64);
+        }
     }
 
     fn push(&mut self, step: Step, gradient: &[f32]) {
         let mut slots: Vec<&mut [f32]> = self.slots.iter_mut().map(Vec::as_mut_slice).collect();
         let dims = [self.values.len() / self.width, self.width];
         self.rule.update_shaped(step, &dims, &mut self.values, gradient, &mut slots).unwrap();
+        self.round(step);
     }
 
     fn push_rows(&mut self, step: Step, rows: &[usize], gradient: &[f32]) {
@@ -81,6 +104,7 @@ impl Model {
         let (rows, sums) = merge_rows(&indices, gradient, self.width).unwrap();
         let mut slots: Vec<&mut [f32]> = self.slots.iter_mut().map(Vec::as_mut_slice).collect();
         self.rule.update_rows(step, &mut self.values, self.width, &rows, &sums, &mut slots).unwrap();
+        self.round(step);
     }
 
     fn is(&self, state: &TableState) -> bool {
@@ -99,15 +123,23 @@ const WRITES: [Write; 7] =
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    // INV-11
+    // INV-11, INV-95
     #[test]
-    fn a_table_equals_one_process((rows, width) in sizes(), rule in 0..rules().len(), seed: u64) {
+    fn a_table_equals_one_process(
+        (rows, width) in sizes(),
+        rule in 0..rules().len(),
+        in_halves: bool,
+        seed: u64,
+    ) {
         let mut random = SplitMix(seed);
         let start = values(&mut random, rows * width);
         let rule = rules()[rule].clone();
-        let table = Table::new("t", tensor(start.clone(), rows, width)).unwrap();
+        let rounding = in_halves.then(|| StochasticRounding::new(seed, 5));
+        let halves =
+            rounding.map(|rounding| Halves { rounding, partition: RowPartition::div(rows, 1), shard: 0 });
+        let table = Table::stored("t".into(), tensor(start.clone(), rows, width), halves).unwrap();
         table.set_rule(rule.clone()).unwrap();
-        let mut model = Model::new(rule, width, start);
+        let mut model = Model::new(rule, width, start, rounding);
         for step in 0..6 {
             let at = Step::after(step, 0.1);
             let some: Vec<usize> = (0..random.below(12)).map(|_| random.below(rows)).collect();
@@ -137,6 +169,7 @@ proptest! {
                         written.write_rows(how, &slices).unwrap();
                     }
                     model.values = written.into_vec().unwrap();
+                    model.round_nearest();
                 }
             }
             let state = table.state().unwrap();
@@ -145,14 +178,22 @@ proptest! {
             let read = table.read_rows(&some).unwrap();
             prop_assert_eq!(bits(&read), bits(&state.values.take_rows(&some).unwrap()));
             // The table can be saved and restored at any time.
-            let copy = Table::new("copy", HostTensor::zeros(DType::F32, [rows, width]).unwrap()).unwrap();
+            let zeros = HostTensor::zeros(DType::F32, [rows, width]).unwrap();
+            let copy = Table::stored("copy".into(), zeros, halves).unwrap();
             copy.set_rule(model.rule.clone()).unwrap();
             copy.restore(&state.values, &state.slots).unwrap();
+            prop_assert!(model.is(&copy.state().unwrap()));
+            copy.write(Write::Add, &all).unwrap();
+            let border = random.below(rows);
+            for part in [border..rows, 0..border] {
+                let state = table.state_rows(part.clone()).unwrap();
+                copy.restore_rows(part.start, &state.values, &state.slots).unwrap();
+            }
             prop_assert!(model.is(&copy.state().unwrap()));
         }
     }
 
-    // INV-8
+    // INV-8, INV-95
     #[test]
     fn shards_equal_the_complete_table_and_can_be_moved(
         (rows, width) in sizes(),
@@ -160,8 +201,10 @@ proptest! {
         from in prop_oneof![Just(1usize), Just(2), Just(3), Just(5), Just(8)],
         to in prop_oneof![Just(1usize), Just(2), Just(3), Just(5), Just(8)],
         by_turns: (bool, bool),
+        in_halves: bool,
         seed: u64,
     ) {
+        let rounding = in_halves.then(|| StochasticRounding::new(seed, 5));
         let mut random = SplitMix(seed);
         let rule = rules()[rule].clone();
         let normal = Initializer::new(Distribution::Normal { mean: 0., stdev: 1. }, seed, "t");
@@ -171,7 +214,9 @@ proptest! {
         };
         let make = |partition: RowPartition| -> Vec<Table> {
             let shard = |i| {
-                let table = Table::initialized("t", &[rows, width], DType::F32, &normal, (partition, i)).unwrap();
+                let shape = (&[rows, width][..], DType::F32);
+                let table =
+                    Table::initialized_in("t".into(), shape, &normal, (partition, i), rounding).unwrap();
                 table.set_rule(rule.clone()).unwrap();
                 table
             };
@@ -255,6 +300,25 @@ fn all_dtypes_are_kept_and_numbers_are_calculated_with() {
     let words = HostTensor::vector(vec![b"a".to_vec(), b"bc".to_vec()]);
     let table = Table::new("words", words).unwrap();
     assert_eq!(table.read_rows(&[1]).unwrap(), HostTensor::vector(vec![b"bc".to_vec()]));
+}
+
+/// Values take half of the memory, and slots do not. Other dtypes are refused.
+// INV-95
+#[test]
+fn values_in_bf16_take_half_of_the_memory() {
+    let halves = |rows| {
+        let rounding = StochasticRounding::new(7, 8);
+        Some(Halves { rounding, partition: RowPartition::div(rows, 1), shard: 0 })
+    };
+    let zeros = HostTensor::zeros(DType::F32, [1000, 4]).unwrap();
+    let table = Table::stored("t".into(), zeros.clone(), halves(1000)).unwrap();
+    table.set_rule(Arc::new(Momentum::new(0.5))).unwrap();
+    assert_eq!((table.bytes(), table.taken(), table.dtype()), (8_000, 8_000 + 16_000, DType::F32));
+    table.push(Push::at(Step::after(0, 0.1)), &zeros).unwrap();
+    assert_eq!((table.bytes(), table.taken()), (24_000, 24_000));
+    let wide = HostTensor::zeros(DType::F64, [1000, 4]).unwrap();
+    let refused = Table::stored("t".into(), wide, halves(1000));
+    assert!(matches!(refused, Err(Error::UnsupportedDType { dtype: DType::F64, .. })));
 }
 
 #[test]

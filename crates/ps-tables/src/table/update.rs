@@ -3,8 +3,11 @@
 use super::Table;
 use super::layout::StripeRange;
 use super::stripes::{Stripe, slot_width};
+use super::values::Values;
+use crate::halves::{store_row, widened};
 use crate::{Error, Push, Result};
-use distribute_optim::{Float, Rule, RuleExt, SlotSpec, Unit, UpdateError};
+use distribute_optim::{Float, Rule, RuleExt, SlotSpec, Step, Unit, UpdateError};
+use distribute_tensor::dtype::Buffer;
 use distribute_tensor::kernel::RowMerge;
 use distribute_tensor::{DType, Element, HostTensor};
 use std::sync::Arc;
@@ -96,8 +99,11 @@ impl Table {
         self.check_finite(operation, push, gradient)?;
         let (step, width) = (self.steps.of(push), self.width());
         let widths: Vec<usize> = bound.slots.iter().map(|slot| slot_width(slot, width)).collect();
-        let done = self.stripes.write_all(|_, stripe, stripe_ranges| {
-            let (values, mut slots) = stripe.open::<F>(&bound.slots, width);
+        let done = self.stripes.write_all(|number, stripe, stripe_ranges| {
+            stripe.make_slots(&bound.slots, width);
+            let Stripe { values, slots, .. } = stripe;
+            let (mut opened, mut slots) = (Opened::new(values), open_slots(slots));
+            let values = opened.values::<F>();
             for StripeRange { rows, local } in stripe_ranges {
                 let of = |width: usize| local.start * width..local.end * width;
                 let slots = slots.iter_mut().zip(&widths).map(|(slot, width)| &mut slot[of(*width)]);
@@ -107,6 +113,7 @@ impl Table {
                     bound.rule.update_shaped(step, &dims, &mut values[of(width)], gradient, &mut slots);
                 updated.map_err(|source| self.not_applied(operation, source))?;
             }
+            opened.store(|values, halves| self.store_all(step, number, values, halves));
             Ok(())
         });
         self.changed();
@@ -133,19 +140,34 @@ impl Table {
             merge.sum_shared(positions, gradient, width, 0, &mut sums);
             (merge.into_rows(), sums)
         };
-        let apply = |stripe: &mut Stripe, (local, sums): (Vec<usize>, Vec<F>)| {
-            let (values, mut slots) = stripe.open::<F>(&bound.slots, width);
-            let updated = bound.rule.update_rows(step, values, width, &local, &sums, &mut slots);
+        let apply = |number: usize, stripe: &mut Stripe, (local, sums): (Vec<usize>, Vec<F>)| {
+            stripe.make_slots(&bound.slots, width);
+            let Stripe { values, slots, .. } = stripe;
+            let updated = match values {
+                Values::Halves(halves) if !bound.rule.moves_absent_rows() => {
+                    let update = RowUpdate { bound, step, width, local: &local, sums: &sums };
+                    update.of_halves(slots, halves, |values, halves| {
+                        self.store_rows(step, number, &local, values, halves);
+                    })
+                }
+                values => {
+                    let (mut opened, mut slots) = (Opened::new(values), open_slots(slots));
+                    let values = opened.values::<F>();
+                    let updated = bound.rule.update_rows(step, values, width, &local, &sums, &mut slots);
+                    updated
+                        .map(|()| opened.store(|values, halves| self.store_all(step, number, values, halves)))
+                }
+            };
             updated.map_err(|source| self.not_applied(operation, source))
         };
         let by_stripe = self.stripes.by_stripe(rows);
         let done = if bound.rule.moves_absent_rows() {
-            self.stripes.write_all(|i, stripe, _| apply(stripe, merged(by_stripe.of(i))))
+            self.stripes.write_all(|i, stripe, _| apply(i, stripe, merged(by_stripe.of(i))))
         } else {
             by_stripe.each().try_for_each(|(stripe, positions)| {
                 // Summed before the lock is taken.
                 let merged = merged(positions);
-                apply(&mut self.stripes.write(stripe), merged)
+                apply(stripe, &mut self.stripes.write(stripe), merged)
             })
         };
         if !rows.is_empty() || bound.rule.moves_absent_rows() {
@@ -190,13 +212,101 @@ pub(crate) fn require_rows(table: &str, rule: &dyn Rule) -> Result<()> {
     Err(Error::NeedsVariable { table: table.to_owned(), rule: rule.name() })
 }
 
-impl Stripe {
-    /// Returns values and slots for modification, and creates the slots if they do not exist yet.
-    fn open<F: Element>(&mut self, specs: &[SlotSpec], width: usize) -> (&mut [F], Vec<&mut [F]>) {
-        self.make_slots(specs, width);
-        fn open<F: Element>(buffer: &mut distribute_tensor::dtype::Buffer) -> &mut [F] {
-            F::vec_mut(buffer).map(Vec::as_mut_slice).unwrap_or_default()
+/// The values of a stripe for modification. Those in bf16 are converted.
+enum Opened<'a> {
+    Full(&'a mut Buffer),
+    Halves(Buffer, &'a mut [u16]),
+}
+
+impl<'a> Opened<'a> {
+    fn new(values: &'a mut Values) -> Self {
+        match values {
+            Values::Full(values) => Self::Full(values),
+            Values::Halves(halves) => Self::Halves(Buffer::F32(widened(halves)), halves),
         }
-        (open(&mut self.values), self.slots.iter_mut().map(open).collect())
     }
+
+    fn values<F: Element>(&mut self) -> &mut [F] {
+        match self {
+            Self::Full(values) => elements_mut(values),
+            Self::Halves(values, _) => elements_mut(values),
+        }
+    }
+
+    /// Calls `store` with converted values, if there are any, and the halves that they replace.
+    fn store(self, store: impl FnOnce(&mut [f32], &mut [u16])) {
+        if let Self::Halves(Buffer::F32(mut values), halves) = self {
+            store(&mut values, halves);
+        }
+    }
+}
+
+/// An update of some rows of a stripe, which are ascending.
+struct RowUpdate<'a, F> {
+    bound: &'a Bound,
+    step: Step,
+    width: usize,
+    local: &'a [usize],
+    sums: &'a [F],
+}
+
+impl<F: Float + Element> RowUpdate<'_, F> {
+    /// Applies the rule to copies of the rows, and writes them back. `store` is called with the new values of all rows,
+    /// and all halves of the stripe. After an error nothing has changed.
+    fn of_halves(
+        &self,
+        slots: &mut [Buffer],
+        halves: &mut [u16],
+        store: impl FnOnce(&mut [f32], &mut [u16]),
+    ) -> Result<(), UpdateError> {
+        let Self { bound, step, width, local, sums } = self;
+        let of = |row: &usize, width: usize| row * width..(row + 1) * width;
+        let widths: Vec<usize> = bound.slots.iter().map(|slot| slot_width(slot, *width)).collect();
+        let values = local.iter().flat_map(|row| widened(&halves[of(row, *width)])).collect();
+        let mut values = Buffer::F32(values);
+        let mut slots = open_slots::<F>(slots);
+        let copy = |(slot, width): (&&mut [F], &usize)| -> Vec<F> {
+            local.iter().flat_map(|row| slot[of(row, *width)].iter().copied()).collect()
+        };
+        let mut copies: Vec<Vec<F>> = slots.iter().zip(&widths).map(copy).collect();
+        let mut open: Vec<&mut [F]> = copies.iter_mut().map(Vec::as_mut_slice).collect();
+        let dims = [local.len(), *width];
+        bound.rule.update_shaped(*step, &dims, elements_mut(&mut values), sums, &mut open)?;
+        for ((slot, copy), width) in slots.iter_mut().zip(&copies).zip(&widths) {
+            for (row, copy) in local.iter().zip(copy.chunks_exact((*width).max(1))) {
+                slot[of(row, *width)].copy_from_slice(copy);
+            }
+        }
+        if let Buffer::F32(mut values) = values {
+            store(&mut values, halves);
+        }
+        Ok(())
+    }
+}
+
+impl Table {
+    // INV-95
+    /// Rounds and stores the new values of all rows of a stripe.
+    fn store_all(&self, step: Step, stripe: usize, values: &mut [f32], halves: &mut [u16]) {
+        let rows: Vec<usize> = (0..self.stripes.layout.len(stripe)).collect();
+        self.store_rows(step, stripe, &rows, values, halves);
+    }
+
+    /// Rounds the new values of some rows of a stripe, and stores them in `halves`, which are those of all its rows.
+    fn store_rows(&self, step: Step, stripe: usize, local: &[usize], values: &mut [f32], halves: &mut [u16]) {
+        let Some(of_table) = self.halves.filter(|_| self.width() > 0) else { return };
+        let (rounding, width) = (of_table.rounding.of_step(step), self.width());
+        for (local, values) in local.iter().zip(values.chunks_exact_mut(width)) {
+            let row = of_table.row(self.stripes.layout.row(stripe, *local));
+            store_row(rounding, row, values, &mut halves[local * width..(local + 1) * width]);
+        }
+    }
+}
+
+fn open_slots<F: Element>(slots: &mut [Buffer]) -> Vec<&mut [F]> {
+    slots.iter_mut().map(elements_mut).collect()
+}
+
+fn elements_mut<F: Element>(buffer: &mut Buffer) -> &mut [F] {
+    F::vec_mut(buffer).map(Vec::as_mut_slice).unwrap_or_default()
 }

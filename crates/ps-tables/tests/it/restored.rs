@@ -19,7 +19,7 @@ fn tables() -> Tables {
     let (row_shape, dtype, options) = (vec![2], DType::F32, DynamicOptions::default());
     let contents = Contents::Dynamic { row_shape, dtype, initializer, options };
     let rule = RuleSpec::Momentum(Momentum::new(0.5));
-    let ids = TableSpec { name: "ids".into(), contents, rule: Some(rule.clone()) };
+    let ids = TableSpec { name: "ids".into(), contents, rule: Some(rule.clone()), rounding: None };
     for spec in [TableSpec::values("w", matrix(&[1.; 4])).rule(rule), ids] {
         tables.handle(&Request::Create(spec)).unwrap();
     }

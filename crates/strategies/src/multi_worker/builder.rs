@@ -395,6 +395,7 @@ impl MultiWorkerMirroredStrategyBuilder {
                 check_drift_every,
                 compression: self.compression,
                 tables,
+                table_options: self.tables,
                 ..worker
             });
         }
@@ -461,6 +462,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             check_drift_every,
             compression: self.compression,
             tables,
+            table_options: self.tables,
             ..worker
         })
     }

@@ -26,7 +26,7 @@ use distribute_collective::group::Group;
 use distribute_core::internal::CHECK_DRIFT_EVERY;
 use distribute_core::strategy::Compression;
 use distribute_core::{CommunicationOptions, Strategy, StrategyExtended, Threads, VariablePlacement};
-use distribute_ps_client::ParameterServers;
+use distribute_ps_client::{ParameterServers, RowFormat};
 use join::JoinSettings;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -50,6 +50,7 @@ struct MultiWorker {
     compression: Compression,
     /// The tables that the workers store together; `None` if each worker has a copy of each table.
     tables: Option<SharedTables>,
+    table_options: TableOptions,
 }
 
 impl MultiWorker {
@@ -67,6 +68,7 @@ impl MultiWorker {
             check_drift_every: CHECK_DRIFT_EVERY,
             compression: Compression::None,
             tables: None,
+            table_options: TableOptions::default(),
         })
     }
 }
@@ -113,6 +115,9 @@ impl StrategyExtended for MultiWorker {
     }
     fn parameter_servers(&self) -> Option<&Arc<ParameterServers>> {
         self.tables.as_ref().map(|tables| &tables.servers)
+    }
+    fn row_format(&self, bytes: usize) -> RowFormat {
+        self.table_options.format_of(bytes)
     }
     fn communication_options(&self) -> CommunicationOptions {
         self.options

@@ -1,7 +1,7 @@
 //! The location of a model's tables, as the program sets it.
 
 use distribute_base::{Error, Result};
-use distribute_ps_client::RowCacheOptions;
+use distribute_ps_client::{RowCacheOptions, RowFormat};
 use distribute_ps_tables::PartitionStrategy;
 
 /// The location of a model's tables: the weights of layers that look up rows.
@@ -55,6 +55,9 @@ pub struct TableOptions {
     pub weights: HostedWeights,
     /// The cache in which each worker keeps rows that it has read; none by default.
     pub row_cache: Option<RowCacheOptions>,
+    /// The form in which the values of `f32` tables are stored that have at least `min_bytes`, and of tables of ids. If
+    /// tables are mirrored, [`RowFormat::Bf16`] has the same results, and saves no memory.
+    pub format: RowFormat,
 }
 
 impl TableOptions {
@@ -68,6 +71,11 @@ impl TableOptions {
         }
         Ok(())
     }
+
+    /// Returns the form in which the values of a table of this size are stored.
+    pub(super) fn format_of(self, bytes: usize) -> RowFormat {
+        if bytes >= self.min_bytes { self.format } else { RowFormat::Full }
+    }
 }
 
 impl From<TableHosts> for TableOptions {
@@ -78,6 +86,7 @@ impl From<TableHosts> for TableOptions {
             partition: PartitionStrategy::Mod,
             weights: HostedWeights::Tables,
             row_cache: None,
+            format: RowFormat::Full,
         }
     }
 }

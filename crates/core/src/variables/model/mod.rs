@@ -151,7 +151,7 @@ impl Variables {
     /// - [`Error::WrongContext`]: called inside `run`, but not in `merge_call`.
     /// - [`Error::NotSupported`]: the variables are on parameter servers, so candle's variables are copies that the
     ///   next step fetches again; or the model was created inside [`colocate_vars_with`](Strategy::colocate_vars_with),
-    ///   with copies on several devices.
+    ///   with copies on several devices; or a mirrored table is stored in bf16.
     pub fn trainable(&self) -> Result<Vec<(String, Var)>> {
         const OPERATION: &str = "Variables::trainable";
         let trained = self.trained();
@@ -169,6 +169,14 @@ impl Variables {
              them with get, and write them between runs",
         )?;
         let of = |(name, variable): (String, Variable)| {
+            if variable.rounding().is_some() {
+                return Err(Error::NotSupported {
+                    operation: OPERATION,
+                    strategy: self.0.strategy.extended().kind(),
+                    what: "writing tables through candle that are stored in bf16",
+                    advice: "train them with one of distribute's optimizers, and write them with set",
+                });
+            }
             if variable.has_followers() {
                 return Err(Error::NotSupported {
                     operation: OPERATION,

@@ -16,6 +16,7 @@ mod sharded_rules;
 mod stragglers;
 mod summary;
 mod support;
+mod table_rounding;
 mod table_rules;
 mod table_storage;
 mod tables;

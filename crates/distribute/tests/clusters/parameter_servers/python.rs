@@ -85,7 +85,7 @@ fn python_reads_every_file() {
     let push = Push::at(Step::after(0, 0.5));
     for request in [
         Request::Create(TableSpec::values("dense", values).rule(rule.clone())),
-        Request::Create(TableSpec { name: "ids".into(), contents: ids, rule: Some(rule) }),
+        Request::Create(TableSpec { name: "ids".into(), contents: ids, rule: Some(rule), rounding: None }),
         Request::PushRows { table: "ids".into(), push, rows: vec![-7, 1 << 40], gradient },
     ] {
         server.tables().handle(&request).unwrap();

@@ -3,7 +3,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `touched`, `rows` | the elements that a step changes; the rows of a worker's range |
+//! | `rows` | the rows of a worker's range |
 //! | `norms` | sums of squares over all workers |
 //! | `gather` | complete slots, assembled from the ranges of all workers |
 
@@ -15,10 +15,8 @@
 mod gather;
 mod norms;
 mod rows;
-mod touched;
 
 use crate::Inner;
-use crate::gradients::row_len;
 use crate::groups::Rules;
 use crate::partition::Partition;
 use crate::progress::{Change, Incomplete};
@@ -31,6 +29,8 @@ use crate::sync::{Threads, abort_on};
 use crate::transform::{ResolvedTransforms, Transform};
 use crate::update::local::{InPlaceUpdater, LOCKED, UpdateRange, update};
 use crate::update::locked::{Locked, with_locked};
+use crate::update::rounding;
+use crate::update::touched::Touched;
 use crate::update::{Backend, Pass, Update, When};
 use bytes::Bytes;
 use candle_core::{Storage, Tensor, Var};
@@ -44,7 +44,6 @@ use rows::RowShard;
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
-use touched::Touched;
 
 /// The size in bytes to which the new values of each variable are padded, so that numbers of any type are aligned.
 const WIDEST: usize = size_of::<f64>();
@@ -158,7 +157,9 @@ impl Sharded {
         let new =
             calling.all_gather_sized("its weights", new.freeze(), size).map_err(failure(step.operation))?;
         let _writing = parameters.mark_written(changing.iter().map(|each| each.variable.index));
-        self.write(&changing, new, threads)
+        self.write(&changing, new, threads)?;
+        let mut changed = changing.iter();
+        changed.try_for_each(|each| rounding::round(parameters, rules, each.variable.index, &each.touched))
     }
 
     /// Computes the new values of the elements that are assigned to this worker, and writes them to `new`.
@@ -256,11 +257,7 @@ impl Sharded {
 
 /// Returns a variable together with the elements of it that change in this step.
 fn changing<'v, 'r>(variable: &'v VariableOperands<'r>, rules: &Rules<'_>) -> ChangedVariable<'v, 'r> {
-    let every_row = rules.visits_every_row(variable.index);
-    let touched = match variable.rows().filter(|_| !every_row) {
-        Some(rows) => Touched::Rows(rows, row_len(variable.variable)),
-        None => Touched::All,
-    };
+    let touched = rounding::touched(variable, rules);
     ChangedVariable { variable, touched, width: variable.variable.dtype().size_in_bytes() }
 }
 

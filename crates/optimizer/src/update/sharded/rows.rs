@@ -6,7 +6,7 @@ use crate::reduce::rows::RowRange;
 use crate::reduce::split::Splittable;
 use crate::slots::slot_range;
 use crate::transform::ResolvedTransforms;
-use crate::update::sharded::touched::{Touched, clipped, rows_of};
+use crate::update::touched::{Touched, clipped, rows_of};
 use distribute_base::internal::Number;
 use distribute_optim::{Rule, RuleExt, Step, Unit, UpdateError};
 use distribute_tensor::kernel::fold_scaled;

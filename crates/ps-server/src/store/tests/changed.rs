@@ -47,7 +47,7 @@ fn exactly_the_changed_rows_are_read_over_restarts_and_snapshots() {
         let options = DynamicOptions { admit_after: 1, ..DynamicOptions::default() };
         let contents = Contents::Dynamic { row_shape: vec![], dtype: DType::F64, initializer, options };
         let sgd = RuleSpec::Sgd(distribute_optim::Sgd);
-        let spec = TableSpec { name: "ids".into(), contents, rule: Some(sgd) };
+        let spec = TableSpec { name: "ids".into(), contents, rule: Some(sgd), rounding: None };
         let counters = TableSpec::values("n", HostTensor::vector(vec![0i64; 50]));
         ask(&core, 0, Request::Batch(vec![Request::Create(spec), Request::Create(counters)]));
         if random.below(2) == 0 {
@@ -151,7 +151,7 @@ fn ids_without_a_row_are_not_recorded_for_good() {
     let options = DynamicOptions { admit_after: 2, ..DynamicOptions::default() };
     let contents = Contents::Dynamic { row_shape: vec![], dtype: DType::F64, initializer, options };
     let rule = Some(RuleSpec::Sgd(distribute_optim::Sgd));
-    ask(&core, 0, Request::Create(TableSpec { name: "ids".into(), contents, rule }));
+    ask(&core, 0, Request::Create(TableSpec { name: "ids".into(), contents, rule, rounding: None }));
     let first = changed(&core, "ids", None);
     let push = |i: u64, rows: Vec<i64>| {
         let (push, gradient) = (Push::at(Step::after(i, 1.)), HostTensor::vector(vec![1f64; rows.len()]));

@@ -15,7 +15,7 @@ fn mutated_requests_are_refused_or_executed_and_the_server_continues() {
     let drawn =
         Contents::Initialized { shape: vec![30, 2], dtype: DType::F32, initializer, partition, shard: 1 };
     let mut requests = vec![
-        Request::Create(TableSpec { name: "drawn".into(), contents: drawn, rule: None }),
+        Request::Create(TableSpec { name: "drawn".into(), contents: drawn, rule: None, rounding: None }),
         Request::ReadRows { table: "drawn".into(), rows: vec![0, 9] },
         Request::StateRows { table: "w".into(), rows: 3..9 },
         Request::StatePart { table: "ids".into(), part: 0 },
@@ -72,12 +72,12 @@ fn greedy() -> Vec<Request> {
         let partition = RowPartition::new(PartitionStrategy::Mod, rows, shards);
         let (shape, dtype) = (shape.to_vec(), DType::F32);
         let contents = Contents::Initialized { shape, dtype, initializer, partition, shard };
-        Request::Create(TableSpec { name: "greedy".into(), contents, rule: None })
+        Request::Create(TableSpec { name: "greedy".into(), contents, rule: None, rounding: None })
     };
     let dynamic = |width| {
         let (row_shape, options) = (vec![width], DynamicOptions::default());
         let contents = Contents::Dynamic { row_shape, dtype: DType::F32, initializer, options };
-        Request::Create(TableSpec { name: "greedy".into(), contents, rule: None })
+        Request::Create(TableSpec { name: "greedy".into(), contents, rule: None, rounding: None })
     };
     let nothing = HostTensor::new(Vec::<f32>::new(), [1 << 60, 0]).unwrap();
     vec![
@@ -120,8 +120,12 @@ fn too_large_requests_are_refused_before_they_are_logged_and_the_server_restarts
         };
         let rule = Some(RuleSpec::Momentum(Momentum::new(0.5)));
         assert!(
-            ask(&core, 40, Request::Create(TableSpec { name: "wide".into(), contents: rows, rule }))[0]
-                .is_ok()
+            ask(
+                &core,
+                40,
+                Request::Create(TableSpec { name: "wide".into(), contents: rows, rule, rounding: None })
+            )[0]
+            .is_ok()
         );
         let push = |id: i64| Request::PushRows {
             table: "wide".into(),

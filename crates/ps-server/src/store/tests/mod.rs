@@ -10,7 +10,7 @@ use super::{Core, StateHeader};
 use crate::codec::{Call, Encoded};
 use crate::log::{self, open_disk};
 use crate::{Durability, OpenError, ServerOptions, inspect};
-use distribute_optim::{Momentum, RowAdagrad, RuleSpec, Step};
+use distribute_optim::{Momentum, RowAdagrad, RuleSpec, Step, StochasticRounding};
 use distribute_ps_tables::{
     Contents, DynamicOptions, Eviction, ImageContents, Initializer, Origin, Push, Refusal, RefusalKind,
     Request, Response, TableSpec,
@@ -52,9 +52,11 @@ fn tables() -> Request {
     let rule = RuleSpec::RowAdagrad(RowAdagrad::default());
     let averaged = RuleSpec::Averaged { ema_momentum: 0.9, of: Box::new(rule.clone()) };
     Request::Batch(vec![
-        Request::Create(TableSpec { name: "ids".into(), contents, rule: Some(averaged) }),
+        Request::Create(TableSpec { name: "ids".into(), contents, rule: Some(averaged), rounding: None }),
         Request::Create(
-            TableSpec::values("w", HostTensor::new(vec![1f32; 3000], [1000, 3]).unwrap()).rule(rule),
+            TableSpec::values("w", HostTensor::new(vec![1f32; 3000], [1000, 3]).unwrap())
+                .rule(rule)
+                .rounding(StochasticRounding::new(5, 6)),
         ),
         Request::Create(TableSpec::values("count", HostTensor::scalar(0i64))),
         Request::Create(TableSpec::values("names", HostTensor::vector(vec![b"ab".to_vec(), Vec::new()]))),

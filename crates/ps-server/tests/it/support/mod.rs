@@ -58,7 +58,12 @@ pub fn dynamic(name: &str) -> Request {
         initializer,
         options: DynamicOptions::default(),
     };
-    Request::Create(TableSpec { name: name.to_owned(), contents, rule: Some(RuleSpec::Sgd(Sgd)) })
+    Request::Create(TableSpec {
+        name: name.to_owned(),
+        contents,
+        rule: Some(RuleSpec::Sgd(Sgd)),
+        rounding: None,
+    })
 }
 
 /// Creates a table of counters.
